@@ -165,19 +165,22 @@ class ChatProxy(Proxy):
         if ask.plan is None:
             await super().exchange(scope, send, sent, held)
             return
-        reader, more = Listener(ask.hides_usage), [(ORDER, _reason(ask.plan, engine).encode("latin-1"))]
+        prefill, more = state.prefills.begin(), [(ORDER, _reason(ask.plan, engine).encode("latin-1"))]
+        reader = Listener(ask.hides_usage, prefill)
         relay = Relay(state, send, scope["path"], reader, more=more)
         try:
             await self.relay(sent, relay)
         except RequestError:
             state.learning.take_back(ask.plan)
             raise
+        finally:
+            prefill.end()
         if relay.is_refused:
             state.learning.take_back(ask.plan)
             return
         state.counting.add(ask.plan.documents, engine, scope["headers"], ask.model)
         if reader.feedback is not None:
-            state.learning.learn(ask.plan, reader.feedback)
+            state.learning.learn(ask.plan, reader.feedback, prefill.seconds, ask.model)
 
     def _headers(self, headers: Headers, session: str) -> Headers:
         """Return the headers for the upstream: the client's, and the affinity header unless the client has set it."""

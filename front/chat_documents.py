@@ -37,7 +37,7 @@ class FrontOptions(Struct, frozen=True):
     """The fields of a request that the front itself honours, and takes out."""
 
     document_order: Order | None = None
-    dedup: Literal["auto", "off"] | None = None
+    dedup: Literal["auto", "in_place", "off"] | None = None
     tool_documents: Literal["auto", "off"] | None = None
     order_hint: bool | None = None
     keep_first: Annotated[int, Meta(ge=0)] = 0

@@ -18,12 +18,16 @@ from ..server.http.api_errors import RequestError
 from .chat_documents import NO_JSON
 from .events import data_of, split
 from .lengths import Lengths
+from .prefills import Prefill
 from .upstream import Headers, Upstream, credentials_of
 
 # ---- The tokens of a prompt as each engine tells them in its answer, read while the answer passes. ----------------------
 
 MOST_TOKENS = 1 << 31  # that a figure may tell: more is no prompt's, and integers of JSON may be too large for any float
 FIGURES = re.compile(rb'"(?:usage|timings|slotcache)"\s*:\s*\{')  # in a text of the answer the quotes would be escaped
+
+TOKEN = re.compile(rb'"(?:content|reasoning_content|reasoning|refusal)"\s*:\s*"[^"]|"tool_calls"\s*:\s*\[\s*\{')
+"""In a chunk of an answer: its first token, or a later one. A chunk with the role alone may come before any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,13 +64,19 @@ class EngineFeedback:
 
 
 class Listener:
-    """Reads the figures of an answer. hides_usage: the client did not ask for the chunk with the usage."""
+    """Reads the figures of an answer. hides_usage: the client did not ask for the chunk with the usage.
 
-    def __init__(self, hides_usage: bool) -> None:
-        self._hides_usage = hides_usage
+    prefill: of the prompt, which is told of the first token. feedback: None if nothing could be read.
+    """
+
+    def __init__(self, hides_usage: bool, prefill: Prefill | None = None) -> None:
+        self._hides_usage, self._prefill = hides_usage, prefill
         self.feedback: EngineFeedback | None = None
 
     def events(self, events: bytes) -> bytes:
+        if self._prefill is not None and TOKEN.search(events):
+            self._prefill.token()
+            self._prefill, self.feedback = None, self.feedback or EngineFeedback()
         if not FIGURES.search(events):
             return events
         return b"".join(event for event in split(events) if self._is_shown(event))

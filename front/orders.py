@@ -7,6 +7,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from threading import Lock
 
 import msgspec
@@ -21,6 +22,7 @@ from ..server.http.api_errors import RequestError
 from .chat_documents import DocumentChat, DocumentTurn, Fields, FrontOptions, NamedConversation, PlainText
 from .engines import EngineFeedback
 from .lengths import Lengths, leading
+from .prefills import PrefillSpeeds
 from .settings import FrontSettings
 
 # ---- The front's metrics: requests by their end, and the reuse of documents that was expected and told. -----------------
@@ -45,6 +47,8 @@ class FrontMetrics:
         of_cached = "Tokens of prompts with documents that were cached, as the upstream told"
         self.cached_tokens = Counter(f"{prefix}_cached_tokens", of_cached, registry=registry)
         self.untold = Counter(f"{prefix}_untold", "Answers that tell no cached tokens", registry=registry)
+        of_stale = "Prompts that took the time of cold ones, though the upstream should have had them"
+        self.stale = Counter(f"{prefix}_stale", of_stale, registry=registry)
         self.ordering = Histogram(f"{prefix}_seconds", "From a body to the order", buckets=SECONDS, registry=registry)
         self.waiting = Histogram(f"{prefix}_wait_seconds", "Until the upstream's head", buckets=LONG, registry=registry)
         Gauge(f"{prefix}_nodes", "Documents and texts that the upstream should have", registry=registry).set_function(size)
@@ -63,6 +67,7 @@ class Placed:
     """The documents of a turn as its prompt shows them.
 
     documents: in retrieval rank, without those that an earlier turn shows. repeated: the ids of these. order: ranks.
+    in_place: a hint stands at the rank of each of these, instead of all hints behind the documents.
     why: `cached` begins with documents that the upstream should have, `rank` finds none, `kept` is the order of an earlier
     prompt, `asked` is another policy's.
     """
@@ -73,11 +78,20 @@ class Placed:
     order: tuple[int, ...]
     has_hint: bool
     why: str
+    in_place: bool = False
 
     @property
     def shown(self) -> list[Document]:
         """The documents in the order of the prompt."""
         return [self.documents[at] for at in self.order]
+
+    @property
+    def pieces(self) -> list[Document | str]:
+        """The documents in the order of the prompt, and the ids of repeated ones whose hints stand among them."""
+        if not self.in_place:
+            return [*self.shown]
+        new, shown = {document.key for document in self.documents}, iter(self.shown)
+        return [next(shown) if document.key in new else document.id for document in self.turn.documents]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +103,10 @@ class PromptPart:
     document: Document | None = None
 
     @classmethod
-    def of(cls, part: PlainText | Document) -> PromptPart:
+    def of(cls, part: PlainText | Document | str) -> PromptPart:
+        """Make a part of a text, of a document, or of the id of one that a hint stands for."""
+        if isinstance(part, str):
+            return cls(f"hint {part}", len(location_hint([part])))
         return cls(part.key, part.chars) if isinstance(part, PlainText) else cls(part.key, len(document_text(part)), part)
 
 
@@ -141,6 +158,16 @@ class OrderPlan:
         return sum(part.document is not None for part in self.parts[:number])
 
 
+@dataclass(frozen=True, slots=True)
+class Learnt:
+    """What an answer taught. cached: leading parts that were cached; None: not told. is_stale: its wait showed that they
+    were not.
+    """
+
+    cached: int | None
+    is_stale: bool = False
+
+
 class Onward:
     """A knowledge tree from one of its places on: an `Index`. place: None where the tree knows no such prompt."""
 
@@ -164,6 +191,7 @@ class Orders:
         self._tree = KnowledgeTree(settings.tree_nodes)
         self._kept: OrderedDict[str, tuple[int, ...]] = OrderedDict()
         self._num_ranks = 0  # in `_kept`
+        self._speeds = PrefillSpeeds()
         self._lock = Lock()
 
     def __len__(self) -> int:
@@ -183,7 +211,8 @@ class Orders:
                 before = [PromptPart.of(turn.before)]
                 place, number = self._walk(place, before)
                 placed.append(self._place(turn, chat, held, place))
-                shown = [made[document.key] for document in placed[-1].shown]
+                pieces = placed[-1].pieces
+                shown = [PromptPart.of(piece) if isinstance(piece, str) else made[piece.key] for piece in pieces]
                 place, more = self._walk(place, shown)
                 known += number + more
                 parts += [*before, *shown]
@@ -196,17 +225,24 @@ class Orders:
             with self._lock:
                 self._tree.forget([part.key for part in plan.parts[: plan.known + 1]])
 
-    def learn(self, plan: OrderPlan, told: EngineFeedback) -> int | None:
-        """Correct the tree by an answer. Return how many leading parts were cached, None if it is not told."""
+    def learn(self, plan: OrderPlan, told: EngineFeedback, seconds: float | None = None, model: bytes = b"") -> Learnt:
+        """Correct the tree by an answer. seconds: until its first token, which counts where no cached tokens are told."""
         if told.documents:
             plan = plan.ordered_by(told.documents)
         with self._lock:
             path = self._lengths.fit(plan.parts, plan.chars, told.prompt_tokens)
-            cached = None if told.cached_tokens is None else leading(path, told.cached_tokens)
+            cached_tokens = told.cached_tokens
+            if is_timed := cached_tokens is None and seconds is not None:
+                expected = sum(tokens for _, tokens in path[: plan.known])
+                behind = PromptPart("", plan.chars)
+                tokens = told.prompt_tokens or sum(tokens for _, tokens in path) + self._lengths.tokens(behind)
+                cached_tokens = self._speeds.cached(model, max(tokens, expected + 1), expected, seconds)
+            cached = None if cached_tokens is None else leading(path, cached_tokens)
+            is_stale = is_timed and cached is not None and cached < plan.known
             if cached is not None and cached < plan.known:
                 self._tree.forget([key for key, _ in path[: cached + 1]])
             self._tree.insert(path)
-        return cached
+        return Learnt(None if is_timed else cached, is_stale)
 
     def _place(self, turn: DocumentTurn, chat: DocumentChat, held: set[str], place: DocumentNode | None) -> Placed:
         """Order the documents of a turn. held: keys of documents that earlier turns show; these are added.
@@ -214,8 +250,12 @@ class Orders:
         place: the end of the text in front of them in the tree; None if the tree lacks it.
         """
         options, settings = chat.options, self._settings
-        removes = (options.dedup or settings.dedup) == "auto"
-        documents, repeated = leave_out(turn.documents, held if removes else set())
+        dedup = options.dedup or settings.dedup
+        documents, repeated = leave_out(turn.documents, held if dedup != "off" else set())
+        if dedup == "in_place":
+            new = {document.key for document in documents}
+            hints = takewhile(lambda document: document.key not in new, turn.documents)
+            place, _ = self._walk(place, [PromptPart.of(document.id) for document in hints])
         held.update(document.key for document in documents)
         hint = settings.order_hint if options.order_hint is None else options.order_hint
         policy = options.document_order or settings.document_order
@@ -235,7 +275,7 @@ class Orders:
             )
             order, why = found.order, "asked" if policy != "auto" else "cached" if found.reused_documents else "rank"
         self._keep(turn.name, order)
-        return Placed(turn, documents, repeated, order, has_hint=hint, why=why)
+        return Placed(turn, documents, repeated, order, has_hint=hint, why=why, in_place=dedup == "in_place")
 
     def _keep(self, name: str, order: tuple[int, ...]) -> None:
         self._num_ranks += len(order) - len(self._kept.pop(name, ()))
@@ -265,9 +305,9 @@ class Learning:
         self._orders, self._metrics = orders, metrics
         self._is_told = self._has_warned = False
 
-    def learn(self, plan: OrderPlan, told: EngineFeedback) -> None:
-        """Learn from the answer to a prompt, at once or a little later."""
-        _run(self._learn, plan, self._completed(plan, told))
+    def learn(self, plan: OrderPlan, told: EngineFeedback, seconds: float | None = None, model: bytes = b"") -> None:
+        """Learn from the answer to a prompt, at once or a little later. seconds: until its first token; None: not known."""
+        _run(self._learn, plan, self._completed(plan, told), seconds, model)
 
     def take_back(self, plan: OrderPlan) -> None:
         """Forget a prompt that the upstream did not take, so that a client that it refuses teaches nothing."""
@@ -281,21 +321,22 @@ class Learning:
         if not self._is_told and plan.num_expected and not self._has_warned:
             self._has_warned = True
             logger.warning(
-                "the upstream tells no cached tokens, so its cache is guessed: vLLM tells them with "
-                "--enable-prompt-tokens-details, SGLang with --enable-cache-report"
+                "the upstream tells no cached tokens, so its cache is guessed, from the time to the first token of streams: "
+                "vLLM tells them with --enable-prompt-tokens-details, SGLang with --enable-cache-report"
             )
         return told
 
-    def _learn(self, plan: OrderPlan, told: EngineFeedback) -> None:
-        cached, metrics = self._orders.learn(plan, told), self._metrics
+    def _learn(self, plan: OrderPlan, told: EngineFeedback, seconds: float | None, model: bytes) -> None:
+        learnt, metrics = self._orders.learn(plan, told, seconds, model), self._metrics
+        metrics.stale.inc(learnt.is_stale)
         metrics.documents.inc(plan.num_documents)
         metrics.repeated.inc(sum(len(placed.repeated) for placed in plan.placed))
         metrics.expected.inc(plan.num_expected)
         metrics.prompt_tokens.inc(told.prompt_tokens or 0)
-        if cached is None:
+        if learnt.cached is None:
             metrics.untold.inc()
         else:
-            metrics.cached.inc(plan.documents_in(cached))
+            metrics.cached.inc(plan.documents_in(learnt.cached))
             metrics.cached_tokens.inc(told.cached_tokens or 0)
 
 
@@ -348,10 +389,12 @@ def write(chat: DocumentChat, plan: OrderPlan, wants_usage: bool) -> bytes:
 
 def turn_text(placed: Placed) -> str:
     """Return the text of a turn's documents with the hints about them."""
-    documents = "".join(map(document_text, placed.shown))
+    documents = "".join(
+        location_hint([piece]) if isinstance(piece, str) else document_text(piece) for piece in placed.pieces
+    )
     moved = placed.shown != list(placed.documents)
     hint = order_hint(placed.shown, placed.turn.documents) if placed.has_hint and moved else ""
-    return documents + location_hint(placed.repeated) + hint
+    return documents + location_hint(() if placed.in_place else placed.repeated) + hint
 
 
 def _with_text(text: str, content: Raw) -> Raw:

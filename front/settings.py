@@ -17,6 +17,7 @@ SHARED = (*ACCESS, "log_format", "log_file")
 
 Dialect = Literal["auto", "llama", "vllm", "sglang", "slotcache", "openai"]
 Switch = Literal["auto", "off"]
+Dedup = Literal["auto", "in_place", "off"]
 
 
 # fmt: off
@@ -31,7 +32,7 @@ class FrontSettings:
     tree_nodes: int = row(10_000, ("--tree-nodes",), "documents that the upstream is taken to have in its cache", least=1)
     affinity_header: str = row("x-session-id", ("--affinity-header",), "header that tells a router which requests belong together; empty: none")
     document_order: Order = row("auto", ("--document-order",), "default of a request's `document_order`")
-    dedup: Switch = row("auto", ("--dedup",), "default of a request's `dedup`: earlier documents are referred to")
+    dedup: Dedup = row("auto", ("--dedup",), "default of a request's `dedup`: earlier documents are referred to; in_place: at their ranks")
     tool_documents: Switch = row("auto", ("--tool-documents",), "default of a request's `tool_documents`: lists in results count")
     order_hint: bool = row(True, ("--order-hint",), "default of a request's `order_hint`: state the ranking after documents")
     max_relayed: int = row(256, ("--max-relayed",), "most requests that are relayed at a time; one more is answered 503", least=1)

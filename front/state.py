@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ..server.config.settings import Settings
 from ..server.http.api_errors import RequestError
@@ -13,6 +13,7 @@ from ..server.http.threads import PromptThreads
 from .engines import Counting, Finder
 from .lengths import Lengths
 from .orders import FrontMetrics, Learning, Orders
+from .prefills import Prefills
 from .settings import FrontSettings
 from .upstream import Upstream
 
@@ -73,6 +74,7 @@ class FrontState:
     metrics: FrontMetrics
     room: Room
     threads: PromptThreads
+    prefills: Prefills = field(default_factory=Prefills)
 
     @classmethod
     def of(cls, settings: FrontSettings, hosting: Settings) -> FrontState:

@@ -178,3 +178,17 @@ def test_no_field_of_a_tools_result_is_lost(recorded):
     found = {"results": documents("alpha"), "next": "page 2"}
     recorded.chat(messages=[user("Find it."), {"role": "tool", "tool_call_id": "1", "content": json.dumps(found)}])
     assert recorded.sent()["messages"][1]["content"] == text_of("alpha") + "next: page 2"
+
+
+def test_hints_may_stand_at_the_ranks_of_what_they_refer_to(recorded):
+    """RAGBoost, section 6: the prompt of documents 1, 5 and 2 is a hint, 5, and a hint."""
+    first = [user("One?", "alpha", "beta"), {"role": "assistant", "content": "Yes."}]
+    turns = [[*first, user("Two?", "alpha", "gamma", "beta", "delta")], [*first, user("Two?", "alpha", "delta", "gamma")]]
+    recorded.chat(messages=turns[0], dedup="in_place")
+    hints = ["See [alpha] above.\n\n", "See [beta] above.\n\n"]
+    whole = hints[0] + text_of("gamma") + hints[1] + text_of("delta") + "Two?"
+    assert recorded.sent()["messages"][2]["content"] == whole
+    again = recorded.chat(messages=turns[1], dedup="in_place")
+    assert order_of(again) == "cached; order=2,1; repeated=1; expected=3/4", "behind the same hint"
+    placed = hints[0] + text_of("gamma", "delta") + "Most relevant: alpha > delta\n\nTwo?"
+    assert recorded.sent()["messages"][2]["content"] == placed

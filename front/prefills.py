@@ -1,0 +1,80 @@
+"""Prompts that wait for their first token, and what the wait tells of an engine that reports no cached tokens."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from statistics import median
+from time import perf_counter
+
+SAMPLES = 15  # the newest waits of a model that its speed is the median of
+LEAST = 3  # waits that have to be known before one is judged
+MOST_MODELS = 16  # whose speeds are kept
+SHARE = 1 / 3  # of a prompt: with less of it expected, its wait is a cold one's; with more, it is judged
+
+
+class Prefills:
+    """The prompts that wait for their first token. Used by one event loop. clock: returns seconds.
+
+    A wait tells of one prompt only while no other one is computed beside it.
+    """
+
+    def __init__(self, clock: Callable[[], float] = perf_counter) -> None:
+        self.clock = clock
+        self.num_waiting = self.num_begun = 0
+
+    def begin(self) -> Prefill:
+        """Return a prompt that is sent now."""
+        return Prefill(self)
+
+
+class Prefill:
+    """A prompt on its way. seconds: until its first token; None if there was none, or other prompts waited meanwhile."""
+
+    def __init__(self, prefills: Prefills) -> None:
+        self.seconds: float | None = None
+        self._prefills, self._is_waiting = prefills, True
+        self._is_first = not prefills.num_waiting
+        prefills.num_waiting += 1
+        prefills.num_begun += 1
+        self._number, self._began = prefills.num_begun, prefills.clock()
+
+    def token(self) -> None:
+        """Note that a token has come; only the first one counts."""
+        if self._is_waiting and self._is_first and self._prefills.num_begun == self._number:
+            self.seconds = self._prefills.clock() - self._began
+        self.end()
+
+    def end(self) -> None:
+        """Note that no token comes any more."""
+        self._prefills.num_waiting -= self._is_waiting
+        self._is_waiting = False
+
+
+class PrefillSpeeds:
+    """The seconds that a model takes for a token, learnt from prompts of which little was expected to be cached.
+
+    Medians: a wait now and then that something else made long changes nothing.
+    """
+
+    def __init__(self) -> None:
+        self._waits: OrderedDict[bytes, deque[float]] = OrderedDict()  # seconds a token, by the model's name
+
+    def cached(self, model: bytes, tokens: int, expected: int, seconds: float) -> int | None:
+        """Return about how many of a prompt's tokens were cached; None where that is not to be told, or as many as expected.
+
+        expected: of the tokens, to be cached. seconds: until the first token. Long prompts that should be cached and take
+        the time of cold ones are stale (CacheWeaver, 3.4): here those nearer to a cold prompt than to what was expected.
+        """
+        waits = self._waits.setdefault(model, deque(maxlen=SAMPLES))
+        self._waits.move_to_end(model)
+        while len(self._waits) > MOST_MODELS:
+            self._waits.popitem(last=False)
+        computed = tokens - expected
+        if expected < SHARE * tokens:
+            waits.append(seconds / computed)
+            return None
+        if len(waits) < LEAST:
+            return None
+        took = seconds / max(median(waits), 1e-9)
+        return max(round(tokens - took), 0) if took > computed + expected / 2 else None
