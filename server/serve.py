@@ -129,7 +129,7 @@ def _bundled_documents() -> str:
 
 
 def make_server(settings: Settings, entries: Sequence[ModelEntry] = ()) -> tuple[Server, AppState]:
-    """Make a server, not running yet, and its state. entries: of models that share the device; the settings are the first's."""
+    """Make a server, not running yet, and its state. entries: models that share a device, the first one has `settings`."""
     state = AppState(settings, Bodies.up_to(settings.max_body << 20))
     state.models = Models(entries, settings) if entries else None
     config = uvicorn.Config(

@@ -368,7 +368,7 @@ class Sleep:
 
     def share(self, device: DeviceTurns, seconds: float) -> None:
         """Ask from now on before each load. Called before the engine starts, awake. seconds: that this load took."""
-        self.device, self._linger = device, seconds
+        self.device, self._linger, self.is_used = device, seconds, False
 
     def grant(self) -> None:
         """Let it load: the device is its own now."""
@@ -401,7 +401,7 @@ class Sleep:
             return inf
         end = self.last_use + self._seconds
         if self._ends is not None:
-            end = min(end, self.last_use + self._linger, self._ends)
+            end = min(end, self.last_use + self._linger, self._ends if self.is_used else inf)
         return max(end - perf_counter(), 0)
 
     @property
