@@ -411,7 +411,7 @@ async def choose(request: Request, asked: object) -> None:
     """Choose the model that a body names, and load it if it never was. Raises RequestError: 404, or 503 with the reason."""
     models: Models | None = request.app.state.app.models
     if models is not None and hasattr(asked, "model"):
-        entry = models.find(asked.model or getattr(asked, "name", None))
+        entry = models.find(getattr(asked, "model", None))
         chosen = entry.loaded if entry.value == "loaded" else await while_connected(request, models.ready(entry))
         request.scope[CHOSEN] = chosen or entry.loaded
 

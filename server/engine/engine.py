@@ -12,6 +12,7 @@ import logging
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from math import inf
 from queue import Empty, SimpleQueue
 from threading import Lock, Thread, get_ident
@@ -579,9 +580,8 @@ class Engine:
 
     def resize_host(self, max_bytes: int) -> None:
         """Change the budget of host memory."""
-        self.inbox.put(
-            lambda: [host.resize(max_bytes) for host in (self.scheduler.tree.host, self.scheduler.snapshots.host)]
-        )
+        for host in (self.scheduler.tree.host, self.scheduler.snapshots.host):
+            self.inbox.put(partial(host.resize, max_bytes))
 
     def accepts(self, record: Record) -> bool:
         """Return whether a record is of this model's layout, to its last byte. Once the engine has warmed up."""

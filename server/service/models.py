@@ -75,8 +75,8 @@ class ModelEntry:
 
     def status(self) -> dict[str, object]:
         """Return its status as llama-server's router has it, and why it failed."""
-        failed = {"failed": True, "reason": self.failure} if self.value == "failed" else {}
-        return {"value": LISTED[self.value]} | failed
+        told: dict[str, object] = {"value": LISTED[self.value]}
+        return told | {"failed": True, "reason": self.failure} if self.value == "failed" else told
 
 
 def named_files(settings: Settings) -> dict[str, Path]:

@@ -44,7 +44,7 @@ def sharing(files, **changed):
     with httpx.Client(base_url=url, timeout=DEADLINE) as http:
         try:
             until(lambda: host.vectors is not None)
-            yield Running(url, http, None, host, server, thread)
+            yield Running(url, http, None, host, server, thread)  # type: ignore[arg-type]  # no OpenAI client is needed
         finally:
             server.should_exit = True
             thread.join(DEADLINE)
@@ -62,6 +62,11 @@ def cached(answer):
 
 def status(up):
     return {one["id"]: one["status"]["value"] for one in up.http.get("/v1/models").json()["data"]}
+
+
+def models_of(up):
+    assert up.host.models is not None
+    return up.host.models
 
 
 def is_mapped(file):
@@ -126,8 +131,12 @@ def test_a_client_that_leaves_during_a_load_cancels_nothing_of_others(files):
         up.chat(QUESTION, model="b")
         up.chat(QUESTION, model="a")
         began, may_end = threading.Event(), threading.Event()
-        weights = up.host.models.find("b").loaded.service.model.weights
-        weights.on_load.append(lambda: (began.set(), may_end.wait(DEADLINE)))
+
+        def wait():
+            began.set()
+            assert may_end.wait(DEADLINE)
+
+        up.host.services[1].model.weights.on_load.append(wait)
         body = {"model": "b", "prompt": "Hello", "stream": True, "ignore_eos": True}
         with up.http.stream("POST", "/completion", json=body):
             assert began.wait(DEADLINE)
@@ -143,14 +152,14 @@ def test_many_clients_and_three_models_are_all_answered(files):
         asked = [("abc"[number % 3]) for number in range(48)]
         found = list(pool.map(lambda name: text(up.chat(QUESTION, model=name)), asked))
         assert found == [expected[name] for name in asked]
-        assert all(entry.num_turns > 1 for entry in up.host.models.entries.values())
+        assert all(entry.num_turns > 1 for entry in models_of(up).entries.values())
 
 
 def test_two_models_stay_where_two_places_are_given(files):
     with sharing(files[:3], models_loaded=2) as up:
         for name in "abab":
             up.chat(QUESTION, model=name)
-        assert up.host.models.num_swaps == 1 and list(status(up).values()) == ["loaded", "loaded", "unloaded"]
+        assert models_of(up).num_swaps == 1 and list(status(up).values()) == ["loaded", "loaded", "unloaded"]
         up.chat(QUESTION, model="c")
         assert status(up)["c"] == "loaded" and list(status(up).values()).count("loaded") == 2
 
