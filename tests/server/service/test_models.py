@@ -187,6 +187,16 @@ def test_host_memory_is_one_budget(files):
         )
 
 
+def test_a_scope_is_dropped_from_all_models_but_for_one_that_is_named(files):
+    with sharing(files[:2]) as up:
+        for name in "ab":
+            up.chat(QUESTION, model=name)
+        assert up.http.delete("/v1/cache?model=b").json()["tokens"] > 0
+        assert cached(up.chat(QUESTION, model="a")) > 0 == cached(up.chat(QUESTION, model="b"))
+        assert up.http.delete("/v1/cache").json()["tokens"] > 0
+        assert cached(up.chat(QUESTION, model="a")) == cached(up.chat(QUESTION, model="b")) == 0
+
+
 def test_a_model_of_one_conversation_is_not_another_s(files):
     with sharing(files[:2]) as up:
         stored = up.http.post("/v1/responses", json={"model": "b", "input": "Hello", "max_output_tokens": 2}).json()
