@@ -51,6 +51,7 @@ _ALL = (
     Scenario("crowd", ".scenarios.crowd", "more connections than descriptors, and streams that nobody reads"),
     Scenario("soak", ".scenarios.soak", "mixed load on all routes for hours"),
     Scenario("history", ".scenarios.long_history", "a history that grows by a document each turn"),
+    Scenario("models", ".scenarios.swaps", "several models in turn on one device: what comes back after a swap"),
     Scenario("cached", ".scenarios.cached", "a prompt that is cached whole"),
     Scenario("equality", ".scenarios.equality", "greedy answers beside llama-server's, with and without a cache"),
     Scenario("front", ".scenarios.front", "the front before llama-server: documents reused, time to the first token"),

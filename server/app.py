@@ -25,6 +25,7 @@ from .search.folder import FolderIndex
 from .search.vectors import Vectors
 from .service.batch_files import Batches
 from .service.metrics import exposition_of_vectors
+from .service.models import Models
 from .service.repeats import Refusals, Repeats
 from .service.service import Service
 
@@ -110,7 +111,8 @@ class AppState:
 
     started: seconds since 1970. vectors: None while the model loads. service: likewise, and with an encoder, which generates
     no text. folder_index: likewise, and without --docs. refusals: of bodies that were too long. repeats: of
-    prompts that leave the cache alone. batches: None while the model loads, and where no port is served.
+    prompts that leave the cache alone. batches: None while the model loads, and where no port is served. models: those that
+    share the device, of which `service` is the first one's; None: one is served alone.
     """
 
     settings: Settings
@@ -122,17 +124,25 @@ class AppState:
     refusals: Refusals = field(default_factory=Refusals)
     repeats: Repeats = field(default_factory=Repeats)
     batches: Batches | None = None
+    models: Models | None = None
 
     @property
     def failure(self) -> str | None:
         """Why the engine has ended for good, if it has."""
-        return self.service.engine.failure if self.service else None
+        return next((one.engine.failure for one in self.services if one.engine.failure), None)
+
+    @property
+    def services(self) -> list[Service]:
+        """The services of all models that were loaded."""
+        if self.models is None:
+            return [self.service] if self.service else []
+        return [one.service for one in self.models.opened() if one.service is not None]
 
     @property
     def is_asleep(self) -> bool:
         """Whether all models have left memory."""
         workers = self.vectors.workers if self.vectors else []
-        engines = [self.service.engine.sleep] if self.service else []
+        engines = [service.engine.sleep for service in self.services]
         return all(one.is_asleep for one in (*engines, *workers))
 
     def wake(self) -> None:
@@ -151,7 +161,7 @@ class AppState:
     @property
     def hanging(self) -> float:
         """For how many seconds a step has run that should have ended long ago; else 0."""
-        return self.service.engine.watchdog.hanging if self.service else 0.0
+        return max((service.engine.watchdog.hanging for service in self.services), default=0.0)
 
     def ready(self) -> Service:
         """Return the service. Raises RequestError as `loaded`, and 501 for an encoder."""
@@ -160,17 +170,17 @@ class AppState:
             raise RequestError(f"{vectors.name} generates no text: it is served for vectors or scores only", status=501)
         return self.service
 
-    async def metrics(self) -> bytes:
-        """Return all metrics in Prometheus' text format. Raises RequestError as `loaded`."""
+    async def metrics(self, service: Service | None) -> bytes:
+        """Return the metrics of a model in Prometheus' text format. Raises RequestError as `loaded`."""
         computed = self.loaded().computed
-        if self.service is None:
+        if service is None:
             return exposition_of_vectors(computed)
-        return self.service.metrics.exposition(await self.service.view.stats(), computed, self.folder_index)
+        return service.metrics.exposition(await service.view.stats(), computed, self.folder_index)
 
     def stop(self) -> None:
         """End all requests with an error; the server shuts down."""
-        if self.service is not None:
-            self.service.engine.stop()
+        for service in self.services:
+            service.engine.stop()
         if self.vectors is not None:
             self.vectors.stop()
         if self.folder_index is not None:
@@ -180,10 +190,11 @@ class AppState:
         """Close the index, and free the models."""
         if self.folder_index is not None:
             self.folder_index.close()
-        if self.vectors is not None:
-            self.vectors.close()
-        if self.service is not None:
-            self.service.close()
+        for vectors in [one.vectors for one in self.models.opened()] if self.models else [self.vectors]:
+            if vectors is not None:
+                vectors.close()
+        for service in self.services:
+            service.close()
 
 
 def make_app(state: AppState) -> Starlette:

@@ -7,7 +7,7 @@ import logging
 import math
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from msgspec import convert
@@ -52,10 +52,11 @@ from .engine.fit import Decision, context_settings, fit, open_model, with_layout
 from .engine.generation import Generation
 from .engine.view import View
 from .http.bodies import LARGEST
-from .search.folder import FolderIndex, check_read_ahead, load_folder_index
-from .search.vectors import Vectors, load_vectors
+from .search.folder import check_read_ahead, load_folder_index
+from .search.vectors import load_vectors
 from .service.idle import IdlePrefill, LikelyPrefixes, SharedPrefix
 from .service.metrics import Metrics
+from .service.models import Loaded
 from .service.service import Service
 from .service.sessions import Sessions
 from .service.submitter import CANNOT_DRAFT, Submitter
@@ -130,18 +131,6 @@ def _asked(settings: Settings) -> tuple[object, ...]:
 # Makes a service from settings and a file: the model, the context, the cache with its tiers, the engine.
 
 logger = logging.getLogger("slotcache")
-
-
-@dataclass(frozen=True, slots=True)
-class Loaded:
-    """Everything that serves requests.
-
-    service: None for an encoder, which generates no text. folder_index: None without --docs.
-    """
-
-    service: Service | None
-    vectors: Vectors
-    folder_index: FolderIndex | None
 
 
 def load_all(settings: Settings, path: Path, progress: Callable[[float], bool] | None = None) -> Loaded:

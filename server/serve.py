@@ -7,7 +7,7 @@ import logging
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -33,6 +33,7 @@ from .http.connections import ListeningServer, most_connections
 from .http.security import open_to
 from .search.folder import bundled_folder
 from .service.batch_files import Batches, BatchFiles
+from .service.models import ModelEntry, Models, entries_of
 
 logger = logging.getLogger("slotcache")
 SWITCH_INTERVAL = 0.0005  # s; with Python's 5 ms the engine would wait that long for the interpreter after a step
@@ -50,6 +51,8 @@ class Server(ListeningServer):
         self._state = state
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        if self._state.models is not None:
+            self._state.models.close()
         await asyncio.to_thread(self._state.stop)
         await super().shutdown(sockets)
 
@@ -57,8 +60,9 @@ class Server(ListeningServer):
 def serve(settings: Settings, when_ready: Ready | None = None) -> int:
     """Serve until a signal; the exit code. 1: the engine failed for good. 2: the model cannot be served."""
     try:
-        settings, path = prepare(settings)
-        server, state = make_server(settings)
+        entries = entries_of(settings)
+        settings, path = prepare(entries[0].settings if entries else settings)
+        server, state = make_server(settings, entries)
         with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
             runner.run(run(server, state, path, when_ready))
         if state.failure:
@@ -90,7 +94,12 @@ def serve_bundled(model: str, port: int, when_ready: Ready) -> int:
 
 
 def model_path(settings: Settings) -> Path:
-    """Return the path of the model's file, which is downloaded or made first if it is missing. Raises ModelError."""
+    """Return the path of the model's file, which is downloaded or made first if it is missing.
+
+    Raises ModelError, and SettingsError for several models.
+    """
+    if settings.models_dir or "\n" in settings.model:
+        raise SettingsError("several models share a device under `slotcache serve` alone: give one here")
     if settings.model:
         path = Path(settings.model).expanduser()
         is_name = settings.model in PACKAGED and not path.exists()
@@ -119,9 +128,10 @@ def _bundled_documents() -> str:
     return str(Corpus.load().write(bundled_folder()))
 
 
-def make_server(settings: Settings) -> tuple[Server, AppState]:
-    """Make a server, not running yet, and its state."""
+def make_server(settings: Settings, entries: Sequence[ModelEntry] = ()) -> tuple[Server, AppState]:
+    """Make a server, not running yet, and its state. entries: models that share a device, the first one has `settings`."""
     state = AppState(settings, Bodies.up_to(settings.max_body << 20))
+    state.models = Models(entries, settings) if entries else None
     config = uvicorn.Config(
         make_app(state),
         host=settings.hosts,  # type: ignore[arg-type]  # as asyncio takes it
@@ -146,8 +156,12 @@ async def run(server: Server, state: AppState, path: Path, when_ready: Ready | N
         load.add_done_callback(lambda done: _tell_ready(done, when_ready))
     await server.serve()
     await load
-    if state.service is not None:
-        state.service.idle.stop()
+    if state.models is not None:
+        state.models.close()
+        await state.models.settled()
+        await asyncio.to_thread(state.stop)  # one whose load has just ended, too
+    for service in state.services:
+        service.idle.stop()
     if state.batches is not None:
         await state.batches.close()
     await asyncio.to_thread(state.close)
@@ -179,6 +193,8 @@ async def _load(state: AppState, path: Path, server: Server) -> str:
             return ""
         server.should_exit = True
         raise
+    if state.models is not None:
+        share_device(state.models, loaded, time.perf_counter() - began, server)
     start(state, loaded, lambda: setattr(server, "should_exit", True))
     app = server.config.app
     assert isinstance(app, Starlette)
@@ -187,6 +203,21 @@ async def _load(state: AppState, path: Path, server: Server) -> str:
     addresses = [f"http://{name}:{state.settings.port}" for name in hosts]
     logger.info("ready on %s after %.1f s", ", ".join(addresses), time.perf_counter() - began)
     return addresses[0]
+
+
+def share_device(models: Models, first: load.Loaded, seconds: float, server: Server) -> None:
+    """Let the first model, which was loaded in so many seconds, have the device in turn with the others."""
+    loop = asyncio.get_running_loop()
+
+    def open_one(entry: ModelEntry) -> load.Loaded:
+        return load.load_all(entry.settings, entry.path, lambda share: not server.should_exit)
+
+    def start_one(loaded: load.Loaded) -> None:
+        assert loaded.service is not None
+        loaded.service.engine.start(loop, lambda: setattr(server, "should_exit", True))
+
+    models.open, models.start = open_one, start_one
+    models.adopt(models.first, first, seconds)
 
 
 def start(state: AppState, loaded: load.Loaded, on_failure: Callable[[], None] = lambda: None) -> None:

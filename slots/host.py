@@ -73,6 +73,13 @@ class HostMemory:
         self.candidates.clear()
         self.unsaved = None if self.unsaved is None else {}
 
+    def resize(self, max_bytes: int) -> None:
+        """Change the budget, unless nothing is copied. Copies beyond it leave, those for a lower tier once written."""
+        if self.max_bytes:
+            self.max_bytes = max_bytes
+            self.overdraft = max(self._num_taken - max_bytes, 0)
+            self.settle()
+
     def recount(self) -> None:
         """Count the copies anew, of which any may leave now."""
         nodes = self.nodes

@@ -203,6 +203,7 @@ class Scheduler:
         self.waiting = Queue(self.index, window, self._may_start, self._strategy)
         self.drafts = drafts or Drafts(tree.costs)
         self.running: list[Job] = []  # in order of admission
+        self.admits = True  # whether waiting requests may start
         self.fetches_late: Callable[[Job], bool] = lambda job: False  # whether the next request has to wait for a lower tier
         self.cells = Cells(tree, self.index, self.running, idle_cells)
         self.pins, self.counters = Pins(self.index), Counters(tree)
@@ -406,6 +407,8 @@ class Scheduler:
 
     def _has_slot(self) -> bool:
         """Return whether a slot is idle. A request of a batch gives up its own for another one that waits for it."""
+        if not self.admits:
+            return False
         for job in self.waiting if any(one.request.is_batch for one in self.running) else ():
             if not (job.request.is_batch or job.request.background) and (job.fetch is None or job.fetch.is_over):
                 if self.slots.any_idle and self.slots.may_take(job):

@@ -48,13 +48,22 @@ async def contents(request: Request) -> Response:
 
 
 async def drop(request: Request) -> Response:
-    """Drop the cache of a scope, except KV that running requests use, and its queued idle prefill."""
-    service, scope = service_of(request), scope_of(request)
+    """Drop the cache of a scope, except KV that running requests use, and its queued idle prefill.
+
+    Of several models all drop it, unless one is named.
+    """
+    service, scope, state = service_of(request), scope_of(request), request.app.state.app
+    services: list[Service] = [service] if state.models is None or "model" in request.query_params else state.services
+    dropped = sum([await _drop(one, scope) for one in services])
+    return JsonReply({"object": "cache.dropped", "scope": scope, "tokens": dropped})
+
+
+async def _drop(service: Service, scope: str) -> int:
     service.idle.forget(scope)
     service.builder.volatile.forget(scope)
     dropped = await service.view.drop(scope)
     service.idle.resume()
-    return JsonReply({"object": "cache.dropped", "scope": scope, "tokens": dropped})
+    return dropped
 
 
 async def _pin(service: Service, generation: Generation, asked: WarmRequest) -> int:

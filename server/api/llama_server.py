@@ -22,9 +22,16 @@ from ..engine.usage import Fields
 from ..engine.view import SlotState
 from ..http.api_errors import RequestError, unknown_model
 from ..search.vectors import about
+from ..service.models import Loaded, Models
 from ..service.service import Service
 from ..service.submitter import with_scales
-from .reply import JsonReply, read_body, service_of, vectors_of
+from .reply import JsonReply, chosen_of, read_body, service_of, vectors_of, while_connected
+
+
+def served_of(request: Request) -> Service | None:
+    """Return the service of the chosen model; None for an encoder."""
+    chosen = chosen_of(request)
+    return request.app.state.app.service if chosen is None else chosen.service
 
 
 async def adapters(request: Request) -> Response:
@@ -52,7 +59,7 @@ async def set_adapters(request: Request) -> Response:
 
 async def props(request: Request) -> Response:
     """Show llama-server's properties and every setting; of an encoder, those that it has."""
-    vectors, service = vectors_of(request), request.app.state.app.service
+    vectors, service = vectors_of(request), served_of(request)
     shown = (_properties(service) if service else {}) | vectors.properties()
     shown |= {"ui_settings": {"sources": request.app.state.app.folder_index is not None}}
     return JsonReply(shown | {"is_sleeping": request.app.state.app.is_asleep})
@@ -115,14 +122,14 @@ async def change_props(request: Request) -> Response:
 
 
 async def models(request: Request) -> Response:
-    """List the served model, for OpenAI's clients and for Ollama's, and the models beside it for vectors and scores."""
-    data = _models(request)
+    """List the served models, for OpenAI's clients and for Ollama's, and the models beside for vectors and scores."""
+    data = _all_models(request)
     return JsonReply({"models": [_as_ollama(str(entry["id"]), request) for entry in data], "object": "list", "data": data})
 
 
 async def model(request: Request) -> Response:
     """Show a model by one of its names."""
-    name, data = request.path_params["id"], _models(request)
+    name, data = request.path_params["id"], _all_models(request)
     for entry in data:
         if name in (entry["id"], *entry["aliases"]):  # type: ignore[misc]
             return JsonReply(entry)
@@ -131,23 +138,68 @@ async def model(request: Request) -> Response:
     raise unknown_model(name, (str(entry["id"]) for entry in data))
 
 
-def _models(request: Request) -> list[Fields]:
+def _all_models(request: Request) -> list[Fields]:
+    """Return OpenAI's object for each model; of several, with its status."""
+    state = request.app.state.app
+    state.loaded()
+    if state.models is None:
+        return _models(request)
+    data: list[Fields] = []
+    for entry in state.models.entries.values():
+        listed = state.models.listed(entry, state.started)
+        of_model = [listed] if entry.loaded is None else _models(request, entry.loaded)
+        of_model[0] |= {"path": str(entry.path), "status": entry.status()}
+        data += of_model
+    return data
+
+
+async def load_model(request: Request, asked: ModelAction) -> Response:
+    """Bring a model into memory, in its turn; one that failed is tried again."""
+    models = _models_of(request)
+    entry = models.find(asked.model)
+    models.retry(entry)
+    loaded = await while_connected(request, models.ready(entry))
+    if loaded.service is not None:
+        loaded.service.engine.sleep.wake()
+    return JsonReply({"success": True})
+
+
+async def unload_model(request: Request, asked: ModelAction) -> Response:
+    """Let a model leave memory once what it runs is answered. Its KV stays in host memory and on disk."""
+    models = _models_of(request)
+    entry = models.find(asked.model)
+    if entry.value != "loaded":
+        raise RequestError(f"{entry.name} is not loaded", param="model")
+    models.unload(entry)
+    return JsonReply({"success": True})
+
+
+def _models_of(request: Request) -> Models:
+    """Return the models that share the device. Raises RequestError 501: there is only one."""
+    vectors_of(request)
+    if (models := request.app.state.app.models) is None:
+        raise RequestError("this server has one model: give -m several times, or --models-dir", status=501)
+    return models
+
+
+def _models(request: Request, loaded: Loaded | None = None) -> list[Fields]:
     """Return OpenAI's object for each model. Of the served one, `n_ctx` is what a request may have."""
-    vectors, state = vectors_of(request), request.app.state.app
+    state = request.app.state.app
+    vectors, service = (loaded.vectors, loaded.service) if loaded else (vectors_of(request), state.service)
     data: list[Fields] = []
     for name, model in vectors.models().items():
         is_served, meta = name == vectors.name, about(model)
         entry: Fields = {
             "id": name,
-            "aliases": state.settings.names(vectors.model.path) if is_served else (name,),
+            "aliases": vectors.settings.names(vectors.model.path) if is_served else (name,),
             "tags": sorted(listed(state.settings.tags)) if is_served else [],
             "object": "model",
             "created": state.started,
             "owned_by": "slotcache",
             "meta": meta,
         }
-        if is_served and state.service:
-            limit = state.service.submitter.limit
+        if is_served and service:
+            limit = service.submitter.limit
             entry |= {"meta": meta | {"n_ctx": limit}, "context_length": limit, "max_model_len": limit}
         data.append(entry)
     return data
@@ -155,7 +207,7 @@ def _models(request: Request) -> list[Fields]:
 
 def _as_ollama(name: str, request: Request) -> Fields:
     """Return a model in the words of Ollama, of which clients read the name and the capabilities."""
-    vectors, service = vectors_of(request), request.app.state.app.service
+    vectors, service = vectors_of(request), served_of(request)
     able = {
         "completion": service is not None and name == vectors.name,
         "embedding": vectors.embedding is not None and name == vectors.embedding.name,
@@ -182,6 +234,12 @@ def _as_ollama(name: str, request: Request) -> Fields:
 
 ACTIONS = ("save", "restore", "erase")
 MAX_NAME = 200  # bytes of a file's name: of 255, since a suffix is added while the file is written
+
+
+class ModelAction(Struct, frozen=True):
+    """The body of `POST /models/load` and `/models/unload`."""
+
+    model: str
 
 
 class FileName(Struct):
@@ -248,7 +306,8 @@ async def health(request: Request) -> Response:
     vectors_of(request)
     if seconds := request.app.state.app.hanging:
         raise RequestError(f"a step hangs: it has taken {seconds:.0f} s so far", status=503, code="step_hangs")
-    return JsonReply({"status": "ok"})
+    models = request.app.state.app.models
+    return JsonReply({"status": "ok"} | ({"models": models.shown()} if models else {}))
 
 
 async def slots(request: Request) -> Response:
@@ -298,7 +357,7 @@ async def metrics(request: Request) -> Response:
     state = request.app.state.app
     _check_shown(state.settings.metrics, "--metrics")
     headers = {"Process-Start-Time-Unix": str(state.started)}
-    return Response(await state.metrics(), media_type="text/plain; version=0.0.4", headers=headers)
+    return Response(await state.metrics(served_of(request)), media_type="text/plain; version=0.0.4", headers=headers)
 
 
 def _check_shown(shown: bool, flag: str) -> None:

@@ -19,6 +19,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from ...models.model import Model
+from ...models.model_files import files_of, stamp
 from ..chat.body import ChatFields, ChatRequest, Count, Effort, OllamaOptions, Options, TextRequest
 from ..chat.content import unsupported
 from ..chat.decode import WHOLE
@@ -28,6 +29,9 @@ from ..engine.generation import Delta, End, PromptProgress
 from ..engine.usage import Fields
 from ..formats.answer import CallArguments, CallStart, ContentText, Fragment, ReasoningText, decoded_arguments
 from ..http.api_errors import RequestError, unknown_model
+from ..search.vectors import Vectors
+from ..service.models import ModelEntry
+from ..service.service import Service
 from .completions import submit_text
 from .embeddings import EmbeddingRequest, compute, pooled
 from .reply import (
@@ -284,7 +288,7 @@ def _written(time: datetime | None = None) -> str:
 
 # ---- Models -------------------------------------------------------------------------------------------------------------
 
-HERE = "models come here by the command line: slotcache serve -m FILE, or -hf USER/REPO"
+HERE = "models come here by the command line: slotcache serve -m FILE, --models-dir DIR or -hf USER/REPO"
 
 
 def tagged(name: str) -> str:
@@ -294,13 +298,27 @@ def tagged(name: str) -> str:
 
 def _known(request: Request) -> dict[str, Model]:
     """Return the models that generate or embed, by each of their names."""
-    state, vectors = request.app.state.app, vectors_of(request)
     known: dict[str, Model] = {}
-    for name, model in vectors.models().items():
-        if _capabilities(request, model):
-            names = state.settings.names(model.path) if name == vectors.name else (name,)
-            known |= {tagged(each): model for each in names}
+    for _, vectors in _opened(request):
+        for name, model in vectors.models().items():
+            if _capabilities(request, model):
+                names = vectors.settings.names(model.path) if name == vectors.name else (name,)
+                known |= {tagged(each): model for each in names}
     return known
+
+
+def _opened(request: Request) -> list[tuple[Service | None, Vectors]]:
+    """Return what serves each model that was loaded. Raises RequestError 503 while the first one loads."""
+    state, vectors = request.app.state.app, vectors_of(request)
+    if state.models is None:
+        return [(state.service, vectors)]
+    return [(loaded.service, loaded.vectors) for loaded in state.models.opened()]
+
+
+def _never_loaded(request: Request) -> list[ModelEntry]:
+    """Return the models that were not loaded yet, of several that share the device."""
+    models = request.app.state.app.models
+    return [entry for entry in models.entries.values() if entry.loaded is None] if models else []
 
 
 def _find(request: Request, name: str | None, usual: Model) -> Model:
@@ -310,6 +328,9 @@ def _find(request: Request, name: str | None, usual: Model) -> Model:
     known = _known(request)
     if (model := known.get(tagged(name))) is not None:
         return model
+    if any(tagged(entry.name) == tagged(name) for entry in _never_loaded(request)):
+        told = f"{name!r} was not loaded yet: a request for it or POST /models/load does that"
+        raise RequestError(told, status=503, param="model", code="model_not_loaded")
     if request.app.state.app.settings.any_model:
         return usual
     raise unknown_model(name, known)
@@ -325,12 +346,18 @@ def _check_model(request: Request, name: str | None, wanted: Model, act: str) ->
 
 def _capabilities(request: Request, model: Model) -> list[str]:
     """Return what a model can do, in Ollama's words."""
-    vectors, service = vectors_of(request), request.app.state.app.service
-    able = ["embedding"] if vectors.embedding is not None and model is vectors.embedding.embedder.model else []
-    if service is not None and model is service.model:
+    opened = _opened(request)
+    embedders = [vectors.embedding.embedder.model for _, vectors in opened if vectors.embedding is not None]
+    able = ["embedding"] if any(model is one for one in embedders) else []
+    if (service := _service_with(request, model)) is not None:
         able += ["completion", "tools"]  # a template that shows no tools gets them in the system message
         able += ["insert"] * service.builder.can_infill + ["thinking"] * service.template.thinks
     return able
+
+
+def _service_with(request: Request, model: Model) -> Service | None:
+    """Return the service of a model; None for one that generates no text."""
+    return next((one for one, _ in _opened(request) if one is not None and model is one.model), None)
 
 
 def _listed(name: str, model: Model) -> Fields:
@@ -368,21 +395,37 @@ def _info(request: Request, model: Model) -> Fields:
 
 def _length(request: Request, model: Model) -> int:
     """Return the tokens that a request may have."""
-    service = request.app.state.app.service
-    return service.submitter.limit if service is not None and model is service.model else model.context_train
+    service = _service_with(request, model)
+    return service.submitter.limit if service is not None else model.context_train
 
 
 async def tags(request: Request) -> Response:
     """List the models by their names, for Ollama's clients."""
-    return JsonReply({"models": [_listed(name, model) for name, model in _known(request).items()]})
+    known = [_listed(name, model) for name, model in _known(request).items()]
+    return JsonReply({"models": [*known, *map(_unread, _never_loaded(request))]})
+
+
+def _unread(entry: ModelEntry) -> Fields:
+    """Return a model that was not loaded yet, of which its files alone are known, as Ollama lists it."""
+    files = [file for file in files_of(entry.path) if file.exists()]
+    stamps, name = sorted(map(stamp, files)), tagged(entry.name)
+    return {
+        "name": name,
+        "model": name,
+        "modified_at": _written(datetime.fromtimestamp(max((one[3] for one in stamps), default=0) / 1e9, UTC)),
+        "size": sum(one[2] for one in stamps),
+        "digest": sha256(repr(stamps).encode()).hexdigest(),
+        "details": {"format": "gguf"},
+    }
 
 
 async def show(request: Request, asked: ModelName) -> Response:
     """Show a model to Ollama's clients."""
-    service, name = request.app.state.app.service, asked.model or asked.name
+    name = asked.model or asked.name
     model = _find(request, name, vectors_of(request).model)
+    service = _service_with(request, model)
     body: Fields = {"license": model.metadata("general.license") or "", "modelfile": f"FROM {model.path.name}\n"}
-    if service is not None and model is service.model:
+    if service is not None:
         sampling = service.submitter.defaults.sampling
         names = ("temperature", "top_k", "top_p", "min_p", "repeat_penalty", "repeat_last_n")
         values = {"num_ctx": service.submitter.limit} | {name: getattr(sampling, name) for name in names}
@@ -395,11 +438,12 @@ async def show(request: Request, asked: ModelName) -> Response:
 
 async def ps(request: Request) -> Response:
     """List the models that are in memory, for Ollama's clients."""
-    state, vectors = request.app.state.app, vectors_of(request)
-    awake = [worker.embedder.model for worker in vectors.workers if not worker.is_asleep]
-    left = {id(model): state.settings.sleep_after or inf for model in awake}
-    if state.service is not None and not state.service.engine.sleep.is_asleep:
-        left[id(state.service.model)] = state.service.engine.sleep.seconds_left
+    state, opened = request.app.state.app, _opened(request)
+    workers = (worker for _, vectors in opened for worker in vectors.workers)
+    left = {id(worker.embedder.model): state.settings.sleep_after or inf for worker in workers if not worker.is_asleep}
+    for service, _ in opened:
+        if service is not None and not service.engine.sleep.is_asleep:
+            left[id(service.model)] = service.engine.sleep.seconds_left
     loaded = {name: model for name, model in _known(request).items() if id(model) in left}
     shown: list[Fields] = []
     for name, model in loaded.items():

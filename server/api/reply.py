@@ -34,6 +34,7 @@ from ..formats.answer import AnswerReader, Plain
 from ..http.api_errors import RequestError
 from ..search.retrieve import SearchReport, StagePrefetch, fitting, index_state, query_of, with_documents
 from ..search.vectors import Vectors
+from ..service.models import Loaded, Models
 from ..service.repeats import Refusals, Repeats, is_lasting, key_of
 from ..service.service import Service
 from ..service.submitter import Prepared
@@ -340,6 +341,7 @@ def warn(request: Request, warnings: Sequence[str]) -> None:
         logger.warning("%s: %s", request.url.path, "; ".join(warnings), extra={"fields": about})
 
 
+CHOSEN = "slotcache.chosen"  # where a request's scope has what serves its model
 MOST_ITEMS, USUAL_ITEMS = 100, 20  # of one page of a list
 ORDERS = ("asc", "desc")
 
@@ -377,12 +379,40 @@ def scope_of(request: Request) -> str:
 
 def vectors_of(request: Request) -> Vectors:
     """Return the models for vectors, which are there for every model. Raises RequestError 503 while the model loads."""
-    return request.app.state.app.loaded()
+    vectors, chosen = request.app.state.app.loaded(), chosen_of(request)
+    return vectors if chosen is None else chosen.vectors
 
 
 def service_of(request: Request) -> Service:
     """Return the service. Raises RequestError: 503 while the model loads, 501 for an encoder."""
-    return request.app.state.app.ready()
+    service, chosen = request.app.state.app.ready(), chosen_of(request)
+    return service if chosen is None or chosen.service is None else chosen.service
+
+
+def chosen_of(request: Request) -> Loaded | None:
+    """Return what serves the model of a request: its body's, else `?model=`, else the first one. None: there is only one.
+
+    Raises RequestError: 404 for an unknown model, 503 for one of the address that was never loaded.
+    """
+    models: Models | None = request.app.state.app.models
+    if models is None:
+        return None
+    if CHOSEN in request.scope:
+        return request.scope[CHOSEN]
+    entry = models.find(name := request.query_params.get("model"))
+    if name and entry.loaded is None:
+        told = f"{entry.name} was not loaded yet: a request for it or POST /models/load does that"
+        raise RequestError(told, status=503, param="model", code="model_not_loaded")
+    return entry.loaded
+
+
+async def choose(request: Request, asked: object) -> None:
+    """Choose the model that a body names, and load it if it never was. Raises RequestError: 404, or 503 with the reason."""
+    models: Models | None = request.app.state.app.models
+    if models is not None and hasattr(asked, "model"):
+        entry = models.find(getattr(asked, "model", None))
+        chosen = entry.loaded if entry.value == "loaded" else await while_connected(request, models.ready(entry))
+        request.scope[CHOSEN] = chosen or entry.loaded
 
 
 # ---- Accepting ----------------------------------------------------------------------------------------------------------
@@ -437,6 +467,9 @@ async def _retrieve(request: Request, asked: ChatRequest) -> tuple[ChatRequest, 
     While a later stage of the search runs, the documents that lead so far are computed ahead.
     """
     service, folder_index = service_of(request), request.app.state.app.folder_index
+    if folder_index is not None and service is not request.app.state.app.service:
+        first = request.app.state.app.service.name
+        raise RequestError(f"retrieval: the documents of --docs belong to {first}: ask that model", param="retrieval")
     if folder_index is None:
         raise RequestError("retrieval: this server has no documents: start it with --docs PATH", param="retrieval")
     asked.check()
@@ -570,11 +603,15 @@ def endpoint(handler: Handler, body: type[Struct]) -> Handler:
     A decoded body takes some 20 times its JSON, and an answer may take minutes: it is free when the handler returns.
     """
     check = service_of if issubclass(body, Options) else vectors_of
+    chooses = body.__name__ not in ("ModelName", "ModelAction")  # these ask about a model, and nothing of it
 
     @wraps(handler)
     async def answer(request: Request) -> Response:
         check(request)  # first: no body is read for a server that cannot answer
-        answered = await _refusing(handler, request, _in_session(request, await read_body(request, body)))
+        asked = await read_body(request, body)
+        if chooses:
+            await choose(request, asked)
+        answered = await _refusing(handler, request, _in_session(request, asked))
         return answered if isinstance(answered, Response) else await respond(request, answered)
 
     return answer

@@ -29,7 +29,7 @@ from . import batches, cache, chat, completions, embeddings, llama_server, messa
 from .batches import BatchRequest
 from .completions import DetokenizeRequest, TokenizeRequest
 from .embeddings import EmbeddingRequest, RerankRequest
-from .llama_server import FileName
+from .llama_server import FileName, ModelAction
 from .messages import MessagesCountRequest, MessagesRequest
 from .ollama import EmbedRequest, GenerateRequest, ModelName, OldEmbedRequest, OllamaChatRequest
 from .reply import MOST_ITEMS, ORDERS, Handler, JsonReply, endpoint
@@ -110,6 +110,8 @@ ROUTES = (
     ApiRoute("GET", "/health /v1/health", llama_server.health),
     ApiRoute("GET", "/v1/models /models", llama_server.models),
     ApiRoute("GET", "/v1/models/{id:path}", llama_server.model),
+    ApiRoute("POST", "/models/load", llama_server.load_model, ModelAction),
+    ApiRoute("POST", "/models/unload", llama_server.unload_model, ModelAction),
     ApiRoute("GET", "/props", llama_server.props),
     ApiRoute("POST", "/props", llama_server.change_props),
     ApiRoute("GET", "/slots", llama_server.slots),

@@ -181,11 +181,7 @@ REFUSED: Mapping[str, tuple[Row, ...]] = {
         ("--cors-headers", 1, "CORS_HEADERS"),
         ("--no-cors-credentials", 0, ""),
     ),
-    "one process serves one model; start a second server on another port": (
-        ("--models-dir", 1, "MODELS_DIR"),
-        ("--models-preset", 1, "MODELS_PRESET"),
-        ("--models-max", 1, "MODELS_MAX"),
-    ),
+    "all models have the same settings; -m and --models-dir name them": (("--models-preset", 1, "MODELS_PRESET"),),
     "send it with each request: `stop`": (("-r --reverse-prompt", 1, ""),),
     "send it with each request: `grammar` or `json_schema`": (
         ("--grammar", 1, ""),

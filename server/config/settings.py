@@ -211,7 +211,10 @@ ORDERS: tuple[Order, ...] = get_args(Order)
 class Settings(Numbers):
     """The settings of a server. A `Literal` lists the values that a setting may have. The base's are defaults of requests."""
 
-    model: str = row("", ("-m", "--model"), "the GGUF file to serve, or `smollm2`, a small chat model that is fetched once; without one, a small built-in model", llama="LLAMA_ARG_MODEL")
+    model: str = row("", ("-m", "--model"), "the GGUF file to serve, or `smollm2`, a small chat model that is fetched once; without one, a small built-in model; given several times, or as NAME=FILE, requests choose among them by `model`", separator="\n", llama="LLAMA_ARG_MODEL")
+    models_dir: str = row("", ("--models-dir",), "a folder whose GGUF files are served too, each under its file's name; a model in several files has a folder of its own there", llama="LLAMA_ARG_MODELS_DIR")
+    models_loaded: int = row(1, ("--models-loaded", "--models-max"), "of several models, how many may be in memory at a time; the others keep their KV in host memory and in --cache-dir", least=1, most=64, llama="LLAMA_ARG_MODELS_MAX")
+    model_turn: int = row(30, ("--model-turn",), "seconds after which a model gives its place to another one that waits; without a request it does so after as many seconds as its load took", least=0)
     hf_repo: str = row("", ("-hf", "-hfr", "--hf-repo"), "a Hugging Face repository, user/repo[:quant], to fetch the model from", llama="LLAMA_ARG_HF_REPO")
     hf_file: str = row("", ("-hff", "--hf-file"), "with -hf, the file of the repository to fetch", llama="LLAMA_ARG_HF_FILE")
     offline: bool = row(False, ("--offline",), "with -hf, use only what is in the local cache", llama="LLAMA_ARG_OFFLINE")
@@ -319,6 +322,7 @@ class Settings(Numbers):
     check: bool = row(False, ("--check",), "check the cache's invariants whenever the server is idle")
     verbose: bool = row(False, ("-v", "--verbose", "--log-verbose"), "log every step of llama.cpp's start")
     # fmt: on
+    is_one_of_several: bool = field(default=False, compare=False)  # models that share a device
     given: frozenset[str] = field(default=frozenset(), compare=False)  # settings that a flag or a variable has
 
     @property
@@ -335,6 +339,11 @@ class Settings(Numbers):
     def draft_mode(self) -> Draft:
         """The default of a request's `draft`: the draft model, if there is one and --draft does not say otherwise."""
         return "model" if self.draft_model and not self.is_given("draft") else self.draft
+
+    @property
+    def may_unload(self) -> bool:
+        """Whether the model may leave memory."""
+        return self.sleep_after > 0 or self.is_one_of_several
 
     def is_given(self, name: str) -> bool:
         """Whether a setting is given, or differs from its default."""

@@ -13,6 +13,8 @@ import traceback
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
 from math import inf
 from queue import Empty, SimpleQueue
 from threading import Event, Lock, Thread, get_ident
@@ -89,7 +91,7 @@ class Background:
 
     def _may_run(self, generation: Generation, beside: bool) -> bool:
         running = [job.request for job in self._scheduler.running if not job.request.background]
-        if not all(job.request.background for job in self._scheduler.waiting):
+        if not (self._scheduler.admits and all(job.request.background for job in self._scheduler.waiting)):
             return False
         # Requests of other adapters would take turns with it.
         adapters = {generation.request.scope.adapters, *(request.scope.adapters for request in running)}
@@ -324,6 +326,18 @@ class Generations:
 sleep_logger = logging.getLogger("slotcache")
 
 
+@dataclass(frozen=True, slots=True)
+class DeviceTurns:
+    """What a model tells whoever shares the device out, in its engine's thread.
+
+    on_want: it has a request and is not on the device. on_load: it is there now, or the error. on_free: it has left.
+    """
+
+    on_want: Callable[[], None]
+    on_load: Callable[[Exception | None], None]
+    on_free: Callable[[], None]
+
+
 class Sleep:
     """Belongs to the engine's thread, but for what any thread may call. A load has a thread of its own: acts run meanwhile.
 
@@ -345,6 +359,11 @@ class Sleep:
         self._usual = self._seconds = seconds or inf
         self._runner, self._inbox, self._on_wake, self._draft_model = runner, inbox, on_wake, draft_model
         self._load: Thread | None = None  # until its end is noted
+        self.device: DeviceTurns | None = None  # which other models may have; None: it belongs to this one
+        self._is_granted = True  # this model may be on the device
+        self.is_used = True  # by a step since the last load: each turn answers something, however short it is
+        self._linger = 0.0  # seconds of the last load; so long a turn goes on without a request
+        self._ends: float | None = None  # when the turn is over, since another model waits
 
     # ---- from any thread -------------------------------------------------------------------------------------------
 
@@ -355,7 +374,22 @@ class Sleep:
 
     @property
     def can_sleep(self) -> bool:
-        return self._usual < inf
+        return self._usual < inf or self.device is not None
+
+    def share(self, device: DeviceTurns, seconds: float) -> None:
+        """Ask from now on before each load. Called before the engine starts, awake. seconds: that this load took."""
+        self.device, self._linger, self.is_used = device, seconds, False
+
+    def grant(self) -> None:
+        """Let it load: the device is its own now."""
+        self._inbox.put(self._take_device)
+
+    def leave(self, seconds: float) -> None:
+        """Let it leave memory for another model: in so many seconds, or once it is without a request for as long as a load.
+
+        What runs then is answered; what waits is answered in the next turn.
+        """
+        self._inbox.put(lambda: self._end_turn(seconds))
 
     def wake(self) -> None:
         """Load the model, if it is asleep, for a request that will want it; keep it for another `seconds`."""
@@ -373,7 +407,30 @@ class Sleep:
     @property
     def seconds_left(self) -> float:
         """Seconds until sleep, if no request comes."""
-        return max(self.last_use + self._seconds - perf_counter(), 0) if self.is_awake else inf
+        if not self.is_awake:
+            return inf
+        end = self.last_use + self._seconds
+        if self._ends is not None:
+            end = min(end, self.last_use + self._linger, self._ends if self.is_used else inf)
+        return max(end - perf_counter(), 0)
+
+    @property
+    def is_leaving(self) -> bool:
+        """Whether another model waits for the device."""
+        return self._ends is not None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no further request may start in this turn."""
+        return self._ends is not None and self.is_used and perf_counter() >= self._ends
+
+    def _take_device(self) -> None:
+        self._is_granted, self._ends = True, None
+        self.load()
+
+    def _end_turn(self, seconds: float) -> None:
+        if self.is_awake:  # else it has left by itself meanwhile
+            self._ends = perf_counter() + seconds
 
     def _set(self, seconds: float) -> None:
         self._seconds = seconds
@@ -389,13 +446,23 @@ class Sleep:
         if self._draft_model is not None:
             self._draft_model.unload()
         self.is_awake = False  # last: who sees a server asleep finds its memory free
-        sleep_logger.info("asleep after %g s without a request", self._seconds)
+        if self._ends is None:
+            sleep_logger.info("asleep after %g s without a request", self._seconds)
+        self._free_device()
+
+    def _free_device(self) -> None:
+        self._ends = None
+        if self.device is not None:
+            self._is_granted = False
+            self.device.on_free()
 
     def load(self) -> None:
         """Begin to load the model, unless it is awake or on its way."""
         self.last_use = perf_counter()
         self._is_wanted = not self.is_awake
-        if not (self.is_awake or self._load):
+        if self.device is not None and not (self.is_awake or self._is_granted):
+            self.device.on_want()
+        elif not (self.is_awake or self._load):
             self._load = Thread(target=self._open, name="wake", daemon=True)
             self._load.start()
 
@@ -424,8 +491,13 @@ class Sleep:
             sleep_logger.error("cannot wake up: %s", error)
         else:
             self.num_wakes += 1
+            self.is_used, self._linger = False, seconds
             sleep_logger.info("awake again after %.1f s", seconds)
         self._on_wake(error)
+        if self.device is not None:
+            self.device.on_load(error)
+        if error:
+            self._free_device()
 
 
 # ---- The watchdog: it tells of a step that does not end. ----------------------------------------------------------------
@@ -582,6 +654,11 @@ class Engine:
         self.runner.interrupt.set()
         return dropped
 
+    def resize_host(self, max_bytes: int) -> None:
+        """Change the budget of host memory."""
+        for host in (self.scheduler.tree.host, self.scheduler.snapshots.host):
+            self.inbox.put(partial(host.resize, max_bytes))
+
     def accepts(self, record: Record) -> bool:
         """Return whether a record is of this model's layout, to its last byte. Once the engine has warmed up."""
         states, stop = self.runner.states, len(record.tokens)
@@ -622,11 +699,22 @@ class Engine:
         try:
             self._read_inbox()
             self.fetches.look()
-            if not self.scheduler.idle and self.fetches.seconds_left is None:
+            if self.sleep.is_leaving and self._has_left():
+                pass
+            elif not self.scheduler.idle and self.fetches.seconds_left is None:
                 self._step() if self.sleep.is_awake else self.sleep.load()
         except Exception:
             self._recover()
         self.outbox.send()
+
+    def _has_left(self) -> bool:
+        """Leave the device to another model once this one's turn is over and what ran has ended. True: it has left."""
+        self.background.drop_all()
+        self.scheduler.admits = not self.sleep.is_over
+        if self.scheduler.admits or self.scheduler.running:
+            return False
+        self._fall_asleep()
+        return True
 
     def _read_inbox(self) -> None:
         """Run the acts of other threads. With nothing to compute, save idle KV, then wait for an act, or fall asleep."""
@@ -665,6 +753,7 @@ class Engine:
             self.generations.push(job, token)
         self.generations.report_progress()
         self._failed_idle = False
+        self.sleep.is_used = True
         self.sleep.last_use = perf_counter()
         self.step_seconds = self.sleep.last_use - began
         self.host_seconds = self.step_seconds - (ran - planned) - self.scheduler.drafts.model_seconds
@@ -716,6 +805,9 @@ class Engine:
         tree.evict(tree.device.num_ready)
         self._run(Plan(tree.device.take_operations()))
         self._behind.write()
+        if tree.device.num_ready:  # held for a request that waits: it begins anew
+            self.scheduler.recover()
+        self.scheduler.admits = True
         self.sleep.begin()
 
     def _end_sleep(self, error: Exception | None) -> None:

@@ -288,7 +288,7 @@ def open_model(
         settings.gpu_layers,
         progress,
         repack=settings.repack == "on",
-        may_unload=settings.sleep_after > 0 and not is_simulated,
+        may_unload=settings.may_unload and not is_simulated,
         overrides=(*parse_overrides(settings.override_tensor), *every, *experts_on_host(settings.n_cpu_moe)),
         is_simulated=is_simulated,
     )

@@ -1,0 +1,134 @@
+"""Several models in turn on one device: what of their KV comes back after each swap, how long one takes, who waits."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+from urllib.error import HTTPError
+from urllib.request import ProxyHandler, Request, build_opener
+
+from ..report import Bar, BenchError, Report, Table, median
+from ..servers import Server, free_port, own_command
+
+RSS = "VmRSS"
+FILLER = "The keeper of the northern lighthouse writes down wind, tide and every ship that passes. "
+EARLY = 10  # swaps behind which memory is read for the first time
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of `slotcache bench models`."""
+    add = parser.add_argument
+    add("models", type=Path, nargs="+", metavar="GGUF", help="two models or more")
+    add("--swaps", type=int, default=20, help="default: %(default)s")
+    add("--conversations", type=int, default=8, help="of each model (default: %(default)s)")
+    add("--words", type=int, default=300, help="of the first turn of each (default: %(default)s)")
+    add("--requests", type=int, default=0, help="then so many requests of 8 clients over all models (default: %(default)s)")
+    add("--model-turn", type=int, default=2, help="default: %(default)s")
+    add("--slotcache-args", default="", metavar="'...'", help="more flags for slotcache serve")
+    add("--json", type=Path, metavar="OUT", help="write everything measured to this file")
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """An answer. kept: tokens of its prompt that an earlier turn had computed; seconds: until it was whole."""
+
+    model: str
+    kept: int
+    cached: int
+    seconds: float
+
+
+@dataclass(slots=True)
+class Talk:
+    """A conversation with one model. num_known: tokens of its prompt and answer so far."""
+
+    model: str
+    messages: list[dict[str, str]]
+    num_known: int = 0
+
+    def ask(self, url: str, text: str) -> Turn:
+        """Ask once more, from the second turn on the same: memory may not grow with what is known. Raises BenchError."""
+        del self.messages[2:]
+        self.messages.append({"role": "user", "content": text})
+        body = {"model": self.model, "messages": self.messages, "max_tokens": 8, "temperature": 0, "cache_prompt": True}
+        answer, seconds = post(f"{url}/v1/chat/completions", body)
+        usage, kept = answer["usage"], self.num_known
+        self.messages.append({"role": "assistant", "content": answer["choices"][0]["message"]["content"] or ""})
+        self.num_known = usage["prompt_tokens"]
+        return Turn(self.model, kept, usage["prompt_tokens_details"]["cached_tokens"], seconds)
+
+
+def post(url: str, body: dict[str, object]) -> tuple[Any, float]:
+    """Return the answer and its seconds. Raises BenchError."""
+    began = perf_counter()
+    request = Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
+    try:
+        with build_opener(ProxyHandler({})).open(request, timeout=600) as answer:
+            return json.load(answer), perf_counter() - began
+    except HTTPError as error:
+        raise BenchError(f"{url}: {error.code}: {error.read()[:500].decode('utf-8', 'replace')}") from None
+    except OSError as error:
+        raise BenchError(f"{url}: {error}") from None
+
+
+def run(args: argparse.Namespace) -> Report:
+    """Let all conversations of a model take a turn, then those of the next one, and so on. Raises BenchError."""
+    if len(args.models) < 2:
+        raise BenchError("expected two models or more")
+    port, files = free_port(), [part for file in args.models for part in ("-m", str(file))]
+    flags = ["--port", str(port), "--model-turn", str(args.model_turn), *args.slotcache_args.split()]
+    with Server([*own_command(), "serve", *files, *flags], port) as server:
+        swaps, memory = _swaps(server, args)
+        waits = _crowd(server.url, args)
+    after = [turns for turns in swaps if any(turn.kept for turn in turns)]
+    shares = [sum(min(turn.cached, turn.kept) for turn in turns) / sum(turn.kept for turn in turns) for turns in after]
+    firsts = [turns[0].seconds for turns in after]
+    rows: list[tuple[str, str | int | float]] = [
+        ("swaps", len(swaps)),
+        ("tokens that came back, the least share", min(shares, default=0.0)),
+    ]
+    rows += [("seconds of the first answer behind a swap, median", median(firsts))]
+    rows += [("memory, MiB, after each 10 swaps", " ".join(f"{size >> 20}" for size in memory))]
+    rows += [("requests of the crowd", len(waits)), ("longest wait, s", max(waits, default=0.0))]
+    bars = [Bar(38, "the least share of tokens that came back after a swap", min(shares, default=0.0), 0.95, at_least=True)]
+    bars += [Bar(38, "memory at the end over memory after 10 swaps", memory[-1] / memory[0], 1.05, unit="x")]
+    table = Table(f"models: {len(args.models)} models, {args.conversations} conversations each", ("what", "value"), rows)
+    return Report("models", [table], bars=bars, data={"shares": shares, "firsts": firsts, "memory": memory, "waits": waits})
+
+
+def _swaps(server: Server, args: argparse.Namespace) -> tuple[list[list[Turn]], list[int]]:
+    names = [file.stem for file in args.models]
+    filler = " ".join((FILLER.split() * args.words)[: args.words])
+    opening = [f"Log {number}. {filler}" for number in range(args.conversations)]
+    talks = {name: [Talk(name, []) for _ in opening] for name in names}
+    swaps: list[list[Turn]] = []
+    memory: list[int] = []
+    for number in range(args.swaps + len(names)):
+        name = names[number % len(names)]
+        is_first = number < len(names)
+        pairs = zip(talks[name], opening, strict=True)
+        swaps.append([talk.ask(server.url, text if is_first else "Go on.") for talk, text in pairs])
+        if number >= EARLY and number % EARLY == 0:
+            memory.append(_resident(server.pid or 0))
+    return swaps, memory or [_resident(server.pid or 0)]
+
+
+def _crowd(url: str, args: argparse.Namespace) -> list[float]:
+    """Return the seconds of each request of 8 clients over all models in turn."""
+    asked: Iterator[str] = (args.models[number % len(args.models)].stem for number in range(args.requests))
+    with ThreadPoolExecutor(8) as clients:
+        return list(clients.map(lambda name: Talk(name, []).ask(url, "Say hello.").seconds, asked))
+
+
+def _resident(pid: int) -> int:
+    """Return the bytes of memory that a process has."""
+    with open(f"/proc/{pid}/status", encoding="ascii") as file:
+        line = next(line for line in file if line.startswith(RSS))
+    return int(line.split()[1]) << 10 if os.name == "posix" else 0

@@ -1,0 +1,378 @@
+"""Several models that share a device: which one is on it, who is next, and how long its turn is.
+
+A model that was loaded once keeps its engine, its queue, its tree and its KV in host memory. What leaves is what `Sleep`
+lets go: the weights and the device's cells. A request is queued in its own model's engine, which asks for the device. Turns
+are given in the order in which models asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from time import perf_counter
+
+from ...models.errors import ModelError
+from ...models.model import check_file
+from ...models.model_files import PART, Stamp, check_unchanged, files_of, stamp
+from ...slots.tier import FolderError
+from ..config.settings import Settings, SettingsError
+from ..engine.engine import DeviceTurns
+from ..http.api_errors import RequestError, unknown_model
+from ..search.folder import FolderIndex
+from ..search.vectors import Vectors
+from .service import Service
+
+logger = logging.getLogger("slotcache.models")
+LATEST = ":latest"  # a tag that a name may carry, as Ollama's clients write it
+OF_FIRST = (
+    *("docs", "docs_db", "read_ahead", "lora", "lora_scaled", "draft_model"),
+    *("embedding_model", "rerank_model", "slot_save_path"),
+)
+"""Settings that belong to the first model alone."""
+REFUSED = ("alias", "chat_template", "chat_template_file", "embeddings", "reranking", "pooling", "hf_repo")
+"""Settings of one model that several cannot share."""
+LISTED = {"unloaded": "unloaded", "loading": "loading", "loaded": "loaded", "failed": "unloaded"}
+"""The words of llama-server's router, which lists a failed model as unloaded, and beside it that it failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """Everything that serves requests.
+
+    service: None for an encoder, which generates no text. folder_index: None without --docs.
+    """
+
+    service: Service | None
+    vectors: Vectors
+    folder_index: FolderIndex | None
+
+
+@dataclass(slots=True, eq=False)
+class ModelEntry:
+    """A model by its name. loaded: once it was loaded for the first time. opening: done when that is so, or has failed.
+
+    value: unloaded, loading, loaded or failed. failure: why. stamps: of the files that failed. num_turns: that it has had.
+    """
+
+    name: str
+    path: Path
+    settings: Settings
+    loaded: Loaded | None = None
+    opening: asyncio.Future[Loaded] | None = None
+    value: str = "unloaded"
+    is_leaving: bool = False
+    failure: str = ""
+    stamps: dict[Path, Stamp] = field(default_factory=dict)
+    num_turns: int = 0
+    began: float = 0.0  # its turn, by perf_counter
+
+    @property
+    def is_placed(self) -> bool:
+        """Whether it takes a place on the device."""
+        return self.value in ("loading", "loaded")
+
+    def status(self) -> dict[str, object]:
+        """Return its status as llama-server's router has it, and why it failed."""
+        told: dict[str, object] = {"value": LISTED[self.value]}
+        return told | {"failed": True, "reason": self.failure} if self.value == "failed" else told
+
+
+def named_files(settings: Settings) -> dict[str, Path]:
+    """Return the files of -m and of --models-dir by their names. Raises SettingsError: two have one name."""
+    given = [_named(text) for text in filter(None, settings.model.split("\n"))]
+    if settings.models_dir:
+        folder = Path(settings.models_dir).expanduser()
+        try:
+            given += [(path.parent.name if path.parent != folder else path.stem, path) for path in _in_folder(folder)]
+        except OSError as error:
+            raise SettingsError(f"--models-dir {folder}: {error.strerror}") from None
+    found: dict[str, Path] = {}
+    for name, path in given:
+        if found.setdefault(name, path) != path:
+            raise SettingsError(f"two models have the name {name}: {found[name]} and {path}; -m NAME=FILE gives another one")
+    return found
+
+
+def _named(text: str) -> tuple[str, Path]:
+    name, equals, file = text.partition("=")
+    path = Path(text).expanduser()
+    return (name, Path(file).expanduser()) if name and equals and not path.exists() else (path.stem, path)
+
+
+def _in_folder(folder: Path) -> list[Path]:
+    """Return the models of a folder: its GGUF files, and the first one of each folder in it."""
+    found: list[Path] = []
+    for entry in sorted(folder.iterdir()):
+        if entry.is_dir():
+            parts = sorted(part for part in entry.glob("*.gguf") if not part.name.startswith("mmproj"))
+            found += parts[:1]
+        elif entry.suffix == ".gguf" and (not PART.fullmatch(entry.name) or files_of(entry)[0] == entry):
+            found.append(entry)
+    return found
+
+
+def entries_of(settings: Settings) -> list[ModelEntry]:
+    """Return the models that share the device, the first one first; none where one is served alone. Raises SettingsError."""
+    if not (settings.models_dir or "\n" in settings.model or ("=" in settings.model and not Path(settings.model).exists())):
+        return []
+    files = named_files(settings)
+    if not files:
+        raise SettingsError(f"--models-dir {settings.models_dir}: no GGUF file is there")
+    for name in REFUSED:
+        if settings.is_given(name):
+            raise SettingsError(f"--{name.replace('_', '-')} is of one model: with several it is not supported yet")
+    unset = Settings()
+    others = {name: getattr(unset, name) for name in OF_FIRST}
+    made: list[ModelEntry] = []
+    for name, path in files.items():
+        own = replace(settings, model=str(path), models_dir="", alias=name, is_one_of_several=True, **others if made else {})
+        made.append(ModelEntry(name, path, own))
+    return made
+
+
+class Models:
+    """Gives the device to models in turn. It belongs to the event loop; engines tell it of themselves through the loop.
+
+    open: loads a model for the first time, awaited. The rest of its life is between it and its engine.
+    """
+
+    def __init__(self, entries: Sequence[ModelEntry], settings: Settings) -> None:
+        self.entries: Mapping[str, ModelEntry] = {entry.name: entry for entry in entries}
+        self.first = entries[0]
+        self.open: Callable[[ModelEntry], Loaded] | None = None  # runs in a thread; may raise ModelError, FolderError
+        self.start: Callable[[Loaded], None] = lambda loaded: None
+        self.num_swaps = 0
+        self._places, self._turn, self._any = settings.models_loaded, settings.model_turn, settings.any_model
+        self._waiting: deque[ModelEntry] = deque()
+        self._last: ModelEntry | None = None  # that left the device
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._budget = 0  # bytes of host memory, of all together
+        self._closed = False
+
+    # ---- ask -------------------------------------------------------------------------------------------------------
+
+    def find(self, name: str | None) -> ModelEntry:
+        """Return a model by its name; the first one where none is named. Raises RequestError 404."""
+        if not name:
+            return self.first
+        entry = self.entries.get(name) or self.entries.get(name.removesuffix(LATEST))
+        if entry is None and not self._any:
+            raise unknown_model(name, self.entries)
+        return entry or self.first
+
+    def opened(self) -> list[Loaded]:
+        """Return what serves the models that were loaded so far."""
+        return [entry.loaded for entry in self.entries.values() if entry.loaded is not None]
+
+    def entry_of(self, service: Service | None) -> ModelEntry | None:
+        """Return the model of a service."""
+        return next((one for one in self.entries.values() if one.loaded and one.loaded.service is service), None)
+
+    # ---- act -------------------------------------------------------------------------------------------------------
+
+    async def ready(self, entry: ModelEntry) -> Loaded:
+        """Return what serves a model, which is loaded for the first time if need be. Raises RequestError 503.
+
+        The caller may be cancelled: the load goes on for the others. One that failed is tried again once its files change.
+        """
+        if entry.loaded is not None:
+            if entry.value != "loaded":
+                self._check_unchanged(entry, entry.loaded)
+            return entry.loaded
+        if entry.opening is None:
+            self._check(entry)
+            entry.failure = ""
+            entry.opening = asyncio.get_running_loop().create_future()
+            self.want(entry)
+        return await asyncio.shield(entry.opening)
+
+    def retry(self, entry: ModelEntry) -> None:
+        """Let a model that failed be tried again."""
+        if entry.value == "failed":
+            entry.value, entry.stamps = "unloaded", {}
+
+    def adopt(self, entry: ModelEntry, loaded: Loaded, seconds: float) -> None:
+        """Take a model that was loaded in this many seconds and whose engine has not started. It has a turn."""
+        entry.loaded, entry.value, entry.failure = loaded, "loaded", ""
+        entry.began, entry.num_turns = perf_counter(), entry.num_turns + 1
+        if loaded.service is None:
+            return
+        engine, loop = loaded.service.engine, asyncio.get_running_loop()
+
+        def tell(act: Callable[[], None]) -> None:
+            if not self._closed:
+                loop.call_soon_threadsafe(act)
+
+        turns = DeviceTurns(
+            on_want=lambda: tell(partial(self.want, entry)),
+            on_load=lambda error: tell(partial(self._loaded, entry, error)),
+            on_free=lambda: tell(partial(self._left, entry)),
+        )
+        engine.sleep.share(turns, seconds)
+        host = engine.scheduler.tree.host.max_bytes or engine.scheduler.snapshots.host.max_bytes
+        self._budget = self._budget or host
+        services = [one.service for one in self.opened() if one.service is not None]
+        for service in services:
+            service.engine.resize_host(self._budget // len(services))
+
+    def want(self, entry: ModelEntry) -> None:
+        """Put a model in line for the device, unless it is there or on its way."""
+        if self._closed or entry in self._waiting or (entry.is_placed and not entry.is_leaving):
+            return
+        self._waiting.append(entry)
+        self._next()
+
+    def unload(self, entry: ModelEntry) -> None:
+        """Let a model leave memory once what it runs is answered."""
+        if entry.loaded is not None and entry.loaded.service is not None and entry.value == "loaded":
+            entry.is_leaving = True
+            entry.loaded.service.engine.sleep.leave(0)
+
+    def close(self) -> None:
+        """Give no more turns; requests that wait for a first load end with an error."""
+        self._closed = True
+        self._waiting.clear()
+        for entry in self.entries.values():
+            if entry.opening is not None and not entry.opening.done():
+                entry.opening.set_exception(RequestError("the server is shutting down", status=503))
+                entry.opening.exception()  # it may be that nobody waits any more
+
+    async def settled(self) -> None:
+        """Return when no load runs any more."""
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    # ---- turns -----------------------------------------------------------------------------------------------------
+
+    def _next(self) -> None:
+        placed = [entry for entry in self.entries.values() if entry.is_placed]
+        ready = [entry for entry in self._waiting if not entry.is_placed]  # who is about to leave comes later
+        for entry in ready[: max(self._places - len(placed), 0)]:
+            self._waiting.remove(entry)
+            self._grant(entry)
+        leaving = sum(entry.is_leaving for entry in placed)
+        stay = sorted((one for one in placed if one.value == "loaded" and not one.is_leaving), key=lambda one: one.began)
+        num_short = len([entry for entry in self._waiting if not entry.is_placed]) - leaving
+        for entry in stay[: max(num_short, 0)]:
+            entry.is_leaving = True
+            assert entry.loaded is not None and entry.loaded.service is not None
+            entry.loaded.service.engine.sleep.leave(max(entry.began + self._turn - perf_counter(), 0))
+
+    def _grant(self, entry: ModelEntry) -> None:
+        self.num_swaps += 1
+        entry.value = "loading"
+        logger.info("%s comes into memory%s", entry.name, f", {len(self._waiting)} more wait" if self._waiting else "")
+        if entry.loaded is not None and entry.loaded.service is not None:
+            entry.loaded.service.engine.sleep.grant()
+            return
+        task = asyncio.get_running_loop().create_task(self._open(entry))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _loaded(self, entry: ModelEntry, error: Exception | None) -> None:
+        entry.failure = "" if error is None else str(error)
+        if error is not None:
+            return  # `_left` follows
+        entry.value, entry.began, entry.num_turns = "loaded", perf_counter(), entry.num_turns + 1
+        self._next()
+
+    def _left(self, entry: ModelEntry) -> None:
+        entry.value, entry.is_leaving = "failed" if entry.failure else "unloaded", False
+        if not entry.failure:
+            logger.info("%s has left memory; its KV stays", entry.name)
+            self._last = entry
+        self._next()
+        if entry.failure:
+            self._bring_back()
+
+    async def _open(self, entry: ModelEntry) -> None:
+        """Load a model for the first time. Where that fails, the one that left for it comes back."""
+        assert self.open is not None and entry.opening is not None
+        began = perf_counter()
+        try:
+            loaded = await asyncio.to_thread(self.open, entry)
+            if loaded.service is None:
+                await asyncio.to_thread(loaded.vectors.close)
+                raise ModelError(f"{entry.path} generates no text: beside others it is not supported yet")
+        except (ModelError, FolderError, SettingsError, OSError) as error:
+            self._fail(entry, error)
+            return
+        except Exception as error:
+            logger.exception("%s could not be loaded", entry.name)
+            self._fail(entry, error)
+            return
+        self.adopt(entry, loaded, perf_counter() - began)
+        self.start(loaded)
+        if entry.opening.done():  # the server is shutting down
+            return
+        entry.opening.set_result(loaded)
+        logger.info("%s is loaded after %.1f s", entry.name, perf_counter() - began)
+        self._next()
+
+    def _fail(self, entry: ModelEntry, error: Exception) -> None:
+        entry.value, entry.failure, entry.stamps = "failed", str(error), _stamps(entry.path)
+        logger.error("%s could not be loaded: %s", entry.name, error)
+        opening, entry.opening = entry.opening, None
+        if opening is not None and not opening.done():
+            opening.set_exception(_not_loaded(entry))
+            opening.exception()  # it may be that nobody waits any more
+        self._next()
+        self._bring_back()
+
+    def _bring_back(self) -> None:
+        """Let the model that left for one that failed come back, if no other one wants its place."""
+        if self._last is not None and self._last.loaded and self._last.loaded.service and not self._waiting:
+            self._last.loaded.service.engine.sleep.wake()
+
+    @staticmethod
+    def _check_unchanged(entry: ModelEntry, loaded: Loaded) -> None:
+        """Refuse, while the loaded model stays, a model whose file is not as it was. Raises RequestError 503."""
+        try:
+            check_unchanged(loaded.vectors.model.weights.stamps)
+        except ModelError as error:
+            entry.value, entry.failure = "failed", str(error)
+            raise _not_loaded(entry) from None
+
+    def _check(self, entry: ModelEntry) -> None:
+        """Refuse at once, while the loaded model stays, what cannot be loaded. Raises RequestError 503."""
+        if entry.value == "failed" and entry.stamps == _stamps(entry.path):
+            raise _not_loaded(entry)
+        try:
+            check_file(entry.path)
+        except ModelError as error:
+            entry.value, entry.failure, entry.stamps = "failed", str(error), _stamps(entry.path)
+            raise _not_loaded(entry) from None
+
+    # ---- shown -----------------------------------------------------------------------------------------------------
+
+    def shown(self) -> dict[str, object]:
+        """Return the models and their status, by name."""
+        return {entry.name: entry.value for entry in self.entries.values()}
+
+    @staticmethod
+    def listed(entry: ModelEntry, started: int) -> dict[str, object]:
+        """Return OpenAI's object of a model that was never loaded."""
+        return {
+            "id": entry.name,
+            "aliases": (entry.name,),
+            "tags": [],
+            "object": "model",
+            "created": started,
+            "owned_by": "slotcache",
+        }
+
+
+def _not_loaded(entry: ModelEntry) -> RequestError:
+    return RequestError(f"{entry.name} could not be loaded: {entry.failure}", status=503, code="loading_failed")
+
+
+def _stamps(path: Path) -> dict[Path, Stamp]:
+    """Return the stamps of a model's files; none where one cannot be read."""
+    try:
+        return {file: stamp(file) for file in files_of(path)}
+    except OSError:
+        return {}

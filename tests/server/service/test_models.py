@@ -1,0 +1,223 @@
+"""Several models that share a device: chosen by name, in turn, each with its KV. Over a real port."""
+
+import asyncio
+import shutil
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+from slotcache.bench.random_models import SHAPES, generate
+from slotcache.server.config.settings import Settings, SettingsError
+from slotcache.server.serve import make_server, run
+from slotcache.server.service.models import entries_of
+
+from server.conftest import DEADLINE, Running, until
+from server.test_cli import free_port
+
+QUESTION = "What does the old lighthouse keeper of the northern harbour say about the winter storms of last year?"
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """Three models, and a file that is none."""
+    folder = tmp_path_factory.mktemp("several")
+    made = [generate(folder / f"{name}.gguf", SHAPES["tiny"], seed=seed) for seed, name in enumerate("abc", 1)]
+    broken = folder / "broken.gguf"
+    broken.write_bytes(made[0].read_bytes()[:5000])
+    return [*made, broken]
+
+
+@contextmanager
+def sharing(files, **changed):
+    """A server of these models."""
+    port = free_port()
+    usual = {"port": port, "ctx_size": 4096, "flash_attn": "off", "check": True, "threads": 1, "idle_prefill": False}
+    settings = Settings(**{"model": "\n".join(map(str, files)), "model_turn": 0} | usual | changed)
+    entries = entries_of(settings)
+    server, host = make_server(entries[0].settings, entries)
+    thread = threading.Thread(target=lambda: asyncio.run(run(server, host, entries[0].path)))
+    thread.start()
+    url = f"http://127.0.0.1:{port}"
+    with httpx.Client(base_url=url, timeout=DEADLINE) as http:
+        try:
+            until(lambda: host.vectors is not None)
+            yield Running(url, http, None, host, server, thread)  # type: ignore[arg-type]  # no OpenAI client is needed
+        finally:
+            server.should_exit = True
+            thread.join(DEADLINE)
+            assert not thread.is_alive()
+    assert not any(service.engine.num_failed_steps for service in host.services)
+
+
+def text(answer):
+    return answer["choices"][0]["message"]["content"]
+
+
+def cached(answer):
+    return answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+
+def status(up):
+    return {one["id"]: one["status"]["value"] for one in up.http.get("/v1/models").json()["data"]}
+
+
+def models_of(up):
+    assert up.host.models is not None
+    return up.host.models
+
+
+def is_mapped(file):
+    return str(file) in Path("/proc/self/maps").read_text()
+
+
+def test_requests_choose_a_model_and_find_its_kv_again(files):
+    a, b, *_ = files
+    with sharing(files[:2]) as up:
+        assert status(up) == {"a": "loaded", "b": "unloaded"}
+        first = [up.chat(QUESTION, model=name) for name in "ab"]
+        assert [answer["model"] for answer in first] == ["a", "b"]
+        assert status(up) == {"a": "unloaded", "b": "loaded"} and is_mapped(b) and not is_mapped(a)
+        for _ in range(3):
+            again = [up.chat(QUESTION, model=name) for name in ("a", "b:latest")]
+            assert list(map(text, again)) == list(map(text, first))
+            assert all(cached(one) > 0.9 * one["usage"]["prompt_tokens"] - 8 for one in again)
+            assert [one["slotcache"]["source"] for one in again] == ["host", "host"]
+        assert up.chat(QUESTION)["model"] == "a"  # the first one, where none is named
+        wrong = up.http.post("/v1/chat/completions", json={"model": "d", "messages": [{"role": "user", "content": "?"}]})
+        assert wrong.status_code == 404 and "expected a, b" in wrong.json()["error"]["message"]
+
+
+def test_ollama_s_clients_see_all_models(files):
+    with sharing(files[:2]) as up:
+        assert [one["name"] for one in up.http.get("/api/tags").json()["models"]] == ["a:latest", "b:latest"]
+        body = {"model": "b", "messages": [{"role": "user", "content": QUESTION}], "stream": False}
+        assert up.http.post("/api/chat", json=body | {"options": {"num_predict": 2}}).json()["model"] == "b"
+        assert [one["name"] for one in up.http.get("/api/ps").json()["models"]] == ["b:latest"]
+        assert up.http.post("/api/show", json={"model": "b"}).json()["model_info"]
+        assert up.http.post("/api/chat", json={"model": "b", "keep_alive": 0}).json()["done_reason"] == "unload"
+        until(lambda: status(up) == {"a": "unloaded", "b": "unloaded"})
+
+
+def test_a_model_that_cannot_be_loaded_fails_alone(files):
+    a, broken = files[0], files[3]
+    with sharing([a, broken, files[1]]) as up:
+        first = up.chat(QUESTION, model="a")
+        for _ in range(2):
+            answer = up.http.post("/completion", json={"model": "broken", "prompt": "Hello"})
+            assert answer.status_code == 503 and "broken could not be loaded" in answer.json()["error"]["message"]
+        listed = up.http.get("/v1/models").json()["data"][1]
+        assert listed["status"]["value"] == "unloaded" and listed["status"]["failed"] and listed["status"]["reason"]
+        until(lambda: status(up)["a"] == "loaded")  # it comes back by itself
+        again = up.chat(QUESTION, model="a")
+        assert text(again) == text(first) and cached(again)
+
+
+def test_what_runs_is_answered_before_a_model_leaves(files):
+    with sharing(files[:2]) as up:
+        body = {"model": "a", "prompt": "Hello", "stream": True, "ignore_eos": True, "n_predict": 40}
+        with up.http.stream("POST", "/completion", json=body) as stream, ThreadPoolExecutor(1) as pool:
+            lines = stream.iter_lines()
+            next(lines)
+            other = pool.submit(up.chat, QUESTION, model="b")
+            assert '"tokens_predicted":40' in "".join(lines)
+            assert other.result(DEADLINE)["model"] == "b"
+
+
+def test_a_client_that_leaves_during_a_load_cancels_nothing_of_others(files):
+    with sharing(files[:2]) as up, ThreadPoolExecutor(2) as pool:
+        up.chat(QUESTION, model="b")
+        up.chat(QUESTION, model="a")
+        began, may_end = threading.Event(), threading.Event()
+
+        def wait():
+            began.set()
+            assert may_end.wait(DEADLINE)
+
+        up.host.services[1].model.weights.on_load.append(wait)
+        body = {"model": "b", "prompt": "Hello", "stream": True, "ignore_eos": True}
+        with up.http.stream("POST", "/completion", json=body):
+            assert began.wait(DEADLINE)
+            assert up.http.get("/health").json()["models"] == {"a": "unloaded", "b": "loading"}
+            other = pool.submit(up.chat, QUESTION, model="b")
+        may_end.set()
+        assert other.result(DEADLINE)["model"] == "b"
+
+
+def test_many_clients_and_three_models_are_all_answered(files):
+    with sharing(files[:3]) as up, ThreadPoolExecutor(8) as pool:
+        expected = {name: text(up.chat(QUESTION, model=name)) for name in "abc"}
+        asked = [("abc"[number % 3]) for number in range(48)]
+        found = list(pool.map(lambda name: text(up.chat(QUESTION, model=name)), asked))
+        assert found == [expected[name] for name in asked]
+        assert all(entry.num_turns > 1 for entry in models_of(up).entries.values())
+
+
+def test_two_models_stay_where_two_places_are_given(files):
+    with sharing(files[:3], models_loaded=2) as up:
+        for name in "abab":
+            up.chat(QUESTION, model=name)
+        assert models_of(up).num_swaps == 1 and list(status(up).values()) == ["loaded", "loaded", "unloaded"]
+        up.chat(QUESTION, model="c")
+        assert status(up)["c"] == "loaded" and list(status(up).values()).count("loaded") == 2
+
+
+def test_models_are_loaded_and_unloaded_as_by_llama_server_s_router(files):
+    with sharing(files[:2]) as up:
+        assert up.http.post("/models/load", json={"model": "b"}).json() == {"success": True}
+        assert status(up) == {"a": "unloaded", "b": "loaded"}
+        assert up.http.get("/props?model=b").json()["model_alias"] == "b"
+        assert up.http.post("/models/unload", json={"model": "b"}).json() == {"success": True}
+        until(lambda: status(up) == {"a": "unloaded", "b": "unloaded"})
+        assert up.http.post("/models/unload", json={"model": "b"}).status_code == 400
+        assert up.http.post("/models/load", json={"model": "d"}).status_code == 404
+        assert up.chat(QUESTION, model="b")["model"] == "b"
+
+
+def test_host_memory_is_one_budget(files):
+    with sharing(files[:2], cache_ram=64) as up:
+        for name in "abab":
+            up.chat(QUESTION, model=name)
+        budgets = {service.engine.scheduler.tree.host.max_bytes for service in up.host.services}
+        assert (
+            len(budgets) == 1
+            and sum(service.engine.scheduler.tree.host.max_bytes for service in up.host.services) <= 64 << 20
+        )
+
+
+def test_a_scope_is_dropped_from_all_models_but_for_one_that_is_named(files):
+    with sharing(files[:2]) as up:
+        for name in "ab":
+            up.chat(QUESTION, model=name)
+        assert up.http.delete("/v1/cache?model=b").json()["tokens"] > 0
+        assert cached(up.chat(QUESTION, model="a")) > 0 == cached(up.chat(QUESTION, model="b"))
+        assert up.http.delete("/v1/cache").json()["tokens"] > 0
+        assert cached(up.chat(QUESTION, model="a")) == cached(up.chat(QUESTION, model="b")) == 0
+
+
+def test_a_model_of_one_conversation_is_not_another_s(files):
+    with sharing(files[:2]) as up:
+        stored = up.http.post("/v1/responses", json={"model": "b", "input": "Hello", "max_output_tokens": 2}).json()
+        body = {"input": "And?", "max_output_tokens": 2, "previous_response_id": stored["id"]}
+        assert up.http.post("/v1/responses", json=body | {"model": "a"}).status_code == 404
+        assert up.http.post("/v1/responses", json=body | {"model": "b"}).status_code == 200
+        assert up.http.get(f"/v1/responses/{stored['id']}?model=b").status_code == 200
+
+
+def test_the_models_of_a_folder_and_their_names(files, tmp_path):
+    (tmp_path / "sub").mkdir()
+    shutil.copy(files[0], tmp_path / "sub" / "a-00001-of-00001.gguf")
+    shutil.copy(files[0], tmp_path / "x.gguf")
+    entries = entries_of(Settings(model=f"own={files[1]}", models_dir=str(tmp_path), docs="d"))
+    assert [entry.name for entry in entries] == ["own", "sub", "x"]
+    assert [entry.settings.docs for entry in entries] == ["d", "", ""]
+    assert entries_of(Settings(model=str(files[0]))) == []
+    with pytest.raises(SettingsError, match="two models have the name a"):
+        entries_of(Settings(model=f"{files[0]}\na={files[1]}"))
+    with pytest.raises(SettingsError, match="--alias is of one model"):
+        entries_of(Settings(model="\n".join(map(str, files[:2])), alias="x"))
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(SettingsError, match="no GGUF file is there"):
+        entries_of(Settings(models_dir=str(tmp_path / "empty")))
