@@ -86,7 +86,8 @@ def spoken(entries: Sequence[HistoryMessage]) -> tuple[str, list[str]]:
 def _texts(message: Mapping[str, object]) -> list[str]:
     content = message.get("content")
     parts = content if isinstance(content, list) else [{"text": content}]
-    return [part["text"] for part in parts if isinstance(part, dict) and isinstance(part.get("text"), str)]
+    texts = [part.get("text") for part in parts if isinstance(part, dict)]
+    return [text for text in texts if isinstance(text, str)]
 
 
 def _num_tokens(branches: list[Branch]) -> int:
