@@ -232,7 +232,9 @@ class Orders:
         with self._lock:
             path = self._lengths.fit(plan.parts, plan.chars, told.prompt_tokens)
             cached_tokens = told.cached_tokens
-            if is_timed := cached_tokens is None and seconds is not None:
+            is_timed = False
+            if cached_tokens is None and seconds is not None:
+                is_timed = True
                 expected = sum(tokens for _, tokens in path[: plan.known])
                 behind = PromptPart("", plan.chars)
                 tokens = told.prompt_tokens or sum(tokens for _, tokens in path) + self._lengths.tokens(behind)
