@@ -175,10 +175,10 @@ async def unload_model(request: Request, asked: ModelAction) -> Response:
 
 
 def _models_of(request: Request) -> Models:
-    """Return the models that share the device. Raises RequestError 501: there is only one."""
+    """Return the models that share the device. Raises RequestError: there is only one."""
     vectors_of(request)
     if (models := request.app.state.app.models) is None:
-        raise RequestError("this server has one model: give -m several times, or --models-dir", status=501)
+        raise RequestError("this server has one model: give -m several times, or --models-dir")
     return models
 
 
