@@ -88,7 +88,7 @@ class Measured:
         off, on = self.theirs
         their = median(on) / median(off) if off else None
         own = (self.name, median(self.off), median(self.on), self.ratio, self.share)
-        return *own, self.predicted, self.ratio / self.predicted, median(on) if on else None, their
+        return *own, self.predicted, self.ratio / self.predicted, median(on) if on else "", "" if their is None else their
 
 
 def run(args: argparse.Namespace) -> Report:

@@ -107,7 +107,15 @@ def test_each_request_and_each_chunk_is_timed_with_a_front_and_without(tmp_path:
 
 
 def test_a_draft_model_that_is_right_by_construction_is_measured(tmp_path: Path, capsys: Any) -> None:
-    small = {"layers": 2, "width": 128, "heads": 4, "kv_heads": 2, "feed_forward": 256, "vocabulary": 1024, "merges": 700}
+    small: Any = {
+        "layers": 2,
+        "width": 128,
+        "heads": 4,
+        "kv_heads": 2,
+        "feed_forward": 256,
+        "vocabulary": 1024,
+        "merges": 700,
+    }
     served = generate(tmp_path / "served.gguf", replace(SHAPES["chain"], **small))
     drafts = [
         generate(tmp_path / f"{share}.gguf", ChainShape(**small | {"layers": 1, "width": 64}, agreement=share))

@@ -3,6 +3,7 @@
 from contextlib import closing
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from slotcache.models.draft_model import TRIES, open_draft_model
 from slotcache.models.errors import ModelError, RunnerError
 from slotcache.models.model import Model
 from slotcache.models.runner import Runner
-from slotcache.slots.request import Layout, Request
+from slotcache.slots.request import Job, Layout, Request
 from slotcache.slots.reuse import Reuse, ReusedSpan
 from slotcache.slots.scope import Scope
 from support.architectures import hybrid, windowed
@@ -49,7 +50,7 @@ def running(number, slot, tokens, cached=0, scope=SCOPE):
     job.num_tokens = len(tokens)
     if cached:
         job.reuse.spans.append(ReusedSpan(0, cached, "own", 0.0))
-    return job
+    return cast(Job, job)
 
 
 def grow(job, *tokens):
