@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -150,10 +150,10 @@ class Plan:
     background: bool = False
     admitted: tuple[int, ...] = ()
     adapters: str = ""
+    num_tokens: int = field(init=False, compare=False)  # of all spans; read several times a step
 
-    @property
-    def num_tokens(self) -> int:
-        return sum(len(span.tokens) for span in self.spans)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "num_tokens", sum([len(span.tokens) for span in self.spans]))
 
     @property
     def has_drafts(self) -> bool:

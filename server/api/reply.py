@@ -554,6 +554,7 @@ def _look_at(ping: asyncio.Future[None]) -> None:
 # ---- The routes that generate: chats and texts, streamed or whole. ------------------------------------------------------
 
 T = TypeVar("T")
+LONG = 16 << 10  # characters of answers that are parsed in a thread, beside other streams
 
 
 def submit(request: Request, prepared: Prepared) -> ResponseMeta:
@@ -650,7 +651,8 @@ async def respond(request: Request, reply: ReplyFormat) -> Response:
         return EventStream(service, reply)
     spell = _speller(service, reply)
     answers = await while_connected(request, collect(service, generations, spell))
-    if any(answer.logprobs for answer in answers):  # much larger than its text
+    # Logprobs are much larger than the text that they are of; a long text takes its time to be parsed.
+    if any(answer.logprobs for answer in answers) or sum(len(answer.text) for answer in answers) >= LONG:
         return JsonReply(await asyncio.to_thread(lambda: encode(reply.whole(answers))))
     return JsonReply(reply.whole(answers))
 

@@ -189,6 +189,7 @@ def _opening(pieces: Sequence[TextPiece]) -> str:
 
 
 MOST_COUNTED = 4 << 20  # bytes of a prompt that are tokenised although it must be too long: this many take some 4 s
+TEMPLATE_BYTES = 8 << 20  # of the template's own texts between messages, with their tokens
 SAMPLE = 1 << 18  # characters of a larger one, by which its tokens are estimated
 MAX_PROMPTS = 128  # of one request
 NO_BREAKPOINTS: Breakpoints = {}
@@ -208,6 +209,7 @@ class PromptBuilder:
         self._model, self._answers, self._limit = model, answers, limit
         self._settings = settings
         self.texts, self.tokens = TextTokens(model), TokenCache(model.tokenize)
+        self._template_tokens = TokenCache(partial(model.tokenize, special=True), TEMPLATE_BYTES)  # the same in each turn
         self._infill = self._make_infill(settings.spm_infill)
         self._forms = Answers(template.source, model, settings)
         variables, asks = settings_variables(settings), settings.retrieval_prompt
@@ -392,7 +394,9 @@ class PromptBuilder:
         if piece.is_plain:
             return Fixed(self.tokens(scope, piece.text), "the chat template", ends=False)
         begin = first and not (self._model.bos and piece.text.startswith(self._model.bos))
-        return Fixed(self._model.tokenize(piece.text, special=True, begin=begin), "the chat template", ends=False)
+        text = piece.text
+        tokens = self._model.tokenize(text, special=True, begin=True) if begin else self._template_tokens(scope, text)
+        return Fixed(tokens, "the chat template", ends=False)
 
     def _with_answers(self, pieces: Sequence[TextPiece], messages: Sequence[Message], scope: str) -> list[Shown]:
         """Find answers of the model that are more than their content: reasoning, calls."""

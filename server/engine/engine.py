@@ -698,10 +698,11 @@ class Engine:
     def _take_turn(self) -> None:
         try:
             self._read_inbox()
-            self.fetches.look()
+            if self._behind.lower or self.scheduler.index.host.overdraft:
+                self.fetches.look()
             if self.sleep.is_leaving and self._has_left():
                 pass
-            elif not self.scheduler.idle and self.fetches.seconds_left is None:
+            elif not self.scheduler.idle and self._seconds_left is None:
                 self._step() if self.sleep.is_awake else self.sleep.load()
         except Exception:
             self._recover()
@@ -725,10 +726,15 @@ class Engine:
                 check(self.scheduler)
             act = self.inbox.wait(self.sleep.seconds_left)
             act() if act else self._fall_asleep()
-        elif (seconds := self.fetches.seconds_left) is not None and (act := self.inbox.wait(seconds)) is not None:
+        elif (seconds := self._seconds_left) is not None and (act := self.inbox.wait(seconds)) is not None:
             act()
         while (act := self.inbox.take()) is not None:
             act()
+
+    @property
+    def _seconds_left(self) -> float | None:
+        """As in `Fetches`; None where there is no lower tier to wait for."""
+        return self.fetches.seconds_left if self._behind.lower else None
 
     def _step(self) -> None:
         began = perf_counter()
