@@ -26,7 +26,7 @@ def test_what_is_out_says_so():
     assert all(re.match("out: |to come: |to come$|out$", state) for state in states.values()), states
     for subject in (
         "several models",
-        "draft model",
+        "multi-token",
         "images",
         "TLS",
         "wheels",
