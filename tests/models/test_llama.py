@@ -169,6 +169,7 @@ def test_no_library_at_all_names_what_to_install(monkeypatch):
     for variable in llama.VARIABLES:
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setattr(llama, "find_spec", lambda _: None)
+    monkeypatch.setattr(llama, "NPM", Path("nowhere"))  # it may stand beside this environment
     with pytest.raises(
         LibraryError, match=r"^llama\.cpp is not installed: .*slotcache\[llama\].*slotcache\[prebuilt\].*make serve$"
     ):
