@@ -618,6 +618,14 @@ def endpoint(handler: Handler, body: type[Struct]) -> Handler:
     return answer
 
 
+async def _read_asked(request: Request, body: type[R], chooses: bool) -> R:
+    """Return the body, with the model chosen that it names. Raises RequestError, ClientDisconnect."""
+    asked = await read_body(request, body)
+    if chooses:
+        await choose(request, asked)
+    return asked
+
+
 def _in_session(request: Request, asked: R) -> R:
     """Return a body with the session that a header names, unless it names one itself."""
     session = request.headers.get("x-session-id", "")[:MAX_NAME]
