@@ -609,10 +609,7 @@ def endpoint(handler: Handler, body: type[Struct]) -> Handler:
     @wraps(handler)
     async def answer(request: Request) -> Response:
         check(request)  # first: no body is read for a server that cannot answer
-        asked = await read_body(request, body)
-        if chooses:
-            await choose(request, asked)
-        answered = await _refusing(handler, request, _in_session(request, asked))
+        answered = await _refusing(handler, request, _in_session(request, await _read_asked(request, body, chooses)))
         return answered if isinstance(answered, Response) else await respond(request, answered)
 
     return answer
