@@ -162,11 +162,16 @@ class ChatProxy(Proxy):
         held.hold(len(sent.body))
         state.metrics.ordering.observe(perf_counter() - began)
         sent.headers = self._headers(sent.headers, ask.session)
-        if ask.plan is None:
-            await super().exchange(scope, send, sent, held)
-            return
-        prefill, more = state.prefills.begin(), [(ORDER, _reason(ask.plan, engine).encode("latin-1"))]
+        prefill = state.prefills.begin()
         reader = Listener(ask.hides_usage, prefill)
+        if ask.plan is None:  # it is computed beside those that are judged by their wait
+            try:
+                sent.held = held
+                await self.relay(sent, Relay(state, send, scope["path"], reader))
+            finally:
+                prefill.end()
+            return
+        more = [(ORDER, _reason(ask.plan, engine).encode("latin-1"))]
         relay = Relay(state, send, scope["path"], reader, more=more)
         try:
             await self.relay(sent, relay)

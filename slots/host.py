@@ -389,7 +389,7 @@ class PromptTree(RadixTree):
         return runs[-1][1] if runs else 0
 
     @abstractmethod
-    def price(self, node: Node) -> None:
+    def price(self, node: Node, *, is_used: bool = True) -> None:
         """Set the priority of a run that is used, pinned or unpinned now."""
 
     def retire(self, scope: Scope, tokens: np.ndarray) -> int:
@@ -407,7 +407,7 @@ class PromptTree(RadixTree):
             if node.in_use or node.pinned_until or is_shared:
                 break
             node.frequency = node.last_use = 0
-            self.price(node)
+            self.price(node, is_used=False)
             retired += len(node.tokens)
         return retired
 

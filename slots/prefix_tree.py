@@ -211,7 +211,7 @@ class PrefixTree(PromptTree):
         self.num_evicted += freed
         return freed
 
-    def price(self, node: Node) -> None:
+    def price(self, node: Node, *, is_used: bool = True) -> None:
         self.device.touch(node)
         self.host.touch(node)
 

@@ -90,7 +90,7 @@ class StateTree(PromptTree):
     def lose(self, node: Node) -> int:
         return self.forget(node)
 
-    def price(self, node: Node) -> None:
+    def price(self, node: Node, *, is_used: bool = True) -> None:
         """Set the priority of a state that is used or new: the time that it saves, a byte that leaves with it."""
         if not self.host.may_leave(node):
             return  # a run that states stand on leaves with them
@@ -101,7 +101,7 @@ class StateTree(PromptTree):
         size += 0 if node.children else (node.end - begin) * self.host.sizes.run_token
         length = node.end - begin
         node.token_cost = self._profile.cost(begin, length) * length / max(size, 1)
-        node.last_use = self._clock
+        node.last_use = self._clock if is_used else 0
         self.aged.discard(node)
         self.host.touch(node)
 

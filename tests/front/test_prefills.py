@@ -114,6 +114,19 @@ def test_a_wait_beside_another_one_tells_nothing():
     assert prefills.num_waiting == 0
 
 
+def test_a_chat_without_documents_counts_as_a_prompt_that_waits():
+    waiting = []
+
+    def answer(body):
+        waiting.append(front.host.prefills.num_waiting)
+        return response("200 OK", event("Yes") + DONE, "text/event-stream")
+
+    with scripted(answer=answer) as upstream, ordering(upstream.url, dialect="openai") as front:
+        front.chat(messages=[{"role": "user", "content": "Hello"}], stream=True)
+        until(lambda: front.host.prefills.num_waiting == 0)
+    assert waiting == [1]
+
+
 def test_a_prompt_is_judged_by_the_median_of_cold_ones_of_its_own_model():
     speeds = PrefillSpeeds()
     assert speeds.cached(b"a", 1000, 800, 1.0) is None, "nothing is known yet"

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from slotcache.slots import radix
+from slotcache.slots.eviction import EvictionPolicy
 from slotcache.slots.host import HostMemory
 from slotcache.slots.plan import Clear
 from slotcache.slots.prefix_tree import PrefixTree
@@ -262,3 +263,14 @@ def test_a_pin_of_a_long_prompt_looks_for_each_state_once(monkeypatch):
     assert len(looks) == len(server.kept()) < 20
     check(server.scheduler)
     assert server.scheduler.pins.unpin(S, tokens) and not server.snapshots.pinned
+
+
+def test_by_last_use_too_the_states_of_an_ended_session_leave_first():
+    server = Server(1000)
+    server.snapshots.host._policy = EvictionPolicy("lru")
+    ended = np.arange(100, 130, dtype=np.int32)
+    server.ask(ended)
+    server.ask(PROMPT)
+    assert server.snapshots.retire(S, ended) == 30
+    first = server.snapshots.host.candidates.pop()
+    assert first is not None and first.tokens[0] >= 100 and first.host_priority == 0
