@@ -11,6 +11,7 @@ it drafts, the served model chooses: nothing here can change an answer.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -295,16 +296,20 @@ class DraftModel:
                 sampled = self._runner.run(Plan((), spans, num_spare=spare, background=background), self._samplers)
                 break
             except NoRoom:
-                if not self._evict({span.sequence for span in spans}):
+                if not self._evict({span.sequence for span in spans}, background):
                     raise self._refuse(max(spans, key=lambda span: span.start).sequence) from None
         for span in spans:
             self._held[span.sequence].extend(span.tokens)
         self.num_tokens += num_tokens
         return sampled
 
-    def _evict(self, needed: set[int]) -> bool:
-        """Free the KV of the slot that was used least recently and that this pass does not need."""
-        others = [slot for slot, held in enumerate(self._held) if held.length and slot not in needed]
+    def _evict(self, needed: set[int], background: bool) -> bool:
+        """Free the KV of the slot that was used least recently and that this pass does not need.
+
+        background: only of one that was used before those: else two idle slots would free each other's for ever.
+        """
+        latest = max(self._held[slot].used for slot in needed) if background else math.inf
+        others = [slot for slot, held in enumerate(self._held) if held.length and slot not in needed and held.used < latest]
         if others:
             self._keep(min(others, key=lambda slot: self._held[slot].used), 0)
         return bool(others)
