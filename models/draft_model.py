@@ -108,7 +108,7 @@ class DraftModel:
     def __init__(self, context: Context, served: Model, *, num_slots: int, beside: Interrupt) -> None:
         self.context = context
         self.costs, self.batch = context.costs, context.batch
-        self.num_tokens = self.num_failures = 0
+        self.num_tokens = self.num_passes = self.num_failures = 0
         self.is_off = False
         self._num_vocab = min(context.model.num_vocab, served.num_vocab)
         self._is_end = served.is_end
@@ -282,6 +282,7 @@ class DraftModel:
         """Compute these tokens of slots; return the best next token of each, with its probability."""
         spans = tuple(Span(slot, slot, self._held[slot].length, tokens, logits=True) for slot, tokens in feeds.items())
         tokens = self._run(spans)
+        self.num_passes += 1
         return {slot: (token, self._samplers[slot].confidence) for slot, token in zip(feeds, tokens, strict=True)}
 
     def _run(self, spans: tuple[Span, ...], background: bool = False) -> list[int]:
