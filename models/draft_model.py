@@ -136,7 +136,9 @@ class DraftModel:
         self._held = [HeldTokens() for _ in self._held]
 
     def open(self) -> None:
-        """Load it again. Where that fails, it drafts no more."""
+        """Load it again, unless it is off. Where that fails, it drafts no more."""
+        if self.is_off:
+            return
         try:
             self.context.open()
         except ModelError as error:
