@@ -11,6 +11,7 @@ it drafts, the served model chooses: nothing here can change an answer.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -107,7 +108,7 @@ class DraftModel:
     def __init__(self, context: Context, served: Model, *, num_slots: int, beside: Interrupt) -> None:
         self.context = context
         self.costs, self.batch = context.costs, context.batch
-        self.num_tokens = self.num_failures = 0
+        self.num_tokens = self.num_passes = self.num_failures = 0
         self.is_off = False
         self._num_vocab = min(context.model.num_vocab, served.num_vocab)
         self._is_end = served.is_end
@@ -135,7 +136,9 @@ class DraftModel:
         self._held = [HeldTokens() for _ in self._held]
 
     def open(self) -> None:
-        """Load it again. Where that fails, it drafts no more."""
+        """Load it again, unless it is off. Where that fails, it drafts no more."""
+        if self.is_off:
+            return
         try:
             self.context.open()
         except ModelError as error:
@@ -281,6 +284,7 @@ class DraftModel:
         """Compute these tokens of slots; return the best next token of each, with its probability."""
         spans = tuple(Span(slot, slot, self._held[slot].length, tokens, logits=True) for slot, tokens in feeds.items())
         tokens = self._run(spans)
+        self.num_passes += 1
         return {slot: (token, self._samplers[slot].confidence) for slot, token in zip(feeds, tokens, strict=True)}
 
     def _run(self, spans: tuple[Span, ...], background: bool = False) -> list[int]:
@@ -295,16 +299,20 @@ class DraftModel:
                 sampled = self._runner.run(Plan((), spans, num_spare=spare, background=background), self._samplers)
                 break
             except NoRoom:
-                if not self._evict({span.sequence for span in spans}):
+                if not self._evict({span.sequence for span in spans}, background):
                     raise self._refuse(max(spans, key=lambda span: span.start).sequence) from None
         for span in spans:
             self._held[span.sequence].extend(span.tokens)
         self.num_tokens += num_tokens
         return sampled
 
-    def _evict(self, needed: set[int]) -> bool:
-        """Free the KV of the slot that was used least recently and that this pass does not need."""
-        others = [slot for slot, held in enumerate(self._held) if held.length and slot not in needed]
+    def _evict(self, needed: set[int], background: bool) -> bool:
+        """Free the KV of the slot that was used least recently and that this pass does not need.
+
+        background: only of one that was used before those: else two idle slots would free each other's for ever.
+        """
+        latest = max(self._held[slot].used for slot in needed) if background else math.inf
+        others = [slot for slot, held in enumerate(self._held) if held.length and slot not in needed and held.used < latest]
         if others:
             self._keep(min(others, key=lambda slot: self._held[slot].used), 0)
         return bool(others)

@@ -291,7 +291,7 @@ def _draft_model(settings: Settings, served: Context, runner: Runner) -> DraftMo
         logger.warning("--draft-model has no effect: %s", CANNOT_DRAFT)
         return None
     path = Path(settings.draft_model).expanduser()
-    model = Model(path, settings.gpu_layers, repack=settings.repack == "on", may_unload=settings.sleep_after > 0)
+    model = Model(path, settings.gpu_layers, repack=settings.repack == "on", may_unload=settings.may_unload)
     shape = replace(context_settings(settings, served.model), num_cells=served.num_cells)
     draft = open_draft_model(model, shape, served.model, num_slots=settings.parallel, beside=runner.interrupt)
     bytes_of_token = model.kv_bytes("f16", "f16")

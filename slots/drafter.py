@@ -31,13 +31,15 @@ class Drafter(Protocol):
 
     Nothing that it does changes an answer: it only says which tokens are worth checking.
 
-    costs: of the draft model. batch: most tokens that it computes at once. num_tokens: those computed, ever. is_off: it
-    failed again and again, and drafts no more.
+    costs: of the draft model. batch: most tokens that it computes at once. num_tokens: those computed, ever. num_passes: those
+    of drafts, ever, each of which brings a token for each stream, or the end of its draft. is_off: it failed again and again,
+    and drafts no more.
     """
 
     costs: Costs
     batch: int
     num_tokens: int
+    num_passes: int
     is_off: bool
 
     def lacking(self, job: Job) -> int:
@@ -147,8 +149,8 @@ class DraftTimes:
 
     def token_seconds(self, step: float) -> float:
         """Return the seconds of a token that is read."""
-        plain = self._costs.step_ns(1, 0)
-        return self._token or step * (self._of_draft.row_ns / plain if plain else UNKNOWN_TOKEN)
+        plain, row = self._costs.step_ns(1, 0), self._of_draft.row_ns
+        return self._token or step * (row / plain if plain and row else UNKNOWN_TOKEN)  # a GPU may time a row as nothing
 
     def learn_passes(self, streams: int, number: float, seconds: float) -> None:
         """Learn from drafts. number: of the passes, as if all had had all streams."""

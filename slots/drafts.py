@@ -351,11 +351,11 @@ class Drafts:
         rows = streams * (1 + length)
         cost_of_one = times.pass_steps(streams, depth, step) + (self._pace.multiple(streams, rows, depth) - 1) / length
         cost_of_one /= streams
-        began = self._clock()
+        began, passes = self._clock(), drafter.num_passes
         drafts = drafter.draft(jobs, [min(length, _room(job)) for job in jobs], goes_on)
         seconds = self._clock() - began
         self.model_seconds += seconds
-        if passes := max(len(draft.tokens) for draft in drafts):
+        if passes := drafter.num_passes - passes:
             times.learn_passes(streams, passes, seconds)
             self._earn(-passes * times.pass_steps(streams, depth, step))
         return [

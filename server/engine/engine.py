@@ -771,11 +771,13 @@ class Engine:
             if work is not None:
                 self._run(work)
             self._behind.write()  # what an act has brought from a file, too
-            if work is None and not (self.sleep.is_awake and until == inf and self._read_ahead()):
+            if work is None and not (until == inf and self._read_ahead()):
                 return
 
     def _read_ahead(self) -> bool:
-        """Let a draft model read a piece of what idle slots hold. False: nothing is left."""
+        """Let a draft model read a piece of what idle slots hold. False: nothing is left, or it would soon be lost."""
+        if not self.sleep.is_awake or self.sleep.is_leaving:
+            return False
         with self.watchdog.step(0):
             return self.scheduler.read_ahead()
 

@@ -213,3 +213,19 @@ def test_a_token_that_only_the_served_model_has_ends_drafting_for_its_request(se
         job = running(1, 0, [*TEXT, 1010, 5])
         assert not drafter.read(job, 64) and drafter.lacking(job) == -1 and not drafter.num_failures
         assert len(ask(drafter, running(2, 0, TEXT))[0]) == 5
+
+
+def test_histories_that_do_not_fit_together_are_read_ahead_once(served, tiny):
+    """Else idle slots would free each other's cells in turn, and the server would neither rest nor fall asleep."""
+    with closing(drafter_of(served, tiny, cells=64)) as drafter:
+        size, pieces = drafter.context.num_cells - 20, 0
+        slots = [
+            SimpleNamespace(id=number, last=number, scope=SCOPE, history=np.resize(TEXT, size) + number)
+            for number in range(3)
+        ]
+        for slot in slots:
+            ask(drafter, running(slot.last, slot.id, slot.history[:20]))
+        while any(drafter.read_ahead(slot, size, 16) for slot in slots):
+            pieces += 1
+            assert pieces < 5 * size // 16, "it reads for ever"
+        assert drafter._held[2].length == size, "that of the last one used stays"

@@ -1,5 +1,7 @@
 """A draft model's part of a step: asked where it pays, let read where the answer is worth it, and never a token other."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from slotcache.slots.costs import UNMEASURED
@@ -112,9 +114,28 @@ def test_what_is_never_right_is_given_up():
     assert sum(seconds for seconds, _, _ in taken[1000:]) < 1.01 * STEP * 3000
 
 
+def test_what_always_ends_is_given_up():
+    """As where `ignore_eos` lets an answer go on, behind which the draft model sees nothing but its end."""
+    toy = ToyDrafter()
+    toy.says_end = True
+    taken = simulate(toy, 4000, answers=40)
+    assert toy.num_passes > 10 and not any(number for _, number, _ in taken)
+    assert sum(seconds for seconds, _, _ in taken) < STEP * (1.006 * 4000 + FIRST_MODEL_CREDIT)
+
+
 def test_what_became_useful_is_tried_again():
     taken = simulate(ToyDrafter(0), 4000, right=[(500, 10)], answers=40)
     assert sum(right for _, _, right in taken[2500:]) > 3 * 1500
+
+
+def test_a_draft_model_whose_tokens_seem_to_cost_nothing_reads():
+    """On a GPU two chunks of a small model may take no longer than one."""
+    toy = ToyDrafter(10, batch=64)
+    toy.costs = replace(toy.costs, pass_ns=1e5, row_ns=0.0)
+    world = World(rows=64, drafter=toy, stall=1.0, pass_ns=1e7, row_ns=1e5)
+    job = world.submit(range(100, 400), limit=200, drafts="model")
+    drive(world)
+    assert sum(size for kind, size in toy.calls if kind == "read") > 250 and source(job).num_accepted > 100
 
 
 def test_a_long_prompt_is_read_in_pieces_behind_the_first_token():

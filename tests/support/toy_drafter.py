@@ -16,7 +16,8 @@ class ToyDrafter:
     def __init__(self, right=10, batch=32):
         self.costs, self.batch = CPU, batch
         self.right, self.confidence = right, 0.9
-        self.num_tokens, self.is_off = 0, False
+        self.num_tokens, self.num_passes, self.is_off = 0, 0, False
+        self.says_end = False  # each draft ends before its first token
         self.now = 0.0
         self.lengths = {}  # by request, the tokens that it has read
         self.ahead = {}  # by slot, those of its history
@@ -48,14 +49,16 @@ class ToyDrafter:
             assert self.lacking(job) <= self.batch
             self._take(job, self.lacking(job))
             known, drafted = ids_of(job.tokens[max(job.num_tokens - 3, 0) : job.num_tokens]).tolist(), []
-            while len(drafted) < length:
+            while len(drafted) < length and not self.says_end:
                 token = next_token(tuple([*known, *drafted][-3:]))
                 is_right = (job.num_tokens + len(drafted)) * 7 % 10 < self.right
                 drafted.append(token if is_right else (token + 1) % 5)
                 if not goes_on(place, [self.confidence] * len(drafted)):
                     break
             drafts.append(ModelDraft(np.array(drafted, np.int32), (self.confidence,) * len(drafted)))
-        self.now += PASS * max(len(draft.tokens) for draft in drafts)
+        passes = 1 if self.says_end else max(len(draft.tokens) for draft in drafts)
+        self.now += PASS * passes
+        self.num_passes += passes
         self.calls.append(("draft", [len(draft.tokens) for draft in drafts]))
         return drafts
 

@@ -18,7 +18,7 @@ from support.architectures import hybrid
 
 from ..conftest import running, until
 from .test_drafts import ASKED, GREEDY, WARM, always_draft, complete, letters
-from .test_sleep import doze, dozing
+from .test_sleep import HOUR, doze, dozing
 
 LONG = {"prompt": "the river and the mill " * 12, "n_predict": 60, "cache_prompt": True, **GREEDY}
 SMOLLM2 = Path(os.environ.get("SLOTCACHE_WEIGHTS", ".")) / "smollm2.gguf"
@@ -149,6 +149,33 @@ def test_a_server_that_slept_drafts_again(tiny):
         assert not up.service.engine.draft_model.context.handle
         after = trial(up, **LONG)
         assert after["content"] == before["content"] and after["timings"]["draft_n"] > 0
+
+
+def test_it_reads_nothing_while_another_model_waits_for_the_device(tiny, monkeypatch):
+    with dozing(tiny, draft_model=str(tiny)) as up:
+        engine, asked = up.service.engine, []
+        monkeypatch.setattr(engine.scheduler, "read_ahead", lambda: bool(asked.append(engine.sleep.is_leaving)))
+
+        def idle(ends):
+            engine.sleep._ends = ends
+            engine._use_idle_time()
+            engine.sleep._ends = None
+
+        engine.inbox.ask(lambda: idle(HOUR)).result()
+        engine.inbox.ask(lambda: idle(None)).result()
+        assert asked and not any(asked)
+
+
+def test_its_weights_leave_with_those_of_a_model_that_takes_turns(tiny):
+    settings = Settings(flash_attn="off", threads=1, ctx_size=512, cache_ram=0, draft_model=str(tiny), is_one_of_several=True)
+    with closing(load(settings, tiny)) as service:
+        drafter = service.engine.draft_model
+        drafter.unload()
+        with pytest.raises(ModelError, match="not in memory"):
+            assert drafter.context.model.weights.handle
+        drafter.is_off = True
+        drafter.open()
+        assert not drafter.context.handle, "one that is off takes no memory again"
 
 
 def test_a_draft_model_that_fails_costs_no_answer(tiny, monkeypatch):
