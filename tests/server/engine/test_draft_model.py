@@ -167,7 +167,9 @@ def test_it_reads_nothing_while_another_model_waits_for_the_device(tiny, monkeyp
 
 
 def test_its_weights_leave_with_those_of_a_model_that_takes_turns(tiny):
-    settings = Settings(flash_attn="off", threads=1, ctx_size=512, cache_ram=0, draft_model=str(tiny), is_one_of_several=True)
+    settings = Settings(
+        flash_attn="off", threads=1, ctx_size=512, cache_ram=0, draft_model=str(tiny), is_one_of_several=True
+    )
     with closing(load(settings, tiny)) as service:
         drafter = service.engine.draft_model
         drafter.unload()
