@@ -3,7 +3,7 @@
 from contextlib import closing
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -219,7 +219,7 @@ def test_histories_that_do_not_fit_together_are_read_ahead_once(served, tiny):
     """Else idle slots would free each other's cells in turn, and the server would neither rest nor fall asleep."""
     with closing(drafter_of(served, tiny, cells=64)) as drafter:
         size, pieces = drafter.context.num_cells - 20, 0
-        slots = [
+        slots: list[Any] = [
             SimpleNamespace(id=number, last=number, scope=SCOPE, history=np.resize(TEXT, size) + number)
             for number in range(3)
         ]

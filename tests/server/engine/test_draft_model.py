@@ -172,6 +172,7 @@ def test_its_weights_leave_with_those_of_a_model_that_takes_turns(tiny):
     )
     with closing(load(settings, tiny)) as service:
         drafter = service.engine.draft_model
+        assert drafter
         drafter.unload()
         with pytest.raises(ModelError, match="not in memory"):
             assert drafter.context.model.weights.handle
