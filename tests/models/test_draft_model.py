@@ -13,6 +13,7 @@ from slotcache.models.draft_model import TRIES, open_draft_model
 from slotcache.models.errors import ModelError, RunnerError
 from slotcache.models.model import Model
 from slotcache.models.runner import Runner
+from slotcache.models.timing import Timing
 from slotcache.slots.request import Job, Layout, Request
 from slotcache.slots.reuse import Reuse, ReusedSpan
 from slotcache.slots.scope import Scope
@@ -157,6 +158,29 @@ def test_idle_slots_give_way_and_a_request_without_room_goes_without(served, tin
             pass
         assert drafter.lacking(endless) == -1 and not drafter.num_failures and not drafter.is_off
         assert ask(drafter, second)[0] == afresh(served, tiny, TEXT[:50])
+
+
+@pytest.mark.parametrize("is_windowed", [False, True])
+def test_a_device_is_timed_with_a_draft_model_of_one_slot(served, tiny, tmp_path, is_windowed):
+    path = windowed(tmp_path / "windowed.gguf") if is_windowed else tiny
+    with (
+        closing(Model(path)) as model,
+        closing(Context(model, SETTINGS)) as own,
+        closing(drafter_of(own, path, slots=1)) as drafter,
+    ):
+        assert Timing(drafter.context).run().idle > 0
+
+
+def test_a_restored_history_is_forgotten_with_its_own_scope(drafter):
+    """No request has left it, and none the one before it: only their scopes tell them apart."""
+    slot, other = SimpleNamespace(id=0, last=-1, scope=SCOPE, history=TEXT), Scope.shared("b")
+    assert drafter.read_ahead(slot, 40, 64)
+    slot.scope = other
+    assert drafter.read_ahead(slot, 40, 64), "what another scope has is read again"
+    drafter.forget(SCOPE)
+    assert drafter._held[0].length == 40
+    drafter.forget(other)
+    assert drafter._held[0].length == 0
 
 
 def test_a_windowed_draft_model_drafts_as_afresh(served, tmp_path):
