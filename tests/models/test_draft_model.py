@@ -17,6 +17,7 @@ from slotcache.models.timing import Timing
 from slotcache.slots.request import Job, Layout, Request
 from slotcache.slots.reuse import Reuse, ReusedSpan
 from slotcache.slots.scope import Scope
+from slotcache.slots.slot import Slot
 from support.architectures import hybrid, windowed
 
 SETTINGS = ContextSettings(num_cells=512, batch=64, micro_batch=64, flash_attention="off", threads=1, num_sequences=8)
@@ -173,7 +174,7 @@ def test_a_device_is_timed_with_a_draft_model_of_one_slot(served, tiny, tmp_path
 
 def test_a_restored_history_is_forgotten_with_its_own_scope(drafter):
     """No request has left it, and none the one before it: only their scopes tell them apart."""
-    slot, other = SimpleNamespace(id=0, last=-1, scope=SCOPE, history=TEXT), Scope.shared("b")
+    slot, other = Slot(0, scope=SCOPE, history=TEXT), Scope.shared("b")
     assert drafter.read_ahead(slot, 40, 64)
     slot.scope = other
     assert drafter.read_ahead(slot, 40, 64), "what another scope has is read again"
@@ -243,10 +244,8 @@ def test_histories_that_do_not_fit_together_are_read_ahead_once(served, tiny):
     """Else idle slots would free each other's cells in turn, and the server would neither rest nor fall asleep."""
     with closing(drafter_of(served, tiny, cells=64)) as drafter:
         size, pieces = drafter.context.num_cells - 20, 0
-        slots = [
-            SimpleNamespace(id=number, last=number, scope=SCOPE, history=np.resize(TEXT, size) + number)
-            for number in range(3)
-        ]
+        histories = [np.resize(TEXT, size) + number for number in range(3)]
+        slots = [Slot(number, last=number, scope=SCOPE, history=history) for number, history in enumerate(histories)]
         for slot in slots:
             ask(drafter, running(slot.last, slot.id, slot.history[:20]))
         while any(drafter.read_ahead(slot, size, 16) for slot in slots):
