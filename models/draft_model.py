@@ -38,6 +38,7 @@ logger = logging.getLogger("slotcache")
 
 MOST_PADDING = 128  # tokens that one of two vocabularies may have more: models of one family are padded differently
 FIRST_COMPARED = 5  # as in llama.cpp: families differ in the names of the first control tokens
+FEWEST = 2  # sequences beside the scratch one, which a device is timed with
 TRIES = 3  # failures until a draft model is off for good
 
 
@@ -178,7 +179,7 @@ class DraftModel:
         if slot.scope is None:
             return False
         try:
-            if held.request != slot.last:
+            if (held.request, held.scope) != (slot.last, slot.scope):  # a restored history has no request
                 self._begin(slot.id, slot.last, slot.scope, tokens, len(tokens))
             self._keep(slot.id, common_prefix(held.tokens[: held.length], tokens))
         except RunnerError:
@@ -344,7 +345,8 @@ def open_draft_model(
         why = "its state cannot be cut, so no wrong token could leave it" if model.can_chat else "it generates no text"
         raise ModelError(f"--draft-model {model.path}: {why}")
     check_vocabulary(model, served)
-    num_sequences = (2 if model.window else 1) * num_slots + 1  # with twins, or without; and a scratch sequence
+    each = 2 if model.window else 1  # with twins, or without
+    num_sequences = each * max(num_slots, FEWEST) + 1  # and a scratch sequence
     context = Context(model, replace(settings, num_sequences=num_sequences, cache_type_k="f16", cache_type_v="f16"))
     learn_costs(context)
     return DraftModel(context, served, num_slots=num_slots, beside=beside)

@@ -32,8 +32,8 @@ class Drafter(Protocol):
     Nothing that it does changes an answer: it only says which tokens are worth checking.
 
     costs: of the draft model. batch: most tokens that it computes at once. num_tokens: those computed, ever. num_passes:
-    those of drafts, ever, each of which brings a token for each stream, or the end of its draft. is_off: it failed again
-    and again, and drafts no more.
+    those of drafts, ever, each of which brings a token to each stream, or the end of its draft. is_off: it failed again and
+    again, and drafts no more.
     """
 
     costs: Costs

@@ -3,7 +3,7 @@
 from contextlib import closing
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 import pytest
@@ -13,9 +13,11 @@ from slotcache.models.draft_model import TRIES, open_draft_model
 from slotcache.models.errors import ModelError, RunnerError
 from slotcache.models.model import Model
 from slotcache.models.runner import Runner
+from slotcache.models.timing import Timing
 from slotcache.slots.request import Job, Layout, Request
 from slotcache.slots.reuse import Reuse, ReusedSpan
 from slotcache.slots.scope import Scope
+from slotcache.slots.slot import Slot
 from support.architectures import hybrid, windowed
 
 SETTINGS = ContextSettings(num_cells=512, batch=64, micro_batch=64, flash_attention="off", threads=1, num_sequences=8)
@@ -159,6 +161,29 @@ def test_idle_slots_give_way_and_a_request_without_room_goes_without(served, tin
         assert ask(drafter, second)[0] == afresh(served, tiny, TEXT[:50])
 
 
+@pytest.mark.parametrize("is_windowed", [False, True])
+def test_a_device_is_timed_with_a_draft_model_of_one_slot(served, tiny, tmp_path, is_windowed):
+    path = windowed(tmp_path / "windowed.gguf") if is_windowed else tiny
+    with (
+        closing(Model(path)) as model,
+        closing(Context(model, SETTINGS)) as own,
+        closing(drafter_of(own, path, slots=1)) as drafter,
+    ):
+        assert Timing(drafter.context).run().idle > 0
+
+
+def test_a_restored_history_is_forgotten_with_its_own_scope(drafter):
+    """No request has left it, and none the one before it: only their scopes tell them apart."""
+    slot, other = Slot(0, scope=SCOPE, history=TEXT), Scope.shared("b")
+    assert drafter.read_ahead(slot, 40, 64)
+    slot.scope = other
+    assert drafter.read_ahead(slot, 40, 64), "what another scope has is read again"
+    drafter.forget(SCOPE)
+    assert drafter._held[0].length == 40
+    drafter.forget(other)
+    assert drafter._held[0].length == 0
+
+
 def test_a_windowed_draft_model_drafts_as_afresh(served, tmp_path):
     path = windowed(tmp_path / "windowed.gguf")
     with (
@@ -219,10 +244,8 @@ def test_histories_that_do_not_fit_together_are_read_ahead_once(served, tiny):
     """Else idle slots would free each other's cells in turn, and the server would neither rest nor fall asleep."""
     with closing(drafter_of(served, tiny, cells=64)) as drafter:
         size, pieces = drafter.context.num_cells - 20, 0
-        slots: list[Any] = [
-            SimpleNamespace(id=number, last=number, scope=SCOPE, history=np.resize(TEXT, size) + number)
-            for number in range(3)
-        ]
+        histories = [np.resize(TEXT, size) + number for number in range(3)]
+        slots = [Slot(number, last=number, scope=SCOPE, history=history) for number, history in enumerate(histories)]
         for slot in slots:
             ask(drafter, running(slot.last, slot.id, slot.history[:20]))
         while any(drafter.read_ahead(slot, size, 16) for slot in slots):

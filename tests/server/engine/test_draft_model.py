@@ -167,12 +167,10 @@ def test_it_reads_nothing_while_another_model_waits_for_the_device(tiny, monkeyp
 
 
 def test_its_weights_leave_with_those_of_a_model_that_takes_turns(tiny):
-    settings = Settings(
-        flash_attn="off", threads=1, ctx_size=512, cache_ram=0, draft_model=str(tiny), is_one_of_several=True
-    )
-    with closing(load(settings, tiny)) as service:
+    settings = Settings(flash_attn="off", threads=1, ctx_size=512, cache_ram=0, is_one_of_several=True)
+    with closing(load(replace(settings, draft_model=str(tiny)), tiny)) as service:
         drafter = service.engine.draft_model
-        assert drafter
+        assert drafter is not None
         drafter.unload()
         with pytest.raises(ModelError, match="not in memory"):
             assert drafter.context.model.weights.handle
