@@ -420,6 +420,7 @@ logger = logging.getLogger("slotcache.idle")
 KEY = "idle"  # of the one generation that the engine has of it
 MAX_WAITING = 64  # answers in the backlog; beyond that the oldest leave
 MAX_BYTES = 32 << 20  # of memory that the backlog may keep
+TRIES, AGAIN = 50, 0.1  # times that a document without room is tried again before a request comes, and s between them
 PAUSE = 0.005  # s without a request before work begins: one that was accepted is submitted by then
 
 
@@ -615,10 +616,14 @@ class IdlePrefill:
                 sets.prompts.popleft()
                 if not sets.prompts:
                     self._sets.remove(sets)
-            while self.prefixes and (likely := await self.prefixes.next()):
-                if not await self._prefetch_documents(likely):
-                    return
-                self.prefixes.count(likely)
+            tries = TRIES
+            while self.prefixes and tries and (likely := await self.prefixes.next()):
+                if await self._prefetch_documents(likely):
+                    self.prefixes.count(likely)
+                    tries = TRIES
+                else:  # host memory has room again once its copies are on disk
+                    tries -= 1
+                    await asyncio.sleep(AGAIN)
         except RequestError as error:  # the engine has ended
             logger.debug("nothing more is computed ahead: %s", error)
         finally:
