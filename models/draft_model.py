@@ -38,7 +38,7 @@ logger = logging.getLogger("slotcache")
 
 MOST_PADDING = 128  # tokens that one of two vocabularies may have more: models of one family are padded differently
 FIRST_COMPARED = 5  # as in llama.cpp: families differ in the names of the first control tokens
-FEWEST = 2  # sequences beside the scratch one, which a device is timed with
+FEWEST = 2  # sequences beside the scratch one that `Timing` computes with
 TRIES = 3  # failures until a draft model is off for good
 
 
