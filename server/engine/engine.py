@@ -715,6 +715,8 @@ class Engine:
         if self.scheduler.admits or self.scheduler.running:
             return False
         self._fall_asleep()
+        if not self.scheduler.idle:  # what waits has its turn later
+            self.sleep.load()
         return True
 
     def _read_inbox(self) -> None:

@@ -155,6 +155,20 @@ def test_many_clients_and_three_models_are_all_answered(files):
         assert all(entry.num_turns > 1 for entry in models_of(up).entries.values())
 
 
+def test_a_request_that_a_turn_left_waiting_is_answered_in_the_next(files):
+    with sharing(files[:2], parallel=1) as up, ThreadPoolExecutor(2) as pool:
+        engine = models_of(up).entries["a"].loaded.service.engine
+        body = {"model": "a", "prompt": "Hello", "stream": True, "ignore_eos": True}
+        with up.http.stream("POST", "/completion", json=body):
+            until(lambda: engine.scheduler.running)
+            waits = pool.submit(up.chat, QUESTION, model="a")
+            until(lambda: len(engine.scheduler.waiting))
+            other = pool.submit(up.chat, QUESTION, model="b")
+            until(lambda: engine.sleep.is_leaving)
+        assert other.result(DEADLINE)["model"] == "b"
+        assert waits.result(DEADLINE)["model"] == "a"
+
+
 def test_two_models_stay_where_two_places_are_given(files):
     with sharing(files[:3], models_loaded=2) as up:
         for name in "abab":
