@@ -157,7 +157,9 @@ def test_many_clients_and_three_models_are_all_answered(files):
 
 def test_a_request_that_a_turn_left_waiting_is_answered_in_the_next(files):
     with sharing(files[:2], parallel=1) as up, ThreadPoolExecutor(2) as pool:
-        engine = models_of(up).entries["a"].loaded.service.engine
+        loaded = models_of(up).entries["a"].loaded
+        assert loaded and loaded.service
+        engine = loaded.service.engine
         body = {"model": "a", "prompt": "Hello", "stream": True, "ignore_eos": True}
         with up.http.stream("POST", "/completion", json=body):
             until(lambda: engine.scheduler.running)
