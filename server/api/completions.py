@@ -26,6 +26,7 @@ from .reply import (
     ResponseMeta,
     WholeAnswer,
     accounts,
+    chosen_of,
     encode,
     predict,
     service_of,
@@ -276,15 +277,17 @@ class TokenizeRequest(msgspec.Struct):
     add_special: bool = False
     parse_special: bool = True
     with_pieces: bool = False
+    model: str | None = None
 
 
 class DetokenizeRequest(msgspec.Struct):
     tokens: list[Annotated[int, msgspec.Meta(ge=0)]]
+    model: str | None = None
 
 
 async def tokenize(request: Request, asked: TokenizeRequest) -> Response:
-    vectors = vectors_of(request)
-    request.app.state.app.wake()
+    vectors, chosen = vectors_of(request), chosen_of(request)
+    request.app.state.app.wake(chosen.service if chosen else None)
     tokens = await while_connected(request, vectors.threads.run(request.state.num_bytes, _tokens, vectors, asked))
     return JsonReply(await asyncio.to_thread(_encode_tokens, tokens, vectors.model.spelling if asked.with_pieces else None))
 

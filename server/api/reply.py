@@ -341,6 +341,8 @@ def warn(request: Request, warnings: Sequence[str]) -> None:
         logger.warning("%s: %s", request.url.path, "; ".join(warnings), extra={"fields": about})
 
 
+OF_VECTORS = ("EmbeddingRequest", "RerankRequest", "EmbedRequest", "OldEmbedRequest")
+"""Bodies that name the embedder or the reranker, which are no model of those in turn."""
 CHOSEN = "slotcache.chosen"  # where a request's scope has what serves its model
 MOST_ITEMS, USUAL_ITEMS = 100, 20  # of one page of a list
 ORDERS = ("asc", "desc")
@@ -407,10 +409,17 @@ def chosen_of(request: Request) -> Loaded | None:
 
 
 async def choose(request: Request, asked: object) -> None:
-    """Choose the model that a body names, and load it if it never was. Raises RequestError: 404, or 503 with the reason."""
+    """Choose the model that a body names, or else `?model=`, and load it if it never was.
+
+    Raises RequestError: 404, or 503 with the reason.
+    """
     models: Models | None = request.app.state.app.models
     if models is not None and hasattr(asked, "model"):
-        entry = models.find(getattr(asked, "model", None))
+        name = getattr(asked, "model", None) or request.query_params.get("model")
+        if type(asked).__name__ in OF_VECTORS and (beside := models.find_beside(name)) is not None:
+            request.scope[CHOSEN] = beside
+            return
+        entry = models.find(name)
         chosen = entry.loaded if entry.value == "loaded" else await while_connected(request, models.ready(entry))
         request.scope[CHOSEN] = chosen or entry.loaded
 
@@ -603,12 +612,12 @@ def endpoint(handler: Handler, body: type[Struct]) -> Handler:
 
     A decoded body takes some 20 times its JSON, and an answer may take minutes: it is free when the handler returns.
     """
-    check = service_of if issubclass(body, Options) else vectors_of
     chooses = body.__name__ not in ("ModelName", "ModelAction")  # these ask about a model, and nothing of it
 
     @wraps(handler)
     async def answer(request: Request) -> Response:
-        check(request)  # first: no body is read for a server that cannot answer
+        state = request.app.state.app  # first: no body is read for a server that cannot answer
+        state.ready() if issubclass(body, Options) else state.loaded()
         answered = await _refusing(handler, request, _in_session(request, await _read_asked(request, body, chooses)))
         return answered if isinstance(answered, Response) else await respond(request, answered)
 

@@ -351,7 +351,8 @@ class Settings(Numbers):
 
     def names(self, model: Path) -> tuple[str, ...]:
         """Return the model's names, in the order of the alphabet as llama-server has them; without --alias, its file's."""
-        return tuple(sorted(listed(self.alias))) or (model.stem,)
+        names = (self.alias,) if self.is_one_of_several else tuple(sorted(listed(self.alias)))
+        return names or (model.stem,)
 
     def shown(self) -> dict[str, Value]:
         """Return all settings but the secret one, the API keys."""

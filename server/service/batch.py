@@ -22,6 +22,7 @@ from ...ordering.document import Document, DocumentError, find_documents
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings")
 AHEAD = 64  # lines that wait in the queue beside those that run: it looks at as many that share documents
 BUSY = (429, 503)  # statuses of a server that will have room
+FINAL = b'"code":"model_failed"'  # of such an answer, where no later try can do better
 PAUSE = 1.0  # s until such a line is tried again
 MAX_ERRORS = 20  # lines that are named where none can be read
 MOST_LINES = 50_000  # of a client's file, as OpenAI has it
@@ -258,6 +259,6 @@ async def run(
 
 
 async def _patiently(ask: Ask, line: BatchLine) -> LineAnswer:
-    while (answered := await ask(line)).status_code in BUSY:
+    while (answered := await ask(line)).status_code in BUSY and FINAL not in bytes(answered.body):
         await asyncio.sleep(PAUSE)
     return answered

@@ -28,6 +28,7 @@ from ..search.vectors import Vectors
 from .service import Service
 
 logger = logging.getLogger("slotcache.models")
+RETRY_AFTER = 1  # s
 LATEST = ":latest"  # a tag that a name may carry, as Ollama's clients write it
 OF_FIRST = (
     *("docs", "docs_db", "read_ahead", "lora", "lora_scaled", "draft_model"),
@@ -69,6 +70,7 @@ class ModelEntry:
     failure: str = ""
     stamps: dict[Path, Stamp] = field(default_factory=dict)
     num_turns: int = 0
+    num_arriving: int = 0  # requests that wait for the first load
     began: float = 0.0  # its turn, by perf_counter
 
     @property
@@ -151,6 +153,7 @@ class Models:
         self._waiting: deque[ModelEntry] = deque()
         self._last: ModelEntry | None = None  # that left the device
         self._tasks: set[asyncio.Task[None]] = set()
+        self._most_arriving = settings.parallel + settings.max_queue
         self._budget = 0  # bytes of host memory, of all together
         self._closed = False
 
@@ -165,6 +168,12 @@ class Models:
             raise unknown_model(name, self.entries)
         return entry or self.first
 
+    def find_beside(self, name: str | None) -> Loaded | None:
+        """Return what has the embedder or the reranker of this name, which stand beside the first model; None: no such."""
+        loaded = self.first.loaded
+        workers = loaded.vectors.workers if loaded and name not in self.entries else []
+        return loaded if any(name in (worker.name, worker.name + LATEST) for worker in workers) else None
+
     def opened(self) -> list[Loaded]:
         """Return what serves the models that were loaded so far."""
         return [entry.loaded for entry in self.entries.values() if entry.loaded is not None]
@@ -176,12 +185,15 @@ class Models:
     # ---- act -------------------------------------------------------------------------------------------------------
 
     async def ready(self, entry: ModelEntry) -> Loaded:
-        """Return what serves a model, which is loaded for the first time if need be. Raises RequestError 503.
+        """Return what serves a model, which is loaded for the first time if need be. Raises RequestError: 503; 429 where
+        as many wait for that as may be open.
 
         The caller may be cancelled: the load goes on for the others. One that failed is tried again once its files change.
         """
+        if self._closed:
+            raise _shutting_down()
         if entry.loaded is not None:
-            if entry.value != "loaded":
+            if not entry.is_placed:
                 self._check_unchanged(entry, entry.loaded)
             return entry.loaded
         if entry.opening is None:
@@ -189,7 +201,14 @@ class Models:
             entry.failure = ""
             entry.opening = asyncio.get_running_loop().create_future()
             self.want(entry)
-        return await asyncio.shield(entry.opening)
+        if entry.num_arriving >= self._most_arriving:
+            told = f"{entry.num_arriving} requests wait for the first load of {entry.name}: try again later"
+            raise RequestError(told, status=429, code="queue_full", retry_after=RETRY_AFTER)
+        entry.num_arriving += 1
+        try:
+            return await asyncio.shield(entry.opening)
+        finally:
+            entry.num_arriving -= 1
 
     def retry(self, entry: ModelEntry) -> None:
         """Let a model that failed be tried again."""
@@ -239,7 +258,7 @@ class Models:
         self._waiting.clear()
         for entry in self.entries.values():
             if entry.opening is not None and not entry.opening.done():
-                entry.opening.set_exception(RequestError("the server is shutting down", status=503))
+                entry.opening.set_exception(_shutting_down())
                 entry.opening.exception()  # it may be that nobody waits any more
 
     async def settled(self) -> None:
@@ -367,7 +386,11 @@ class Models:
 
 
 def _not_loaded(entry: ModelEntry) -> RequestError:
-    return RequestError(f"{entry.name} could not be loaded: {entry.failure}", status=503, code="loading_failed")
+    return RequestError(f"{entry.name} could not be loaded: {entry.failure}", status=503, code="model_failed")
+
+
+def _shutting_down() -> RequestError:
+    return RequestError("the server is shutting down", status=503)
 
 
 def _stamps(path: Path) -> dict[Path, Stamp]:

@@ -1,6 +1,7 @@
 """Several models that share a device: chosen by name, in turn, each with its KV. Over a real port."""
 
 import asyncio
+import json
 import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +14,7 @@ from slotcache.bench.random_models import SHAPES, generate
 from slotcache.server.config.settings import Settings, SettingsError
 from slotcache.server.serve import make_server, run
 from slotcache.server.service.models import entries_of
+from support.encoders import bert
 
 from server.conftest import DEADLINE, Running, until
 from server.test_cli import free_port
@@ -220,6 +222,81 @@ def test_a_model_of_one_conversation_is_not_another_s(files):
         assert up.http.post("/v1/responses", json=body | {"model": "a"}).status_code == 404
         assert up.http.post("/v1/responses", json=body | {"model": "b"}).status_code == 200
         assert up.http.get(f"/v1/responses/{stored['id']}?model=b").status_code == 200
+
+
+def test_a_model_in_the_address_answers_a_body_that_names_none(files):
+    with sharing(files[:2]) as up:
+        body = {"prompt": "Hello", "n_predict": 2}
+        assert [up.http.post(f"/completion?model={name}", json=body).json()["model"] for name in "ba"] == ["b", "a"]
+        assert up.http.post("/completion?model=b", json=body | {"model": "a"}).json()["model"] == "a"
+        assert up.http.post("/completion?model=d", json=body).status_code == 404
+
+
+def test_tokens_are_of_the_model_that_is_named_which_alone_wakes(files):
+    with sharing(files[:2]) as up:
+        up.chat(QUESTION, model="b")
+        assert up.http.post("/tokenize", json={"content": QUESTION, "model": "b"}).json()["tokens"]
+        assert up.http.post("/detokenize", json={"tokens": [5], "model": "b"}).status_code == 200
+        up.chat(QUESTION, model="b")
+        assert models_of(up).num_swaps == 1 and status(up) == {"a": "unloaded", "b": "loaded"}
+        assert up.http.post("/tokenize", json={"content": QUESTION, "model": "d"}).status_code == 404
+
+
+def test_an_embedder_beside_answers_by_its_name(files, tmp_path):
+    bert(embedder := tmp_path / "e.gguf")
+    with sharing(files[:2], embedding_model=str(embedder)) as up:
+        for path, body in (("/v1/embeddings", {"input": "x"}), ("/api/embed", {"input": "x"})):
+            for name in ("e", "e:latest"):
+                answer = up.http.post(path, json=body | {"model": name})
+                assert answer.status_code == 200, answer.text
+        assert up.http.post("/v1/embeddings", json={"input": "x", "model": "f"}).status_code == 404
+        assert up.http.post("/completion", json={"prompt": "x", "model": "e"}).status_code == 404
+        assert models_of(up).num_swaps == 0
+
+
+def test_a_batch_ends_whose_model_cannot_be_loaded(files):
+    with sharing([files[0], files[3]]) as up:
+        lines = [{"custom_id": name, "method": "POST", "url": "/v1/completions"} for name in ("a", "broken")]
+        lines = [line | {"body": {"model": line["custom_id"], "prompt": "Hi", "max_tokens": 2}} for line in lines]
+        content = "\n".join(map(json.dumps, lines)).encode()
+        sent = up.http.post("/v1/files", data={"purpose": "batch"}, files={"file": ("x.jsonl", content)}).json()
+        asked = {"input_file_id": sent["id"], "endpoint": "/v1/completions", "completion_window": "24h"}
+        id = up.http.post("/v1/batches", json=asked).json()["id"]
+        until(lambda: up.http.get(f"/v1/batches/{id}").json()["status"] == "completed")
+        assert up.http.get(f"/v1/batches/{id}").json()["request_counts"] == {"total": 2, "completed": 1, "failed": 1}
+
+
+def test_requests_for_a_first_load_are_bounded_and_end_with_the_server(files):
+    with sharing(files[:2], max_queue=1, parallel=1) as up, ThreadPoolExecutor(2) as pool:
+        models, began, may_end = models_of(up), threading.Event(), threading.Event()
+        really = models.open
+        assert really
+
+        def wait(entry, really=really):
+            began.set()
+            assert may_end.wait(DEADLINE)
+            return really(entry)
+
+        models.open = wait
+        body = {"model": "b", "prompt": "Hello", "n_predict": 2}
+        waiting = [pool.submit(up.http.post, "/completion", json=body) for _ in range(2)]
+        assert began.wait(DEADLINE)
+        until(lambda: models.entries["b"].num_arriving == 2)
+        assert up.http.post("/completion", json=body).status_code == 429
+        may_end.set()
+        assert [one.result(DEADLINE).status_code for one in waiting] == [200, 200]
+        models.close()
+        assert up.http.post("/completion", json=body | {"model": "b"}).status_code == 200  # it has its place
+        assert up.http.post("/completion", json=body | {"model": "a"}).status_code == 503
+
+
+def test_a_name_with_a_comma_is_one_name(files, tmp_path):
+    odd = tmp_path / "b, a.gguf"
+    shutil.copy(files[1], odd)
+    with sharing([files[0], odd]) as up:
+        assert up.chat(QUESTION, model="b, a")["model"] == "b, a"
+        assert list(status(up)) == ["a", "b, a"]
+        assert up.http.get("/v1/models/a").json()["path"] == str(files[0])
 
 
 def test_the_models_of_a_folder_and_their_names(files, tmp_path):
