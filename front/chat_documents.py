@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Meta, Raw, Struct
 
 from ..ordering.document import TOOLS, Document, DocumentError, beside_documents, check_number, find_documents
-from ..server.config.settings import Order
+from ..ordering.policy import Order
 from ..server.http.api_errors import RequestError
 from ..server.http.bodies import check_elements
 

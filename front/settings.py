@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Literal
 from urllib.parse import urlsplit
 
+from ..ordering.policy import Order
 from ..server.config.flags import add_settings
-from ..server.config.settings import SETTINGS, Order, Settings, SettingsError, row, table_of
+from ..server.config.settings import SETTINGS, Settings, SettingsError, row, table_of
 
 PORT = 8090  # beside a server on its usual port
 ACCESS = ("host", "api_key", "api_key_file", "allowed_hosts", "cors_origins", "max_body")

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from itertools import permutations
 from math import inf
-from typing import Generic, Protocol, TypeVar, runtime_checkable
+from typing import Generic, Literal, Protocol, TypeVar, get_args, runtime_checkable
 
 # ---- The questions that an ordering policy may ask a cache. -------------------------------------------------------------
 #
@@ -283,6 +283,10 @@ POLICIES: Mapping[str, Policy] = {
     "greedy": greedy,
     "oracle": oracle,
 }
+Order = Literal["auto", "retrieval", "sorted", "greedy"]
+"""The policies that a request may name: the others are for benches, and some cost too much."""
+
+ORDERS: tuple[Order, ...] = get_args(Order)
 
 
 # ---- Retrieval and prefill at the same time, for a search that finds its documents in stages. ---------------------------

@@ -10,9 +10,10 @@ import msgspec
 from msgspec import Meta, Struct
 
 from ...models.json_schema import GrammarSource, Kind
+from ...ordering.policy import ORDERS
 from ...slots.request import BATCH
 from ...slots.scope import MAX_NAME, SEPARATOR
-from ..config.settings import ORDERS, Attention, Draft, ReasoningFormat, Volatile
+from ..config.settings import Attention, Draft, ReasoningFormat, Volatile
 from ..formats.answer import GrammarSpec
 from ..http.api_errors import RequestError
 from .sampling_fields import JsonValue, SamplingOptions, Window

@@ -27,9 +27,9 @@ import numpy as np
 from msgspec import Meta, Struct
 
 from ...ordering.document import Document
+from ...ordering.policy import ORDERS
 from ...slots.scope import MAX_NAME
 from ...slots.tier import MOST_SERVERS, FolderError, locked_folder, places, remove_stale, written_aside
-from ..config.settings import ORDERS
 from .chat_prompt import DocumentSet
 from .history import HistoryMessage
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_type_hints
 
 from ...models.sampling_params import NUMBER, NUMBERS, ORDER, SAMPLERS, Numbers
+from ...ordering.policy import Order
 from ...ordering.prompt import ASK_FOR_IDS
 from ...slots.eviction import POLICIES
 
@@ -192,7 +193,6 @@ def written(value: Value) -> str:
     return ("on" if value else "off") if isinstance(value, bool) else str(value)
 
 
-Order = Literal["auto", "retrieval", "sorted", "greedy"]  # the other policies are for benches, and some cost too much
 KvType = Literal["f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1"]
 FlashAttention = Literal["on", "off", "auto"]
 Dedup = Literal["auto", "off"]
@@ -203,7 +203,6 @@ Volatile = Literal["off", "move"]
 LogFormat = Literal["text", "json"]
 Pooling = Literal["", "none", "mean", "cls", "last", "rank"]
 ReasoningFormat = Literal["auto", "none", "deepseek", "deepseek-legacy"]
-ORDERS: tuple[Order, ...] = get_args(Order)
 
 
 # fmt: off
