@@ -210,6 +210,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="panel: " + "; ".join(f"{name}: {about}" for name, (about, _) in PANELS.items()),
     )
     add_options(parser, max_tokens=6)
+    add("--no-parts", action="store_true", help="rate: leave out the arms with a part switched off")
     add("--quick", action="store_true", help="few requests and few points: whether it runs, no result")
     add(
         "--out",
@@ -269,9 +270,10 @@ def rate(study: Study) -> Findings:
     alone = median(_ttfts(cold))
     host = max(1, round(args.host_memory * study.footprint(queries)))
     own_args, their_args = (f"{given} -cram {host}" for given in (args.slotcache_args, args.llama_args))
-    loads = {way.name: size.loads if way is OWN else size.parts for way in (OWN, *PARTS)}
+    ways = (OWN,) if args.no_parts else (OWN, *PARTS)
+    loads = {way.name: size.loads if way is OWN else size.parts for way in ways}
     arms: dict[str, Callable[[], Arm]] = {}
-    arms |= {way.name: lambda way=way: study.arm(way, slotcache_args=own_args, ctx_size=8192) for way in (OWN, *PARTS)}
+    arms |= {way.name: lambda way=way: study.arm(way, slotcache_args=own_args, ctx_size=8192) for way in ways}
     for _ in study.theirs():
         arms[THEIRS] = lambda: study.theirs(args.parallel, llama_args=their_args, ctx_size=8192)[0]
         loads[THEIRS] = size.loads

@@ -150,8 +150,7 @@ def test_the_rate_panel_serves_every_request_at_every_load(
     monkeypatch.setattr(paper, "USUAL", 20)
     out = tmp_path / "out.json"
     sizes = ["-m", str(tiny), "-t", "1", "--max-tokens", "2", "--out", str(tmp_path), "--json", str(out)]
-    monkeypatch.setattr(paper, "PARTS", ())
-    assert main(["paper", "rate", "--quick", *sizes]) == 0
+    assert main(["paper", "rate", "--quick", "--no-parts", *sizes]) == 0
     curves, knees = json.loads(out.read_text())["tables"]
     assert [(row[0], row[-1]) for row in curves["rows"]] == [("slotcache", 0)] * 2
     slow, fast = (row[1] for row in curves["rows"])
