@@ -15,10 +15,32 @@ from __future__ import annotations
 
 import asyncio
 
+import h11
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from .connections import Connections
+
+
+SHORTCUT = "shortcut"  # where a request's state has its own
+
+
+class Shortcut:
+    """Writes more of an answer, past the layers that only its head concerns. Made for one request of a connection."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection, self._cycle = connection, connection.cycle
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the answer has begun and has not ended, and its client takes what is written."""
+        cycle, connection = self._cycle, self._connection
+        is_stopped = connection.flow.write_paused or cycle.disconnected or connection.transport.is_closing()
+        return cycle.response_started and not (cycle.response_complete or is_stopped)
+
+    def write(self, data: bytes) -> None:
+        """Write a piece of the body; more follows."""
+        self._connection.transport.write(self._connection.conn.send(h11.Data(data=data)) or b"")
 
 
 class Connection(H11Protocol, asyncio.BufferedProtocol):
@@ -73,6 +95,11 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
         else:
             self._expect_head()
         self._note()
+
+    def handle_events(self) -> None:
+        super().handle_events()
+        if self.scope is not None and SHORTCUT not in (state := self.scope.setdefault("state", {})):
+            state[SHORTCUT] = Shortcut(self)
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
