@@ -58,7 +58,7 @@ def test_each_engine_tells_it_in_its_own_way(chunk, told):
 def test_of_an_answer_to_a_chat_without_documents_only_the_first_token_is_read(monkeypatch):
     figures, decoded, tokens = b'{"choices":[],"usage":{"prompt_tokens":70}}', [], []
     monkeypatch.setattr(engines, "decode", decoded.append)
-    monkeypatch.setattr(Prefill, "token", tokens.append)
+    monkeypatch.setattr(Prefill, "token", lambda self: tokens.append(self))
     stream = b"data: " + figures + b"\n\n" + event("Yes") + event(", yes") + DONE
 
     def answer(body):
