@@ -110,15 +110,15 @@ class ChatReply:
 
     def _chunks(self, index: int, fragments: Sequence[Fragment], times: Fields) -> list[bytes]:
         """times: of the answer so far, in each of its chunks."""
-        self._has_calls[index] |= any(isinstance(fragment, CallStart) for fragment in fragments)
         write = _old_delta if self._is_old else partial(self._delta, index) if self._customs else _delta
-        is_bare = not (times or self._unsent[index])
-        return [
-            self._openings[index] + encode(fragment.text) + CLOSING
-            if is_bare and isinstance(fragment, ContentText)
-            else self._chunk(index, write(fragment), times)
-            for fragment in fragments
-        ]
+        is_bare, sent = not (times or self._unsent[index]), list[bytes]()
+        for fragment in fragments:
+            if is_bare and isinstance(fragment, ContentText):
+                sent.append(self._openings[index] + encode(fragment.text) + CLOSING)
+            else:
+                self._has_calls[index] |= isinstance(fragment, CallStart)
+                sent.append(self._chunk(index, write(fragment), times))
+        return sent
 
     def _delta(self, index: int, fragment: Fragment) -> Fields:
         """Return a delta for a client some of whose calls are a free text."""

@@ -709,8 +709,8 @@ class EventStream(StreamingResponse):
         """Write a piece of text at once. False: something stands in front of it, or its client is slow."""
         if ping.is_sending or not shortcut.is_open:
             return False
-        if sent := self._reply.delta(index, delta):
-            shortcut.write(b"".join(sent))
+        if sent := b"".join(self._reply.delta(index, delta)):
+            shortcut.write(sent)
             ping.note()
         return True
 
