@@ -32,7 +32,6 @@ from .reply import (
 )
 from .response_tools import FreeText, free_text
 
-
 CLOSING = b'},"logprobs":null,"finish_reason":null}]}\n\n'
 
 

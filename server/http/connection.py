@@ -20,7 +20,6 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from .connections import Connections
 
-
 SHORTCUT = "shortcut"  # where a request's state has its own
 
 
