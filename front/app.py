@@ -24,7 +24,7 @@ from ..server.http.bodies import Held
 from ..server.http.log import HEADER, RequestLog
 from ..server.http.security import guards, is_open
 from .chat_documents import read_chat
-from .engines import EngineApi, Listener
+from .engines import EngineApi, FirstToken, Listener
 from .orders import OrderPlan, check, write
 from .relay import Bystander, Relay
 from .state import FrontState
@@ -163,14 +163,14 @@ class ChatProxy(Proxy):
         state.metrics.ordering.observe(perf_counter() - began)
         sent.headers = self._headers(sent.headers, ask.session)
         prefill = state.prefills.begin()
-        reader = Listener(ask.hides_usage, prefill)
         if ask.plan is None:  # it is computed beside those that are judged by their wait
             try:
                 sent.held = held
-                await self.relay(sent, Relay(state, send, scope["path"], reader))
+                await self.relay(sent, Relay(state, send, scope["path"], FirstToken(prefill)))
             finally:
                 prefill.end()
             return
+        reader = Listener(ask.hides_usage, prefill)
         more = [(ORDER, _reason(ask.plan, engine).encode("latin-1"))]
         relay = Relay(state, send, scope["path"], reader, more=more)
         try:

@@ -63,20 +63,38 @@ class EngineFeedback:
         )
 
 
-class Listener:
-    """Reads the figures of an answer. hides_usage: the client did not ask for the chunk with the usage.
+class FirstToken:
+    """Tells a prompt of the first token of its answer, and reads nothing else. prefill: the prompt's."""
 
-    prefill: of the prompt, which is told of the first token. feedback: None if nothing could be read.
-    """
-
-    def __init__(self, hides_usage: bool, prefill: Prefill | None = None) -> None:
-        self._hides_usage, self._prefill = hides_usage, prefill
-        self.feedback: EngineFeedback | None = None
+    def __init__(self, prefill: Prefill | None) -> None:
+        self._prefill = prefill
 
     def events(self, events: bytes) -> bytes:
         if self._prefill is not None and TOKEN.search(events):
             self._prefill.token()
-            self._prefill, self.feedback = None, self.feedback or EngineFeedback()
+            self._prefill = None
+        return events
+
+    def body(self, status: int, body: bytes) -> None:
+        pass
+
+
+class Listener(FirstToken):
+    """Reads the figures of an answer, too. hides_usage: the client did not ask for the chunk with the usage.
+
+    feedback: None if nothing could be read.
+    """
+
+    def __init__(self, hides_usage: bool, prefill: Prefill | None = None) -> None:
+        super().__init__(prefill)
+        self._hides_usage = hides_usage
+        self.feedback: EngineFeedback | None = None
+
+    def events(self, events: bytes) -> bytes:
+        waited = self._prefill
+        super().events(events)
+        if self._prefill is not waited:
+            self.feedback = self.feedback or EngineFeedback()
         if not FIGURES.search(events):
             return events
         return b"".join(event for event in split(events) if self._is_shown(event))

@@ -20,6 +20,7 @@ REASONING_TAG = re.compile(r"(</?(?:seed:)?think>|\[/?THINK\]|<\|(?:START|END)_T
 MAX_VALUES = 100_000
 """Values in a request's fields beside its contents: each rendering visits all of them, also those of stored messages."""
 
+DIGITS = 6  # of a placeholder's number
 T = TypeVar("T")
 Part = Literal["content", "reasoning"]
 
@@ -104,7 +105,7 @@ class Marks(Unmarked):
         if not text.strip():
             return text
         self._marked.append(_Mark(text, message, part))
-        return f"{self._prefix}{len(self._marked) - 1:06}"
+        return f"{self._prefix}{len(self._marked) - 1:0{DIGITS}}"
 
     def _marked_strings(self, value: object) -> object:
         self._num_values += 1
@@ -142,9 +143,16 @@ class Marks(Unmarked):
 
     def _split(self, rendered: str) -> tuple[str, list[tuple[_Mark, str]]]:
         """Return the text up to the first placeholder; then for each its mark, and the text behind it."""
-        first, *rest = re.split(f"{self._prefix}([0-9]{{6}})", rendered)
-        pairs = zip(rest[::2], rest[1::2], strict=True)
-        return first, [(self._marked[int(number)], after) for number, after in pairs]
+        first, *rest = rendered.split(self._prefix)
+        parts: list[tuple[_Mark, str]] = []
+        for text in rest:
+            if (number := text[:DIGITS]).isdecimal() and len(number) == DIGITS:
+                parts.append((self._marked[int(number)], text[DIGITS:]))
+            elif parts:  # a template has cut the placeholder short
+                parts[-1] = (parts[-1][0], parts[-1][1] + self._prefix + text)
+            else:
+                first += self._prefix + text
+        return first, parts
 
 
 def _without_empty(pieces: list[TextPiece]) -> list[TextPiece]:

@@ -341,6 +341,9 @@ class Drafts:
         if sum(lacking) > min(READ_ALONG * streams, drafter.batch - streams):
             self._read(jobs, lacking, gain, step)
             return ()
+        rows = streams * (1 + length)
+        cost_of_one = times.pass_steps(streams, depth, step) + (self._pace.multiple(streams, rows, depth) - 1) / length
+        cost_of_one /= streams
 
         def goes_on(place: int, confidences: Sequence[float]) -> bool:
             """Whether a token more is likely to be worth its time, at the gain of the whole step."""
@@ -348,9 +351,6 @@ class Drafts:
             reached = math.prod(chances) * self._model_odds.mean(lookups[place].model_score)
             return reached > gain * cost_of_one
 
-        rows = streams * (1 + length)
-        cost_of_one = times.pass_steps(streams, depth, step) + (self._pace.multiple(streams, rows, depth) - 1) / length
-        cost_of_one /= streams
         began, passes = self._clock(), drafter.num_passes
         drafts = drafter.draft(jobs, [min(length, _room(job)) for job in jobs], goes_on)
         seconds = self._clock() - began

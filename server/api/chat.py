@@ -17,8 +17,22 @@ from ..engine.usage import Fields
 from ..formats.answer import CallArguments, CallStart, ContentText, Fragment, ReasoningText, message
 from ..http.api_errors import RequestError
 from .completions import verbose
-from .reply import DONE, JsonReply, ReplyFormat, ResponseMeta, WholeAnswer, accept, accounts, count_prompt, sse_event, submit
+from .reply import (
+    DONE,
+    JsonReply,
+    ReplyFormat,
+    ResponseMeta,
+    WholeAnswer,
+    accept,
+    accounts,
+    count_prompt,
+    encode,
+    sse_event,
+    submit,
+)
 from .response_tools import FreeText, free_text
+
+CLOSING = b'},"logprobs":null,"finish_reason":null}]}\n\n'
 
 
 class ChatReply:
@@ -32,6 +46,11 @@ class ChatReply:
         self._customs = customs
         self._texts: list[dict[int, FreeText]] = [{} for _ in self._probabilities]  # of such calls, by their number
         self._head = envelope.head("chat.completion.chunk")
+        # A chunk with nothing but text, up to the text: nearly all chunks of a stream are such.
+        self._openings = [
+            b"data: " + encode(self._head)[:-1] + b',"choices":[{"index":%d,"delta":{"content":' % index
+            for index in range(len(self._readers))
+        ]
         self._is_old = isinstance(envelope.options, ChatRequest) and envelope.options.functions is not None
 
     def begin(self) -> list[bytes]:
@@ -90,9 +109,15 @@ class ChatReply:
 
     def _chunks(self, index: int, fragments: Sequence[Fragment], times: Fields) -> list[bytes]:
         """times: of the answer so far, in each of its chunks."""
-        self._has_calls[index] |= any(isinstance(fragment, CallStart) for fragment in fragments)
         write = _old_delta if self._is_old else partial(self._delta, index) if self._customs else _delta
-        return [self._chunk(index, write(fragment), times) for fragment in fragments]
+        is_bare, sent = not (times or self._unsent[index]), list[bytes]()
+        for fragment in fragments:
+            if is_bare and isinstance(fragment, ContentText):
+                sent.append(self._openings[index] + encode(fragment.text) + CLOSING)
+            else:
+                self._has_calls[index] |= isinstance(fragment, CallStart)
+                sent.append(self._chunk(index, write(fragment), times))
+        return sent
 
     def _delta(self, index: int, fragment: Fragment) -> Fields:
         """Return a delta for a client some of whose calls are a free text."""

@@ -32,6 +32,7 @@ from ..engine.usage import Fields, Report
 from ..engine.view import Prediction
 from ..formats.answer import AnswerReader, Plain
 from ..http.api_errors import RequestError
+from ..http.connection import SHORTCUT, Shortcut
 from ..search.retrieve import SearchReport, StagePrefetch, fitting, index_state, query_of, with_documents
 from ..search.vectors import Vectors
 from ..service.models import Loaded, Models
@@ -531,11 +532,20 @@ class SsePing:
         self._last = self._loop.time()
         if message["type"] == "http.response.start" and self._interval > 0:
             self._timer = self._loop.call_at(self._last + self._interval, self._beat)
-        if self._ping is not None and not self._ping.done():
+        if self._ping is not None and self.is_sending:
             await asyncio.wait([self._ping])  # it stands in front: its number is the lower one
         if not message.get("more_body") and message["type"] != "http.response.start":
             self.stop()
         await self._send(message)
+
+    @property
+    def is_sending(self) -> bool:
+        """Whether a ping is on its way."""
+        return self._ping is not None and not self._ping.done()
+
+    def note(self) -> None:
+        """Note that something was sent past this."""
+        self._last = self._loop.time()
 
     def stop(self) -> None:
         for waiting in (self._timer, self._ping):
@@ -547,7 +557,7 @@ class SsePing:
         now = self._loop.time()
         if now >= self._last + self._interval:
             self._last = now
-            if self._ping is None or self._ping.done():
+            if not self.is_sending:
                 ping: Message = {"type": "http.response.body", "body": b"".join(self._event()), "more_body": True}
                 self._ping = asyncio.ensure_future(self._send(ping))
                 self._ping.add_done_callback(_look_at)
@@ -680,16 +690,29 @@ class EventStream(StreamingResponse):
         media_type = reply.envelope.media_type
         super().__init__(stream(reply, events), headers={"Cache-Control": "no-store"}, media_type=media_type)
         asked = reply.envelope.options.sse_ping_interval
-        self._ping, self._ping_interval = reply.ping, service.settings.sse_ping_interval if asked is None else asked
+        self._reply, self._ping_interval = reply, service.settings.sse_ping_interval if asked is None else asked
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        ping = SsePing(send, self._ping_interval, self._ping)
+        ping, shortcut = SsePing(send, self._ping_interval, self._reply.ping), scope.get("state", {}).get(SHORTCUT)
+        if shortcut is not None:
+            for index, generation in enumerate(self._generations):
+                generation.events.take_now = partial(self._write, shortcut, ping, index)
         try:
             await super().__call__(scope, receive, ping.send)
         finally:
             ping.stop()
             for generation in self._generations:
+                generation.events.take_now = None
                 self._service.abandon(generation)
+
+    def _write(self, shortcut: Shortcut, ping: SsePing, index: int, delta: Delta) -> bool:
+        """Write a piece of text at once. False: something stands in front of it, or its client is slow."""
+        if ping.is_sending or not shortcut.is_open:
+            return False
+        if sent := b"".join(self._reply.delta(index, delta)):
+            shortcut.write(sent)
+            ping.note()
+        return True
 
 
 Spell = Callable[[Generation], Awaitable[str]]

@@ -123,11 +123,16 @@ class Unread:
     """A client's unread events: some progress, the pieces of text, and the end. It belongs to the event loop.
 
     A slow client gets longer pieces, and the unread events of a client that never reads are no larger than its answer.
+
+    take_now: is offered each piece of text for which `get` waits, so that it needs no turn of the event loop of its own. It
+    returns whether it took the piece; else that has to be read.
     """
 
-    __slots__ = ("_arrived", "_final", "_progress", "_text")
+    __slots__ = ("_arrived", "_final", "_is_awaited", "_progress", "_text", "take_now")
 
     def __init__(self) -> None:
+        self.take_now: Callable[[Delta], bool] | None = None
+        self._is_awaited = False
         self._progress: deque[PromptProgress] = deque()  # the first ones, and the newest
         self._text: list[Delta] = []
         self._final: Final | None = None
@@ -139,6 +144,9 @@ class Unread:
         return len(self._progress) + num_pieces + (self._final is not None)
 
     def put(self, event: Event) -> None:
+        if self._is_awaited and self.take_now is not None and isinstance(event, Delta) and self.take_now(event):
+            return
+        self._is_awaited = False
         match event:
             case Delta():
                 self._text.append(event)
@@ -152,7 +160,11 @@ class Unread:
 
     async def get(self) -> Event:
         """Wait for the next event and return it."""
-        await self._arrived.wait()
+        self._is_awaited = not self._arrived.is_set()
+        try:
+            await self._arrived.wait()
+        finally:
+            self._is_awaited = False
         event = self._take()
         if not self.qsize():
             self._arrived.clear()

@@ -5,9 +5,11 @@ import re
 
 import pytest
 from server.conftest import running, until
+from slotcache.front import engines
 from slotcache.front.engines import ENGINES, Counting, EngineFeedback, Listener
 from slotcache.front.lengths import Lengths, leading
 from slotcache.front.orders import PromptPart
+from slotcache.front.prefills import Prefill
 from slotcache.front.settings import FrontSettings
 from slotcache.front.upstream import Upstream
 from slotcache.models.demo import FILE
@@ -15,7 +17,7 @@ from slotcache.ordering.document import Document
 
 from front.conftest import ordering
 from front.test_front import documents, order_of
-from front.upstreams import response, scripted
+from front.upstreams import DONE, event, response, scripted
 
 VLLM = b'{"choices":[],"usage":{"prompt_tokens":70,"completion_tokens":2,"prompt_tokens_details":{"cached_tokens":48}}}'
 VLLM_NONE = b'{"choices":[],"usage":{"prompt_tokens":70,"prompt_tokens_details":null}}'
@@ -51,6 +53,24 @@ def test_each_engine_tells_it_in_its_own_way(chunk, told):
     stream = b'data: {"choices":[{"delta":{"content":"\\"usage\\": {}"}}]}\n\ndata: ' + chunk + b"\n\ndata: [DONE]\n\n"
     assert listener.events(stream) == stream
     assert listener.feedback == told
+
+
+def test_of_an_answer_to_a_chat_without_documents_only_the_first_token_is_read(monkeypatch):
+    figures, decoded, tokens = b'{"choices":[],"usage":{"prompt_tokens":70}}', [], []
+    monkeypatch.setattr(engines, "decode", decoded.append)
+    monkeypatch.setattr(Prefill, "token", lambda self: tokens.append(self))
+    stream = b"data: " + figures + b"\n\n" + event("Yes") + event(", yes") + DONE
+
+    def answer(body):
+        is_stream = b'"stream":true' in body
+        return response("200 OK", *((stream, "text/event-stream") if is_stream else (figures, "application/json")))
+
+    with scripted(answer=answer) as upstream, ordering(upstream.url, dialect="vllm") as front:
+        assert front.chat("?", stream=True).content == stream
+        assert front.chat("?").content == figures
+        assert (len(decoded), len(tokens)) == (0, 1)
+        assert front.chat("?", documents=documents("alpha")).content == figures
+        assert decoded[0] == figures  # its documents are counted by the upstream, too
 
 
 def test_a_part_counts_as_cached_when_more_than_half_of_it_is():

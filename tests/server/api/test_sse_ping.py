@@ -9,6 +9,7 @@ from contextlib import ExitStack, contextmanager
 
 import pytest
 from slotcache.server.api.reply import SsePing
+from slotcache.server.http.connection import Shortcut
 
 from server.conftest import running
 
@@ -184,6 +185,15 @@ def test_a_message_stays_behind_a_ping_that_was_made_before_it():
         return sent
 
     assert asyncio.run(numbered()) == [None, b"0", b"1"]
+
+
+def test_text_is_not_written_past_a_ping_that_was_made_before_it(fast, monkeypatch):
+    """The ping is sent in a later turn of the event loop than it is made in."""
+    monkeypatch.setattr(SsePing, "is_sending", property(lambda self: True))
+    monkeypatch.setattr(Shortcut, "write", lambda self, data: pytest.fail("it was"))
+    asked = ASKED | {"n_predict": 9, "ignore_eos": True}
+    with fast.http.stream("POST", "/completion", json=asked) as answer:
+        assert sum(line.startswith("data: ") for line in answer.iter_lines()) >= 9
 
 
 @pytest.mark.parametrize("interval", [-1, 0, 30, None])

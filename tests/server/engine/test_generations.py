@@ -13,8 +13,9 @@ import pytest
 from slotcache.server.app import make_app
 from slotcache.server.chat.body import ChatRequest, CompletionRequest
 from slotcache.server.chat.conversations import PendingTurn
-from slotcache.server.engine.generation import MAX_PROGRESS
+from slotcache.server.engine.generation import MAX_PROGRESS, Delta, Unread
 from slotcache.server.http.api_errors import RequestError
+from slotcache.server.http.connection import Shortcut
 
 from server.conftest import DEADLINE, running, until
 
@@ -114,6 +115,75 @@ def test_what_waits_for_a_client_that_does_not_read_is_its_text_and_no_more(narr
         return [await generation.events.get() for _ in range(generation.events.qsize())]
 
     assert len(asyncio.run(read())) <= MAX_PROGRESS + 2  # some progress, some text, the end
+
+
+def test_text_that_is_waited_for_is_offered_at_once_and_all_else_keeps_its_place():
+    async def read():
+        unread, taken, accepts = Unread(), [], True
+
+        def take_now(delta):
+            taken.extend([delta.text] * accepts)
+            return accepts
+
+        unread.take_now = take_now
+        unread.put(Delta("early"))
+        assert (await unread.get(), taken) == (Delta("early"), [])
+        reading = asyncio.ensure_future(unread.get())
+        await asyncio.sleep(0)
+        unread.put(Delta("now"))
+        accepts = False
+        unread.put(Delta("refused"))
+        accepts = True
+        unread.put(Delta("behind it"))
+        assert taken == ["now"] and [await reading, await unread.get()] == [Delta("refused"), Delta("behind it")]
+        gone = asyncio.ensure_future(unread.get())
+        await asyncio.sleep(0)
+        gone.cancel()
+        await asyncio.wait([gone])
+        unread.put(Delta("late"))
+        return taken, unread.qsize()
+
+    assert asyncio.run(read()) == (["now"], 1)
+
+
+ROUTES = {
+    CHAT: {"messages": USER, "max_tokens": 40},
+    "/v1/completions": {"prompt": "What is it?", "max_tokens": 40},
+    "/completion": {"prompt": "What is it?", "n_predict": 40},
+    "/v1/messages": {"messages": USER, "max_tokens": 40},
+    "/v1/responses": {"input": "What is it?", "max_output_tokens": 40},
+}
+
+
+@pytest.mark.parametrize("path", ROUTES)
+def test_all_text_but_the_first_is_written_past_the_layers_and_none_is_lost(tiny, monkeypatch, path):
+    written, write = [], Shortcut.write
+    monkeypatch.setattr(Shortcut, "write", lambda self, data: (written.append(data), write(self, data))[1])
+    asked = ROUTES[path] | {"temperature": 0, "ignore_eos": True, "stream": True}
+    with running(tiny) as server:
+        first = server.http.post(path, json=asked).content
+        assert len(written) > 20 and all(data in first for data in written), first
+        monkeypatch.setattr(Shortcut, "is_open", property(lambda self: False))
+        written.clear()
+        second = server.http.post(path, json=asked).content
+    assert not written and texts(first) == texts(second)
+
+
+def texts(stream):
+    """The texts of all events of a stream, joined: how it is cut is a matter of time."""
+    found = []
+
+    def look(value, name=""):
+        for key, inner in value.items() if isinstance(value, dict) else [(name, each) for each in value]:
+            if isinstance(inner, dict | list):
+                look(inner, key)
+            elif key in ("content", "text", "delta"):
+                found.append(inner or "")
+
+    for line in stream.splitlines():
+        if line.startswith(b"data: {"):
+            look(json.loads(line[6:]))
+    return "".join(found)
 
 
 def test_a_client_that_went_before_it_read_the_end_was_answered(narrow):
