@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 from hashlib import blake2b
@@ -17,9 +17,11 @@ from threading import Lock
 from typing import Self
 
 import msgspec
+from msgspec import Struct
 
 from ...models.template import Message, content_texts
 from ..config.settings import Settings, SettingsError
+from .shelf import DamagedFile, Shelf, sealed, unsealed
 
 INSTRUCTIONS = ("system", "developer")  # roles that a conversation begins with
 UNIT = re.compile(r"(?<=\n)|(?<=[.!?;] )")  # a piece is some lines or sentences
@@ -29,6 +31,7 @@ MOST_UNITS = 200  # between the first and the last difference: more are not comp
 MOST_LINEAGES, MOST_FRONTS, MOST_LINES = 1024, 8, 1024  # that are remembered: fronts of a lineage, lines of a front
 COPIES = 3  # that a line stands for: of the texts that it is made of
 MOST_CHARACTERS = 16 << 20  # of all that is remembered; the lineages used last stay
+MAGIC, SUFFIX = b"slotcache instructions 1\n", ".instructions"
 QUOTED = 80  # characters of the text that stands in front
 TARGETS = ("user", "tool", "function")
 
@@ -71,15 +74,18 @@ class Front:
     def __post_init__(self) -> None:
         self.num_characters = sum(len(text) for parts in self.texts for text in parts)
 
-    def put(self, key: bytes, line: str, changes: Changes) -> None:
-        """Remember a line; without any, that there is none."""
+    def put(self, key: bytes, line: str, changes: Changes) -> list[bytes]:
+        """Remember a line; without any, that there is none. Return the keys of lines that are gone."""
         old, _ = self.lines.pop(key, ("", {}))
         self.num_characters += COPIES * (len(line) - len(old))
         if line:
             self.lines[key] = line, changes
+        gone = [key] if old and not line else []
         if len(self.lines) > MOST_LINES:
-            _, (oldest, _) = self.lines.popitem(last=False)
-            self.num_characters -= COPIES * len(oldest)
+            oldest, (text, _) = self.lines.popitem(last=False)
+            self.num_characters -= COPIES * len(text)
+            gone.append(oldest)
+        return gone
 
 
 class VolatileText:
@@ -90,6 +96,7 @@ class VolatileText:
 
     def __init__(self, known: Sequence[re.Pattern[str]] = ()) -> None:
         self.known = tuple(known)
+        self._shelf: Shelf | None = None
         self._fronts: OrderedDict[Lineage, list[Front]] = OrderedDict()
         self._lock = Lock()
 
@@ -100,6 +107,30 @@ class VolatileText:
             return cls([re.compile(line) for line in settings.volatile_lines.split("\n") if line])
         except re.error as error:
             raise SettingsError(f"--volatile-lines {error.pattern!r} is no regular expression: {error.msg}") from None
+
+    def restore(self, shelf: Shelf) -> None:
+        """Take back what files have, and keep it there from now on. Called once, before any other method."""
+        self._shelf, damaged = shelf, list[str]()
+        fronts: dict[bytes, Front] = {}
+        found: list[_Kept] = []
+        for path, _, _ in reversed(shelf.newest_first(SUFFIX)):
+            try:
+                found.append(kept := msgspec.msgpack.decode(unsealed(MAGIC, path.read_bytes()), type=_Kept))
+            except (OSError, DamagedFile, msgspec.MsgspecError, UnicodeDecodeError):
+                damaged.append(path.name)
+                continue
+            if not kept.key and kept.lineage:
+                fronts[kept.front] = front = Front(kept.texts)
+                self._fronts.setdefault(kept.lineage, []).append(front)
+        for kept in found:
+            if kept.lineage in self._fronts:
+                self._fronts.move_to_end(kept.lineage)
+            if kept.key and kept.front in fronts:
+                fronts[kept.front].put(kept.key, kept.line, {place: ChangedText(*texts) for place, texts in kept.changes})
+            elif kept.key:
+                damaged.append(_name(kept.front, kept.key))
+        shelf.drop(damaged)
+        self._shorten()
 
     def settle(
         self, lineage: Lineage, messages: Sequence[Message], asked: bool
@@ -119,7 +150,7 @@ class VolatileText:
         with self._lock:
             front, changes = self._front(lineage, texts, asked)
             shown = [*map(_with_texts, messages[:number], front.texts), *messages[number:]]
-            self._say(front, shown, range(number, last + 1), changes)
+            self._say(lineage, front, shown, range(number, last + 1), changes)
             self._shorten()
         return shown, tuple(changes.values())
 
@@ -127,7 +158,7 @@ class VolatileText:
         """Forget the lineages of a scope, or those of one session in it."""
         with self._lock:
             for lineage in [one for one in self._fronts if one[0] == scope and session in (None, one[1])]:
-                del self._fronts[lineage]
+                self._drop(lineage, self._fronts.pop(lineage))
 
     def _front(self, lineage: Lineage, texts: Texts, asked: bool) -> tuple[Front, Changes]:
         """Return the instructions that a request has most of, and its changes; its own, if it is the first like this."""
@@ -137,7 +168,10 @@ class VolatileText:
         changes, front = min(found, key=lambda pair: len(pair[0]), default=({}, Front(texts)))
         if front in fronts:
             fronts.remove(front)
+        elif self._shelf is not None:
+            _write(self._shelf, _Kept(lineage, _front_id(lineage, front), texts))
         fronts.append(front)
+        self._drop(lineage, fronts[:-MOST_FRONTS])
         del fronts[:-MOST_FRONTS]
         return front, changes
 
@@ -145,8 +179,15 @@ class VolatileText:
         sizes = {lineage: sum(front.num_characters for front in fronts) for lineage, fronts in self._fronts.items()}
         num_characters = sum(sizes.values())
         while num_characters > MOST_CHARACTERS or len(self._fronts) > MOST_LINEAGES:
-            lineage, _ = self._fronts.popitem(last=False)
+            lineage, fronts = self._fronts.popitem(last=False)
+            self._drop(lineage, fronts)
             num_characters -= sizes[lineage]
+
+    def _drop(self, lineage: Lineage, fronts: Iterable[Front]) -> None:
+        """Delete the files of fronts that are forgotten."""
+        if self._shelf is not None:
+            keys = ((_front_id(lineage, front), key) for front in fronts for key in (b"", *front.lines))
+            self._shelf.drop(_name(front, key) for front, key in keys)
 
     def _changes(self, old: Texts, new: Texts, asked: bool) -> Changes | None:
         """Return what differs. None: too much, or what may not move."""
@@ -172,18 +213,29 @@ class VolatileText:
         texts = [text.strip() for text in (*UNIT.split(change.before), *UNIT.split(change.after)) if text.strip()]
         return all(any(pattern.fullmatch(text) for pattern in self.known) for text in texts)
 
-    def _say(self, front: Front, shown: list[Message], messages: range, changes: Changes) -> None:
+    def _say(self, lineage: Lineage, front: Front, shown: list[Message], messages: range, changes: Changes) -> None:
         """Add to each message the line that it had before, and to the last one what is new since these."""
         digest, said = blake2b(digest_size=16), {}
         for at in messages:
             digest.update(msgspec.json.encode(shown[at]))
             key = digest.digest()
             if at == messages[-1]:
-                front.put(key, "\n".join(_news(said, changes)), changes)
+                self._put(lineage, front, key, ("\n".join(_news(said, changes)), changes))
             if known := front.lines.get(key):
                 front.lines.move_to_end(key)
                 line, said = known
                 shown[at] = _with_line(shown[at], line)
+
+    def _put(self, lineage: Lineage, front: Front, key: bytes, said: tuple[str, Changes]) -> None:
+        """Remember what is said at the end of a message, and in a file if it is new."""
+        is_new = said != front.lines.get(key, ("", said[1]))
+        gone = front.put(key, *said)
+        if self._shelf is not None and (is_new or gone):
+            id = _front_id(lineage, front)
+            self._shelf.drop(_name(id, one) for one in gone)
+            if said[0]:
+                pieces = [(place, (change.before, change.after)) for place, change in said[1].items()]
+                _write(self._shelf, _Kept(lineage, id, key=key, line=said[0], changes=pieces))
 
 
 def _news(said: Changes, changes: Changes) -> Iterator[str]:
@@ -238,3 +290,31 @@ def _with_line(message: Message, line: str) -> Message:
     if isinstance(content, list):
         return {**message, "content": [*content, {"type": "text", "text": line}]}
     return {**message, "content": f"{content}\n\n{line}" if content else line}
+
+
+# ---- Files ---------------------------------------------------------------------------------------------------------------
+# One for the instructions of a lineage's first request, and one for each line: a request writes what it has brought.
+
+
+class _Kept(Struct, frozen=True, forbid_unknown_fields=True):
+    """The texts of a front, or with a `key` a line of it."""
+
+    lineage: Lineage
+    front: bytes
+    texts: Texts = ()
+    key: bytes = b""
+    line: str = ""
+    changes: list[tuple[Place, tuple[str, str]]] = []  # msgspec copies it
+
+
+def _write(shelf: Shelf, kept: _Kept) -> None:
+    shelf.write(_name(kept.front, kept.key), lambda: sealed(MAGIC, msgspec.msgpack.encode(kept)))
+
+
+def _front_id(lineage: Lineage, front: Front) -> bytes:
+    return blake2b(msgspec.msgpack.encode((lineage, front.texts)), digest_size=16).digest()
+
+
+def _name(front: bytes, key: bytes) -> str:
+    """Return a name that reveals nothing."""
+    return blake2b(front + key, digest_size=16).hexdigest() + SUFFIX

@@ -1,11 +1,15 @@
 """Instructions that change within a session: they stay as they began, and what changed is said behind the last message."""
 
+import itertools
+import os
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from slotcache.server.chat import volatile
+from slotcache.server.chat.shelf import Shelf
 from slotcache.server.chat.volatile import ChangedText, VolatileText
 from slotcache.server.config.settings import Settings, SettingsError
 
@@ -157,6 +161,67 @@ def test_what_is_remembered_is_bounded(monkeypatch):
     assert not texts._fronts
 
 
+# ---- over a restart -----------------------------------------------------------------------------------------------------
+
+
+def on_shelf(folder):
+    texts, shelf = VolatileText(), Shelf(folder)
+    texts.restore(shelf)
+    return texts, shelf
+
+
+def files(folder):
+    return sorted(folder.glob("*.instructions"))
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_a_restarted_server_says_what_it_would_have_said(tmp_path, restarts):
+    """Each prompt goes on from the one before, which the disk has the KV of."""
+    (texts, shelf), history, before = on_shelf(tmp_path), [], []
+    for at, day in enumerate(("Monday", "Tuesday", "Tuesday", "Wednesday", "Monday")):
+        if restarts and at:
+            shelf.close()
+            texts, shelf = on_shelf(tmp_path)
+        history.append(said("user", f"message {at}"))
+        shown, _ = settled(texts, [instructions(f"Today is {day}.\n"), *history])
+        assert shown[: len(before)] == before
+        history.append(said("assistant", f"answer {at}"))
+        before = [*shown, history[-1]]
+    assert before[-2]["content"] == 'message 4\n\nToday is Monday. [In the instructions, in place of "Today is Wednesday."]'
+    shelf.close()
+    assert len(files(tmp_path)) == 4, "the instructions, and three lines"
+
+
+def test_what_is_forgotten_has_no_files(tmp_path, monkeypatch):
+    texts, shelf = on_shelf(tmp_path)
+    for session in ("a", "b"):
+        for day in ("Monday", "Tuesday"):
+            texts.settle(("", session, ""), [instructions(f"{day}.\n"), said("user", f"It is {day}")], True)
+    shelf.settle()
+    assert len(files(tmp_path)) == 4
+    texts.forget("", "a")
+    shelf.settle()
+    assert len(files(tmp_path)) == 2
+    monkeypatch.setattr(volatile, "MOST_LINEAGES", 1)
+    texts.settle(("", "c", ""), [instructions(), said("user", "Hello")], True)
+    shelf.close()
+    assert len(files(tmp_path)) == 1
+
+
+def test_damaged_files_are_left_out_and_go(tmp_path):
+    texts, shelf = on_shelf(tmp_path)
+    for day in ("Monday", "Tuesday"):
+        settled(texts, [instructions(f"{day}.\n"), said("user", "Hello")])
+    shelf.close()
+    front = max(files(tmp_path), key=lambda file: file.stat().st_size)
+    front.write_bytes(front.read_bytes()[:-1])
+    texts, shelf = on_shelf(tmp_path)
+    messages = [instructions("Tuesday.\n"), said("user", "Hello")]
+    assert settled(texts, messages) == (messages, ()), "a line of what is not known is not said"
+    shelf.close()
+    assert len(files(tmp_path)) == 1
+
+
 # ---- over a server, by the tokens that it computes ----------------------------------------------------------------------
 
 SYSTEM = "You are a careful assistant who reads documents about the sea and the land and the old town. " * 12
@@ -199,6 +264,18 @@ def test_a_session_computes_as_much_as_one_without_the_line(templated, name):
     assert first < whole / 2, "the line alone is why the rest is computed again"
 
 
+def test_a_session_goes_on_behind_a_restart(tiny, tmp_path):
+    """From the KV on disk, which stands on the instructions that the session began with."""
+    asked = {"session_id": "restarted", "volatile": "move", "max_tokens": 1}
+    turns = [{"role": "user", "content": f"{turn}: {QUESTION}"} for turn in range(3)]
+    for turn in range(3):
+        with running(tiny, chat_template="chatml", cache_dir=str(tmp_path)) as server:
+            system = {"role": "system", "content": f"{SYSTEM}\nTurn {turn}\n{SYSTEM}"}
+            answer = server.chat(messages=[system, *turns[: turn + 1]], **asked)
+    assert answer["slotcache"]["moved"] == [{"before": "Turn 0\n", "after": "Turn 2\n"}]
+    assert answer["slotcache"]["source"] == "disk" and answer["timings"]["prompt_n"] < 1.2 * len(QUESTION) / 2
+
+
 def test_who_does_not_opt_in_is_left_alone(templated):
     for fields in ({"session_id": "off", "volatile": "move", "cache_prompt": False}, {"cache_scope": "silent"}):
         _, last = session(templated, LINES["a date"], turns=4, **fields)
@@ -238,3 +315,37 @@ def test_the_other_apis_move_too(templated):
             "/v1/responses", json=fields | {"max_output_tokens": 1, "instructions": text, "input": "Hello"}
         ).json()
     assert [len(each["slotcache"]["moved"]) for each in (message, response)] == [1, 1]
+
+
+# ---- what a small real model makes of it ----------------------------------------------------------------------------------
+
+SMOLLM2 = Path(os.environ.get("SLOTCACHE_WEIGHTS", ".")) / "smollm2.gguf"
+NAMES = ["Ann", "Bob", "Carl", "Dora", "Emil", "Flora", "Georg", "Hanna", "Ida", "Jonas"]
+TOWNS = ["Paris", "London", "Berlin", "Madrid", "Rome", "Vienna", "Oslo", "Dublin", "Lisbon", "Athens"]
+ABOUT = {
+    "The user's name is {}.": ("What is my name?", NAMES),
+    "The user lives in {}.": ("In which town do I live?", TOWNS),
+}
+
+
+@pytest.mark.skipif(not SMOLLM2.is_file(), reason="SLOTCACHE_WEIGHTS names no folder with smollm2.gguf")
+@pytest.mark.parametrize("turns", [1, 2])
+def test_a_small_model_answers_as_many_questions_about_a_moved_line(turns):
+    """20 of them. turns: that the line has changed in, which says it once in the long form, and then in the short one."""
+    right = {"off": 0, "move": 0}
+    with running(SMOLLM2, ctx_size=4096, threads=2) as up:
+        for volatile_, line, at in itertools.product(right, ABOUT, range(10)):
+            question, words = ABOUT[line]
+            fields = {"volatile": volatile_, "session_id": f"{line} {at} {volatile_}", "ignore_eos": False}
+            history = [said("user", "Hello!"), said("assistant", "Hello! How can I help you?")]
+            for turn in range(turns + 1):
+                system = (
+                    f"You are a helpful assistant.\n{line.format(words[(at + turn - turns) % 10])}\nAnswer in one sentence."
+                )
+                is_last = turn == turns
+                messages = [said("system", system), *history, said("user", question if is_last else f"Good day {turn}.")]
+                answer = up.chat(messages=messages, max_tokens=24 if is_last else 1, **fields)
+                history += [messages[-1], said("assistant", "Good day to you.")]
+            right[volatile_] += words[at] in answer["choices"][0]["message"]["content"]
+    print(right)
+    assert right["move"] >= right["off"] > 10
