@@ -90,7 +90,7 @@ async def _waits(client: Client, args: argparse.Namespace) -> tuple[list[Wait], 
         raise BenchError(f"-c {args.ctx_size}: a prompt of {args.seconds} s has {num_tokens:,} tokens here, of {most:,}")
     alone = {path: (await _watch(client.http, path, sizer.query(path, BESIDE))).events[0] for path in ROUTES}
     long = asyncio.create_task(_watch(client.http, LONG, sizer.query("long", num_tokens)))
-    while not await client.gauge("slotcache_requests_running"):
+    while not (long.done() or await client.gauge("slotcache_requests_running")):
         await asyncio.sleep(0.01)  # until the engine has it
     waiting: list[asyncio.Task[Wait]] = []
     for path in ROUTES:  # one after the other: each is a client of its own
