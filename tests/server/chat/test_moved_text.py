@@ -151,6 +151,71 @@ def said_in_parts(day):
     return {"role": "system", "content": [part(FRONT), part(f"Today is {day}.")]}
 
 
+def reminded(text, block, in_parts=False):
+    if not in_parts:
+        return said("user", f"{text}\n\n{block}" if block else text)
+    return {"role": "user", "content": [part(text), *([part(block)] if block else [])]}
+
+
+@pytest.mark.parametrize("in_parts", [False, True])
+def test_a_reminder_stays_where_it_was_when_it_moves_on(in_parts):
+    texts, front, history, before = VolatileText(), instructions(), [], []
+    for turn in range(4):
+        block = f"<reminder>Open: {turn}.</reminder>"
+        sent = [front, *history, reminded(f"question {turn}", block, in_parts)]
+        shown, moved = settled(texts, sent)
+        assert shown[: len(before)] == before and shown[-1] == sent[-1], "the last one is as it was sent"
+        assert len(moved) == turn and all(not change.after for change in moved)
+        history += [reminded(f"question {turn}", "", in_parts), said("assistant", f"answer {turn}")]
+        before = [*shown, history[-1]]
+
+
+def test_a_reminder_that_changes_in_its_place_is_said_again():
+    texts, front, history, before = VolatileText(), instructions(), [], []
+    for at, number in enumerate((3, 3, 2, 3, None, None)):
+        question = reminded("question", "" if number is None else f"<to-do>{number} open</to-do>")
+        shown, _ = settled(texts, [front, question, *history])
+        assert shown[: len(before)] == before
+        lines = ["", "", "[Now: <to-do>2 open</to-do>]", "[Now: <to-do>3 open</to-do>]"]
+        lines += ['[In a message, "<to-do>3 open</to-do>" does not hold any more.]', ""]
+        last = shown[-1]["content"] if at else ""
+        assert last == (f"result {at}\n\n{lines[at]}" if lines[at] else f"result {at}" if at else "")
+        history += [said("assistant", f"call {at}"), said("tool", f"result {at + 1}")]
+        before = [*shown, history[-2]]
+
+
+@pytest.mark.parametrize(
+    ("text", "block"),
+    [
+        ("question", "<system-reminder>\nTo-dos: <b>2</b>.\n</system-reminder>"),
+        ("question", '<a>1</a>\n<b kind="x">2</b>\n'),
+        ("", "<a>1</a>"),
+    ],
+)
+def test_blocks_at_the_end_are_reminders(text, block):
+    shown, moved = two_turns(f"{text}\n\n{block}" if text else block, text)
+    assert shown[1] == said("user", f"{text}\n\n{block}" if text else block) and len(moved) == 1
+
+
+@pytest.mark.parametrize("text", ["question</a>", "<a>1</a> question", "<a>1</b>", f"<a>{'1' * volatile.LONGEST}</a>"])
+def test_other_text_is_none(text):
+    shown, moved = two_turns(text, "question")
+    assert shown[1] == said("user", "question") and not moved
+
+
+def two_turns(text, later):
+    texts = VolatileText()
+    settled(texts, [instructions(), said("user", text)])
+    return settled(texts, [instructions(), said("user", later), said("assistant", "answer"), said("user", "and then?")])
+
+
+def test_a_reminder_is_moved_where_it_was_asked_for_alone():
+    texts = VolatileText.of(Settings(volatile_lines="Today is .*"))
+    for block in ("<a>1</a>", ""):
+        messages = [instructions(), reminded("question", block)]
+        assert settled(texts, messages, asked=False) == (messages, ())
+
+
 def test_what_is_remembered_is_bounded(monkeypatch):
     monkeypatch.setattr(volatile, "MOST_CHARACTERS", 10_000)
     texts = VolatileText()
