@@ -30,7 +30,7 @@ CACHED = {"cache_prompt": True, "session_id": "replay", "volatile": "move"}
 CUT_AFTER = 1 / 3  # of the prompt that is not cached
 SAMPLE = 30_000  # characters of a session that tells how long a token is
 SPARE = 512  # tokens of context beyond the longest prompt
-IDLE_TOKENS = "slotcache_idle_prompt_tokens_total"
+IDLE_TOKENS, TOKENS = "slotcache_idle_prompt_tokens_total", "slotcache_prompt_tokens_total"
 BILL = "x-anthropic-billing-header: cc_version=2.1.37.0d9; cc_entrypoint=cli; cch={:05x};"
 
 
@@ -135,15 +135,20 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """A session as it went. idle: prompt tokens that the server computed beside its requests."""
+    """A session as it went. idle: prompt tokens that the server computed beside its requests.
+
+    counted: those that it computed for requests, by its own count, of which the client does not see the last of a try that
+    it cuts. None: the server has no such count.
+    """
 
     turns: tuple[Turn, ...]
-    idle: int
+    idle: int = 0
+    counted: int | None = None
 
     @property
     def computed(self) -> int:
         """All prompt tokens that were computed: for answers, for tries that were cut, and in idle time."""
-        return self.idle + sum(turn.computed for turn in self.turns)
+        return self.idle + (sum(turn.computed for turn in self.turns) if self.counted is None else self.counted)
 
     @property
     def restarted(self) -> list[Turn]:
@@ -154,13 +159,14 @@ class Session:
 def play(arm: Arm, recording: Recording, new: Sequence[int], args: argparse.Namespace) -> Session:
     """Send a session to a server, which is started anew in the middle. new: as of a turn, for each request."""
     turns: list[Turn] = []
-    idle, seen, asked = 0, set[str](), sampling(args)
+    counts, seen, asked = np.zeros(2, int), set[str](), sampling(args)
     middle = recording.restart if args.restart else len(recording.waves)
     halves = [waves for waves in (recording.waves[:middle], recording.waves[middle:]) if waves]
     with Progress(arm.name, recording.num_requests) as progress:
         for half, waves in enumerate(halves):
 
-            async def work(client: Client, waves: Sequence[Sequence[Request]] = waves, half: int = half) -> int:
+            async def work(client: Client, waves: Sequence[Sequence[Request]] = waves, half: int = half) -> np.ndarray:
+                before = await _counts(client)
                 for wave in waves:
                     numbered = enumerate(wave, len(turns))
                     results = await asyncio.gather(*(_ask(client, request, number) for number, request in numbered))
@@ -170,12 +176,20 @@ def play(arm: Arm, recording: Recording, new: Sequence[int], args: argparse.Name
                         seen.update([request.agent] if half else [])
                         progress.step(f"{request.agent}: {1000 * result.ttft:.0f} ms, {result.cached_tokens} cached")
                     await asyncio.sleep(args.pause)
-                return int(await client.gauge(IDLE_TOKENS)) if arm.name.startswith(OWN) else 0
+                return await _counts(client) - before
 
-            idle += arm.measure(asked, work)
+            counts += arm.measure(asked, work)
     if failed := [turn.result.error for turn in turns if turn.result.error]:
         raise BenchError(f"{arm.name}: {len(failed)} requests failed, the first with: {failed[0]}")
-    return Session(tuple(turns), idle)
+    idle, counted = counts.tolist()
+    return Session(tuple(turns), idle, counted if arm.name.startswith(OWN) else None)
+
+
+async def _counts(client: Client) -> np.ndarray:
+    """Return the prompt tokens that slotcache has computed in idle time, and for requests; of llama-server none."""
+    if not client.name.startswith(OWN):
+        return np.zeros(2, int)
+    return np.array([await client.gauge(name) for name in (IDLE_TOKENS, TOKENS)], int)
 
 
 async def _ask(client: Client, request: Request, number: int) -> tuple[Result, int]:

@@ -387,6 +387,7 @@ def test_the_other_apis_move_too(templated):
 SMOLLM2 = Path(os.environ.get("SLOTCACHE_WEIGHTS", ".")) / "smollm2.gguf"
 NAMES = ["Ann", "Bob", "Carl", "Dora", "Emil", "Flora", "Georg", "Hanna", "Ida", "Jonas"]
 TOWNS = ["Paris", "London", "Berlin", "Madrid", "Rome", "Vienna", "Oslo", "Dublin", "Lisbon", "Athens"]
+HELLO = said("user", "Hello!")
 ABOUT = {
     "The user's name is {}.": ("What is my name?", NAMES),
     "The user lives in {}.": ("In which town do I live?", TOWNS),
@@ -402,15 +403,11 @@ def test_a_small_model_answers_as_many_questions_about_a_moved_line(turns):
         for volatile_, line, at in itertools.product(right, ABOUT, range(10)):
             question, words = ABOUT[line]
             fields = {"volatile": volatile_, "session_id": f"{line} {at} {volatile_}", "ignore_eos": False}
-            history = [said("user", "Hello!"), said("assistant", "Hello! How can I help you?")]
             for turn in range(turns + 1):
-                system = (
-                    f"You are a helpful assistant.\n{line.format(words[(at + turn - turns) % 10])}\nAnswer in one sentence."
-                )
-                is_last = turn == turns
-                messages = [said("system", system), *history, said("user", question if is_last else f"Good day {turn}.")]
-                answer = up.chat(messages=messages, max_tokens=24 if is_last else 1, **fields)
-                history += [messages[-1], said("assistant", "Good day to you.")]
+                moment = line.format(words[(at + turn - turns) % 10])
+                messages = [said("system", f"You are a helpful assistant.\n{moment}\nAnswer in one sentence."), HELLO]
+                messages += [said("assistant", "Hello! How can I help you?"), said("user", question)] * (turn == turns)
+                answer = up.chat(messages=messages, max_tokens=24, **fields)
             right[volatile_] += words[at] in answer["choices"][0]["message"]["content"]
     print(right)
     assert right["move"] >= right["off"] > 10
