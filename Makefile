@@ -48,19 +48,22 @@ test: $(VENV)/.developing
 coverage: $(VENV)/.developing
 	$(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist loadfile $(foreach room,$(ROOMS),--cov $(room)) $(ARGS)
 
-client-test: $(VENV)/.clients $(VENV)/.programs
-	$(VENV)/clients/bin/python -m pytest -W ignore::ResourceWarning tests/clients $(ARGS)  # clients leave event loops open
+# The clients leave event loops open.
+client-test: $(VENV)/.clients $(VENV)/.openai-3 $(VENV)/.programs
+	$(VENV)/openai-3/bin/python -m pytest -W ignore::ResourceWarning tests/clients/test_frameworks.py \
+		tests/clients/test_opt_in.py $(ARGS)
+	$(VENV)/clients/bin/python -m pytest -W ignore::ResourceWarning tests/clients $(ARGS)
 
-# The clients' environment stands on the other one: it sees the server's packages, and its own come first.
-# Its pip is a new one: that of Python 3.11 finds no versions that fit together.
-$(VENV)/.clients: $(VENV)/.developing
-	$(PYTHON) -m venv $(VENV)/clients
+# The clients' environments, for either version of OpenAI's package, stand on the other one: they see the server's packages,
+# and their own come first. Their pip is a new one: that of Python 3.11 finds no versions that fit together.
+$(VENV)/.clients $(VENV)/.openai-3: $(VENV)/.%: $(VENV)/.developing
+	$(PYTHON) -m venv $(VENV)/$*
 	$(BIN)/python -c 'import site; print(site.getsitepackages()[0])' \
-		> "$$($(VENV)/clients/bin/python -c 'import site; print(site.getsitepackages()[0])')/server.pth"
+		> "$$($(VENV)/$*/bin/python -c 'import site; print(site.getsitepackages()[0])')/server.pth"
 	$(BIN)/python -c 'import tomllib; extras = tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]; \
-		print(*extras["clients"], sep="\n")' > $(VENV)/clients/requirements.txt
-	$(VENV)/clients/bin/python -m pip install --quiet --upgrade pip
-	$(VENV)/clients/bin/pip install --quiet --requirement $(VENV)/clients/requirements.txt
+		print(*extras["$*"], sep="\n")' > $(VENV)/$*/requirements.txt
+	$(VENV)/$*/bin/python -m pip install --quiet --upgrade pip
+	$(VENV)/$*/bin/pip install --quiet --requirement $(VENV)/$*/requirements.txt
 	@touch $@
 
 # Each program in an environment of its own: their dependencies do not fit together. What cannot be installed is skipped.

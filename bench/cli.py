@@ -41,6 +41,7 @@ _ALL = (
     Scenario("decode", ".scenarios.decoding", "tokens per second of many streams"),
     Scenario("step", ".scenarios.step", "time of a step outside llama.cpp"),
     Scenario("stall", ".scenarios.stall", "a long prefill among running streams"),
+    Scenario("silence", ".scenarios.silence", "streams on all routes while a long prompt is computed"),
     Scenario("speculation", ".scenarios.speculation", "a search in stages, with a server that prefills along"),
     Scenario("fanout", ".scenarios.fanout", "one prompt many times at once"),
     Scenario("idle", ".scenarios.idle_kv", "a request's speed beside idle KV"),

@@ -160,6 +160,23 @@ class CompletionApi:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """The prompt of a request as a server's /apply-template and /tokenize return it."""
+
+    text: str
+    tokens: tuple[int, ...]
+
+    @classmethod
+    async def of(cls, http: ClientSession, body: Body) -> Prompt:
+        """Ask a server for it. body: of a chat. Raises aiohttp.ClientError."""
+        async with http.post("/apply-template", json=body, raise_for_status=True) as answer:
+            text = (await answer.json())["prompt"]
+        asked = {"content": text, "add_special": True, "parse_special": True}
+        async with http.post("/tokenize", json=asked, raise_for_status=True) as answer:
+            return cls(text, tuple((await answer.json())["tokens"]))
+
+
 def _messages(query: Query, history: History, user: Callable[[Query], Body]) -> list[Body]:
     messages: list[Body] = [{"role": "system", "content": SYSTEM_PROMPT}]
     for asked, answer in history:

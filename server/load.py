@@ -243,7 +243,10 @@ def _serve(settings: Settings, model: Model, decision: Decision | None) -> Servi
     logger.info("%s", describe_template(settings, model, template))
     bounds = (settings.conversations, settings.conversation_ram << 20, settings.conversation_ttl)
     running: dict[Generation, PendingTurn | None] = {}
-    conversations = Conversations(*bounds, files=_conversation_files(settings, made_by), turns=running.values)
+    files = _conversation_files(settings, made_by)
+    conversations = Conversations(*bounds, files=files, turns=running.values)
+    if files is not None:
+        builder.volatile.restore(files)
     conversations.restore(HistoryVocabulary(model.num_vocab, builder.tokens))
     of_file = recommended(model.metadata)
     if of_file:

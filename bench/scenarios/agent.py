@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import nan
 from pathlib import Path
-from typing import Any
 
 import aiohttp
 
@@ -18,7 +17,7 @@ from ..agent_tasks import TOOLS, Task, queries, read_tasks, spread, template_fla
 from ..client import Result, Run
 from ..comparison import Outcome, compare, pace, problems, table
 from ..report import Bar, BenchError, Report, Skip, Summary, Table
-from ..server_api import Body, ChatApi, History
+from ..server_api import Body, ChatApi, History, Prompt
 from ..servers import DATA_VARIABLE, Arm, add_clients, add_options, arms_for, sampling
 from ..trace import Query, prose
 from . import replay
@@ -81,14 +80,6 @@ def _call_id(query: Query, at: int) -> str:
 REWRITTEN, AS_SENT, THEIRS = "slotcache, tool_documents", "slotcache", "llama-server"
 ASKED = {"tools": TOOLS}
 CACHED = ASKED | {"cache_prompt": True}
-
-
-@dataclass(frozen=True, slots=True)
-class Prompt:
-    """The prompt of a request as a server's /apply-template and /tokenize return it."""
-
-    text: str
-    tokens: tuple[int, ...]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -207,19 +198,8 @@ async def _prompts(arm: Arm, asked: Sequence[Query], args: argparse.Namespace) -
                 before = history.setdefault(query.session, [])
                 _, body = await arm.api.prepare(http, query, before, sampling(args))
                 before.append((query, ""))
-                prompts.append(await _prompt(http, {name: body[name] for name in ("messages", "tools")}))
+                prompts.append(await Prompt.of(http, {name: body[name] for name in ("messages", "tools")}))
     return prompts
-
-
-async def _prompt(http: aiohttp.ClientSession, body: dict[str, Any]) -> Prompt:
-    text = (await _post(http, "/apply-template", body))["prompt"]
-    tokens = await _post(http, "/tokenize", {"content": text, "add_special": True, "parse_special": True})
-    return Prompt(text, tuple(tokens["tokens"]))
-
-
-async def _post(http: aiohttp.ClientSession, path: str, body: dict[str, Any]) -> dict[str, Any]:
-    async with http.post(path, json=body) as answer:
-        return await answer.json()
 
 
 def _bars(outcomes: Sequence[Outcome], unlike: Sequence[str]) -> list[Bar]:

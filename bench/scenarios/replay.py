@@ -14,12 +14,14 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import aiohttp
+import numpy as np
 
+from ...slots.radix import common_prefix
 from ..agent_tasks import template_flag
 from ..client import UNREADY, Client, EncodedRequest, Result
 from ..recording import Recording, Request, record
 from ..report import Bar, BenchError, Progress, Report, Summary, Table, median
-from ..server_api import Body, ChatApi, Chunk, Sampling
+from ..server_api import Body, ChatApi, Chunk, Prompt, Sampling
 from ..servers import Arm, arms_for, in_rounds, sampling
 
 OWN, THEIRS, REUSE = "slotcache", "llama-server", 256
@@ -28,7 +30,7 @@ CACHED = {"cache_prompt": True, "session_id": "replay", "volatile": "move"}
 CUT_AFTER = 1 / 3  # of the prompt that is not cached
 SAMPLE = 30_000  # characters of a session that tells how long a token is
 SPARE = 512  # tokens of context beyond the longest prompt
-IDLE_TOKENS = "slotcache_idle_prompt_tokens_total"
+IDLE_TOKENS, TOKENS = "slotcache_idle_prompt_tokens_total", "slotcache_prompt_tokens_total"
 BILL = "x-anthropic-billing-header: cc_version=2.1.37.0d9; cc_entrypoint=cli; cch={:05x};"
 
 
@@ -95,13 +97,14 @@ def _blocks(message: Body) -> Body:
 @dataclass(frozen=True, slots=True)
 class Turn:
     """A request as it went. cut: tokens that the try before it computed, whose client left. is_first: of its agent, behind
-    the restart.
+    the restart. new: tokens with which no earlier prompt of the session begins.
     """
 
     request: Request
     result: Result
     cut: int = 0
     is_first: bool = False
+    new: int = 0
 
     @property
     def computed(self) -> int:
@@ -110,7 +113,12 @@ class Turn:
     @property
     def read_again(self) -> int:
         """Tokens that were computed although the session had sent their text before, or in the try that was cut."""
-        return max(0, self.computed - round(self.request.new * self.result.prompt_tokens))
+        return max(0, self.computed - self.num_unseen)
+
+    @property
+    def num_unseen(self) -> int:
+        """Tokens of the prompt whose text the session had not sent before."""
+        return round(self.request.new * self.result.prompt_tokens)
 
     @property
     def is_thrown_away(self) -> bool:
@@ -121,20 +129,26 @@ class Turn:
     def data(self) -> dict[str, Any]:
         """Return it as JSON values."""
         named = {"agent": self.request.agent, "phase": self.request.phase, "new": round(self.request.new, 4)}
-        return named | {"cut": self.cut, "is_first": self.is_first, "ttft": self.result.ttft} | self.result.figures
+        named |= {"new_tokens": self.new, "is_first": self.is_first}
+        return named | {"cut": self.cut, "ttft": self.result.ttft} | self.result.figures
 
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """A session as it went. idle: prompt tokens that the server computed beside its requests."""
+    """A session as it went. idle: prompt tokens that the server computed beside its requests.
+
+    counted: those that it computed for requests, by its own count, of which the client does not see the last of a try that
+    it cuts. None: the server has no such count.
+    """
 
     turns: tuple[Turn, ...]
-    idle: int
+    idle: int = 0
+    counted: int | None = None
 
     @property
     def computed(self) -> int:
         """All prompt tokens that were computed: for answers, for tries that were cut, and in idle time."""
-        return self.idle + sum(turn.computed for turn in self.turns)
+        return self.idle + (sum(turn.computed for turn in self.turns) if self.counted is None else self.counted)
 
     @property
     def restarted(self) -> list[Turn]:
@@ -142,29 +156,40 @@ class Session:
         return [turn for turn in self.turns if turn.is_first]
 
 
-def play(arm: Arm, recording: Recording, args: argparse.Namespace) -> Session:
-    """Send a session to a server, which is started anew in the middle."""
+def play(arm: Arm, recording: Recording, new: Sequence[int], args: argparse.Namespace) -> Session:
+    """Send a session to a server, which is started anew in the middle. new: as of a turn, for each request."""
     turns: list[Turn] = []
-    idle, seen, asked = 0, set[str](), sampling(args)
-    halves = recording.waves[: recording.restart], recording.waves[recording.restart :]
+    counts, seen, asked = np.zeros(2, int), set[str](), sampling(args)
+    middle = recording.restart if args.restart else len(recording.waves)
+    halves = [waves for waves in (recording.waves[:middle], recording.waves[middle:]) if waves]
     with Progress(arm.name, recording.num_requests) as progress:
         for half, waves in enumerate(halves):
 
-            async def work(client: Client, waves: Sequence[Sequence[Request]] = waves, half: int = half) -> int:
+            async def work(client: Client, waves: Sequence[Sequence[Request]] = waves, half: int = half) -> np.ndarray:
+                before = await _counts(client)
                 for wave in waves:
                     numbered = enumerate(wave, len(turns))
                     results = await asyncio.gather(*(_ask(client, request, number) for number, request in numbered))
                     for request, (result, cut) in zip(wave, results, strict=True):
-                        turns.append(Turn(request, result, cut, half == 1 and request.agent not in seen))
+                        is_first = half == 1 and request.agent not in seen
+                        turns.append(Turn(request, result, cut, is_first, new[len(turns)]))
                         seen.update([request.agent] if half else [])
                         progress.step(f"{request.agent}: {1000 * result.ttft:.0f} ms, {result.cached_tokens} cached")
                     await asyncio.sleep(args.pause)
-                return int(await client.gauge(IDLE_TOKENS)) if arm.name.startswith(OWN) else 0
+                return await _counts(client) - before
 
-            idle += arm.measure(asked, work)
+            counts += arm.measure(asked, work)
     if failed := [turn.result.error for turn in turns if turn.result.error]:
         raise BenchError(f"{arm.name}: {len(failed)} requests failed, the first with: {failed[0]}")
-    return Session(tuple(turns), idle)
+    idle, counted = counts.tolist()
+    return Session(tuple(turns), idle, counted if arm.name.startswith(OWN) else None)
+
+
+async def _counts(client: Client) -> np.ndarray:
+    """Return the prompt tokens that slotcache has computed in idle time, and for requests; of llama-server none."""
+    if not client.name.startswith(OWN):
+        return np.zeros(2, int)
+    return np.array([await client.gauge(name) for name in (IDLE_TOKENS, TOKENS)], int)
 
 
 async def _ask(client: Client, request: Request, number: int) -> tuple[Result, int]:
@@ -203,6 +228,9 @@ def add_replay(parser: argparse.ArgumentParser) -> None:
     add("--replay", action="store_true", help="replay one recorded session with sub-agents, in place of the tasks")
     add("--size", type=int, default=12000, metavar="TOKENS", help="of its longest prompt (default: %(default)s)")
     add("--cache-ram", type=int, default=1024, help="MiB of host memory of each server (default: %(default)s)")
+    text = "start each server anew in the middle of the session (default: %(default)s)"
+    add("--restart", action=argparse.BooleanOptionalAction, default=True, help=text)
+    add("--turns", action="store_true", help="print what each request computed, in each arm")
     add("--billing", action="store_true", help="also by /v1/messages, with a changing billing line and without one")
 
 
@@ -210,10 +238,10 @@ def run(args: argparse.Namespace) -> Report:
     """Replay the session against slotcache, and llama-server at its best."""
     with template_flag() as flag, TemporaryDirectory(prefix="slotcache-bench-") as name:
         arms = _arms(args, flag, Path(name))
-        recording = _sized(arms[0], args)
+        recording, new = _sized(arms[0], args)
         played: dict[str, list[Session]] = {arm.name: [] for arm in arms}
         for _, arm in in_rounds(arms, args.rounds):
-            played[arm.name].append(play(arm, recording, args))
+            played[arm.name].append(play(arm, recording, new, args))
             for folder in Path(name).iterdir():
                 rmtree(folder)
     rounds = f"medians of {args.rounds}" if args.rounds > 1 else "one round"
@@ -221,9 +249,9 @@ def run(args: argparse.Namespace) -> Report:
     title += f"{args.parallel} slots, -cram {args.cache_ram}, {rounds}"
     told = {name: [[turn.data() for turn in one.turns] for one in sessions] for name, sessions in played.items()}
     facts = {"sessions": told, "arms": [arm.describe() for arm in arms], "restart": recording.restart}
-    return Report(
-        "agent", [_table(title, played), _phases(played)], bars=[*_bars(played), *_billed_bars(played)], data=facts
-    )
+    tables = [_table(title, played), _phases(played), *([_turns(played)] if args.turns else [])]
+    bars = [*_bars(played), *_billed_bars(played)]
+    return Report("agent", tables, bars=bars, notes=_floors(played), data=facts)
 
 
 def _arms(args: argparse.Namespace, flag: str, folder: Path) -> list[Arm]:
@@ -247,21 +275,35 @@ def _arms(args: argparse.Namespace, flag: str, folder: Path) -> list[Arm]:
     return arms
 
 
-def _sized(arm: Arm, args: argparse.Namespace) -> Recording:
-    """Return the session in which the longest prompt has `--size` tokens. Raises BenchError if a prompt does not fit."""
-    texts = [text for wave in record(Path(args.data), SAMPLE).waves[-1:] for text in wave[0].texts()]
+def _sized(arm: Arm, args: argparse.Namespace) -> tuple[Recording, list[int]]:
+    """Return the session in which the longest prompt has `--size` tokens, and how many of each prompt are new.
 
-    async def count() -> int:
-        asked = {"content": "\n".join(texts)}
-        async with aiohttp.ClientSession(url, raise_for_status=True) as http, http.post("/tokenize", json=asked) as answer:
-            return len((await answer.json())["tokens"])
-
-    with arm.up() as url:
-        tokens = asyncio.run(count())
-    recording = record(Path(args.data), round(args.size * sum(map(len, texts)) / tokens))
+    Raises BenchError if a prompt does not fit.
+    """
     if args.ctx_size < (least := round(1.1 * args.size) + args.max_tokens + SPARE):
         raise BenchError(f"-c {args.ctx_size}: a session of {args.size} tokens needs {least} or more")
-    return recording
+    data, sample = Path(args.data), record(Path(args.data), SAMPLE).waves[-1][0]
+
+    async def sized() -> tuple[Recording, list[int]]:
+        async with aiohttp.ClientSession(url) as http:
+            tokens = len((await _prompt(http, sample)).tokens)
+            recording = record(data, round(args.size * sum(map(len, sample.texts())) / tokens))
+            prompts = [await _prompt(http, request) for wave in recording.waves for request in wave]
+        return recording, new_tokens([prompt.tokens for prompt in prompts])
+
+    with arm.up() as url:
+        return asyncio.run(sized())
+
+
+async def _prompt(http: aiohttp.ClientSession, request: Request) -> Prompt:
+    return await Prompt.of(http, {"messages": request.messages, "tools": request.tools})
+
+
+def new_tokens(prompts: Sequence[Sequence[int]]) -> list[int]:
+    """Return for each prompt how many of its tokens stand behind what the best of the earlier ones begins with, too."""
+    arrays = [np.array(prompt, np.int32) for prompt in prompts]
+    shared = ([common_prefix(prompt, earlier) for earlier in arrays[:at]] for at, prompt in enumerate(arrays))
+    return [len(prompt) - max(known, default=0) for prompt, known in zip(arrays, shared, strict=True)]
 
 
 def _table(title: str, played: dict[str, list[Session]]) -> Table:
@@ -314,18 +356,46 @@ def _phases(played: dict[str, list[Session]]) -> Table:
     return Table("by what the session does", ("phase", *columns), rows)
 
 
+def _turns(played: dict[str, list[Session]]) -> Table:
+    """Return what each request of the first round computed, beside what was new in it."""
+    sessions = [sessions[0].turns for sessions in played.values()]
+    columns = ("request", "phase", "prompt tokens", "new tokens", "new text", *played)
+    rows = [
+        (
+            f"{at} {turn.request.agent}{', cut' * turn.request.is_cut}{', restarted' * turn.is_first}",
+            *(turn.request.phase, turn.result.prompt_tokens, turn.new, turn.num_unseen),
+            *(other.computed for other in (turn, *others)),
+        )
+        for at, (turn, *others) in enumerate(zip(*sessions, strict=True))
+    ]
+    return Table("computed tokens, request by request", columns, rows)
+
+
+def _floors(played: dict[str, list[Session]]) -> list[str]:
+    """Say what must be computed at the least."""
+    turns = next(iter(played.values()))[0].turns
+    new, unseen = sum(turn.new for turn in turns), sum(turn.num_unseen for turn in turns)
+    return [
+        f"{new:,} tokens stand behind what an earlier prompt of the session begins with, too",
+        f"{unseen:,} tokens have text that the session had not sent before",
+    ]
+
+
 def _bars(played: dict[str, list[Session]]) -> list[Bar]:
     """Compare each figure with the better one of llama-server's two ways."""
     if not (others := [sessions for name, sessions in played.items() if name.startswith(THEIRS)]):
         return []
     own = played[OWN]
+    figures: list[tuple[str, Callable[[list[Session]], float], float]] = [
+        ("computed tokens", _computed, 0.35),
+        ("TTFT p50", lambda sessions: _ttft(sessions).p50, 0.4),
+    ]
+    if own[0].restarted:
+        first = "TTFT p50 of each agent's first request after a restart"
+        figures.append((first, lambda sessions: _restarted(sessions).p50, 0.4))
     return [
         Bar(3, f"{name}, of llama-server's at its best", figure(own) / min(map(figure, others)), limit)
-        for name, figure, limit in (
-            ("computed tokens", _computed, 0.35),
-            ("TTFT p50", lambda sessions: _ttft(sessions).p50, 0.4),
-            ("TTFT p50 of each agent's first request after a restart", lambda sessions: _restarted(sessions).p50, 0.4),
-        )
+        for name, figure, limit in figures
     ]
 
 

@@ -48,7 +48,7 @@ class NativeReply:
         self._probabilities = envelope.probabilities()
 
     def begin(self) -> list[bytes]:
-        return []  # llama-server's clients count on tokens in each piece
+        return self.ping()  # no piece: llama-server's clients count on tokens in each
 
     def ping(self) -> list[bytes]:
         return [COMMENT]

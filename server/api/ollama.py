@@ -503,7 +503,7 @@ class OllamaReply:
         self._call: tuple[CallStart, list[str]] | None = None  # that is not whole yet
 
     def begin(self) -> list[bytes]:
-        return []  # clients time the first line as the first token
+        return self.ping()
 
     def ping(self) -> list[bytes]:
         return [self._line({})]

@@ -1,7 +1,5 @@
 """Stored conversations on disk: written behind, read at the start.
 
-    magic | digest | msgpack
-
 An entry of a history stands in the file of the answer that it was first stored with; the other answers of the conversation
 refer to it by its number.
 """
@@ -11,11 +9,8 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import logging
-import os
-import stat
-import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -29,21 +24,17 @@ from msgspec import Meta, Struct
 from ...ordering.document import Document
 from ...ordering.policy import ORDERS
 from ...slots.scope import MAX_NAME
-from ...slots.tier import MOST_SERVERS, FolderError, locked_folder, places, remove_stale, written_aside
+from ...slots.tier import MOST_SERVERS, FolderError, places
 from .chat_prompt import DocumentSet
 from .history import HistoryMessage
+from .shelf import DamagedFile, Shelf, sealed, unsealed
 
 MAGIC = b"slotcache answer 1\n"
-DIGEST = 16  # bytes
 SUFFIX = ".answer"
 
 Name = Annotated[str, Meta(max_length=MAX_NAME)]
 Number = Annotated[int, Meta(ge=0, lt=1 << 53)]
 Length = Annotated[int, Meta(ge=0, lt=1 << 31)]
-
-
-class CorruptConversation(ValueError):
-    """A file with other content than was written."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,11 +115,11 @@ class _Documents(_Strict, frozen=True, kw_only=True):
         )
 
     def read(self, scope: str, vocabulary: HistoryVocabulary) -> DocumentSet:
-        """Raises CorruptConversation."""
+        """Raises DamagedFile."""
         ranks = list(range(len(self.documents)))
         fits = len(self.tokens) == len(ranks) and (self.order is None or sorted(self.order) == ranks)
         if not fits or self.policy not in ORDERS:
-            raise CorruptConversation("its documents contradict each other")
+            raise DamagedFile("its documents contradict each other")
         return DocumentSet(
             tuple(Document(*document) for document in self.documents),
             tuple(_tokens(tokens, vocabulary) for tokens in self.tokens),
@@ -164,7 +155,7 @@ class _Entry(_Strict, frozen=True, kw_only=True):
         )
 
     def read(self, scope: str, vocabulary: HistoryVocabulary) -> HistoryMessage:
-        """Raises CorruptConversation and MsgspecError."""
+        """Raises DamagedFile and MsgspecError."""
         return HistoryMessage(
             intern(msgspec.json.decode(self.said, type=_Message).role),
             self.said,
@@ -213,22 +204,16 @@ def encode(stored: StoredAnswer) -> list[bytes]:
             record=stored.record,
         )
     )
-    return [MAGIC, _digest(content), content]
+    return sealed(MAGIC, content)
 
 
 def decode(data: bytes, vocabulary: HistoryVocabulary) -> StoredAnswer:
-    """Return the stored answer of a file. Raises CorruptConversation."""
-    begin = len(MAGIC) + DIGEST
-    if data[: len(MAGIC)] != MAGIC:
-        raise CorruptConversation("it is not one of this server's files")
-    content = memoryview(data)[begin:]
-    if _digest(content) != data[len(MAGIC) : begin]:
-        raise CorruptConversation("its checksum is wrong")
+    """Return the stored answer of a file. Raises DamagedFile."""
     try:
-        file = msgspec.msgpack.decode(content, type=_File)
+        file = msgspec.msgpack.decode(unsealed(MAGIC, data), type=_File)
         entries = {number: entry.read(file.scope, vocabulary) for number, entry in file.entries.items()}
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise CorruptConversation(f"it is not as expected: {error}") from None
+        raise DamagedFile(f"it is not as expected: {error}") from None
     return StoredAnswer(
         scope=file.scope,
         conversation=file.conversation,
@@ -248,66 +233,38 @@ def _bytes(tokens: np.ndarray) -> bytes:
 
 
 def _tokens(data: bytes, vocabulary: HistoryVocabulary) -> np.ndarray:
-    """Return tokens, int32. Raises CorruptConversation."""
+    """Return tokens, int32. Raises DamagedFile."""
     if len(data) % 4:
-        raise CorruptConversation("its tokens are damaged")
+        raise DamagedFile("its tokens are damaged")
     tokens = np.frombuffer(data, "<i4").astype(np.int32)
     if len(tokens) and not 0 <= tokens.min() <= tokens.max() < vocabulary.num_tokens:
-        raise CorruptConversation("it has tokens that the model does not know")
+        raise DamagedFile("it has tokens that the model does not know")
     return tokens
 
 
-def _digest(content: bytes | memoryview) -> bytes:
-    return hashlib.blake2b(content, digest_size=DIGEST).digest()
-
-
-# ---- Shelf --------------------------------------------------------------------------------------------------------------
-# Stored answers in a folder, so that conversations outlive a restart: written behind the event loop's back.
-#
-# Each answer is a file of its own, written aside and renamed. Nothing is synchronised: the newest answers may be lost
-# when the machine fails, and a file that is torn then is noticed when it is read.
+# ---- Conversation files -------------------------------------------------------------------------------------------------
 
 logger = logging.getLogger("slotcache.conversations")
 
 
-class ConversationFiles:
-    """The folder and the thread that writes to it.
+class ConversationFiles(Shelf):
+    """Stored answers in a folder, so that conversations outlive a restart. Each answer is a file of its own.
 
-    Raises FolderError if the folder cannot be used, and BlockingIOError if other files have it: entries are numbered by the
-    one that has them in memory. A change that waits is replaced by the next one of the same file, so no more waits than the
-    conversations hold.
+    The folder is one server's: entries are numbered by the one that has them in memory.
     """
-
-    def __init__(self, folder: Path) -> None:
-        self.folder, self._lock = locked_folder(folder)
-        self._waiting: dict[str, StoredAnswer | None] = {}  # by the file's name; None: delete it
-        self._changed = threading.Condition()  # guards what waits; never held during file access
-        self._busy = self._closing = self._failing = False
-        self._thread = threading.Thread(target=self._write_behind, name="conversations", daemon=True)
-        self._thread.start()
 
     def put(self, stored: StoredAnswer) -> None:
         """Queue an answer to be written. From any thread."""
-        self._queue({stored.file_name: stored})
-
-    def drop(self, names: Iterable[str]) -> None:
-        """Queue files to be deleted. From any thread."""
-        self._queue(dict.fromkeys(names))
-
-    def settle(self, seconds: float = 10.0) -> bool:
-        """Wait until nothing waits; return whether that came about in time. From any thread but the event loop's."""
-        with self._changed:
-            return self._changed.wait_for(lambda: not (self._waiting or self._busy), seconds)
+        self.write(stored.file_name, partial(encode, stored))
 
     def load(self, vocabulary: HistoryVocabulary, max_bytes: int) -> list[tuple[StoredAnswer, float]]:
         """Return the newest answers whose files have `max_bytes` together, each with the time of its file.
 
         Older files are deleted, and so are damaged ones, with one warning for all of them.
         """
-        remove_stale(self.folder)
         found: list[tuple[StoredAnswer, float]] = []
         refused: list[str] = []
-        for path, size, written in self._newest_first():
+        for path, size, written in self.newest_first(SUFFIX):
             max_bytes -= size
             if max_bytes < 0:
                 self.drop([path.name])
@@ -315,79 +272,16 @@ class ConversationFiles:
             try:
                 stored = decode(path.read_bytes(), vocabulary)
                 if stored.file_name != path.name:
-                    raise CorruptConversation("it has the name of another file")
-            except (OSError, CorruptConversation) as error:
+                    raise DamagedFile("it has the name of another file")
+            except (OSError, DamagedFile) as error:
                 refused.append(f"{path.name}: {error}")
-                if isinstance(error, CorruptConversation):
+                if isinstance(error, DamagedFile):
                     self.drop([path.name])
                 continue
             found.append((stored, written))
         if refused:
             logger.warning("%d stored answers in %s are not used, first %s", len(refused), self.folder, refused[0])
         return found
-
-    def close(self, seconds: float = 10.0) -> None:
-        """Carry out what waits, for `seconds` at most."""
-        with self._changed:
-            self._closing = True
-            self._changed.notify_all()
-        self._thread.join(seconds)
-        if not self._thread.is_alive() and self._lock >= 0:
-            os.close(self._lock)
-            self._lock = -1
-
-    def _newest_first(self) -> list[tuple[Path, int, float]]:
-        """Return the answers' files with their sizes and times."""
-        files: list[tuple[Path, int, float]] = []
-        for path in self.folder.glob(f"*{SUFFIX}"):
-            with contextlib.suppress(OSError):
-                about = path.stat()
-                if stat.S_ISREG(about.st_mode):
-                    files.append((path, about.st_size, about.st_mtime))
-        return sorted(files, key=lambda file: file[2], reverse=True)
-
-    def _queue(self, changes: dict[str, StoredAnswer | None]) -> None:
-        with self._changed:
-            self._waiting |= changes
-            self._changed.notify_all()
-
-    # ---- the writer's thread -----------------------------------------------------------------------------------------
-
-    def _write_behind(self) -> None:
-        while True:
-            with self._changed:
-                self._busy = False
-                self._changed.notify_all()
-                self._changed.wait_for(lambda: self._waiting or self._closing)
-                if not self._waiting:
-                    return
-                name = next(iter(self._waiting))
-                stored, self._busy = self._waiting.pop(name), True
-            self._guarded(name, stored)
-
-    def _guarded(self, name: str, stored: StoredAnswer | None) -> None:
-        try:
-            self._change(self.folder / name, stored)
-        except OSError as error:
-            if not self._failing:
-                logger.warning(
-                    "cannot write to %s: %s; answers are stored in memory only", self.folder, error.strerror or error
-                )
-            self._failing = True
-        except Exception:  # a thread that ends would never write again
-            logger.exception("an answer could not be written; the next one may be")
-        else:
-            if self._failing:
-                logger.warning("can write to %s again", self.folder)
-            self._failing = False
-
-    def _change(self, path: Path, stored: StoredAnswer | None) -> None:
-        """Write a file aside and rename it, or delete it. Raises OSError."""
-        if stored is None:
-            path.unlink(missing_ok=True)
-            return
-        with written_aside(path) as file:
-            file.writelines(encode(stored))
 
 
 def free_conversation_files(folder: Path) -> ConversationFiles:

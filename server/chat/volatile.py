@@ -2,14 +2,17 @@
 
 A date or a counter in front of a prompt lets nothing behind it be reused. So the instructions of a lineage stay as its first
 request had them, and what a later request has in their place is a line at the end of its last message. The line stays there
-in the history, since a prompt goes on from the KV of the one before. Nothing but instructions is ever compared or changed.
+in the history, since a prompt goes on from the KV of the one before.
+
+So does a reminder: tagged blocks that a user's message ended with, and that are gone, or others, when it comes again.
+Nothing else is ever compared or changed.
 """
 
 from __future__ import annotations
 
 import re
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 from hashlib import blake2b
@@ -17,9 +20,11 @@ from threading import Lock
 from typing import Self
 
 import msgspec
+from msgspec import Struct
 
 from ...models.template import Message, content_texts
 from ..config.settings import Settings, SettingsError
+from .shelf import DamagedFile, Shelf, sealed, unsealed
 
 INSTRUCTIONS = ("system", "developer")  # roles that a conversation begins with
 UNIT = re.compile(r"(?<=\n)|(?<=[.!?;] )")  # a piece is some lines or sentences
@@ -29,6 +34,10 @@ MOST_UNITS = 200  # between the first and the last difference: more are not comp
 MOST_LINEAGES, MOST_FRONTS, MOST_LINES = 1024, 8, 1024  # that are remembered: fronts of a lineage, lines of a front
 COPIES = 3  # that a line stands for: of the texts that it is made of
 MOST_CHARACTERS = 16 << 20  # of all that is remembered; the lineages used last stay
+MAGIC, SUFFIX = b"slotcache instructions 1\n", ".instructions"
+TAG = re.compile(r"</([A-Za-z][\w-]{0,63})>\s*\Z")
+LONGEST_TAG = 80  # characters that an end tag is looked for in
+AT_END, OWN_PART = b"at the end", b"own part"  # of a message: where its blocks stand
 QUOTED = 80  # characters of the text that stands in front
 TARGETS = ("user", "tool", "function")
 
@@ -47,11 +56,11 @@ class ChangedText:
     before: str
     after: str
 
-    def line(self, is_known: bool) -> str:
+    def line(self, is_known: bool, where: str = "In the instructions") -> str:
         """Return the line that says so. is_known: the prompt has said before where the piece belongs."""
         before, after = " ".join(self.before.split())[:QUOTED], self.after.strip()
         if not after:
-            return f'[In the instructions, "{before}" does not hold any more.]'
+            return f'[{where}, "{before}" does not hold any more.]'
         if is_known or not before:
             return f"[Now: {after}]"
         return f'{after} [In the instructions, in place of "{before}"]'
@@ -71,15 +80,32 @@ class Front:
     def __post_init__(self) -> None:
         self.num_characters = sum(len(text) for parts in self.texts for text in parts)
 
-    def put(self, key: bytes, line: str, changes: Changes) -> None:
-        """Remember a line; without any, that there is none."""
+    def put(self, key: bytes, line: str, changes: Changes) -> list[bytes]:
+        """Remember a line; without any, that there is none. Return the keys of lines that are gone."""
         old, _ = self.lines.pop(key, ("", {}))
         self.num_characters += COPIES * (len(line) - len(old))
         if line:
             self.lines[key] = line, changes
+        gone = [key] if old and not line else []
         if len(self.lines) > MOST_LINES:
-            _, (oldest, _) = self.lines.popitem(last=False)
-            self.num_characters -= COPIES * len(oldest)
+            oldest, (text, _) = self.lines.popitem(last=False)
+            self.num_characters -= COPIES * len(text)
+            gone.append(oldest)
+        return gone
+
+
+@dataclass(slots=True)
+class _Reminders:
+    """The blocks at the end of users' messages. start: the first message behind the instructions.
+
+    keys: a digest of the messages from there up to each, without their blocks. changes: blocks that are others now, or gone.
+    replaced: those that are gone, and whose tag a later message ends with.
+    """
+
+    start: int
+    keys: list[bytes] = field(default_factory=list)
+    changes: dict[Place, ChangedText] = field(default_factory=dict)
+    replaced: dict[Place, ChangedText] = field(default_factory=dict)
 
 
 class VolatileText:
@@ -90,6 +116,7 @@ class VolatileText:
 
     def __init__(self, known: Sequence[re.Pattern[str]] = ()) -> None:
         self.known = tuple(known)
+        self._shelf: Shelf | None = None
         self._fronts: OrderedDict[Lineage, list[Front]] = OrderedDict()
         self._lock = Lock()
 
@@ -100,6 +127,30 @@ class VolatileText:
             return cls([re.compile(line) for line in settings.volatile_lines.split("\n") if line])
         except re.error as error:
             raise SettingsError(f"--volatile-lines {error.pattern!r} is no regular expression: {error.msg}") from None
+
+    def restore(self, shelf: Shelf) -> None:
+        """Take back what files have, and keep it there from now on. Called once, before any other method."""
+        self._shelf, damaged = shelf, list[str]()
+        fronts: dict[bytes, Front] = {}
+        found: list[_Kept] = []
+        for path, _, _ in reversed(shelf.newest_first(SUFFIX)):
+            try:
+                found.append(kept := msgspec.msgpack.decode(unsealed(MAGIC, path.read_bytes()), type=_Kept))
+            except (OSError, DamagedFile, msgspec.MsgspecError, UnicodeDecodeError):
+                damaged.append(path.name)
+                continue
+            if not kept.key and kept.lineage:
+                fronts[kept.front] = front = Front(kept.texts)
+                self._fronts.setdefault(kept.lineage, []).append(front)
+        for kept in found:
+            if kept.lineage in self._fronts:
+                self._fronts.move_to_end(kept.lineage)
+            if kept.key and kept.front in fronts:
+                fronts[kept.front].put(kept.key, kept.line, {place: ChangedText(*texts) for place, texts in kept.changes})
+            elif kept.key:
+                damaged.append(_name(kept.front, kept.key))
+        shelf.drop(damaged)
+        self._shorten()
 
     def settle(
         self, lineage: Lineage, messages: Sequence[Message], asked: bool
@@ -119,15 +170,17 @@ class VolatileText:
         with self._lock:
             front, changes = self._front(lineage, texts, asked)
             shown = [*map(_with_texts, messages[:number], front.texts), *messages[number:]]
-            self._say(front, shown, range(number, last + 1), changes)
+            reminders = self._keep_reminders(lineage, front, shown, range(number, last + 1), asked=asked)
+            self._say(lineage, front, shown, {**changes, **reminders.changes}, reminders)
             self._shorten()
-        return shown, tuple(changes.values())
+        kept = [*reminders.replaced.values(), *reminders.changes.values()]
+        return shown, (*changes.values(), *kept[-MOST_PIECES:])
 
     def forget(self, scope: str, session: str | None = None) -> None:
         """Forget the lineages of a scope, or those of one session in it."""
         with self._lock:
             for lineage in [one for one in self._fronts if one[0] == scope and session in (None, one[1])]:
-                del self._fronts[lineage]
+                self._drop(lineage, self._fronts.pop(lineage))
 
     def _front(self, lineage: Lineage, texts: Texts, asked: bool) -> tuple[Front, Changes]:
         """Return the instructions that a request has most of, and its changes; its own, if it is the first like this."""
@@ -137,7 +190,10 @@ class VolatileText:
         changes, front = min(found, key=lambda pair: len(pair[0]), default=({}, Front(texts)))
         if front in fronts:
             fronts.remove(front)
+        elif self._shelf is not None:
+            _write(self._shelf, _Kept(lineage, _front_id(lineage, front), texts))
         fronts.append(front)
+        self._drop(lineage, fronts[:-MOST_FRONTS])
         del fronts[:-MOST_FRONTS]
         return front, changes
 
@@ -145,8 +201,15 @@ class VolatileText:
         sizes = {lineage: sum(front.num_characters for front in fronts) for lineage, fronts in self._fronts.items()}
         num_characters = sum(sizes.values())
         while num_characters > MOST_CHARACTERS or len(self._fronts) > MOST_LINEAGES:
-            lineage, _ = self._fronts.popitem(last=False)
+            lineage, fronts = self._fronts.popitem(last=False)
+            self._drop(lineage, fronts)
             num_characters -= sizes[lineage]
+
+    def _drop(self, lineage: Lineage, fronts: Iterable[Front]) -> None:
+        """Delete the files of fronts that are forgotten."""
+        if self._shelf is not None:
+            keys = ((_front_id(lineage, front), key) for front in fronts for key in (b"", *front.lines))
+            self._shelf.drop(_name(front, key) for front, key in keys)
 
     def _changes(self, old: Texts, new: Texts, asked: bool) -> Changes | None:
         """Return what differs. None: too much, or what may not move."""
@@ -172,28 +235,63 @@ class VolatileText:
         texts = [text.strip() for text in (*UNIT.split(change.before), *UNIT.split(change.after)) if text.strip()]
         return all(any(pattern.fullmatch(text) for pattern in self.known) for text in texts)
 
-    def _say(self, front: Front, shown: list[Message], messages: range, changes: Changes) -> None:
+    def _keep_reminders(
+        self, lineage: Lineage, front: Front, shown: list[Message], messages: range, *, asked: bool
+    ) -> _Reminders:
+        """Give the user's messages the blocks that they ended with when they came first."""
+        found, digest = _Reminders(messages.start), blake2b(digest_size=16)
+        parted = [_parted(shown[at]) if asked and shown[at]["role"] == "user" else None for at in messages]
+        later = {tag: at for at, parts in zip(messages, parted, strict=True) if parts and (tag := _tag(parts[1]))}
+        for at, parts in zip(messages, parted, strict=True):
+            body, block, where = parts or (shown[at], "", AT_END)
+            digest.update(msgspec.json.encode(body))
+            found.keys.append(key := digest.digest())
+            where = next((one for one in (AT_END, OWN_PART) if key + one in front.lines), where)
+            first = front.lines[key + where][0] if key + where in front.lines else block
+            if first:
+                self._put(lineage, front, key + where, (first, {}))
+            if first != block:
+                shown[at] = _with_block(body, first, where)
+                is_replaced = not block and later.get(_tag(first), -1) > at
+                (found.replaced if is_replaced else found.changes)[at, 0, 0] = ChangedText(first, block)
+        return found
+
+    def _say(self, lineage: Lineage, front: Front, shown: list[Message], changes: Changes, reminders: _Reminders) -> None:
         """Add to each message the line that it had before, and to the last one what is new since these."""
-        digest, said = blake2b(digest_size=16), {}
-        for at in messages:
-            digest.update(msgspec.json.encode(shown[at]))
-            key = digest.digest()
-            if at == messages[-1]:
-                front.put(key, "\n".join(_news(said, changes)), changes)
+        said: Changes = {}
+        for at, key in enumerate(reminders.keys, reminders.start):
+            if key is reminders.keys[-1]:
+                self._put(lineage, front, key, ("\n".join(_news(said, changes, reminders)), changes))
             if known := front.lines.get(key):
                 front.lines.move_to_end(key)
                 line, said = known
                 shown[at] = _with_line(shown[at], line)
 
+    def _put(self, lineage: Lineage, front: Front, key: bytes, said: tuple[str, Changes]) -> None:
+        """Remember what is said at the end of a message, and in a file if it is new."""
+        is_new = said != front.lines.get(key, ("", said[1]))
+        gone = front.put(key, *said)
+        if self._shelf is not None and (is_new or gone):
+            id = _front_id(lineage, front)
+            self._shelf.drop(_name(id, one) for one in gone)
+            if said[0]:
+                pieces = [(place, (change.before, change.after)) for place, change in said[1].items()]
+                _write(self._shelf, _Kept(lineage, id, key=key, line=said[0], changes=pieces))
 
-def _news(said: Changes, changes: Changes) -> Iterator[str]:
+
+def _news(said: Changes, changes: Changes, reminders: _Reminders) -> Iterator[str]:
     """Yield a line for all that the prompt does not say yet: what has changed since, and what is again as it began."""
+
+    def line(place: Place, change: ChangedText, is_known: bool) -> str:
+        is_block = place[0] >= reminders.start
+        return change.line(is_known or is_block, "In a message" if is_block else "In the instructions")
+
     for place, change in changes.items():
         if said.get(place) != change:
-            yield change.line(is_known=place in said)
+            yield line(place, change, place in said)
     for place, change in said.items():
-        if not any(_overlap(place, change, *other) for other in changes.items()):
-            yield ChangedText(change.after, change.before).line(is_known=False)
+        if place not in reminders.replaced and not any(_overlap(place, change, *other) for other in changes.items()):
+            yield line(place, ChangedText(change.after, change.before), False)
 
 
 def _overlap(place: Place, change: ChangedText, other: Place, other_change: ChangedText) -> bool:
@@ -232,9 +330,79 @@ def _with_texts(message: Message, texts: Sequence[str]) -> Message:
     return {**message, "content": texts[0]} if texts else message
 
 
+def _parted(message: Message) -> tuple[Message, str, bytes]:
+    """Return a message without the tagged blocks at its end, these blocks, and where they stand."""
+    content = message.get("content")
+    parts = content if isinstance(content, list) else [{"type": "text", "text": content}]
+    last = parts[-1] if parts else None
+    text = last.get("text") if isinstance(last, Mapping) and last.get("type") == "text" else None
+    if not isinstance(text, str) or (begin := _blocks_begin(text)) == len(text):
+        return message, "", AT_END
+    if not isinstance(content, list):
+        return {**message, "content": text[:begin]}, text[begin:], AT_END
+    if begin == 0:
+        return {**message, "content": content[:-1]}, text, OWN_PART
+    return {**message, "content": [*content[:-1], {**parts[-1], "text": text[:begin]}]}, text[begin:], AT_END
+
+
+def _blocks_begin(text: str) -> int:
+    """Return where the tagged blocks begin that a text ends with; its length without one."""
+    begin = len(text)
+    while end := TAG.search(text, max(begin - LONGEST_TAG, 0), begin):
+        least = max(len(text) - LONGEST, 0)
+        start = max(text.rfind(f"<{end[1]}{behind}", least, end.start()) for behind in "> ")
+        if start < 0:
+            break
+        begin = start
+    return begin if begin == len(text) else len(text[:begin].rstrip())
+
+
+def _tag(blocks: str) -> str:
+    """Return the tag of the last of some blocks."""
+    return found[1] if (found := TAG.search(blocks)) else ""
+
+
+def _with_block(message: Message, block: str, where: bytes) -> Message:
+    """Return a message that ends with some blocks."""
+    content = message.get("content")
+    if not isinstance(content, list):
+        return {**message, "content": f"{content}{block}"}
+    if where == OWN_PART:
+        return {**message, "content": [*content, {"type": "text", "text": block}]}
+    return {**message, "content": [*content[:-1], {**content[-1], "text": content[-1]["text"] + block}]}
+
+
 def _with_line(message: Message, line: str) -> Message:
     """Return a message that ends with a line."""
     content = message.get("content")
     if isinstance(content, list):
         return {**message, "content": [*content, {"type": "text", "text": line}]}
     return {**message, "content": f"{content}\n\n{line}" if content else line}
+
+
+# ---- Files ---------------------------------------------------------------------------------------------------------------
+# One for the instructions of a lineage's first request, and one for each line: a request writes what it has brought.
+
+
+class _Kept(Struct, frozen=True, forbid_unknown_fields=True):
+    """The texts of a front, or with a `key` a line of it."""
+
+    lineage: Lineage
+    front: bytes
+    texts: Texts = ()
+    key: bytes = b""
+    line: str = ""
+    changes: list[tuple[Place, tuple[str, str]]] = []  # msgspec copies it
+
+
+def _write(shelf: Shelf, kept: _Kept) -> None:
+    shelf.write(_name(kept.front, kept.key), lambda: sealed(MAGIC, msgspec.msgpack.encode(kept)))
+
+
+def _front_id(lineage: Lineage, front: Front) -> bytes:
+    return blake2b(msgspec.msgpack.encode((lineage, front.texts)), digest_size=16).digest()
+
+
+def _name(front: bytes, key: bytes) -> str:
+    """Return a name that reveals nothing."""
+    return blake2b(front + key, digest_size=16).hexdigest() + SUFFIX

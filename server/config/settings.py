@@ -280,7 +280,7 @@ class Settings(Numbers):
     files_disk: int = row(1024, ("--files-disk",), "MiB that these files may take, in --cache-dir, or without one in a folder that ends with the server", least=0)
     chat_template: str = row("", ("--chat-template",), "a chat template to use instead of the model's: a name, such as chatml or llama3, or Jinja", llama="LLAMA_ARG_CHAT_TEMPLATE")
     chat_template_file: str = row("", ("--chat-template-file",), "a Jinja chat template to use instead of the model's", llama="LLAMA_ARG_CHAT_TEMPLATE_FILE")
-    sse_ping_interval: int = row(10, ("--sse-ping-interval",), "seconds of silence in a stream after which it gets an event that says nothing, so that neither a proxy nor its client hangs up; -1: none", least=-1, llama="LLAMA_ARG_SSE_PING_INTERVAL")
+    sse_ping_interval: int = row(9, ("--sse-ping-interval",), "seconds of silence in a stream after which it gets an event that says nothing, so that neither a proxy nor its client hangs up; -1: none", least=-1, llama="LLAMA_ARG_SSE_PING_INTERVAL")
     spm_infill: bool = row(False, ("--spm-infill",), "`/infill` shows the text behind the gap first, as some models were trained")
     lora: str = row("", ("--lora",), "a GGUF file with a LoRA adapter of the model; may be given several times, or several separated by commas", separator=",")
     lora_scaled: str = row("", ("--lora-scaled",), "likewise with a scale: FILE:SCALE", separator=",")

@@ -12,6 +12,7 @@ from slotcache.bench.random_models import built_in_model
 from slotcache.bench.recording import SUB_AGENTS, record
 from slotcache.bench.report import f1
 from slotcache.bench.scenarios.agent import AS_SENT, REWRITTEN, AgentApi
+from slotcache.bench.scenarios.replay import new_tokens
 from slotcache.bench.trace import prose
 
 CLAUSES = "\n\n".join(prose(f"clause {at}", 40) for at in range(6))
@@ -143,17 +144,23 @@ def test_a_recorded_prompt_changes_by_the_lines_of_the_moment_alone(data: Path) 
     assert unlike == [0, place] and "<reminder>" not in after[place]["content"], "it was in the question, and has moved on"
 
 
+def test_what_no_earlier_prompt_begins_with_is_new() -> None:
+    assert new_tokens([[1, 2, 3], [1, 2, 4, 5], [7], [1, 2, 4, 5, 6]]) == [3, 2, 1, 1]
+
+
 def test_a_replay_counts_what_is_read_again(data: Path, tmp_path: Path, capsys: Any) -> None:
     """A billing line that changes costs nothing; what the session has sent before is in the cache, behind a restart too."""
     out = tmp_path / "out.json"
     options = ["-m", str(built_in_model()), "--data", str(data), "--max-tokens", "1", "--pause", "0", "-t", "1"]
-    assert main(["agent", "--replay", "--size", "6000", "--billing", *options, "--json", str(out)]) == 0
-    assert "prefills thrown away" in capsys.readouterr().out
+    assert main(["agent", "--replay", "--size", "6000", "--billing", "--turns", *options, "--json", str(out)]) == 0
+    printed = capsys.readouterr().out
+    assert "prefills thrown away" in printed and "computed tokens, request by request" in printed
     report = json.loads(out.read_text())
     assert [bar["name"] for bar in report["bars"]] == [
         "computed tokens with a billing line that changes, of those without it"
     ]
     turns, plain, billed = (session for (session,) in report["data"]["sessions"].values())
+    assert turns[0]["new_tokens"] == turns[0]["prompt_tokens"] and all(turn["new_tokens"] for turn in turns)
     assert turns[0]["cut"] > 0 and {turn["cut"] for turn in turns if turn["phase"] == "alone"} == {0, turns[0]["cut"]}
     assert sum(turn["cached_tokens"] for turn in turns) > sum(turn["prompt_tokens"] for turn in turns) / 2
     assert {turn["agent"] for turn in turns if turn["is_first"]} >= {"main"}

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from slotcache.bench.cli import main
 from slotcache.bench.random_models import built_in_model
+from slotcache.bench.scenarios.silence import ROUTES
 
 SHORT = ["--minutes", "0.02", "--clients", "3", "--longest", "900", "--output", "20"]
 
@@ -79,6 +80,17 @@ def test_fanout_sums_the_computed_tokens(serve: Any, chat_events: Any, capsys: A
     bodies = [body["messages"][-1]["content"] for _, body in server.requests[-4:]]
     assert len(set(bodies)) == 1 and len(server.requests) > 4
     assert "tokens computed over one prompt: 4.0" in printed, "each of the four computes what is left behind 50 tokens"
+
+
+def test_silence_asks_on_all_routes(tmp_path: Path, capsys: Any) -> None:
+    out = tmp_path / "out.json"
+    sizes = ["-c", "8192", "-t", "1", "--seconds", "0.1"]
+    assert main(["silence", "-m", str(built_in_model()), *sizes, "--json", str(out)]) == 0
+    waits = json.loads(out.read_text())["data"]["waits"]
+    assert {wait["path"] for wait in waits} == set(ROUTES) and len(waits) == len(ROUTES) + 1
+    assert all(len(wait["events"]) > 1 and wait["events"][0] < wait["end"] for wait in waits)
+    printed = capsys.readouterr().out
+    assert "first event of a stream" in printed and "longest silence of a stream" in printed
 
 
 def test_idle_compares_with_an_empty_pool(tmp_path: Path, capsys: Any) -> None:

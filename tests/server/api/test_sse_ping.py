@@ -111,6 +111,26 @@ def test_native_streams_have_comments_instead(fast):
     assert early == [":", ""] and all(event["tokens"] for event in events[:-1]) and events[-1]["stop"]
 
 
+def test_every_stream_begins_before_its_prompt_is_computed(tiny):
+    """Those whose parsers look for tokens in each piece, with a comment or an empty line."""
+    asked = {"/completion": ASKED, "/infill": ASKED | {"input_prefix": "A", "input_suffix": "word"}}
+    ollama = MESSAGES | {"model": "any", "options": {"num_predict": 1}}
+    asked |= {
+        "/api/chat": ollama,
+        "/api/generate": ollama | {"prompt": "A word"},
+        **{path: ROUTES[path][0] for path in ROUTES},
+    }
+    with running(tiny, sse_ping_interval=-1, any_model=True) as server:
+        for path, body in asked.items():
+            with stopped(server) as go, server.http.stream("POST", path, json=body) as answer:
+                if answer.status_code == 501:
+                    continue  # a model that cannot fill gaps
+                lines = answer.iter_lines()
+                assert next(lines).startswith((":", "data: ", "event: ", "{")), path
+                go.set()
+                assert list(lines), path
+
+
 def test_a_full_queue_is_refused_before_the_first_event(tiny):
     with running(tiny, parallel=1, max_queue=0) as server, stopped(server) as go, ExitStack() as open_streams:
         first = open_streams.enter_context(server.http.stream("POST", "/v1/completions", json=ASKED))

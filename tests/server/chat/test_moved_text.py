@@ -1,11 +1,15 @@
 """Instructions that change within a session: they stay as they began, and what changed is said behind the last message."""
 
+import itertools
+import os
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from slotcache.server.chat import volatile
+from slotcache.server.chat.shelf import Shelf
 from slotcache.server.chat.volatile import ChangedText, VolatileText
 from slotcache.server.config.settings import Settings, SettingsError
 
@@ -147,6 +151,71 @@ def said_in_parts(day):
     return {"role": "system", "content": [part(FRONT), part(f"Today is {day}.")]}
 
 
+def reminded(text, block, in_parts=False):
+    if not in_parts:
+        return said("user", f"{text}\n\n{block}" if block else text)
+    return {"role": "user", "content": [part(text), *([part(block)] if block else [])]}
+
+
+@pytest.mark.parametrize("in_parts", [False, True])
+def test_a_reminder_stays_where_it_was_when_it_moves_on(in_parts):
+    texts, front, history, before = VolatileText(), instructions(), [], []
+    for turn in range(4):
+        block = f"<reminder>Open: {turn}.</reminder>"
+        sent = [front, *history, reminded(f"question {turn}", block, in_parts)]
+        shown, moved = settled(texts, sent)
+        assert shown[: len(before)] == before and shown[-1] == sent[-1], "the last one is as it was sent"
+        assert len(moved) == turn and all(not change.after for change in moved)
+        history += [reminded(f"question {turn}", "", in_parts), said("assistant", f"answer {turn}")]
+        before = [*shown, history[-1]]
+
+
+def test_a_reminder_that_changes_in_its_place_is_said_again():
+    texts, front, history, before = VolatileText(), instructions(), [], []
+    for at, number in enumerate((3, 3, 2, 3, None, None)):
+        question = reminded("question", "" if number is None else f"<to-do>{number} open</to-do>")
+        shown, _ = settled(texts, [front, question, *history])
+        assert shown[: len(before)] == before
+        lines = ["", "", "[Now: <to-do>2 open</to-do>]", "[Now: <to-do>3 open</to-do>]"]
+        lines += ['[In a message, "<to-do>3 open</to-do>" does not hold any more.]', ""]
+        last = shown[-1]["content"] if at else ""
+        assert last == (f"result {at}\n\n{lines[at]}" if lines[at] else f"result {at}" if at else "")
+        history += [said("assistant", f"call {at}"), said("tool", f"result {at + 1}")]
+        before = [*shown, history[-2]]
+
+
+@pytest.mark.parametrize(
+    ("text", "block"),
+    [
+        ("question", "<system-reminder>\nTo-dos: <b>2</b>.\n</system-reminder>"),
+        ("question", '<a>1</a>\n<b kind="x">2</b>\n'),
+        ("", "<a>1</a>"),
+    ],
+)
+def test_blocks_at_the_end_are_reminders(text, block):
+    shown, moved = two_turns(f"{text}\n\n{block}" if text else block, text)
+    assert shown[1] == said("user", f"{text}\n\n{block}" if text else block) and len(moved) == 1
+
+
+@pytest.mark.parametrize("text", ["question</a>", "<a>1</a> question", "<a>1</b>", f"<a>{'1' * volatile.LONGEST}</a>"])
+def test_other_text_is_none(text):
+    shown, moved = two_turns(text, "question")
+    assert shown[1] == said("user", "question") and not moved
+
+
+def two_turns(text, later):
+    texts = VolatileText()
+    settled(texts, [instructions(), said("user", text)])
+    return settled(texts, [instructions(), said("user", later), said("assistant", "answer"), said("user", "and then?")])
+
+
+def test_a_reminder_is_moved_where_it_was_asked_for_alone():
+    texts = VolatileText.of(Settings(volatile_lines="Today is .*"))
+    for block in ("<a>1</a>", ""):
+        messages = [instructions(), reminded("question", block)]
+        assert settled(texts, messages, asked=False) == (messages, ())
+
+
 def test_what_is_remembered_is_bounded(monkeypatch):
     monkeypatch.setattr(volatile, "MOST_CHARACTERS", 10_000)
     texts = VolatileText()
@@ -155,6 +224,67 @@ def test_what_is_remembered_is_bounded(monkeypatch):
     assert 0 < len(texts._fronts) <= 10_000 // len(FRONT)
     texts.forget("")
     assert not texts._fronts
+
+
+# ---- over a restart -----------------------------------------------------------------------------------------------------
+
+
+def on_shelf(folder):
+    texts, shelf = VolatileText(), Shelf(folder)
+    texts.restore(shelf)
+    return texts, shelf
+
+
+def files(folder):
+    return sorted(folder.glob("*.instructions"))
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_a_restarted_server_says_what_it_would_have_said(tmp_path, restarts):
+    """Each prompt goes on from the one before, which the disk has the KV of."""
+    (texts, shelf), history, before = on_shelf(tmp_path), [], []
+    for at, day in enumerate(("Monday", "Tuesday", "Tuesday", "Wednesday", "Monday")):
+        if restarts and at:
+            shelf.close()
+            texts, shelf = on_shelf(tmp_path)
+        history.append(said("user", f"message {at}"))
+        shown, _ = settled(texts, [instructions(f"Today is {day}.\n"), *history])
+        assert shown[: len(before)] == before
+        history.append(said("assistant", f"answer {at}"))
+        before = [*shown, history[-1]]
+    assert before[-2]["content"] == 'message 4\n\nToday is Monday. [In the instructions, in place of "Today is Wednesday."]'
+    shelf.close()
+    assert len(files(tmp_path)) == 4, "the instructions, and three lines"
+
+
+def test_what_is_forgotten_has_no_files(tmp_path, monkeypatch):
+    texts, shelf = on_shelf(tmp_path)
+    for session in ("a", "b"):
+        for day in ("Monday", "Tuesday"):
+            texts.settle(("", session, ""), [instructions(f"{day}.\n"), said("user", f"It is {day}")], True)
+    shelf.settle()
+    assert len(files(tmp_path)) == 4
+    texts.forget("", "a")
+    shelf.settle()
+    assert len(files(tmp_path)) == 2
+    monkeypatch.setattr(volatile, "MOST_LINEAGES", 1)
+    texts.settle(("", "c", ""), [instructions(), said("user", "Hello")], True)
+    shelf.close()
+    assert len(files(tmp_path)) == 1
+
+
+def test_damaged_files_are_left_out_and_go(tmp_path):
+    texts, shelf = on_shelf(tmp_path)
+    for day in ("Monday", "Tuesday"):
+        settled(texts, [instructions(f"{day}.\n"), said("user", "Hello")])
+    shelf.close()
+    front = max(files(tmp_path), key=lambda file: file.stat().st_size)
+    front.write_bytes(front.read_bytes()[:-1])
+    texts, shelf = on_shelf(tmp_path)
+    messages = [instructions("Tuesday.\n"), said("user", "Hello")]
+    assert settled(texts, messages) == (messages, ()), "a line of what is not known is not said"
+    shelf.close()
+    assert len(files(tmp_path)) == 1
 
 
 # ---- over a server, by the tokens that it computes ----------------------------------------------------------------------
@@ -199,6 +329,18 @@ def test_a_session_computes_as_much_as_one_without_the_line(templated, name):
     assert first < whole / 2, "the line alone is why the rest is computed again"
 
 
+def test_a_session_goes_on_behind_a_restart(tiny, tmp_path):
+    """From the KV on disk, which stands on the instructions that the session began with."""
+    asked = {"session_id": "restarted", "volatile": "move", "max_tokens": 1}
+    turns = [{"role": "user", "content": f"{turn}: {QUESTION}"} for turn in range(3)]
+    for turn in range(3):
+        with running(tiny, chat_template="chatml", cache_dir=str(tmp_path)) as server:
+            system = {"role": "system", "content": f"{SYSTEM}\nTurn {turn}\n{SYSTEM}"}
+            answer = server.chat(messages=[system, *turns[: turn + 1]], **asked)
+    assert answer["slotcache"]["moved"] == [{"before": "Turn 0\n", "after": "Turn 2\n"}]
+    assert answer["slotcache"]["source"] == "disk" and answer["timings"]["prompt_n"] < 1.2 * len(QUESTION) / 2
+
+
 def test_who_does_not_opt_in_is_left_alone(templated):
     for fields in ({"session_id": "off", "volatile": "move", "cache_prompt": False}, {"cache_scope": "silent"}):
         _, last = session(templated, LINES["a date"], turns=4, **fields)
@@ -238,3 +380,34 @@ def test_the_other_apis_move_too(templated):
             "/v1/responses", json=fields | {"max_output_tokens": 1, "instructions": text, "input": "Hello"}
         ).json()
     assert [len(each["slotcache"]["moved"]) for each in (message, response)] == [1, 1]
+
+
+# ---- what a small real model makes of it ----------------------------------------------------------------------------------
+
+SMOLLM2 = Path(os.environ.get("SLOTCACHE_WEIGHTS", ".")) / "smollm2.gguf"
+NAMES = ["Ann", "Bob", "Carl", "Dora", "Emil", "Flora", "Georg", "Hanna", "Ida", "Jonas"]
+TOWNS = ["Paris", "London", "Berlin", "Madrid", "Rome", "Vienna", "Oslo", "Dublin", "Lisbon", "Athens"]
+HELLO = said("user", "Hello!")
+ABOUT = {
+    "The user's name is {}.": ("What is my name?", NAMES),
+    "The user lives in {}.": ("In which town do I live?", TOWNS),
+}
+
+
+@pytest.mark.skipif(not SMOLLM2.is_file(), reason="SLOTCACHE_WEIGHTS names no folder with smollm2.gguf")
+@pytest.mark.parametrize("turns", [1, 2])
+def test_a_small_model_answers_as_many_questions_about_a_moved_line(turns):
+    """20 of them. turns: that the line has changed in, which says it once in the long form, and then in the short one."""
+    right = {"off": 0, "move": 0}
+    with running(SMOLLM2, ctx_size=4096, threads=2) as up:
+        for volatile_, line, at in itertools.product(right, ABOUT, range(10)):
+            question, words = ABOUT[line]
+            fields = {"volatile": volatile_, "session_id": f"{line} {at} {volatile_}", "ignore_eos": False}
+            for turn in range(turns + 1):
+                moment = line.format(words[(at + turn - turns) % 10])
+                messages = [said("system", f"You are a helpful assistant.\n{moment}\nAnswer in one sentence."), HELLO]
+                messages += [said("assistant", "Hello! How can I help you?"), said("user", question)] * (turn == turns)
+                answer = up.chat(messages=messages, max_tokens=24, **fields)
+            right[volatile_] += words[at] in answer["choices"][0]["message"]["content"]
+    print(right)
+    assert right["move"] >= right["off"] > 10

@@ -20,11 +20,9 @@ from slotcache.ordering.document import Document
 from slotcache.server.chat.body import ChatRequest
 from slotcache.server.chat.chat_prompt import DocumentSet
 from slotcache.server.chat.conversation_files import (
-    DIGEST,
     MAGIC,
     SUFFIX,
     ConversationFiles,
-    CorruptConversation,
     HistoryVocabulary,
     StoredAnswer,
     decode,
@@ -33,6 +31,7 @@ from slotcache.server.chat.conversation_files import (
 )
 from slotcache.server.chat.conversations import Conversations
 from slotcache.server.chat.history import HistoryMessage
+from slotcache.server.chat.shelf import DIGEST, DamagedFile
 from slotcache.slots import tier
 from slotcache.slots.tier import FolderError
 
@@ -226,7 +225,7 @@ def test_a_file_has_every_part_of_an_answer():
     for name in ("policy", "repeated", "ranking", "order", "keep_first", "keep_last", "longest_hint", "keys"):
         assert getattr(other, name) == getattr(shown, name)
     assert other.hint("abc").tolist() == [0, 1, 2]
-    with pytest.raises(CorruptConversation, match="tokens"):
+    with pytest.raises(DamagedFile, match="tokens"):
         decode(b"".join(encode(stored)), HistoryVocabulary(99, VOCABULARY.tokenize))
 
 
@@ -236,10 +235,10 @@ def test_every_changed_byte_is_noticed(store):
     (file,) = files(store.folder)
     whole = file.read_bytes()
     for data in (whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :] for at in range(len(whole))):
-        with pytest.raises(CorruptConversation):
+        with pytest.raises(DamagedFile):
             decode(data, VOCABULARY)
     for length in range(len(whole)):
-        with pytest.raises(CorruptConversation):
+        with pytest.raises(DamagedFile):
             decode(whole[:length], VOCABULARY)
 
 

@@ -1,0 +1,143 @@
+"""Files in a folder that one server has: sealed, and written behind the event loop's back, whole or not at all.
+
+    magic | digest | content
+
+Nothing is synchronised: the newest files may be lost when the machine fails, and one that is torn then is noticed when it
+is read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import os
+import stat
+import threading
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from ...slots.tier import locked_folder, remove_stale, written_aside
+
+DIGEST = 16  # bytes
+logger = logging.getLogger("slotcache.conversations")
+
+Make = Callable[[], Iterable[bytes]]
+"""Returns a file in parts."""
+
+
+class DamagedFile(ValueError):
+    """A file with other content than was written."""
+
+
+def sealed(magic: bytes, content: bytes) -> list[bytes]:
+    """Return the file of a content, in parts."""
+    return [magic, _digest(content), content]
+
+
+def unsealed(magic: bytes, data: bytes) -> memoryview:
+    """Return the content of a file. Raises DamagedFile."""
+    begin = len(magic) + DIGEST
+    if data[: len(magic)] != magic:
+        raise DamagedFile("it is not one of this server's files")
+    content = memoryview(data)[begin:]
+    if _digest(content) != data[len(magic) : begin]:
+        raise DamagedFile("its checksum is wrong")
+    return content
+
+
+def _digest(content: bytes | memoryview) -> bytes:
+    return hashlib.blake2b(content, digest_size=DIGEST).digest()
+
+
+class Shelf:
+    """The folder and the thread that writes to it.
+
+    Raises FolderError if the folder cannot be used, and BlockingIOError if another server has it. A change that waits is
+    replaced by the next one of the same file, so no more waits than is kept.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self._lock = locked_folder(folder)
+        remove_stale(self.folder)
+        self._waiting: dict[str, Make | None] = {}  # by the file's name; None: delete it
+        self._changed = threading.Condition()  # guards what waits; never held during file access
+        self._busy = self._closing = self._failing = False
+        self._thread = threading.Thread(target=self._write_behind, name="conversations", daemon=True)
+        self._thread.start()
+
+    def write(self, name: str, make: Make) -> None:
+        """Queue a file to be written. make: called by the thread that writes. From any thread."""
+        self._queue({name: make})
+
+    def drop(self, names: Iterable[str]) -> None:
+        """Queue files to be deleted. From any thread."""
+        self._queue(dict.fromkeys(names))
+
+    def settle(self, seconds: float = 10.0) -> bool:
+        """Wait until nothing waits; return whether that came about in time. From any thread but the event loop's."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not (self._waiting or self._busy), seconds)
+
+    def newest_first(self, suffix: str) -> list[tuple[Path, int, float]]:
+        """Return the files whose names end so, with their sizes and times."""
+        files: list[tuple[Path, int, float]] = []
+        for path in self.folder.glob(f"*{suffix}"):
+            with contextlib.suppress(OSError):
+                about = path.stat()
+                if stat.S_ISREG(about.st_mode):
+                    files.append((path, about.st_size, about.st_mtime))
+        return sorted(files, key=lambda file: file[2], reverse=True)
+
+    def close(self, seconds: float = 10.0) -> None:
+        """Carry out what waits, for `seconds` at most."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        self._thread.join(seconds)
+        if not self._thread.is_alive() and self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+    def _queue(self, changes: dict[str, Make | None]) -> None:
+        with self._changed:
+            self._waiting |= changes
+            self._changed.notify_all()
+
+    # ---- the writer's thread -----------------------------------------------------------------------------------------
+
+    def _write_behind(self) -> None:
+        while True:
+            with self._changed:
+                self._busy = False
+                self._changed.notify_all()
+                self._changed.wait_for(lambda: self._waiting or self._closing)
+                if not self._waiting:
+                    return
+                name = next(iter(self._waiting))
+                make, self._busy = self._waiting.pop(name), True
+            self._guarded(name, make)
+
+    def _guarded(self, name: str, make: Make | None) -> None:
+        try:
+            self._change(self.folder / name, make)
+        except OSError as error:
+            if not self._failing:
+                logger.warning(
+                    "cannot write to %s: %s; answers are stored in memory only", self.folder, error.strerror or error
+                )
+            self._failing = True
+        except Exception:  # a thread that ends would never write again
+            logger.exception("a file could not be written; the next one may be")
+        else:
+            if self._failing:
+                logger.warning("can write to %s again", self.folder)
+            self._failing = False
+
+    def _change(self, path: Path, make: Make | None) -> None:
+        """Write a file aside and rename it, or delete it. Raises OSError."""
+        if make is None:
+            path.unlink(missing_ok=True)
+            return
+        with written_aside(path) as file:
+            file.writelines(make())
