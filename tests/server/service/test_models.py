@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -171,6 +172,17 @@ def test_a_request_that_a_turn_left_waiting_is_answered_in_the_next(files):
             until(lambda: engine.sleep.is_leaving)
         assert other.result(DEADLINE)["model"] == "b"
         assert waits.result(DEADLINE)["model"] == "a"
+
+
+@pytest.mark.skipif("libgomp" not in Path("/proc/self/maps").read_text(), reason="llama.cpp computes without OpenMP")
+def test_the_workers_of_a_model_end_when_it_leaves(files):
+    with sharing(files[:2], threads=24) as up:
+        before = len(os.listdir("/proc/self/task"))
+        up.chat(QUESTION, model="a")
+        with_a = len(os.listdir("/proc/self/task"))
+        up.chat(QUESTION, model="b")
+        with_b = len(os.listdir("/proc/self/task"))
+        assert with_a >= before and with_b < with_a + 12, (before, with_a, with_b)
 
 
 def test_two_models_stay_where_two_places_are_given(files):
