@@ -17,7 +17,19 @@ from ..engine.usage import Fields
 from ..formats.answer import CallArguments, CallStart, ContentText, Fragment, ReasoningText, message
 from ..http.api_errors import RequestError
 from .completions import verbose
-from .reply import DONE, JsonReply, ReplyFormat, ResponseMeta, WholeAnswer, accept, accounts, count_prompt, sse_event, submit
+from .reply import (
+    DONE,
+    JsonReply,
+    ReplyFormat,
+    ResponseMeta,
+    WholeAnswer,
+    accept,
+    accounts,
+    count_prompt,
+    early_meta,
+    sse_event,
+    submit,
+)
 from .response_tools import FreeText, free_text
 
 
@@ -166,6 +178,10 @@ def _old_delta(fragment: Fragment) -> Fields:
         case CallStart() | CallArguments():
             return {}
     return _delta(fragment)
+
+
+def opening(request: Request, asked: ChatRequest) -> ReplyFormat | None:
+    return ChatReply(early_meta(request, asked, "chatcmpl-")) if asked.stream else None
 
 
 async def create(request: Request, asked: ChatRequest) -> ReplyFormat:

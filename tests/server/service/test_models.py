@@ -12,6 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 from slotcache.bench.random_models import SHAPES, generate
+from slotcache.models.errors import ModelError
 from slotcache.server.config.settings import Settings, SettingsError
 from slotcache.server.serve import make_server, run
 from slotcache.server.service.models import entries_of
@@ -70,6 +71,37 @@ def status(up):
 def models_of(up):
     assert up.host.models is not None
     return up.host.models
+
+
+def num_threads():
+    return len(os.listdir("/proc/self/task"))
+
+
+CHAT = {"messages": [{"role": "user", "content": QUESTION}], "max_tokens": 2}
+
+
+@contextmanager
+def held_loads(up, error=None):
+    """Hold first loads until the event that it yields is set. error: which they fail with."""
+    models, go = models_of(up), threading.Event()
+    really = models.open
+    assert really
+
+    def hold(entry):
+        assert go.wait(DEADLINE)
+        if error:
+            raise error
+        return really(entry)
+
+    models.open = hold
+    try:
+        yield go
+    finally:
+        go.set()
+
+
+def streaming(up, path, body):
+    return up.http.stream("POST", path, json=body | {"model": "b", "stream": True})
 
 
 def is_mapped(file):
@@ -177,12 +209,12 @@ def test_a_request_that_a_turn_left_waiting_is_answered_in_the_next(files):
 @pytest.mark.skipif("libgomp" not in Path("/proc/self/maps").read_text(), reason="llama.cpp computes without OpenMP")
 def test_the_workers_of_a_model_end_when_it_leaves(files):
     with sharing(files[:2], threads=24) as up:
-        before = len(os.listdir("/proc/self/task"))
         up.chat(QUESTION, model="a")
-        with_a = len(os.listdir("/proc/self/task"))
+        with_a = num_threads()
         up.chat(QUESTION, model="b")
-        with_b = len(os.listdir("/proc/self/task"))
-        assert with_a >= before and with_b < with_a + 12, (before, with_a, with_b)
+        until(lambda: num_threads() < with_a + 12)
+        assert models_of(up).unload(models_of(up).entries["b"]) is None
+        until(lambda: num_threads() < with_a - 12)
 
 
 def test_two_models_stay_where_two_places_are_given(files):
@@ -278,24 +310,74 @@ def test_a_batch_ends_whose_model_cannot_be_loaded(files):
         assert up.http.get(f"/v1/batches/{id}").json()["request_counts"] == {"total": 2, "completed": 1, "failed": 1}
 
 
+STREAMS = {
+    "/completion": ({"prompt": "Hello", "n_predict": 2}, ":"),
+    "/v1/completions": ({"prompt": "Hello", "max_tokens": 2}, '"text":""'),
+    "/v1/chat/completions": (CHAT, '"delta":{}'),
+    "/v1/messages": (CHAT, '"type":"ping"'),
+    "/v1/responses": ({"input": "Hello", "max_output_tokens": 2}, '"type":"response.created"'),
+    "/api/chat": (CHAT, '"content":""'),
+    "/api/generate": ({"prompt": "Hello", "options": {"num_predict": 2}}, '"response":""'),
+}
+
+
+@pytest.mark.parametrize("path", STREAMS)
+def test_a_stream_begins_before_its_model_is_loaded(files, path):
+    body, sign = STREAMS[path]
+    with sharing(files[:2], sse_ping_interval=1) as up, held_loads(up) as go, streaming(up, path, body) as answer:
+        assert answer.status_code == 200
+        lines = filter(lambda line: line and not line.startswith("event"), answer.iter_lines())
+        early = [next(lines), next(lines)]
+        go.set()
+        rest = list(lines)
+    events = [json.loads(line.removeprefix("data: ")) for line in (*early, *rest) if "{" in line]
+    assert sign in early[0] and not any("error" in event and event["error"] for event in events)
+    assert len({name for event in events if (name := event.get("id") or event.get("response", {"id": 0})["id"])}) <= 1
+    if path == "/v1/responses":
+        assert [event["sequence_number"] for event in events] == list(range(len(events)))
+        assert [event["type"] for event in events].count("response.created") == 1
+
+
+@pytest.mark.parametrize("path", STREAMS)
+def test_a_stream_whose_model_cannot_be_loaded_ends_with_an_error_of_its_api(files, path):
+    body, _ = STREAMS[path]
+    with sharing(files[:2]) as up, held_loads(up, ModelError("it is too large")) as go:
+        with streaming(up, path, body) as answer:
+            lines = filter(None, answer.iter_lines())
+            next(lines)
+            go.set()
+            rest = "".join(lines)
+        assert answer.status_code == 200 and "b could not be loaded: it is too large" in rest
+        assert up.chat(QUESTION, model="a")
+
+
+def test_what_a_stream_asks_wrongly_is_refused_before_its_model_is_loaded(files):
+    with sharing(files[:2]) as up, held_loads(up):
+        for wrong in ({"sse_ping_interval": 1e-9}, {"stop": ["x"] * 100}, {"model": "d"}):
+            answer = up.http.post("/v1/chat/completions", json=CHAT | {"model": "b", "stream": True} | wrong)
+            assert answer.status_code in (400, 404)
+
+
+def test_a_client_that_leaves_before_its_model_is_loaded_asks_nothing_of_it(files):
+    with sharing(files[:2]) as up:
+        with held_loads(up) as go:
+            with streaming(up, "/v1/chat/completions", CHAT) as answer:
+                next(answer.iter_lines())
+                assert models_of(up).entries["b"].num_arriving == 1
+            until(lambda: models_of(up).entries["b"].num_arriving == 0)
+            go.set()
+            until(lambda: status(up)["b"] == "loaded")
+        assert not up.host.services[1].open
+
+
 def test_requests_for_a_first_load_are_bounded_and_end_with_the_server(files):
-    with sharing(files[:2], max_queue=1, parallel=1) as up, ThreadPoolExecutor(2) as pool:
-        models, began, may_end = models_of(up), threading.Event(), threading.Event()
-        really = models.open
-        assert really
-
-        def wait(entry, really=really):
-            began.set()
-            assert may_end.wait(DEADLINE)
-            return really(entry)
-
-        models.open = wait
+    with sharing(files[:2], max_queue=1, parallel=1) as up, held_loads(up) as go, ThreadPoolExecutor(2) as pool:
+        models = models_of(up)
         body = {"model": "b", "prompt": "Hello", "n_predict": 2}
         waiting = [pool.submit(up.http.post, "/completion", json=body) for _ in range(2)]
-        assert began.wait(DEADLINE)
         until(lambda: models.entries["b"].num_arriving == 2)
         assert up.http.post("/completion", json=body).status_code == 429
-        may_end.set()
+        go.set()
         assert [one.result(DEADLINE).status_code for one in waiting] == [200, 200]
         models.close()
         assert up.http.post("/completion", json=body | {"model": "b"}).status_code == 200  # it has its place
