@@ -671,7 +671,7 @@ def _is_new(request: Request, asked: object) -> bool:
 
 
 def early_meta(request: Request, asked: Options, kind: str) -> ResponseMeta:
-    """Return the common fields of an answer whose model is not loaded. Raises RequestError. kind: what its id begins with."""
+    """Return the common fields of an answer whose model is not there yet. kind: of its id. Raises RequestError."""
     asked.check()
     state, name = request.app.state.app, _name_in(request, asked)
     shown = (state.settings.any_model and asked.model) or state.models.find(name).name
@@ -720,7 +720,7 @@ async def respond(request: Request, reply: ReplyFormat) -> Response:
 class EventStream(StreamingResponse):
     """Streams the events of generations. A client that disconnects cancels them, even before the first event.
 
-    later: gives the reply to a request whose model is still to be loaded. Until then `reply` pings, which has no generations.
+    later: gives the reply where the model is still to be loaded; until then `reply` pings, which has no generations.
     """
 
     def __init__(
