@@ -417,16 +417,16 @@ async def choose(request: Request, asked: object, patience: float | None = None)
     models: Models | None = request.app.state.app.models
     if models is not None and hasattr(asked, "model"):
         name = _name_in(request, asked)
-        if type(asked).__name__ in OF_VECTORS and (beside := models.find_beside(name)) is not None:
-            request.scope[CHOSEN] = beside
+        if type(asked).__name__ in OF_VECTORS and models.find_beside(name) is not None:
+            request.scope[CHOSEN] = models.first.loaded
             return True
         entry = models.find(name)
         try:
-            loading = asyncio.wait_for(models.ready(entry), patience)
-            chosen = entry.loaded if entry.value == "loaded" else await while_connected(request, loading)
+            if entry.value != "loaded":
+                await while_connected(request, asyncio.wait_for(models.ready(entry), patience))
         except TimeoutError:
             return False
-        request.scope[CHOSEN] = chosen or entry.loaded
+        request.scope[CHOSEN] = entry.loaded
     return True
 
 

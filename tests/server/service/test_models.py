@@ -150,6 +150,23 @@ def test_a_model_that_cannot_be_loaded_fails_alone(files):
         assert text(again) == text(first) and cached(again)
 
 
+def test_a_model_that_can_neither_stay_nor_come_back_is_tried_once(files):
+    with sharing(files[:2]) as up, held_loads(up, ModelError("it is too large")) as go:
+        tries = []
+
+        def fail():
+            tries.append(1)
+            raise ModelError("no memory is left")
+
+        up.host.services[0].model.weights.on_load.append(fail)
+        go.set()
+        assert up.http.post("/completion", json={"model": "b", "prompt": "Hello"}).status_code == 503
+        until(lambda: models_of(up).entries["a"].value == "failed")
+        assert len(tries) == 1
+        answer = up.http.post("/completion", json={"model": "a", "prompt": "Hello"})
+        assert answer.status_code == 503 and "no memory is left" in answer.text
+
+
 def test_what_runs_is_answered_before_a_model_leaves(files):
     with sharing(files[:2]) as up:
         body = {"model": "a", "prompt": "Hello", "stream": True, "ignore_eos": True, "n_predict": 40}
@@ -259,6 +276,24 @@ def test_a_scope_is_dropped_from_all_models_but_for_one_that_is_named(files):
         assert cached(up.chat(QUESTION, model="a")) == cached(up.chat(QUESTION, model="b")) == 0
 
 
+def test_a_session_ends_with_every_model_that_it_asked(files):
+    with sharing(files[:2]) as up:
+        for name in "ab":
+            up.chat(QUESTION, model=name, session_id="s")
+        assert up.http.delete("/v1/sessions/s?model=b").json()["tokens"] > 0
+        assert up.http.delete("/v1/sessions/s").json()["tokens"] > 0
+        assert up.http.delete("/v1/sessions/s").status_code == 404
+
+
+def test_conversations_of_all_models_share_their_bounds(files):
+    with sharing(files[:2], conversations=3) as up:
+        for number in range(3):
+            up.chat(QUESTION, model="a", conversation=f"c{number}")
+        up.chat(QUESTION, model="b", conversation="d")
+        found = [up.http.get(f"/v1/conversations/c{number}?model=a").status_code for number in range(3)]
+        assert found == [404, 200, 200] and up.http.get("/v1/conversations/d?model=b").status_code == 200
+
+
 def test_a_model_of_one_conversation_is_not_another_s(files):
     with sharing(files[:2]) as up:
         stored = up.http.post("/v1/responses", json={"model": "b", "input": "Hello", "max_output_tokens": 2}).json()
@@ -298,6 +333,18 @@ def test_an_embedder_beside_answers_by_its_name(files, tmp_path):
         assert models_of(up).num_swaps == 0
 
 
+def test_an_embedder_beside_leaves_when_it_is_told_to_and_comes_back_for_a_text(files, tmp_path):
+    bert(embedder := tmp_path / "e.gguf")
+    with sharing(files[:2], embedding_model=str(embedder)) as up:
+        first = up.http.post("/v1/embeddings", json={"input": "x", "model": "e"}).json()["data"]
+        assert up.http.get("/health").json()["beside"] == {"e": "loaded"} and is_mapped(embedder)
+        assert up.http.post("/models/unload", json={"model": "e"}).json() == {"success": True}
+        until(lambda: status(up) == {"a": "loaded", "b": "unloaded", "e": "unloaded"})
+        assert not is_mapped(embedder) and up.http.post("/models/unload", json={"model": "e"}).status_code == 400
+        assert up.http.post("/v1/embeddings", json={"input": "x", "model": "e"}).json()["data"] == first
+        assert up.http.get("/health").json()["beside"] == {"e": "loaded"}
+
+
 def test_a_batch_ends_whose_model_cannot_be_loaded(files):
     with sharing([files[0], files[3]]) as up:
         lines = [{"custom_id": name, "method": "POST", "url": "/v1/completions"} for name in ("a", "broken")]
@@ -332,8 +379,9 @@ def test_a_stream_begins_before_its_model_is_loaded(files, path):
         rest = list(lines)
     events = [json.loads(line.removeprefix("data: ")) for line in (*early, *rest) if "{" in line]
     assert sign in early[0] and not any("error" in event and event["error"] for event in events)
-    assert len({name for event in events if (name := event.get("id") or event.get("response", {"id": 0})["id"])}) <= 1
+    assert len({event["id"] for event in events if "id" in event}) <= 1
     if path == "/v1/responses":
+        assert len({event["response"]["id"] for event in events if "response" in event}) == 1
         assert [event["sequence_number"] for event in events] == list(range(len(events)))
         assert [event["type"] for event in events].count("response.created") == 1
 
@@ -362,8 +410,9 @@ def test_a_client_that_leaves_before_its_model_is_loaded_asks_nothing_of_it(file
     with sharing(files[:2]) as up:
         with held_loads(up) as go:
             with streaming(up, "/v1/chat/completions", CHAT) as answer:
-                next(answer.iter_lines())
-                assert models_of(up).entries["b"].num_arriving == 1
+                lines = answer.iter_lines()  # the stream ends with it
+                next(lines)
+                until(lambda: models_of(up).entries["b"].num_arriving == 1)
             until(lambda: models_of(up).entries["b"].num_arriving == 0)
             go.set()
             until(lambda: status(up)["b"] == "loaded")
