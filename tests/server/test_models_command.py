@@ -5,6 +5,7 @@ import json
 import pytest
 from slotcache.bench.random_models import SHAPES, generate
 from slotcache.server.cli import main
+from slotcache.slots.disk import DiskTier
 from support.encoders import bert
 
 from server.conftest import until
@@ -24,7 +25,8 @@ def store(files, tmp_path_factory):
     with sharing(files, cache_dir=str(folder)) as up:
         for name in "ab":
             up.chat(QUESTION, model=name)
-        until(lambda: all(tier.idle and tier.index.entries for one in up.host.services for tier in one.tiers))
+        tiers = [tier for one in up.host.services for tier in one.tiers if isinstance(tier, DiskTier)]
+        until(lambda: all(tier.idle and tier.index.entries for tier in tiers))
     return folder
 
 

@@ -162,7 +162,7 @@ def test_a_model_that_can_neither_stay_nor_come_back_is_tried_once(files):
         go.set()
         assert up.http.post("/completion", json={"model": "b", "prompt": "Hello"}).status_code == 503
         until(lambda: models_of(up).entries["a"].value == "failed")
-        assert len(tries) == 1
+        assert {up.http.get("/health").json()["models"]["a"] for _ in range(20)} == {"failed"} and len(tries) == 1
         answer = up.http.post("/completion", json={"model": "a", "prompt": "Hello"})
         assert answer.status_code == 503 and "no memory is left" in answer.text
 
