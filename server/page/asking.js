@@ -3,7 +3,7 @@
 import { ApiError, call, stream } from "./api.js";
 import { foundBefore, questionFields } from "./chat.js";
 import { segmentRows } from "./known.js";
-import { modelField, modelNames } from "./models.js";
+import { askedModel, modelField, modelNames } from "./models.js";
 import { requestFields, scopeField, scopeQuery } from "./settings.js";
 import { place } from "./sources.js";
 import { saveChat, saveSegments } from "./store.js";
@@ -45,6 +45,7 @@ export async function ask(chat, turn) {
   const controller = new AbortController();
   const one = { stop: () => controller.abort(), view: null };
   running.set(turn.id, one);
+  turn.model = askedModel();
   try {
     await saveChat(chat);
     await readAnswer(chat, turn, one, controller.signal);

@@ -20,10 +20,14 @@ export function modelField() {
   return names.includes(settings().model) ? { model: settings().model } : {};
 }
 
+/** @returns {string} the model that is asked; nothing where the server has only one */
+export function askedModel() {
+  return modelField().model ?? names[0] ?? "";
+}
+
 /** @returns {boolean} whether the first model is asked, to which the server's folders belong */
 export function asksFirst() {
-  const { model } = modelField();
-  return !model || model === names[0];
+  return askedModel() === (names[0] ?? "");
 }
 
 /** A menu of the models, hidden where there is only one. */
@@ -49,7 +53,7 @@ export class ModelMenu {
     if (names.join("\n") !== Object.keys(models).join("\n")) {
       names = Object.keys(models);
       this.element.replaceChildren(...names.map((name) => h("option", { value: name })));
-      this.element.value = modelField().model ?? names[0];
+      this.element.value = askedModel();
       this.element.hidden = false;
     }
     for (const option of this.element.options) {
