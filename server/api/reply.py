@@ -739,12 +739,12 @@ class EventStream(StreamingResponse):
         finally:
             ping.stop()
             for generation in self._reply.envelope.generations:
-                service_of(self._request).abandon(generation)
+                self._service.abandon(generation)
 
     def _pieces(self, reply: ReplyFormat) -> AsyncIterator[bytes]:
-        generations = reply.envelope.generations
+        generations, self._service = reply.envelope.generations, service_of(self._request)
         self._request.state.account = partial(account, generations)
-        return stream(reply, _events(generations, _speller(service_of(self._request), reply)))
+        return stream(reply, _events(generations, _speller(self._service, reply)))
 
     async def _pieces_later(
         self, early: ReplyFormat, later: Callable[[], Awaitable[Response | ReplyFormat]]
@@ -761,8 +761,9 @@ class EventStream(StreamingResponse):
         if isinstance(reply, Response):
             yield bytes(reply.body)
             return
+        pieces = self._pieces(reply)
         self._reply = reply
-        async for piece in self._pieces(reply):
+        async for piece in pieces:
             yield piece
 
 
