@@ -28,7 +28,6 @@ from .sampling_params import Sampling
 from .trial import PASSED, failure, instructions
 
 PROMPT = "<|im_start|>user\nWhich river does Tarnwick lie on?<|im_end|>\n<|im_start|>assistant\n"
-MAPS = Path("/proc/self/maps")
 
 
 @cache
@@ -45,10 +44,8 @@ def identity() -> str:
 def files_in_use() -> list[Path]:
     """Return the files of llama.cpp that this process has loaded, in order; where Linux does not tell, its library."""
     with contextlib.suppress(OSError):
-        lines = MAPS.read_text().splitlines()
-        mapped = {Path(line.split(maxsplit=5)[5]) for line in lines if line.count("/") and ".so" in line}
         folder = llama.LIBRARY.path.resolve().parent
-        return sorted(path for path in mapped if path.parent == folder or path.name.startswith("libggml"))
+        return sorted(path for path in llama.loaded_libraries() if path.parent == folder or path.name.startswith("libggml"))
     return [llama.LIBRARY.path]
 
 

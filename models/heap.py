@@ -17,3 +17,13 @@ def return_large_blocks() -> None:
     """
     with contextlib.suppress(AttributeError, OSError, TypeError):
         ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, LARGE)
+
+
+def return_freed_memory() -> None:
+    """Return all pages of freed blocks to the system, between blocks that are held, too.
+
+    Each load of a model runs in a thread of its own, and may get another one of glibc's heaps: what one load left there is
+    of no use to the next. Two models of 100 MB in turn took 154 MiB instead of 67. Does nothing with another C library.
+    """
+    with contextlib.suppress(AttributeError, OSError, TypeError):
+        ctypes.CDLL(None).malloc_trim(0)

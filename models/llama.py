@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import fnmatch
 import json
@@ -523,6 +524,31 @@ def _defaults_of(layout: type[ctypes.Structure]) -> tuple[ctypes.Structure, byte
 
 
 check_layout()
+
+# ---- What this process has loaded, and the threads that OpenMP keeps. ---------------------------------------------------
+
+MAPS = Path("/proc/self/maps")
+HARD = 2  # omp.h: omp_pause_hard
+
+
+def loaded_libraries() -> set[Path]:
+    """Return the libraries that this process has loaded. Raises OSError where Linux does not tell."""
+    lines = MAPS.read_text().splitlines()
+    return {Path(line.split(maxsplit=5)[5]) for line in lines if line.count("/") and ".so" in line}
+
+
+def release_workers() -> None:
+    """End the workers that GNU's OpenMP keeps for the calling thread; it gets new ones when it computes again.
+
+    The workers of a thread that no longer computes count among all: beyond the number of cores, OpenMP lets every worker
+    sleep at each barrier instead of spinning.
+    """
+    with contextlib.suppress(OSError):
+        for path in loaded_libraries():
+            if path.name.startswith("libgomp"):
+                with contextlib.suppress(OSError, AttributeError):
+                    ctypes.CDLL(str(path)).omp_pause_resource_all(HARD)
+
 
 # ---- llama.cpp's own log, turned into Python's, with its last complaints kept for error messages. -----------------------
 

@@ -15,6 +15,7 @@ import numpy as np
 from . import llama
 from .errors import ModelError
 from .hardware import HOST, Device, buffer_types, devices, load_backends
+from .heap import return_freed_memory
 from .model_files import check_unchanged, digest, files_of, stamp
 from .tokenizer import Tokenizer
 
@@ -112,6 +113,7 @@ class Weights:
             self._num_contexts -= 1
             if self._may_unload and not self._num_contexts:
                 self._free()
+                return_freed_memory()
 
     def close(self) -> None:
         """Free all. No context is left."""

@@ -294,8 +294,9 @@ class Runner:
         return True
 
     def unload(self) -> None:
-        """Free the memory of the device until `Context.open`. Its KV is lost."""
+        """Free the memory of the device until `Context.open`, and end this thread's workers. Its KV is lost."""
         self.context.unload()
+        llama.release_workers()
         self._applied = NO_ADAPTERS
 
     def warm_up(self) -> bool:

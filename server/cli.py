@@ -1,4 +1,4 @@
-"""The command `slotcache`: serve, launch, order, batch, demo, doctor, cache, generate, bench."""
+"""The command `slotcache`: serve, launch, order, batch, demo, doctor, cache, models, generate, bench."""
 
 from __future__ import annotations
 
@@ -15,14 +15,19 @@ from .config.settings import VERSION
 from .http.log import configure
 
 logger = logging.getLogger("slotcache")
-WITH_OWN_FLAGS = {"bench": "bench.cli", "generate": "bench.random_models", "cache": "server.cache_command"}
+WITH_OWN_PARSER = {
+    "bench": "bench.cli",
+    "generate": "bench.random_models",
+    "cache": "server.cache_command",
+    "models": "server.models_command",
+}
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run a command and return its exit code. 2: the command cannot be done; one line on stderr says why."""
     arguments = sys.argv[1:] if argv is None else argv
-    if arguments[:1] and arguments[0] in WITH_OWN_FLAGS:  # they must not need a server's
-        module = _bench_module(WITH_OWN_FLAGS[arguments[0]])
+    if arguments[:1] and arguments[0] in WITH_OWN_PARSER:
+        module = _bench_module(WITH_OWN_PARSER[arguments[0]])
         return module.main(arguments[1:]) if module else 2
     # What follows -- is the agent's own.
     cut = arguments.index("--") if arguments[:1] == ["launch"] and "--" in arguments else len(arguments)
@@ -84,6 +89,7 @@ def _parser() -> argparse.ArgumentParser:
     showing.add_argument("--page", action="store_true", help="open the page over these documents instead, until ctrl-C")
     showing.set_defaults(command=_demo)
     commands.add_parser("cache", help="what is in a --cache-dir: slotcache cache --help", add_help=False)
+    commands.add_parser("models", help="the models that serve would have: slotcache models --help", add_help=False)
     commands.add_parser("generate", help="write a model with random weights: slotcache generate --help", add_help=False)
     commands.add_parser("bench", help="measure a server over HTTP: slotcache bench --help", add_help=False)
     return parser

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from .disk import FOLDER, DiskTier, stock
+from .disk import FOLDER, INDEX, DiskTier, stock
 from .origin import Origin, read_origin
 from .record import CorruptFile, Head, open_file, read, read_head
 from .scope import name_in
@@ -148,6 +148,14 @@ def prune_unused(root: Path, since: int) -> None:
             for name, (_, used) in stock(path).items():
                 if used < since:
                     _delete(path / name)
+
+
+def remove(folder: Path) -> tuple[int, int]:
+    """Delete all records of a folder, and the index, which has their tokens. Return how many there were, and their bytes."""
+    held = stock(folder)
+    for name in (*held, INDEX):
+        _delete(folder / name)
+    return len(held), sum(size for size, _ in held.values())
 
 
 def provenance_in(folder: Path) -> Provenance | None:

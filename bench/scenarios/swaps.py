@@ -1,10 +1,14 @@
-"""Several models in turn on one device: what of their KV comes back after each swap, how long one takes, who waits."""
+"""Several models in turn on one device: what of their KV comes back after each swap, how long one takes, who waits.
+
+llama-server's router has a process for each model, whose KV ends with it.
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
 import os
+import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -15,7 +19,7 @@ from urllib.error import HTTPError
 from urllib.request import ProxyHandler, Request, build_opener
 
 from ..report import Bar, BenchError, Report, Table, median
-from ..servers import Server, free_port, own_command
+from ..servers import HOST, Server, free_port, llama_server, own_command
 
 RSS = "VmRSS"
 FILLER = "The keeper of the northern lighthouse writes down wind, tide and every ship that passes. "
@@ -31,17 +35,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--words", type=int, default=300, help="of the first turn of each (default: %(default)s)")
     add("--requests", type=int, default=0, help="then so many requests of 8 clients over all models (default: %(default)s)")
     add("--model-turn", type=int, default=2, help="default: %(default)s")
+    add("--cache-ram", type=int, default=2048, help="MiB of KV in the memory of each server (default: %(default)s)")
+    add("-c", "--ctx-size", type=int, default=8192, help="context of each server, tokens (default: %(default)s)")
+    add("--llama-server", metavar="PATH", help="llama-server, whose router gets the same conversations")
     add("--slotcache-args", default="", metavar="'...'", help="more flags for slotcache serve")
     add("--json", type=Path, metavar="OUT", help="write everything measured to this file")
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """An answer. kept: tokens of its prompt that an earlier turn had computed; seconds: until it was whole."""
+    """An answer. kept: tokens of its prompt that an earlier turn had computed. ttft: seconds to its first token.
 
-    model: str
+    seconds: until it was whole.
+    """
+
     kept: int
     cached: int
+    ttft: float
     seconds: float
 
 
@@ -58,20 +68,30 @@ class Talk:
         del self.messages[2:]
         self.messages.append({"role": "user", "content": text})
         body = {"model": self.model, "messages": self.messages, "max_tokens": 8, "temperature": 0, "cache_prompt": True}
-        answer, seconds = post(f"{url}/v1/chat/completions", body)
-        usage, kept = answer["usage"], self.num_known
-        self.messages.append({"role": "assistant", "content": answer["choices"][0]["message"]["content"] or ""})
+        body |= {"stream": True, "stream_options": {"include_usage": True}}
+        began, ttft, text, kept = perf_counter(), 0.0, "", self.num_known
+        usage: dict[str, Any] = {}
+        for chunk in chunks(f"{url}/v1/chat/completions", body):
+            usage = chunk.get("usage") or usage
+            if piece := "".join(choice["delta"].get("content") or "" for choice in chunk["choices"]):
+                text, ttft = text + piece, ttft or perf_counter() - began
+        seconds = perf_counter() - began
+        self.messages.append({"role": "assistant", "content": text})
         self.num_known = usage["prompt_tokens"]
-        return Turn(self.model, kept, usage["prompt_tokens_details"]["cached_tokens"], seconds)
+        return Turn(kept, usage["prompt_tokens_details"]["cached_tokens"], ttft or seconds, seconds)
 
 
-def post(url: str, body: dict[str, object]) -> tuple[Any, float]:
-    """Return the answer and its seconds. Raises BenchError."""
-    began = perf_counter()
+def chunks(url: str, body: dict[str, object]) -> Iterator[Any]:
+    """Yield the chunks of a streamed answer. Raises BenchError."""
     request = Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
     try:
         with build_opener(ProxyHandler({})).open(request, timeout=600) as answer:
-            return json.load(answer), perf_counter() - began
+            for line in answer:
+                if line.startswith(b"data: {"):
+                    chunk = json.loads(line[6:])
+                    if "error" in chunk:
+                        raise BenchError(f"{url}: {chunk['error']}")
+                    yield chunk
     except HTTPError as error:
         raise BenchError(f"{url}: {error.code}: {error.read()[:500].decode('utf-8', 'replace')}") from None
     except OSError as error:
@@ -83,24 +103,73 @@ def run(args: argparse.Namespace) -> Report:
     if len(args.models) < 2:
         raise BenchError("expected two models or more")
     port, files = free_port(), [part for file in args.models for part in ("-m", str(file))]
-    flags = ["--port", str(port), "--model-turn", str(args.model_turn), *args.slotcache_args.split()]
+    flags = ["--port", str(port), "--model-turn", str(args.model_turn), *_both(args), *args.slotcache_args.split()]
     with Server([*own_command(), "serve", *files, *flags], port) as server:
         swaps, memory = _swaps(server, args)
         waits = _crowd(server.url, args)
-    after = [turns for turns in swaps if any(turn.kept for turn in turns)]
+    after = _behind_swaps(swaps)
     shares = [sum(min(turn.cached, turn.kept) for turn in turns) / sum(turn.kept for turn in turns) for turns in after]
     firsts = [turns[0].seconds for turns in after]
+    ttfts = _ttfts(after)
     rows: list[tuple[str, str | int | float]] = [
         ("swaps", len(swaps)),
         ("tokens that came back, the least share", min(shares, default=0.0)),
     ]
     rows += [("seconds of the first answer behind a swap, median", median(firsts))]
+    rows += [(f"TTFT, s, of {name}, median", seconds) for name, seconds in ttfts.items()]
     rows += [("memory, MiB, after each 10 swaps", " ".join(f"{size >> 20}" for size in memory))]
     rows += [("requests of the crowd", len(waits)), ("longest wait, s", max(waits, default=0.0))]
     bars = [Bar(38, "the least share of tokens that came back after a swap", min(shares, default=0.0), 0.95, at_least=True)]
     bars += [Bar(38, "memory at the end over memory after 10 swaps", memory[-1] / memory[0], 1.05, unit="x")]
+    data: dict[str, Any] = {"shares": shares, "firsts": firsts, "memory": memory, "waits": waits, "ttft": ttfts}
+    if binary := llama_server(args):
+        theirs = data["router"] = _ttfts(_behind_swaps(_router_swaps(binary, args)))
+        rows += [(f"TTFT, s, of {name}, median, llama-server's router", seconds) for name, seconds in theirs.items()]
+        bars += [
+            Bar(38, f"TTFT of {name} over that of llama-server's router", ttfts[name] / theirs[name], 0.2, unit="x")
+            for name in ttfts
+        ]
     table = Table(f"models: {len(args.models)} models, {args.conversations} conversations each", ("what", "value"), rows)
-    return Report("models", [table], bars=bars, data={"shares": shares, "firsts": firsts, "memory": memory, "waits": waits})
+    return Report("models", [table], bars=bars, data=data)
+
+
+def _both(args: argparse.Namespace) -> list[str]:
+    """Return the flags that both servers get."""
+    return ["-c", str(args.ctx_size), "--cache-ram", str(args.cache_ram)]
+
+
+def _behind_swaps(swaps: list[list[Turn]]) -> list[list[Turn]]:
+    """Return the turns behind each swap, from the second turn of the conversations on."""
+    return [turns for turns in swaps if any(turn.kept for turn in turns)]
+
+
+def _ttfts(after: list[list[Turn]]) -> dict[str, float]:
+    return {
+        "the first answer behind a swap": median([turns[0].ttft for turns in after]),
+        "all answers behind a swap": median([turn.ttft for turns in after for turn in turns]),
+    }
+
+
+def _router_swaps(binary: str, args: argparse.Namespace) -> list[list[Turn]]:
+    """Play the same conversations with llama-server's router. Raises BenchError."""
+    port = free_port()
+    with tempfile.TemporaryDirectory() as folder:
+        for file in args.models:
+            Path(folder, file.name).symlink_to(file.absolute())
+        flags = [
+            "--models-dir",
+            folder,
+            "--models-max",
+            "1",
+            "--host",
+            HOST,
+            "--port",
+            str(port),
+            "--no-webui",
+            *_both(args),
+        ]
+        with Server([binary, *flags], port) as server:
+            return _swaps(server, args)[0]
 
 
 def _swaps(server: Server, args: argparse.Namespace) -> tuple[list[list[Turn]], list[int]]:

@@ -52,10 +52,15 @@ async def drop(request: Request) -> Response:
 
     Of several models all drop it, unless one is named.
     """
-    service, scope, state = service_of(request), scope_of(request), request.app.state.app
-    services: list[Service] = [service] if state.models is None or "model" in request.query_params else state.services
-    dropped = sum([await _drop(one, scope) for one in services])
+    scope = scope_of(request)
+    dropped = sum([await _drop(service, scope) for service in _services(request)])
     return JsonReply({"object": "cache.dropped", "scope": scope, "tokens": dropped})
+
+
+def _services(request: Request) -> list[Service]:
+    """Return those of all models that were loaded, or of the one that `?model=` names. Raises RequestError."""
+    service, state = service_of(request), request.app.state.app
+    return [service] if state.models is None or "model" in request.query_params else state.services
 
 
 async def _drop(service: Service, scope: str) -> int:
@@ -75,16 +80,22 @@ async def _pin(service: Service, generation: Generation, asked: WarmRequest) -> 
 
 
 async def end_session(request: Request) -> Response:
-    """End a session (`?scope=`): what it alone has in the cache leaves first."""
-    service, id, scope = service_of(request), request.path_params["id"], scope_of(request)
+    """End a session (`?scope=`): what it alone has in the cache leaves first. With several models, as for `drop`."""
+    id, scope = request.path_params["id"], scope_of(request)
+    retired = [await _end_session(service, scope, id) for service in _services(request)]
+    if all(tokens is None for tokens in retired):
+        raise RequestError(f"no session {id!r} has asked in this scope", status=404, param="id", code="session_not_found")
+    return JsonReply({"id": id, "object": "session.ended", "scope": scope, "tokens": sum(filter(None, retired))})
+
+
+async def _end_session(service: Service, scope: str, id: str) -> int | None:
+    """Return how many tokens leave first now; None: no such session has asked this model."""
     branches = service.sessions.end((scope, id))
     service.builder.volatile.forget(scope, id)
     service.idle.forget_session(scope, id)
     if not branches:
-        raise RequestError(f"no session {id!r} has asked in this scope", status=404, param="id", code="session_not_found")
-    pairs = [(branch.scope, branch.tokens) for branch in branches]
-    tokens = await asyncio.wrap_future(service.view.retire(pairs))
-    return JsonReply({"id": id, "object": "session.ended", "scope": scope, "tokens": tokens})
+        return None
+    return await asyncio.wrap_future(service.view.retire([(branch.scope, branch.tokens) for branch in branches]))
 
 
 # ---- The routes that show and forget a stored conversation. -------------------------------------------------------------

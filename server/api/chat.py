@@ -26,6 +26,7 @@ from .reply import (
     accept,
     accounts,
     count_prompt,
+    early_meta,
     encode,
     sse_event,
     submit,
@@ -191,6 +192,10 @@ def _old_delta(fragment: Fragment) -> Fields:
         case CallStart() | CallArguments():
             return {}
     return _delta(fragment)
+
+
+def opening(request: Request, asked: ChatRequest) -> ReplyFormat | None:
+    return ChatReply(early_meta(request, asked, "chatcmpl-")) if asked.stream else None
 
 
 async def create(request: Request, asked: ChatRequest) -> ReplyFormat:

@@ -27,7 +27,9 @@ from .reply import (
     WholeAnswer,
     accounts,
     chosen_of,
+    early_meta,
     encode,
+    id_of,
     predict,
     service_of,
     sse_event,
@@ -247,6 +249,11 @@ def _choice(index: int, text: str, reason: str | None = None) -> Fields:
     return {"index": index, "text": text, "logprobs": None, "finish_reason": reason}
 
 
+def opening(request: Request, asked: CompletionRequest | InfillRequest) -> ReplyFormat | None:
+    form = TextReply if isinstance(asked, TextRequest) else NativeReply
+    return form(early_meta(request, asked, "cmpl-")) if asked.stream else None
+
+
 async def create_text(request: Request, asked: TextRequest) -> ReplyFormat:
     return TextReply(await submit_text(request, asked))
 
@@ -261,7 +268,7 @@ async def infill(request: Request, asked: InfillRequest) -> ReplyFormat:
 
 async def submit_text(request: Request, asked: CompletionRequest | InfillRequest) -> ResponseMeta:
     """Accept and submit a request that is no chat; return the common fields of its answer. Raises RequestError."""
-    accepting = service_of(request).accept_text(asked, request.state.num_bytes)
+    accepting = service_of(request).accept_text(asked, request.state.num_bytes, id_of(request, "cmpl-"))
     return submit(request, await while_connected(request, accepting))
 
 

@@ -149,7 +149,7 @@ def _all_models(request: Request) -> list[Fields]:
         listed = state.models.listed(entry, state.started)
         of_model = [listed] if entry.loaded is None else _models(request, entry.loaded)
         of_model[0] |= {"path": str(entry.path), "status": entry.status()}
-        data += of_model
+        data += [of_model[0], *(one | state.models.status_beside(one["id"]) for one in of_model[1:])]
     return data
 
 
@@ -167,10 +167,13 @@ async def load_model(request: Request, asked: ModelAction) -> Response:
 async def unload_model(request: Request, asked: ModelAction) -> Response:
     """Let a model leave memory once what it runs is answered. Its KV stays in host memory and on disk."""
     models = _models_of(request)
-    entry = models.find(asked.model)
-    if entry.value != "loaded":
-        raise RequestError(f"{entry.name} is not loaded", param="model")
-    models.unload(entry)
+    worker = models.find_beside(asked.model)
+    if worker is not None and worker.embedder.is_open:
+        worker.leave()
+    elif worker is None and (entry := models.find(asked.model)).value == "loaded":
+        models.unload(entry)
+    else:
+        raise RequestError(f"{asked.model} is not loaded", param="model")
     return JsonReply({"success": True})
 
 
@@ -307,7 +310,7 @@ async def health(request: Request) -> Response:
     if seconds := request.app.state.app.hanging:
         raise RequestError(f"a step hangs: it has taken {seconds:.0f} s so far", status=503, code="step_hangs")
     models = request.app.state.app.models
-    return JsonReply({"status": "ok"} | ({"models": models.shown()} if models else {}))
+    return JsonReply({"status": "ok"} | (models.shown() if models else {}))
 
 
 async def slots(request: Request) -> Response:

@@ -29,6 +29,7 @@ from .reply import (
     accept,
     beside_others,
     count_prompt,
+    early_meta,
     seal,
     sse_event,
     submit,
@@ -636,6 +637,10 @@ def _parted(num_prompt: int, *, num_cached: int, num_created: int, num_generated
 
 
 # ---- Anthropic's Messages. ----------------------------------------------------------------------------------------------
+
+
+def opening(request: Request, asked: MessagesRequest) -> ReplyFormat | None:
+    return MessagesReply(early_meta(request, asked, "msg_"), 0, asked.shows_reasoning) if asked.stream else None
 
 
 async def create(request: Request, asked: MessagesRequest) -> ReplyFormat:

@@ -41,6 +41,7 @@ from .reply import (
     WholeAnswer,
     accept,
     beside_others,
+    early_meta,
     encode,
     service_of,
     submit,
@@ -586,6 +587,14 @@ class OllamaReply:
             "eval_duration": _nanoseconds(report.generation_time),
             "slotcache": report.slotcache(),
         } | self.envelope.notes()
+
+
+def opening(request: Request, asked: OllamaChatRequest | GenerateRequest) -> ReplyFormat | None:
+    """Return what a stream begins with; None for a request that only loads the model."""
+    has_message = isinstance(asked, OllamaChatRequest)
+    if asked.stream is False or not (asked.messages if has_message else asked.prompt or asked.suffix):
+        return None
+    return OllamaReply(replace(early_meta(request, asked, ""), media_type=NDJSON), perf_counter(), has_message)
 
 
 async def chat(request: Request, asked: OllamaChatRequest) -> Response | ReplyFormat:

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import partial, wraps
 from itertools import chain
 from time import time
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 from msgspec import Raw, Struct
@@ -37,7 +37,7 @@ from ..search.retrieve import SearchReport, StagePrefetch, fitting, index_state,
 from ..search.vectors import Vectors
 from ..service.models import Loaded, Models
 from ..service.repeats import Refusals, Repeats, is_lasting, key_of
-from ..service.service import Service
+from ..service.service import Service, new_id
 from ..service.submitter import Prepared
 
 # ---- The tokens of an answer with their probabilities, as OpenAI and llama-server write them. ---------------------------
@@ -345,6 +345,7 @@ def warn(request: Request, warnings: Sequence[str]) -> None:
 OF_VECTORS = ("EmbeddingRequest", "RerankRequest", "EmbedRequest", "OldEmbedRequest")
 """Bodies that name the embedder or the reranker, which are no model of those in turn."""
 CHOSEN = "slotcache.chosen"  # where a request's scope has what serves its model
+EARLY = "slotcache.early"  # where it has the reply that a stream began with before its model was loaded
 MOST_ITEMS, USUAL_ITEMS = 100, 20  # of one page of a list
 ORDERS = ("asc", "desc")
 
@@ -409,20 +410,30 @@ def chosen_of(request: Request) -> Loaded | None:
     return entry.loaded
 
 
-async def choose(request: Request, asked: object) -> None:
-    """Choose the model that a body names, or else `?model=`, and load it if it never was.
+async def choose(request: Request, asked: object, patience: float | None = None) -> bool:
+    """Choose the model that a body names, or else `?model=`, and load it if it never was. False: not within `patience` (s).
 
     Raises RequestError: 404, or 503 with the reason.
     """
     models: Models | None = request.app.state.app.models
     if models is not None and hasattr(asked, "model"):
-        name = getattr(asked, "model", None) or request.query_params.get("model")
-        if type(asked).__name__ in OF_VECTORS and (beside := models.find_beside(name)) is not None:
-            request.scope[CHOSEN] = beside
-            return
+        name = _name_in(request, asked)
+        if type(asked).__name__ in OF_VECTORS and models.find_beside(name) is not None:
+            request.scope[CHOSEN] = models.first.loaded
+            return True
         entry = models.find(name)
-        chosen = entry.loaded if entry.value == "loaded" else await while_connected(request, models.ready(entry))
-        request.scope[CHOSEN] = chosen or entry.loaded
+        try:
+            if entry.value != "loaded":
+                await while_connected(request, asyncio.wait_for(models.ready(entry), patience))
+        except TimeoutError:
+            return False
+        request.scope[CHOSEN] = entry.loaded
+    return True
+
+
+def _name_in(request: Request, asked: object) -> str | None:
+    """Return the name of the model that is asked for."""
+    return getattr(asked, "model", None) or request.query_params.get("model")
 
 
 # ---- Accepting ----------------------------------------------------------------------------------------------------------
@@ -436,10 +447,16 @@ async def accept(request: Request, asked: ChatRequest, open_turn: bool = False, 
 
     async def find_and_accept() -> Prepared:
         chat, found = await _retrieve(request, asked) if asked.retrieves else (asked, None)
-        return await service.accept_chat(chat, request.state.num_bytes, open_turn, kind=kind, found=found)
+        return await service.accept_chat(chat, request.state.num_bytes, open_turn, id=id_of(request, kind), found=found)
 
     service = service_of(request)
     return await while_connected(request, find_and_accept())
+
+
+def id_of(request: Request, kind: str) -> str:
+    """Return the id of an answer: the one that its stream began with, if it has begun. kind: what a new one begins with."""
+    early: ReplyFormat | None = request.scope.get(EARLY)
+    return early.envelope.id if early else new_id(kind)
 
 
 async def predict(request: Request, asked: ChatRequest) -> Prediction:
@@ -581,6 +598,7 @@ def submit(request: Request, prepared: Prepared) -> ResponseMeta:
     service, options = service_of(request), prepared.options.without_texts()
     warn(request, prepared.warnings)
     _tell_of_cache(request, prepared)
+    early: ReplyFormat | None = request.scope.get(EARLY)
     return ResponseMeta(
         id=prepared.id,
         model=(service.settings.any_model and options.model) or service.name,
@@ -595,6 +613,7 @@ def submit(request: Request, prepared: Prepared) -> ResponseMeta:
         warnings=request.state.warnings,
         piece=service.model.piece,
         spelling=service.model.spelling,
+        created=early.envelope.created if early else int(time()),
     )
 
 
@@ -615,9 +634,12 @@ REPEATED = (
 )
 
 Handler = Callable[..., Awaitable[Response | ReplyFormat]]
+Opening = Callable[[Request, Any], ReplyFormat | None]
+"""Returns what a request's stream has until its model is loaded; None: the answer is whole."""
+PATIENCE = 0.25  # s that a first load may take, or fail in, before a stream begins without its model
 
 
-def endpoint(handler: Handler, body: type[Struct]) -> Handler:
+def endpoint(handler: Handler, body: type[Struct], opening: Opening | None = None) -> Handler:
     """Return a handler for which the body is read, and whose answer, if it is one to generate, is streamed or collected.
 
     A decoded body takes some 20 times its JSON, and an answer may take minutes: it is free when the handler returns.
@@ -628,18 +650,42 @@ def endpoint(handler: Handler, body: type[Struct]) -> Handler:
     async def answer(request: Request) -> Response:
         state = request.app.state.app  # first: no body is read for a server that cannot answer
         state.ready() if issubclass(body, Options) else state.loaded()
-        answered = await _refusing(handler, request, _in_session(request, await _read_asked(request, body, chooses)))
+        answered = await read_and_handle(request)
         return answered if isinstance(answered, Response) else await respond(request, answered)
+
+    async def read_and_handle(request: Request) -> Response | ReplyFormat:
+        asked = _in_session(request, await read_body(request, body))
+        early = opening(request, asked) if opening and _is_new(request, asked) else None
+        if not chooses or await choose(request, asked, PATIENCE if early else None):
+            return await _refusing(handler, request, asked)
+        assert early is not None
+        request.scope[EARLY] = early
+        return EventStream(request, early, partial(_choose_and_handle, handler, request, asked))
 
     return answer
 
 
-async def _read_asked(request: Request, body: type[R], chooses: bool) -> R:
-    """Return the body, with the model chosen that it names. Raises RequestError, ClientDisconnect."""
-    asked = await read_body(request, body)
-    if chooses:
-        await choose(request, asked)
-    return asked
+async def _choose_and_handle(handler: Handler, request: Request, asked: object) -> Response | ReplyFormat:
+    """Return what a handler returns, once the model is loaded. Raises RequestError."""
+    await choose(request, asked)
+    try:
+        return await _refusing(handler, request, asked)
+    finally:
+        del request.scope[EARLY]  # it may hold texts
+
+
+def _is_new(request: Request, asked: object) -> bool:
+    """Whether the model that is asked for has to be loaded for the first time. Raises RequestError 404."""
+    models: Models | None = request.app.state.app.models
+    return models is not None and models.find(_name_in(request, asked)).loaded is None
+
+
+def early_meta(request: Request, asked: Options, kind: str) -> ResponseMeta:
+    """Return the common fields of an answer whose model is not there yet. kind: of its id. Raises RequestError."""
+    asked.check()
+    state, name = request.app.state.app, _name_in(request, asked)
+    shown = (state.settings.any_model and asked.model) or state.models.find(name).name
+    return ResponseMeta(id=new_id(kind), model=shown, fingerprint="", options=asked.without_texts())
 
 
 def _in_session(request: Request, asked: R) -> R:
@@ -670,9 +716,9 @@ async def _refusing(handler: Handler, request: Request, asked: object) -> Respon
 async def respond(request: Request, reply: ReplyFormat) -> Response:
     """Return the answer of a request that was submitted, streamed or whole."""
     service, generations = service_of(request), reply.envelope.generations
-    request.state.account = partial(account, generations)
     if reply.envelope.options.stream:
-        return EventStream(service, reply)
+        return EventStream(request, reply)
+    request.state.account = partial(account, generations)
     spell = _speller(service, reply)
     answers = await while_connected(request, collect(service, generations, spell))
     # Logprobs are much larger than the text that they are of; a long text takes its time to be parsed.
@@ -682,37 +728,72 @@ async def respond(request: Request, reply: ReplyFormat) -> Response:
 
 
 class EventStream(StreamingResponse):
-    """Streams the events of generations. A client that disconnects cancels them, even before the first event."""
+    """Streams the events of generations. A client that disconnects cancels them, even before the first event.
 
-    def __init__(self, service: Service, reply: ReplyFormat) -> None:
-        self._service, self._generations = service, reply.envelope.generations
-        events = _events(self._generations, _speller(service, reply))
-        media_type = reply.envelope.media_type
-        super().__init__(stream(reply, events), headers={"Cache-Control": "no-store"}, media_type=media_type)
+    later: gives the reply where the model is still to be loaded; until then `reply` pings, which has no generations.
+    """
+
+    def __init__(
+        self, request: Request, reply: ReplyFormat, later: Callable[[], Awaitable[Response | ReplyFormat]] | None = None
+    ) -> None:
+        self._request, self._reply = request, reply
+        pieces = self._pieces(reply) if later is None else self._pieces_later(reply, later)
+        super().__init__(pieces, headers={"Cache-Control": "no-store"}, media_type=reply.envelope.media_type)
         asked = reply.envelope.options.sse_ping_interval
-        self._reply, self._ping_interval = reply, service.settings.sse_ping_interval if asked is None else asked
+        self._ping_interval = request.app.state.app.settings.sse_ping_interval if asked is None else asked
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        ping, shortcut = SsePing(send, self._ping_interval, self._reply.ping), scope.get("state", {}).get(SHORTCUT)
-        if shortcut is not None:
-            for index, generation in enumerate(self._generations):
-                generation.events.take_now = partial(self._write, shortcut, ping, index)
+        self._pings = ping = SsePing(send, self._ping_interval, lambda: self._reply.ping())
+        self._offer_text()
         try:
             await super().__call__(scope, receive, ping.send)
         finally:
             ping.stop()
-            for generation in self._generations:
+            for generation in self._reply.envelope.generations:
                 generation.events.take_now = None
                 self._service.abandon(generation)
 
-    def _write(self, shortcut: Shortcut, ping: SsePing, index: int, delta: Delta) -> bool:
+    def _offer_text(self) -> None:
+        """Have text written at once, where the connection can."""
+        shortcut = self._request.scope.get("state", {}).get(SHORTCUT)
+        if shortcut is not None:
+            for index, generation in enumerate(self._reply.envelope.generations):
+                generation.events.take_now = partial(self._write, shortcut, index)
+
+    def _write(self, shortcut: Shortcut, index: int, delta: Delta) -> bool:
         """Write a piece of text at once. False: something stands in front of it, or its client is slow."""
-        if ping.is_sending or not shortcut.is_open:
+        if self._pings.is_sending or not shortcut.is_open:
             return False
         if sent := b"".join(self._reply.delta(index, delta)):
             shortcut.write(sent)
-            ping.note()
+            self._pings.note()
         return True
+
+    def _pieces(self, reply: ReplyFormat) -> AsyncIterator[bytes]:
+        generations, self._service = reply.envelope.generations, service_of(self._request)
+        self._request.state.account = partial(account, generations)
+        return stream(reply, _events(generations, _speller(self._service, reply)))
+
+    async def _pieces_later(
+        self, early: ReplyFormat, later: Callable[[], Awaitable[Response | ReplyFormat]]
+    ) -> AsyncIterator[bytes]:
+        if self._ping_interval > 0:
+            yield b"".join(early.ping())
+        try:
+            reply = await later()
+        except RequestError as error:
+            self._request.state.error = error
+            yield b"".join(early.fail(error))
+            return
+        del early, later  # the body is free
+        if isinstance(reply, Response):
+            yield bytes(reply.body)
+            return
+        pieces = self._pieces(reply)
+        self._reply = reply
+        self._offer_text()
+        async for piece in pieces:
+            yield piece
 
 
 Spell = Callable[[Generation], Awaitable[str]]

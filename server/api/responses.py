@@ -26,6 +26,7 @@ from ..engine.usage import Fields
 from ..formats.answer import CallArguments, CallStart, ContentText, Fragment, ReasoningText
 from ..http.api_errors import RequestError
 from .reply import (
+    EARLY,
     JsonReply,
     ReplyFormat,
     ResponseMeta,
@@ -34,6 +35,7 @@ from .reply import (
     accounts,
     beside_others,
     count_prompt,
+    early_meta,
     encode,
     page,
     scope_of,
@@ -535,18 +537,21 @@ Keep = Callable[[bytes], None]
 
 
 class ResponsesReply:
-    """The replies of `/v1/responses`. echo: fields of the request that a response repeats."""
+    """The replies of `/v1/responses`. echo: fields of the request that a response repeats. num_events: sent so far."""
 
-    def __init__(self, envelope: ResponseMeta, echo: Mapping[str, Raw], output: Output, keep: Keep) -> None:
+    def __init__(
+        self, envelope: ResponseMeta, echo: Mapping[str, Raw], output: Output, keep: Keep, *, num_events: int = 0
+    ) -> None:
         self.envelope, self._reader, self._echo = envelope, envelope.reader(), echo
-        self._output, self._keep = output, keep
-        self._num_events = self._length = self._reasoning = 0  # events so far; characters so far, and those of reasoning
+        self._output, self._keep, self.num_events = output, keep, num_events
+        self._length = self._reasoning = 0  # characters so far, and those of reasoning
 
     def begin(self) -> list[bytes]:
-        return [self._event({"type": "response.created"} | self._now("in_progress")), *self.ping()]
+        return [] if self.num_events else self.ping()
 
     def ping(self) -> list[bytes]:
-        return [self._event({"type": "response.in_progress"} | self._now("in_progress"))]
+        first = [] if self.num_events else [self._event({"type": "response.created"} | self._now("in_progress"))]
+        return [*first, self._event({"type": "response.in_progress"} | self._now("in_progress"))]
 
     def progress(self, index: int, progress: PromptProgress) -> list[bytes]:
         told = {"type": "response.in_progress"} | self._now("in_progress") | self.envelope.progress(progress)
@@ -626,8 +631,8 @@ class ResponsesReply:
         return [self._event(body) for body in events]
 
     def _event(self, body: Fields) -> bytes:
-        self._num_events += 1
-        return sse_event(body | {"sequence_number": self._num_events - 1}, str(body["type"]))
+        self.num_events += 1
+        return sse_event(body | {"sequence_number": self.num_events - 1}, str(body["type"]))
 
 
 def _status(end: End) -> str:
@@ -637,15 +642,22 @@ def _status(end: End) -> str:
 # ---- OpenAI's Responses: made, shown again and deleted. -----------------------------------------------------------------
 
 
+def opening(request: Request, asked: ResponseRequest) -> ReplyFormat | None:
+    if not asked.stream:
+        return None
+    output = Output("", summarises=asked.summarises, seals=asked.seals)
+    return ResponsesReply(early_meta(request, asked, "resp_"), asked.echo(), output, lambda record: None)
+
+
 async def create(request: Request, asked: ResponseRequest) -> ReplyFormat:
     """Answer as OpenAI's Responses do. The answer is stored unless `store` is false."""
     chat, echo = await beside_others(request, lambda: (asked.chat(), asked.echo()))
     envelope = submit(request, await accept(request, chat, kind="resp_"))
     suffix, called = envelope.id.removeprefix("resp_"), ResponseTools.of(asked.tools).called
     output = Output(suffix, summarises=asked.summarises, seals=asked.seals, called=called)
-    return ResponsesReply(
-        envelope, echo, output, partial(service_of(request).conversations.attach, chat.cache_scope, envelope.id)
-    )
+    keep = partial(service_of(request).conversations.attach, chat.cache_scope, envelope.id)
+    begun: ResponsesReply | None = request.scope.get(EARLY)
+    return ResponsesReply(envelope, echo, output, keep, num_events=begun.num_events if begun else 0)
 
 
 async def show(request: Request) -> Response:

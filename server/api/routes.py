@@ -32,7 +32,7 @@ from .embeddings import EmbeddingRequest, RerankRequest
 from .llama_server import FileName, ModelAction
 from .messages import MessagesCountRequest, MessagesRequest
 from .ollama import EmbedRequest, GenerateRequest, ModelName, OldEmbedRequest, OllamaChatRequest
-from .reply import MOST_ITEMS, ORDERS, Handler, JsonReply, endpoint
+from .reply import MOST_ITEMS, ORDERS, Handler, JsonReply, Opening, endpoint
 from .responses import ResponseCountRequest, ResponseRequest
 from .search import RefreshRequest
 
@@ -42,6 +42,7 @@ class ApiRoute:
     """A row of the table. paths: the spellings of one route. body: what its requests hold. query: its parameters' schemas.
 
     decodes: the handler gets the body, decoded. Else it reads the body itself, since not each of its requests has this one.
+    opening: what its streams have until their model is loaded.
     """
 
     method: str
@@ -50,10 +51,11 @@ class ApiRoute:
     body: type[msgspec.Struct] | None = None
     query: Mapping[str, Fields] = field(default_factory=dict)
     decodes: bool = True
+    opening: Opening | None = None
 
     def routes(self) -> list[Route]:
         """Return it as starlette's routes, one for each spelling."""
-        called = endpoint(self.handler, self.body) if self.body and self.decodes else self.handler
+        called = endpoint(self.handler, self.body, self.opening) if self.body and self.decodes else self.handler
         return [Route(path, called, methods=[self.method]) for path in self.paths.split()]
 
 
@@ -120,30 +122,30 @@ ROUTES = (
     ApiRoute("GET", "/lora-adapters", llama_server.adapters),
     ApiRoute("POST", "/lora-adapters", llama_server.set_adapters, AdapterScales, decodes=False),
     ApiRoute("GET", "/openapi.json", show),
-    ApiRoute("POST", "/v1/chat/completions /chat/completions", chat.create, ChatRequest),
+    ApiRoute("POST", "/v1/chat/completions /chat/completions", chat.create, ChatRequest, opening=chat.opening),
     ApiRoute("POST", "/v1/chat/completions/input_tokens /chat/completions/input_tokens", chat.count, ChatRequest),
-    ApiRoute("POST", "/v1/responses /responses", responses.create, ResponseRequest),
+    ApiRoute("POST", "/v1/responses /responses", responses.create, ResponseRequest, opening=responses.opening),
     ApiRoute("POST", "/v1/responses/input_tokens /responses/input_tokens", responses.count, ResponseCountRequest),
     ApiRoute("GET", "/v1/responses/{id}", responses.show, query=SCOPE),
     ApiRoute("DELETE", "/v1/responses/{id}", responses.forget, query=SCOPE),
     ApiRoute("POST", "/v1/responses/{id}/cancel", responses.cancel),
     ApiRoute("GET", "/v1/responses/{id}/input_items", responses.input_items, query=SCOPE | PAGE),
-    ApiRoute("POST", "/v1/messages", messages.create, MessagesRequest),
+    ApiRoute("POST", "/v1/messages", messages.create, MessagesRequest, opening=messages.opening),
     ApiRoute("POST", "/v1/messages/count_tokens", messages.count, MessagesCountRequest),
     ApiRoute("GET", "/api/version", ollama.version),
     ApiRoute("GET", "/api/tags", ollama.tags),
     ApiRoute("GET", "/api/ps", ollama.ps),
     ApiRoute("POST", "/api/show", ollama.show, ModelName),
-    ApiRoute("POST", "/api/chat", ollama.chat, OllamaChatRequest),
-    ApiRoute("POST", "/api/generate", ollama.generate, GenerateRequest),
+    ApiRoute("POST", "/api/chat", ollama.chat, OllamaChatRequest, opening=ollama.opening),
+    ApiRoute("POST", "/api/generate", ollama.generate, GenerateRequest, opening=ollama.opening),
     ApiRoute("POST", "/api/embed", ollama.embed, EmbedRequest),
     ApiRoute("POST", "/api/embeddings", ollama.embed_one, OldEmbedRequest),
     ApiRoute("POST", "/api/pull", ollama.pull, ModelName),
     ApiRoute("POST", "/api/create /api/copy /api/push", ollama.refuse),
     ApiRoute("DELETE", "/api/delete", ollama.refuse),
-    ApiRoute("POST", "/v1/completions", completions.create_text, TextRequest),
-    ApiRoute("POST", "/completion /completions", completions.create_native, CompletionRequest),
-    ApiRoute("POST", "/infill", completions.infill, InfillRequest),
+    ApiRoute("POST", "/v1/completions", completions.create_text, TextRequest, opening=completions.opening),
+    ApiRoute("POST", "/completion /completions", completions.create_native, CompletionRequest, opening=completions.opening),
+    ApiRoute("POST", "/infill", completions.infill, InfillRequest, opening=completions.opening),
     ApiRoute("POST", "/tokenize", completions.tokenize, TokenizeRequest),
     ApiRoute("POST", "/detokenize", completions.detokenize, DetokenizeRequest),
     ApiRoute("POST", "/apply-template", completions.apply_template, ChatRequest),

@@ -463,6 +463,11 @@ class Conversations:
         conversation.used = self._clock()
         self._held.move_to_end((conversation.scope, conversation.id))
 
+    def resize(self, max_number: int, max_bytes: int) -> None:
+        """Change how many may be stored, and what they may take."""
+        self._max_number, self._max_bytes = max_number, max_bytes
+        self._make_room()
+
     def _expire(self) -> None:
         oldest = self._clock() - self._max_age
         while self._max_age and self._held and (first := next(iter(self._held.values()))).used < oldest:

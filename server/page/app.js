@@ -7,6 +7,7 @@ import { askForKey, openSettings } from "./dialogs.js";
 import { icon } from "./dom.js";
 import { closeDrawer } from "./drawer.js";
 import { LiveView } from "./live.js";
+import { ModelMenu } from "./models.js";
 import { applyTheme } from "./settings.js";
 import { Sidebar } from "./sidebar.js";
 import { loadCollections, onCollections } from "./sources.js";
@@ -20,6 +21,7 @@ const LOADING = 503; // the status until the model is loaded
 const sidebar = new Sidebar(document.getElementById("sidebar"), { remove: removeChat, close: () => showMenu(false) });
 const chatView = new ChatView({ changed: showChats, opened: (id) => go(`#/chat/${id}`) });
 const liveView = new LiveView();
+const models = new ModelMenu(() => chatView.showFolder());
 let nextLook = 0;
 
 function go(hash) {
@@ -78,7 +80,8 @@ async function showServer() {
     if (isAway || error.status === LOADING) nextLook = setTimeout(showServer, LOOK_EVERY);
     return;
   }
-  shown.textContent = about.model_alias;
+  await models.look();
+  shown.textContent = models.element.hidden ? about.model_alias : "";
   if (about.ui_settings.sources) await showFolder();
 }
 
@@ -105,6 +108,7 @@ function pressed(event) {
 applyTheme();
 onCollections(() => chatView.showFolder());
 setKeyPrompt(askForKey);
+document.getElementById("model").before(models.element);
 menu.append(icon("menu"));
 menu.addEventListener("click", () => showMenu(!document.body.classList.contains("with-menu")));
 const settingsButton = document.getElementById("open-settings");

@@ -3,6 +3,7 @@
 import { ApiError, call, stream } from "./api.js";
 import { foundBefore, questionFields } from "./chat.js";
 import { segmentRows } from "./known.js";
+import { askedModel, modelField, modelNames } from "./models.js";
 import { requestFields, scopeField, scopeQuery } from "./settings.js";
 import { place } from "./sources.js";
 import { saveChat, saveSegments } from "./store.js";
@@ -44,6 +45,7 @@ export async function ask(chat, turn) {
   const controller = new AbortController();
   const one = { stop: () => controller.abort(), view: null };
   running.set(turn.id, one);
+  turn.model = askedModel();
   try {
     await saveChat(chat);
     await readAnswer(chat, turn, one, controller.signal);
@@ -63,6 +65,7 @@ async function readAnswer(chat, turn, one, signal, found) {
   const body = {
     ...questionFields(chat, turn, found),
     ...requestFields(),
+    ...modelField(),
     cache_prompt: true,
     store: true,
     return_progress: true,
@@ -116,11 +119,13 @@ async function noteSegments(chat, turn) {
  */
 export async function readAhead(chat, draft) {
   const { conversation, ...fields } = questionFields(chat, draft);
-  const body = { ...fields, ...scopeField(), cache_prompt: true, id: chat.id };
+  const body = { ...fields, ...scopeField(), ...modelField(), cache_prompt: true, id: chat.id };
   await call("v1/speculate", { body }).catch(() => {}); // only a favour: the question itself tells of errors
 }
 
 /** Forget a chat on the server, too. @param {string} id */
 export async function forget(id) {
-  await call(`v1/conversations/${id}${scopeQuery()}`, { method: "DELETE" }).catch(() => {}); // it may have forgotten it before
+  const all = modelNames().length ? modelNames() : [undefined]; // each model that was asked remembers its own turns
+  const forgotten = all.map((model) => call(`v1/conversations/${id}${scopeQuery({ model })}`, { method: "DELETE" }));
+  await Promise.allSettled(forgotten); // it may have forgotten it before
 }

@@ -14,6 +14,7 @@
  * @property {string} [error]
  * @property {string} [answerId]  the server's name of the answer
  * @property {boolean} [remembered]  whether the server can go on from it
+ * @property {string} [model]  of several, the one that was asked
  * @property {string} [why]  "again" or "edit": a branch
  * @property {object} [report]  `slotcache` of the answer
  * @property {object} [timings]
@@ -24,6 +25,7 @@
  */
 
 import { brief } from "./dom.js";
+import { askedModel } from "./models.js";
 
 /** @param {string} system  the system prompt @returns {Chat} */
 export function newChat(system) {
@@ -79,15 +81,16 @@ export function turnsBefore(chat, turn) {
 /**
  * Return the fields of a request that say what is asked.
  *
- * The server has the turns that it remembers: only what stands behind the last of them is sent. Where it remembers none, or
- * has forgotten them, the whole chat is. A turn that failed is never sent again.
+ * The server has the turns that the model asked remembers: only what stands behind the last of them is sent. Where there are
+ * none, or it has forgotten them, the whole chat is. A turn that failed is never sent again.
  * @param {Chat} chat
  * @param {Turn} turn
  * @param {Map<string, Document>} [found]  the documents of earlier searches, by their ids: the whole chat is sent
  */
 export function questionFields(chat, turn, found) {
   const before = turnsBefore(chat, turn);
-  const last = found ? -1 : before.findLastIndex(({ remembered }) => remembered);
+  const asked = askedModel();
+  const last = found ? -1 : before.findLastIndex(({ remembered, model }) => remembered && (model ?? "") === asked);
   const answered = before.slice(last + 1).filter(({ state }) => state !== "failed");
   const since = answered.flatMap((earlier) => [questionOf(earlier, found), answerOf(earlier)]);
   const retrieval = turn.retrieval ? { retrieval: true } : {};

@@ -3,6 +3,7 @@
 import { ApiError, call, get } from "./api.js";
 import { duration, figure, h, size, svg } from "./dom.js";
 import { History, hitRateOf, parseMetrics } from "./figures.js";
+import { modelField } from "./models.js";
 import { scopeQuery, settings } from "./settings.js";
 import { TreeView } from "./tree.js";
 
@@ -56,7 +57,9 @@ export class LiveView {
   }
 
   async _show() {
-    const [metrics, answer, cache] = await Promise.all([shown(call("metrics")), shown(call("slots")), get(`v1/cache${scopeQuery()}`)]);
+    const query = scopeQuery(modelField());
+    const asked = [shown(call(`metrics${query}`)), shown(call(`slots${query}`)), get(`v1/cache${query}`)];
+    const [metrics, answer, cache] = await Promise.all(asked);
     const slots = answer ? await answer.json() : [];
     this._problem.hidden = true;
     if (metrics) {

@@ -1,7 +1,7 @@
 /** What the reader has chosen, kept in this browser. */
 
 const NAME = "slotcache.settings";
-const DEFAULTS = { theme: "auto", system: "", temperature: "", maxTokens: "", scope: "", retrieval: true };
+const DEFAULTS = { theme: "auto", system: "", temperature: "", maxTokens: "", scope: "", model: "", retrieval: true };
 
 let current = { ...DEFAULTS, ...read() };
 

@@ -2,6 +2,7 @@
 
 import { ApiError, call, get, stream } from "./api.js";
 import { figure } from "./dom.js";
+import { asksFirst } from "./models.js";
 import { scopeField, scopeQuery } from "./settings.js";
 
 /**
@@ -27,9 +28,9 @@ function keep(collections) {
   return known;
 }
 
-/** @returns {Collection[]|null} the collections as they were last seen, without their files; null: the server has none */
+/** @returns {Collection[]|null} the collections as they were last seen, without their files; null: the model asked has none */
 export function collections() {
-  return known;
+  return asksFirst() ? known : null;
 }
 
 /** Ask for the collections of a server that has some. @returns {Promise<Collection[]|null>} */
@@ -54,7 +55,7 @@ export async function loadFiles(after) {
 
 /** @returns {string[]} questions to begin with: none while files are read that may hold the answers */
 export function suggested() {
-  const read = (known ?? []).filter(({ state }) => state === "ready" || state === "embedding");
+  const read = (collections() ?? []).filter(({ state }) => state === "ready" || state === "embedding");
   return read.flatMap(({ questions }) => questions ?? []);
 }
 

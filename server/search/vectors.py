@@ -70,7 +70,7 @@ class VectorQueue:
     engine generates, it computes on one core.
 
     Texts in gaps wait until no others do. is_busy: whether the engine generates; called in the queue's thread. sleep_after:
-    seconds without a text after which the embedder leaves memory; 0: never. computed: in all.
+    seconds without a text after which the embedder leaves memory; 0: not before it is told to. computed: in all.
     """
 
     def __init__(self, embedder: EmbeddingModel, is_busy: Callable[[], bool], sleep_after: float = 0) -> None:
@@ -80,8 +80,16 @@ class VectorQueue:
         self._jobs: deque[VectorJob] = deque()
         self._in_gaps: deque[VectorJob] = deque()
         self._thread: Thread | None = None
-        self._closed = False
+        self._closed = self._leaves = False
         self._timer = self._start_timer()
+
+    def leave(self) -> None:
+        """Let the embedder leave memory once no text waits. The next one brings it back."""
+        with self._lock:
+            self._leaves = True
+            if self._thread is None:
+                self._timer.cancel()
+                self._timer = self._start_timer()
 
     def submit(self, texts: Sequence[np.ndarray], *, in_gaps: bool = False) -> Future[list[np.ndarray]]:
         """Queue texts (int32, at least one); the future's result is as of `EmbeddingModel.vectors`. Cancel it to drop them.
@@ -170,9 +178,9 @@ class VectorQueue:
 
     def _start_timer(self) -> Timer:
         """Return a timer for the embedder's sleep, which runs if it is in memory and may leave it."""
-        timer = Timer(self._sleep_after, self._fall_asleep)
+        timer = Timer(0 if self._leaves else self._sleep_after, self._fall_asleep)
         timer.daemon = True
-        if self._sleep_after and self._embedder.is_open and not self._closed:
+        if (self._leaves or self._sleep_after) and self._embedder.is_open and not self._closed:
             timer.start()
         return timer
 
@@ -181,9 +189,9 @@ class VectorQueue:
         with self._lock:
             if self._thread is not None or self._closed or not self._embedder.is_open:
                 return
-            self._thread = threading.current_thread()
+            self._thread, self._leaves = threading.current_thread(), False
         self._embedder.unload()
-        logger.info("%s: asleep after %g s without a text", self._embedder.model.path.name, self._sleep_after)
+        logger.info("%s has left memory until its next text", self._embedder.model.path.name)
         self._work()
 
 
@@ -268,6 +276,10 @@ class EmbeddingWorker:
     @property
     def computed(self) -> Computed:
         return self._queue.computed
+
+    def leave(self) -> None:
+        """Let the model leave memory once no request waits for it."""
+        self._queue.leave()
 
     # ---- in a thread -----------------------------------------------------------------------------------------------
 
@@ -533,9 +545,7 @@ class _Loader:
             return None
         path = Path(file).expanduser()
         self.beside.append(
-            Model(
-                path, self.settings.gpu_layers, repack=self.settings.repack == "on", may_unload=self.settings.sleep_after > 0
-            )
+            Model(path, self.settings.gpu_layers, repack=self.settings.repack == "on", may_unload=self.settings.may_unload)
         )
         return self._worker(self.beside[-1], path.stem, pooling)
 

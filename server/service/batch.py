@@ -24,6 +24,8 @@ AHEAD = 64  # lines that wait in the queue beside those that run: it looks at as
 BUSY = (429, 503)  # statuses of a server that will have room
 FINAL = b'"code":"model_failed"'  # of such an answer, where no later try can do better
 PAUSE = 1.0  # s until such a line is tried again
+COSTLY = b'"code":"loading_failed"'  # where each try loads a model: the pause doubles
+LONGEST = 60.0  # s of such a pause
 MAX_ERRORS = 20  # lines that are named where none can be read
 MOST_LINES = 50_000  # of a client's file, as OpenAI has it
 MOST_ORDERED = 16  # documents of a line that its place depends on: planning takes time that grows with their square
@@ -259,6 +261,8 @@ async def run(
 
 
 async def _patiently(ask: Ask, line: BatchLine) -> LineAnswer:
-    while (answered := await ask(line)).status_code in BUSY and FINAL not in bytes(answered.body):
-        await asyncio.sleep(PAUSE)
+    pause = PAUSE
+    while (answered := await ask(line)).status_code in BUSY and FINAL not in (body := bytes(answered.body)):
+        await asyncio.sleep(pause)
+        pause = min(2 * pause, LONGEST) if COSTLY in body else PAUSE
     return answered

@@ -24,7 +24,7 @@ from ..config.settings import Settings, SettingsError
 from ..engine.engine import DeviceTurns
 from ..http.api_errors import RequestError, unknown_model
 from ..search.folder import FolderIndex
-from ..search.vectors import Vectors
+from ..search.vectors import EmbeddingWorker, Vectors
 from .service import Service
 
 logger = logging.getLogger("slotcache.models")
@@ -155,6 +155,7 @@ class Models:
         self._tasks: set[asyncio.Task[None]] = set()
         self._most_arriving = settings.parallel + settings.max_queue
         self._budget = 0  # bytes of host memory, of all together
+        self._conversations = settings.conversations, settings.conversation_ram << 20
         self._closed = False
 
     # ---- ask -------------------------------------------------------------------------------------------------------
@@ -168,11 +169,15 @@ class Models:
             raise unknown_model(name, self.entries)
         return entry or self.first
 
-    def find_beside(self, name: str | None) -> Loaded | None:
-        """Return what has the embedder or the reranker of this name, which stand beside the first model; None: no such."""
+    @property
+    def beside(self) -> dict[str, EmbeddingWorker]:
+        """The embedder and the reranker, which stand beside the first model, by their names."""
         loaded = self.first.loaded
-        workers = loaded.vectors.workers if loaded and name not in self.entries else []
-        return loaded if any(name in (worker.name, worker.name + LATEST) for worker in workers) else None
+        return {one.name: one for one in loaded.vectors.workers if one.name not in self.entries} if loaded else {}
+
+    def find_beside(self, name: str | None) -> EmbeddingWorker | None:
+        """Return the embedder or the reranker of this name; None: there is no such one."""
+        return self.beside.get((name or "").removesuffix(LATEST))
 
     def opened(self) -> list[Loaded]:
         """Return what serves the models that were loaded so far."""
@@ -236,8 +241,10 @@ class Models:
         host = engine.scheduler.tree.host.max_bytes or engine.scheduler.snapshots.host.max_bytes
         self._budget = self._budget or host
         services = [one.service for one in self.opened() if one.service is not None]
+        number, size = self._conversations
         for service in services:
             service.engine.resize_host(self._budget // len(services))
+            service.conversations.resize(-(-number // len(services)), size // len(services))
 
     def want(self, entry: ModelEntry) -> None:
         """Put a model in line for the device, unless it is there or on its way."""
@@ -305,7 +312,7 @@ class Models:
             logger.info("%s has left memory; its KV stays", entry.name)
             self._last = entry
         self._next()
-        if entry.failure:
+        if entry.failure and entry is not self._last:  # one that cannot come back is not tried again by itself
             self._bring_back()
 
     async def _open(self, entry: ModelEntry) -> None:
@@ -369,8 +376,15 @@ class Models:
     # ---- shown -----------------------------------------------------------------------------------------------------
 
     def shown(self) -> dict[str, object]:
-        """Return the models and their status, by name."""
-        return {entry.name: entry.value for entry in self.entries.values()}
+        """Return the models and their status, by name, and those that stand beside them."""
+        told: dict[str, object] = {"models": {entry.name: entry.value for entry in self.entries.values()}}
+        beside = {name: _status(worker) for name, worker in self.beside.items()}
+        return told | {"beside": beside} if beside else told
+
+    def status_beside(self, name: object) -> dict[str, object]:
+        """Return the status of an embedder or a reranker in the words of llama-server's router."""
+        worker = self.beside.get(str(name))
+        return {} if worker is None else {"path": str(worker.embedder.model.path), "status": {"value": _status(worker)}}
 
     @staticmethod
     def listed(entry: ModelEntry, started: int) -> dict[str, object]:
@@ -383,6 +397,10 @@ class Models:
             "created": started,
             "owned_by": "slotcache",
         }
+
+
+def _status(worker: EmbeddingWorker) -> str:
+    return "loaded" if worker.embedder.is_open else "unloaded"
 
 
 def _not_loaded(entry: ModelEntry) -> RequestError:

@@ -74,12 +74,12 @@ class Service:
     # ---- a request comes -------------------------------------------------------------------------------------------
 
     async def accept_chat(
-        self, asked: ChatRequest, num_bytes: int, open_turn: bool = False, *, kind: str = "chatcmpl-", found: Found = None
+        self, asked: ChatRequest, num_bytes: int, open_turn: bool = False, *, id: str = "", found: Found = None
     ) -> Prepared:
         """Check a chat, find the answer that it continues, and build its prompt in a thread. Raises RequestError.
 
-        num_bytes: of its body. open_turn: as in `PromptBuilder.chat`. kind: what the answer's id begins with. found: what
-        the server found for it.
+        num_bytes: of its body. open_turn: as in `PromptBuilder.chat`. id: the answer's. found: what the server found for
+        it.
         """
         self.engine.sleep.wake()
         asked.check()
@@ -89,7 +89,7 @@ class Service:
         if self.builder.separates(asked):
             await self.submitter.check_movable()
         ref = self.conversations.ref(asked, self.submitter.caches(asked))
-        id = kind + _secret()
+        id = id or new_id("chatcmpl-")
 
         def build() -> Prepared:
             turn = PendingTurn.of(id, asked, self.builder.chat(asked, ref, open_turn, breakpoints), ref)
@@ -110,11 +110,11 @@ class Service:
         with self.idle.giving_way(), self.conversations.entering(ref):
             return await self._constrained(await self.builder.threads.run(num_bytes, build))
 
-    async def accept_text(self, asked: CompletionRequest | InfillRequest, num_bytes: int) -> Prepared:
-        """Check texts or token ids, and build the prompts. Raises RequestError. num_bytes: as in `accept_chat`."""
+    async def accept_text(self, asked: CompletionRequest | InfillRequest, num_bytes: int, id: str = "") -> Prepared:
+        """Check texts or token ids, and build the prompts. Raises RequestError. num_bytes, id: as in `accept_chat`."""
         self.engine.sleep.wake()
         asked.check()
-        id = f"cmpl-{_secret()}"
+        id = id or new_id("cmpl-")
 
         def build() -> Prepared:
             prompts = self.builder.prompts(asked)
@@ -291,6 +291,6 @@ def _not_enforced(field: str, left_out: tuple[str, ...]) -> Iterator[str]:
         yield f"{field}: not enforced: {named}; with strict: true a 400"
 
 
-def _secret() -> str:
-    """An id's part that cannot be guessed: a client that knows an answer's id may go on from the answer."""
-    return secrets.token_hex(12)
+def new_id(kind: str) -> str:
+    """Return an id that cannot be guessed: a client that knows an answer's id may go on from the answer."""
+    return kind + secrets.token_hex(12)

@@ -37,3 +37,32 @@ def mapped(called):
 def test_a_large_block_is_mapped_alone_after_any_free():
     assert mapped(called=False) == 0
     assert mapped(called=True) >= 8 << 20
+
+
+UNLOAD = """
+import ctypes
+import re
+from pathlib import Path
+from slotcache.models.context import Context, ContextSettings
+from slotcache.models.demo import FILE
+from slotcache.models.model import Model
+
+def taken():
+    return int(re.search(r"RssAnon:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) << 10
+
+context = Context(Model(FILE, may_unload=True), ContextSettings(num_cells=64, num_sequences=4))
+blocks = [ctypes.create_string_buffer(b"x" * 50_000) for _ in range(1000)]
+held = blocks[::20]  # what is free lies between them
+before = taken()
+del blocks
+kept = taken()
+context.unload()
+print(before - kept, kept - taken())
+"""
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="not glibc")
+def test_what_was_freed_goes_back_when_a_model_leaves():
+    found = subprocess.run([sys.executable, "-c", UNLOAD], check=True, capture_output=True, text=True).stdout
+    by_itself, by_the_unload = map(int, found.split())
+    assert by_itself < 10 << 20 and by_the_unload > 40 << 20

@@ -171,5 +171,19 @@ def test_a_server_that_has_no_room_is_asked_again_and_other_errors_are_answers(t
     assert [row["response"]["status_code"] for row in rows] == [400]
 
 
+def test_a_model_that_cannot_be_loaded_is_tried_ever_more_seldom(tmp_path, monkeypatch):
+    pauses, failed = [], LineAnswer(503, "req-1", Raw(b'{"error":{"code":"loading_failed"}}'))
+
+    async def pause(seconds):
+        pauses.append(seconds)
+
+    async def ask(line):
+        return failed if len(pauses) < 8 else LineAnswer(200, "req-1", Raw(b"{}"))
+
+    monkeypatch.setattr(batch.asyncio, "sleep", pause)
+    answer(lines_of(line("a")), tmp_path / "out.jsonl", ask)
+    assert pauses == [1, 2, 4, 8, 16, 32, 60, 60]
+
+
 def test_the_key_of_a_line_that_cannot_be_read_is_its_number():
     assert BatchLine(7, "a").key == "a" and lines_of(line("a"), "bad")[1].key == 2

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -11,6 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 from slotcache.bench.random_models import SHAPES, generate
+from slotcache.models.errors import ModelError
 from slotcache.server.config.settings import Settings, SettingsError
 from slotcache.server.serve import make_server, run
 from slotcache.server.service.models import entries_of
@@ -71,6 +73,37 @@ def models_of(up):
     return up.host.models
 
 
+def num_threads():
+    return len(os.listdir("/proc/self/task"))
+
+
+CHAT = {"messages": [{"role": "user", "content": QUESTION}], "max_tokens": 2}
+
+
+@contextmanager
+def held_loads(up, error=None):
+    """Hold first loads until the event that it yields is set. error: which they fail with."""
+    models, go = models_of(up), threading.Event()
+    really = models.open
+    assert really
+
+    def hold(entry):
+        assert go.wait(DEADLINE)
+        if error:
+            raise error
+        return really(entry)
+
+    models.open = hold
+    try:
+        yield go
+    finally:
+        go.set()
+
+
+def streaming(up, path, body):
+    return up.http.stream("POST", path, json=body | {"model": "b", "stream": True})
+
+
 def is_mapped(file):
     return str(file) in Path("/proc/self/maps").read_text()
 
@@ -115,6 +148,23 @@ def test_a_model_that_cannot_be_loaded_fails_alone(files):
         until(lambda: status(up)["a"] == "loaded")  # it comes back by itself
         again = up.chat(QUESTION, model="a")
         assert text(again) == text(first) and cached(again)
+
+
+def test_a_model_that_can_neither_stay_nor_come_back_is_tried_once(files):
+    with sharing(files[:2]) as up, held_loads(up, ModelError("it is too large")) as go:
+        tries = []
+
+        def fail():
+            tries.append(1)
+            raise ModelError("no memory is left")
+
+        up.host.services[0].model.weights.on_load.append(fail)
+        go.set()
+        assert up.http.post("/completion", json={"model": "b", "prompt": "Hello"}).status_code == 503
+        until(lambda: models_of(up).entries["a"].value == "failed")
+        assert {up.http.get("/health").json()["models"]["a"] for _ in range(20)} == {"failed"} and len(tries) == 1
+        answer = up.http.post("/completion", json={"model": "a", "prompt": "Hello"})
+        assert answer.status_code == 503 and "no memory is left" in answer.text
 
 
 def test_what_runs_is_answered_before_a_model_leaves(files):
@@ -173,6 +223,17 @@ def test_a_request_that_a_turn_left_waiting_is_answered_in_the_next(files):
         assert waits.result(DEADLINE)["model"] == "a"
 
 
+@pytest.mark.skipif("libgomp" not in Path("/proc/self/maps").read_text(), reason="llama.cpp computes without OpenMP")
+def test_the_workers_of_a_model_end_when_it_leaves(files):
+    with sharing(files[:2], threads=24) as up:
+        up.chat(QUESTION, model="a")
+        with_a = num_threads()
+        up.chat(QUESTION, model="b")
+        until(lambda: num_threads() < with_a + 12)
+        assert models_of(up).unload(models_of(up).entries["b"]) is None
+        until(lambda: num_threads() < with_a - 12)
+
+
 def test_two_models_stay_where_two_places_are_given(files):
     with sharing(files[:3], models_loaded=2) as up:
         for name in "abab":
@@ -215,6 +276,24 @@ def test_a_scope_is_dropped_from_all_models_but_for_one_that_is_named(files):
         assert cached(up.chat(QUESTION, model="a")) == cached(up.chat(QUESTION, model="b")) == 0
 
 
+def test_a_session_ends_with_every_model_that_it_asked(files):
+    with sharing(files[:2]) as up:
+        for name in "ab":
+            up.chat(QUESTION, model=name, session_id="s")
+        assert up.http.delete("/v1/sessions/s?model=b").json()["tokens"] > 0
+        assert up.http.delete("/v1/sessions/s").json()["tokens"] > 0
+        assert up.http.delete("/v1/sessions/s").status_code == 404
+
+
+def test_conversations_of_all_models_share_their_bounds(files):
+    with sharing(files[:2], conversations=3) as up:
+        for number in range(3):
+            up.chat(QUESTION, model="a", conversation=f"c{number}")
+        up.chat(QUESTION, model="b", conversation="d")
+        found = [up.http.get(f"/v1/conversations/c{number}?model=a").status_code for number in range(3)]
+        assert found == [404, 200, 200] and up.http.get("/v1/conversations/d?model=b").status_code == 200
+
+
 def test_a_model_of_one_conversation_is_not_another_s(files):
     with sharing(files[:2]) as up:
         stored = up.http.post("/v1/responses", json={"model": "b", "input": "Hello", "max_output_tokens": 2}).json()
@@ -254,6 +333,18 @@ def test_an_embedder_beside_answers_by_its_name(files, tmp_path):
         assert models_of(up).num_swaps == 0
 
 
+def test_an_embedder_beside_leaves_when_it_is_told_to_and_comes_back_for_a_text(files, tmp_path):
+    bert(embedder := tmp_path / "e.gguf")
+    with sharing(files[:2], embedding_model=str(embedder)) as up:
+        first = up.http.post("/v1/embeddings", json={"input": "x", "model": "e"}).json()["data"]
+        assert up.http.get("/health").json()["beside"] == {"e": "loaded"} and is_mapped(embedder)
+        assert up.http.post("/models/unload", json={"model": "e"}).json() == {"success": True}
+        until(lambda: status(up) == {"a": "loaded", "b": "unloaded", "e": "unloaded"})
+        assert not is_mapped(embedder) and up.http.post("/models/unload", json={"model": "e"}).status_code == 400
+        assert up.http.post("/v1/embeddings", json={"input": "x", "model": "e"}).json()["data"] == first
+        assert up.http.get("/health").json()["beside"] == {"e": "loaded"}
+
+
 def test_a_batch_ends_whose_model_cannot_be_loaded(files):
     with sharing([files[0], files[3]]) as up:
         lines = [{"custom_id": name, "method": "POST", "url": "/v1/completions"} for name in ("a", "broken")]
@@ -266,24 +357,76 @@ def test_a_batch_ends_whose_model_cannot_be_loaded(files):
         assert up.http.get(f"/v1/batches/{id}").json()["request_counts"] == {"total": 2, "completed": 1, "failed": 1}
 
 
+STREAMS = {
+    "/completion": ({"prompt": "Hello", "n_predict": 2}, ":"),
+    "/v1/completions": ({"prompt": "Hello", "max_tokens": 2}, '"text":""'),
+    "/v1/chat/completions": (CHAT, '"delta":{}'),
+    "/v1/messages": (CHAT, '"type":"ping"'),
+    "/v1/responses": ({"input": "Hello", "max_output_tokens": 2}, '"type":"response.created"'),
+    "/api/chat": (CHAT, '"content":""'),
+    "/api/generate": ({"prompt": "Hello", "options": {"num_predict": 2}}, '"response":""'),
+}
+
+
+@pytest.mark.parametrize("path", STREAMS)
+def test_a_stream_begins_before_its_model_is_loaded(files, path):
+    body, sign = STREAMS[path]
+    with sharing(files[:2], sse_ping_interval=1) as up, held_loads(up) as go, streaming(up, path, body) as answer:
+        assert answer.status_code == 200
+        lines = filter(lambda line: line and not line.startswith("event"), answer.iter_lines())
+        early = [next(lines), next(lines)]
+        go.set()
+        rest = list(lines)
+    events = [json.loads(line.removeprefix("data: ")) for line in (*early, *rest) if "{" in line]
+    assert sign in early[0] and not any("error" in event and event["error"] for event in events)
+    assert len({event["id"] for event in events if "id" in event}) <= 1
+    if path == "/v1/responses":
+        assert len({event["response"]["id"] for event in events if "response" in event}) == 1
+        assert [event["sequence_number"] for event in events] == list(range(len(events)))
+        assert [event["type"] for event in events].count("response.created") == 1
+
+
+@pytest.mark.parametrize("path", STREAMS)
+def test_a_stream_whose_model_cannot_be_loaded_ends_with_an_error_of_its_api(files, path):
+    body, _ = STREAMS[path]
+    with sharing(files[:2]) as up, held_loads(up, ModelError("it is too large")) as go:
+        with streaming(up, path, body) as answer:
+            lines = filter(None, answer.iter_lines())
+            next(lines)
+            go.set()
+            rest = "".join(lines)
+        assert answer.status_code == 200 and "b could not be loaded: it is too large" in rest
+        assert up.chat(QUESTION, model="a")
+
+
+def test_what_a_stream_asks_wrongly_is_refused_before_its_model_is_loaded(files):
+    with sharing(files[:2]) as up, held_loads(up):
+        for wrong in ({"sse_ping_interval": 1e-9}, {"stop": ["x"] * 100}, {"model": "d"}):
+            answer = up.http.post("/v1/chat/completions", json=CHAT | {"model": "b", "stream": True} | wrong)
+            assert answer.status_code in (400, 404)
+
+
+def test_a_client_that_leaves_before_its_model_is_loaded_asks_nothing_of_it(files):
+    with sharing(files[:2]) as up:
+        with held_loads(up) as go:
+            with streaming(up, "/v1/chat/completions", CHAT) as answer:
+                lines = answer.iter_lines()  # the stream ends with it
+                next(lines)
+                until(lambda: models_of(up).entries["b"].num_arriving == 1)
+            until(lambda: models_of(up).entries["b"].num_arriving == 0)
+            go.set()
+            until(lambda: status(up)["b"] == "loaded")
+        assert not up.host.services[1].open
+
+
 def test_requests_for_a_first_load_are_bounded_and_end_with_the_server(files):
-    with sharing(files[:2], max_queue=1, parallel=1) as up, ThreadPoolExecutor(2) as pool:
-        models, began, may_end = models_of(up), threading.Event(), threading.Event()
-        really = models.open
-        assert really
-
-        def wait(entry, really=really):
-            began.set()
-            assert may_end.wait(DEADLINE)
-            return really(entry)
-
-        models.open = wait
+    with sharing(files[:2], max_queue=1, parallel=1) as up, held_loads(up) as go, ThreadPoolExecutor(2) as pool:
+        models = models_of(up)
         body = {"model": "b", "prompt": "Hello", "n_predict": 2}
         waiting = [pool.submit(up.http.post, "/completion", json=body) for _ in range(2)]
-        assert began.wait(DEADLINE)
         until(lambda: models.entries["b"].num_arriving == 2)
         assert up.http.post("/completion", json=body).status_code == 429
-        may_end.set()
+        go.set()
         assert [one.result(DEADLINE).status_code for one in waiting] == [200, 200]
         models.close()
         assert up.http.post("/completion", json=body | {"model": "b"}).status_code == 200  # it has its place
