@@ -519,6 +519,46 @@ def test_beside_clients_all_of_the_background_has_one_chunk_of_a_step():
     assert client.decoding and sum(job.computed for job in jobs) == 6 * chunk
 
 
+def test_no_prompt_of_a_client_shares_a_step_with_what_is_computed_ahead():
+    world = World(batch=512, budget=512, cells=3000)
+    ahead = world.submit(range(400), limit=1, background=True, priority=LEAST)
+    world.step()
+    client = world.submit(range(3000, 3700), limit=8)
+    while not client.decoding:
+        assert computed(plan := world.step(), client) and computed(plan, ahead) == 0
+    assert computed(plan := world.step(), client) == 1 and computed(plan, ahead) > 0
+
+
+@pytest.mark.parametrize(("cells", "slots", "wanted"), [(500, 4, -1), (3000, 1, -1), (3000, 2, 0)])
+def test_what_is_computed_ahead_gives_up_its_cells_and_its_slot(cells, slots, wanted):
+    world = World(batch=64, cells=cells, slots=slots)
+    ahead = world.submit(range(400), limit=1, background=True, priority=LEAST)
+    world.step()
+    client = world.submit(range(3000, 3200), slot=wanted)
+    world.step()
+    assert client.sequence is not None and (ahead.sequence is None) and client.reuse.num_preempted == 0
+    world.finish()
+    assert ahead.num_tokens == 401, "it goes on afterwards"
+
+
+@pytest.mark.parametrize("recompute_last", [1, 8])
+def test_a_request_whose_first_token_is_known_computes_nothing_of_its_prompt(recompute_last):
+    world, told = World(recompute_last=recompute_last, host=1000), []
+    world.run(range(100), limit=1)
+    world.scheduler.first_token = lambda job: 7
+    world.scheduler.on_first_token = lambda job, token: told.append((job, token))
+    job = world.submit(range(100), limit=3)
+    plan = world.step()
+    (span,) = plan.spans
+    assert told == [(job, 7)] and (span.start, *span.tokens) == (100, 7)
+    assert job.reuse.sources == {"own": 100} and world.scheduler.counters.begun_answers == 1
+    longer = world.submit(range(110), limit=3)
+    world.step()
+    assert longer.first_token is None, "its KV is not all there"
+    world.finish()
+    assert len(told) == 1
+
+
 def test_idle_kv_stays_where_there_is_no_host_tier():
     world = World()
     world.run(range(100))
