@@ -457,14 +457,16 @@ class Scheduler:
         job.due = self.counters.prompt_tokens + job.num_lacking
         self.slots.take(job, job.sequence.id)
         self.running.append(job)
-        if job.first_token is not None:
+        if job.first_token is not None and job.sequence.is_begun:
             job.append(job.first_token)
+        else:
+            job.first_token = None
 
     def _has_all(self, job: Job) -> bool:
-        """Return whether the device has the KV of a whole prompt, behind which no token was sampled yet."""
+        """Return whether device and host have the KV of a whole prompt, behind which no token was sampled yet."""
         if job.strategy is not self._plain or job.num_tokens > job.num_prompt or job.is_suspect:
             return False
-        return self.tree.match(job.request.scope, job.tokens[: job.num_prompt]).ready == job.num_prompt
+        return self.tree.reusable(job.request.scope, job.tokens[: job.num_prompt]) == job.num_prompt
 
     def _preempt(self) -> None:
         """Stop the youngest request of the lowest priority and put it first in the queue: its stream only pauses.

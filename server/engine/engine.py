@@ -258,6 +258,7 @@ class Generations:
         self, scheduler: Scheduler, outbox: Outbox, is_end: Callable[[int], bool], first_tokens: FirstTokens
     ) -> None:
         self._first_tokens = first_tokens
+        self._begun: dict[int, Sampler] = {}  # of requests that may start with their first token
         self.samplers: dict[int, Sampler] = {}
         self.is_closed = False
         self._why = ""  # it is closed
@@ -292,16 +293,18 @@ class Generations:
 
     def first_token(self, job: Job) -> int | None:
         """Return the first token of an answer whose prompt was computed ahead; its sampler goes on from there."""
-        id = job.request.id
-        if (first := self._first_tokens.take(self._open[id])) is None:
+        first = self._first_tokens.take(self._open[job.request.id])
+        if first is None:
             return None
-        self.samplers[id].close()
-        self.samplers[id], self._open[id].is_primed = first.sampler, True
+        self._begun[job.request.id] = first.sampler
         return first.token
 
     def begin(self, job: Job, token: int) -> None:
         """Begin an answer with this token, and tell its client at once."""
-        self.admit([job.request.id])
+        id = job.request.id
+        self.samplers[id].close()
+        self.samplers[id], self._open[id].is_primed = self._begun.pop(id), True
+        self.admit([id])
         self.push(job, token)
         self._outbox.send()
 
@@ -367,8 +370,9 @@ class Generations:
             return
         generation.done = True
         is_open = self._open.pop(generation.request.id, None) is not None
-        if sampler := self.samplers.pop(generation.request.id, None):
-            sampler.close()
+        for samplers in (self.samplers, self._begun):
+            if sampler := samplers.pop(generation.request.id, None):
+                sampler.close()
         if is_open:
             self._scheduler.finish(generation.job)
 

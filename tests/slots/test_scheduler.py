@@ -536,7 +536,8 @@ def test_what_is_computed_ahead_gives_up_its_cells_and_its_slot(cells, slots, wa
     world.step()
     client = world.submit(range(3000, 3200), slot=wanted)
     world.step()
-    assert client.sequence is not None and (ahead.sequence is None) and client.reuse.num_preempted == 0
+    assert client.sequence is not None and client.reuse.num_preempted == 0
+    assert ahead.reuse.num_preempted == 1 and (ahead.sequence is None or ahead.slot != client.slot)
     world.finish()
     assert ahead.num_tokens == 401, "it goes on afterwards"
 
