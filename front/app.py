@@ -235,7 +235,9 @@ def _reason(plan: OrderPlan, engine: EngineApi) -> str:
 
 
 class WarmUpProxy(ChatProxy):
-    """Answers `POST /v1/speculate` for an engine that knows no documents: what stands in front of them is computed meanwhile."""
+    """Answers `POST /v1/speculate` for an engine that knows no documents: it computes what stands in front of them meanwhile
+    (RAGCache++, section 3.6).
+    """
 
     async def exchange(self, scope: Scope, send: Send, sent: Sent, held: Held) -> None:
         state, engine = self._state, await self._state.finder.engine(scope["headers"])

@@ -20,6 +20,7 @@ HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding
 HEALTH = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}"
 LAST = b"0\r"  # the line in front of the end of a chunked answer
 STAMP = b"stamp:"
+TELLING = (b'"usage"', b'"timings"')  # fields that tell of tokens
 DIRECT, BARE, FRONT = "direct", "a proxy that copies bytes", "slotcache order"
 
 
@@ -41,7 +42,7 @@ def run(args: argparse.Namespace) -> Report:
         "documents": {"messages": [{"role": "user", "content": "?"}], "documents": documents, "stream": True},
     }
     found: dict[str, dict[str, list[float]]] = {}
-    with _program(_engine) as engine, _program(_copy, engine) as bare, _front(engine) as front:
+    with program(_engine) as engine, program(copy, engine) as bare, _front(engine) as front:
         arms = {DIRECT: engine, BARE: bare, FRONT: front}
         for number in range(args.rounds):
             for name, port in arms.items() if number % 2 == 0 else reversed(arms.items()):
@@ -94,7 +95,7 @@ def _front(engine: int) -> Iterator[int]:
 
 
 @contextmanager
-def _program(serve: Callable[..., Awaitable[None]], *arguments: int) -> Iterator[int]:
+def program(serve: Callable[..., Awaitable[None]], *arguments: int) -> Iterator[int]:
     """Run a server in a process of its own. Yield its port."""
     port = free_port()
     process = get_context("spawn").Process(target=_run, args=(serve, port, *arguments), daemon=True)
@@ -156,12 +157,14 @@ def _write(writer: asyncio.StreamWriter, data: bytes) -> None:
     writer.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
 
 
-async def _copy(port: int, engine: int) -> None:
-    """Copy the bytes of each connection to the engine and back."""
+async def copy(port: int, engine: int, is_mute: int = 0) -> None:
+    """Copy the bytes of each connection to the engine and back. is_mute: no answer tells its tokens."""
 
     async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             while data := await reader.read(1 << 16):
+                for name in TELLING if is_mute else ():
+                    data = data.replace(name, b'"' + b"_" * (len(name) - 2) + b'"')
                 writer.write(data)
         except ConnectionError:
             pass
