@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.request import urlopen
 
-from ..comparison import Outcome, compare, pace, problems, table
 from ..client import Client
+from ..comparison import Outcome, compare, pace, problems, table
 from ..report import Bar, BenchError, Report, Table, mean, median
 from ..server_api import ChatApi
 from ..servers import (
@@ -101,7 +101,7 @@ def _front(upstream: str, order: str) -> Server:
 
 
 def _metric(url: str, name: str) -> float:
-    with urlopen(f"{url}/metrics") as answer:  # noqa: S310: a server of the benchmark's own
+    with urlopen(f"{url}/metrics") as answer:
         found = re.search(rf"^{name} (\S+)$", answer.read().decode(), re.M)
     return float(found[1]) if found else 0.0
 
@@ -179,13 +179,13 @@ def run(args: argparse.Namespace) -> Report:
 
 
 def _gain(computed: Sequence[float]) -> float:
-    """Return what is saved in front of the mute engine, over what is in front of the other one. computed: of the three arms."""
+    """Return what is saved in front of the mute engine over what is in front of the other. computed: of the three arms."""
     direct, ordered, mute = computed
     return (direct - mute) / max(direct - ordered, 1)
 
 
 def _found_out(args: argparse.Namespace, engine: Callable[[int], list[str]]) -> int:
-    """Return how many questions it takes the front of a mute engine to notice that this one began anew with an empty cache."""
+    """Return how many questions it takes the front of a mute engine to notice that it began anew, with an empty cache."""
     port = free_port()
     with ExitStack() as stack:
         first = stack.enter_context(Server(engine(port), port))
