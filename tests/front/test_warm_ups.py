@@ -9,13 +9,16 @@ from slotcache.front import warm_ups
 from slotcache.models.demo import FILE
 
 from front.conftest import ordering
-from front.test_front import documents
 from front.test_learning import metric
 from front.upstreams import response, scripted
 
 SYSTEM = {"role": "system", "content": "Answer from the papers, briefly, and say where it stands in them. " * 12}
 ASKED = {"role": "user", "content": "What is it made of?"}
 ANSWER = response("200 OK", b'{"choices":[{"message":{"role":"assistant","content":"Stone"}}]}')
+
+
+def documents(*names):
+    return [{"id": name, "text": f"Paper {name} says much about {name}. " * 8} for name in names]
 
 
 def speculate(front, *messages, **fields):
