@@ -38,6 +38,9 @@ from .strategy import PlainKV
 # ---- One step while it is planned: spans under a budget of tokens and of cells. -----------------------------------------
 
 
+BESIDE = 3  # chunks of a step for what is computed ahead: with four, the gaps of streams beside it grow by a fifth
+
+
 class StepBuilder:
     """Requests and their spans, in the same order. It lives from one `plan()` to the next: `commit()` reads it.
 
@@ -138,12 +141,12 @@ class StepBuilder:
     def _background_size(self, cached: int) -> int:
         """Return the most tokens of a background request: more where they are done before a new request waits long.
 
-        Beside requests of clients all of them have one chunk together: it is part of every wait for a next token.
+        Beside requests of clients all of them have BESIDE chunks together: they are part of every wait for a next token.
         """
         costs = self._tree.costs
         if self._beside:
             ahead = (span for job, span in zip(self.jobs, self.spans, strict=True) if job.request.background)
-            return costs.chunk - sum(len(span.tokens) for span in ahead)
+            return BESIDE * costs.chunk - sum(len(span.tokens) for span in ahead)
         return max(costs.background_step, self._tree.profile.tokens_within(costs.background_ns / 1e9, cached))
 
     def _add(self, job: Job, size: int, draft: np.ndarray = NO_TOKENS) -> None:

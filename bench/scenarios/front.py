@@ -211,7 +211,7 @@ def _found_out(args: argparse.Namespace, engine: Callable[[int], list[str]]) -> 
 
 def _bars(before: Outcome, after: Outcome, k: int) -> list[Bar]:
     name = f"{after.arm.name}: "
-    reused = _documents(after, k) / _documents(before, k)
+    reused = _documents(after, k) / max(_documents(before, k), 0.01)
     p50 = after.ttft.p50 / before.ttft.p50
     return [
         Bar(3, f"{name}documents reused over those of {before.arm.name}", reused, 2.5, at_least=True, unit="x"),

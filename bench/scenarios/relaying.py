@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import socket
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing import get_context
 from pathlib import Path
-from time import perf_counter, perf_counter_ns
+from time import perf_counter, perf_counter_ns, sleep
 from typing import Any
 
 from ..journal import note
@@ -101,7 +102,7 @@ def program(serve: Callable[..., Awaitable[None]], *arguments: int) -> Iterator[
     process = get_context("spawn").Process(target=_run, args=(serve, port, *arguments), daemon=True)
     process.start()
     try:
-        asyncio.run(_until_up(port))
+        _wait_for(port)
         yield port
     finally:
         process.terminate()
@@ -115,14 +116,12 @@ def _run(serve: Callable[..., Awaitable[None]], *arguments: int) -> None:
     asyncio.run(main())
 
 
-async def _until_up(port: int) -> None:
+def _wait_for(port: int) -> None:
     for _ in range(200):
         try:
-            _, writer = await asyncio.open_connection(HOST, port)
+            return socket.create_connection((HOST, port)).close()
         except OSError:
-            await asyncio.sleep(0.05)
-        else:
-            return writer.close()
+            sleep(0.05)
     raise OSError(f"nothing listens on port {port}")
 
 

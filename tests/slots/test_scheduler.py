@@ -6,7 +6,7 @@ from slotcache.slots.plan import Clear, Plan, Restore, Save
 from slotcache.slots.prefix_tree import OutOfSequences, PrefixTree
 from slotcache.slots.radix import descendants
 from slotcache.slots.request import BATCH, LEAST, Request
-from slotcache.slots.scheduler import check, check_tree
+from slotcache.slots.scheduler import BESIDE, check, check_tree
 from slotcache.slots.scope import Scope
 from support.fixed_prompt import Fixed
 from support.scopes import COMMON
@@ -507,16 +507,18 @@ def test_what_is_computed_ahead_takes_no_cells_from_a_batch():
     assert world.scheduler.counters.preemptions == 0
 
 
-def test_beside_clients_all_of_the_background_has_one_chunk_of_a_step():
+def test_beside_clients_all_of_the_background_has_a_few_chunks_of_a_step():
     world = World(batch=512, budget=512, cells=3000)
     client = world.submit(range(3000, 3100), limit=8)
     world.step()
-    chunk = world.scheduler.tree.costs.chunk
+    chunks = BESIDE * world.scheduler.tree.costs.chunk
     jobs = [world.submit(range(start, start + 400), limit=1, background=True, priority=LEAST) for start in (0, 500)]
+    shares: list[int] = []
     for _ in range(6):
         plan = world.step()
-        assert computed(plan, client) == 1 and sum(computed(plan, job) for job in jobs) == chunk
-    assert client.decoding and sum(job.computed for job in jobs) == 6 * chunk
+        assert computed(plan, client) == 1
+        shares.append(sum(computed(plan, job) for job in jobs))
+    assert client.decoding and shares[:2] == [chunks, chunks] and max(shares) == chunks
 
 
 def test_no_prompt_of_a_client_shares_a_step_with_what_is_computed_ahead():

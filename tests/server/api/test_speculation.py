@@ -308,15 +308,24 @@ def test_what_could_not_be_a_chat_cannot_be_speculated_on(server, body, param):
 
 
 def test_a_staged_search_drives_it_with_a_few_lines(server):
+    answers = []
+
     async def search():
-        for stage in (DOCUMENTS[4:6], DOCUMENTS[2:5], DOCUMENTS[2:5]):
-            await asyncio.sleep(0.01)
+        for number, stage in enumerate((DOCUMENTS[4:6], DOCUMENTS[2:5], DOCUMENTS[2:5]), 1):
+            while len(answers) < number:
+                await asyncio.sleep(0.01)
             yield stage
+        while len(answers) < 3:
+            await asyncio.sleep(0.01)
 
     async def turn():
         async with httpx.AsyncClient(base_url=server.url, timeout=DEADLINE) as client:
             body = {"messages": MESSAGES, "cache_scope": "search"}
-            return await read_along(lambda path, body: client.post(path, json=body), body, search())
+
+            async def post(path, body):
+                answers.append((await client.post(path, json=body)).json())
+
+            return await read_along(post, body, search())
 
     documents = asyncio.run(turn())
     assert documents == DOCUMENTS[2:5]
