@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,21 +15,23 @@ from time import perf_counter
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from ..models.heap import return_large_blocks
 from ..server.http.api_errors import RequestError, handlers
 from ..server.http.bodies import Held
 from ..server.http.log import HEADER, RequestLog
 from ..server.http.security import guards, is_open
-from .chat_documents import read_chat
-from .engines import EngineApi, FirstToken, Listener
-from .orders import OrderPlan, check, write
+from .chat_documents import opening, read_chat
+from .engines import EngineApi, FirstChunk, Listener, decode
+from .orders import OrderPlan, PromptPart, check, write
 from .relay import Bystander, Relay
 from .state import FrontState
 from .upstream import SOON, Headers, Sent, credentials_of
+
+logger = logging.getLogger("slotcache")
 
 # ---- A request that is relayed as it is, and the ground that it shares with chats. --------------------------------------
 
@@ -166,7 +169,7 @@ class ChatProxy(Proxy):
         if ask.plan is None:  # it is computed beside those that are judged by their wait
             try:
                 sent.held = held
-                await self.relay(sent, Relay(state, send, scope["path"], FirstToken(prefill)))
+                await self.relay(sent, Relay(state, send, scope["path"], FirstChunk(prefill)))
             finally:
                 prefill.end()
             return
@@ -231,12 +234,71 @@ def _reason(plan: OrderPlan, engine: EngineApi) -> str:
     return f"{why}; order={ranks}; repeated={len(placed.repeated)}; expected={expected}/{number}"
 
 
+class WarmUpProxy(ChatProxy):
+    """Answers `POST /v1/speculate` for an engine that knows no documents: it computes what stands in front of them meanwhile
+    (RAGCache++, section 3.6).
+    """
+
+    async def exchange(self, scope: Scope, send: Send, sent: Sent, held: Held) -> None:
+        state, engine = self._state, await self._state.finder.engine(scope["headers"])
+        if engine.knows_documents:
+            await Proxy.exchange(self, scope, send, sent, held)
+            return
+        held.hold(COPIES * len(sent.body))
+        name, parts, body, session = await state.threads.run(len(sent.body), self._open, sent.body)
+        # Prompts that wait come first: the engine has no time for others.
+        starts = bool(parts) and not state.prefills.num_waiting and state.warm_ups.has_room(len(body))
+        if starts:
+            headers = self._headers(sent.headers, session)
+            state.warm_ups.start(self._warm(Sent("POST", "/v1/chat/completions", headers, body), parts))
+        told = {"object": "speculation", "id": name, "state": "started" if starts else "skipped"}
+        await JSONResponse(told)(scope, _nothing, send)
+
+    def _open(self, body: bytes) -> tuple[str, Sequence[PromptPart], bytes, str]:
+        """Return a turn's name, what to compute, the request for it, and the affinity header's value. Raises RequestError.
+
+        What to compute: the parts in front of its documents; none if the upstream should have them.
+        """
+        state, told = self._state, decode(body)
+        name = told.get("id", "default") if isinstance(told, Mapping) else ""
+        if not isinstance(name, str):
+            raise RequestError("id: expected a string", param="id")
+        body = opening(body)
+        chat = read_chat(body, state.settings.tool_documents)
+        parts: Sequence[PromptPart] = [PromptPart.of(chat.before_last)] if chat.before_last.chars else []
+        if chat.turns:
+            check(chat)
+            plan = state.orders.plan(chat)
+            body, parts = write(chat, plan, wants_usage=False), [*plan.parts, *parts]
+        return name, [] if state.orders.has(parts) else parts, body, _safe(chat.options.conversation_id)
+
+    async def _warm(self, sent: Sent, parts: Sequence[PromptPart]) -> None:
+        """Have the upstream compute the parts of a prompt. Its failure costs the head start only."""
+        state, prefill = self._state, self._state.prefills.begin()
+        try:
+            async with state.upstream.ask(sent) as response:
+                async for _ in state.upstream.pieces(response):
+                    pass
+                if response.status == 200:
+                    state.orders.add(parts)
+                    state.metrics.warmed.inc()
+        except RequestError as error:
+            logger.debug("nothing was computed ahead: %s", error.message)
+        finally:
+            prefill.end()
+
+
+async def _nothing() -> Message:
+    return {"type": "http.disconnect"}
+
+
 def make_app(state: FrontState) -> Starlette:
     """Return the ASGI application over its state. Raises SettingsError."""
-    chats, others = ChatProxy(state), Proxy(state)
+    chats, warm_ups, others = ChatProxy(state), WarmUpProxy(state), Proxy(state)
     routes = [
         Route("/v1/chat/completions", chats, methods=["POST"]),
         Route("/chat/completions", chats, methods=["POST"]),
+        Route("/v1/speculate", warm_ups, methods=["POST"]),
         Route("/metrics", metrics),
         Route("/{path:path}", others),
     ]
@@ -256,6 +318,7 @@ async def _while_up(state: FrontState, app: Starlette) -> AsyncIterator[None]:
     async with state.upstream:
         yield
         state.counting.stop()
+        state.warm_ups.stop()
     state.threads.close()
 
 

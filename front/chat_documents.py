@@ -22,6 +22,8 @@ NO_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """What msgspec raises for bytes that are no JSON, no UTF-8, or too deep."""
 IN_FRONT = ("tools", "functions", "chat_template", "chat_template_kwargs", "system", "instructions")
 """Fields that stand in front of the messages in a prompt."""
+NO_OPENING = ("id", "documents", "n", "n_predict", "stream_options", "response_format", "logprobs", "top_logprobs")
+"""Fields of a chat that say nothing to a request of one token for what stands in front of its documents."""
 APART = ("model", "cache_salt", "extra_key", "cache_scope", "lora")
 """Fields that part the upstream's cache."""
 
@@ -79,7 +81,7 @@ class DocumentChat:
     """A decoded request. fields, messages: with their values as they were sent.
 
     names: 32 hexadecimal digits for each message with all that stand before it, without their documents. chars: of the text
-    after the last document. stream_options: decoded.
+    after the last document. before_last: the text in front of the last message. stream_options: decoded.
     """
 
     fields: Fields
@@ -88,6 +90,7 @@ class DocumentChat:
     turns: tuple[DocumentTurn, ...]
     names: tuple[str, ...]
     chars: int
+    before_last: PlainText
     stream_options: object = None
 
     @property
@@ -139,8 +142,25 @@ def read_chat(body: bytes, tool_documents: str) -> DocumentChat:
         turns=tuple(cutter.turns),
         names=tuple(cutter.names),
         chars=cutter.chars,
+        before_last=cutter.before,
         stream_options=stream_options,
     )
+
+
+def opening(body: bytes) -> bytes:
+    """Return a chat without the documents of its last message, which asks for one token. Raises RequestError."""
+    check_elements(body)
+    try:
+        fields = msgspec.json.decode(body, type=Fields)
+        messages = messages_of(fields)
+    except NO_JSON as error:
+        raise RequestError(f"the body is not a chat: {error}") from None
+    if messages:
+        messages[-1].pop("documents", None)
+    limit = "max_completion_tokens" if "max_completion_tokens" in fields else "max_tokens"
+    left = {name: value for name, value in fields.items() if name not in NO_OPENING}
+    left |= {"messages": Raw(msgspec.json.encode(messages)), limit: Raw(b"1"), "stream": Raw(b"false")}
+    return msgspec.json.encode(left)
 
 
 def messages_of(fields: Fields) -> list[Fields]:
@@ -172,13 +192,14 @@ def _conversation(named: object) -> str | None:
 
 
 class Cutter:
-    """Cuts messages at their documents. turns, names, chars: as in `DocumentChat`."""
+    """Cuts messages at their documents. turns, names, chars: as in `DocumentChat`. before: the text before the last one."""
 
     def __init__(self, fields: Fields) -> None:
         self.turns: list[DocumentTurn] = []
         self.names: list[str] = []
         self.chars = sum(len(bytes(fields.get(name, b""))) for name in IN_FRONT)
         self._text = _digest()  # of the messages since the last document
+        self.before = PlainText("", 0)
         for name in (*APART, *IN_FRONT):
             self._text.update(_framed(bytes(fields.get(name, b"null"))))
         self._whole = self._text.copy()  # of all messages, with their documents
@@ -188,7 +209,7 @@ class Cutter:
         """Take the next message: as it was sent, decoded, its index, and its documents."""
         is_result = bool(documents) and read["role"] in TOOLS and read.get("documents") is None
         result = beside_documents(read) if is_result else None
-        before = PlainText(self._text.hexdigest(), self.chars)
+        before = self.before = PlainText(self._text.hexdigest(), self.chars)
         if documents:
             self._text, self.chars = _digest(), 0
         hidden = ("documents", "content") if is_result else ("documents",)

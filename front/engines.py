@@ -63,7 +63,7 @@ class EngineFeedback:
         )
 
 
-class FirstToken:
+class FirstChunk:
     """Tells a prompt of the first token of its answer, and reads nothing else. prefill: the prompt's."""
 
     def __init__(self, prefill: Prefill | None) -> None:
@@ -79,7 +79,7 @@ class FirstToken:
         pass
 
 
-class Listener(FirstToken):
+class Listener(FirstChunk):
     """Reads the figures of an answer, too. hides_usage: the client did not ask for the chunk with the usage.
 
     feedback: None if nothing could be read.

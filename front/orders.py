@@ -49,6 +49,7 @@ class FrontMetrics:
         self.untold = Counter(f"{prefix}_untold", "Answers that tell no cached tokens", registry=registry)
         of_stale = "Prompts that took the time of cold ones, though the upstream should have had them"
         self.stale = Counter(f"{prefix}_stale", of_stale, registry=registry)
+        self.warmed = Counter(f"{prefix}_warmed", "Prompts computed during a search up to its documents", registry=registry)
         self.ordering = Histogram(f"{prefix}_seconds", "From a body to the order", buckets=SECONDS, registry=registry)
         self.waiting = Histogram(f"{prefix}_wait_seconds", "Until the upstream's head", buckets=LONG, registry=registry)
         Gauge(f"{prefix}_nodes", "Documents and texts that the upstream should have", registry=registry).set_function(size)
@@ -218,6 +219,16 @@ class Orders:
                 parts += [*before, *shown]
             self._tree.insert((part.key, self._lengths.tokens(part)) for part in parts)
         return OrderPlan(tuple(placed), tuple(parts), known, chat.chars)
+
+    def has(self, parts: Sequence[PromptPart]) -> bool:
+        """Return whether the upstream should have all parts of a prompt."""
+        with self._lock:
+            return self._walk(self._tree.start(), parts)[0] is not None
+
+    def add(self, parts: Sequence[PromptPart]) -> None:
+        """Note that the upstream has the parts of a prompt."""
+        with self._lock:
+            self._tree.insert((part.key, self._lengths.tokens(part)) for part in parts)
 
     def take_back(self, plan: OrderPlan) -> None:
         """Forget a prompt that the upstream did not take, but for the parts that it should have had before."""

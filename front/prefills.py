@@ -11,6 +11,7 @@ SAMPLES = 15  # the newest waits of a model that its speed is the median of
 LEAST = 3  # waits that have to be known before one is judged
 MOST_MODELS = 16  # whose speeds are kept
 SHARE = 1 / 3  # of a prompt: with less of it expected, its wait is a cold one's; with more, it is judged
+MOST_SLOWER = 1.2  # times as long as a cold prompt that one may take
 
 
 class Prefills:
@@ -64,7 +65,8 @@ class PrefillSpeeds:
         """Return about how many of a prompt's tokens were cached; None where that is not to be told, or as many as expected.
 
         expected: of the tokens, to be cached. seconds: until the first token. Long prompts that should be cached and take
-        the time of cold ones are stale (CacheWeaver, 3.4): here those nearer to a cold prompt than to what was expected.
+        the time of cold ones are stale (CacheWeaver, 3.4): here those nearer to a cold prompt than to what was expected. One
+        that takes clearly longer than a cold one shows that those were not cold: to a new front, a warm engine's seem so.
         """
         waits = self._waits.setdefault(model, deque(maxlen=SAMPLES))
         self._waits.move_to_end(model)
@@ -77,4 +79,7 @@ class PrefillSpeeds:
         if len(waits) < LEAST:
             return None
         took = seconds / max(median(waits), 1e-9)
+        if took > MOST_SLOWER * tokens:
+            waits.append(seconds / computed)
+            return None
         return max(round(tokens - took), 0) if took > computed + expected / 2 else None

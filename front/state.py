@@ -16,6 +16,7 @@ from .orders import FrontMetrics, Learning, Orders
 from .prefills import Prefills
 from .settings import FrontSettings
 from .upstream import Upstream
+from .warm_ups import WarmUps
 
 MOST_PROBES = 16  # questions for the upstream's health, which anybody may ask
 
@@ -75,6 +76,7 @@ class FrontState:
     room: Room
     threads: PromptThreads
     prefills: Prefills = field(default_factory=Prefills)
+    warm_ups: WarmUps = field(default_factory=WarmUps)
 
     @classmethod
     def of(cls, settings: FrontSettings, hosting: Settings) -> FrontState:

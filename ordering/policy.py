@@ -6,6 +6,7 @@ change the index.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import secrets
 from collections import Counter
@@ -303,19 +304,29 @@ async def read_along(post: Post, chat: Mapping[str, object], stages: AsyncIterab
     """Have the server prefill during a search. Return the documents of the last stage, to be sent with the chat.
 
     chat: the body of the later chat completion, without documents. stages: after each stage the best documents so far, in
-    rank; the last stage is the result. A stage that changes nothing is not sent. An error of `post` is ignored: it costs
-    only the head start.
+    rank; the last stage is the result. A stage that changes nothing is not sent. The search does not wait for the server,
+    and what is not sent when it ends is not sent any more. An error of `post` is ignored: it costs only the head start.
     """
     turn: dict[str, object] = {**chat, "id": secrets.token_hex(8), "stream": False}
-    await _speculate(post, turn)
+    newest: dict[str, object] | None = turn
     documents: list[D] = []
-    async for found in stages:
-        if found != documents:
-            documents = found
-            await _speculate(post, turn | {"documents": documents})
+
+    async def send() -> None:
+        nonlocal newest
+        while (body := newest) is not None:
+            newest = None
+            with contextlib.suppress(Exception):
+                await post("/v1/speculate", body)
+
+    sending = asyncio.create_task(send())
+    await asyncio.sleep(0)  # the turn is opened first
+    try:
+        async for found in stages:
+            if found != documents:
+                documents, newest = found, turn | {"documents": found}
+                if sending.done():
+                    sending = asyncio.create_task(send())
+    finally:
+        sending.cancel()
+        await asyncio.wait([sending])
     return documents
-
-
-async def _speculate(post: Post, body: dict[str, object]) -> None:
-    with contextlib.suppress(Exception):
-        await post("/v1/speculate", body)

@@ -213,6 +213,11 @@ class Request:
         return self.priority == BATCH
 
     @property
+    def gives_way(self) -> bool:
+        """Whether no client waits for it."""
+        return self.is_batch or self.background
+
+    @property
     def keeps(self) -> bool:
         """Whether anything of it stays in the cache."""
         return self.cache or self.snapshot_scope is not None
@@ -361,6 +366,7 @@ class Job:
     resumes_at: int = 0  # where its prefill pauses for the first of these; 0: nowhere
     num_expected: int | None = None  # tokens that device and host had of it when lower tiers were asked; None: they were not
     num_failures: int = 0  # steps that failed while it ran, before its first token
+    first_token: int | None = None  # known before it starts, since its prompt was computed ahead; None: it is sampled
 
     def lay_out(self, layout: Layout) -> None:
         """Take the prompt of its next stage, with room for all tokens to generate."""
@@ -374,7 +380,15 @@ class Job:
         stops = [*self.layout.stops, self.num_tokens]
         places, sections = self.layout.places, self.layout.sections(self.num_tokens)
         request, tokens = self.request, self.tokens[: self.num_tokens]
-        return tree.claim(request.scope, tokens, stops, places, is_prefetch=request.is_prefetch, sections=sections)
+        return tree.claim(
+            request.scope,
+            tokens,
+            stops,
+            places,
+            is_prefetch=request.is_prefetch,
+            sections=sections,
+            is_begun=self.first_token is not None,
+        )
 
     def ids(self, start: int, stop: int) -> np.ndarray:
         """Return tokens as the model knows them."""

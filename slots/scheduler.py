@@ -38,6 +38,9 @@ from .strategy import PlainKV
 # ---- One step while it is planned: spans under a budget of tokens and of cells. -----------------------------------------
 
 
+BESIDE = 3  # chunks of a step for what is computed ahead: with four, the gaps of streams beside it grow by a fifth
+
+
 class StepBuilder:
     """Requests and their spans, in the same order. It lives from one `plan()` to the next: `commit()` reads it.
 
@@ -83,6 +86,8 @@ class StepBuilder:
         Tokens that a grammar forced on an answer go before all prompts: a stream waits for them.
         """
         for job in sorted(jobs, key=lambda job: (not job.answering, -job.request.priority, job.due)):
+            if job.request.background and self._leaders and not self._leaders[0].request.background:
+                return  # no prompt that a client waits for takes longer for one of them
             job.strategy.catch_up(job, self._num_cells)
             if self._follows_a_leader(job):
                 continue
@@ -136,12 +141,12 @@ class StepBuilder:
     def _background_size(self, cached: int) -> int:
         """Return the most tokens of a background request: more where they are done before a new request waits long.
 
-        Beside requests of clients all of them have one chunk together: it is part of every wait for a next token.
+        Beside requests of clients all of them have BESIDE chunks together: they are part of every wait for a next token.
         """
         costs = self._tree.costs
         if self._beside:
             ahead = (span for job, span in zip(self.jobs, self.spans, strict=True) if job.request.background)
-            return costs.chunk - sum(len(span.tokens) for span in ahead)
+            return BESIDE * costs.chunk - sum(len(span.tokens) for span in ahead)
         return max(costs.background_step, self._tree.profile.tokens_within(costs.background_ns / 1e9, cached))
 
     def _add(self, job: Job, size: int, draft: np.ndarray = NO_TOKENS) -> None:
@@ -205,6 +210,8 @@ class Scheduler:
         self.running: list[Job] = []  # in order of admission
         self.admits = True  # whether waiting requests may start
         self.fetches_late: Callable[[Job], bool] = lambda job: False  # whether the next request has to wait for a lower tier
+        self.first_token: Callable[[Job], int | None] = lambda job: None  # of an answer whose prompt was computed ahead
+        self.on_first_token: Callable[[Job, int], None] = lambda job, token: None  # told of a request that starts with it
         self.cells = Cells(tree, self.index, self.running, idle_cells)
         self.pins, self.counters = Pins(self.index), Counters(tree)
         self._most_told = max_rows - num_slots  # beside a row for each slot
@@ -249,6 +256,10 @@ class Scheduler:
         self.drafts.settle(self.step.checked, self.tree.device)
         self.pins.expire()
         started = self._admit()
+        for job in started:
+            if job.first_token is not None:
+                self.counters.count_begun()
+                self.on_first_token(job, job.first_token)
         step = self.step = self._next_step()
         operations, afterwards = self.cells.take_operations(step.num_tokens, step.jobs)
         return Plan(
@@ -406,11 +417,11 @@ class Scheduler:
         return started
 
     def _has_slot(self) -> bool:
-        """Return whether a slot is idle. A request of a batch gives up its own for another one that waits for it."""
+        """Return whether a slot is idle. One that gives way gives up its own for another request that waits for it."""
         if not self.admits:
             return False
-        for job in self.waiting if any(one.request.is_batch for one in self.running) else ():
-            if not (job.request.is_batch or job.request.background) and (job.fetch is None or job.fetch.is_over):
+        for job in self.waiting if any(one.request.gives_way for one in self.running) else ():
+            if not job.request.gives_way and (job.fetch is None or job.fetch.is_over):
                 if self.slots.any_idle and self.slots.may_take(job):
                     break
                 if self._give_way(job, slot=job.request.wanted_slot):
@@ -418,11 +429,14 @@ class Scheduler:
         return self.slots.any_idle
 
     def _give_way(self, job: Job, slot: int) -> bool:
-        """Pause a request of a batch, the youngest, for another one. slot: of that one; -1: any. False: there is none."""
-        batch = [one for one in self.running if one.request.is_batch and slot in (-1, one.slot)]
-        if job.request.is_batch or job.request.background or not batch:
+        """Pause a request that gives way, the youngest of the lowest priority, for one that does not.
+
+        slot: of that request; -1: any. False: there is none.
+        """
+        found = [one for one in self.running if one.request.gives_way and slot in (-1, one.slot)]
+        if job.request.gives_way or not found:
             return False
-        self._pause(batch[-1], blocks=False)
+        self._pause(min(reversed(found), key=lambda one: one.request.priority), blocks=False)
         return True
 
     def _may_start(self, job: Job) -> bool:
@@ -439,12 +453,23 @@ class Scheduler:
 
     def _start(self, job: Job) -> None:
         """Run a request that has left the queue: give it what is known of its prompt, and a slot."""
+        job.first_token = self.first_token(job) if self._has_all(job) else None
         job.strategy.begin(job, self.waiting)
         job.fetch = None
         assert job.sequence is not None
         job.due = self.counters.prompt_tokens + job.num_lacking
         self.slots.take(job, job.sequence.id)
         self.running.append(job)
+        if job.first_token is not None and job.sequence.is_begun:
+            job.append(job.first_token)
+        else:
+            job.first_token = None
+
+    def _has_all(self, job: Job) -> bool:
+        """Return whether device and host have the KV of a whole prompt, behind which no token was sampled yet."""
+        if job.strategy is not self._plain or job.num_tokens > job.num_prompt or job.is_suspect:
+            return False
+        return self.tree.reusable(job.request.scope, job.tokens[: job.num_prompt]) == job.num_prompt
 
     def _preempt(self) -> None:
         """Stop the youngest request of the lowest priority and put it first in the queue: its stream only pauses.

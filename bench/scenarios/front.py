@@ -1,16 +1,20 @@
-"""`slotcache order` in front of one llama-server, and of two behind nginx: documents reused, time to the first token."""
+"""`slotcache order` in front of one llama-server, also one that tells nothing, and of two behind nginx."""
 
 from __future__ import annotations
 
 import argparse
+import asyncio
+import re
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from urllib.request import urlopen
 
+from ..client import Client
 from ..comparison import Outcome, compare, pace, problems, table
-from ..report import Bar, BenchError, Report, mean
+from ..report import Bar, BenchError, Report, Table, mean, median
 from ..server_api import ChatApi
 from ..servers import (
     HOST,
@@ -24,10 +28,14 @@ from ..servers import (
     llama_server,
     llama_server_command,
     own_command,
+    sampling,
 )
-from ..trace import burst
+from ..trace import Query, burst, prose, question
+from .relaying import copy, program
 
 DIRECT, ORDERED = "llama-server", "slotcache order, llama-server"
+MUTE = "slotcache order, llama-server that tells no tokens"
+MOST_ASKED = 10  # questions after the engine has lost its cache
 TWO_AS_FOUND, TWO = "retrieval order, nginx, two llama-servers", "slotcache order, nginx, two llama-servers"
 NGINX = """daemon off;
 pid {folder}/{port}.pid;
@@ -56,13 +64,16 @@ http {{
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fronted(Arm):
-    """Engines with programs in front of them. engines: their number; order: the front's `--document-order`; nginx: its path,
-    for more than one engine.
+    """Engines with programs in front of them. engines: their number; order: the front's `--document-order`, empty without a
+    front; nginx: its path, for more than one engine; is_mute: the front hears of no tokens. computed: the prompt tokens that
+    the engines computed, in each round.
     """
 
     engines: int = 1
     order: str = "auto"
     nginx: str = ""
+    is_mute: bool = False
+    computed: list[float] = field(default_factory=list[float])
 
     @contextmanager
     def up(self) -> Iterator[str]:
@@ -75,9 +86,24 @@ class Fronted(Arm):
             if self.nginx:
                 folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="slotcache-nginx-")))
                 url = stack.enter_context(_proxy(self.nginx, ports, folder)).url
-            port = free_port()
-            command = [*own_command(), "order", "--upstream", url, "--host", HOST, "--port", str(port)]
-            yield stack.enter_context(Server([*command, "--document-order", self.order], port)).url
+            if self.is_mute:
+                url = f"http://{HOST}:{stack.enter_context(program(copy, ports[0], 1))}"
+            if self.order:
+                url = stack.enter_context(_front(url, self.order)).url
+            yield url
+            self.computed.append(sum(_metric(server.url, "llamacpp:prompt_tokens_total") for server in servers))
+
+
+def _front(upstream: str, order: str) -> Server:
+    port = free_port()
+    command = [*own_command(), "order", "--upstream", upstream, "--host", HOST, "--port", str(port)]
+    return Server([*command, "--document-order", order], port)
+
+
+def _metric(url: str, name: str) -> float:
+    with urlopen(f"{url}/metrics") as answer:
+        found = re.search(rf"^{name} (\S+)$", answer.read().decode(), re.M)
+    return float(found[1]) if found else 0.0
 
 
 def _proxy(nginx: str, ports: Sequence[int], folder: Path) -> Server:
@@ -117,25 +143,75 @@ def run(args: argparse.Namespace) -> Report:
     )
 
     def engine(port: int) -> list[str]:
-        return llama_server_command(binary, options, port)
+        return [*llama_server_command(binary, options, port), "--metrics"]
 
     plain, fields = ChatApi(), ChatApi(documents_field=True)
-    pairs = [[Arm(DIRECT, plain, engine), Fronted(ORDERED, fields, engine)]]
+    one = [
+        Fronted(DIRECT, plain, engine, order=""),
+        Fronted(ORDERED, fields, engine),
+        Fronted(MUTE, fields, engine, is_mute=True),
+    ]
+    outcomes = compare(one, queries, args)
+    bars = _bars(outcomes[0], outcomes[1], args.k)
     if args.nginx:
-        two = [(TWO_AS_FOUND, "retrieval"), (TWO, "auto")]
-        pairs.append([Fronted(name, fields, engine, engines=2, order=order, nginx=args.nginx) for name, order in two])
-    outcomes = [outcome for pair in pairs for outcome in compare(pair, queries, args)]
+        names = [(TWO_AS_FOUND, "retrieval"), (TWO, "auto")]
+        two = [Fronted(name, fields, engine, engines=2, order=order, nginx=args.nginx) for name, order in names]
+        outcomes += (found := compare(two, queries, args))
+        bars += _bars(*found, args.k)
     title = (
         f"front: {args.queries} queries, {args.burst} in a row on one of {args.regions} regions, {pace(args)}, k = {args.k}"
     )
-    bars = [bar for before, after in zip(outcomes[::2], outcomes[1::2], strict=True) for bar in _bars(before, after, args.k)]
-    data = {"arms": [outcome.data() for outcome in outcomes]}
-    return Report("front", [table(title, outcomes)], bars=bars, notes=problems(outcomes), data=data)
+    number = _found_out(args, engine)
+    computed = [median(arm.computed) for arm in one]
+    bars += [
+        Bar(
+            6, "gain in computed tokens where the engine tells none, over where it does", _gain(computed), 0.9, at_least=True
+        ),
+        Bar(6, "questions until a lost cache is found out, where the engine tells nothing", number, 3),
+    ]
+    rows = [(arm.name, round(tokens)) for arm, tokens in zip(one, computed, strict=True)]
+    tables = [
+        table(title, outcomes),
+        Table("prompt tokens that the engine computed, as it counts them", ("arm", "tokens"), rows),
+    ]
+    data = {"arms": [outcome.data() for outcome in outcomes], "computed": computed, "asked": number}
+    return Report("front", tables, bars=bars, notes=problems(outcomes), data=data)
+
+
+def _gain(computed: Sequence[float]) -> float:
+    """Return what is saved in front of the mute engine over what is in front of the other. computed: of the three arms."""
+    direct, ordered, mute = computed
+    return (direct - mute) / max(direct - ordered, 1)
+
+
+def _found_out(args: argparse.Namespace, engine: Callable[[int], list[str]]) -> int:
+    """Return how many questions it takes the front of a mute engine to notice that it began anew, with an empty cache."""
+    port = free_port()
+    with ExitStack() as stack:
+        first = stack.enter_context(Server(engine(port), port))
+        front = stack.enter_context(_front(f"http://{HOST}:{stack.enter_context(program(copy, port, 1))}", "auto"))
+
+        async def ask(names: Sequence[str]) -> None:
+            async with Client(front.url, ChatApi(documents_field=True), sampling(args)) as client:
+                for name in names:
+                    documents = tuple((f"{name[0]}{at}", prose(f"{name[0]} {at}", 160)) for at in range(args.k))
+                    if error := (await client.ask(Query(name, 1, question(name), documents))).error:
+                        raise BenchError(error)
+
+        asyncio.run(ask([f"{letter} cold" for letter in "abcde"]))
+        asyncio.run(ask([f"e {number}" for number in range(3)]))
+        first.stop()
+        stack.enter_context(Server(engine(port), port))
+        for number in range(MOST_ASKED):
+            asyncio.run(ask([f"e again {number}"]))
+            if _metric(front.url, "slotcache_order_stale_total"):
+                return number + 1
+    return MOST_ASKED + 1
 
 
 def _bars(before: Outcome, after: Outcome, k: int) -> list[Bar]:
     name = f"{after.arm.name}: "
-    reused = _documents(after, k) / _documents(before, k)
+    reused = _documents(after, k) / max(_documents(before, k), 0.01)
     p50 = after.ttft.p50 / before.ttft.p50
     return [
         Bar(3, f"{name}documents reused over those of {before.arm.name}", reused, 2.5, at_least=True, unit="x"),

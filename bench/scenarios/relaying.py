@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import socket
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing import get_context
 from pathlib import Path
-from time import perf_counter, perf_counter_ns
+from time import perf_counter, perf_counter_ns, sleep
 from typing import Any
 
 from ..journal import note
@@ -20,6 +21,7 @@ HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding
 HEALTH = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}"
 LAST = b"0\r"  # the line in front of the end of a chunked answer
 STAMP = b"stamp:"
+TELLING = (b'"usage"', b'"timings"')  # fields that tell of tokens
 DIRECT, BARE, FRONT = "direct", "a proxy that copies bytes", "slotcache order"
 
 
@@ -41,7 +43,7 @@ def run(args: argparse.Namespace) -> Report:
         "documents": {"messages": [{"role": "user", "content": "?"}], "documents": documents, "stream": True},
     }
     found: dict[str, dict[str, list[float]]] = {}
-    with _program(_engine) as engine, _program(_copy, engine) as bare, _front(engine) as front:
+    with program(_engine) as engine, program(copy, engine) as bare, _front(engine) as front:
         arms = {DIRECT: engine, BARE: bare, FRONT: front}
         for number in range(args.rounds):
             for name, port in arms.items() if number % 2 == 0 else reversed(arms.items()):
@@ -94,13 +96,13 @@ def _front(engine: int) -> Iterator[int]:
 
 
 @contextmanager
-def _program(serve: Callable[..., Awaitable[None]], *arguments: int) -> Iterator[int]:
+def program(serve: Callable[..., Awaitable[None]], *arguments: int) -> Iterator[int]:
     """Run a server in a process of its own. Yield its port."""
     port = free_port()
     process = get_context("spawn").Process(target=_run, args=(serve, port, *arguments), daemon=True)
     process.start()
     try:
-        asyncio.run(_until_up(port))
+        _wait_for(port)
         yield port
     finally:
         process.terminate()
@@ -114,14 +116,12 @@ def _run(serve: Callable[..., Awaitable[None]], *arguments: int) -> None:
     asyncio.run(main())
 
 
-async def _until_up(port: int) -> None:
+def _wait_for(port: int) -> None:
     for _ in range(200):
         try:
-            _, writer = await asyncio.open_connection(HOST, port)
+            return socket.create_connection((HOST, port)).close()
         except OSError:
-            await asyncio.sleep(0.05)
-        else:
-            return writer.close()
+            sleep(0.05)
     raise OSError(f"nothing listens on port {port}")
 
 
@@ -156,12 +156,14 @@ def _write(writer: asyncio.StreamWriter, data: bytes) -> None:
     writer.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
 
 
-async def _copy(port: int, engine: int) -> None:
-    """Copy the bytes of each connection to the engine and back."""
+async def copy(port: int, engine: int, is_mute: int = 0) -> None:
+    """Copy the bytes of each connection to the engine and back. is_mute: no answer tells its tokens."""
 
     async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             while data := await reader.read(1 << 16):
+                for name in TELLING if is_mute else ():
+                    data = data.replace(name, b'"' + b"_" * (len(name) - 2) + b'"')
                 writer.write(data)
         except ConnectionError:
             pass

@@ -33,6 +33,7 @@ from ..engine.view import Prediction
 from ..formats.answer import AnswerReader, Plain
 from ..http.api_errors import RequestError
 from ..http.connection import SHORTCUT, Shortcut
+from ..search.folder import FolderIndex
 from ..search.retrieve import SearchReport, StagePrefetch, fitting, index_state, query_of, with_documents
 from ..search.vectors import Vectors
 from ..service.models import Loaded, Models
@@ -470,19 +471,21 @@ async def count_prompt(request: Request, asked: ChatRequest) -> dict[str, int]:
     return {"input_tokens": len((await predict(request, asked)).layout.tokens)}
 
 
-async def prefetch_documents(service: Service, key: Hashable, asked: ChatRequest, num_bytes: int) -> bool:
-    """Compute the prompt of a chat ahead, as far as its documents. False: no slot is idle. Raises RequestError.
+async def prefetch_documents(
+    service: Service, key: Hashable, asked: ChatRequest, num_bytes: int, *, open_turn: bool = False
+) -> bool:
+    """Compute the prompt of a chat ahead. False: no slot is idle. Raises RequestError.
 
-    key, num_bytes: as in `Service.submit_background` and `Service.accept_chat`.
+    key, num_bytes: as in `Service.submit_background` and `Service.accept_chat`. open_turn: only as far as its documents.
     """
     if service.is_full:
         return False
-    prepared = await service.accept_chat(asked.prefill_only(), num_bytes, open_turn=True)
-    return await start_ahead(service, key, prepared)
+    prepared = await service.accept_chat(asked.prefill_only(), num_bytes, open_turn)
+    return await start_ahead(service, key, prepared, is_whole=not open_turn)
 
 
-async def start_ahead(service: Service, key: Hashable, prepared: Prepared) -> bool:
-    started = await asyncio.wrap_future(service.submit_background(key, prepared))
+async def start_ahead(service: Service, key: Hashable, prepared: Prepared, *, is_whole: bool) -> bool:
+    started = await asyncio.wrap_future(service.submit_background(key, prepared, is_whole))
     if not started:
         service.idle.resume()
     return started
@@ -491,7 +494,7 @@ async def start_ahead(service: Service, key: Hashable, prepared: Prepared) -> bo
 async def _retrieve(request: Request, asked: ChatRequest) -> tuple[ChatRequest, SearchReport]:
     """Return the chat with the documents that were found for it, and these.
 
-    While a later stage of the search runs, the documents that lead so far are computed ahead.
+    While a later stage of the search runs, the chat with the documents so far is computed ahead.
     """
     service, folder_index = service_of(request), request.app.state.app.folder_index
     if folder_index is not None and service is not request.app.state.app.service:
@@ -503,8 +506,11 @@ async def _retrieve(request: Request, asked: ChatRequest) -> tuple[ChatRequest, 
     folder_index.check_scope(asked.cache_scope, "cache_scope")
     key, num_bytes = ("retrieval", request.state.request_id), request.state.num_bytes
 
+    async def fit(hits: Sequence[Hit]) -> list[Hit]:
+        return await shown_hits(service, folder_index, asked.cache_scope, hits)
+
     async def prefill(hits: Sequence[Hit]) -> None:
-        await prefetch_documents(service, key, with_documents(asked, hits), num_bytes)
+        await prefetch_documents(service, key, with_documents(asked, await fit(hits)), num_bytes)
 
     query, index = query_of(asked, folder_index), index_state(folder_index)
     if query is None:
@@ -520,10 +526,14 @@ async def _retrieve(request: Request, asked: ChatRequest) -> tuple[ChatRequest, 
         raise
     finally:
         ahead.stop()
-    builder = service.builder
-    fit = partial(fitting, hits, folder_index.room, partial(builder.length, asked.cache_scope))
-    found = SearchReport(await builder.threads.run(0, fit), index)
+    found = SearchReport(await fit(hits), index)
     return with_documents(asked, found.hits), found
+
+
+async def shown_hits(service: Service, folder_index: FolderIndex, scope: str, hits: Sequence[Hit]) -> list[Hit]:
+    """Return the first hits of a search, as far as a chat has room for them."""
+    builder = service.builder
+    return await builder.threads.run(0, partial(fitting, hits, folder_index.room, partial(builder.length, scope)))
 
 
 # ---- Pings in a stream that is silent for long, so that neither a proxy on its way nor its client gives up. -------------

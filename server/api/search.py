@@ -18,7 +18,7 @@ from ..search import retrieve
 from ..search.folder import FolderIndex
 from ..search.retrieve import ChatToCome, SearchRequest, StagePrefetch, index_state, query_of_search, results, with_documents
 from ..service.service import Service
-from .reply import DONE, JsonReply, prefetch_documents, scope_of, service_of, sse_event, while_connected
+from .reply import DONE, JsonReply, prefetch_documents, scope_of, service_of, shown_hits, sse_event, while_connected
 
 # ---- The routes over the server's documents: their files, one document, a new look at the folders. ----------------------
 
@@ -82,7 +82,7 @@ async def search(request: Request, asked: SearchRequest) -> Response:
 async def _stages(request: Request, asked: SearchRequest, folder_index: FolderIndex) -> AsyncIterator[Stage]:
     """Yield the stages of a search. The documents that lead are computed ahead, if the request names a turn for it."""
     query = query_of_search(asked, folder_index)
-    ahead = _ahead(request, asked)
+    ahead = _ahead(request, asked, folder_index)
     try:
         async for stage in folder_index.search().stages(query):
             yield stage
@@ -95,7 +95,7 @@ async def _stages(request: Request, asked: SearchRequest, folder_index: FolderIn
             ahead.stop()
 
 
-def _ahead(request: Request, asked: SearchRequest) -> StagePrefetch | None:
+def _ahead(request: Request, asked: SearchRequest, folder_index: FolderIndex) -> StagePrefetch | None:
     name = asked.speculate
     if name is None:
         return None
@@ -103,7 +103,8 @@ def _ahead(request: Request, asked: SearchRequest) -> StagePrefetch | None:
     turn = _turn_to_come(service, asked, name)
 
     async def prefill(hits: Sequence[Hit]) -> None:
-        await prefetch_documents(service, ("speculation", name), with_documents(turn, hits), num_bytes)
+        shown = await shown_hits(service, folder_index, asked.cache_scope, hits)
+        await prefetch_documents(service, ("speculation", name), with_documents(turn, shown), num_bytes, open_turn=True)
 
     return StagePrefetch(prefill)
 

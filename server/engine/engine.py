@@ -10,6 +10,7 @@ import asyncio
 import logging
 import sys
 import traceback
+from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
@@ -21,15 +22,18 @@ from threading import Event, Lock, Thread, get_ident
 from time import perf_counter
 from typing import TypeVar
 
+import numpy as np
+
 from ...models.draft_model import DraftModel
 from ...models.errors import Interrupted, NoRoom
 from ...models.runner import NO_SAMPLERS, Runner
 from ...models.sampling import Logprobs, Sampler
-from ...models.sampling_params import GREEDY
+from ...models.sampling_params import Sampling
 from ...slots.lower_tiers import Fetches, LowerTier, WriteBehind
 from ...slots.plan import Plan, Span
 from ...slots.request import Job
 from ...slots.scheduler import Scheduler, check
+from ...slots.scope import Scope
 from ...slots.tier import Record
 from ..http.api_errors import RequestError, not_loaded
 from .generation import End, Failure, Generation, Outbox
@@ -37,18 +41,69 @@ from .generation import End, Failure, Generation, Outbox
 # ---- Prompts that are computed in idle time, ahead of their requests. It belongs to the engine's thread. ----------------
 
 MAX_GENERATIONS = 64
+MAX_FIRST_TOKENS = 16
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FirstToken:
+    """The first token of an answer, and the sampler that chose it and goes on from there. prompt: token ids (int32)."""
+
+    scope: Scope
+    prompt: np.ndarray
+    sampling: Sampling
+    token: int
+    sampler: Sampler
+
+
+class FirstTokens:
+    """Those of turns whose whole prompts were computed ahead, the newest ones.
+
+    A request for such a turn starts with its token, if its KV is still on the device (RAGCache, section 5.3).
+    """
+
+    def __init__(self) -> None:
+        self._kept: deque[FirstToken] = deque()
+
+    def keep(self, first: FirstToken) -> None:
+        """Keep one; the oldest leaves for it."""
+        self._kept.append(first)
+        if len(self._kept) > MAX_FIRST_TOKENS:
+            self._kept.popleft().sampler.close()
+
+    def take(self, generation: Generation) -> FirstToken | None:
+        """Return that of a generation whose prompt is laid out, and forget it."""
+        if not generation.limit or generation.request.background:
+            return None
+        found = next((first for first in self._kept if _is_first(first, generation)), None)
+        self._kept = deque(first for first in self._kept if first is not found)
+        return found
+
+    def drop(self, name: str | None = None) -> None:
+        """Forget those of the scopes of a name; None: all."""
+        for first in [*self._kept]:
+            if name in (None, first.scope.name):
+                self._kept.remove(first)
+                first.sampler.close()
+
+
+def _is_first(first: FirstToken, generation: Generation) -> bool:
+    prompt = generation.job.tokens[: generation.job.num_prompt]
+    same = first.scope == generation.request.scope and generation.sampling.chooses_as(first.sampling)
+    return same and np.array_equal(first.prompt, prompt)
 
 
 class Background:
     """One generation for each key: a later one of the same key replaces it.
 
     end: takes a generation out of the engine; what of it is computed stays in the cache. max_generations: that are not
-    done yet.
+    done yet. first_tokens: of those that are done.
     """
 
-    def __init__(self, scheduler: Scheduler, end: Callable[[Generation], None]) -> None:
+    def __init__(self, scheduler: Scheduler, end: Callable[[Generation], None], first_tokens: FirstTokens) -> None:
         self._scheduler, self._end = scheduler, end
         self._generations: dict[Hashable, Generation] = {}
+        self._beside: set[Hashable] = set()  # the keys of those that may run beside requests of clients
+        self.first_tokens = first_tokens
         self.max_generations = MAX_GENERATIONS
         self.num_dropped = 0
 
@@ -68,11 +123,14 @@ class Background:
         if len(self) >= self.max_generations:
             return False
         self._generations[key] = generation
+        if beside:
+            self._beside.add(key)
         return True
 
     def drop(self, key: Hashable) -> bool:
         """End the generation of a key. True: it was not done yet."""
         generation = self._generations.pop(key, None)
+        self._beside.discard(key)
         if generation is None or generation.done:
             return False
         self._end(generation)
@@ -83,11 +141,29 @@ class Background:
         """End the generations of a scope."""
         for key in [key for key, generation in self._generations.items() if generation.scope == scope]:
             self.drop(key)
+        self.first_tokens.drop(scope)
 
     def drop_all(self) -> None:
-        """End all: a client's request needs the engine."""
+        """End all."""
         for key in list(self._generations):
             self.drop(key)
+
+    def give_way(self, new: Sequence[Generation]) -> None:
+        """End those that are in the way of requests of clients. new: those that come now.
+
+        What may run beside them goes on while it has a slot, unless its turn has come.
+        """
+        clients = [job.request for job in (*self._scheduler.running, *self._scheduler.waiting) if not job.request.background]
+        left = len(self._scheduler.slots) - len(clients) - len(new)
+        for key, generation in list(self._generations.items()):
+            adapters = generation.request.scope.adapters
+            is_alone = any(one.request.scope.adapters != adapters for one in new)
+            if generation.done:
+                continue
+            if left <= 0 or is_alone or key not in self._beside or any(map(generation.is_turn_of, new)):
+                self.drop(key)
+            else:
+                left -= 1
 
     def _may_run(self, generation: Generation, beside: bool) -> bool:
         running = [job.request for job in self._scheduler.running if not job.request.background]
@@ -99,7 +175,7 @@ class Background:
 
     def _forget_done(self) -> None:
         for key in [key for key, generation in self._generations.items() if generation.done]:
-            del self._generations[key]
+            self.drop(key)
 
 
 # ---- The engine thread's inbox: callables from other threads, run between two steps. ------------------------------------
@@ -178,7 +254,11 @@ class Generations:
     is_end: whether a token ends an answer. samplers: made by callers, closed here. is_closed: new generations only fail.
     """
 
-    def __init__(self, scheduler: Scheduler, outbox: Outbox, is_end: Callable[[int], bool]) -> None:
+    def __init__(
+        self, scheduler: Scheduler, outbox: Outbox, is_end: Callable[[int], bool], first_tokens: FirstTokens
+    ) -> None:
+        self._first_tokens = first_tokens
+        self._begun: dict[int, Sampler] = {}  # of requests that may start with their first token
         self.samplers: dict[int, Sampler] = {}
         self.is_closed = False
         self._why = ""  # it is closed
@@ -211,6 +291,23 @@ class Generations:
                 generation.is_primed = True
                 self.samplers[id].prime(generation.job.ids(0, generation.job.num_prompt))
 
+    def first_token(self, job: Job) -> int | None:
+        """Return the first token of an answer whose prompt was computed ahead; its sampler goes on from there."""
+        first = self._first_tokens.take(self._open[job.request.id])
+        if first is None:
+            return None
+        self._begun[job.request.id] = first.sampler
+        return first.token
+
+    def begin(self, job: Job, token: int) -> None:
+        """Begin an answer with this token, and tell its client at once."""
+        id = job.request.id
+        self.samplers[id].close()
+        self.samplers[id], self._open[id].is_primed = self._begun.pop(id), True
+        self.admit([id])
+        self.push(job, token)
+        self._outbox.send()
+
     def push(self, job: Job, token: int) -> None:
         """Give a generation its next token, which may end it, and those that must follow. An error ends only this one."""
         generation, sampler = self._open[job.request.id], self.samplers[job.request.id]
@@ -219,6 +316,12 @@ class Generations:
         try:
             if sampler.error:
                 raise RequestError(sampler.error, code="invalid_grammar")
+            if generation.is_ahead:  # nothing of the sampler is taken: the answer's generation will
+                del self.samplers[job.request.id]
+                prompt = job.tokens[: job.num_prompt]
+                self._first_tokens.keep(FirstToken(job.request.scope, prompt, generation.sampling, token, sampler))
+                self._push(generation, token)
+                return
             self._push(generation, token, sampler.take_logprobs())
             for further, logprobs in sampler.take_further():
                 if generation.done:
@@ -267,8 +370,9 @@ class Generations:
             return
         generation.done = True
         is_open = self._open.pop(generation.request.id, None) is not None
-        if sampler := self.samplers.pop(generation.request.id, None):
-            sampler.close()
+        for samplers in (self.samplers, self._begun):
+            if sampler := samplers.pop(generation.request.id, None):
+                sampler.close()
         if is_open:
             self._scheduler.finish(generation.job)
 
@@ -588,8 +692,10 @@ class Engine:
         self.draft_model = draft_model
         self.scheduler, self.runner = scheduler, runner
         self.inbox, self.outbox = Inbox(), Outbox()
-        self.generations = Generations(scheduler, self.outbox, is_end)
-        self.background = Background(scheduler, self.generations.end)
+        first_tokens = FirstTokens()
+        self.generations = Generations(scheduler, self.outbox, is_end, first_tokens)
+        self.background = Background(scheduler, self.generations.end, first_tokens)
+        scheduler.first_token, scheduler.on_first_token = self.generations.first_token, self.generations.begin
         self.sleep = Sleep(sleep_after, runner, self.inbox, self._end_sleep, draft_model)
         self.watchdog = Watchdog(hang_after)
         self.failure: str | None = None
@@ -644,9 +750,10 @@ class Engine:
         """Compute a generation's prompt in idle time. False: requests are open, or too many of these wait.
 
         It replaces an earlier one of the same key, and ends, part computed, when a generation is submitted. Its token is
-        not used. beside: open requests may leave it a slot: see `Background.put`.
+        kept for the answer, if it `is_ahead`. beside: open requests may leave it a slot: see `Background.put`.
         """
-        return self.inbox.ask(lambda: self._enter_background(key, generation, beside))
+        sampler = Sampler(self.runner.context.model, generation.sampling)
+        return self.inbox.ask(lambda: self._enter_background(key, generation, sampler, beside))
 
     def drop_background(self, key: Hashable) -> Future[bool]:
         """End the background generation of `key`. True: it was not done yet. Its computed tokens stay in the cache."""
@@ -817,6 +924,7 @@ class Engine:
         self._behind.write()
         if tree.device.num_ready:  # held for a request that waits: it begins anew
             self.scheduler.recover()
+        self.background.first_tokens.drop()
         self.scheduler.admits = True
         self.sleep.begin()
 
@@ -853,6 +961,7 @@ class Engine:
         """Fail all open generations and leave the loop; the inbox's last act."""
         self._stopping = True
         self.generations.close("the server is shutting down")
+        self.background.first_tokens.drop()
 
     def _end_for_good(self, error: BaseException) -> None:
         """Fail every open generation, once: the last resort of a thread that cannot continue."""
@@ -868,12 +977,13 @@ class Engine:
         self.outbox.call(self._on_failure)
 
     def _enter(self, generations: Sequence[Generation], samplers: Sequence[Sampler]) -> None:
-        self.background.drop_all()
+        self.background.give_way(generations)
         for generation, sampler in zip(generations, samplers, strict=True):
             self.generations.enter(generation, sampler)
 
-    def _enter_background(self, key: Hashable, generation: Generation, beside: bool) -> bool:
+    def _enter_background(self, key: Hashable, generation: Generation, sampler: Sampler, beside: bool) -> bool:
         if self.generations.is_closed or not self.background.put(key, generation, beside=beside):
+            sampler.close()
             return False
-        self.generations.enter(generation, Sampler(self.runner.context.model, GREEDY))
+        self.generations.enter(generation, sampler)
         return True

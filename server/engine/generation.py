@@ -288,6 +288,8 @@ class Generation:
     arrived: float = field(default_factory=perf_counter)
     admitted: float = 0.0
     is_primed: bool = False  # its sampler has seen the prompt
+    question: bytes = b""  # the last message of the user, as JSON; empty for a text
+    is_ahead: bool = False  # it computes the whole prompt of a turn to come, and the first token of its answer
     num_told: int = 0  # tokens of the prompt that were told with their logprobs
     first_token: float = 0.0
     patience: float = 0.0  # seconds for the answer after its first token, if it has a whole line by then; 0: no limit
@@ -320,6 +322,10 @@ class Generation:
         if not self.admitted or self.job.is_reading:
             return False
         return self.job.num_prompt < 2 * self.job.computed < 2 * self.job.num_prompt
+
+    def is_turn_of(self, request: Generation) -> bool:
+        """Return whether a request asks what this one was computed ahead for, or goes on with it: people type."""
+        return request.scope == self.scope and request.question.startswith(self.question.removesuffix(b'"}'))
 
     def push(self, token: int, is_end: bool, logprobs: Logprobs | None = None) -> Event | None:
         """Take the next token (already appended to the request); return its event. An End ends the generation.

@@ -246,30 +246,30 @@ class AnswerSources:
 # The leading documents of a search, computed while it goes on (RAGCache, section 5.3: dynamic speculative pipelining).
 
 logger = logging.getLogger("slotcache.docs")
-MOST_PREFETCHED = 3  # documents: a later stage keeps fewer of those behind them in their place
 
 Prefill = Callable[[Sequence[Hit]], Awaitable[object]]
 """Computes a prompt with documents ahead, if the server is idle."""
 
 
 class StagePrefetch:
-    """Hands the first documents of a stage to `prefill` where another one leads than before. A later stage wins.
+    """Hands the documents of a stage to `prefill` where they are others than before. A later stage wins.
 
     delay: seconds that a stage has to last: a prompt is not worth its making for a search that is about to end.
     """
 
     def __init__(self, prefill: Prefill, delay: float = 0.0) -> None:
         self._prefill, self._delay = prefill, delay
-        self._leader: str | None = None
+        self._shown: list[str] = []
         self._task: asyncio.Task[None] | None = None
 
     def show(self, hits: Sequence[Hit]) -> None:
         """Take the documents of the newest stage."""
-        if not hits or hits[0].chunk.id == self._leader:
+        ids = [hit.chunk.id for hit in hits]
+        if not ids or ids == self._shown:
             return
         self.stop()
-        self._leader = hits[0].chunk.id
-        self._task = asyncio.ensure_future(self._run(hits[:MOST_PREFETCHED]))
+        self._shown = ids
+        self._task = asyncio.ensure_future(self._run(hits))
 
     def stop(self) -> None:
         """Hand over nothing more. Prompts that were handed over are still computed."""

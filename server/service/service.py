@@ -14,6 +14,7 @@ from ...models.context import Context
 from ...models.grammar import Grammars
 from ...models.json_schema import GrammarError
 from ...models.model import Model
+from ...models.sampling_params import GREEDY
 from ...models.template import ChatTemplate
 from ...slots.lower_tiers import LowerTier
 from ...slots.request import BATCH
@@ -149,15 +150,22 @@ class Service:
         generations = self.submitter.generations(prepared)
         self.idle.stop()
         for generation in generations:
+            generation.question = prepared.question
             generation.on_end = partial(self._conclude, prepared.answer_sources, prepared.options.session)
         self.engine.submit(generations)
         self.open.update(dict.fromkeys(generations))
         self.open[generations[0]] = prepared.turn  # of several answers, the conversation goes on from the first
         return generations
 
-    def submit_background(self, key: Hashable, prepared: Prepared) -> Future[bool]:
-        """Compute a prompt ahead, one for each key, while a slot is idle. False: none is. Raises RequestError: too long."""
+    def submit_background(self, key: Hashable, prepared: Prepared, is_whole: bool) -> Future[bool]:
+        """Compute a prompt ahead, one for each key, while a slot is idle. False: none is. Raises RequestError: too long.
+
+        is_whole: the prompt is that of a turn to come, to its end.
+        """
         (generation,) = self.submitter.generations(prepared, background=True)
+        generation.question, generation.is_ahead = prepared.question, is_whole and generation.request.cache
+        if not generation.is_ahead:
+            generation.sampling = GREEDY
         generation.on_end = self._resume_after
         self.idle.abort()
         return self.engine.submit_background((prepared.options.cache_scope, key), generation, beside=True)

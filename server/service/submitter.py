@@ -59,6 +59,12 @@ class Prepared:
         return prompt
 
     @property
+    def question(self) -> bytes:
+        """The last message of the user, as JSON; empty for a text."""
+        entries = self.turn.chat.entries if self.turn else ()
+        return next((entry.said for entry in reversed(entries) if entry.role == "user"), b"")
+
+    @property
     def num_choices(self) -> int:
         """The generations that it takes: one for each choice of each prompt."""
         return len(self.prompts) * (self.options.n or 1)

@@ -135,11 +135,21 @@ def test_a_prompt_is_judged_by_the_median_of_cold_ones_of_its_own_model():
     assert speeds.cached(b"a", 1000, 800, 0.25) is None
     assert speeds.cached(b"a", 1000, 800, 0.55) is None
     assert speeds.cached(b"a", 1000, 800, 0.7) == 300
-    assert speeds.cached(b"a", 1000, 800, 9.0) == 0
+    assert speeds.cached(b"a", 1000, 800, 1.1) == 0
+    assert speeds.cached(b"a", 1000, 800, 9.0) is None, "no cold prompt takes so long"
     assert speeds.cached(b"b", 1000, 800, 9.0) is None
     for number in range(MOST_MODELS):
         speeds.cached(b"%d" % number, 1000, 0, 1.0)
     assert len(speeds._waits) == MOST_MODELS
+
+
+def test_a_new_front_of_a_warm_engine_learns_that_what_it_took_for_cold_was_not():
+    speeds, speed = PrefillSpeeds(), 0.001
+    for _ in range(4):  # a fifth of each prompt was computed, which the front cannot know
+        assert speeds.cached(b"a", 1000, 0, 200 * speed) is None
+    for _ in range(6):
+        assert speeds.cached(b"a", 1000, 600, 400 * speed) is None, "it was cached as expected"
+    assert 0 in [speeds.cached(b"a", 1000, 600, 1000 * speed) for _ in range(3)], "a lost cache is found out by now"
 
 
 @pytest.mark.parametrize(

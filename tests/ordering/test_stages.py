@@ -10,6 +10,8 @@ CHAT = {"messages": [{"role": "user", "content": "What is there?"}], "temperatur
 async def stages(*found):
     for documents in found:
         yield documents
+        for _ in range(3):  # a stage takes longer than to send it
+            await asyncio.sleep(0)
 
 
 def sent_for(*found):
@@ -17,6 +19,7 @@ def sent_for(*found):
 
     async def post(path, body):
         assert path == "/v1/speculate"
+        await asyncio.sleep(0)
         bodies.append(body)
 
     documents = asyncio.run(read_along(post, CHAT, stages(*found)))
@@ -35,8 +38,33 @@ def test_a_stage_that_changes_nothing_is_not_sent_again():
     assert len(bodies) == 2 and documents == ["a"]
 
 
+def test_the_search_does_not_wait_for_the_server_which_gets_the_newest_stage_next():
+    bodies, answered = [], asyncio.Event()
+
+    async def post(path, body):
+        bodies.append(body.get("documents"))
+        await answered.wait()
+
+    async def slow_server():
+        async def search():
+            for documents in (["a"], ["b"], ["c"]):
+                yield documents
+                await asyncio.sleep(0)
+            answered.set()
+            yield ["c"]
+            await asyncio.sleep(0.01)
+            answered.clear()
+            yield ["d"]
+            await asyncio.sleep(0.01)
+
+        return await read_along(post, CHAT, search())
+
+    assert asyncio.run(slow_server()) == ["d"], "the answer to the last one is not waited for"
+    assert bodies == [None, ["c"], ["d"]]
+
+
 def test_two_turns_have_different_ids():
-    assert sent_for()[0][0]["id"] != sent_for()[0][0]["id"]
+    assert sent_for(["a"])[0][0]["id"] != sent_for(["a"])[0][0]["id"]
 
 
 def test_a_server_that_cannot_be_reached_only_costs_the_head_start():

@@ -6,7 +6,7 @@ from slotcache.slots.plan import Clear, Plan, Restore, Save
 from slotcache.slots.prefix_tree import OutOfSequences, PrefixTree
 from slotcache.slots.radix import descendants
 from slotcache.slots.request import BATCH, LEAST, Request
-from slotcache.slots.scheduler import check, check_tree
+from slotcache.slots.scheduler import BESIDE, check, check_tree
 from slotcache.slots.scope import Scope
 from support.fixed_prompt import Fixed
 from support.scopes import COMMON
@@ -507,16 +507,59 @@ def test_what_is_computed_ahead_takes_no_cells_from_a_batch():
     assert world.scheduler.counters.preemptions == 0
 
 
-def test_beside_clients_all_of_the_background_has_one_chunk_of_a_step():
+def test_beside_clients_all_of_the_background_has_a_few_chunks_of_a_step():
     world = World(batch=512, budget=512, cells=3000)
     client = world.submit(range(3000, 3100), limit=8)
     world.step()
-    chunk = world.scheduler.tree.costs.chunk
+    chunks = BESIDE * world.scheduler.tree.costs.chunk
     jobs = [world.submit(range(start, start + 400), limit=1, background=True, priority=LEAST) for start in (0, 500)]
+    shares: list[int] = []
     for _ in range(6):
         plan = world.step()
-        assert computed(plan, client) == 1 and sum(computed(plan, job) for job in jobs) == chunk
-    assert client.decoding and sum(job.computed for job in jobs) == 6 * chunk
+        assert computed(plan, client) == 1
+        shares.append(sum(computed(plan, job) for job in jobs))
+    assert client.decoding and shares[:2] == [chunks, chunks] and max(shares) == chunks
+
+
+def test_no_prompt_of_a_client_shares_a_step_with_what_is_computed_ahead():
+    world = World(batch=512, budget=512, cells=3000)
+    ahead = world.submit(range(400), limit=1, background=True, priority=LEAST)
+    world.step()
+    client = world.submit(range(3000, 3700), limit=8)
+    while not client.decoding:
+        assert computed(plan := world.step(), client) and computed(plan, ahead) == 0
+    assert computed(plan := world.step(), client) == 1 and computed(plan, ahead) > 0
+
+
+@pytest.mark.parametrize(("cells", "slots", "wanted"), [(500, 4, -1), (3000, 1, -1), (3000, 2, 0)])
+def test_what_is_computed_ahead_gives_up_its_cells_and_its_slot(cells, slots, wanted):
+    world = World(batch=64, cells=cells, slots=slots)
+    ahead = world.submit(range(400), limit=1, background=True, priority=LEAST)
+    world.step()
+    client = world.submit(range(3000, 3200), slot=wanted)
+    world.step()
+    assert client.sequence is not None and client.reuse.num_preempted == 0
+    assert ahead.reuse.num_preempted == 1 and (ahead.sequence is None or ahead.slot != client.slot)
+    world.finish()
+    assert ahead.num_tokens == 401, "it goes on afterwards"
+
+
+@pytest.mark.parametrize("recompute_last", [1, 8])
+def test_a_request_whose_first_token_is_known_computes_nothing_of_its_prompt(recompute_last):
+    world, told = World(recompute_last=recompute_last, host=1000), []
+    world.run(range(100), limit=1)
+    world.scheduler.first_token = lambda job: 7
+    world.scheduler.on_first_token = lambda job, token: told.append((job, token))
+    job = world.submit(range(100), limit=3)
+    plan = world.step()
+    (span,) = plan.spans
+    assert told == [(job, 7)] and (span.start, *span.tokens) == (100, 7)
+    assert job.reuse.sources == {"own": 100} and world.scheduler.counters.begun_answers == 1
+    longer = world.submit(range(110), limit=3)
+    world.step()
+    assert longer.first_token is None, "its KV is not all there"
+    world.finish()
+    assert len(told) == 1
 
 
 def test_idle_kv_stays_where_there_is_no_host_tier():

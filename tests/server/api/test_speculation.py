@@ -133,13 +133,126 @@ def test_an_idle_slot_computes_ahead_while_others_talk(tiny):
         assert server.chat(**body | {"cache_prompt": False})["choices"] == answer["choices"]
 
 
-def test_a_request_ends_what_is_computed_ahead_beside_another_one(tiny):
-    long = [{"id": "x", "text": "Chapter. " + "endless " * 2000}]
+def begun(server):
+    return server.metric("slotcache_begun_answers_total")
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"temperature": 0},
+        {"temperature": 1.5, "seed": 7, "logprobs": True, "top_logprobs": 2, "repeat_penalty": 1.2},
+        {"temperature": 0, "response_format": {"type": "json_object"}},
+        {"temperature": 0, "max_tokens": 1},
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_first_token_of_a_right_speculation_is_the_answers(server, fields, stream):
+    body = {"messages": MESSAGES, "documents": DOCUMENTS[:3], "cache_scope": f"first {fields} {stream}"}
+    before, computed = begun(server), server.metric("slotcache_prompt_tokens_total")
+    speculate(server, **body, **fields, ignore_eos=True)
+    unloaded(server)
+    plain = server.chat(**body, **fields | {"cache_prompt": False, "document_order": "retrieval"})
+    computed = server.metric("slotcache_prompt_tokens_total") - computed
+    if stream:
+        with server.openai.chat.completions.create(
+            model="any",
+            max_tokens=fields.get("max_tokens", 4),
+            stream=True,
+            stream_options={"include_usage": True},
+            messages=MESSAGES,
+            extra_body={**body, **fields, "cache_prompt": True, "ignore_eos": True},
+        ) as chunks:
+            *pieces, last = chunks
+        text = "".join(piece.choices[0].delta.content or "" for piece in pieces)
+        assert text == plain["choices"][0]["message"]["content"]
+        assert last.usage.prompt_tokens_details.cached_tokens == last.usage.prompt_tokens
+    else:
+        answer = server.chat(**body, **fields)
+        assert used(answer) == answer["usage"]["prompt_tokens"]
+        assert answer["choices"] == plain["choices"] and answer["slotcache"]["miss"] is None
+    assert begun(server) == before + 1
+    again = server.chat(**body, **fields)  # each token begins one answer
+    assert again["choices"] == plain["choices"] and used(again) == again["usage"]["prompt_tokens"] - REST
+    assert begun(server) == before + 1
+
+
+@pytest.mark.parametrize(
+    ("ahead", "asked", "number"),
+    [
+        ({"temperature": 1.0}, {"temperature": 1.0}, 1),  # any seed will do
+        ({"temperature": 1.0}, {"temperature": 1.0, "seed": 3}, 0),
+        ({"temperature": 1.0, "seed": 3}, {"temperature": 1.0, "seed": 4}, 0),
+        ({"temperature": 0, "seed": 3}, {"temperature": 0, "seed": 4}, 1),
+        ({"temperature": 0}, {"temperature": 1.0, "top_k": 2}, 0),
+        ({"temperature": 0}, {"temperature": 0, "max_tokens": 0}, 0),
+        ({"temperature": 0}, {"temperature": 0, "cache_scope": "another"}, 0),
+        ({"temperature": 0}, {"temperature": 0, "cache_prompt": False}, 0),
+    ],
+)
+def test_a_first_token_begins_an_answer_that_could_have_it(server, ahead, asked, number):
+    body = {"messages": MESSAGES, "documents": DOCUMENTS[:3], "cache_scope": f"{ahead} {asked}", "ignore_eos": True}
+    before = begun(server)
+    speculate(server, **body, **ahead)
+    unloaded(server)
+    server.chat(**body | asked)
+    assert begun(server) == before + number
+
+
+def test_a_first_token_is_of_no_use_once_its_kv_has_gone(server):
+    body = {"messages": MESSAGES, "documents": DOCUMENTS[:3], "cache_scope": "gone first", "temperature": 0}
+    before = begun(server)
+    speculate(server, **body, ignore_eos=True)
+    unloaded(server)
+    server.http.delete("/v1/cache", params={"scope": "gone first"})
+    answer = server.chat(**body)
+    assert begun(server) == before and used(answer) == 0
+    assert "gone first" not in {first.scope.name for first in server.service.engine.background.first_tokens._kept}
+
+
+def test_equal_requests_at_once_share_no_first_token(tiny):
+    body = {"messages": MESSAGES, "documents": DOCUMENTS[:3], "temperature": 0, "ignore_eos": True}
+    with running(tiny) as server:
+        speculate(server, **body)
+        unloaded(server)
+        answer = server.chat(**body, n=3)
+        assert begun(server) == 1
+        assert len({choice["message"]["content"] for choice in answer["choices"]}) == 1
+
+
+LONG = [{"id": "x", "text": "Chapter. " + "endless " * 2000}]
+
+
+def test_a_request_leaves_a_slot_to_what_is_computed_ahead(tiny):
     with running(tiny, parallel=3, ctx_size=32768) as server, talking(server, 1):
-        assert speculate(server, messages=MESSAGES, documents=long, cache_scope="way")["state"] == "started"
+        assert speculate(server, messages=MESSAGES, documents=LONG, cache_scope="way")["state"] == "started"
+        server.chat("Something else.", cache_scope="way")
+        assert server.metric("slotcache_speculations_dropped_total") == 0
+        until(lambda: not server.metric("slotcache_requests_background"))
+        answer = server.chat(messages=MESSAGES, documents=LONG, cache_scope="way")
+        assert used(answer) == answer["usage"]["prompt_tokens"] - REST
+
+
+def test_a_request_ends_what_is_computed_ahead_in_the_last_slot(tiny):
+    with running(tiny, parallel=2, ctx_size=32768) as server, talking(server, 1):
+        assert speculate(server, messages=MESSAGES, documents=LONG, cache_scope="way")["state"] == "started"
         server.chat("Something else.", cache_scope="other")
         assert server.metric("slotcache_speculations_dropped_total") == 1
         assert server.metric("slotcache_requests_background") == 0
+
+
+@pytest.mark.parametrize(
+    ("asked", "number"), [("What is it made of?", 1), ("What is it made of? And why?", 1), ("What is it?", 0)]
+)
+def test_a_turn_that_has_come_ends_its_own_speculation(server, asked, number):
+    before = server.metric("slotcache_speculations_dropped_total")
+    with standing_still(server):
+        assert speculate(server, messages=MESSAGES, documents=LONG, id=f"turn {asked}")["state"] == "started"
+        turn = {"messages": [SYSTEM, {"role": "user", "content": asked}], "max_tokens": 1, "stream": True}
+        with server.http.stream("POST", "/v1/chat/completions", json=turn):
+            until(lambda: server.metric("llamacpp:requests_processing") + server.metric("llamacpp:requests_deferred"))
+            assert server.metric("slotcache_speculations_dropped_total") == before + number
+    server.http.delete("/v1/speculate", params={"id": f"turn {asked}"})
 
 
 @contextmanager
@@ -165,9 +278,8 @@ def test_a_request_is_not_kept_waiting_and_what_is_done_by_then_stays(server):
     long = [{"id": f"l{number}", "text": f"Chapter {number}. " + f"word{number} " * 250} for number in range(6)]
     before = server.metric("slotcache_speculations_dropped_total")
     assert speculate(server, messages=MESSAGES, documents=long, cache_scope="way")["state"] == "started"
-    server.chat("Something else.", cache_scope="other")
-    assert server.metric("slotcache_speculations_dropped_total") == before + 1
     answer = server.chat(messages=MESSAGES, documents=long, cache_scope="way")
+    assert server.metric("slotcache_speculations_dropped_total") == before + 1
     assert used(answer) < answer["usage"]["prompt_tokens"] - REST
 
 
@@ -196,24 +308,30 @@ def test_what_could_not_be_a_chat_cannot_be_speculated_on(server, body, param):
 
 
 def test_a_staged_search_drives_it_with_a_few_lines(server):
+    answers = []
+
     async def search():
-        for stage in (DOCUMENTS[4:6], DOCUMENTS[2:5], DOCUMENTS[2:5]):
-            await asyncio.sleep(0.01)
+        for number, stage in enumerate((DOCUMENTS[4:6], DOCUMENTS[2:5], DOCUMENTS[2:5]), 1):
+            while len(answers) < number:
+                await asyncio.sleep(0.01)
             yield stage
+        while len(answers) < 3:
+            await asyncio.sleep(0.01)
 
     async def turn():
         async with httpx.AsyncClient(base_url=server.url, timeout=DEADLINE) as client:
             body = {"messages": MESSAGES, "cache_scope": "search"}
-            return await read_along(lambda path, body: client.post(path, json=body), body, search())
+
+            async def post(path, body):
+                answers.append((await client.post(path, json=body)).json())
+
+            return await read_along(post, body, search())
 
     documents = asyncio.run(turn())
     assert documents == DOCUMENTS[2:5]
     unloaded(server)
     answer = server.chat(messages=MESSAGES, documents=documents, cache_scope="search")
     assert used(answer) == answer["usage"]["prompt_tokens"] - REST
-
-
-LONG = [{"id": "x", "text": "Chapter. " + "endless " * 2000}]
 
 
 def background(server):
