@@ -1,17 +1,21 @@
 """The dialects of Responses, Messages and Ollama on answers with reasoning and calls, read by a model family's reader."""
 
 import json
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from slotcache.server.api.chat import ChatReply
 from slotcache.server.api.messages import MessagesReply, MessagesRequest
 from slotcache.server.api.ollama import OllamaReply
-from slotcache.server.api.reply import ResponseMeta, WholeAnswer, unseal
+from slotcache.server.api.reply import ResponseMeta, WholeAnswer, sse_event, unseal
 from slotcache.server.api.responses import Output, ResponsesReply, messages_of
 from slotcache.server.chat.body import ChatRequest
 from slotcache.server.chat.decode import decode
 from slotcache.server.engine.generation import Delta, End
 from slotcache.server.engine.usage import Report
+from slotcache.server.formats.answer import Plain
 from slotcache.server.formats.families import THINK, detect
 
 HERMES = detect(f"<tool_call> {THINK.starts[0]}")
@@ -74,6 +78,16 @@ def without_ids(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: without_ids(inner) for name, inner in value.items() if name not in ("call_id", "completed_at")}
     return [without_ids(inner) for inner in value] if isinstance(value, list) else value
+
+
+@pytest.mark.parametrize("text", ["word", 'He said "é\n\u2028"', "\x00\\ </s>"])
+def test_a_chunk_of_nothing_but_text_has_the_bytes_of_any_other(text):
+    choices = SimpleNamespace(num_echoed=0), SimpleNamespace(num_echoed=0)
+    made = replace(envelope(), reader=Plain, generations=choices)
+    reply = ChatReply(made)
+    for index in range(2):
+        choice = {"index": index, "delta": {"content": text}, "logprobs": None, "finish_reason": None}
+        assert reply.delta(index, Delta(text, (1,))) == [sse_event(made.head("chat.completion.chunk") | {"choices": [choice]})]
 
 
 @pytest.mark.parametrize("size", [1, 3, 1000])
