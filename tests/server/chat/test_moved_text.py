@@ -388,6 +388,8 @@ SMOLLM2 = Path(os.environ.get("SLOTCACHE_WEIGHTS", ".")) / "smollm2.gguf"
 NAMES = ["Ann", "Bob", "Carl", "Dora", "Emil", "Flora", "Georg", "Hanna", "Ida", "Jonas"]
 TOWNS = ["Paris", "London", "Berlin", "Madrid", "Rome", "Vienna", "Oslo", "Dublin", "Lisbon", "Athens"]
 HELLO = said("user", "Hello!")
+POLITE = "You are a helpful assistant. You answer questions of the user. You are polite, and you say what you know."
+BRIEF = "Answer each question in one short sentence. Do not ask anything back. Read these instructions before you answer."
 ABOUT = {
     "The user's name is {}.": ("What is my name?", NAMES),
     "The user lives in {}.": ("In which town do I live?", TOWNS),
@@ -399,15 +401,16 @@ ABOUT = {
 def test_a_small_model_answers_as_many_questions_about_a_moved_line(turns):
     """20 of them. turns: that the line has changed in, which says it once in the long form, and then in the short one."""
     right = {"off": 0, "move": 0}
-    with running(SMOLLM2, ctx_size=4096, threads=2) as up:
+    with running(SMOLLM2, ctx_size=4096, threads=1) as up:
         for volatile_, line, at in itertools.product(right, ABOUT, range(10)):
             question, words = ABOUT[line]
             fields = {"volatile": volatile_, "session_id": f"{line} {at} {volatile_}", "ignore_eos": False}
             for turn in range(turns + 1):
                 moment = line.format(words[(at + turn - turns) % 10])
-                messages = [said("system", f"You are a helpful assistant.\n{moment}\nAnswer in one sentence."), HELLO]
+                messages = [said("system", f"{POLITE}\n{moment}\n{BRIEF}"), HELLO]
                 messages += [said("assistant", "Hello! How can I help you?"), said("user", question)] * (turn == turns)
-                answer = up.chat(messages=messages, max_tokens=24, **fields)
+                answer = up.chat(messages=messages, max_tokens=24 if turn == turns else 1, **fields)
+            assert bool(answer["slotcache"].get("moved")) is (volatile_ == "move")
             right[volatile_] += words[at] in answer["choices"][0]["message"]["content"]
     print(right)
     assert right["move"] >= right["off"] > 10
