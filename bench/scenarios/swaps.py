@@ -37,6 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--model-turn", type=int, default=2, help="default: %(default)s")
     add("--cache-ram", type=int, default=2048, help="MiB of KV in the memory of each server (default: %(default)s)")
     add("-c", "--ctx-size", type=int, default=8192, help="context of each server, tokens (default: %(default)s)")
+    add("-t", "--threads", type=int, default=os.cpu_count() or 1, help="threads of each server (default: %(default)s)")
     add("--llama-server", metavar="PATH", help="llama-server, whose router gets the same conversations")
     add("--slotcache-args", default="", metavar="'...'", help="more flags for slotcache serve")
     add("--json", type=Path, metavar="OUT", help="write everything measured to this file")
@@ -135,7 +136,7 @@ def run(args: argparse.Namespace) -> Report:
 
 def _both(args: argparse.Namespace) -> list[str]:
     """Return the flags that both servers get."""
-    return ["-c", str(args.ctx_size), "--cache-ram", str(args.cache_ram)]
+    return ["-c", str(args.ctx_size), "--cache-ram", str(args.cache_ram), "-t", str(args.threads)]
 
 
 def _behind_swaps(swaps: list[list[Turn]]) -> list[list[Turn]]:
