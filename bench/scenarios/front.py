@@ -157,7 +157,7 @@ def run(args: argparse.Namespace) -> Report:
         names = [(TWO_AS_FOUND, "retrieval"), (TWO, "auto")]
         two = [Fronted(name, fields, engine, engines=2, order=order, nginx=args.nginx) for name, order in names]
         outcomes += (found := compare(two, queries, args))
-        bars += _bars(*found, args.k)
+        bars += _bars(found[0], found[1], args.k)
     title = (
         f"front: {args.queries} queries, {args.burst} in a row on one of {args.regions} regions, {pace(args)}, k = {args.k}"
     )

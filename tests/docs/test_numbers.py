@@ -41,7 +41,7 @@ TOLD = [
     ("docs/api.md", "must arrive at {} kB/s", Bodies.up_to(1).rate / 1000),
     ("docs/api.md", "after {} s of grace (408)", Bodies.up_to(1).patience),
     ("docs/api.md", "reads nothing for {} s is closed", Connection.patience),
-    ("docs/retrieval.md", "takes longer than {} ms and the server is idle", reply.STAGE * 1000),
+    ("docs/retrieval.md", "takes longer than {} ms and a slot is idle", reply.STAGE * 1000),
     ("docs/retrieval.md", "files above {} MiB", files.MAX_BYTES >> 20),
     ("docs/retrieval.md", "first {} of that search", ranking.DEPTH),
     ("docs/retrieval.md", "those that quote {} words or more", retrieve.QUOTED_WORDS),

@@ -68,7 +68,7 @@ def is_searching(server):
 def leaders(server, question):
     """The documents that lead before the reranker's stage."""
     folder_index = server.folder_index
-    hits = asyncio.run(folder_index.index.search(folder_index.embedding.query).hits(Query(text=question)))
+    hits = asyncio.run(folder_index.index.search(folder_index.embedding.query).hits(Query(text=question, top_k=READ)))
     return {hit.chunk.id for hit in hits}
 
 
@@ -80,7 +80,7 @@ def test_the_documents_that_lead_are_computed_while_the_reranker_runs(staged):
     documents = answer.result()["slotcache"]["documents"]
     reused = {one["id"] for one in documents if one["cached_tokens"] == one["tokens"]}
     shown = {one["id"] for one in documents}  # those that half of the context has room for
-    assert reused and reused == leaders(staged, SUGGESTED[0]) & shown
+    assert 1 < len(reused) and reused <= leaders(staged, SUGGESTED[0]) & shown
 
 
 def test_what_was_computed_ahead_never_reaches_the_answer(staged):
@@ -101,7 +101,9 @@ def test_a_request_that_takes_the_last_slot_ends_what_is_computed_ahead(staged):
     dropped = staged.metric("slotcache_speculations_dropped_total")
     with asked(staged, *question, retrieval=True) as answer:
         until(lambda: num_computing(staged))
-        staged.chat("Hello", cache_scope="other", max_tokens=1)
+        staged.chat("Hello", cache_scope="other", max_tokens=1)  # which leaves it a slot
+        assert staged.metric("slotcache_speculations_dropped_total") == dropped and is_searching(staged)
+        staged.chat("Hello", cache_scope="other", max_tokens=1, n=4)
         assert staged.metric("slotcache_speculations_dropped_total") == dropped + 1
         assert num_computing(staged) == 0 and is_searching(staged)
     cold = chat(staged, *question, retrieval=True, cache_prompt=False)
