@@ -333,6 +333,7 @@ def test_a_session_goes_on_behind_a_restart(tiny, tmp_path):
     """From the KV on disk, which stands on the instructions that the session began with."""
     asked = {"session_id": "restarted", "volatile": "move", "max_tokens": 1}
     turns = [{"role": "user", "content": f"{turn}: {QUESTION}"} for turn in range(3)]
+    answer = {}
     for turn in range(3):
         with running(tiny, chat_template="chatml", cache_dir=str(tmp_path)) as server:
             system = {"role": "system", "content": f"{SYSTEM}\nTurn {turn}\n{SYSTEM}"}
@@ -405,6 +406,7 @@ def test_a_small_model_answers_as_many_questions_about_a_moved_line(turns):
         for volatile_, line, at in itertools.product(right, ABOUT, range(10)):
             question, words = ABOUT[line]
             fields = {"volatile": volatile_, "session_id": f"{line} {at} {volatile_}", "ignore_eos": False}
+            answer = {}
             for turn in range(turns + 1):
                 moment = line.format(words[(at + turn - turns) % 10])
                 messages = [said("system", f"{POLITE}\n{moment}\n{BRIEF}"), HELLO]
