@@ -87,7 +87,9 @@ def test_a_chunk_of_nothing_but_text_has_the_bytes_of_any_other(text):
     reply = ChatReply(made)
     for index in range(2):
         choice = {"index": index, "delta": {"content": text}, "logprobs": None, "finish_reason": None}
-        assert reply.delta(index, Delta(text, (1,))) == [sse_event(made.head("chat.completion.chunk") | {"choices": [choice]})]
+        assert reply.delta(index, Delta(text, (1,))) == [
+            sse_event(made.head("chat.completion.chunk") | {"choices": [choice]})
+        ]
 
 
 @pytest.mark.parametrize("size", [1, 3, 1000])
