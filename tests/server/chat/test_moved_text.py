@@ -386,14 +386,14 @@ def test_the_other_apis_move_too(templated):
 # ---- what a small real model makes of it ----------------------------------------------------------------------------------
 
 SMOLLM2 = Path(os.environ.get("SLOTCACHE_WEIGHTS", ".")) / "smollm2.gguf"
-NAMES = ["Ann", "Bob", "Carl", "Dora", "Emil", "Flora", "Georg", "Hanna", "Ida", "Jonas"]
-TOWNS = ["Paris", "London", "Berlin", "Madrid", "Rome", "Vienna", "Oslo", "Dublin", "Lisbon", "Athens"]
+DAYS_NAMED = ["Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday", "1 May", "2 June", "3 July"]
+BRANCHES = ["main", "dev", "stable", "next", "fix-1", "fix-2", "blue", "red", "green", "yellow"]
 HELLO = said("user", "Hello!")
 POLITE = "You are a helpful assistant. You answer questions of the user. You are polite, and you say what you know."
 BRIEF = "Answer each question in one short sentence. Do not ask anything back. Read these instructions before you answer."
 ABOUT = {
-    "The user's name is {}.": ("What is my name?", NAMES),
-    "The user lives in {}.": ("In which town do I live?", TOWNS),
+    "Today is {}.": ("What day is today?", DAYS_NAMED),
+    "The current branch is {}.": ("What is the current branch?", BRANCHES),
 }
 
 
@@ -414,5 +414,4 @@ def test_a_small_model_answers_as_many_questions_about_a_moved_line(turns):
                 answer = up.chat(messages=messages, max_tokens=24 if turn == turns else 1, **fields)
             assert bool(answer["slotcache"].get("moved")) is (volatile_ == "move")
             right[volatile_] += words[at] in answer["choices"][0]["message"]["content"]
-    print(right)
-    assert right["move"] >= right["off"] > 10
+    assert right["move"] >= right["off"] > 10, right
