@@ -80,7 +80,7 @@ def test_the_documents_that_lead_are_computed_while_the_reranker_runs(staged):
     documents = answer.result()["slotcache"]["documents"]
     reused = {one["id"] for one in documents if one["cached_tokens"] == one["tokens"]}
     shown = {one["id"] for one in documents}  # those that half of the context has room for
-    assert 1 < len(reused) and reused <= leaders(staged, SUGGESTED[0]) & shown
+    assert len(reused) > 1 and reused <= leaders(staged, SUGGESTED[0]) & shown
 
 
 def test_what_was_computed_ahead_never_reaches_the_answer(staged):
