@@ -97,7 +97,7 @@ def test_options_are_the_fields_of_a_completion(server):
     asked = {"messages": [HELLO], "options": OPTIONS | {"num_predict": 4000, "ignore_eos": True}}
     with server.http.stream("POST", "/api/chat", json=USUAL | asked) as stream:
         told = stream.iter_lines()  # kept: an iterator that is gone closes its stream
-        next(told), next(told)  # the line that comes at once, and a piece
+        _, _ = next(told), next(told)  # the line that comes at once, and a piece
         (params,) = [slot["params"] for slot in server.http.get("/slots").json() if slot["is_processing"]]
     assert {name: params[name] for name in OPTIONS} == pytest.approx(OPTIONS)
     until(lambda: not server.service.open)

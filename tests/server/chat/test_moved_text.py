@@ -333,13 +333,13 @@ def test_a_session_goes_on_behind_a_restart(tiny, tmp_path):
     """From the KV on disk, which stands on the instructions that the session began with."""
     asked = {"session_id": "restarted", "volatile": "move", "max_tokens": 1}
     turns = [{"role": "user", "content": f"{turn}: {QUESTION}"} for turn in range(3)]
-    answer = {}
+    answer: Any = None
     for turn in range(3):
         with running(tiny, chat_template="chatml", cache_dir=str(tmp_path)) as server:
             system = {"role": "system", "content": f"{SYSTEM}\nTurn {turn}\n{SYSTEM}"}
             answer = server.chat(messages=[system, *turns[: turn + 1]], **asked)
     assert answer["slotcache"]["moved"] == [{"before": "Turn 0\n", "after": "Turn 2\n"}]
-    assert answer["slotcache"]["source"] == "disk" and answer["timings"]["prompt_n"] < 1.2 * len(QUESTION) / 2
+    assert answer["slotcache"]["source"] == "disk" and answer["timings"]["prompt_n"] < answer["usage"]["prompt_tokens"] / 3
 
 
 def test_who_does_not_opt_in_is_left_alone(templated):
@@ -404,9 +404,8 @@ def test_a_small_model_answers_as_many_questions_about_a_moved_line(turns):
     right = {"off": 0, "move": 0}
     with running(SMOLLM2, ctx_size=4096, threads=1) as up:
         for volatile_, line, at in itertools.product(right, ABOUT, range(10)):
-            question, words = ABOUT[line]
+            (question, words), answer = ABOUT[line], {}
             fields = {"volatile": volatile_, "session_id": f"{line} {at} {volatile_}", "ignore_eos": False}
-            answer = {}
             for turn in range(turns + 1):
                 moment = line.format(words[(at + turn - turns) % 10])
                 messages = [said("system", f"{POLITE}\n{moment}\n{BRIEF}"), HELLO]
