@@ -75,7 +75,8 @@ def test_async_calls_are_the_same(usual):
         return whole, [chunk async for chunk in stream]
 
     whole, chunks = asyncio.run(asked())
-    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == whole.choices[0].message.content
+    choices = [choice for chunk in chunks for choice in chunk.choices]  # the chunk with the usage has none
+    assert "".join(choice.delta.content or "" for choice in choices) == whole.choices[0].message.content
     assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens
 
 
