@@ -69,13 +69,7 @@ PROGRAMS = {
     "guidellm": Program(
         "guidellm run --backend kind=openai_http,target={url} --data kind=json_file,path={folder}/prompts.jsonl "
         "--profile kind=synchronous --constraint kind=max_requests,count=2 --output kind=console",
-        {
-            {
-                "prompts.jsonl": '{{"prompt": "Once upon a time a stone lay by the sea, and", "output_tokens_count": 8}}\n'
-                * 4
-            },
-            *4,
-        },
+        {"prompts.jsonl": '{{"prompt": "Once upon a time a stone lay by the sea, and", "output_tokens_count": 8}}\n' * 4},
     ),
     "ai": Program("node {folder}/ask.mjs {url}", {"ask.mjs": AI.replace("{", "{{").replace("}", "}}")}, needs="node"),
     "codex": launched("codex", f"exec --skip-git-repo-check '{SAID}'", 5000),
