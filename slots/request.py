@@ -181,11 +181,10 @@ class Prompt(Protocol):
 class Request:
     """What was asked. priority: those of a higher one go first. limit: the most tokens to generate.
 
-    background: prefill while the server is idle, in small steps. is_prefetch: a background request for no client in
-    particular; its KV does not count as used. follows: the request whose next turn a background one prefills. wanted_slot:
-    the one that it waits for; -1: any. snapshot_scope: of its snapshots, if its model cannot be cut and may keep them.
-    draft: the source of its drafts, if it has any. tells_prompt: its prompt is told with logprobs, so all of it is computed,
-    in a scope of its own.
+    is_prefetch: a background request for no client in particular; its KV does not count as used. follows: the request
+    whose next turn a background one prefills. wanted_slot: the one that it waits for; -1: any. snapshot_scope: of its
+    snapshots, if its model cannot be cut and may keep them. draft: the source of its drafts, if it has any. tells_prompt:
+    its prompt is told with logprobs, so all of it is computed, in a scope of its own.
     """
 
     id: int
@@ -194,7 +193,6 @@ class Request:
     scope: Scope
     cache: bool = True
     priority: int = 0
-    background: bool = False
     is_prefetch: bool = False
     follows: int | None = None
     wanted_slot: int = -1
@@ -211,6 +209,11 @@ class Request:
     def is_batch(self) -> bool:
         """Whether it is one of a batch, for whose answer nobody waits: it gives way to all others."""
         return self.priority == BATCH
+
+    @property
+    def background(self) -> bool:
+        """Whether it is a prompt that is computed ahead of a request, in small steps: all others go first."""
+        return self.priority == LEAST
 
     @property
     def gives_way(self) -> bool:

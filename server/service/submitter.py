@@ -166,7 +166,6 @@ class Submitter:
             scope=shared if cache else Scope.private(first if can_share else number, shared.adapters),
             cache=cache,
             priority=LEAST if background else options.priority,
-            background=background,
             wanted_slot=-1 if choice or background else self._slot(options),
             snapshot_scope=shared if caches and self._view.keeps_snapshots else None,
             draft=None if background else self._draft(options),
@@ -236,7 +235,7 @@ class Submitter:
             scope=scope if can_cut else Scope.private(number, scope.adapters),
             cache=can_cut,
             snapshot_scope=None if can_cut else scope,
-            background=True,
+            priority=LEAST,
             is_prefetch=is_prefetch,
             follows=follows,
         )

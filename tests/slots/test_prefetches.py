@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from slotcache.slots.request import Request
+from slotcache.slots.request import LEAST, Request
 from support.fixed_prompt import Fixed
 from support.scopes import COMMON
 from support.world import World
@@ -17,7 +17,7 @@ def is_prefetch(world, start):
     prompt = Fixed(tokens(start))
     if not world.scheduler.cells.make_room(prompt, COMMON):
         return False
-    world.jobs.append(world.scheduler.submit(Request(start, prompt, 1, COMMON, background=True, is_prefetch=True)))
+    world.jobs.append(world.scheduler.submit(Request(start, prompt, 1, COMMON, priority=LEAST, is_prefetch=True)))
     while not world.scheduler.idle:
         world.step()
     return True

@@ -204,9 +204,9 @@ def test_a_long_prompt_is_passed_no_more_once_it_is_due():
 
 def test_so_it_is_among_prompts_that_are_computed_ahead():
     world = World(cells=4000, slots=4, batch=64)
-    long, steps = world.submit(range(2000, 2600), limit=1, background=True), 0
+    long, steps = world.submit(range(2000, 2600), limit=1, priority=LEAST), 0
     while steps == 0 or long.sequence:
-        world.submit(range(5000 + 100 * steps, 5091 + 100 * steps), limit=1, background=True)
+        world.submit(range(5000 + 100 * steps, 5091 + 100 * steps), limit=1, priority=LEAST)
         world.step()
         steps += 1
         assert steps < 30
@@ -486,7 +486,7 @@ def test_the_background_computes_in_small_steps_and_only_what_is_missing_and_fit
     world.run(range(50))
     ahead = Fixed(range(200))
     assert world.scheduler.cells.forecast(ahead, COMMON) == (150, True)
-    job = world.scheduler.submit(Request(1, ahead, 1, COMMON, background=True, is_prefetch=True))
+    job = world.scheduler.submit(Request(1, ahead, 1, COMMON, priority=LEAST, is_prefetch=True))
     world.jobs.append(job)
     while not world.scheduler.idle:
         assert computed(world.step(), job) <= 64
@@ -502,7 +502,7 @@ def test_what_is_computed_ahead_takes_no_cells_from_a_batch():
     world = World(cells=40, slots=2)
     batch = world.submit(range(25), limit=3, priority=BATCH)
     world.step()
-    ahead = world.submit(range(100, 124), limit=1, background=True, priority=LEAST)
+    ahead = world.submit(range(100, 124), limit=1, priority=LEAST)
     assert computed(world.step(), batch) == 1 and ahead.sequence is None
     assert world.scheduler.counters.preemptions == 0
 
@@ -512,7 +512,7 @@ def test_beside_clients_all_of_the_background_has_a_few_chunks_of_a_step():
     client = world.submit(range(3000, 3100), limit=8)
     world.step()
     chunks = BESIDE * world.scheduler.tree.costs.chunk
-    jobs = [world.submit(range(start, start + 400), limit=1, background=True, priority=LEAST) for start in (0, 500)]
+    jobs = [world.submit(range(start, start + 400), limit=1, priority=LEAST) for start in (0, 500)]
     shares: list[int] = []
     for _ in range(6):
         plan = world.step()
@@ -523,7 +523,7 @@ def test_beside_clients_all_of_the_background_has_a_few_chunks_of_a_step():
 
 def test_no_prompt_of_a_client_shares_a_step_with_what_is_computed_ahead():
     world = World(batch=512, budget=512, cells=3000)
-    ahead = world.submit(range(400), limit=1, background=True, priority=LEAST)
+    ahead = world.submit(range(400), limit=1, priority=LEAST)
     world.step()
     client = world.submit(range(3000, 3700), limit=8)
     while not client.decoding:
@@ -534,7 +534,7 @@ def test_no_prompt_of_a_client_shares_a_step_with_what_is_computed_ahead():
 @pytest.mark.parametrize(("cells", "slots", "wanted"), [(500, 4, -1), (3000, 1, -1), (3000, 2, 0)])
 def test_what_is_computed_ahead_gives_up_its_cells_and_its_slot(cells, slots, wanted):
     world = World(batch=64, cells=cells, slots=slots)
-    ahead = world.submit(range(400), limit=1, background=True, priority=LEAST)
+    ahead = world.submit(range(400), limit=1, priority=LEAST)
     world.step()
     client = world.submit(range(3000, 3200), slot=wanted)
     world.step()
@@ -649,7 +649,7 @@ def test_idle_kv_leaves_where_a_request_passes_over_it_for_long():
 @pytest.mark.parametrize(("nanoseconds", "size"), [(0.0, 64), (1e9, 64), (200e9, 192), (1e12, 256)])
 def test_a_background_step_that_cannot_be_aborted_is_sized_in_time(nanoseconds, size):
     world = World(cells=2000, batch=256, budget=256, background_ns=nanoseconds)
-    job = world.submit(range(1000), limit=1, background=True)
+    job = world.submit(range(1000), limit=1, priority=LEAST)
     plan = world.step()
     assert computed(plan, job) == 64, "no step was timed yet"
     world.scheduler.observe(plan, 64.0)  # s: one for each token

@@ -17,7 +17,7 @@ from slotcache.slots.lookup import Lookup
 from slotcache.slots.plan import Clear
 from slotcache.slots.prefix_tree import Pins, PrefixTree
 from slotcache.slots.radix import CopySizes
-from slotcache.slots.request import Job, PlacedDocument, Request
+from slotcache.slots.request import LEAST, Job, PlacedDocument, Request
 from slotcache.slots.reuse import ids_of
 from slotcache.slots.scheduler import TRIES, Scheduler, check
 from slotcache.slots.scope import Scope
@@ -153,8 +153,7 @@ class Life(RuleBasedStateMachine):
             ask.limit,
             scope,
             cache=cache,
-            priority=ask.priority,
-            background=ask.background,
+            priority=LEAST if ask.background else ask.priority,
             is_prefetch=is_prefetch,
             snapshot_scope=kept,
             draft=Lookup(asks_model=number % 4 < 3) if self.can_cut and number % 2 else None,
