@@ -77,7 +77,8 @@ class StoredFolder:
                 unreadable.append(file)
             else:
                 by_scope[name_in(file.head.scope)].append(file)
-                model = file.head.model
+                if Provenance(file.head.model, file.head.settings).folder == path.name:  # else a stray file of another one
+                    model = file.head.model
         scopes = tuple(ScopeUse.of(name, files) for name, files in sorted(by_scope.items()))
         return cls(path, model, read_origin(path), scopes, ScopeUse.of("", unreadable) if unreadable else None)
 
