@@ -157,7 +157,7 @@ def test_no_text_of_a_choice_overtakes_the_piece_in_front_of_it():
         choices, taken = [SimpleNamespace(events=Unread()) for _ in range(2)], []
         for choice in choices:
             choice.events.take_now = lambda delta: taken.append(delta.text) is None
-        events = _events(cast(Any, choices), None)
+        events: Any = _events(cast(Any, choices), None)
         reading = asyncio.ensure_future(anext(events))
         await asyncio.sleep(0)
         choices[0].events.put(PROGRESS)
