@@ -6,7 +6,6 @@ gone is to a server one that it never had.
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -77,7 +76,8 @@ class StoredFolder:
                 unreadable.append(file)
             else:
                 by_scope[name_in(file.head.scope)].append(file)
-                model = file.head.model
+                if Provenance(file.head.model, file.head.settings).folder == path.name:  # else a stray file of another one
+                    model = file.head.model
         scopes = tuple(ScopeUse.of(name, files) for name, files in sorted(by_scope.items()))
         return cls(path, model, read_origin(path), scopes, ScopeUse.of("", unreadable) if unreadable else None)
 
@@ -151,11 +151,10 @@ def prune_unused(root: Path, since: int) -> None:
 
 
 def remove(folder: Path) -> tuple[int, int]:
-    """Delete all records of a folder, and the index, which has their tokens. Return how many there were, and their bytes."""
-    held = stock(folder)
-    for name in (*held, INDEX):
-        _delete(folder / name)
-    return len(held), sum(size for size, _ in held.values())
+    """Delete all records of a folder, and the index, which has their tokens. Return how many are gone, and their bytes."""
+    gone = [size for name, (size, _) in stock(folder).items() if _delete(folder / name)]
+    _delete(folder / INDEX)
+    return len(gone), sum(gone)
 
 
 def provenance_in(folder: Path) -> Provenance | None:
@@ -165,9 +164,13 @@ def provenance_in(folder: Path) -> Provenance | None:
     return next((one for one in found if one.folder == folder.name), None)
 
 
-def _delete(path: Path) -> None:
-    with contextlib.suppress(OSError):
+def _delete(path: Path) -> bool:
+    """Delete a file; return whether it is gone."""
+    try:
         path.unlink(missing_ok=True)
+    except OSError:
+        return False
+    return True
 
 
 def _reason(error: Exception) -> str:

@@ -832,9 +832,9 @@ async def _events(generations: Sequence[Generation], spell: Spell | None) -> Asy
             done, _ = await asyncio.wait(reading, return_when=asyncio.FIRST_COMPLETED)
             for read in sorted(done, key=lambda read: reading[read]):
                 index, event = reading.pop(read), read.result()
-                if not isinstance(event, End | Failure):
-                    reading[asyncio.ensure_future(_next(generations[index], spell))] = index
                 yield index, event
+                if not isinstance(event, End | Failure):  # not before this one is sent: text is written past its reader
+                    reading[asyncio.ensure_future(_next(generations[index], spell))] = index
     finally:
         for read in reading:
             read.cancel()

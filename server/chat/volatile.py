@@ -32,7 +32,7 @@ MOST_PIECES, LONGEST = 8, 1000  # of the instructions of one request; characters
 LEAST_SAME = 0.8  # of the text; with less of it, these are other instructions
 MOST_UNITS = 200  # between the first and the last difference: more are not compared, in time that grows with their square
 MOST_LINEAGES, MOST_FRONTS, MOST_LINES = 1024, 8, 1024  # that are remembered: fronts of a lineage, lines of a front
-COPIES = 3  # that a line stands for: of the texts that it is made of
+OVERHEAD = 256  # characters that a line counts for beside its texts: its key, its objects, its file
 MOST_CHARACTERS = 16 << 20  # of all that is remembered; the lineages used last stay
 MAGIC, SUFFIX = b"slotcache instructions 1\n", ".instructions"
 TAG = re.compile(r"</([A-Za-z][\w-]{0,63})>\s*\Z")
@@ -71,27 +71,41 @@ Changes = Mapping[Place, ChangedText]
 
 @dataclass(slots=True, eq=False)
 class Front:
-    """The instructions of a lineage's first request. lines: what was said at the end of messages, by a digest up to each."""
+    """The instructions of a lineage's first request. lines: what was said at the end of messages, by a digest up to each.
 
+    id: says which file it is kept in; the same for the same texts.
+    """
+
+    lineage: Lineage
     texts: Texts
     lines: OrderedDict[bytes, tuple[str, Changes]] = field(default_factory=OrderedDict)
     num_characters: int = 0  # of all these
+    id: bytes = b""
 
     def __post_init__(self) -> None:
+        self.id = blake2b(msgspec.msgpack.encode((self.lineage, self.texts)), digest_size=16).digest()
         self.num_characters = sum(len(text) for parts in self.texts for text in parts)
 
     def put(self, key: bytes, line: str, changes: Changes) -> list[bytes]:
         """Remember a line; without any, that there is none. Return the keys of lines that are gone."""
-        old, _ = self.lines.pop(key, ("", {}))
-        self.num_characters += COPIES * (len(line) - len(old))
+        old = self.lines.pop(key, None)
+        self.num_characters -= _size(old) if old else 0
         if line:
             self.lines[key] = line, changes
+            self.num_characters += _size(self.lines[key])
         gone = [key] if old and not line else []
         if len(self.lines) > MOST_LINES:
-            oldest, (text, _) = self.lines.popitem(last=False)
-            self.num_characters -= COPIES * len(text)
+            oldest, said = self.lines.popitem(last=False)
+            self.num_characters -= _size(said)
             gone.append(oldest)
         return gone
+
+
+def _size(said: tuple[str, Changes]) -> int:
+    """Return the characters that a line takes, with the pieces of which it says what they are now."""
+    line, changes = said
+    pieces = sum(OVERHEAD + len(change.before) + len(change.after) for change in changes.values())
+    return OVERHEAD + len(line) + pieces
 
 
 @dataclass(slots=True)
@@ -135,13 +149,18 @@ class VolatileText:
         found: list[_Kept] = []
         for path, _, _ in reversed(shelf.newest_first(SUFFIX)):
             try:
-                found.append(kept := msgspec.msgpack.decode(unsealed(MAGIC, path.read_bytes()), type=_Kept))
+                kept = msgspec.msgpack.decode(unsealed(MAGIC, path.read_bytes()), type=_Kept)
             except (OSError, DamagedFile, msgspec.MsgspecError, UnicodeDecodeError):
                 damaged.append(path.name)
                 continue
-            if not kept.key and kept.lineage:
-                fronts[kept.front] = front = Front(kept.texts)
-                self._fronts.setdefault(kept.lineage, []).append(front)
+            front = None if kept.key else Front(kept.lineage, kept.texts)
+            if path.name != _name(kept.front, kept.key) or (front and front.id != kept.front):  # a copy, of a person's
+                damaged.append(path.name)
+                continue
+            found.append(kept)
+            if front is not None:
+                fronts[front.id] = front
+                self._fronts.setdefault(front.lineage, []).append(front)
         for kept in found:
             if kept.lineage in self._fronts:
                 self._fronts.move_to_end(kept.lineage)
@@ -170,8 +189,8 @@ class VolatileText:
         with self._lock:
             front, changes = self._front(lineage, texts, asked)
             shown = [*map(_with_texts, messages[:number], front.texts), *messages[number:]]
-            reminders = self._keep_reminders(lineage, front, shown, range(number, last + 1), asked=asked)
-            self._say(lineage, front, shown, {**changes, **reminders.changes}, reminders)
+            reminders = self._keep_reminders(front, shown, range(number, last + 1), asked=asked)
+            self._say(front, shown, {**changes, **reminders.changes}, reminders)
             self._shorten()
         kept = [*reminders.replaced.values(), *reminders.changes.values()]
         return shown, (*changes.values(), *kept[-MOST_PIECES:])
@@ -180,20 +199,22 @@ class VolatileText:
         """Forget the lineages of a scope, or those of one session in it."""
         with self._lock:
             for lineage in [one for one in self._fronts if one[0] == scope and session in (None, one[1])]:
-                self._drop(lineage, self._fronts.pop(lineage))
+                self._drop(self._fronts.pop(lineage))
 
     def _front(self, lineage: Lineage, texts: Texts, asked: bool) -> tuple[Front, Changes]:
         """Return the instructions that a request has most of, and its changes; its own, if it is the first like this."""
         fronts = self._fronts.setdefault(lineage, [])
         self._fronts.move_to_end(lineage)
         found = [(changes, front) for front in fronts if (changes := self._changes(front.texts, texts, asked)) is not None]
-        changes, front = min(found, key=lambda pair: len(pair[0]), default=({}, Front(texts)))
-        if front in fronts:
+        changes, front = min(found, key=lambda pair: len(pair[0]), default=({}, None))
+        if front is not None:
             fronts.remove(front)
-        elif self._shelf is not None:
-            _write(self._shelf, _Kept(lineage, _front_id(lineage, front), texts))
+        else:
+            front = Front(lineage, texts)
+            if self._shelf is not None:
+                _write(self._shelf, _Kept(lineage, front.id, texts))
         fronts.append(front)
-        self._drop(lineage, fronts[:-MOST_FRONTS])
+        self._drop(fronts[:-MOST_FRONTS])
         del fronts[:-MOST_FRONTS]
         return front, changes
 
@@ -202,14 +223,13 @@ class VolatileText:
         num_characters = sum(sizes.values())
         while num_characters > MOST_CHARACTERS or len(self._fronts) > MOST_LINEAGES:
             lineage, fronts = self._fronts.popitem(last=False)
-            self._drop(lineage, fronts)
+            self._drop(fronts)
             num_characters -= sizes[lineage]
 
-    def _drop(self, lineage: Lineage, fronts: Iterable[Front]) -> None:
+    def _drop(self, fronts: Iterable[Front]) -> None:
         """Delete the files of fronts that are forgotten."""
         if self._shelf is not None:
-            keys = ((_front_id(lineage, front), key) for front in fronts for key in (b"", *front.lines))
-            self._shelf.drop(_name(front, key) for front, key in keys)
+            self._shelf.drop(_name(front.id, key) for front in fronts for key in (b"", *front.lines))
 
     def _changes(self, old: Texts, new: Texts, asked: bool) -> Changes | None:
         """Return what differs. None: too much, or what may not move."""
@@ -235,9 +255,7 @@ class VolatileText:
         texts = [text.strip() for text in (*UNIT.split(change.before), *UNIT.split(change.after)) if text.strip()]
         return all(any(pattern.fullmatch(text) for pattern in self.known) for text in texts)
 
-    def _keep_reminders(
-        self, lineage: Lineage, front: Front, shown: list[Message], messages: range, *, asked: bool
-    ) -> _Reminders:
+    def _keep_reminders(self, front: Front, shown: list[Message], messages: range, *, asked: bool) -> _Reminders:
         """Give the user's messages the blocks that they ended with when they came first."""
         found, digest = _Reminders(messages.start), blake2b(digest_size=16)
         parted = [_parted(shown[at]) if asked and shown[at]["role"] == "user" else None for at in messages]
@@ -249,34 +267,33 @@ class VolatileText:
             where = next((one for one in (AT_END, OWN_PART) if key + one in front.lines), where)
             first = front.lines[key + where][0] if key + where in front.lines else block
             if first:
-                self._put(lineage, front, key + where, (first, {}))
+                self._put(front, key + where, (first, {}))
             if first != block:
                 shown[at] = _with_block(body, first, where)
                 is_replaced = not block and later.get(_tag(first), -1) > at
                 (found.replaced if is_replaced else found.changes)[at, 0, 0] = ChangedText(first, block)
         return found
 
-    def _say(self, lineage: Lineage, front: Front, shown: list[Message], changes: Changes, reminders: _Reminders) -> None:
+    def _say(self, front: Front, shown: list[Message], changes: Changes, reminders: _Reminders) -> None:
         """Add to each message the line that it had before, and to the last one what is new since these."""
         said: Changes = {}
         for at, key in enumerate(reminders.keys, reminders.start):
             if key is reminders.keys[-1]:
-                self._put(lineage, front, key, ("\n".join(_news(said, changes, reminders)), changes))
+                self._put(front, key, ("\n".join(_news(said, changes, reminders)), changes))
             if known := front.lines.get(key):
                 front.lines.move_to_end(key)
                 line, said = known
                 shown[at] = _with_line(shown[at], line)
 
-    def _put(self, lineage: Lineage, front: Front, key: bytes, said: tuple[str, Changes]) -> None:
+    def _put(self, front: Front, key: bytes, said: tuple[str, Changes]) -> None:
         """Remember what is said at the end of a message, and in a file if it is new."""
         is_new = said != front.lines.get(key, ("", said[1]))
         gone = front.put(key, *said)
         if self._shelf is not None and (is_new or gone):
-            id = _front_id(lineage, front)
-            self._shelf.drop(_name(id, one) for one in gone)
+            self._shelf.drop(_name(front.id, one) for one in gone)
             if said[0]:
                 pieces = [(place, (change.before, change.after)) for place, change in said[1].items()]
-                _write(self._shelf, _Kept(lineage, id, key=key, line=said[0], changes=pieces))
+                _write(self._shelf, _Kept(front.lineage, front.id, key=key, line=said[0], changes=pieces))
 
 
 def _news(said: Changes, changes: Changes, reminders: _Reminders) -> Iterator[str]:
@@ -397,10 +414,6 @@ class _Kept(Struct, frozen=True, forbid_unknown_fields=True):
 
 def _write(shelf: Shelf, kept: _Kept) -> None:
     shelf.write(_name(kept.front, kept.key), lambda: sealed(MAGIC, msgspec.msgpack.encode(kept)))
-
-
-def _front_id(lineage: Lineage, front: Front) -> bytes:
-    return blake2b(msgspec.msgpack.encode((lineage, front.texts)), digest_size=16).digest()
 
 
 def _name(front: bytes, key: bytes) -> str:

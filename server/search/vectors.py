@@ -178,6 +178,7 @@ class VectorQueue:
 
     def _start_timer(self) -> Timer:
         """Return a timer for the embedder's sleep, which runs if it is in memory and may leave it."""
+        self._leaves = self._leaves and self._embedder.is_open  # else it has left already
         timer = Timer(0 if self._leaves else self._sleep_after, self._fall_asleep)
         timer.daemon = True
         if (self._leaves or self._sleep_after) and self._embedder.is_open and not self._closed:

@@ -1,11 +1,14 @@
 """`slotcache models`: what it tells of each model that serve would have, and what it deletes."""
 
 import json
+import shutil
 
 import pytest
 from slotcache.bench.random_models import SHAPES, generate
+from slotcache.models.model_files import digest, files_of
 from slotcache.server.cli import main
 from slotcache.slots.disk import DiskTier
+from slotcache.slots.stored_kv import StoredFolder, folders, records
 from support.encoders import bert
 
 from server.conftest import until
@@ -22,12 +25,16 @@ def files(tmp_path_factory):
 def store(files, tmp_path_factory):
     """A --cache-dir with KV of both models."""
     folder = tmp_path_factory.mktemp("store")
+    fill(files, folder)
+    return folder
+
+
+def fill(files, folder):
     with sharing(files, cache_dir=str(folder)) as up:
         for name in "ab":
             up.chat(QUESTION, model=name)
         tiers = [tier for one in up.host.services for tier in one.tiers if isinstance(tier, DiskTier)]
         until(lambda: all(tier.idle and tier.index.entries for tier in tiers))
-    return folder
 
 
 def run(capsys, *arguments):
@@ -85,3 +92,28 @@ def test_the_kv_of_one_model_is_removed_beside_a_server(files, store, capsys):
         after = listed(capsys, *flags, "--cache-dir", store)
         assert after["a"]["kv_records"] == 0 and after["b"]["kv_records"] == before["b"]["kv_records"]
         assert cached(up.chat(QUESTION, model="a")) == 0 < cached(up.chat(QUESTION, model="b"))
+
+
+def test_a_stray_file_does_not_make_a_folder_anothers(files, store, capsys):
+    flags = ("-m", files[0], "-m", files[1], "--cache-dir", store)
+    fill(files, store)
+    before = listed(capsys, *flags)
+    folder_of = {one.model: one.path for one in map(StoredFolder.of, folders(store))}
+    a, b = (folder_of[digest(files_of(file))] for file in files)
+    stray = a / f"z{next(records(b)).path.name}"
+    shutil.copy(next(records(b)).path, stray)
+    code, _, _ = run(capsys, "remove-kv", "b", *flags)
+    stray.unlink()
+    assert code == 0 and listed(capsys, *flags)["a"]["kv_records"] == before["a"]["kv_records"]
+
+
+def test_what_cannot_be_deleted_does_not_count(files, store, capsys):
+    flags = ("-m", files[0], "-m", files[1], "--cache-dir", store)
+    fill(files, store)
+    num_records = listed(capsys, *flags)["a"]["kv_records"]
+    (folder,) = (one.path for one in map(StoredFolder.of, folders(store)) if one.model == digest(files_of(files[0])))
+    held = folder / f"held{next(records(folder)).path.suffix}"
+    held.mkdir()
+    code, out, _ = run(capsys, "remove-kv", "a", *flags, "--json")
+    held.rmdir()
+    assert code == 0 and json.loads(out)["records"] == num_records > 0

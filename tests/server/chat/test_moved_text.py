@@ -226,6 +226,30 @@ def test_what_is_remembered_is_bounded(monkeypatch):
     assert not texts._fronts
 
 
+def num_held(texts):
+    """The characters of all texts that are remembered."""
+    fronts = [front for fronts in texts._fronts.values() for front in fronts]
+    lines = [said for front in fronts for said in front.lines.values()]
+    pieces = [change for _, changes in lines for change in changes.values()]
+    return sum(len(line) for line, _ in lines) + sum(len(piece.before) + len(piece.after) for piece in pieces)
+
+
+def test_all_that_is_remembered_counts(monkeypatch):
+    """A line holds all pieces that are others by then, also those that an earlier line has told of."""
+    monkeypatch.setattr(volatile, "MOST_CHARACTERS", 1 << 20)
+    texts, front, history = VolatileText(), instructions(), []
+    for turn in range(40):
+        letter = "x" if turn == 0 else "y"
+        blocks = [reminded(f"question {at}", f"<a>{letter * 900}</a>") for at in range(50)]
+        blocks[0] = reminded("question", f"<a>{turn}</a>")
+        history.append(said("user", f"message {turn}"))
+        settled(texts, [front, *blocks, *history])
+        assert num_held(texts) < volatile.MOST_CHARACTERS
+    monkeypatch.setattr(volatile, "MOST_CHARACTERS", 1 << 17)
+    settled(texts, [front, *(reminded(f"question {at}", "<a></a>") for at in range(1000))])
+    assert not texts._fronts, "a short line takes its key and its objects"
+
+
 # ---- over a restart -----------------------------------------------------------------------------------------------------
 
 
@@ -257,6 +281,16 @@ def test_a_restarted_server_says_what_it_would_have_said(tmp_path, restarts):
     assert len(files(tmp_path)) == 4, "the instructions, and three lines"
 
 
+def test_instructions_are_read_once_for_all_lines(tmp_path, monkeypatch):
+    """Else many short messages behind long instructions would cost the product of both."""
+    read, digest = [], volatile.blake2b
+    monkeypatch.setattr(volatile, "blake2b", lambda data=b"", **size: (read.append(len(data)), digest(data, **size))[1])
+    texts, shelf = on_shelf(tmp_path)
+    settled(texts, [instructions(), *(reminded(f"question {at}", "<a>1</a>") for at in range(20))])
+    shelf.close()
+    assert len([size for size in read if size > len(FRONT)]) == 1 and len(files(tmp_path)) == 21
+
+
 def test_what_is_forgotten_has_no_files(tmp_path, monkeypatch):
     texts, shelf = on_shelf(tmp_path)
     for session in ("a", "b"):
@@ -285,6 +319,18 @@ def test_damaged_files_are_left_out_and_go(tmp_path):
     assert settled(texts, messages) == (messages, ()), "a line of what is not known is not said"
     shelf.close()
     assert len(files(tmp_path)) == 1
+
+
+def test_a_copy_of_a_file_is_left_out_and_goes(tmp_path):
+    texts, shelf = on_shelf(tmp_path)
+    for day in ("Monday", "Tuesday"):
+        settled(texts, [instructions(f"{day}.\n"), said("user", "Hello")])
+    shelf.close()
+    for file in files(tmp_path):
+        (tmp_path / f"copy of {file.name}").write_bytes(file.read_bytes())
+    texts, shelf = on_shelf(tmp_path)
+    shelf.close()
+    assert len(texts._fronts[LINEAGE]) == 1 and len(files(tmp_path)) == 2
 
 
 # ---- over a server, by the tokens that it computes ----------------------------------------------------------------------

@@ -7,13 +7,16 @@ import json
 import socket
 import threading
 from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any, cast
 
 import httpx
 import pytest
+from slotcache.server.api.reply import _events
 from slotcache.server.app import make_app
 from slotcache.server.chat.body import ChatRequest, CompletionRequest
 from slotcache.server.chat.conversations import PendingTurn
-from slotcache.server.engine.generation import MAX_PROGRESS, Delta, Unread
+from slotcache.server.engine.generation import MAX_PROGRESS, Delta, PromptProgress, Unread
 from slotcache.server.http.api_errors import RequestError
 from slotcache.server.http.connection import Shortcut
 
@@ -22,6 +25,7 @@ from server.conftest import DEADLINE, running, until
 CHAT = "/v1/chat/completions"
 USER = [{"role": "user", "content": "What is it?"}]
 LONG = {"messages": USER, "max_tokens": 400, "ignore_eos": True, "temperature": 0, "cache_prompt": True}
+PROGRESS = PromptProgress(8, 0, 4, 1.0)
 NAME = "m" * 20_000  # of the model, in every chunk: an answer that no socket's buffer takes whole
 
 
@@ -144,6 +148,28 @@ def test_text_that_is_waited_for_is_offered_at_once_and_all_else_keeps_its_place
         return taken, unread.qsize()
 
     assert asyncio.run(read()) == (["now"], 1)
+
+
+def test_no_text_of_a_choice_overtakes_the_piece_in_front_of_it():
+    """Of several choices, too, while a slow client has yet to take that piece."""
+
+    async def read():
+        choices, taken = [SimpleNamespace(events=Unread()) for _ in range(2)], []
+        for choice in choices:
+            choice.events.take_now = lambda delta: taken.append(delta.text) is None
+        events: Any = _events(cast(Any, choices), None)
+        reading = asyncio.ensure_future(anext(events))
+        await asyncio.sleep(0)
+        choices[0].events.put(PROGRESS)
+        assert await reading == (0, PROGRESS)
+        for _ in range(5):
+            await asyncio.sleep(0)
+        choices[0].events.put(Delta("behind"))
+        choices[1].events.put(Delta("of another"))
+        assert taken == ["of another"] and await anext(events) == (0, Delta("behind"))
+        await events.aclose()
+
+    asyncio.run(read())
 
 
 ROUTES = {

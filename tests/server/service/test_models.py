@@ -345,6 +345,22 @@ def test_an_embedder_beside_leaves_when_it_is_told_to_and_comes_back_for_a_text(
         assert up.http.get("/health").json()["beside"] == {"e": "loaded"}
 
 
+def test_an_embedder_that_is_told_twice_to_leave_stays_after_its_next_text(files, tmp_path):
+    bert(embedder := tmp_path / "e.gguf")
+    with sharing(files[:2], embedding_model=str(embedder)) as up:
+        (worker,) = up.vectors.workers
+        told, unload = [], worker.embedder.unload
+
+        def unload_and_tell():
+            told.append(worker.leave())
+            unload()
+
+        worker.embedder.unload = unload_and_tell
+        worker.leave()
+        until(lambda: told and worker._queue._thread is None)
+        assert not worker.embedder.is_open and not worker._queue._leaves
+
+
 def test_a_batch_ends_whose_model_cannot_be_loaded(files):
     with sharing([files[0], files[3]]) as up:
         lines = [{"custom_id": name, "method": "POST", "url": "/v1/completions"} for name in ("a", "broken")]
