@@ -274,6 +274,7 @@ class WarmUpProxy(ChatProxy):
         if chat.turns:
             check(chat)
             plan = state.orders.plan(chat)
+            session = session or plan.first.key[:16]  # as the chat's
             body, parts = write(chat, plan, wants_usage=False), [*plan.parts, *parts]
         return name, [] if state.orders.has(parts) else parts, body, session, plan
 
