@@ -65,7 +65,10 @@ class FirstTokens:
         self._kept: deque[FirstToken] = deque()
 
     def keep(self, first: FirstToken) -> None:
-        """Keep one; the oldest leaves for it."""
+        """Keep one; an equal one leaves for it, else the oldest if there are too many."""
+        for old in [old for old in self._kept if _begins(old, first.scope, first.prompt, first.sampling)]:
+            self._kept.remove(old)
+            old.sampler.close()
         self._kept.append(first)
         if len(self._kept) > MAX_FIRST_TOKENS:
             self._kept.popleft().sampler.close()
@@ -74,7 +77,8 @@ class FirstTokens:
         """Return that of a generation whose prompt is laid out, and forget it."""
         if not generation.limit or generation.request.background:
             return None
-        found = next((first for first in self._kept if _is_first(first, generation)), None)
+        scope, prompt = generation.request.scope, generation.job.tokens[: generation.job.num_prompt]
+        found = next((first for first in self._kept if _begins(first, scope, prompt, generation.sampling)), None)
         self._kept = deque(first for first in self._kept if first is not found)
         return found
 
@@ -86,10 +90,9 @@ class FirstTokens:
                 first.sampler.close()
 
 
-def _is_first(first: FirstToken, generation: Generation) -> bool:
-    prompt = generation.job.tokens[: generation.job.num_prompt]
-    same = first.scope == generation.request.scope and generation.sampling.chooses_as(first.sampling)
-    return same and np.array_equal(first.prompt, prompt)
+def _begins(first: FirstToken, scope: Scope, prompt: np.ndarray, sampling: Sampling) -> bool:
+    """Return whether an answer to this prompt could begin with it."""
+    return first.scope == scope and sampling.chooses_as(first.sampling) and np.array_equal(first.prompt, prompt)
 
 
 class Background:
