@@ -232,6 +232,18 @@ def test_a_turn_computed_ahead_again_takes_the_place_of_no_other(tiny):
         assert len(server.service.engine.background.first_tokens._kept) == 1
 
 
+def test_the_seed_that_is_told_is_the_one_that_chose_the_first_token(server):
+    body = {"messages": MESSAGES, "documents": DOCUMENTS[:3], "cache_scope": "told", "temperature": 1.5, "ignore_eos": True}
+    body |= {"max_tokens": 12, "verbose": True}
+    before = begun(server)
+    speculate(server, **body)
+    unloaded(server)
+    answer = server.chat(**body)
+    assert begun(server) == before + 1
+    again = server.chat(**body, seed=answer["__verbose"]["generation_settings"]["seed"])
+    assert again["choices"][0]["message"] == answer["choices"][0]["message"]
+
+
 LONG = [{"id": "x", "text": "Chapter. " + "endless " * 2000}]
 
 
