@@ -245,17 +245,20 @@ class WarmUpProxy(ChatProxy):
             await Proxy.exchange(self, scope, send, sent, held)
             return
         held.hold(COPIES * len(sent.body))
-        name, parts, body, session = await state.threads.run(len(sent.body), self._open, sent.body)
+        name, parts, body, session, plan = await state.threads.run(len(sent.body), self._open, sent.body)
         # Prompts that wait come first: the engine has no time for others.
         starts = bool(parts) and not state.prefills.num_waiting and state.warm_ups.has_room(len(body))
         if starts:
             headers = self._headers(sent.headers, session)
-            state.warm_ups.start(self._warm(Sent("POST", "/v1/chat/completions", headers, body), parts))
+            state.warm_ups.start(self._warm(Sent("POST", "/v1/chat/completions", headers, body), parts, plan))
+        elif plan is not None:
+            state.learning.take_back(plan)
         told = {"object": "speculation", "id": name, "state": "started" if starts else "skipped"}
         await JSONResponse(told)(scope, _nothing, send)
 
-    def _open(self, body: bytes) -> tuple[str, Sequence[PromptPart], bytes, str]:
-        """Return a turn's name, what to compute, the request for it, and the affinity header's value. Raises RequestError.
+    def _open(self, body: bytes) -> tuple[str, Sequence[PromptPart], bytes, str, OrderPlan | None]:
+        """Return a turn's name, what to compute, the request for it, the affinity header's value, and the plan of earlier
+        turns, if these have documents. Raises RequestError.
 
         What to compute: the parts in front of its documents; none if the upstream should have them.
         """
@@ -266,14 +269,17 @@ class WarmUpProxy(ChatProxy):
         body = opening(body)
         chat = read_chat(body, state.settings.tool_documents)
         parts: Sequence[PromptPart] = [PromptPart.of(chat.before_last)] if chat.before_last.chars else []
+        plan: OrderPlan | None = None
+        session = _safe(chat.options.conversation_id)
         if chat.turns:
             check(chat)
             plan = state.orders.plan(chat)
+            session = session or plan.first.key[:16]  # as the chat's
             body, parts = write(chat, plan, wants_usage=False), [*plan.parts, *parts]
-        return name, [] if state.orders.has(parts) else parts, body, _safe(chat.options.conversation_id)
+        return name, [] if state.orders.has(parts) else parts, body, session, plan
 
-    async def _warm(self, sent: Sent, parts: Sequence[PromptPart]) -> None:
-        """Have the upstream compute the parts of a prompt. Its failure costs the head start only."""
+    async def _warm(self, sent: Sent, parts: Sequence[PromptPart], plan: OrderPlan | None) -> None:
+        """Have the upstream compute the parts of a prompt. Its failure costs the head start only, and teaches nothing."""
         state, prefill = self._state, self._state.prefills.begin()
         try:
             async with state.upstream.ask(sent) as response:
@@ -282,10 +288,13 @@ class WarmUpProxy(ChatProxy):
                 if response.status == 200:
                     state.orders.add(parts)
                     state.metrics.warmed.inc()
+                    plan = None
         except RequestError as error:
             logger.debug("nothing was computed ahead: %s", error.message)
         finally:
             prefill.end()
+            if plan is not None:
+                state.learning.take_back(plan)
 
 
 async def _nothing() -> Message:

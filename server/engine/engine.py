@@ -65,7 +65,10 @@ class FirstTokens:
         self._kept: deque[FirstToken] = deque()
 
     def keep(self, first: FirstToken) -> None:
-        """Keep one; the oldest leaves for it."""
+        """Keep one; an equal one leaves for it, else the oldest if there are too many."""
+        for old in [old for old in self._kept if _begins(old, first.scope, first.prompt, first.sampling)]:
+            self._kept.remove(old)
+            old.sampler.close()
         self._kept.append(first)
         if len(self._kept) > MAX_FIRST_TOKENS:
             self._kept.popleft().sampler.close()
@@ -74,7 +77,8 @@ class FirstTokens:
         """Return that of a generation whose prompt is laid out, and forget it."""
         if not generation.limit or generation.request.background:
             return None
-        found = next((first for first in self._kept if _is_first(first, generation)), None)
+        scope, prompt = generation.request.scope, generation.job.tokens[: generation.job.num_prompt]
+        found = next((first for first in self._kept if _begins(first, scope, prompt, generation.sampling)), None)
         self._kept = deque(first for first in self._kept if first is not found)
         return found
 
@@ -86,10 +90,9 @@ class FirstTokens:
                 first.sampler.close()
 
 
-def _is_first(first: FirstToken, generation: Generation) -> bool:
-    prompt = generation.job.tokens[: generation.job.num_prompt]
-    same = first.scope == generation.request.scope and generation.sampling.chooses_as(first.sampling)
-    return same and np.array_equal(first.prompt, prompt)
+def _begins(first: FirstToken, scope: Scope, prompt: np.ndarray, sampling: Sampling) -> bool:
+    """Return whether an answer to this prompt could begin with it."""
+    return first.scope == scope and sampling.chooses_as(first.sampling) and np.array_equal(first.prompt, prompt)
 
 
 class Background:
@@ -258,7 +261,7 @@ class Generations:
         self, scheduler: Scheduler, outbox: Outbox, is_end: Callable[[int], bool], first_tokens: FirstTokens
     ) -> None:
         self._first_tokens = first_tokens
-        self._begun: dict[int, Sampler] = {}  # of requests that may start with their first token
+        self._begun: dict[int, FirstToken] = {}  # of requests that may start with it
         self.samplers: dict[int, Sampler] = {}
         self.is_closed = False
         self._why = ""  # it is closed
@@ -296,14 +299,22 @@ class Generations:
         first = self._first_tokens.take(self._open[job.request.id])
         if first is None:
             return None
-        self._begun[job.request.id] = first.sampler
+        self._drop_begun(job.request.id)
+        self._begun[job.request.id] = first
         return first.token
+
+    def _drop_begun(self, id: int) -> None:
+        if first := self._begun.pop(id, None):
+            first.sampler.close()
 
     def begin(self, job: Job, token: int) -> None:
         """Begin an answer with this token, and tell its client at once."""
-        id = job.request.id
+        id, generation = job.request.id, self._open[job.request.id]
         self.samplers[id].close()
-        self.samplers[id], self._open[id].is_primed = self._begun.pop(id), True
+        first = self._begun.pop(id)
+        self.samplers[id], generation.is_primed = first.sampler, True
+        if first.sampling.is_seeded:
+            generation.sampling = first.sampling  # the seed that the client is told is the one that chose
         self.admit([id])
         self.push(job, token)
         self._outbox.send()
@@ -370,9 +381,9 @@ class Generations:
             return
         generation.done = True
         is_open = self._open.pop(generation.request.id, None) is not None
-        for samplers in (self.samplers, self._begun):
-            if sampler := samplers.pop(generation.request.id, None):
-                sampler.close()
+        if sampler := self.samplers.pop(generation.request.id, None):
+            sampler.close()
+        self._drop_begun(generation.request.id)
         if is_open:
             self._scheduler.finish(generation.job)
 

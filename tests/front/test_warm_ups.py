@@ -102,6 +102,35 @@ def test_an_engine_that_refuses_or_is_away_costs_the_head_start_only():
         until(lambda: not front.host.prefills.num_waiting)
 
 
+HISTORY = [SYSTEM, {**ASKED, "documents": documents("a", "b")}, {"role": "assistant", "content": "Stone."}]
+
+
+@pytest.mark.parametrize("is_away", [False, True])
+def test_documents_of_earlier_turns_that_never_reached_the_engine_are_not_expected_there(is_away):
+    answers = [response("503 Busy", b"{}")] if is_away else []
+    with (
+        scripted(answer=lambda body: answers.pop() if answers else ANSWER) as upstream,
+        ordering(upstream.url, dialect="openai") as front,
+    ):
+        waiting = None if is_away else front.host.prefills.begin()
+        state = speculate(front, *HISTORY, {"role": "user", "content": "And the roof?"})
+        assert state == ("started" if is_away else "skipped")
+        if waiting is not None:
+            waiting.end()
+        until(lambda: not (len(front.host.orders) or front.host.prefills.num_waiting))
+        assert front.chat(messages=HISTORY[:2]).headers["x-slotcache-order"].endswith("expected=0/2")
+
+
+def test_a_turn_ahead_goes_where_its_chat_goes():
+    with scripted(answer=lambda body: ANSWER) as upstream, ordering(upstream.url, dialect="openai") as front:
+        front.chat(messages=HISTORY[:2])
+        assert speculate(front, *HISTORY, {"role": "user", "content": "And the roof?"}) == "started"
+        until(lambda: metric(front, "warmed") == 1)
+        heads = [head.lower().split(b"\r\n") for head, body in upstream.requests if body]
+    chat, ahead = ([line for line in head if line.startswith(b"x-session-id: ")] for head in heads)
+    assert chat == ahead != []
+
+
 def test_the_number_under_way_is_bounded_and_they_end_with_the_front(monkeypatch):
     gate = threading.Event()
     monkeypatch.setattr(warm_ups, "MOST", 0)

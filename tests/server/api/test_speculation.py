@@ -7,6 +7,7 @@ import httpx
 import pytest
 from slotcache.models.errors import Interrupted
 from slotcache.ordering.policy import read_along
+from slotcache.server.engine.engine import MAX_FIRST_TOKENS
 from slotcache.slots.plan import Plan
 from support.architectures import delta, mamba2
 
@@ -218,6 +219,29 @@ def test_equal_requests_at_once_share_no_first_token(tiny):
         answer = server.chat(**body, n=3)
         assert begun(server) == 1
         assert len({choice["message"]["content"] for choice in answer["choices"]}) == 1
+
+
+def test_a_turn_computed_ahead_again_takes_the_place_of_no_other(tiny):
+    body = {"messages": MESSAGES, "documents": DOCUMENTS[:3], "temperature": 0, "ignore_eos": True}
+    with running(tiny) as server:
+        for number, scope in enumerate(["mine", *["yours"] * MAX_FIRST_TOKENS]):
+            speculate(server, **body, cache_scope=scope, id=str(number))
+            unloaded(server)
+        server.chat(**body, cache_scope="mine")
+        assert begun(server) == 1
+        assert len(server.service.engine.background.first_tokens._kept) == 1
+
+
+def test_the_seed_that_is_told_is_the_one_that_chose_the_first_token(server):
+    body = {"messages": MESSAGES, "documents": DOCUMENTS[:3], "cache_scope": "told", "temperature": 1.5, "ignore_eos": True}
+    body |= {"max_tokens": 12, "verbose": True}
+    before = begun(server)
+    speculate(server, **body)
+    unloaded(server)
+    answer = server.chat(**body)
+    assert begun(server) == before + 1
+    again = server.chat(**body, seed=answer["__verbose"]["generation_settings"]["seed"])
+    assert again["choices"][0]["message"] == answer["choices"][0]["message"]
 
 
 LONG = [{"id": "x", "text": "Chapter. " + "endless " * 2000}]
