@@ -562,6 +562,22 @@ def test_a_request_whose_first_token_is_known_computes_nothing_of_its_prompt(rec
     assert len(told) == 1
 
 
+def test_a_prompt_that_loses_its_end_as_it_begins_computes_its_rest_in_one_piece():
+    world = World(recompute_last=8, host=1000)
+    world.run(range(100), limit=1, stops=[97])
+    world.run(range(500, 600))
+    tree = world.scheduler.tree
+
+    def token_of(job):
+        tree.lose(tree.match(COMMON, np.arange(100, dtype=np.int32)).node)
+        return 7
+
+    world.scheduler.first_token = token_of
+    job = world.submit(range(100), limit=3)
+    assert computed(world.step(), job) == 8 and job.reuse.cached == 92
+    world.finish()
+
+
 def test_idle_kv_stays_where_there_is_no_host_tier():
     world = World()
     world.run(range(100))
