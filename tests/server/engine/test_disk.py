@@ -41,13 +41,18 @@ def read_all(disk):
 
 
 def settled(server):
-    """Wait until all idle KV is on disk."""
+    """Wait until all idle KV is on disk that is worth a copy: of a device, scattered answers may not be."""
     engine = server.service.engine
     tree = engine.scheduler.tree
 
     def is_saved():
         runs = [node for root in tree.roots.values() for node in descendants(root)]
-        return engine.scheduler.idle and runs and all(node.copy for node in runs) and not tree.host.unsaved
+        return (
+            engine.scheduler.idle
+            and runs
+            and all(node.copy or not tree.copies.pays(node) for node in runs)
+            and not tree.host.unsaved
+        )
 
     until(lambda: engine.inbox.ask(is_saved).result())
     until(lambda: all(tier.idle for tier in server.service.tiers))
