@@ -25,9 +25,9 @@ from ...ordering.document import Document
 from ...ordering.policy import ORDERS
 from ...slots.scope import MAX_NAME
 from ...slots.tier import MOST_SERVERS, FolderError, places
+from .chat_files import ChatFiles, DamagedFile, checked_content, with_checksum
 from .chat_prompt import DocumentSet
 from .history import HistoryMessage
-from .shelf import DamagedFile, Shelf, sealed, unsealed
 
 MAGIC = b"slotcache answer 1\n"
 SUFFIX = ".answer"
@@ -204,13 +204,13 @@ def encode(stored: StoredAnswer) -> list[bytes]:
             record=stored.record,
         )
     )
-    return sealed(MAGIC, content)
+    return with_checksum(MAGIC, content)
 
 
 def decode(data: bytes, vocabulary: HistoryVocabulary) -> StoredAnswer:
     """Return the stored answer of a file. Raises DamagedFile."""
     try:
-        file = msgspec.msgpack.decode(unsealed(MAGIC, data), type=_File)
+        file = msgspec.msgpack.decode(checked_content(MAGIC, data), type=_File)
         entries = {number: entry.read(file.scope, vocabulary) for number, entry in file.entries.items()}
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise DamagedFile(f"it is not as expected: {error}") from None
@@ -247,7 +247,7 @@ def _tokens(data: bytes, vocabulary: HistoryVocabulary) -> np.ndarray:
 logger = logging.getLogger("slotcache.conversations")
 
 
-class ConversationFiles(Shelf):
+class ConversationFiles(ChatFiles):
     """Stored answers in a folder, so that conversations outlive a restart. Each answer is a file of its own.
 
     The folder is one server's: entries are numbered by the one that has them in memory.
