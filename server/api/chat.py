@@ -17,20 +17,8 @@ from ..engine.usage import Fields
 from ..formats.answer import CallArguments, CallStart, ContentText, Fragment, ReasoningText, message
 from ..http.api_errors import RequestError
 from .completions import verbose
-from .reply import (
-    DONE,
-    JsonReply,
-    ReplyFormat,
-    ResponseMeta,
-    WholeAnswer,
-    accept,
-    accounts,
-    count_prompt,
-    early_meta,
-    encode,
-    sse_event,
-    submit,
-)
+from .endpoint import accept, count_prompt, early_meta, submit
+from .reply import DONE, JsonReply, ReplyFormat, ResponseMeta, WholeAnswer, accounts, encode, sse_event
 from .response_tools import FreeText, free_text
 
 CLOSING = b'},"logprobs":null,"finish_reason":null}]}\n\n'

@@ -19,24 +19,8 @@ from ..engine.usage import Fields
 from ..http.api_errors import RequestError
 from ..search.vectors import Vectors
 from ..service.service import Service
-from .reply import (
-    DONE,
-    JsonReply,
-    ReplyFormat,
-    ResponseMeta,
-    WholeAnswer,
-    accounts,
-    chosen_of,
-    early_meta,
-    encode,
-    id_of,
-    predict,
-    service_of,
-    sse_event,
-    submit,
-    vectors_of,
-    while_connected,
-)
+from .endpoint import chosen_of, early_meta, id_of, predict, service_of, submit, vectors_of, while_connected
+from .reply import DONE, JsonReply, ReplyFormat, ResponseMeta, WholeAnswer, accounts, encode, sse_event
 
 COMMENT = b":\n\n"
 

@@ -21,20 +21,8 @@ from ..engine.generation import Delta, End, PromptProgress
 from ..engine.usage import Fields
 from ..formats.answer import CallArguments, CallStart, ContentText, Fragment, ReasoningText, decoded_arguments
 from ..http.api_errors import RequestError
-from .reply import (
-    JsonReply,
-    ReplyFormat,
-    ResponseMeta,
-    WholeAnswer,
-    accept,
-    beside_others,
-    count_prompt,
-    early_meta,
-    seal,
-    sse_event,
-    submit,
-    unseal,
-)
+from .endpoint import accept, beside_others, count_prompt, early_meta, submit
+from .reply import JsonReply, ReplyFormat, ResponseMeta, WholeAnswer, seal, sse_event, unseal
 
 # ---- Content blocks of Anthropic's Messages, and the messages of a chat that they make. ---------------------------------
 

@@ -18,7 +18,8 @@ from ..search import retrieve
 from ..search.folder import FolderIndex
 from ..search.retrieve import ChatToCome, SearchRequest, StagePrefetch, index_state, query_of_search, results, with_documents
 from ..service.service import Service
-from .reply import DONE, JsonReply, prefetch_documents, scope_of, service_of, shown_hits, sse_event, while_connected
+from .endpoint import prefetch_documents, scope_of, service_of, shown_hits, while_connected
+from .reply import DONE, JsonReply, sse_event
 
 # ---- The routes over the server's documents: their files, one document, a new look at the folders. ----------------------
 
