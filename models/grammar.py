@@ -33,7 +33,8 @@ class Tokens:
         if not model.ends:
             raise GrammarError("this model has no token that ends an answer")
         self.num_vocab, self.ends = model.num_vocab, np.array(sorted(model.ends), np.intp)
-        controls = [token for token in range(model.num_vocab) if _is_control(model, token)]
+        attributes = (llama.llama_vocab_get_attr(model.vocab, token) for token in range(model.num_vocab))
+        controls = [token for token, attribute in enumerate(attributes) if attribute & CONTROL]
         self.texts = ~_mask(set(controls) - model.ends, model.num_vocab)
         tokens = [model.piece(token) for token in range(model.num_vocab)]
         for token in controls:
@@ -55,10 +56,6 @@ class _Cutter:
         if not isinstance(text, str):
             raise TypeError("a text is wanted")  # llguidance tries bytes first
         return self._model.tokenize(text).tolist()
-
-
-def _is_control(model: Model, token: int) -> bool:
-    return bool(llama.llama_vocab_get_attr(model.vocab, token) & CONTROL)
 
 
 def _mask(tokens: Collection[int], num_vocab: int) -> np.ndarray:

@@ -16,7 +16,7 @@ from ..engine.usage import Fields
 from ..http.api_errors import RequestError
 from ..search import retrieve
 from ..search.folder import FolderIndex
-from ..search.retrieve import ChatToCome, SearchRequest, StagePrefetch, index_state, query_of_search, results, with_documents
+from ..search.retrieve import ChatToCome, SearchRequest, StagePrefetch, index_state, results, search_for, with_documents
 from ..service.service import Service
 from .endpoint import prefetch_documents, scope_of, service_of, shown_hits, while_connected
 from .reply import DONE, JsonReply, sse_event
@@ -82,7 +82,7 @@ async def search(request: Request, asked: SearchRequest) -> Response:
 
 async def _stages(request: Request, asked: SearchRequest, folder_index: FolderIndex) -> AsyncIterator[Stage]:
     """Yield the stages of a search. The documents that lead are computed ahead, if the request names a turn for it."""
-    query = query_of_search(asked, folder_index)
+    query = search_for(asked.query, asked, folder_index)
     ahead = _ahead(request, asked, folder_index)
     try:
         async for stage in folder_index.search().stages(query):
