@@ -9,8 +9,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
-from ..ordering.arrangement import arrange
-from ..ordering.policy import ORACLE_LIMIT
+from ..ordering.policy import ORACLE_LIMIT, arrange
 from ..ordering.tree import KnowledgeTree
 from .client import Client, Result, Run, drive
 from .journal import note

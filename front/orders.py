@@ -14,8 +14,8 @@ import msgspec
 from msgspec import Raw
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from ..ordering.arrangement import arrange
 from ..ordering.document import Document, leave_out
+from ..ordering.policy import arrange
 from ..ordering.prompt import document_text, location_hint, order_hint
 from ..ordering.tree import DocumentNode, KnowledgeTree
 from ..server.http.api_errors import RequestError

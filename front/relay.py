@@ -87,7 +87,8 @@ class Relay:
                 raise RequestError("the upstream broke off", status=502, code="upstream_broke_off")
         except (RequestError, EventError) as error:
             if not is_done(end):
-                await self._fail(error if isinstance(error, RequestError) else _garbage(error))
+                garbage = RequestError(f"the upstream sent {error}", status=502, code="upstream_garbage")
+                await self._fail(error if isinstance(error, RequestError) else garbage)
         await self._begin(response, OF_THE_HOP | {b"content-length"})
         await self._write(b"", more=False)
 
@@ -178,7 +179,3 @@ async def _refusal(response: aiohttp.ClientResponse, pieces: AsyncIterator[bytes
     wait = response.headers.get("Retry-After", "")
     headers = {"Retry-After": wait} if wait.isascii() and wait.isprintable() and wait else None
     return RequestError(f"the upstream answered {response.status}: {text}", status=response.status, headers=headers)
-
-
-def _garbage(error: EventError) -> RequestError:
-    return RequestError(f"the upstream sent {error}", status=502, code="upstream_garbage")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
+from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -16,9 +17,10 @@ from .orders import FrontMetrics, Learning, Orders
 from .prefills import Prefills
 from .settings import FrontSettings
 from .upstream import Upstream
-from .warm_ups import WarmUps
 
 MOST_PROBES = 16  # questions for the upstream's health, which anybody may ask
+MOST_WARM_UPS = 16  # under way at a time
+LARGEST_WARM_UP = 1 << 20  # bytes of a body that is held for one
 
 
 class Room:
@@ -54,6 +56,28 @@ class Room:
             yield
         finally:
             self._num_probes -= 1
+
+
+class WarmUps:
+    """Requests of one token for what stands in front of documents that a client still searches for. Of one event loop."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def has_room(self, num_bytes: int) -> bool:
+        """Return whether another one, with a body of so many bytes, may start."""
+        return len(self._tasks) < MOST_WARM_UPS and num_bytes <= LARGEST_WARM_UP
+
+    def start(self, work: Coroutine[object, object, None]) -> None:
+        """Begin one; nobody waits for its end."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def stop(self) -> None:
+        """End all of them."""
+        for task in self._tasks:
+            task.cancel()
 
 
 # ---- All that serves while the front is up. -----------------------------------------------------------------------------

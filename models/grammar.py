@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import OrderedDict
 from collections.abc import Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -34,18 +33,13 @@ class Tokens:
         if not model.ends:
             raise GrammarError("this model has no token that ends an answer")
         self.num_vocab, self.ends = model.num_vocab, np.array(sorted(model.ends), np.intp)
-        controls = [token for token in range(model.num_vocab) if _is_control(model, token)]
-        self._controls = {model.text_of(token): token for token in controls}
+        attributes = (llama.llama_vocab_get_attr(model.vocab, token) for token in range(model.num_vocab))
+        controls = [token for token, attribute in enumerate(attributes) if attribute & CONTROL]
         self.texts = ~_mask(set(controls) - model.ends, model.num_vocab)
         tokens = [model.piece(token) for token in range(model.num_vocab)]
         for token in controls:
             tokens[token] = model.text_of(token).encode() or b"<>"
         self.tokenizer = LLTokenizer(TokenizerWrapper(_Cutter(model, tokens, controls)), eos_token=sorted(model.ends))
-
-    def marker(self, text: str) -> str:
-        """Return a piece of Lark for a mark in a chat's format: the control token that is spelt so, else the text itself."""
-        token = self._controls.get(text)
-        return json.dumps(text) if token is None else f"<[{token}]>"
 
 
 class _Cutter:
@@ -62,10 +56,6 @@ class _Cutter:
         if not isinstance(text, str):
             raise TypeError("a text is wanted")  # llguidance tries bytes first
         return self._model.tokenize(text).tolist()
-
-
-def _is_control(model: Model, token: int) -> bool:
-    return bool(llama.llama_vocab_get_attr(model.vocab, token) & CONTROL)
 
 
 def _mask(tokens: Collection[int], num_vocab: int) -> np.ndarray:
@@ -204,8 +194,8 @@ def _compute_all(constraints: Sequence[Constraint]) -> None:
 
 # ---- Compiles grammars, and keeps the compiled ones. --------------------------------------------------------------------
 #
-# The format of a chat that calls functions is written in Lark. `marker` gives each of its marks as the vocabulary has it,
-# a control token or a text. Free text ends in front of a control token by itself; a rule that ends with a text needs
+# The format of a chat that calls functions is written in Lark, its marks as the vocabulary has them: as a control token,
+# by its id, or as a text. Free text ends in front of a control token by itself; a rule that ends with a text needs
 # `[lazy]`:
 #
 #     start: (before call)+                                   start: TEXT? (<[7]> call)+
@@ -263,10 +253,6 @@ class Grammars:
         compiling = self._thread.submit(self._compile, source)
         compiling.add_done_callback(self._count_done)
         return compiling
-
-    def marker(self, text: str) -> str:
-        """Return a piece of Lark for a mark in a chat's format: see `Tokens.marker`. Waits for the vocabulary."""
-        return self._tokens.result().marker(text)
 
     def close(self) -> None:
         """Wait for the compilation that runs; drop those that wait."""

@@ -25,10 +25,9 @@ Pure Python, for use in front of any engine with a prefix cache:
     <BLANKLINE>
 """
 
-from .arrangement import Arrangement, arrange
 from .document import Document, DocumentError, parse_documents
 from .fleet import Fleet, Placement
-from .policy import POLICIES, Index, RecencyIndex, Step
+from .policy import POLICIES, Arrangement, Index, RecencyIndex, Step, arrange
 from .prompt import document_text, order_hint
 from .tree import KnowledgeTree
 

@@ -7,8 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from threading import Lock
 
-from .arrangement import Arrangement, arrange_better, request_of
-from .policy import OrderRequest
+from .policy import Arrangement, OrderRequest, arrange_better, request_of
 from .tree import KnowledgeTree
 
 MAX_SESSIONS = 100_000

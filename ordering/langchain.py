@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from langchain_core.documents import BaseDocumentCompressor, Document  # pyright: ignore[reportMissingImports]
 from pydantic import ConfigDict, Field  # pyright: ignore[reportMissingImports]
 
-from .arrangement import arrange
+from .policy import arrange
 from .tree import KnowledgeTree
 
 CHARACTERS = 4  # of a token, roughly

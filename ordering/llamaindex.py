@@ -9,7 +9,7 @@ from llama_index.core.bridge.pydantic import ConfigDict, Field  # pyright: ignor
 from llama_index.core.postprocessor.types import BaseNodePostprocessor  # pyright: ignore[reportMissingImports]
 from llama_index.core.schema import MetadataMode, NodeWithScore, QueryBundle  # pyright: ignore[reportMissingImports]
 
-from .arrangement import arrange
+from .policy import arrange
 from .tree import KnowledgeTree
 
 CHARACTERS = 4  # of a token, roughly

@@ -52,11 +52,6 @@ class Progress:
     vectors: int = 0
     reading: str = ""
 
-    @property
-    def is_complete(self) -> bool:
-        """Whether each file that was found is in the index."""
-        return self.files_left == 0
-
 
 @dataclass(frozen=True, slots=True)
 class Scan:

@@ -129,7 +129,7 @@ class Store:
             rows = connection.execute(
                 f"{FILES} where path > ? group by path order by path limit ?", (after, limit)
             ).fetchall()
-        return {row[0]: _stored_file(row) for row in rows}
+        return {row[0]: StoredFile(*row[:6], stamp=Stamp(*row[6:])) for row in rows}
 
     def digest(self, path: str) -> str:
         """Return the digest of a file that was read; empty for any other path."""
@@ -207,10 +207,6 @@ def _identity(path: Path) -> tuple[int, int] | None:
 def _remove(path: Path) -> None:
     for suffix in ("", "-wal", "-shm"):
         path.with_name(path.name + suffix).unlink(missing_ok=True)
-
-
-def _stored_file(row: tuple[str, str, str, str, int, int, int, int, int]) -> StoredFile:
-    return StoredFile(*row[:6], stamp=Stamp(*row[6:]))
 
 
 def _places(connection: sqlite3.Connection, number: int) -> tuple[Place, ...]:

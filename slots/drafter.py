@@ -128,7 +128,7 @@ def _place(confidence: float) -> int:
 # ---- The time of a draft model, in steps of the model that it drafts for. -----------------------------------------------
 
 SMOOTHING = 0.2  # weight of a new time
-OUTLIER = 3.0  # times the mean: more is not the draft model's, but the machine's
+OUTLIER = 3.0  # times the mean: more is not what was timed, but the machine
 UNKNOWN, UNKNOWN_TOKEN = 0.2, 0.02  # of a step: a pass, and a token that is read, of a draft model without known costs
 
 
@@ -154,12 +154,13 @@ class DraftTimes:
 
     def learn_passes(self, streams: int, number: float, seconds: float) -> None:
         """Learn from drafts. number: of the passes, as if all had had all streams."""
-        self._passes[streams] = _smoothed(self._passes.get(streams), seconds / number)
+        self._passes[streams] = smoothed(self._passes.get(streams), seconds / number)
 
     def learn_tokens(self, number: int, seconds: float) -> None:
         """Learn from tokens that were read."""
-        self._token = _smoothed(self._token or None, seconds / number)
+        self._token = smoothed(self._token or None, seconds / number)
 
 
-def _smoothed(mean: float | None, new: float) -> float:
+def smoothed(mean: float | None, new: float) -> float:
+    """Return a mean of times that follows the newer ones."""
     return new if mean is None else mean + SMOOTHING * (min(new, OUTLIER * mean) - mean)

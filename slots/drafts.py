@@ -22,7 +22,7 @@ import numpy as np
 from .cells import USUAL_ANSWER, Cells
 from .costs import AIM, Costs
 from .device import DeviceCells
-from .drafter import Drafter, DraftTimes, ModelDraft, ModelOdds
+from .drafter import Drafter, DraftTimes, ModelDraft, ModelOdds, smoothed
 from .lookup import Draft, Lookup, Score
 from .plan import Plan, Span, Trim
 from .request import Job
@@ -43,22 +43,18 @@ class Odds:
     """Chances by the matched length, of all requests; a request's own drafts change them for it."""
 
     def __init__(self) -> None:
-        self._tried = [FIRST_WEIGHT] * len(FIRST)
-        self._right = [FIRST_WEIGHT * chance for chance in FIRST]
+        self._by_length = [Score(FIRST_WEIGHT, FIRST_WEIGHT * chance) for chance in FIRST]
 
     def chance(self, own: Score, matched: int) -> float:
         """Return the chance of a token if all in front of it in the draft are right. own: of the request."""
-        place = _place(matched)
-        general = self._right[place] / self._tried[place]
-        return (OWN_WEIGHT * general + own.right) / (OWN_WEIGHT + own.tried)
+        general = self._by_length[_place(matched)]
+        return (OWN_WEIGHT * general.right / general.tried + own.right) / (OWN_WEIGHT + own.tried)
 
     def learn(self, own: Score, matched: int, right: int, drafted: int) -> None:
         """Learn from a checked draft: nothing is known of its tokens behind the first wrong one."""
-        place, tried = _place(matched), right + (right < drafted)
-        self._tried[place] = FADING * self._tried[place] + tried
-        self._right[place] = FADING * self._right[place] + right
-        own.fade(OWN_FADING)
-        own.add(tried, right)
+        for score, fading in ((self._by_length[_place(matched)], FADING), (own, OWN_FADING)):
+            score.fade(fading)
+            score.add(right + (right < drafted), right)
 
     @staticmethod
     def forget(own: Score) -> None:
@@ -92,9 +88,7 @@ def _place(matched: int) -> int:
 
 # ---- The time of steps with several rows a stream, as a multiple of those with one. -------------------------------------
 
-SMOOTHING = 0.2  # weight of a new step
 UNKNOWN = 0.02  # of a step: a row more where no cost is known, until one has run
-OUTLIER = 3.0  # times the mean: more is not the step's, but the machine's
 FEW_ROWS = 8
 
 
@@ -131,26 +125,20 @@ class Pace:
         """Learn from a step; return its multiple, 1 for one without drafts."""
         plain = self._plain.get(streams)
         if rows == streams:
-            self._plain[streams] = seconds if plain is None else _smoothed(plain, seconds)
+            self._plain[streams] = smoothed(plain, seconds)
             return 1.0
         if plain is None:
             return 1.0
         key, multiple = (streams, _size(rows)), seconds / plain
-        known = self._multiples.get(key)
-        self._multiples[key] = multiple if known is None else _smoothed(known, multiple)
+        self._multiples[key] = smoothed(self._multiples.get(key), multiple)
         if told := self._told(streams, rows, depth):
-            new = max(multiple - 1, 0.0) / told
-            self._correction = new if self._correction is None else _smoothed(self._correction, new)
+            self._correction = smoothed(self._correction, max(multiple - 1, 0.0) / told)
         return multiple
 
 
 def _size(rows: int) -> int:
     """Return the class of a size: each of the small ones is its own, where one row more may be a draft model's choice."""
     return rows if rows <= FEW_ROWS else FEW_ROWS + (rows - 1).bit_length()
-
-
-def _smoothed(mean: float, new: float) -> float:
-    return mean + SMOOTHING * (min(new, OUTLIER * mean) - mean)
 
 
 ROWS = (4, 8, 16, 32, 64)  # of a stream, its last token among them

@@ -399,19 +399,7 @@ class RecordIndex(PromptTree):
             if origin is None or not len(tokens) or one.key in self.entries:
                 continue  # its head is read
             node = _as_index(self.insert(origin, tokens, ())[len(tokens)])
-            self._enter(
-                RecordEntry(
-                    key=one.key,
-                    start=one.start,
-                    size=one.size,
-                    used=one.used,
-                    frequency=one.frequency,
-                    token_cost=one.token_cost,
-                    has_state=one.has_state,
-                    node=node,
-                    priority=one.priority,
-                )
-            )
+            self._enter(RecordEntry(node=node, **_kept_of(one)))
             for document, at in one.documents:
                 if (begin := self._end_at(self.entries[one.key], at) if at else self.root(scope)) is not None:
                     _place(begin, document, node)
@@ -511,16 +499,17 @@ def _stored(entry: RecordEntry) -> StoredEntry:
     parent = next(iter(in_front.records), None) if isinstance(in_front, IndexNode) else None
     tokens = np.concatenate([node.tokens for node in (first, *reversed(above))])
     return StoredEntry(
-        key=entry.key,
         parent=parent.key if parent else "",
         scope=entry.scope.text,
-        start=entry.start,
-        size=entry.size,
-        used=entry.used,
-        frequency=entry.frequency,
-        token_cost=entry.token_cost,
-        priority=entry.priority,
-        has_state=entry.has_state,
         documents=tuple((key, origin.end) for origin, key in entry.node.documents_here),
         tokens=tokens.astype("<i4").tobytes(),
+        **_kept_of(entry),
     )
+
+
+KEPT = ("key", "start", "size", "used", "frequency", "token_cost", "priority", "has_state")
+"""Fields of an entry that its file has in the same form."""
+
+
+def _kept_of(entry: RecordEntry | StoredEntry) -> dict[str, Any]:
+    return {name: getattr(entry, name) for name in KEPT}

@@ -11,9 +11,9 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from ...ordering.arrangement import arrange
 from ...ordering.document import Document, parse_documents
 from ...ordering.fleet import Fleet
+from ...ordering.policy import arrange
 from ...ordering.prompt import document_text, order_hint
 from ...ordering.tree import KnowledgeTree
 from ..journal import note

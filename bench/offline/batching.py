@@ -12,8 +12,7 @@ from pathlib import Path
 import msgspec
 
 from ...models.times import CPU
-from ...ordering.arrangement import arrange
-from ...ordering.policy import POLICIES
+from ...ordering.policy import POLICIES, arrange
 from ...ordering.tree import KnowledgeTree
 from ...server.chat.chat_prompt import ChatPrompt
 from ...server.service.batch import AHEAD, BatchLine, in_order

@@ -10,8 +10,8 @@ from hashlib import blake2b
 from pathlib import Path
 from random import Random
 
-from ...ordering.arrangement import arrange
 from ...ordering.fleet import DISPLACING, Fleet
+from ...ordering.policy import arrange
 from ...ordering.tree import KnowledgeTree
 from ..journal import note
 from ..report import Bar, Report, Table, mean, median

@@ -9,7 +9,7 @@ from itertools import accumulate, count
 from random import Random
 from typing import Protocol
 
-from ...ordering.arrangement import arrange
+from ...ordering.policy import arrange
 from ...ordering.tree import KnowledgeTree
 
 TOKENS = 200  # of a document

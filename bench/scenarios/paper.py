@@ -15,7 +15,7 @@ from typing import Any
 from aiohttp import ClientSession
 
 from ...models.demo import FILE as EMBEDDED
-from ...ordering.arrangement import arrange
+from ...ordering.policy import arrange
 from ...ordering.tree import KnowledgeTree
 from ...slots.eviction import POLICIES
 from .. import report as machine

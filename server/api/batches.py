@@ -18,7 +18,8 @@ from ..http.api_errors import RequestError
 from ..http.bodies import read_form
 from ..service.batch import Ask, BatchLine, LineAnswer
 from ..service.batch_files import Batches
-from .reply import JsonReply, beside_others, page, vectors_of
+from .endpoint import beside_others, page, vectors_of
+from .reply import JsonReply
 
 PURPOSE = "batch"
 Text = Annotated[str, Meta(max_length=512)]

@@ -16,7 +16,8 @@ from ..engine.generation import Generation
 from ..engine.usage import Fields, document_reuse
 from ..http.api_errors import RequestError
 from ..service.service import Service
-from .reply import JsonReply, accept, collect, predict, scope_of, service_of, start_ahead, while_connected
+from .endpoint import accept, collect, predict, scope_of, service_of, start_ahead, while_connected
+from .reply import JsonReply
 
 
 async def warm(request: Request, asked: WarmRequest) -> Response:

@@ -12,41 +12,27 @@ from starlette.responses import Response
 
 from ..chat.body import ChatRequest
 from ..chat.content import INPUT, custom_names
-from ..engine.generation import Delta, End, PromptProgress
+from ..engine.generation import Delta, End
 from ..engine.usage import Fields
 from ..formats.answer import CallArguments, CallStart, ContentText, Fragment, ReasoningText, message
-from ..http.api_errors import RequestError
-from .completions import verbose
-from .reply import (
-    DONE,
-    JsonReply,
-    ReplyFormat,
-    ResponseMeta,
-    WholeAnswer,
-    accept,
-    accounts,
-    count_prompt,
-    early_meta,
-    encode,
-    sse_event,
-    submit,
-)
+from .completions import ChoicesReply, verbose
+from .endpoint import accept, count_prompt, early_meta, submit
+from .reply import JsonReply, ReplyFormat, ResponseMeta, WholeAnswer, accounts, encode
 from .response_tools import FreeText, free_text
 
 CLOSING = b'},"logprobs":null,"finish_reason":null}]}\n\n'
 
 
-class ChatReply:
+class ChatReply(ChoicesReply):
     """Chunks with `delta`, and a message at once. customs: the names of the tools whose calls are a free text."""
 
     def __init__(self, envelope: ResponseMeta, customs: frozenset[str] = frozenset()) -> None:
-        self.envelope, self._probabilities = envelope, envelope.probabilities()
+        super().__init__(envelope, "chat.completion.chunk", "chat.completion")
         self._readers = [envelope.reader() for _ in self._probabilities]
         self._has_calls = [False for _ in self._probabilities]
         self._unsent: list[list[Raw]] = [[] for _ in self._probabilities]  # tokens, for the next chunk
         self._customs = customs
         self._texts: list[dict[int, FreeText]] = [{} for _ in self._probabilities]  # of such calls, by their number
-        self._head = envelope.head("chat.completion.chunk")
         # A chunk with nothing but text, up to the text: nearly all chunks of a stream are such.
         self._openings = [
             b"data: " + encode(self._head)[:-1] + b',"choices":[{"index":%d,"delta":{"content":' % index
@@ -56,13 +42,7 @@ class ChatReply:
 
     def begin(self) -> list[bytes]:
         first: Fields = {"role": "assistant", "content": None}
-        return [self._chunk(index, first, {}) for index in range(len(self._readers))]
-
-    def ping(self) -> list[bytes]:
-        return [sse_event(self._head | {"choices": [_choice(0, {})]})]
-
-    def progress(self, index: int, progress: PromptProgress) -> list[bytes]:
-        return [sse_event(self._head | {"choices": [_choice(index, {})]} | self.envelope.progress(progress))]
+        return [self._delta_chunk(index, first, {}) for index in range(len(self._readers))]
 
     def delta(self, index: int, delta: Delta) -> list[bytes]:
         if delta.logprobs:
@@ -71,27 +51,10 @@ class ChatReply:
 
     def end(self, index: int, end: End) -> list[bytes]:
         rest = self._chunks(index, self._readers[index].finish(end.is_cut), {})
-        rest += [self._chunk(index, _custom(at, text.finish()), {}) for at, text in self._texts[index].items()]
-        choice = self._choice(index, {}, self._reason(end, self._has_calls[index]))
-        last = self._head | {"choices": [choice]} | accounts(end.report) | self.envelope.notes()
-        return [*rest, sse_event(last | verbose(self.envelope, index, WholeAnswer((), end)))]
-
-    def close(self, ends: Sequence[End]) -> list[bytes]:
-        if not self.envelope.include_usage:
-            return [DONE]
-        last = self._head | {"choices": [], "usage": self.envelope.usage(ends)} | accounts(ends[0].report)
-        return [sse_event(last), DONE]
-
-    def fail(self, error: RequestError) -> list[bytes]:
-        return [sse_event(error.body()), DONE]
-
-    def whole(self, answers: Sequence[WholeAnswer]) -> Fields:
-        choices = [self._whole_choice(index, answer) for index, answer in enumerate(answers)]
-        ends = [answer.end for answer in answers]
-        body = (
-            self.envelope.head("chat.completion") | {"choices": choices} | accounts(ends[0].report) | self.envelope.notes()
-        )
-        return body | {"usage": self.envelope.usage(ends)} | verbose(self.envelope, 0, answers[0])
+        rest += [self._delta_chunk(index, _custom(at, text.finish()), {}) for at, text in self._texts[index].items()]
+        choice = self._told_choice(index, {}, self._reason(end, self._has_calls[index]))
+        more = accounts(end.report) | self.envelope.notes() | verbose(self.envelope, index, WholeAnswer((), end))
+        return [*rest, self._chunk([choice], more)]
 
     def _whole_choice(self, index: int, answer: WholeAnswer) -> Fields:
         reader = self.envelope.reader()
@@ -106,7 +69,7 @@ class ChatReply:
                 _custom_call(call) if call["function"]["name"] in self._customs else call for call in calls
             ]
         choice: Fields = {"index": index, "message": said | {"refusal": None}, "logprobs": logprobs, "finish_reason": reason}
-        return choice if self.envelope.num_choices == 1 else choice | accounts(answer.end.report)
+        return self._accounted(choice, answer.end)
 
     def _chunks(self, index: int, fragments: Sequence[Fragment], times: Fields) -> list[bytes]:
         """times: of the answer so far, in each of its chunks."""
@@ -117,7 +80,7 @@ class ChatReply:
                 sent.append(self._openings[index] + encode(fragment.text) + CLOSING)
             else:
                 self._has_calls[index] |= isinstance(fragment, CallStart)
-                sent.append(self._chunk(index, write(fragment), times))
+                sent.append(self._delta_chunk(index, write(fragment), times))
         return sent
 
     def _delta(self, index: int, fragment: Fragment) -> Fields:
@@ -135,22 +98,21 @@ class ChatReply:
     def _reason(self, end: End, has_calls: bool) -> str:
         return "function_call" if self._is_old and has_calls and end.reason == "stop" else finish_reason(end, has_calls)
 
-    def _chunk(self, index: int, delta: Fields, times: Fields) -> bytes:
-        return sse_event(self._head | {"choices": [self._choice(index, delta)]} | times)
+    def _delta_chunk(self, index: int, delta: Fields, times: Fields) -> bytes:
+        return self._chunk([self._told_choice(index, delta)], times)
 
-    def _choice(self, index: int, delta: Fields, reason: str | None = None) -> Fields:
+    def _told_choice(self, index: int, delta: Fields, reason: str | None = None) -> Fields:
         """Return a choice with the tokens whose probabilities were not sent yet."""
         entries, self._unsent[index] = self._unsent[index], []
-        return _choice(index, delta, reason) | {"logprobs": _logprobs(entries)}
+        return {"index": index, "delta": delta, "logprobs": _logprobs(entries), "finish_reason": reason}
+
+    def _choice(self, index: int) -> Fields:
+        return {"index": index, "delta": {}, "logprobs": None, "finish_reason": None}
 
 
 def finish_reason(end: End, has_calls: bool) -> str:
     """Return why a chat's answer ended: an answer that calls tools ends for their sake."""
     return "tool_calls" if has_calls and end.reason == "stop" else end.reason
-
-
-def _choice(index: int, delta: Fields, reason: str | None = None) -> Fields:
-    return {"index": index, "delta": delta, "logprobs": None, "finish_reason": reason}
 
 
 def _logprobs(entries: list[Raw]) -> Fields | None:

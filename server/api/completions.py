@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Annotated
@@ -19,24 +20,8 @@ from ..engine.usage import Fields
 from ..http.api_errors import RequestError
 from ..search.vectors import Vectors
 from ..service.service import Service
-from .reply import (
-    DONE,
-    JsonReply,
-    ReplyFormat,
-    ResponseMeta,
-    WholeAnswer,
-    accounts,
-    chosen_of,
-    early_meta,
-    encode,
-    id_of,
-    predict,
-    service_of,
-    sse_event,
-    submit,
-    vectors_of,
-    while_connected,
-)
+from .endpoint import chosen_of, early_meta, id_of, predict, service_of, submit, vectors_of, while_connected
+from .reply import DONE, JsonReply, ReplyFormat, ResponseMeta, WholeAnswer, accounts, encode, sse_event
 
 COMMENT = b":\n\n"
 
@@ -179,60 +164,80 @@ def _with(*entries: msgspec.Raw | None) -> Fields:
     return {"completion_probabilities": told} if told else {}
 
 
-# ---- OpenAI's `text_completion`, whose chunks look like the whole. ------------------------------------------------------
+# ---- OpenAI's completions: choices, in chunks that look like the whole. -------------------------------------------------
 
 
-class TextReply:
+class ChoicesReply:
+    """What chats and texts have in common. kind: of a chunk; whole_kind: of a whole answer."""
+
+    def __init__(self, envelope: ResponseMeta, kind: str, whole_kind: str) -> None:
+        self.envelope, self._probabilities = envelope, envelope.probabilities()
+        self._head, self._whole_head = envelope.head(kind), envelope.head(whole_kind)
+
+    @abstractmethod
+    def _choice(self, index: int) -> Fields:
+        """Return a choice of a chunk, with nothing in it."""
+
+    @abstractmethod
+    def _whole_choice(self, index: int, answer: WholeAnswer) -> Fields: ...
+
+    def _chunk(self, choices: list[Fields], more: Fields) -> bytes:
+        return sse_event(self._head | {"choices": choices} | more)
+
+    def ping(self) -> list[bytes]:
+        return [self._chunk([self._choice(0)], {})]
+
+    def progress(self, index: int, progress: PromptProgress) -> list[bytes]:
+        return [self._chunk([self._choice(index)], self.envelope.progress(progress))]
+
+    def close(self, ends: Sequence[End]) -> list[bytes]:
+        if not self.envelope.include_usage:
+            return [DONE]
+        return [self._chunk([], {"usage": self.envelope.usage(ends)} | accounts(ends[0].report)), DONE]
+
+    def fail(self, error: RequestError) -> list[bytes]:
+        return [sse_event(error.body()), DONE]
+
+    def whole(self, answers: Sequence[WholeAnswer]) -> Fields:
+        choices, ends = [self._whole_choice(index, one) for index, one in enumerate(answers)], [one.end for one in answers]
+        body = self._whole_head | {"choices": choices} | accounts(ends[0].report) | self.envelope.notes()
+        return body | {"usage": self.envelope.usage(ends)} | verbose(self.envelope, 0, answers[0])
+
+    def _accounted(self, choice: Fields, end: End) -> Fields:
+        """Return a whole choice, with its own account where there are several."""
+        return choice if self.envelope.num_choices == 1 else choice | accounts(end.report)
+
+
+class TextReply(ChoicesReply):
     """The replies of `/v1/completions`.
 
     An answer that begins with the tokens of its prompt and their probabilities has the text that these are told with.
     """
 
     def __init__(self, envelope: ResponseMeta) -> None:
-        self.envelope = envelope
+        super().__init__(envelope, "text_completion", "text_completion")
         self._tells_prompts = any(generation.num_echoed for generation in envelope.generations)
         self._echoes = [echo for echo in envelope.echoes for _ in range(envelope.num_each)] or [""] * envelope.num_choices
-        self._probabilities = envelope.probabilities()
 
     def begin(self) -> list[bytes]:
-        return [sse_event(self._body([_choice(index, echo)])) for index, echo in enumerate(self._echoes)]
-
-    def ping(self) -> list[bytes]:
-        return [sse_event(self._body([_choice(0, "")]))]
-
-    def progress(self, index: int, progress: PromptProgress) -> list[bytes]:
-        return [sse_event(self._body([_choice(index, "")]) | self.envelope.progress(progress))]
+        return [self._chunk([self._choice(index, echo)], {}) for index, echo in enumerate(self._echoes)]
 
     def delta(self, index: int, delta: Delta) -> list[bytes]:
         if not delta.text and not delta.logprobs:
             return []
-        choice = self._with_logprobs(index, _choice(index, delta.text), delta)
-        return [sse_event(self._body([choice]) | self.envelope.times(index, delta))]
+        choice = self._with_logprobs(index, self._choice(index, delta.text), delta)
+        return [self._chunk([choice], self.envelope.times(index, delta))]
 
     def end(self, index: int, end: End) -> list[bytes]:
-        body = self._body([_choice(index, "", end.reason)]) | accounts(end.report) | self.envelope.notes()
+        more = accounts(end.report) | self.envelope.notes()
         if not self.envelope.include_usage:
-            body["usage"] = self.envelope.usage([end])
-        return [sse_event(body | verbose(self.envelope, index, WholeAnswer((), end)))]
-
-    def close(self, ends: Sequence[End]) -> list[bytes]:
-        if not self.envelope.include_usage:
-            return [DONE]
-        return [sse_event(self._body([]) | {"usage": self.envelope.usage(ends)} | accounts(ends[0].report)), DONE]
-
-    def fail(self, error: RequestError) -> list[bytes]:
-        return [sse_event(error.body()), DONE]
-
-    def whole(self, answers: Sequence[WholeAnswer]) -> Fields:
-        choices = [self._whole_choice(index, answer) for index, answer in enumerate(answers)]
-        ends = [answer.end for answer in answers]
-        body = self._body(choices) | accounts(ends[0].report) | self.envelope.notes()
-        return body | {"usage": self.envelope.usage(ends)} | verbose(self.envelope, 0, answers[0])
+            more["usage"] = self.envelope.usage([end])
+        more |= verbose(self.envelope, index, WholeAnswer((), end))
+        return [self._chunk([self._choice(index, "", end.reason)], more)]
 
     def _whole_choice(self, index: int, answer: WholeAnswer) -> Fields:
-        choice = _choice(index, self._echoes[index] + answer.text, answer.end.reason)
-        choice = self._with_logprobs(index, choice, answer.whole())
-        return choice if self.envelope.num_choices == 1 else choice | accounts(answer.end.report)
+        choice = self._choice(index, self._echoes[index] + answer.text, answer.end.reason)
+        return self._accounted(self._with_logprobs(index, choice, answer.whole()), answer.end)
 
     def _with_logprobs(self, index: int, choice: Fields, delta: Delta) -> Fields:
         """Return a choice with the probabilities of its tokens, if they are told."""
@@ -241,12 +246,8 @@ class TextReply:
         text, logprobs = self._probabilities[index].of_text(delta)
         return choice | {"logprobs": logprobs} | ({"text": text} if self._tells_prompts else {})
 
-    def _body(self, choices: list[Fields]) -> Fields:
-        return self.envelope.head("text_completion") | {"choices": choices}
-
-
-def _choice(index: int, text: str, reason: str | None = None) -> Fields:
-    return {"index": index, "text": text, "logprobs": None, "finish_reason": reason}
+    def _choice(self, index: int, text: str = "", reason: str | None = None) -> Fields:
+        return {"index": index, "text": text, "logprobs": None, "finish_reason": reason}
 
 
 def opening(request: Request, asked: CompletionRequest | InfillRequest) -> ReplyFormat | None:

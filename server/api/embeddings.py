@@ -17,7 +17,8 @@ from ..chat.sampling_fields import JsonValue
 from ..engine.usage import Fields
 from ..http.api_errors import RequestError
 from ..search.vectors import EmbeddingWorker, Vectors
-from .reply import JsonReply, encode, vectors_of, while_connected
+from .endpoint import VectorRequest, vectors_of, while_connected
+from .reply import JsonReply, encode
 
 # ---- The bodies of requests for vectors and for scores. -----------------------------------------------------------------
 
@@ -26,12 +27,11 @@ Norm = Annotated[int, Meta(ge=-1, le=16)]
 Truncation = bool | Literal["none", "start", "end", "NONE", "START", "END"]
 
 
-class EmbeddingRequest(Struct, frozen=True):
+class EmbeddingRequest(VectorRequest, frozen=True, kw_only=True):
     """`POST /v1/embeddings` and llama-server's `POST /embedding`. input, content: a text, token ids, or a list of these."""
 
     input: JsonValue = UNSET
     content: JsonValue = UNSET
-    model: str | None = None
     user: str | None = None
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[int, Meta(ge=1)] | None = None
@@ -58,13 +58,12 @@ class RerankDocument(Struct, frozen=True):
     text: str
 
 
-class RerankRequest(Struct, frozen=True):
+class RerankRequest(VectorRequest, frozen=True, kw_only=True):
     """`POST /v1/rerank`: the documents in Jina's and Cohere's shape, or the texts in TEI's."""
 
     query: str
     documents: list[str | RerankDocument] | None = None
     texts: list[str] | None = None
-    model: str | None = None
     top_n: Annotated[int, Meta(ge=1)] | None = None
     return_documents: bool = False
     return_text: bool = False

@@ -25,7 +25,8 @@ from ..search.vectors import about
 from ..service.models import Loaded, Models
 from ..service.service import Service
 from ..service.submitter import with_scales
-from .reply import JsonReply, chosen_of, read_body, service_of, vectors_of, while_connected
+from .endpoint import chosen_of, read_body, service_of, vectors_of, while_connected
+from .reply import JsonReply
 
 
 def served_of(request: Request) -> Service | None:

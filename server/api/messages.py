@@ -21,20 +21,8 @@ from ..engine.generation import Delta, End, PromptProgress
 from ..engine.usage import Fields
 from ..formats.answer import CallArguments, CallStart, ContentText, Fragment, ReasoningText, decoded_arguments
 from ..http.api_errors import RequestError
-from .reply import (
-    JsonReply,
-    ReplyFormat,
-    ResponseMeta,
-    WholeAnswer,
-    accept,
-    beside_others,
-    count_prompt,
-    early_meta,
-    seal,
-    sse_event,
-    submit,
-    unseal,
-)
+from .endpoint import accept, beside_others, count_prompt, early_meta, submit
+from .reply import JsonReply, ReplyFormat, ResponseMeta, WholeAnswer, seal, sse_event, unseal
 
 # ---- Content blocks of Anthropic's Messages, and the messages of a chat that they make. ---------------------------------
 
@@ -272,14 +260,12 @@ def _request(message: BlocksMessage, orders_documents: bool, where: str) -> Iter
 def _result(block: ToolResultBlock, orders_documents: bool, where: str) -> dict[str, JsonValue]:
     """Return the content of a tool's message, and its documents. Raises RequestError."""
     content = [TextBlock(text=block.content)] if isinstance(block.content, str) else block.content
-    documents = [
-        one.document() for one in content if orders_documents and isinstance(one, DocumentBlock | SearchResultBlock)
-    ]
-    texts = [
-        _text(one, f"{where}.content[{at}]")
-        for at, one in enumerate(content)
-        if not (orders_documents and isinstance(one, DocumentBlock | SearchResultBlock))
-    ]
+    documents, texts = list[dict[str, str]](), list[str | ImageBlock]()
+    for at, one in enumerate(content):
+        if orders_documents and isinstance(one, DocumentBlock | SearchResultBlock):
+            documents.append(one.document())
+        else:
+            texts.append(_text(one, f"{where}.content[{at}]"))
     if block.is_error:
         first = texts[0] if texts and isinstance(texts[0], str) else ""
         texts = [FAILED + first, *texts[bool(first) :]]

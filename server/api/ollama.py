@@ -34,20 +34,8 @@ from ..service.models import ModelEntry
 from ..service.service import Service
 from .completions import submit_text
 from .embeddings import EmbeddingRequest, compute, pooled
-from .reply import (
-    JsonReply,
-    ReplyFormat,
-    ResponseMeta,
-    WholeAnswer,
-    accept,
-    beside_others,
-    early_meta,
-    encode,
-    service_of,
-    submit,
-    vectors_of,
-    warn,
-)
+from .endpoint import VectorRequest, accept, beside_others, early_meta, service_of, submit, vectors_of, warn
+from .reply import JsonReply, ReplyFormat, ResponseMeta, WholeAnswer, encode
 
 API_VERSION = "0.12.11"  # of the Ollama whose fields these are: clients compare it
 NDJSON = "application/x-ndjson"
@@ -228,10 +216,9 @@ class GenerateRequest(OllamaFields, frozen=True, kw_only=True):
         return TextRequest(**self.given(Options.__struct_fields__), prompt=self.prompt, suffix=self.suffix or None)
 
 
-class EmbedRequest(Struct, frozen=True, kw_only=True):
+class EmbedRequest(VectorRequest, frozen=True, kw_only=True):
     """`POST /api/embed`. truncate: the end of a text that is too long is cut off."""
 
-    model: str | None = None
     input: str | list[str] = ""
     truncate: bool = True
     dimensions: Count | None = None
@@ -239,10 +226,9 @@ class EmbedRequest(Struct, frozen=True, kw_only=True):
     keep_alive: KeepAlive | None = None
 
 
-class OldEmbedRequest(Struct, frozen=True, kw_only=True):
+class OldEmbedRequest(VectorRequest, frozen=True, kw_only=True):
     """`POST /api/embeddings`, the older form."""
 
-    model: str | None = None
     prompt: str = ""
     options: OllamaOptions | None = None
     keep_alive: KeepAlive | None = None

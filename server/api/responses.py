@@ -25,26 +25,8 @@ from ..engine.generation import Delta, End, PromptProgress
 from ..engine.usage import Fields
 from ..formats.answer import CallArguments, CallStart, ContentText, Fragment, ReasoningText
 from ..http.api_errors import RequestError
-from .reply import (
-    EARLY,
-    JsonReply,
-    ReplyFormat,
-    ResponseMeta,
-    WholeAnswer,
-    accept,
-    accounts,
-    beside_others,
-    count_prompt,
-    early_meta,
-    encode,
-    page,
-    scope_of,
-    seal,
-    service_of,
-    sse_event,
-    submit,
-    unseal,
-)
+from .endpoint import EARLY, accept, beside_others, count_prompt, early_meta, page, scope_of, service_of, submit
+from .reply import JsonReply, ReplyFormat, ResponseMeta, WholeAnswer, accounts, encode, seal, sse_event, unseal
 from .response_tools import CalledTool, FreeText, ResponseTools, free_text, function_name
 
 # ---- Items of OpenAI's Responses as messages of a chat, and back. -------------------------------------------------------

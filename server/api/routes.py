@@ -29,10 +29,11 @@ from . import batches, cache, chat, completions, embeddings, llama_server, messa
 from .batches import BatchRequest
 from .completions import DetokenizeRequest, TokenizeRequest
 from .embeddings import EmbeddingRequest, RerankRequest
+from .endpoint import MOST_ITEMS, ORDERS, Handler, Opening, endpoint
 from .llama_server import FileName, ModelAction
 from .messages import MessagesCountRequest, MessagesRequest
 from .ollama import EmbedRequest, GenerateRequest, ModelName, OldEmbedRequest, OllamaChatRequest
-from .reply import MOST_ITEMS, ORDERS, Handler, JsonReply, Opening, endpoint
+from .reply import JsonReply
 from .responses import ResponseCountRequest, ResponseRequest
 from .search import RefreshRequest
 
@@ -42,7 +43,8 @@ class ApiRoute:
     """A row of the table. paths: the spellings of one route. body: what its requests hold. query: its parameters' schemas.
 
     decodes: the handler gets the body, decoded. Else it reads the body itself, since not each of its requests has this one.
-    opening: what its streams have until their model is loaded.
+    opening: what its streams have until their model is loaded. chooses: false for those that ask about a model, and nothing
+    of it.
     """
 
     method: str
@@ -52,10 +54,13 @@ class ApiRoute:
     query: Mapping[str, Fields] = field(default_factory=dict)
     decodes: bool = True
     opening: Opening | None = None
+    chooses: bool = True
 
     def routes(self) -> list[Route]:
         """Return it as starlette's routes, one for each spelling."""
-        called = endpoint(self.handler, self.body, self.opening) if self.body and self.decodes else self.handler
+        called = self.handler
+        if self.body and self.decodes:
+            called = endpoint(self.handler, self.body, self.opening, self.chooses)
         return [Route(path, called, methods=[self.method]) for path in self.paths.split()]
 
 
@@ -112,8 +117,8 @@ ROUTES = (
     ApiRoute("GET", "/health /v1/health", llama_server.health),
     ApiRoute("GET", "/v1/models /models", llama_server.models),
     ApiRoute("GET", "/v1/models/{id:path}", llama_server.model),
-    ApiRoute("POST", "/models/load", llama_server.load_model, ModelAction),
-    ApiRoute("POST", "/models/unload", llama_server.unload_model, ModelAction),
+    ApiRoute("POST", "/models/load", llama_server.load_model, ModelAction, chooses=False),
+    ApiRoute("POST", "/models/unload", llama_server.unload_model, ModelAction, chooses=False),
     ApiRoute("GET", "/props", llama_server.props),
     ApiRoute("POST", "/props", llama_server.change_props),
     ApiRoute("GET", "/slots", llama_server.slots),
@@ -135,12 +140,12 @@ ROUTES = (
     ApiRoute("GET", "/api/version", ollama.version),
     ApiRoute("GET", "/api/tags", ollama.tags),
     ApiRoute("GET", "/api/ps", ollama.ps),
-    ApiRoute("POST", "/api/show", ollama.show, ModelName),
+    ApiRoute("POST", "/api/show", ollama.show, ModelName, chooses=False),
     ApiRoute("POST", "/api/chat", ollama.chat, OllamaChatRequest, opening=ollama.opening),
     ApiRoute("POST", "/api/generate", ollama.generate, GenerateRequest, opening=ollama.opening),
     ApiRoute("POST", "/api/embed", ollama.embed, EmbedRequest),
     ApiRoute("POST", "/api/embeddings", ollama.embed_one, OldEmbedRequest),
-    ApiRoute("POST", "/api/pull", ollama.pull, ModelName),
+    ApiRoute("POST", "/api/pull", ollama.pull, ModelName, chooses=False),
     ApiRoute("POST", "/api/create /api/copy /api/push", ollama.refuse),
     ApiRoute("DELETE", "/api/delete", ollama.refuse),
     ApiRoute("POST", "/v1/completions", completions.create_text, TextRequest, opening=completions.opening),

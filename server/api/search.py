@@ -16,9 +16,10 @@ from ..engine.usage import Fields
 from ..http.api_errors import RequestError
 from ..search import retrieve
 from ..search.folder import FolderIndex
-from ..search.retrieve import ChatToCome, SearchRequest, StagePrefetch, index_state, query_of_search, results, with_documents
+from ..search.retrieve import ChatToCome, SearchRequest, StagePrefetch, index_state, results, search_for, with_documents
 from ..service.service import Service
-from .reply import DONE, JsonReply, prefetch_documents, scope_of, service_of, shown_hits, sse_event, while_connected
+from .endpoint import prefetch_documents, scope_of, service_of, shown_hits, while_connected
+from .reply import DONE, JsonReply, sse_event
 
 # ---- The routes over the server's documents: their files, one document, a new look at the folders. ----------------------
 
@@ -81,7 +82,7 @@ async def search(request: Request, asked: SearchRequest) -> Response:
 
 async def _stages(request: Request, asked: SearchRequest, folder_index: FolderIndex) -> AsyncIterator[Stage]:
     """Yield the stages of a search. The documents that lead are computed ahead, if the request names a turn for it."""
-    query = query_of_search(asked, folder_index)
+    query = search_for(asked.query, asked, folder_index)
     ahead = _ahead(request, asked, folder_index)
     try:
         async for stage in folder_index.search().stages(query):

@@ -10,9 +10,8 @@ from math import inf
 
 import numpy as np
 
-from ...ordering.arrangement import Arrangement, arrange
 from ...ordering.document import Document
-from ...ordering.policy import Step, cached_ranks, walk
+from ...ordering.policy import Arrangement, Step, arrange, cached_ranks, walk
 from ...ordering.prompt import rank_hint
 from ...slots.host import PromptTree
 from ...slots.radix import NO_TOKENS, Node

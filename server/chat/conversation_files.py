@@ -10,12 +10,12 @@ import contextlib
 import hashlib
 import logging
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from sys import intern
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -25,9 +25,9 @@ from ...ordering.document import Document
 from ...ordering.policy import ORDERS
 from ...slots.scope import MAX_NAME
 from ...slots.tier import MOST_SERVERS, FolderError, places
+from .chat_files import ChatFiles, DamagedFile, checked_content, with_checksum
 from .chat_prompt import DocumentSet
 from .history import HistoryMessage
-from .shelf import DamagedFile, Shelf, sealed, unsealed
 
 MAGIC = b"slotcache answer 1\n"
 SUFFIX = ".answer"
@@ -86,32 +86,26 @@ class _Strict(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class _Documents(_Strict, frozen=True, kw_only=True):
     """A DocumentSet; tokens as little-endian int32."""
 
-    documents: list[tuple[str, str, str]]  # id, text, title
-    tokens: list[bytes]
+    documents: tuple[tuple[str, str, str], ...]  # id, text, title
+    tokens: tuple[bytes, ...]
     policy: str
     hinted: bool
-    repeated: list[str]
+    repeated: tuple[str, ...]
     location: bytes
-    order: list[Length] | None
+    order: tuple[Length, ...] | None
     keep_first: Length
     keep_last: Length
     longest_hint: Length
-    ranking: list[str] = []  # msgspec copies it; files of earlier versions lack it
+    ranking: tuple[str, ...] = ()  # files of earlier versions lack it
 
     @classmethod
     def of(cls, shown: DocumentSet) -> _Documents:
         return cls(
-            documents=[(document.id, document.text, document.title) for document in shown.documents],
-            tokens=[_bytes(tokens) for tokens in shown.tokens],
-            policy=shown.policy,
+            documents=tuple((document.id, document.text, document.title) for document in shown.documents),
+            tokens=tuple(map(_bytes, shown.tokens)),
             hinted=shown.hint is not None,
-            repeated=list(shown.repeated),
             location=_bytes(shown.location),
-            order=None if shown.order is None else list(shown.order),
-            keep_first=shown.keep_first,
-            keep_last=shown.keep_last,
-            longest_hint=shown.longest_hint,
-            ranking=list(shown.ranking),
+            **_fields_of(shown, AS_THEY_ARE),
         )
 
     def read(self, scope: str, vocabulary: HistoryVocabulary) -> DocumentSet:
@@ -123,44 +117,37 @@ class _Documents(_Strict, frozen=True, kw_only=True):
         return DocumentSet(
             tuple(Document(*document) for document in self.documents),
             tuple(_tokens(tokens, vocabulary) for tokens in self.tokens),
-            policy=self.policy,
             hint=partial(vocabulary.tokenize, scope) if self.hinted else None,
-            repeated=tuple(self.repeated),
             location=_tokens(self.location, vocabulary),
-            order=None if self.order is None else tuple(self.order),
-            keep_first=self.keep_first,
-            keep_last=self.keep_last,
-            longest_hint=self.longest_hint,
-            ranking=tuple(self.ranking),
+            **_fields_of(self, AS_THEY_ARE),
         )
+
+
+AS_THEY_ARE = ("policy", "repeated", "order", "keep_first", "keep_last", "longest_hint", "ranking")
+"""Fields of a DocumentSet that its file has in the same form."""
 
 
 class _Entry(_Strict, frozen=True, kw_only=True):
     """An Entry. said: JSON."""
 
     said: bytes
-    keys: list[str]
+    keys: tuple[str, ...]
     shown: _Documents | None
     sampled: bytes | None
     one_turn: bool
 
     @classmethod
     def of(cls, entry: HistoryMessage) -> _Entry:
-        return cls(
-            said=entry.said,
-            keys=list(entry.keys),
-            shown=None if entry.shown is None else _Documents.of(entry.shown),
-            sampled=None if entry.sampled is None else _bytes(entry.sampled),
-            one_turn=entry.one_turn,
-        )
+        shown, sampled = entry.shown and _Documents.of(entry.shown), None if entry.sampled is None else _bytes(entry.sampled)
+        return cls(said=entry.said, keys=entry.keys, shown=shown, sampled=sampled, one_turn=entry.one_turn)
 
     def read(self, scope: str, vocabulary: HistoryVocabulary) -> HistoryMessage:
         """Raises DamagedFile and MsgspecError."""
         return HistoryMessage(
             intern(msgspec.json.decode(self.said, type=_Message).role),
             self.said,
-            tuple(self.keys),
-            shown=None if self.shown is None else self.shown.read(scope, vocabulary),
+            self.keys,
+            shown=self.shown and self.shown.read(scope, vocabulary),
             sampled=None if self.sampled is None else _tokens(self.sampled, vocabulary),
             one_turn=self.one_turn,
         )
@@ -183,49 +170,33 @@ class _File(_Strict, frozen=True, kw_only=True):
     headed: Number = 0
     parent: Name = ""
     is_head: bool = False  # in files of earlier versions, which have neither of both
-    history: list[Number]
+    history: tuple[Number, ...]
     entries: dict[Number, _Entry]
     record: bytes | None
 
 
 def encode(stored: StoredAnswer) -> list[bytes]:
     """Return a stored answer's file, in parts."""
-    content = msgspec.msgpack.encode(
-        _File(
-            scope=stored.scope,
-            conversation=stored.conversation,
-            created=stored.created,
-            id=stored.id,
-            number=stored.number,
-            headed=stored.headed,
-            parent=stored.parent,
-            history=list(stored.history),
-            entries={number: _Entry.of(entry) for number, entry in stored.entries.items()},
-            record=stored.record,
-        )
-    )
-    return sealed(MAGIC, content)
+    entries = {number: _Entry.of(entry) for number, entry in stored.entries.items()}
+    return with_checksum(MAGIC, msgspec.msgpack.encode(_File(**_fields_of(stored, STORED), entries=entries)))
 
 
 def decode(data: bytes, vocabulary: HistoryVocabulary) -> StoredAnswer:
     """Return the stored answer of a file. Raises DamagedFile."""
     try:
-        file = msgspec.msgpack.decode(unsealed(MAGIC, data), type=_File)
+        file = msgspec.msgpack.decode(checked_content(MAGIC, data), type=_File)
         entries = {number: entry.read(file.scope, vocabulary) for number, entry in file.entries.items()}
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise DamagedFile(f"it is not as expected: {error}") from None
-    return StoredAnswer(
-        scope=file.scope,
-        conversation=file.conversation,
-        created=file.created,
-        id=file.id,
-        number=file.number,
-        headed=file.headed or (file.number if file.is_head else 0),
-        parent=file.parent,
-        history=tuple(file.history),
-        entries=entries,
-        record=file.record,
-    )
+    stored = StoredAnswer(**_fields_of(file, STORED), entries=entries)
+    return replace(stored, headed=file.number) if file.is_head and not file.headed else stored
+
+
+STORED = [field.name for field in fields(StoredAnswer) if field.name != "entries"]
+
+
+def _fields_of(value: object, names: Sequence[str]) -> dict[str, Any]:
+    return {name: getattr(value, name) for name in names}
 
 
 def _bytes(tokens: np.ndarray) -> bytes:
@@ -247,7 +218,7 @@ def _tokens(data: bytes, vocabulary: HistoryVocabulary) -> np.ndarray:
 logger = logging.getLogger("slotcache.conversations")
 
 
-class ConversationFiles(Shelf):
+class ConversationFiles(ChatFiles):
     """Stored answers in a folder, so that conversations outlive a restart. Each answer is a file of its own.
 
     The folder is one server's: entries are numbered by the one that has them in memory.

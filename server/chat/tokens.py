@@ -129,14 +129,17 @@ class TokensByText:
         self._entries: OrderedDict[ScopedText, np.ndarray] = OrderedDict()
         self._lock = Lock()
 
-    def get(self, key: ScopedText) -> np.ndarray | None:
+    def recall(self, scope: str, text: str) -> np.ndarray | None:
+        """Return the ids of a text in this scope, if they are known."""
+        key = scope, text
         with self._lock:
             if (tokens := self._entries.get(key)) is not None:
                 self._entries.move_to_end(key)
             return tokens
 
-    def put(self, key: ScopedText, tokens: np.ndarray) -> None:
-        """Keep `tokens`, unless they alone are more than `max_bytes`."""
+    def remember(self, scope: str, text: str, tokens: np.ndarray) -> None:
+        """Keep the ids of a text, unless they alone are more than `max_bytes`."""
+        key = scope, text
         size = _size(key, tokens)
         if size > self._max_bytes:
             return
@@ -154,46 +157,30 @@ def _size(key: ScopedText, tokens: np.ndarray) -> int:
     return OVERHEAD + getsizeof(scope) + getsizeof(text) + tokens.nbytes
 
 
-class TokenCache:
+class TokenCache(TokensByText):
     """Tokenises each text once: documents, and messages that come back with every turn.
 
     Each scope has its own, so the time that a text takes says nothing about other scopes.
     """
 
     def __init__(self, tokenize: Callable[[str], np.ndarray], max_bytes: int = 64 << 20) -> None:
+        super().__init__(max_bytes)
         self._tokenize = tokenize
-        self._known = TokensByText(max_bytes)
-
-    @property
-    def num_bytes(self) -> int:
-        return self._known.num_bytes
 
     def __call__(self, scope: str, text: str) -> np.ndarray:
         """Return the ids of `text`, int32; do not write to them."""
-        tokens = self._known.get((scope, text))
+        tokens = self.recall(scope, text)
         if tokens is None:
             tokens = self._tokenize(text)
-            self._known.put((scope, text), tokens)
+            self.remember(scope, text, tokens)
         return tokens
 
 
-class AnswerMemory:
-    """The ids that were sampled for an answer, by scope and text.
+class AnswerMemory(TokensByText):
+    """The ids that were sampled for an answer, which spell exactly the bytes of its text.
 
     Only the sampled ids have KV. When the text comes back as history, tokenising it anew may give different ids.
     """
 
     def __init__(self, max_bytes: int = 32 << 20) -> None:
-        self._known = TokensByText(max_bytes)
-
-    @property
-    def num_bytes(self) -> int:
-        return self._known.num_bytes
-
-    def remember(self, scope: str, text: str, tokens: np.ndarray) -> None:
-        """Store that `text` was sampled as `tokens` (int32), which must spell exactly its bytes."""
-        self._known.put((scope, text), tokens)
-
-    def recall(self, scope: str, text: str) -> np.ndarray | None:
-        """Return the ids that `text` was sampled as in this scope, if they are known."""
-        return self._known.get((scope, text))
+        super().__init__(max_bytes)

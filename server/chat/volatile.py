@@ -24,7 +24,7 @@ from msgspec import Struct
 
 from ...models.template import Message, content_texts
 from ..config.settings import Settings, SettingsError
-from .shelf import DamagedFile, Shelf, sealed, unsealed
+from .chat_files import ChatFiles, DamagedFile, checked_content, with_checksum
 
 INSTRUCTIONS = ("system", "developer")  # roles that a conversation begins with
 UNIT = re.compile(r"(?<=\n)|(?<=[.!?;] )")  # a piece is some lines or sentences
@@ -130,7 +130,7 @@ class VolatileText:
 
     def __init__(self, known: Sequence[re.Pattern[str]] = ()) -> None:
         self.known = tuple(known)
-        self._shelf: Shelf | None = None
+        self._files: ChatFiles | None = None
         self._fronts: OrderedDict[Lineage, list[Front]] = OrderedDict()
         self._lock = Lock()
 
@@ -142,14 +142,14 @@ class VolatileText:
         except re.error as error:
             raise SettingsError(f"--volatile-lines {error.pattern!r} is no regular expression: {error.msg}") from None
 
-    def restore(self, shelf: Shelf) -> None:
-        """Take back what files have, and keep it there from now on. Called once, before any other method."""
-        self._shelf, damaged = shelf, list[str]()
+    def restore(self, files: ChatFiles) -> None:
+        """Take back what the files have, and keep it there from now on. Called once, before any other method."""
+        self._files, damaged = files, list[str]()
         fronts: dict[bytes, Front] = {}
         found: list[_Kept] = []
-        for path, _, _ in reversed(shelf.newest_first(SUFFIX)):
+        for path, _, _ in reversed(files.newest_first(SUFFIX)):
             try:
-                kept = msgspec.msgpack.decode(unsealed(MAGIC, path.read_bytes()), type=_Kept)
+                kept = msgspec.msgpack.decode(checked_content(MAGIC, path.read_bytes()), type=_Kept)
             except (OSError, DamagedFile, msgspec.MsgspecError, UnicodeDecodeError):
                 damaged.append(path.name)
                 continue
@@ -168,7 +168,7 @@ class VolatileText:
                 fronts[kept.front].put(kept.key, kept.line, {place: ChangedText(*texts) for place, texts in kept.changes})
             elif kept.key:
                 damaged.append(_name(kept.front, kept.key))
-        shelf.drop(damaged)
+        files.drop(damaged)
         self._shorten()
 
     def settle(
@@ -211,8 +211,8 @@ class VolatileText:
             fronts.remove(front)
         else:
             front = Front(lineage, texts)
-            if self._shelf is not None:
-                _write(self._shelf, _Kept(lineage, front.id, texts))
+            if self._files is not None:
+                _write(self._files, _Kept(lineage, front.id, texts))
         fronts.append(front)
         self._drop(fronts[:-MOST_FRONTS])
         del fronts[:-MOST_FRONTS]
@@ -228,8 +228,8 @@ class VolatileText:
 
     def _drop(self, fronts: Iterable[Front]) -> None:
         """Delete the files of fronts that are forgotten."""
-        if self._shelf is not None:
-            self._shelf.drop(_name(front.id, key) for front in fronts for key in (b"", *front.lines))
+        if self._files is not None:
+            self._files.drop(_name(front.id, key) for front in fronts for key in (b"", *front.lines))
 
     def _changes(self, old: Texts, new: Texts, asked: bool) -> Changes | None:
         """Return what differs. None: too much, or what may not move."""
@@ -289,11 +289,11 @@ class VolatileText:
         """Remember what is said at the end of a message, and in a file if it is new."""
         is_new = said != front.lines.get(key, ("", said[1]))
         gone = front.put(key, *said)
-        if self._shelf is not None and (is_new or gone):
-            self._shelf.drop(_name(front.id, one) for one in gone)
+        if self._files is not None and (is_new or gone):
+            self._files.drop(_name(front.id, one) for one in gone)
             if said[0]:
                 pieces = [(place, (change.before, change.after)) for place, change in said[1].items()]
-                _write(self._shelf, _Kept(front.lineage, front.id, key=key, line=said[0], changes=pieces))
+                _write(self._files, _Kept(front.lineage, front.id, key=key, line=said[0], changes=pieces))
 
 
 def _news(said: Changes, changes: Changes, reminders: _Reminders) -> Iterator[str]:
@@ -412,8 +412,8 @@ class _Kept(Struct, frozen=True, forbid_unknown_fields=True):
     changes: list[tuple[Place, tuple[str, str]]] = []  # msgspec copies it
 
 
-def _write(shelf: Shelf, kept: _Kept) -> None:
-    shelf.write(_name(kept.front, kept.key), lambda: sealed(MAGIC, msgspec.msgpack.encode(kept)))
+def _write(files: ChatFiles, kept: _Kept) -> None:
+    files.write(_name(kept.front, kept.key), lambda: with_checksum(MAGIC, msgspec.msgpack.encode(kept)))
 
 
 def _name(front: bytes, key: bytes) -> str:

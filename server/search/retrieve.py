@@ -330,13 +330,12 @@ def query_of(asked: ChatRequest, folder_index: FolderIndex) -> Query | None:
     text = _last_question(asked) if wish.query is None else wish.query
     if text is None:
         return None
+    return search_for(text, wish, folder_index)
+
+
+def search_for(text: str, wish: Retrieval | SearchRequest, folder_index: FolderIndex) -> Query:
     top_k, paths = wish.top_k or folder_index.top_k, tuple(wish.paths)
     return Query(text=text, top_k=top_k, paths=paths, min_score=wish.min_score)
-
-
-def query_of_search(asked: SearchRequest, folder_index: FolderIndex) -> Query:
-    top_k, paths = asked.top_k or folder_index.top_k, tuple(asked.paths)
-    return Query(text=asked.query, top_k=top_k, paths=paths, min_score=asked.min_score)
 
 
 def _last_question(asked: ChatRequest) -> str | None:

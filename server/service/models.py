@@ -183,10 +183,6 @@ class Models:
         """Return what serves the models that were loaded so far."""
         return [entry.loaded for entry in self.entries.values() if entry.loaded is not None]
 
-    def entry_of(self, service: Service | None) -> ModelEntry | None:
-        """Return the model of a service."""
-        return next((one for one in self.entries.values() if one.loaded and one.loaded.service is service), None)
-
     # ---- act -------------------------------------------------------------------------------------------------------
 
     async def ready(self, entry: ModelEntry) -> Loaded:

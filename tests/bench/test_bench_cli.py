@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from server.conftest import until
 from slotcache.bench.cli import SCENARIOS, main
-from slotcache.ordering.arrangement import arrange
+from slotcache.ordering.policy import arrange
 from slotcache.ordering.tree import KnowledgeTree
 
 TOKENS = 10

@@ -8,7 +8,7 @@ from slotcache.front import events, orders
 from slotcache.models import grammar, json_schema
 from slotcache.models.times import CPU, OTHER
 from slotcache.retrieval import files, ranking
-from slotcache.server.api import reply
+from slotcache.server.api import endpoint
 from slotcache.server.chat import text_prompt, tool_results
 from slotcache.server.config.settings import SETTINGS
 from slotcache.server.http.bodies import LARGEST, Bodies
@@ -41,7 +41,7 @@ TOLD = [
     ("docs/api.md", "must arrive at {} kB/s", Bodies.up_to(1).rate / 1000),
     ("docs/api.md", "after {} s of grace (408)", Bodies.up_to(1).patience),
     ("docs/api.md", "reads nothing for {} s is closed", Connection.patience),
-    ("docs/retrieval.md", "takes longer than {} ms and a slot is idle", reply.STAGE * 1000),
+    ("docs/retrieval.md", "takes longer than {} ms and a slot is idle", endpoint.STAGE * 1000),
     ("docs/retrieval.md", "files above {} MiB", files.MAX_BYTES >> 20),
     ("docs/retrieval.md", "first {} of that search", ranking.DEPTH),
     ("docs/retrieval.md", "those that quote {} words or more", retrieve.QUOTED_WORDS),

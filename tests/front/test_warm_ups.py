@@ -5,7 +5,7 @@ import threading
 
 import pytest
 from server.conftest import DEADLINE, running, until
-from slotcache.front import warm_ups
+from slotcache.front import state
 from slotcache.models.demo import FILE
 
 from front.conftest import ordering
@@ -83,7 +83,7 @@ def test_nothing_is_sent_where_there_is_nothing_in_front_or_a_prompt_waits(asked
     waiting = front.host.prefills.begin()
     assert speculate(front, SYSTEM, ASKED) == "skipped"
     waiting.end()
-    monkeypatch.setattr(warm_ups, "LARGEST", 100)
+    monkeypatch.setattr(state, "LARGEST_WARM_UP", 100)
     assert speculate(front, SYSTEM, ASKED) == "skipped"
     assert bodies == [] and metric(front, "warmed") == 0
 
@@ -133,10 +133,10 @@ def test_a_turn_ahead_goes_where_its_chat_goes():
 
 def test_the_number_under_way_is_bounded_and_they_end_with_the_front(monkeypatch):
     gate = threading.Event()
-    monkeypatch.setattr(warm_ups, "MOST", 0)
+    monkeypatch.setattr(state, "MOST_WARM_UPS", 0)
     with scripted(gate) as upstream, ordering(upstream.url, dialect="openai") as front:
         assert speculate(front, SYSTEM, ASKED) == "skipped"
-        monkeypatch.setattr(warm_ups, "MOST", 1)
+        monkeypatch.setattr(state, "MOST_WARM_UPS", 1)
         assert speculate(front, SYSTEM, ASKED) == "started"
         until(lambda: upstream.requests, DEADLINE)
 

@@ -159,8 +159,8 @@ def test_languages(model, grammars, source, fits, others):
 def test_a_format_of_calls_with_control_tokens_and_with_tags_that_are_text(model, grammars):
     arguments = (("add", '{"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}'),)
     call = '"{\\"name\\": \\"add\\", \\"arguments\\": " @add "}"'
-    begin, end = grammars.marker("<|im_start|>"), grammars.marker("</call>")
-    assert begin.startswith("<[") and end == '"</call>"'
+    (token,) = model.tokenize("<|im_start|>", special=True)
+    begin, end = f"<[{token}]>", '"</call>"'
     made = '{"name": "add", "arguments": {"n": 12}}'
     marked = GrammarSource(
         "lark", f"start: TEXT? (call TEXT?)+\nTEXT: /(.|\\n)+/\ncall: {begin} {call} {end}", arguments, True

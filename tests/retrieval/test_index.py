@@ -79,7 +79,7 @@ def test_formats_of_a_folder(folder, make):
         (folder / f"{name}.docx").write_bytes(docx(parts))
         (folder / f"{name}.pdf").write_bytes(pdf(parts)[0])
     index = make()
-    assert index.refresh() and index.progress.is_complete and index.progress.files == 12
+    assert index.refresh() and not index.progress.files_left and index.progress.files == 12
     states = {file.state for file in index.store.files().values()}
     assert states == {INDEXED}
     counts = {path: file.num_chunks for path, file in index.store.files().items()}
@@ -233,7 +233,7 @@ def test_files_that_take_long_are_read_behind_all_others(folder, make, monkeypat
     index, seen = make(), []
     assert index.refresh(lambda: not seen.append((index.progress.reading, [*index.store.files()])))
     assert [path for path, file in index.store.files().items() if file.state == INDEXED] == ["a.html", "b.txt", "c.txt"]
-    assert ("a.html", ["b.txt", "c.txt"]) in seen and index.progress.is_complete
+    assert ("a.html", ["b.txt", "c.txt"]) in seen and not index.progress.files_left
 
 
 def test_work_waits_and_ends_between_small_steps(folder, make):

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 from slotcache.models.model import Model
-from slotcache.server.api import reply as web
+from slotcache.server.api import endpoint as web
 from slotcache.server.chat import decode
 from slotcache.server.chat.body import SpeculateRequest
 from slotcache.server.http import bodies

@@ -7,7 +7,7 @@ import httpx
 import pytest
 from slotcache.models.errors import Interrupted
 from slotcache.ordering.policy import read_along
-from slotcache.server.engine.engine import MAX_FIRST_TOKENS
+from slotcache.server.engine.generations import MAX_FIRST_TOKENS
 from slotcache.slots.plan import Plan
 from support.architectures import delta, mamba2
 

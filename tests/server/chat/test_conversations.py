@@ -149,7 +149,7 @@ def test_messages_may_say_what_they_are(server):
 def test_an_answer_goes_on_from_the_ids_that_were_sampled(server):
     scope = "ids"
     answer = ask(server, "Go on.", scope, conversation="c", temperature=2.0, seed=3, max_tokens=40)
-    server.service.answers._known._entries.clear()  # what is known by text alone
+    server.service.answers._entries.clear()  # what is known by text alone
     messages = [user("Go on."), said(answer), user("And?")]
     again = ask(server, messages, scope, max_tokens=1)
     assert again.slotcache["cached_tokens"] < answer.usage.total_tokens - 1  # its text is cut into other tokens

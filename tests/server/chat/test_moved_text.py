@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from slotcache.server.chat import volatile
-from slotcache.server.chat.shelf import Shelf
+from slotcache.server.chat.chat_files import ChatFiles
 from slotcache.server.chat.volatile import ChangedText, VolatileText
 from slotcache.server.config.settings import Settings, SettingsError
 
@@ -253,84 +253,84 @@ def test_all_that_is_remembered_counts(monkeypatch):
 # ---- over a restart -----------------------------------------------------------------------------------------------------
 
 
-def on_shelf(folder):
-    texts, shelf = VolatileText(), Shelf(folder)
-    texts.restore(shelf)
-    return texts, shelf
+def on_disk(folder):
+    texts, files = VolatileText(), ChatFiles(folder)
+    texts.restore(files)
+    return texts, files
 
 
-def files(folder):
+def kept_in(folder):
     return sorted(folder.glob("*.instructions"))
 
 
 @pytest.mark.parametrize("restarts", [False, True])
 def test_a_restarted_server_says_what_it_would_have_said(tmp_path, restarts):
     """Each prompt goes on from the one before, which the disk has the KV of."""
-    (texts, shelf), history, before = on_shelf(tmp_path), [], []
+    (texts, files), history, before = on_disk(tmp_path), [], []
     for at, day in enumerate(("Monday", "Tuesday", "Tuesday", "Wednesday", "Monday")):
         if restarts and at:
-            shelf.close()
-            texts, shelf = on_shelf(tmp_path)
+            files.close()
+            texts, files = on_disk(tmp_path)
         history.append(said("user", f"message {at}"))
         shown, _ = settled(texts, [instructions(f"Today is {day}.\n"), *history])
         assert shown[: len(before)] == before
         history.append(said("assistant", f"answer {at}"))
         before = [*shown, history[-1]]
     assert before[-2]["content"] == 'message 4\n\nToday is Monday. [In the instructions, in place of "Today is Wednesday."]'
-    shelf.close()
-    assert len(files(tmp_path)) == 4, "the instructions, and three lines"
+    files.close()
+    assert len(kept_in(tmp_path)) == 4, "the instructions, and three lines"
 
 
 def test_instructions_are_read_once_for_all_lines(tmp_path, monkeypatch):
     """Else many short messages behind long instructions would cost the product of both."""
     read, digest = [], volatile.blake2b
     monkeypatch.setattr(volatile, "blake2b", lambda data=b"", **size: (read.append(len(data)), digest(data, **size))[1])
-    texts, shelf = on_shelf(tmp_path)
+    texts, files = on_disk(tmp_path)
     settled(texts, [instructions(), *(reminded(f"question {at}", "<a>1</a>") for at in range(20))])
-    shelf.close()
-    assert len([size for size in read if size > len(FRONT)]) == 1 and len(files(tmp_path)) == 21
+    files.close()
+    assert len([size for size in read if size > len(FRONT)]) == 1 and len(kept_in(tmp_path)) == 21
 
 
 def test_what_is_forgotten_has_no_files(tmp_path, monkeypatch):
-    texts, shelf = on_shelf(tmp_path)
+    texts, files = on_disk(tmp_path)
     for session in ("a", "b"):
         for day in ("Monday", "Tuesday"):
             texts.settle(("", session, ""), [instructions(f"{day}.\n"), said("user", f"It is {day}")], True)
-    shelf.settle()
-    assert len(files(tmp_path)) == 4
+    files.settle()
+    assert len(kept_in(tmp_path)) == 4
     texts.forget("", "a")
-    shelf.settle()
-    assert len(files(tmp_path)) == 2
+    files.settle()
+    assert len(kept_in(tmp_path)) == 2
     monkeypatch.setattr(volatile, "MOST_LINEAGES", 1)
     texts.settle(("", "c", ""), [instructions(), said("user", "Hello")], True)
-    shelf.close()
-    assert len(files(tmp_path)) == 1
+    files.close()
+    assert len(kept_in(tmp_path)) == 1
 
 
 def test_damaged_files_are_left_out_and_go(tmp_path):
-    texts, shelf = on_shelf(tmp_path)
+    texts, files = on_disk(tmp_path)
     for day in ("Monday", "Tuesday"):
         settled(texts, [instructions(f"{day}.\n"), said("user", "Hello")])
-    shelf.close()
-    front = max(files(tmp_path), key=lambda file: file.stat().st_size)
+    files.close()
+    front = max(kept_in(tmp_path), key=lambda file: file.stat().st_size)
     front.write_bytes(front.read_bytes()[:-1])
-    texts, shelf = on_shelf(tmp_path)
+    texts, files = on_disk(tmp_path)
     messages = [instructions("Tuesday.\n"), said("user", "Hello")]
     assert settled(texts, messages) == (messages, ()), "a line of what is not known is not said"
-    shelf.close()
-    assert len(files(tmp_path)) == 1
+    files.close()
+    assert len(kept_in(tmp_path)) == 1
 
 
 def test_a_copy_of_a_file_is_left_out_and_goes(tmp_path):
-    texts, shelf = on_shelf(tmp_path)
+    texts, files = on_disk(tmp_path)
     for day in ("Monday", "Tuesday"):
         settled(texts, [instructions(f"{day}.\n"), said("user", "Hello")])
-    shelf.close()
-    for file in files(tmp_path):
+    files.close()
+    for file in kept_in(tmp_path):
         (tmp_path / f"copy of {file.name}").write_bytes(file.read_bytes())
-    texts, shelf = on_shelf(tmp_path)
-    shelf.close()
-    assert len(texts._fronts[LINEAGE]) == 1 and len(files(tmp_path)) == 2
+    texts, files = on_disk(tmp_path)
+    files.close()
+    assert len(texts._fronts[LINEAGE]) == 1 and len(kept_in(tmp_path)) == 2
 
 
 # ---- over a server, by the tokens that it computes ----------------------------------------------------------------------

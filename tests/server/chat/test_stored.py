@@ -18,6 +18,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from slotcache.ordering.document import Document
 from slotcache.server.chat.body import ChatRequest
+from slotcache.server.chat.chat_files import DIGEST, DamagedFile
 from slotcache.server.chat.chat_prompt import DocumentSet
 from slotcache.server.chat.conversation_files import (
     MAGIC,
@@ -31,7 +32,6 @@ from slotcache.server.chat.conversation_files import (
 )
 from slotcache.server.chat.conversations import Conversations
 from slotcache.server.chat.history import HistoryMessage
-from slotcache.server.chat.shelf import DIGEST, DamagedFile
 from slotcache.slots import tier
 from slotcache.slots.tier import FolderError
 
@@ -89,7 +89,7 @@ class Server:
 
 @pytest.fixture
 def store(tmp_path):
-    server = Server(tmp_path / "shelf")
+    server = Server(tmp_path / "answers")
     yield server
     server.held.close()
 
@@ -145,19 +145,21 @@ def test_two_servers_on_one_folder_mix_no_histories(tiny, tmp_path, caplog):
 
 
 def test_a_killed_server_leaves_no_lock(tmp_path):
-    ConversationFiles(tmp_path / "shelf").close()
-    script = f"from slotcache.slots.tier import lock; lock({str(tmp_path / 'shelf' / 'lock')!r})\nprint(flush=True); input()"
+    ConversationFiles(tmp_path / "answers").close()
+    script = (
+        f"from slotcache.slots.tier import lock; lock({str(tmp_path / 'answers' / 'lock')!r})\nprint(flush=True); input()"
+    )
     command, pipe = [sys.executable, "-c", script], subprocess.PIPE
     with subprocess.Popen(command, text=True, stdin=pipe, stdout=pipe) as other:
         assert other.stdout is not None and other.stdout.readline()
         with pytest.raises(BlockingIOError):
-            ConversationFiles(tmp_path / "shelf")
+            ConversationFiles(tmp_path / "answers")
         other.kill()
-    files = ConversationFiles(tmp_path / "shelf")
-    beside = free_conversation_files(tmp_path / "shelf")
-    assert beside.folder == tmp_path / "shelf-1"
+    files = ConversationFiles(tmp_path / "answers")
+    beside = free_conversation_files(tmp_path / "answers")
+    assert beside.folder == tmp_path / "answers-1"
     files.close()
-    again = free_conversation_files(tmp_path / "shelf")
+    again = free_conversation_files(tmp_path / "answers")
     assert again.folder == files.folder
     for one in (beside, again):
         one.close()
@@ -169,7 +171,7 @@ def test_a_folder_without_locks_is_refused_with_what_is_right(tmp_path, monkeypa
 
     monkeypatch.setattr(tier, "lock", no_locks)
     with pytest.raises(FolderError, match=r"cannot be locked: No locks available: expected a folder"):
-        free_conversation_files(tmp_path / "shelf")
+        free_conversation_files(tmp_path / "answers")
 
 
 def test_deleted_conversations_leave_no_file(tiny, tmp_path):
@@ -349,7 +351,7 @@ ACTS = st.lists(st.tuples(st.sampled_from(["turn", "after", "delete", "restart"]
 @settings(deadline=None, max_examples=60)
 def test_memory_and_disk_agree_on_every_conversation(acts):
     with TemporaryDirectory() as folder:
-        server, number = Server(Path(folder, "shelf")), count()
+        server, number = Server(Path(folder, "answers")), count()
         for act, at in [*acts, ("restart", 0)]:
             conversation = server.held.find("", "c")
             known = list(conversation.answers) if conversation else []

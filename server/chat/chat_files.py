@@ -1,4 +1,4 @@
-"""Files in a folder that one server has: sealed, and written behind the event loop's back, whole or not at all.
+"""Files about chats, in a folder that one server has: each with a checksum, written by a thread, whole or not at all.
 
     magic | digest | content
 
@@ -30,12 +30,12 @@ class DamagedFile(ValueError):
     """A file with other content than was written."""
 
 
-def sealed(magic: bytes, content: bytes) -> list[bytes]:
+def with_checksum(magic: bytes, content: bytes) -> list[bytes]:
     """Return the file of a content, in parts."""
     return [magic, _digest(content), content]
 
 
-def unsealed(magic: bytes, data: bytes) -> memoryview:
+def checked_content(magic: bytes, data: bytes) -> memoryview:
     """Return the content of a file. Raises DamagedFile."""
     begin = len(magic) + DIGEST
     if data[: len(magic)] != magic:
@@ -50,8 +50,8 @@ def _digest(content: bytes | memoryview) -> bytes:
     return hashlib.blake2b(content, digest_size=DIGEST).digest()
 
 
-class Shelf:
-    """The folder and the thread that writes to it.
+class ChatFiles:
+    """The files of a folder, and the thread that writes them.
 
     Raises FolderError if the folder cannot be used, and BlockingIOError if another server has it. A change that waits is
     replaced by the next one of the same file, so no more waits than is kept.

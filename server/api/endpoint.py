@@ -1,0 +1,558 @@
+"""What all routes do: read a body, choose its model, accept and submit it; answer whole or as a stream."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Hashable, Sequence
+from dataclasses import replace
+from functools import partial, wraps
+from time import time
+from typing import Any, TypeVar
+
+import msgspec
+from msgspec import Struct
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from ...retrieval.ranking import Hit
+from ...slots.scope import MAX_NAME
+from ..chat.body import ChatRequest, Options, check_scope
+from ..chat.decode import LARGE, R, decode_request
+from ..engine.generation import Delta, End, Event, Failure, Generation, account
+from ..engine.usage import Fields
+from ..engine.view import Prediction
+from ..formats.answer import Plain
+from ..http.api_errors import RequestError
+from ..http.connection import SHORTCUT, Shortcut
+from ..search.folder import FolderIndex
+from ..search.retrieve import SearchReport, StagePrefetch, fitting, index_state, query_of, with_documents
+from ..search.vectors import Vectors
+from ..service.models import Loaded, Models
+from ..service.repeats import Refusals, Repeats, is_lasting, key_of
+from ..service.service import Service, new_id
+from ..service.submitter import Prepared
+from .reply import JsonReply, ReplyFormat, ResponseMeta, SsePing, WholeAnswer, encode, stream
+
+logger = logging.getLogger("slotcache")
+CHOSEN = "slotcache.chosen"  # where a request's scope has what serves its model
+EARLY = "slotcache.early"  # where it has the reply that a stream began with before its model was loaded
+MOST_ITEMS, USUAL_ITEMS = 100, 20  # of one page of a list
+ORDERS = ("asc", "desc")
+T = TypeVar("T")
+
+# ---- The routes' common parts: the service once it is loaded, and bodies in. --------------------------------------------
+
+
+class VectorRequest(Struct, frozen=True):
+    """A body whose model is the embedder or the reranker, which are none of those that take turns on the device."""
+
+    model: str | None = None
+
+
+async def read_body(request: Request, kind: type[R]) -> R:
+    """Return the body as `kind`. A large one is decoded in a thread. Raises RequestError, ClientDisconnect.
+
+    `request.state` keeps its length as `num_bytes`, and a warning for each unknown field as `warnings`.
+    """
+    state = request.app.state.app
+    body = await state.bodies.read(request)
+    request.state.num_bytes = len(body)
+    arguments = (body, kind, state.settings.strict)
+    decoded, warnings = (
+        decode_request(*arguments) if len(body) < LARGE else await asyncio.to_thread(decode_request, *arguments)
+    )
+    request.state.warnings = ()
+    warn(request, warnings)
+    return decoded.in_batch() if isinstance(decoded, Options) and hasattr(request.state, "batch") else decoded
+
+
+def warn(request: Request, warnings: Sequence[str]) -> None:
+    """Say these in the answer and in the log."""
+    if warnings:
+        request.state.warnings += tuple(warnings)
+        about = {"request_id": request.state.request_id}
+        logger.warning("%s: %s", request.url.path, "; ".join(warnings), extra={"fields": about})
+
+
+def page(items: list[Fields], request: Request) -> Fields:
+    """Return one page of a list, as OpenAI's API parts it. Raises RequestError."""
+    limit, order, after = (request.query_params.get(name) for name in ("limit", "order", "after"))
+    if order not in (None, *ORDERS):
+        raise RequestError(f"order: expected one of {', '.join(ORDERS)}", param="order")
+    if limit is not None and not (re.fullmatch("[0-9]{1,3}", limit) and 1 <= int(limit) <= MOST_ITEMS):
+        raise RequestError(f"limit: expected a number from 1 to {MOST_ITEMS}", param="limit")
+    if order != "asc":
+        items = items[::-1]
+    if after is not None:
+        at = next((at for at, item in enumerate(items) if item["id"] == after), None)
+        if at is None:
+            raise RequestError(f"after: no item {after[:80]!r} in this list", param="after")
+        items = items[at + 1 :]
+    page = items[: int(limit or USUAL_ITEMS)]
+    first, last = (page[0]["id"], page[-1]["id"]) if page else (None, None)
+    return {"object": "list", "data": page, "has_more": len(items) > len(page), "first_id": first, "last_id": last}
+
+
+async def beside_others(request: Request, work: Callable[[], T]) -> T:
+    """Return what `work` on a body returns. For a large body it runs in a thread, beside other requests."""
+    return work() if request.state.num_bytes < LARGE else await asyncio.to_thread(work)
+
+
+def scope_of(request: Request) -> str:
+    """Return the scope in the address (`?scope=`), by default the common one. Raises RequestError."""
+    scope = request.query_params.get("scope", "")
+    check_scope(scope, "scope")
+    return scope
+
+
+def vectors_of(request: Request) -> Vectors:
+    """Return the models for vectors, which are there for every model. Raises RequestError 503 while the model loads."""
+    vectors, chosen = request.app.state.app.loaded(), chosen_of(request)
+    return vectors if chosen is None else chosen.vectors
+
+
+def service_of(request: Request) -> Service:
+    """Return the service. Raises RequestError: 503 while the model loads, 501 for an encoder."""
+    service, chosen = request.app.state.app.ready(), chosen_of(request)
+    return service if chosen is None or chosen.service is None else chosen.service
+
+
+def chosen_of(request: Request) -> Loaded | None:
+    """Return what serves the model of a request: its body's, else `?model=`, else the first one. None: there is only one.
+
+    Raises RequestError: 404 for an unknown model, 503 for one of the address that was never loaded.
+    """
+    models: Models | None = request.app.state.app.models
+    if models is None:
+        return None
+    if CHOSEN in request.scope:
+        return request.scope[CHOSEN]
+    entry = models.find(name := request.query_params.get("model"))
+    if name and entry.loaded is None:
+        told = f"{entry.name} was not loaded yet: a request for it or POST /models/load does that"
+        raise RequestError(told, status=503, param="model", code="model_not_loaded")
+    return entry.loaded
+
+
+async def choose(request: Request, asked: object, patience: float | None = None) -> bool:
+    """Choose the model that a body names, or else `?model=`, and load it if it never was. False: not within `patience` (s).
+
+    Raises RequestError: 404, or 503 with the reason.
+    """
+    models: Models | None = request.app.state.app.models
+    if models is not None and hasattr(asked, "model"):
+        name = _name_in(request, asked)
+        if isinstance(asked, VectorRequest) and models.find_beside(name) is not None:
+            request.scope[CHOSEN] = models.first.loaded
+            return True
+        entry = models.find(name)
+        try:
+            if entry.value != "loaded":
+                await while_connected(request, asyncio.wait_for(models.ready(entry), patience))
+        except TimeoutError:
+            return False
+        request.scope[CHOSEN] = entry.loaded
+    return True
+
+
+def _name_in(request: Request, asked: object) -> str | None:
+    """Return the name of the model that is asked for."""
+    return getattr(asked, "model", None) or request.query_params.get("model")
+
+
+# ---- Accepting ----------------------------------------------------------------------------------------------------------
+# Chats on their way into the service: documents are found for those that ask for it, and prompts are computed ahead.
+
+STAGE = 0.03  # s that a stage of a chat's search has to last before its documents are computed ahead
+
+
+async def accept(request: Request, asked: ChatRequest, open_turn: bool = False, *, kind: str = "chatcmpl-") -> Prepared:
+    """Find the documents of a chat with `retrieval`, and accept it: see `Service.accept_chat`. Raises RequestError."""
+
+    async def find_and_accept() -> Prepared:
+        chat, found = await _retrieve(request, asked) if asked.retrieves else (asked, None)
+        return await service.accept_chat(chat, request.state.num_bytes, open_turn, id=id_of(request, kind), found=found)
+
+    service = service_of(request)
+    return await while_connected(request, find_and_accept())
+
+
+def id_of(request: Request, kind: str) -> str:
+    """Return the id of an answer: the one that its stream began with, if it has begun. kind: what a new one begins with."""
+    early: ReplyFormat | None = request.scope.get(EARLY)
+    return early.envelope.id if early else new_id(kind)
+
+
+async def predict(request: Request, asked: ChatRequest) -> Prediction:
+    """Return the prompt that a chat would have now, and its reuse. A hint after its documents depends on their order."""
+    service, prepared = service_of(request), await accept(request, asked)
+    return await service.view.predict(prepared.prompt, service.submitter.scope(asked))
+
+
+async def count_prompt(request: Request, asked: ChatRequest) -> dict[str, int]:
+    """Count the tokens that the prompt of a chat would have now."""
+    return {"input_tokens": len((await predict(request, asked)).layout.tokens)}
+
+
+async def prefetch_documents(
+    service: Service, key: Hashable, asked: ChatRequest, num_bytes: int, *, open_turn: bool = False
+) -> bool:
+    """Compute the prompt of a chat ahead. False: no slot is idle. Raises RequestError.
+
+    key, num_bytes: as in `Service.submit_background` and `Service.accept_chat`. open_turn: only as far as its documents.
+    """
+    if service.is_full:
+        return False
+    prepared = await service.accept_chat(asked.prefill_only(), num_bytes, open_turn)
+    return await start_ahead(service, key, prepared, is_whole=not open_turn)
+
+
+async def start_ahead(service: Service, key: Hashable, prepared: Prepared, *, is_whole: bool) -> bool:
+    started = await asyncio.wrap_future(service.submit_background(key, prepared, is_whole))
+    if not started:
+        service.idle.resume()
+    return started
+
+
+async def _retrieve(request: Request, asked: ChatRequest) -> tuple[ChatRequest, SearchReport]:
+    """Return the chat with the documents that were found for it, and these.
+
+    While a later stage of the search runs, the chat with the documents so far is computed ahead.
+    """
+    service, folder_index = service_of(request), request.app.state.app.folder_index
+    if folder_index is not None and service is not request.app.state.app.service:
+        first = request.app.state.app.service.name
+        raise RequestError(f"retrieval: the documents of --docs belong to {first}: ask that model", param="retrieval")
+    if folder_index is None:
+        raise RequestError("retrieval: this server has no documents: start it with --docs PATH", param="retrieval")
+    asked.check()
+    folder_index.check_scope(asked.cache_scope, "cache_scope")
+    key, num_bytes = ("retrieval", request.state.request_id), request.state.num_bytes
+
+    async def fit(hits: Sequence[Hit]) -> list[Hit]:
+        return await shown_hits(service, folder_index, asked.cache_scope, hits)
+
+    async def prefill(hits: Sequence[Hit]) -> None:
+        await prefetch_documents(service, key, with_documents(asked, await fit(hits)), num_bytes)
+
+    query, index = query_of(asked, folder_index), index_state(folder_index)
+    if query is None:
+        return with_documents(asked, ()), SearchReport((), index)
+    ahead, hits = StagePrefetch(prefill, delay=STAGE), ()
+    try:
+        async for stage in folder_index.search().stages(query):
+            hits = stage.hits
+            if not stage.is_last:
+                ahead.show(hits)
+    except BaseException:
+        service.engine.drop_background((asked.cache_scope, key))
+        raise
+    finally:
+        ahead.stop()
+    found = SearchReport(await fit(hits), index)
+    return with_documents(asked, found.hits), found
+
+
+async def shown_hits(service: Service, folder_index: FolderIndex, scope: str, hits: Sequence[Hit]) -> list[Hit]:
+    """Return the first hits of a search, as far as a chat has room for them."""
+    builder = service.builder
+    return await builder.threads.run(0, partial(fitting, hits, folder_index.room, partial(builder.length, scope)))
+
+
+# ---- The routes that generate: chats and texts, streamed or whole. ------------------------------------------------------
+
+LONG = 16 << 10  # characters of answers that are parsed in a thread, beside other streams
+
+
+def submit(request: Request, prepared: Prepared) -> ResponseMeta:
+    """Submit a request; return the common fields of its answer. Raises RequestError: too long, no room."""
+    service, options = service_of(request), prepared.options.without_texts()
+    warn(request, prepared.warnings)
+    _tell_of_cache(request, prepared)
+    early: ReplyFormat | None = request.scope.get(EARLY)
+    return ResponseMeta(
+        id=prepared.id,
+        model=(service.settings.any_model and options.model) or service.name,
+        options=options,
+        num_prompts=len(prepared.prompts),
+        echoes=prepared.echoes,
+        fingerprint=service.fingerprint,
+        generations=service.submit(prepared),
+        reader=prepared.turn.chat.shown_reader if prepared.turn else Plain,
+        caches=service.submitter.caches(options),
+        verbose=service.settings.verbose if options.verbose is None else options.verbose,
+        warnings=request.state.warnings,
+        piece=service.model.piece,
+        spelling=service.model.spelling,
+        created=early.envelope.created if early else int(time()),
+    )
+
+
+def _tell_of_cache(request: Request, prepared: Prepared) -> None:
+    """Say once to a client that says nothing of the cache what that would have saved."""
+    submitter, options = service_of(request).submitter, prepared.options
+    if options.cache_prompt is not None or submitter.caches(options) or not submitter.can_reuse:
+        return
+    keys = (request.headers.get(name, "") for name in ("authorization", "x-api-key"))
+    repeats: Repeats = request.app.state.app.repeats
+    if num_tokens := repeats.note((*keys, options.cache_scope), prepared.prompts[0]):
+        warn(request, [REPEATED.format(num_tokens)])
+
+
+REPEATED = (
+    "the first {:,} tokens of this prompt or more are those of an earlier one, and were computed again: with a "
+    "`prompt_cache_key`, `cache_prompt: true` or the server's --cache-prompt they would have been reused; this is said once"
+)
+
+Handler = Callable[..., Awaitable[Response | ReplyFormat]]
+Opening = Callable[[Request, Any], ReplyFormat | None]
+"""Returns what a request's stream has until its model is loaded; None: the answer is whole."""
+PATIENCE = 0.25  # s that a first load may take, or fail in, before a stream begins without its model
+
+
+def endpoint(handler: Handler, body: type[Struct], opening: Opening | None = None, chooses: bool = True) -> Handler:
+    """Return a handler for which the body is read, and whose answer, if it is one to generate, is streamed or collected.
+
+    chooses: the model that the body names has to be there. A decoded body takes some 20 times its JSON, and an answer may
+    take minutes: it is free when the handler returns.
+    """
+
+    @wraps(handler)
+    async def answer(request: Request) -> Response:
+        state = request.app.state.app  # first: no body is read for a server that cannot answer
+        state.ready() if issubclass(body, Options) else state.loaded()
+        answered = await read_and_handle(request)
+        return answered if isinstance(answered, Response) else await respond(request, answered)
+
+    async def read_and_handle(request: Request) -> Response | ReplyFormat:
+        asked = _in_session(request, await read_body(request, body))
+        early = opening(request, asked) if opening and _is_new(request, asked) else None
+        if not chooses or await choose(request, asked, PATIENCE if early else None):
+            return await _refusing(handler, request, asked)
+        assert early is not None
+        request.scope[EARLY] = early
+        return EventStream(request, early, partial(_choose_and_handle, handler, request, asked))
+
+    return answer
+
+
+async def _choose_and_handle(handler: Handler, request: Request, asked: object) -> Response | ReplyFormat:
+    """Return what a handler returns, once the model is loaded. Raises RequestError."""
+    await choose(request, asked)
+    try:
+        return await _refusing(handler, request, asked)
+    finally:
+        del request.scope[EARLY]  # it may hold texts
+
+
+def _is_new(request: Request, asked: object) -> bool:
+    """Whether the model that is asked for has to be loaded for the first time. Raises RequestError 404."""
+    models: Models | None = request.app.state.app.models
+    return models is not None and models.find(_name_in(request, asked)).loaded is None
+
+
+def early_meta(request: Request, asked: Options, kind: str) -> ResponseMeta:
+    """Return the common fields of an answer whose model is not there yet. kind: of its id. Raises RequestError."""
+    asked.check()
+    state, name = request.app.state.app, _name_in(request, asked)
+    shown = (state.settings.any_model and asked.model) or state.models.find(name).name
+    return ResponseMeta(id=new_id(kind), model=shown, fingerprint="", options=asked.without_texts())
+
+
+def _in_session(request: Request, asked: R) -> R:
+    """Return a body with the session that a header names, unless it names one itself."""
+    session = request.headers.get("x-session-id", "")[:MAX_NAME]
+    if not session or not isinstance(asked, Options) or asked.session_id is not None:
+        return asked
+    return msgspec.structs.replace(asked, session_id=session)
+
+
+async def _refusing(handler: Handler, request: Request, asked: object) -> Response | ReplyFormat:
+    """Return what a handler returns, unless an equal body was just found to be too long. Raises RequestError."""
+    if not isinstance(asked, Options):
+        return await handler(request, asked)
+    refusals: Refusals = request.app.state.app.refusals
+    path = request.url.path
+    if refusals and (error := refusals.find(await beside_others(request, partial(key_of, path, asked)), path)):
+        request.state.is_quiet = True
+        raise error
+    try:
+        return await handler(request, asked)
+    except RequestError as error:
+        if is_lasting(asked, error):
+            refusals.note(await beside_others(request, partial(key_of, path, asked)), error)
+        raise
+
+
+async def respond(request: Request, reply: ReplyFormat) -> Response:
+    """Return the answer of a request that was submitted, streamed or whole."""
+    service, generations = service_of(request), reply.envelope.generations
+    if reply.envelope.options.stream:
+        return EventStream(request, reply)
+    request.state.account = partial(account, generations)
+    spell = _speller(service, reply)
+    answers = await while_connected(request, collect(service, generations, spell))
+    # Logprobs are much larger than the text that they are of; a long text takes its time to be parsed.
+    if any(answer.logprobs for answer in answers) or sum(len(answer.text) for answer in answers) >= LONG:
+        return JsonReply(await asyncio.to_thread(lambda: encode(reply.whole(answers))))
+    return JsonReply(reply.whole(answers))
+
+
+class EventStream(StreamingResponse):
+    """Streams the events of generations. A client that disconnects cancels them, even before the first event.
+
+    later: gives the reply where the model is still to be loaded; until then `reply` pings, which has no generations.
+    """
+
+    def __init__(
+        self, request: Request, reply: ReplyFormat, later: Callable[[], Awaitable[Response | ReplyFormat]] | None = None
+    ) -> None:
+        self._request, self._reply = request, reply
+        pieces = self._pieces(reply) if later is None else self._pieces_later(reply, later)
+        super().__init__(pieces, headers={"Cache-Control": "no-store"}, media_type=reply.envelope.media_type)
+        asked = reply.envelope.options.sse_ping_interval
+        self._ping_interval = request.app.state.app.settings.sse_ping_interval if asked is None else asked
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._pings = ping = SsePing(send, self._ping_interval, lambda: self._reply.ping())
+        self._offer_text()
+        try:
+            await super().__call__(scope, receive, ping.send)
+        finally:
+            ping.stop()
+            for generation in self._reply.envelope.generations:
+                generation.events.take_now = None
+                self._service.abandon(generation)
+
+    def _offer_text(self) -> None:
+        """Have text written at once, where the connection can."""
+        shortcut = self._request.scope.get("state", {}).get(SHORTCUT)
+        if shortcut is not None:
+            for index, generation in enumerate(self._reply.envelope.generations):
+                generation.events.take_now = partial(self._write, shortcut, index)
+
+    def _write(self, shortcut: Shortcut, index: int, delta: Delta) -> bool:
+        """Write a piece of text at once. False: something stands in front of it, or its client is slow."""
+        if self._pings.is_sending or not shortcut.is_open:
+            return False
+        if sent := b"".join(self._reply.delta(index, delta)):
+            shortcut.write(sent)
+            self._pings.note()
+        return True
+
+    def _pieces(self, reply: ReplyFormat) -> AsyncIterator[bytes]:
+        generations, self._service = reply.envelope.generations, service_of(self._request)
+        self._request.state.account = partial(account, generations)
+        return stream(reply, _events(generations, _speller(self._service, reply)))
+
+    async def _pieces_later(
+        self, early: ReplyFormat, later: Callable[[], Awaitable[Response | ReplyFormat]]
+    ) -> AsyncIterator[bytes]:
+        if self._ping_interval > 0:
+            yield b"".join(early.ping())
+        try:
+            reply = await later()
+        except RequestError as error:
+            self._request.state.error = error
+            yield b"".join(early.fail(error))
+            return
+        del early, later  # the body is free
+        if isinstance(reply, Response):
+            yield bytes(reply.body)
+            return
+        pieces = self._pieces(reply)
+        self._reply = reply
+        self._offer_text()
+        async for piece in pieces:
+            yield piece
+
+
+Spell = Callable[[Generation], Awaitable[str]]
+"""Returns the text of a prompt that was computed."""
+
+
+def _speller(service: Service, reply: ReplyFormat) -> Spell | None:
+    """Return what spells the prompts, for an answer that shows them."""
+
+    async def spell(generation: Generation) -> str:
+        layout = generation.job.layout
+        return await asyncio.to_thread(service.model.detokenize, layout.ids, special=True)
+
+    return spell if reply.envelope.verbose else None
+
+
+async def _events(generations: Sequence[Generation], spell: Spell | None) -> AsyncIterator[tuple[int, Event]]:
+    """Yield the events of all generations as they come, with the index of each one's choice."""
+    if len(generations) == 1:
+        async for event in _events_of(generations[0], spell):
+            yield 0, event
+        return
+    reading = {asyncio.ensure_future(_next(each, spell)): index for index, each in enumerate(generations)}
+    try:
+        while reading:
+            done, _ = await asyncio.wait(reading, return_when=asyncio.FIRST_COMPLETED)
+            for read in sorted(done, key=lambda read: reading[read]):
+                index, event = reading.pop(read), read.result()
+                yield index, event
+                if not isinstance(event, End | Failure):  # not before this one is sent: text is written past its reader
+                    reading[asyncio.ensure_future(_next(generations[index], spell))] = index
+    finally:
+        for read in reading:
+            read.cancel()
+
+
+async def _events_of(generation: Generation, spell: Spell | None) -> AsyncIterator[Event]:
+    while True:
+        event = await _next(generation, spell)
+        yield event
+        if isinstance(event, End | Failure):
+            return
+
+
+async def _next(generation: Generation, spell: Spell | None) -> Event:
+    event = await generation.events.get()
+    return replace(event, prompt=await spell(generation)) if spell and isinstance(event, End) else event
+
+
+async def collect(service: Service, generations: Sequence[Generation], spell: Spell | None = None) -> list[WholeAnswer]:
+    """Return the whole answers, in order. Raises the RequestError of a failure."""
+    try:
+        return [await _collect(generation, spell) for generation in generations]
+    finally:
+        for generation in generations:
+            service.abandon(generation)
+
+
+async def _collect(generation: Generation, spell: Spell | None) -> WholeAnswer:
+    deltas: list[Delta] = []
+    async for event in _events_of(generation, spell):
+        match event:
+            case Failure(error):
+                raise error
+            case Delta():
+                deltas.append(event)
+            case End():
+                return WholeAnswer((*deltas, event.delta()), event)
+    raise AssertionError("a generation ends with an end")
+
+
+async def while_connected(request: Request, work: Coroutine[object, object, T]) -> T:
+    """Return what `work` returns. Cancels it when the client leaves first, and raises RequestError 499 then."""
+    working = asyncio.ensure_future(work)
+    watching = asyncio.ensure_future(_disconnect(request))
+    try:
+        await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            return await working
+        raise RequestError("the client has gone", status=499)
+    finally:
+        watching.cancel()
+        working.cancel()
+
+
+async def _disconnect(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
