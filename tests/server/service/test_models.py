@@ -21,6 +21,7 @@ from support.encoders import bert
 from server.conftest import DEADLINE, Running, until
 from server.test_cli import free_port
 
+HOUR = 3600
 QUESTION = "What does the old lighthouse keeper of the northern harbour say about the winter storms of last year?"
 
 
@@ -176,6 +177,34 @@ def test_what_runs_is_answered_before_a_model_leaves(files):
             other = pool.submit(up.chat, QUESTION, model="b")
             assert '"tokens_predicted":40' in "".join(lines)
             assert other.result(DEADLINE)["model"] == "b"
+
+
+def test_a_model_waits_for_requests_of_its_own_only_where_that_was_of_use(files):
+    with sharing(files[:2], model_turn=HOUR) as up, ThreadPoolExecutor(1) as pool:
+        engine, sleep = up.host.services[0].engine, up.host.services[0].engine.sleep
+
+        def ask_another():
+            engine.inbox.put(lambda: setattr(sleep, "_load_seconds", HOUR))
+            other = pool.submit(up.chat, QUESTION, model="b")
+            until(lambda: sleep.is_leaving)
+            return other
+
+        def end_wait(other):
+            assert not other.done()
+            engine.inbox.put(lambda: setattr(sleep, "last_use", -HOUR))
+            assert other.result(DEADLINE)["model"] == "b"
+
+        up.chat(QUESTION, model="a")
+        other = ask_another()
+        assert up.chat(QUESTION, model="a")["model"] == "a"  # of use
+        end_wait(other)
+        up.chat(QUESTION, model="a")
+        end_wait(ask_another())  # in vain
+        up.chat(QUESTION, model="a")
+        engine.inbox.put(lambda: setattr(sleep, "_load_seconds", HOUR))
+        assert up.chat(QUESTION, model="b")["model"] == "b"  # at once
+        up.chat(QUESTION, model="a")  # within the wait that was left out
+        end_wait(ask_another())
 
 
 def test_a_client_that_leaves_during_a_load_cancels_nothing_of_others(files):
