@@ -25,7 +25,7 @@ from typing import TypeVar
 import numpy as np
 
 from ...models.draft_model import DraftModel
-from ...models.errors import Interrupted, NoRoom
+from ...models.errors import Interrupted, ModelError, NoRoom
 from ...models.runner import NO_SAMPLERS, Runner
 from ...models.sampling import Logprobs, Sampler
 from ...models.sampling_params import Sampling
@@ -446,11 +446,13 @@ class DeviceTurns:
     """What a model tells whoever shares the device out, in its engine's thread.
 
     on_want: it has a request and is not on the device. on_load: it is there now, or the error. on_free: it has left.
+    make_room: it may not fit; called in the load's thread. True: something has left memory for it.
     """
 
     on_want: Callable[[], None]
     on_load: Callable[[Exception | None], None]
     on_free: Callable[[], None]
+    make_room: Callable[[], bool]
 
 
 class Sleep:
@@ -600,7 +602,12 @@ class Sleep:
         began = perf_counter()
         error: Exception | None = None
         try:
-            self._runner.context.open()
+            try:
+                self._runner.context.open()
+            except ModelError:
+                if self.device is None or not self.device.make_room():
+                    raise
+                self._runner.context.open()
             if self._draft_model is not None:
                 self._draft_model.open()
         except Exception as failed:

@@ -163,8 +163,10 @@ def _of_vectors(computed: Computed) -> Iterator[Metric]:
         ("texts", "Texts that became vectors or scores", computed.texts),
         ("tokens", "Tokens of the texts that became vectors or scores", computed.tokens),
         ("steps", "Steps that computed texts for vectors or scores", computed.steps),
+        ("loads", "Times that a model for vectors or scores came back into memory", computed.loads),
     ):
         yield CounterMetricFamily(f"slotcache_vector_{name}", help, number)
+    yield GaugeMetricFamily("slotcache_vector_models", "Models for vectors or scores in memory", computed.in_memory)
 
 
 def _of_folder(index: FolderIndex | None) -> Iterator[Metric]:

@@ -17,6 +17,7 @@ from pathlib import Path
 from time import perf_counter
 
 from ...models.errors import ModelError
+from ...models.hardware import free_memory
 from ...models.model import check_file
 from ...models.model_files import PART, Stamp, check_unchanged, files_of, stamp
 from ...slots.tier import FolderError
@@ -58,6 +59,7 @@ class ModelEntry:
     """A model by its name. loaded: once it was loaded for the first time. opening: done when that is so, or has failed.
 
     value: unloaded, loading, loaded or failed. failure: why. stamps: of the files that failed. num_turns: that it has had.
+    num_bytes: of its weights and its cells, once it was loaded.
     """
 
     name: str
@@ -70,6 +72,7 @@ class ModelEntry:
     failure: str = ""
     stamps: dict[Path, Stamp] = field(default_factory=dict)
     num_turns: int = 0
+    num_bytes: int = 0
     num_arriving: int = 0  # requests that wait for the first load
     began: float = 0.0  # its turn, by perf_counter
 
@@ -226,7 +229,9 @@ class Models:
         entry.began, entry.num_turns = perf_counter(), entry.num_turns + 1
         if loaded.service is None:
             return
-        engine, loop = loaded.service.engine, asyncio.get_running_loop()
+        engine, loop, model = loaded.service.engine, asyncio.get_running_loop(), loaded.service.model
+        types = entry.settings.cache_type_k, entry.settings.cache_type_v
+        entry.num_bytes = model.size + loaded.service.context.num_cells * model.kv_bytes(*types)
 
         def tell(act: Callable[[], None]) -> None:
             if not self._closed:
@@ -236,6 +241,7 @@ class Models:
             on_want=lambda: tell(partial(self.want, entry)),
             on_load=lambda error: tell(partial(self._loaded, entry, error)),
             on_free=lambda: tell(partial(self._left, entry)),
+            make_room=self._make_room,
         )
         engine.sleep.share(turns, seconds)
         host = engine.scheduler.tree.host.max_bytes or engine.scheduler.snapshots.host.max_bytes
@@ -292,12 +298,23 @@ class Models:
         self.num_swaps += 1
         entry.value = "loading"
         logger.info("%s comes into memory%s", entry.name, f", {len(self._waiting)} more wait" if self._waiting else "")
-        if entry.loaded is not None and entry.loaded.service is not None:
-            entry.loaded.service.engine.sleep.grant()
-            return
-        task = asyncio.get_running_loop().create_task(self._open(entry))
+        task = asyncio.get_running_loop().create_task(self._open(entry) if entry.loaded is None else self._load(entry))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    async def _load(self, entry: ModelEntry) -> None:
+        """Load a model again. The embedder and the reranker leave first, where they and it are too many or too large."""
+        assert entry.loaded is not None and entry.loaded.service is not None
+        model, beside = entry.loaded.vectors.model, [one for one in self.beside.values() if one.embedder.is_open]
+        num_placed = sum(one.is_placed for one in self.entries.values())
+        is_short = model.device is None and entry.num_bytes > free_memory()
+        if beside and (num_placed + len(beside) > self._places or is_short):
+            await asyncio.to_thread(self._make_room)
+        entry.loaded.service.engine.sleep.grant()
+
+    def _make_room(self) -> bool:
+        """Let the embedder and the reranker leave memory, unless they compute; whether one has. Not the event loop's."""
+        return any([worker.leave_now() for worker in self.beside.values()])
 
     def _loaded(self, entry: ModelEntry, error: Exception | None) -> None:
         entry.failure = "" if error is None else str(error)
@@ -317,10 +334,10 @@ class Models:
 
     async def _open(self, entry: ModelEntry) -> None:
         """Load a model for the first time. Where that fails, the one that left for it comes back."""
-        assert self.open is not None and entry.opening is not None
+        assert entry.opening is not None
         began = perf_counter()
         try:
-            loaded = await asyncio.to_thread(self.open, entry)
+            loaded = await asyncio.to_thread(self._open_beside, entry)
             if loaded.service is None:
                 await asyncio.to_thread(loaded.vectors.close)
                 raise ModelError(f"{entry.path} generates no text: beside others it is not supported yet")
@@ -338,6 +355,16 @@ class Models:
         entry.opening.set_result(loaded)
         logger.info("%s is loaded after %.1f s", entry.name, perf_counter() - began)
         self._next()
+
+    def _open_beside(self, entry: ModelEntry) -> Loaded:
+        """Load a model beside the embedder and the reranker, fitted to what they leave free; if that fails, alone."""
+        assert self.open is not None
+        try:
+            return self.open(entry)
+        except ModelError:
+            if not self._make_room():
+                raise
+            return self.open(entry)
 
     def _fail(self, entry: ModelEntry, error: Exception) -> None:
         entry.value, entry.failure, entry.stamps = "failed", str(error), _stamps(entry.path)

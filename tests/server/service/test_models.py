@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import logging
+import math
 import os
 import shutil
 import threading
@@ -15,6 +17,7 @@ from slotcache.bench.random_models import SHAPES, generate
 from slotcache.models.errors import ModelError
 from slotcache.server.config.settings import Settings, SettingsError
 from slotcache.server.serve import make_server, run
+from slotcache.server.service import models as models_module
 from slotcache.server.service.models import entries_of
 from support.encoders import bert
 
@@ -381,13 +384,113 @@ def test_an_embedder_that_is_told_twice_to_leave_stays_after_its_next_text(files
         told, unload = [], worker.embedder.unload
 
         def unload_and_tell():
-            told.append(worker.leave())
+            told.append(worker.keep(0))
             unload()
 
         worker.embedder.unload = unload_and_tell
-        worker.leave()
+        worker.keep(0)
         until(lambda: told and worker._queue._thread is None)
-        assert not worker.embedder.is_open and not worker._queue._leaves
+        assert not worker.embedder.is_open
+        assert up.http.post("/v1/embeddings", json={"input": "x", "model": "e"}).status_code == 200
+        assert worker.embedder.is_open and worker.seconds_left == math.inf
+
+
+def metric(up, name):
+    return next(float(line.split()[1]) for line in up.http.get("/metrics").text.splitlines() if line.startswith(f"{name} "))
+
+
+def test_an_embedder_beside_gives_its_place_to_a_model_that_comes_back(files, tmp_path, caplog):
+    bert(embedder := tmp_path / "e.gguf")
+    with sharing(files[:2], embedding_model=str(embedder)) as up, caplog.at_level(logging.INFO, "slotcache"):
+        first = up.http.post("/v1/embeddings", json={"input": "x", "model": "e"}).json()["data"]
+        up.chat(QUESTION, model="b")  # its first load is fitted to what the embedder leaves free
+        assert status(up)["e"] == "loaded" and metric(up, "slotcache_vector_models") == 1
+        up.chat(QUESTION, model="a")
+        assert status(up) == {"a": "loaded", "b": "unloaded", "e": "unloaded"} and not is_mapped(embedder)
+        assert metric(up, "slotcache_vector_models") == metric(up, "slotcache_vector_loads_total") == 0
+        assert "e.gguf has left memory until its next text" in caplog.text
+        assert up.http.post("/v1/embeddings", json={"input": "x", "model": "e"}).json()["data"] == first
+        assert status(up) == {"a": "loaded", "b": "unloaded", "e": "loaded"}
+        assert metric(up, "slotcache_vector_models") == metric(up, "slotcache_vector_loads_total") == 1
+        assert "e.gguf is back in memory after" in caplog.text
+
+
+def test_an_embedder_beside_stays_where_it_has_a_place(files, tmp_path, monkeypatch):
+    bert(embedder := tmp_path / "e.gguf")
+    with sharing(files[:3], embedding_model=str(embedder), models_loaded=3) as up:
+        for name in "abca":
+            up.chat(QUESTION, model=name)
+        models_of(up).unload(models_of(up).entries["a"])
+        until(lambda: status(up)["a"] == "unloaded")
+        assert up.http.post("/models/unload", json={"model": "c"}).json() == {"success": True}
+        until(lambda: status(up)["c"] == "unloaded")
+        up.chat(QUESTION, model="a")
+        assert status(up) == {"a": "loaded", "b": "loaded", "c": "unloaded", "e": "loaded"}
+        models_of(up).unload(models_of(up).entries["a"])
+        until(lambda: status(up)["a"] == "unloaded")
+        monkeypatch.setattr(models_module, "free_memory", lambda: models_of(up).entries["a"].num_bytes - 1)
+        up.chat(QUESTION, model="a")
+        assert status(up)["e"] == "unloaded"
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_an_embedder_beside_leaves_for_a_model_that_cannot_be_loaded_beside_it(files, tmp_path, is_first):
+    bert(embedder := tmp_path / "e.gguf")
+    with sharing(files[:2], embedding_model=str(embedder), models_loaded=3) as up:
+        models, (worker,) = models_of(up), up.vectors.workers
+        really = models.open
+        assert really
+
+        def only_alone():
+            if worker.embedder.is_open:
+                raise ModelError("no memory is left")
+
+        models.open = lambda entry: (only_alone(), really(entry))[1]
+        if not is_first:
+            worker.embedder.unload()
+            up.chat(QUESTION, model="b")
+            up.http.post("/v1/embeddings", json={"input": "x", "model": "e"})
+            models.unload(models.entries["b"])
+            until(lambda: status(up)["b"] == "unloaded")
+            up.host.services[1].model.weights.on_load.append(only_alone)
+        assert worker.embedder.is_open
+        assert up.chat(QUESTION, model="b")["model"] == "b" and not worker.embedder.is_open
+
+
+def test_an_embedder_that_computes_leaves_for_no_model(files, tmp_path):
+    bert(embedder := tmp_path / "e.gguf")
+    with sharing(files[:2], embedding_model=str(embedder)) as up, ThreadPoolExecutor(1) as pool:
+        (worker,) = up.vectors.workers
+        begun, may_end, really = threading.Event(), threading.Event(), worker.embedder.vectors
+
+        def compute(*given, **named):
+            begun.set()
+            assert may_end.wait(DEADLINE)
+            return really(*given, **named)
+
+        up.chat(QUESTION, model="b")
+        worker.embedder.vectors = compute
+        answer = pool.submit(up.http.post, "/v1/embeddings", json={"input": "x", "model": "e"})
+        assert begun.wait(DEADLINE)
+        assert up.chat(QUESTION, model="a")["model"] == "a" and status(up)["e"] == "loaded"
+        may_end.set()
+        assert answer.result(DEADLINE).status_code == 200
+
+
+def test_an_embedder_beside_is_kept_as_long_as_ollama_s_clients_say(files, tmp_path):
+    bert(embedder := tmp_path / "e.gguf")
+    with sharing(files[:2], embedding_model=str(embedder)) as up:
+        (worker,) = up.vectors.workers
+        body = {"model": "e", "input": "x"}
+        assert up.http.post("/api/embed", json=body | {"keep_alive": "10m"}).status_code == 200
+        assert 500 < worker.seconds_left <= 600
+        assert up.http.post("/api/embed", json=body).status_code == 200 and worker.seconds_left == math.inf
+        assert up.http.post("/api/embed", json=body | {"keep_alive": "soon"}).status_code == 400
+        assert up.http.post("/api/embeddings", json={"model": "e", "prompt": "x", "keep_alive": 0}).status_code == 200
+        until(lambda: status(up)["e"] == "unloaded")
+        assert up.http.post("/api/embed", json=body).status_code == 200 and status(up)["e"] == "loaded"
+        assert up.http.post("/api/embed", json={"model": "e", "keep_alive": 0}).status_code == 200
+        until(lambda: status(up)["e"] == "unloaded")
 
 
 def test_a_batch_ends_whose_model_cannot_be_loaded(files):
