@@ -89,7 +89,7 @@ class VectorQueue:
         self._jobs: deque[VectorJob] = deque()
         self._in_gaps: deque[VectorJob] = deque()
         self._thread: Thread | None = None
-        self._closed = False
+        self._computes = self._closed = False
         self._timer, self._ends = self._start_timer()
 
     @property
@@ -108,6 +108,10 @@ class VectorQueue:
     def leave_now(self) -> bool:
         """Let the embedder leave memory at once, unless it computes; whether it has left. Not the event loop's."""
         was_open = self._embedder.is_open
+        with self._lock:
+            ending = None if self._jobs or self._in_gaps or self._computes else self._thread
+        if ending:
+            ending.join()
         leaving = Thread(target=self._fall_asleep, name="vectors", daemon=True)  # its own, for which `close` may wait
         leaving.start()
         leaving.join()
@@ -161,6 +165,7 @@ class VectorQueue:
             try:
                 self._open()
                 vectors = self._embedder.vectors([text for _, text in batch], threads=1 if self._is_busy() else 0)
+                self._computes = False
             except ModelError as error:
                 self._drop(batch, not_loaded(error))
                 continue
@@ -193,6 +198,7 @@ class VectorQueue:
                 jobs.rotate(-1)
                 if job.num_taken == len(job.texts):
                     jobs.pop()
+            self._computes = bool(batch)
             if not batch:
                 self._thread = None
                 self._timer, self._ends = self._start_timer()

@@ -21,6 +21,7 @@ from ...models.hardware import free_memory
 from ...models.model import check_file
 from ...models.model_files import PART, Stamp, check_unchanged, files_of, stamp
 from ...slots.tier import FolderError
+from ..chat.conversations import Conversations
 from ..config.settings import Settings, SettingsError
 from ..engine.engine import DeviceTurns
 from ..http.api_errors import RequestError, unknown_model
@@ -158,7 +159,7 @@ class Models:
         self._tasks: set[asyncio.Task[None]] = set()
         self._most_arriving = settings.parallel + settings.max_queue
         self._budget = 0  # bytes of host memory, of all together
-        self._conversations = settings.conversations, settings.conversation_ram << 20
+        self._conversations: list[Conversations] = []  # of the models that were loaded so far
         self._closed = False
 
     # ---- ask -------------------------------------------------------------------------------------------------------
@@ -247,10 +248,10 @@ class Models:
         host = engine.scheduler.tree.host.max_bytes or engine.scheduler.snapshots.host.max_bytes
         self._budget = self._budget or host
         services = [one.service for one in self.opened() if one.service is not None]
-        number, size = self._conversations
         for service in services:
             service.engine.resize_host(self._budget // len(services))
-            service.conversations.resize(-(-number // len(services)), size // len(services))
+        self._conversations.append(loaded.service.conversations)
+        loaded.service.conversations.share(self._conversations)
 
     def want(self, entry: ModelEntry) -> None:
         """Put a model in line for the device, unless it is there or on its way."""

@@ -326,6 +326,23 @@ def test_conversations_of_all_models_share_their_bounds(files):
         assert found == [404, 200, 200] and up.http.get("/v1/conversations/d?model=b").status_code == 200
 
 
+def test_a_second_model_deletes_no_conversation_that_fits(files, tmp_path):
+    def found():
+        return [up.http.get(f"/v1/conversations/c{number}?model=a").status_code for number in range(3)]
+
+    cache = tmp_path / "cache"
+    for name in "ab":
+        with sharing(files[:2], conversations=3, cache_dir=str(cache)) as up:
+            for number in range(3 if name == "a" else 0):
+                up.chat(QUESTION, model="a", conversation=f"c{number}")
+            assert found() == [200] * 3
+            up.chat(QUESTION, model="b")
+            assert found() == [200] * 3 and metric(up, "slotcache_conversations_evicted_total") == 0
+            if name == "b":
+                up.chat(QUESTION, model="b", conversation="d")
+                assert found() == [404, 200, 200] and metric(up, "slotcache_conversations_evicted_total") == 1
+
+
 def test_a_model_of_one_conversation_is_not_another_s(files):
     with sharing(files[:2]) as up:
         stored = up.http.post("/v1/responses", json={"model": "b", "input": "Hello", "max_output_tokens": 2}).json()
