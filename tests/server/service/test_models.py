@@ -324,6 +324,24 @@ def test_host_memory_is_one_budget(files):
         )
 
 
+def test_kv_on_disk_is_read_while_its_model_is_loaded(files, tmp_path):
+    with sharing(files[:2], cache_dir=str(tmp_path / "cache")) as up, ThreadPoolExecutor(1) as pool:
+        engine, host = up.host.services[0].engine, up.host.services[0].engine.scheduler.tree.host
+        for name in "ab":
+            up.chat(QUESTION, model=name)
+        size = host.max_bytes
+        for most in (1, size):  # then it is on disk alone
+            engine.resize_host(most)
+        until(lambda: host.max_bytes == size and not host.num_bytes)
+        may_end = threading.Event()
+        up.host.services[0].model.weights.on_load.append(lambda: may_end.wait(DEADLINE))
+        answer = pool.submit(up.chat, QUESTION, model="a")
+        until(lambda: host.num_bytes)
+        assert status(up)["a"] == "loading"
+        may_end.set()
+        assert answer.result(DEADLINE)["slotcache"]["source"] == "disk"
+
+
 def test_a_scope_is_dropped_from_all_models_but_for_one_that_is_named(files):
     with sharing(files[:2]) as up:
         for name in "ab":
