@@ -428,7 +428,7 @@ class Models:
 
 
 def _status(worker: EmbeddingWorker) -> str:
-    return "loaded" if worker.embedder.is_open else "unloaded"
+    return "loaded" if worker.embedder.is_open else "unloaded" if worker.is_asleep else "loading"
 
 
 def _not_loaded(entry: ModelEntry) -> RequestError:

@@ -9,6 +9,7 @@ import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from random import Random
 
@@ -538,6 +539,19 @@ def test_an_embedder_that_computes_leaves_for_no_model(files, tmp_path):
         assert answer.result(DEADLINE).status_code == 200
 
 
+def test_an_embedder_that_comes_back_is_shown_so(files, tmp_path):
+    bert(embedder := tmp_path / "e.gguf")
+    with sharing(files[:2], embedding_model=str(embedder)) as up, ThreadPoolExecutor(1) as pool:
+        (worker,) = up.vectors.workers
+        began, may_end = threading.Event(), threading.Event()
+        worker.embedder.model.weights.on_load.append(lambda: (began.set(), may_end.wait(DEADLINE)))
+        assert worker.leave_now() and status(up)["e"] == "unloaded"
+        answer = pool.submit(up.http.post, "/v1/embeddings", json={"input": "x", "model": "e"})
+        assert began.wait(DEADLINE) and status(up)["e"] == "loading"
+        may_end.set()
+        assert answer.result(DEADLINE).status_code == 200 and status(up)["e"] == "loaded"
+
+
 def test_an_embedder_beside_is_kept_as_long_as_ollama_s_clients_say(files, tmp_path):
     bert(embedder := tmp_path / "e.gguf")
     with sharing(files[:2], embedding_model=str(embedder)) as up:
@@ -545,6 +559,9 @@ def test_an_embedder_beside_is_kept_as_long_as_ollama_s_clients_say(files, tmp_p
         body = {"model": "e", "input": "x"}
         assert up.http.post("/api/embed", json=body | {"keep_alive": "10m"}).status_code == 200
         assert 500 < worker.seconds_left <= 600
+        (shown,) = [one for one in up.http.get("/api/ps").json()["models"] if one["name"] == "e:latest"]
+        left = (datetime.fromisoformat(shown["expires_at"]) - datetime.now(UTC)).total_seconds()
+        assert 500 < left <= 600
         assert up.http.post("/api/embed", json=body).status_code == 200 and worker.seconds_left == math.inf
         assert up.http.post("/api/embed", json=body | {"keep_alive": "soon"}).status_code == 400
         assert up.http.post("/api/embeddings", json={"model": "e", "prompt": "x", "keep_alive": 0}).status_code == 200
