@@ -335,7 +335,7 @@ def test_kv_on_disk_is_read_while_its_model_is_loaded(files, tmp_path):
             engine.resize_host(most)
         until(lambda: host.max_bytes == size and not host.num_bytes)
         may_end = threading.Event()
-        up.host.services[0].model.weights.on_load.append(lambda: may_end.wait(DEADLINE))
+        up.host.services[0].model.weights.on_load.append(lambda: None if may_end.wait(DEADLINE) else pytest.fail("held"))
         answer = pool.submit(up.chat, QUESTION, model="a")
         until(lambda: host.num_bytes)
         assert status(up)["a"] == "loading"
@@ -544,7 +544,12 @@ def test_an_embedder_that_comes_back_is_shown_so(files, tmp_path):
     with sharing(files[:2], embedding_model=str(embedder)) as up, ThreadPoolExecutor(1) as pool:
         (worker,) = up.vectors.workers
         began, may_end = threading.Event(), threading.Event()
-        worker.embedder.model.weights.on_load.append(lambda: (began.set(), may_end.wait(DEADLINE)))
+
+        def wait():
+            began.set()
+            assert may_end.wait(DEADLINE)
+
+        worker.embedder.model.weights.on_load.append(wait)
         assert worker.leave_now() and status(up)["e"] == "unloaded"
         answer = pool.submit(up.http.post, "/v1/embeddings", json={"input": "x", "model": "e"})
         assert began.wait(DEADLINE) and status(up)["e"] == "loading"
