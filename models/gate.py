@@ -42,10 +42,11 @@ def identity() -> str:
 
 
 def files_in_use() -> list[Path]:
-    """Return the files of llama.cpp that this process has loaded, in order; where Linux does not tell, its library."""
+    """Return the files of llama.cpp that this process has loaded, by their names; where Linux does not tell, its library."""
     with contextlib.suppress(OSError):
         folder = llama.LIBRARY.path.resolve().parent
-        return sorted(path for path in llama.loaded_libraries() if path.parent == folder or path.name.startswith("libggml"))
+        found = (path for path in llama.loaded_libraries() if path.parent == folder or path.name.startswith("libggml"))
+        return sorted(found, key=lambda path: path.name)
     return [llama.LIBRARY.path]
 
 

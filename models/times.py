@@ -29,7 +29,8 @@ class Times:
 
     step, chunk, double: one token, `chunk_tokens`, and twice that, in an empty pool. short_deep, chunk_deep: one token less
     than a chunk, and a chunk, behind `depth` tokens. step_idle, chunk_idle: beside `idle` cells of other prompts. save,
-    restore: a run of `depth` tokens to host memory and back; save_few, restore_few: of `few` tokens.
+    restore: a run of `depth` tokens to host memory and back; save_few, restore_few: of `few` tokens. save_scattered: of
+    `scattered` tokens, each in a stretch of cells of its own.
     depth and idle are 0 for a model whose memory cannot be cut: its runs do not move.
     """
 
@@ -45,6 +46,8 @@ class Times:
     restore: float = 0.0
     save_few: float = 0.0
     restore_few: float = 0.0
+    scattered: int = 0
+    save_scattered: float = 0.0
     idle: int = 0
     step_idle: float = 0.0
     chunk_idle: float = 0.0
@@ -91,6 +94,7 @@ def summarize(times: Times) -> str:
     kept = 1e9 * max(times.step_idle - times.step, 0.0) / times.idle
     return (
         f"{line}, {times.depth} tokens to host memory {1e3 * times.save:.2f} ms and back {1e3 * times.restore:.2f} ms, "
+        f"{times.scattered} scattered ones {1e3 * times.save_scattered:.2f} ms, "
         f"{kept:.0f} ns a step for an idle cell"
     )
 
@@ -183,12 +187,14 @@ def timed_costs(costs: Costs, times: Times) -> Costs:
         return costs
     move, restore = (times.save + times.restore) / times.depth, times.restore / times.depth
     few = max(times.save_few + times.restore_few - times.few * move, 0.0)
+    scattered = max(times.save_scattered / times.scattered - times.save_few / times.few, 0.0)
     unseen = max(times.chunk_idle - times.chunk, 0.0) / (times.chunk_tokens * times.idle)
     return replace(
         costs,
         restore_share=min(restore / (times.chunk_deep / times.chunk_tokens), 1.0),
         swap_from_tokens=move / unseen if unseen else NEVER,
         cells_per_run=round(few / move),
+        scattered_tokens=scattered / (times.chunk_deep / times.chunk_tokens),
         spill_ns=1e9 * restore,
         idle_token_ns=1e9 * unseen,
         idle_step_ns=1e9 * max(times.step_idle - times.step, 0.0) / times.idle,

@@ -172,6 +172,7 @@ def _cpu() -> str:
 
 
 FEW = 16  # tokens of a short run
+SCATTERED = 4  # tokens in cells apart: without flash attention, a card takes a second for them
 MOST_DEPTH, MOST_IDLE = 512, 8192  # cells
 PATIENCE = 0.5  # s for each kind of work: a slow device does less of it
 TRIES = 3  # of each kind of work; the fastest counts
@@ -249,7 +250,7 @@ class Timing:
 
     def _add_moves(self, times: Times, depth: int, most: int) -> Times:
         """Return the times with those behind `depth` tokens, of moves, and beside idle cells: at most `most` in all."""
-        size = self._chunk
+        size, save_scattered = self._chunk, self._save_scattered()
         for start in range(0, depth, size):
             self._runner.compute_zeros(start, start + size)
         times = replace(times, depth=depth, short_deep=self._batch(size - 1, depth), chunk_deep=self._batch(size, depth))
@@ -263,10 +264,20 @@ class Timing:
             restore=restore,
             save_few=save_few,
             restore_few=restore_few,
+            scattered=SCATTERED,
+            save_scattered=save_scattered,
             idle=idle,
             step_idle=self._batch(1, sequence=last),
             chunk_idle=self._batch(size, sequence=last),
         )
+
+    def _save_scattered(self) -> float:
+        """Return the seconds to save tokens that were computed beside those of another sequence, one at a time."""
+        for position in range(SCATTERED):
+            self._runner.compute_zeros(position, position + 1, 0, 1)
+        seconds = fastest(lambda: self._runner.apply(Save(0, HostCopy(0, SCATTERED))))
+        self._runner.clear()
+        return seconds
 
     def _fill(self, depth: int, most: int) -> int:
         """Copy sequence 0 to sequences with cells of their own, as far as time and ids allow; return the cells in use."""

@@ -28,6 +28,7 @@ class Costs:
     apart_from_cells: from this many cells in use on, decode and prefill are cheaper in steps of their own.
     swap_from_tokens: from this many tokens on, a step is faster if all cells in use, of which it sees none, are swapped out.
     cells_per_run: cells that take as long to move as one more run does.
+    scattered_tokens: tokens that could be computed while one more stretch of cells is saved; 0: that takes no time.
     spill_ns: an idle cell that is swapped out for a request: it comes back when it is used again.
     idle_token_ns, idle_step_ns: an idle cell that stays: for each token of a prompt, for each decode step.
     tile: query tokens of one tile of the attention kernel; 1 where it has no tiles.
@@ -45,6 +46,7 @@ class Costs:
     apart_from_cells: float = NEVER
     swap_from_tokens: float = NEVER
     cells_per_run: int = 0
+    scattered_tokens: float = 0.0
     spill_ns: float = 0.0
     idle_token_ns: float = 0.0
     idle_step_ns: float = 0.0

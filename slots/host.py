@@ -474,11 +474,11 @@ def restores(last_node: Node, sequence: int, begin: int) -> list[tuple[Restore, 
 class Copies:
     """Decides which runs get a copy in host memory, and brings copies back.
 
-    recompute_last: how many of a path's last tokens are not brought back.
+    costs: of this device; they say how many of a path's last tokens are not brought back, and what does not pay to save.
     """
 
-    def __init__(self, device: DeviceCells, host: HostMemory, recompute_last: int) -> None:
-        self._device, self._host, self._recompute_last = device, host, recompute_last
+    def __init__(self, device: DeviceCells, host: HostMemory, costs: Costs) -> None:
+        self._device, self._host, self._costs = device, host, costs
         self.num_saved = 0  # tokens, ever
         self.num_restored = 0  # tokens, ever
 
@@ -502,9 +502,22 @@ class Copies:
         """
         for sequence in self._device.idle.values():
             for node in reversed(path(sequence.last_node)):
+                if node.copy is None and not self.pays(node):
+                    break
                 if node.copy is None and sequence.length >= node.end and self._has_room_ahead(node):
                     return self.save(node, sequence)
         return False
+
+    def pays(self, node: Node) -> bool:
+        """Return whether it takes less time to save a run than to compute it again, with the cached runs behind it.
+
+        llama.cpp copies each stretch of cells in each layer for itself. From a GPU, an answer that was computed beside
+        others, one cell at a time, takes longer to save than to compute.
+        """
+        if not (node.num_scattered and self._costs.scattered_tokens):
+            return True
+        lost = len(node.tokens) + sum(len(run.tokens) for run in descendants(node) if run.is_cached)
+        return node.num_scattered * self._costs.scattered_tokens <= lost
 
     def _has_room_ahead(self, node: Node) -> bool:
         if not node.record and self._host.could_hold(len(node.tokens)):  # once for each run, so idle work ends
@@ -520,10 +533,10 @@ class Copies:
             self.save_if_free(above)
 
     def save(self, node: Node, sequence: Sequence) -> bool:
-        """Make sure that a run has a copy in host memory. Return False if the tier has no room for it."""
+        """Make sure that a run has a copy in host memory. Return False if the tier has no room, or if it does not pay."""
         if node.copy is not None:
             return True
-        if not self._host.make_room(node, len(node.tokens)):
+        if not self.pays(node) or not self._host.make_room(node, len(node.tokens)):
             return False
         copy = HostCopy(node.start, node.end)
         self._host.keep(node, copy)
@@ -548,6 +561,7 @@ class Copies:
             self._device.perform(restore)
             restore.copy.source = Source.HOST  # from now on it is there
             for node in nodes:
+                node.num_scattered = 0
                 self._device.count_ready(node, min(node.end, restore.stop) - node.start)
                 node.sequences.add(sequence)
             sequence.length = restore.stop
@@ -557,7 +571,7 @@ class Copies:
     def _restores(self, sequence: Sequence) -> list[tuple[Restore, list[Node]]]:
         """Leave out the path's last tokens, which are computed: the last one gives the logits."""
         found = restores(sequence.last_node, sequence.id, sequence.length)
-        last = sequence.most_cached(found[-1][0].stop if found else sequence.length, self._recompute_last)
+        last = sequence.most_cached(found[-1][0].stop if found else sequence.length, self._costs.recompute_last)
         return [
             (replace(restore, stop=min(restore.stop, last)), [node for node in nodes if node.start < last])
             for restore, nodes in found

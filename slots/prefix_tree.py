@@ -119,9 +119,10 @@ class PrefixTree(PromptTree):
         self.device = DeviceCells(
             num_cells, num_sequences, self.host.offer, policy=policy or EvictionPolicy(), recompute_last=self.recompute_last
         )
-        self.copies = Copies(self.device, self.host, self.recompute_last)
+        self.copies = Copies(self.device, self.host, costs)
         self.profile = profile or Profile(costs.chunk)
         self.num_evicted = 0  # tokens that left the device, ever
+        self.num_scattered = 0  # tokens that left it without a copy, since to compute them again takes less time, ever
 
     def clear(self) -> None:
         """Forget everything, even in an inconsistent state. No cell, sequence or copy is in use then."""
@@ -187,8 +188,11 @@ class PrefixTree(PromptTree):
             self.device.share(sequence, cached)
         return Claim(sequence, cached, Source.OWN if own else Source.FORK if cached else Source.NONE)
 
-    def release(self, sequence: Sequence, private: np.ndarray = NO_TOKENS) -> None:
-        """End a request's use of `sequence`, which stays, idle. private: its generated tokens that have KV (int32)."""
+    def release(self, sequence: Sequence, private: np.ndarray = NO_TOKENS, num_scattered: int = 0) -> None:
+        """End a request's use of `sequence`, which stays, idle.
+
+        private: its generated tokens that have KV (int32). num_scattered: stretches of cells that they stand in.
+        """
         self._clock += 1
         claimed = sequence.last_node
         for node in path(claimed):
@@ -196,7 +200,9 @@ class PrefixTree(PromptTree):
             self.device.end_use(node)
         if len(private):
             sequence.last_node = self._descend(claimed, private)
-            self._count_use(path(sequence.last_node, claimed.end))
+            for node in (nodes := path(sequence.last_node, claimed.end)):
+                node.num_scattered = node.num_scattered if node.ready else min(num_scattered, len(node.tokens))
+            self._count_use(nodes)
             self.device.advance(sequence, sequence.last_node.end)
         self._prune(sequence)
         self.device.keep_idle(sequence)
@@ -283,6 +289,7 @@ class PrefixTree(PromptTree):
         sequence = self.device.idle[leaf]
         saved = keep and self.copies.save(leaf, sequence)
         if keep and not saved:
+            self.num_scattered += 0 if self.copies.pays(leaf) else leaf.ready
             self.host.count_lost(leaf, leaf.ready)
             for run in descendants(leaf):  # of no use without it
                 self.host.count_lost(run, len(run.tokens))

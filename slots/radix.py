@@ -35,9 +35,10 @@ class Node:
         state                              |      the recurrent state behind it, of a model that has one: see `StateTree`
 
     sequences: those that hold KV of this run. in_use: the number of running requests with this run on their paths; a run
-    in use is not evicted. record: the key of the record that a lower tier took of it, with its state. documents: the ends of
-    documents that begin behind this run, by their keys. document_of: the inverse, (run before the document, key) of each
-    document that ends with this run.
+    in use is not evicted. num_scattered: stretches of cells that its KV stands in, about, if it is of an answer that was
+    computed beside others; 0: in one. record: the key of the record that a lower tier took of it, with its state. documents:
+    the ends of documents that begin behind this run, by their keys. document_of: the inverse, (run before the document, key)
+    of each document that ends with this run.
     """
 
     tokens: np.ndarray
@@ -45,6 +46,7 @@ class Node:
     parent: Node | None = field(repr=False)
     children: dict[int, Node] = field(default_factory=dict[int, "Node"], repr=False)
     ready: int = 0
+    num_scattered: int = 0
     sequences: set[Sequence] = field(default_factory=set["Sequence"], repr=False)
     in_use: int = 0
     last_use: int = 0
@@ -253,6 +255,8 @@ class RadixTree:
         upper.frequency, upper.token_cost, upper.num_misses = lower.frequency, lower.token_cost, lower.num_misses
         upper.priority, upper.host_priority = lower.priority, lower.host_priority
         upper.pinned_until = lower.pinned_until
+        upper.num_scattered = lower.num_scattered * at // len(lower.tokens)
+        lower.num_scattered -= upper.num_scattered
         upper.sequences = set(lower.sequences)
         upper.parent.children[int(upper.tokens[0])] = upper  # type: ignore[union-attr]
         lower.tokens, lower.start, lower.parent = lower.tokens[at:], lower.start + at, upper

@@ -360,6 +360,7 @@ class Job:
     stops: tuple[int, ...] = ()  # where its prefill pauses for a snapshot
     taken: Node | None = None  # the run that its last snapshot stands behind; see there whether it is still kept
     claimed: int = 0  # tokens whose path is in the tree; computed ones beyond are private to it
+    num_scattered: int = 0  # spans of its answer that were computed beside others: each stands in cells of its own
     sequence: Sequence | None = None
     slot: int = -1
     readings: ReadDocuments = field(default_factory=ReadDocuments)  # of documents that are read separately

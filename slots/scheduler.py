@@ -102,8 +102,10 @@ class StepBuilder:
         self._counters.count_step(len(plan.spans))
         tokens = iter(sampled)
         progress: list[tuple[Job, int]] = []
+        is_alone = len(plan.spans) == 1
         for job, span in zip(self.jobs, plan.spans, strict=True):
             job.computed = span.stop - span.drafted
+            job.num_scattered += not is_alone and span.start >= job.claimed
             if span.drafted and job.request.draft is not None:
                 job.request.draft.num_drafted += span.drafted
                 self._counters.count_draft(span.drafted)

@@ -62,7 +62,8 @@ class PlainKV:
 
     def leave(self, job: Job) -> None:
         assert job.sequence is not None
-        self._tree.release(job.sequence, job.tokens[job.claimed : max(job.computed, job.claimed)])
+        self._tree.release(job.sequence, job.tokens[job.claimed : max(job.computed, job.claimed)], job.num_scattered)
+        job.num_scattered = 0
 
     def _fetch(self, job: Job, num_cells: int = 0) -> None:
         """Bring back the copies that follow the job's KV, if cells are free for them beside `num_cells` of the step."""

@@ -122,6 +122,10 @@ def _counters(engine: Engine, tiers: Tiers) -> Described:
         ),
         "evicted_tokens": ("Tokens whose KV was evicted from the device", tree.num_evicted),
         "lost_tokens": ("Tokens whose KV was evicted from the last tier that had it", scheduler.index.host.num_lost),
+        "scattered_tokens": (
+            "Tokens of answers that left the device without a copy: to save them takes longer than to compute them",
+            tree.num_scattered,
+        ),
         "saved_tokens": ("Tokens whose KV was copied to host memory", tree.copies.num_saved),
         **{
             f"{name}_written_runs": (f"Runs of KV written to {name}", tier.num_written if tier else 0)

@@ -110,6 +110,8 @@ LIKE_A_CPU = Times(  # seconds that 2 cores take with a model of 114 M weights, 
     restore=0.7e-3,
     save_few=0.05e-3,
     restore_few=0.1e-3,
+    scattered=4,
+    save_scattered=0.02e-3,
     idle=8192,
     step_idle=13e-3,
     chunk_idle=90e-3,
@@ -127,6 +129,8 @@ LIKE_A_CARD = Times(  # a card of 2022 with a model of 7 B weights, by arithmeti
     restore=4e-3,
     save_few=0.2e-3,
     restore_few=0.2e-3,
+    scattered=4,
+    save_scattered=2.6e-3,  # 64 copies a token, of 10 us each
     idle=8192,
     step_idle=7.4e-3,
     chunk_idle=14e-3,
@@ -138,6 +142,7 @@ def test_times_like_a_cpu_s_lead_to_the_rules_of_the_cpu():
     assert costs.tile == 64 and costs.pays_to_pad(63, 63 * 1000, 1000) and not costs.pays_to_pad(1, 100, 100)
     assert 30 < costs.swap_from_tokens < 70 and 10 < costs.cells_per_run < 100 and costs.restore_share < 0.02
     assert costs.apart_from_cells < 1000
+    assert costs.scattered_tokens < 0.01
     assert costs.pays_to_offload(100, 4), "a prompt passes over idle cells for longer than their way back takes"
 
 
@@ -147,6 +152,7 @@ def test_times_like_a_card_s_leave_idle_kv_where_it_is():
     assert costs.swap_from_tokens > 1000 and 0.03 < costs.restore_share < 0.1
     assert not costs.pays_to_offload(200, 50) and costs.pays_to_offload(1000, 200)
     assert costs.background_ns == OTHER.background_ns
+    assert 3 < costs.scattered_tokens < 4, "64 copies of a token's KV take longer than to compute it"
 
 
 def test_what_no_time_can_show_has_no_price():

@@ -63,6 +63,7 @@ class Life(RuleBasedStateMachine):
         states=st.sampled_from([None, None, None, 60, 1000]),
         recompute_last=st.sampled_from([1, 1, 2, 8]),
         offload=st.sampled_from([0, 0, 10]),
+        scattered=st.sampled_from([0, 0, 1, 4]),
         drafter=st.sampled_from([None, 0, 5, 10]),
     )
     def start(
@@ -81,6 +82,7 @@ class Life(RuleBasedStateMachine):
         states,
         recompute_last,
         offload,
+        scattered,
         drafter,
     ):
         """states: of a hybrid, the bytes of its runs and states, one a token and three a state. drafter: of ten tokens that
@@ -97,7 +99,12 @@ class Life(RuleBasedStateMachine):
             "window": window,
         }
         self.costs = replace(
-            CPU, apart_from_cells=apart, swap_from_tokens=aside, recompute_last=recompute_last, **offloading(offload)
+            CPU,
+            apart_from_cells=apart,
+            swap_from_tokens=aside,
+            recompute_last=recompute_last,
+            scattered_tokens=scattered,
+            **offloading(offload),
         )
         self.recompute_last = recompute_last
         self.now = 0

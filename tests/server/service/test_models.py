@@ -22,6 +22,7 @@ from slotcache.server.serve import make_server, run
 from slotcache.server.service import models as models_module
 from slotcache.server.service.models import entries_of
 from support.encoders import bert
+from support.on_device import needs_cpu
 
 from server.conftest import DEADLINE, Running, until
 from server.test_cli import free_port
@@ -283,6 +284,7 @@ def test_a_request_that_a_turn_left_waiting_is_answered_in_the_next(files):
 
 
 @pytest.mark.skipif("libgomp" not in Path("/proc/self/maps").read_text(), reason="llama.cpp computes without OpenMP")
+@needs_cpu
 def test_the_workers_of_a_model_end_when_it_leaves(files):
     with sharing(files[:2], threads=24) as up:
         up.chat(QUESTION, model="a")

@@ -1,0 +1,74 @@
+"""Answers that were computed beside others: from a card, their cells take longer to save than to compute again."""
+
+import pytest
+from slotcache.slots.radix import descendants
+from support.world import World
+
+LIMIT = 40
+PROMPTS = (range(100), range(200, 300))
+
+
+def answered(world, together):
+    """Two prompts with answers, computed beside each other or one behind the other. A third prompt sends them away."""
+    jobs = [world.submit(prompt, limit=LIMIT) if together else world.run(prompt, limit=LIMIT) for prompt in PROMPTS]
+    world.finish()
+    turns = [job.tokens[: job.num_tokens - 1].tolist() for job in jobs]
+    world.run(range(500, 560))
+    return turns
+
+
+def nodes(tree):
+    return [node for root in tree.roots.values() for node in descendants(root)]
+
+
+def cached(world, turn):
+    return world.run([*turn, 1, 2, 3]).reuse.cached
+
+
+@pytest.mark.parametrize("together", [False, True])
+@pytest.mark.parametrize("scattered_tokens", [0.0, 0.5, 3.0])
+def test_what_takes_longer_to_save_than_to_compute_is_not_saved(together, scattered_tokens):
+    world = World(host=2000, scattered_tokens=scattered_tokens)
+    first, second = answered(world, together)
+    tree = world.scheduler.tree
+    is_dropped = together and scattered_tokens > 1
+    assert tree.num_scattered == (2 * (LIMIT - 1) if is_dropped else 0) == tree.host.num_lost
+    assert cached(world, first) == cached(world, second) == 100 + (0 if is_dropped else LIMIT - 1)
+
+
+def test_it_is_saved_where_much_stands_behind_it():
+    world = World(host=2000, scattered_tokens=3.0)
+    jobs = [world.submit(prompt, limit=LIMIT) for prompt in PROMPTS]
+    world.finish()
+    longer = [*jobs[0].tokens[: jobs[0].num_tokens - 1].tolist(), *range(600, 800)]
+    world.run(longer)
+    world.run(range(500, 560))
+    assert cached(world, longer) == len(longer)
+
+
+def test_idle_time_does_not_save_it_either_and_ends():
+    world = World(host=2000, idle=1000, scattered_tokens=3.0)
+    for prompt in PROMPTS:
+        world.submit(prompt, limit=LIMIT)
+    world.finish()
+    tree = world.scheduler.tree
+    while tree.copies.save_ahead():
+        world.carry_out()
+    assert tree.copies.num_saved == 200 and tree.num_scattered == 0
+
+
+def test_it_is_saved_once_it_was_computed_again():
+    world = World(host=2000, scattered_tokens=3.0)
+    first, _ = answered(world, together=True)
+    cached(world, first)
+    world.run(range(500, 560))
+    assert cached(world, first) == len(first) + 2  # less its last token, which is always computed
+
+
+def test_both_parts_of_a_run_that_is_cut_keep_their_share():
+    world = World(host=2000, idle=1000, scattered_tokens=3.0)
+    jobs = [world.submit(prompt, limit=LIMIT) for prompt in PROMPTS]
+    world.finish()
+    world.run([*jobs[0].tokens[:120].tolist(), 7, 7, 7])
+    shares = [node.num_scattered for node in nodes(world.scheduler.tree) if node.num_scattered]
+    assert sorted(shares) == [19, 20, 36]  # the last three of the other answer were computed alone
