@@ -168,7 +168,21 @@ LLAMA_VOCAB_TYPE_SPM, LLAMA_VOCAB_TYPE_BPE = 1, 2
 LLAMA_ROPE_TYPE_NORM, LLAMA_ROPE_TYPE_NEOX = 0, 2
 LLAMA_TOKEN_ATTR_UNKNOWN, LLAMA_TOKEN_ATTR_CONTROL, LLAMA_TOKEN_ATTR_USER_DEFINED = 1 << 0, 1 << 3, 1 << 4
 LLAMA_TOKEN_ATTR_LSTRIP, LLAMA_TOKEN_ATTR_RSTRIP = 1 << 7, 1 << 8
+LLAMA_KV_OVERRIDE_TYPE_INT, LLAMA_KV_OVERRIDE_TYPE_STR = 0, 3
 LLAMA_STATE_SEQ_FLAGS_NONE, LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY = 0, 1
+
+
+class llama_model_kv_override_value(ctypes.Union):
+    _fields_ = (
+        ("val_i64", ctypes.c_int64),
+        ("val_f64", ctypes.c_double),
+        ("val_bool", ctypes.c_bool),
+        ("val_str", ctypes.c_char * 128),
+    )
+
+
+class llama_model_kv_override(ctypes.Structure):
+    _fields_ = (("tag", ctypes.c_int), ("key", ctypes.c_char * 128), ("value", llama_model_kv_override_value))
 
 
 class llama_model_params(ctypes.Structure):

@@ -78,8 +78,9 @@ class Weights:
     """Loaded at once. Safe from several threads.
 
     may_unload: they are freed when the last context leaves, and loaded again when one enters. head: the model's metadata and
-    vocabulary, which stay. stamps: of its files. on_load: called behind each later load, to make again what was freed with
-    them; may raise ModelError.
+    vocabulary, which stay; such weights have no other vocabulary, whose making takes most of a small model's load.
+    stamps: of its files. on_load: called behind each later load, to make again what was freed with them; may raise
+    ModelError.
     """
 
     def __init__(self, path: Path, params: llama.llama_model_params, *, may_unload: bool) -> None:
@@ -87,11 +88,17 @@ class Weights:
         self.on_load: list[Callable[[], None]] = []
         self._path, self._params, self._may_unload = path, params, may_unload
         self._lock, self._num_contexts = Lock(), 0
+        params.vocab_only = may_unload
         self._handle = self.head = _load(path, params)
         if may_unload:
-            params.vocab_only = True
-            self.head = _load(path, params)
             params.vocab_only = False
+            self._rows = _without_vocabulary(self.head)
+            params.kv_overrides = ctypes.addressof(self._rows)
+            self._handle = _load(path, params)
+            if _num_tokens(self._handle) != _num_tokens(self.head):  # a library that reads the rows otherwise
+                self._free()
+                params.kv_overrides = None
+                self._handle = _load(path, params)
 
     @property
     def handle(self) -> llama.llama_model_p:
@@ -147,6 +154,26 @@ def _load(path: Path, params: llama.llama_model_params) -> llama.llama_model_p:
     return handle
 
 
+def _without_vocabulary(head: llama.llama_model_p) -> ctypes.Array[llama.llama_model_kv_override]:
+    """Return llama.cpp's rows for loading a model's weights with as many tokens as `head` has, and none of their texts.
+
+    The rows must live as long as a model may be loaded with them.
+    """
+    architecture = ctypes.create_string_buffer(128)
+    llama.llama_model_meta_val_str(head, b"general.architecture", architecture, len(architecture))
+    row, value = llama.llama_model_kv_override, llama.llama_model_kv_override_value
+    none, size = value(val_str=b"no_vocab"), value(val_i64=_num_tokens(head))
+    return (row * 3)(
+        row(llama.LLAMA_KV_OVERRIDE_TYPE_STR, b"tokenizer.ggml.model", none),
+        row(llama.LLAMA_KV_OVERRIDE_TYPE_INT, architecture.value + b".vocab_size", size),
+    )  # the last one, without a key, ends them
+
+
+def _num_tokens(handle: llama.llama_model_p) -> int:
+    vocab = llama.llama_model_get_vocab(handle)
+    return llama.llama_vocab_n_tokens(vocab) if vocab else 0
+
+
 def check_file(path: Path) -> None:
     """Raise ModelError with one clear line unless `path` is a readable GGUF file."""
     try:
@@ -159,6 +186,7 @@ def check_file(path: Path) -> None:
 
 
 ALL_LAYERS = -1
+OF_SMALL_MISTRAL = 40  # layers of Mistral Small 2503, whose file may lack its chat template
 NO_LOADING = 0  # llama.cpp's load mode that maps no file
 TYPE_BYTES = {  # of one number, scales included
     "f32": 4, "f16": 2, "bf16": 2, "q8_0": 34 / 32, "q5_1": 24 / 32, "q5_0": 22 / 32, "q4_1": 20 / 32, "q4_0": 18 / 32,
@@ -354,6 +382,8 @@ class Model:
     def chat_template(self) -> str | None:
         """The chat template's Jinja source."""
         template = llama.llama_model_chat_template(self.handle, None)
+        if not template and self.metadata("tokenizer.ggml.pre") == "tekken" and self.num_layers == OF_SMALL_MISTRAL:
+            return "mistral-v7-tekken"  # as llama.cpp says by the vocabulary, which weights that may unload lack
         return template.decode("utf-8", "replace") if template else None
 
     @property

@@ -170,7 +170,7 @@ async def unload_model(request: Request, asked: ModelAction) -> Response:
     models = _models_of(request)
     worker = models.find_beside(asked.model)
     if worker is not None and worker.embedder.is_open:
-        worker.leave()
+        worker.keep(0)
     elif worker is None and (entry := models.find(asked.model)).value == "loaded":
         models.unload(entry)
     else:

@@ -29,7 +29,7 @@ from ..engine.generation import Delta, End, PromptProgress
 from ..engine.usage import Fields
 from ..formats.answer import CallArguments, CallStart, ContentText, Fragment, ReasoningText, decoded_arguments
 from ..http.api_errors import RequestError, unknown_model
-from ..search.vectors import Vectors
+from ..search.vectors import EmbeddingWorker, Vectors
 from ..service.models import ModelEntry
 from ..service.service import Service
 from .completions import submit_text
@@ -425,9 +425,9 @@ async def show(request: Request, asked: ModelName) -> Response:
 
 async def ps(request: Request) -> Response:
     """List the models that are in memory, for Ollama's clients."""
-    state, opened = request.app.state.app, _opened(request)
+    opened = _opened(request)
     workers = (worker for _, vectors in opened for worker in vectors.workers)
-    left = {id(worker.embedder.model): state.settings.sleep_after or inf for worker in workers if not worker.is_asleep}
+    left = {id(worker.embedder.model): worker.seconds_left for worker in workers if not worker.is_asleep}
     for service, _ in opened:
         if service is not None and not service.engine.sleep.is_asleep:
             left[id(service.model)] = service.engine.sleep.seconds_left
@@ -658,9 +658,18 @@ async def _embed(request: Request, asked: EmbedRequest | OldEmbedRequest, made: 
     """Answer with the vectors of `made`. field: of the answer, which holds them."""
     began, worker = perf_counter(), pooled(vectors_of(request))
     name = _check_model(request, asked.model, worker.embedder.model, "embed")
+    seconds = None if asked.keep_alive is None else seconds_of(asked.keep_alive)
     if not made.input:
+        _keep(request, worker, seconds)
         return JsonReply(b'{"model":%b,%b}' % (encode(name), field % (b"" if isinstance(asked, EmbedRequest) else b"[]")))
     computed, num_tokens = await compute(request, worker, made)
+    _keep(request, worker, seconds)
     numbers = await asyncio.to_thread(lambda: b",".join(encode(vector.tolist()) for vector in computed))
     costs = {"total_duration": _nanoseconds(perf_counter() - began), "load_duration": 0, "prompt_eval_count": num_tokens}
     return JsonReply(b'{"model":%b,%b,%b' % (encode(name), field % numbers, encode(costs)[1:]))
+
+
+def _keep(request: Request, worker: EmbeddingWorker, seconds: float | None) -> None:
+    """Keep an embedder in memory for so many seconds, where it may leave it; None: for as long as usual."""
+    if seconds is not None and vectors_of(request).settings.may_unload:
+        worker.keep(seconds)

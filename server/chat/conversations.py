@@ -10,7 +10,7 @@ import logging
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from sys import getsizeof
@@ -260,6 +260,7 @@ class Conversations:
     """The store. Not thread-safe: the event loop's. max_age: seconds since the last use; 0: no limit. clock: in seconds.
 
     files: the answers' files; None: they are held in memory only. turns: returns those that the engine has not ended yet.
+    num_evicted: that left since there was no room.
     """
 
     def __init__(
@@ -272,7 +273,8 @@ class Conversations:
         files: ConversationFiles | None = None,
         turns: Callable[[], Iterable[PendingTurn | None]] = tuple,
     ) -> None:
-        self.num_bytes = 0
+        self.num_bytes = self.num_evicted = 0
+        self._stores: Sequence[Conversations] = (self,)
         self._turns, self._entering = turns, list[ConversationRef]()
         self._max_number, self._max_bytes, self._max_age, self._clock = max_number, max_bytes, max_age, clock
         self._files = files
@@ -463,22 +465,34 @@ class Conversations:
         conversation.used = self._clock()
         self._held.move_to_end((conversation.scope, conversation.id))
 
-    def resize(self, max_number: int, max_bytes: int) -> None:
-        """Change how many may be stored, and what they may take."""
-        self._max_number, self._max_bytes = max_number, max_bytes
+    def share(self, stores: Sequence[Conversations]) -> None:
+        """Be bound together with these stores of other models, and itself: the least recently used of all leave first."""
+        self._stores = stores
         self._make_room()
 
     def _expire(self) -> None:
         oldest = self._clock() - self._max_age
-        while self._max_age and self._held and (first := next(iter(self._held.values()))).used < oldest:
+        while self._max_age and self._held and (first := self._oldest).used < oldest:
             self._leave(first, "it is too old")
 
     def _make_room(self, newest: Conversation | None = None) -> None:
         """Let the least recently used leave. newest: leaves first if it alone takes more than there is room for."""
         if newest is not None and newest.num_bytes > self._max_bytes:
-            self._leave(newest, "alone it takes more than there is room for")
-        while self._held and (len(self._held) > self._max_number or self.num_bytes > self._max_bytes):
-            self._leave(next(iter(self._held.values())), "there is no room")
+            self._evict(newest, "alone it takes more than there is room for")
+        while any(self._stores) and (
+            sum(map(len, self._stores)) > self._max_number or sum(one.num_bytes for one in self._stores) > self._max_bytes
+        ):
+            oldest = min((store for store in self._stores if store), key=lambda store: store._oldest.used)
+            oldest._evict(oldest._oldest, "there is no room")
+
+    @property
+    def _oldest(self) -> Conversation:
+        """The least recently used one; there are some."""
+        return next(iter(self._held.values()))
+
+    def _evict(self, conversation: Conversation, why: str) -> None:
+        self.num_evicted += 1
+        self._leave(conversation, why)
 
     def _write(self, conversation: Conversation, answers: Iterable[str]) -> None:
         if self._files is not None:

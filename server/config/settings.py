@@ -213,7 +213,7 @@ class Settings(Numbers):
     model: str = row("", ("-m", "--model"), "the GGUF file to serve, or `smollm2`, a small chat model that is fetched once; without one, a small built-in model; given several times, or as NAME=FILE, requests choose among them by `model`", separator="\n", llama="LLAMA_ARG_MODEL")
     models_dir: str = row("", ("--models-dir",), "a folder whose GGUF files are served too, each under its file's name; a model in several files has a folder of its own there", llama="LLAMA_ARG_MODELS_DIR")
     models_loaded: int = row(1, ("--models-loaded", "--models-max"), "of several models, how many may be in memory at a time; the others keep their KV in host memory and in --cache-dir", least=1, most=64, llama="LLAMA_ARG_MODELS_MAX")
-    model_turn: int = row(30, ("--model-turn",), "seconds after which a model gives its place to another one that waits; without a request it does so after as many seconds as its load took", least=0)
+    model_turn: int = row(30, ("--model-turn",), "seconds after which a model gives its place to another one that waits; without a request it does so at once, or after as many seconds as its load took where a request came in such a wait", least=0)
     hf_repo: str = row("", ("-hf", "-hfr", "--hf-repo"), "a Hugging Face repository, user/repo[:quant], to fetch the model from", llama="LLAMA_ARG_HF_REPO")
     hf_file: str = row("", ("-hff", "--hf-file"), "with -hf, the file of the repository to fetch", llama="LLAMA_ARG_HF_FILE")
     offline: bool = row(False, ("--offline",), "with -hf, use only what is in the local cache", llama="LLAMA_ARG_OFFLINE")

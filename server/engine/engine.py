@@ -22,7 +22,7 @@ from time import perf_counter
 from typing import TypeVar
 
 from ...models.draft_model import DraftModel
-from ...models.errors import Interrupted, NoRoom
+from ...models.errors import Interrupted, ModelError, NoRoom
 from ...models.runner import NO_SAMPLERS, Runner
 from ...models.sampling import Sampler
 from ...slots.lower_tiers import Fetches, LowerTier, WriteBehind
@@ -111,11 +111,13 @@ class DeviceTurns:
     """What a model tells whoever shares the device out, in its engine's thread.
 
     on_want: it has a request and is not on the device. on_load: it is there now, or the error. on_free: it has left.
+    make_room: it may not fit; called in the load's thread. True: something has left memory for it.
     """
 
     on_want: Callable[[], None]
     on_load: Callable[[Exception | None], None]
     on_free: Callable[[], None]
+    make_room: Callable[[], bool]
 
 
 class Sleep:
@@ -142,7 +144,9 @@ class Sleep:
         self.device: DeviceTurns | None = None  # which other models may have; None: it belongs to this one
         self._is_granted = True  # this model may be on the device
         self.is_used = True  # by a step since the last load: each turn answers something, however short it is
-        self._linger = 0.0  # seconds of the last load; so long a turn goes on without a request
+        self._load_seconds = 0.0  # of the last load; so long a turn goes on without a request, where that was of use
+        self._lingers, self._was_asked = True, False  # the last: since another model waits
+        self._too_early = 0.0  # a request that comes until then would have found it, had it waited
         self._ends: float | None = None  # when the turn is over, since another model waits
 
     # ---- from any thread -------------------------------------------------------------------------------------------
@@ -158,7 +162,7 @@ class Sleep:
 
     def share(self, device: DeviceTurns, seconds: float) -> None:
         """Ask from now on before each load. Called before the engine starts, awake. seconds: that this load took."""
-        self.device, self._linger, self.is_used = device, seconds, False
+        self.device, self._load_seconds, self.is_used = device, seconds, False
 
     def grant(self) -> None:
         """Let it load: the device is its own now."""
@@ -167,7 +171,8 @@ class Sleep:
     def leave(self, seconds: float) -> None:
         """Let it leave memory for another model: in so many seconds, or once it is without a request for as long as a load.
 
-        What runs then is answered; what waits is answered in the next turn.
+        What runs then is answered; what waits is answered in the next turn. Where the last wait for a request was in vain,
+        the next one is left out, until a request comes that it would have been for.
         """
         self._inbox.put(lambda: self._end_turn(seconds))
 
@@ -191,7 +196,8 @@ class Sleep:
             return inf
         end = self.last_use + self._seconds
         if self._ends is not None:
-            end = min(end, self.last_use + self._linger, self._ends if self.is_used else inf)
+            wait = self._load_seconds if self._lingers or not self.is_used else 0
+            end = min(end, self.last_use + wait, self._ends if self.is_used else inf)
         return max(end - perf_counter(), 0)
 
     @property
@@ -210,12 +216,14 @@ class Sleep:
 
     def _end_turn(self, seconds: float) -> None:
         if self.is_awake:  # else it has left by itself meanwhile
-            self._ends = perf_counter() + seconds
+            self._ends, self._was_asked = perf_counter() + seconds, False
 
     def _set(self, seconds: float) -> None:
         self._seconds = seconds
 
     def _wake(self) -> None:
+        self._was_asked = True
+        self._lingers |= not self.is_awake and perf_counter() < self._too_early
         self._set(self._usual)
         self.load()
 
@@ -228,6 +236,9 @@ class Sleep:
         self.is_awake = False  # last: who sees a server asleep finds its memory free
         if self._ends is None:
             sleep_logger.info("asleep after %g s without a request", self._seconds)
+        elif perf_counter() < self._ends:
+            self._lingers = self._was_asked
+        self._too_early = self.last_use + self._load_seconds
         self._free_device()
 
     def _free_device(self) -> None:
@@ -256,7 +267,12 @@ class Sleep:
         began = perf_counter()
         error: Exception | None = None
         try:
-            self._runner.context.open()
+            try:
+                self._runner.context.open()
+            except ModelError:
+                if self.device is None or not self.device.make_room():
+                    raise
+                self._runner.context.open()
             if self._draft_model is not None:
                 self._draft_model.open()
         except Exception as failed:
@@ -271,7 +287,7 @@ class Sleep:
             sleep_logger.error("cannot wake up: %s", error)
         else:
             self.num_wakes += 1
-            self.is_used, self._linger = False, seconds
+            self.is_used, self._load_seconds = False, seconds
             sleep_logger.info("awake again after %.1f s", seconds)
         self._on_wake(error)
         if self.device is not None:
@@ -538,7 +554,8 @@ class Engine:
             return  # a step that no client waits for ended early for an act in the inbox
         ran = perf_counter()
         self._behind.write()
-        self.scheduler.observe(plan, ran - planned)
+        if self.sleep.is_used:  # the first step behind a load maps the weights, too
+            self.scheduler.observe(plan, ran - planned)
         self.generations.tell_prompts(plan.spans)
         for job, token in self.scheduler.commit(plan, sampled):
             self.generations.push(job, token)
@@ -605,10 +622,8 @@ class Engine:
         self.sleep.begin()
 
     def _end_sleep(self, error: Exception | None) -> None:
-        """Compute what waits; without the model, it fails, and the next request tries again."""
-        if error is None:
-            self._warm_up()
-        else:
+        """Let what waits fail without the model; the next request tries again. What a warm-up learns is known by now."""
+        if error is not None:
             self.generations.fail(list(self.scheduler.waiting), not_loaded(error))
 
     # ---- ends ------------------------------------------------------------------------------------------------------

@@ -11,9 +11,12 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import asdict, astuple, dataclass, field
+from dataclasses import asdict, astuple, dataclass, field, replace
+from math import inf
+from operator import add
 from pathlib import Path
 from threading import Lock, Thread, Timer
+from time import perf_counter
 from typing import Literal, Self
 
 import numpy as np
@@ -49,14 +52,19 @@ class VectorJob:
 
 @dataclass(slots=True)
 class Computed:
-    """The texts that became vectors or scores, their tokens, and the steps that this took."""
+    """The texts that became vectors or scores, their tokens, the steps that this took, and the loads behind a sleep.
+
+    in_memory: models that are in memory now.
+    """
 
     texts: int = 0
     tokens: int = 0
     steps: int = 0
+    loads: int = 0
+    in_memory: int = 0
 
     def __add__(self, other: Computed) -> Computed:
-        return Computed(self.texts + other.texts, self.tokens + other.tokens, self.steps + other.steps)
+        return Computed(*map(add, astuple(self), astuple(other)))
 
 
 Batch = list[tuple[VectorJob, np.ndarray]]
@@ -74,22 +82,40 @@ class VectorQueue:
     """
 
     def __init__(self, embedder: EmbeddingModel, is_busy: Callable[[], bool], sleep_after: float = 0) -> None:
-        self._embedder, self._is_busy, self._sleep_after = embedder, is_busy, sleep_after
+        self._embedder, self._is_busy = embedder, is_busy
+        self._usual = self._seconds = sleep_after or inf
         self.computed = Computed()
         self._lock = Lock()
         self._jobs: deque[VectorJob] = deque()
         self._in_gaps: deque[VectorJob] = deque()
         self._thread: Thread | None = None
-        self._closed = self._leaves = False
-        self._timer = self._start_timer()
+        self._computes = self._closed = False
+        self._timer, self._ends = self._start_timer()
 
-    def leave(self) -> None:
-        """Let the embedder leave memory once no text waits. The next one brings it back."""
+    @property
+    def seconds_left(self) -> float:
+        """Seconds until the embedder leaves, if no text comes."""
+        return max(self._ends - perf_counter(), 0)
+
+    def keep(self, seconds: float) -> None:
+        """Let the embedder leave memory once it has had no text for so many seconds. The next one brings it back."""
         with self._lock:
-            self._leaves = True
+            self._seconds, self._ends = seconds, perf_counter() + seconds
             if self._thread is None:
                 self._timer.cancel()
-                self._timer = self._start_timer()
+                self._timer, self._ends = self._start_timer()
+
+    def leave_now(self) -> bool:
+        """Let the embedder leave memory at once, unless it computes; whether it has left. Not the event loop's."""
+        was_open = self._embedder.is_open
+        with self._lock:
+            ending = None if self._jobs or self._in_gaps or self._computes else self._thread
+        if ending:
+            ending.join()
+        leaving = Thread(target=self._fall_asleep, name="vectors", daemon=True)  # its own, for which `close` may wait
+        leaving.start()
+        leaving.join()
+        return was_open and not self._embedder.is_open
 
     def submit(self, texts: Sequence[np.ndarray], *, in_gaps: bool = False) -> Future[list[np.ndarray]]:
         """Queue texts (int32, at least one); the future's result is as of `EmbeddingModel.vectors`. Cancel it to drop them.
@@ -102,9 +128,9 @@ class VectorQueue:
                 raise RequestError("the server is shutting down", status=503)
             (self._in_gaps if in_gaps else self._jobs).append(job)
             self._timer.cancel()
+            self._seconds, self._ends = self._usual, inf
             if self._thread is None:
-                self._thread = Thread(target=self._work, name="vectors", daemon=True)
-                self._thread.start()
+                self._start()
         return job.future
 
     def close(self) -> None:
@@ -120,13 +146,26 @@ class VectorQueue:
 
     # ---- the thread ------------------------------------------------------------------------------------------------
 
+    def _start(self) -> None:
+        self._thread = Thread(target=self._work, name="vectors", daemon=True)
+        self._thread.start()
+
+    def _open(self) -> None:
+        """Bring the embedder back, if it has left. Raises ModelError."""
+        if not self._embedder.is_open:
+            began = perf_counter()
+            self._embedder.open()
+            self.computed += Computed(loads=1)
+            logger.info("%s is back in memory after %.1f s", self._embedder.model.path.name, perf_counter() - began)
+
     def _work(self) -> None:
         with contextlib.suppress(OSError, AttributeError):  # Linux alone has a niceness of threads
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
         while batch := self._take():
             try:
-                self._embedder.open()
+                self._open()
                 vectors = self._embedder.vectors([text for _, text in batch], threads=1 if self._is_busy() else 0)
+                self._computes = False
             except ModelError as error:
                 self._drop(batch, not_loaded(error))
                 continue
@@ -159,9 +198,10 @@ class VectorQueue:
                 jobs.rotate(-1)
                 if job.num_taken == len(job.texts):
                     jobs.pop()
+            self._computes = bool(batch)
             if not batch:
                 self._thread = None
-                self._timer = self._start_timer()
+                self._timer, self._ends = self._start_timer()
         return batch
 
     def _drop(self, batch: Batch, error: RequestError) -> None:
@@ -176,24 +216,26 @@ class VectorQueue:
 
     # ---- sleep -----------------------------------------------------------------------------------------------------
 
-    def _start_timer(self) -> Timer:
-        """Return a timer for the embedder's sleep, which runs if it is in memory and may leave it."""
-        self._leaves = self._leaves and self._embedder.is_open  # else it has left already
-        timer = Timer(0 if self._leaves else self._sleep_after, self._fall_asleep)
+    def _start_timer(self) -> tuple[Timer, float]:
+        """Return a timer for the embedder's sleep, which runs if it is in memory and may leave it, and when it ends."""
+        timer = Timer(self._seconds, self._fall_asleep)
         timer.daemon = True
-        if (self._leaves or self._sleep_after) and self._embedder.is_open and not self._closed:
+        if self._seconds < inf and self._embedder.is_open and not self._closed:
             timer.start()
-        return timer
+        return timer, perf_counter() + self._seconds
 
     def _fall_asleep(self) -> None:
-        """Runs in a thread of its own, which also computes the texts that come meanwhile."""
+        """Runs in a thread of its own."""
         with self._lock:
             if self._thread is not None or self._closed or not self._embedder.is_open:
                 return
-            self._thread, self._leaves = threading.current_thread(), False
+            self._thread = threading.current_thread()
         self._embedder.unload()
         logger.info("%s has left memory until its next text", self._embedder.model.path.name)
-        self._work()
+        with self._lock:
+            self._thread = None
+            if self._jobs or self._in_gaps:
+                self._start()
 
 
 def _fail(job: VectorJob, error: RequestError) -> None:
@@ -276,11 +318,20 @@ class EmbeddingWorker:
 
     @property
     def computed(self) -> Computed:
-        return self._queue.computed
+        return replace(self._queue.computed, in_memory=int(self.embedder.is_open))
 
-    def leave(self) -> None:
-        """Let the model leave memory once no request waits for it."""
-        self._queue.leave()
+    @property
+    def seconds_left(self) -> float:
+        """Seconds until the model leaves memory, if no request comes."""
+        return self._queue.seconds_left
+
+    def keep(self, seconds: float) -> None:
+        """Let the model leave memory once it was not asked for so many seconds, until the next request."""
+        self._queue.keep(seconds)
+
+    def leave_now(self) -> bool:
+        """Let the model leave memory for another one, unless it computes; whether it has left. Not the event loop's."""
+        return self._queue.leave_now()
 
     # ---- in a thread -----------------------------------------------------------------------------------------------
 

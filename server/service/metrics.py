@@ -145,7 +145,8 @@ class Metrics:
         ):
             yield GaugeMetricFamily(f"slotcache_{name}", help, value)
         loop = ("Seconds of processor time of the event loop's thread", thread_time())
-        for name, (help, value) in {"loop_seconds": loop, **counters}.items():
+        evicted = ("Stored conversations that were deleted since there was no room", held.num_evicted)
+        for name, (help, value) in {"loop_seconds": loop, "conversations_evicted": evicted, **counters}.items():
             yield CounterMetricFamily(f"slotcache_{name}", help, value)
         cached = CounterMetricFamily("slotcache_cached_tokens", "Prompt tokens reused, by source", labels=["source"])
         tokens = dict.fromkeys(Source, 0) | self._stats.cached_tokens  # and of every tier that has a name of its own
@@ -163,8 +164,10 @@ def _of_vectors(computed: Computed) -> Iterator[Metric]:
         ("texts", "Texts that became vectors or scores", computed.texts),
         ("tokens", "Tokens of the texts that became vectors or scores", computed.tokens),
         ("steps", "Steps that computed texts for vectors or scores", computed.steps),
+        ("loads", "Times that a model for vectors or scores came back into memory", computed.loads),
     ):
         yield CounterMetricFamily(f"slotcache_vector_{name}", help, number)
+    yield GaugeMetricFamily("slotcache_vector_models", "Models for vectors or scores in memory", computed.in_memory)
 
 
 def _of_folder(index: FolderIndex | None) -> Iterator[Metric]:

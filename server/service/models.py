@@ -17,9 +17,11 @@ from pathlib import Path
 from time import perf_counter
 
 from ...models.errors import ModelError
+from ...models.hardware import free_memory
 from ...models.model import check_file
 from ...models.model_files import PART, Stamp, check_unchanged, files_of, stamp
 from ...slots.tier import FolderError
+from ..chat.conversations import Conversations
 from ..config.settings import Settings, SettingsError
 from ..engine.engine import DeviceTurns
 from ..http.api_errors import RequestError, unknown_model
@@ -58,6 +60,7 @@ class ModelEntry:
     """A model by its name. loaded: once it was loaded for the first time. opening: done when that is so, or has failed.
 
     value: unloaded, loading, loaded or failed. failure: why. stamps: of the files that failed. num_turns: that it has had.
+    num_bytes: of its weights and its cells, once it was loaded.
     """
 
     name: str
@@ -70,6 +73,7 @@ class ModelEntry:
     failure: str = ""
     stamps: dict[Path, Stamp] = field(default_factory=dict)
     num_turns: int = 0
+    num_bytes: int = 0
     num_arriving: int = 0  # requests that wait for the first load
     began: float = 0.0  # its turn, by perf_counter
 
@@ -155,7 +159,7 @@ class Models:
         self._tasks: set[asyncio.Task[None]] = set()
         self._most_arriving = settings.parallel + settings.max_queue
         self._budget = 0  # bytes of host memory, of all together
-        self._conversations = settings.conversations, settings.conversation_ram << 20
+        self._conversations: list[Conversations] = []  # of the models that were loaded so far
         self._closed = False
 
     # ---- ask -------------------------------------------------------------------------------------------------------
@@ -222,7 +226,9 @@ class Models:
         entry.began, entry.num_turns = perf_counter(), entry.num_turns + 1
         if loaded.service is None:
             return
-        engine, loop = loaded.service.engine, asyncio.get_running_loop()
+        engine, loop, model = loaded.service.engine, asyncio.get_running_loop(), loaded.service.model
+        types = entry.settings.cache_type_k, entry.settings.cache_type_v
+        entry.num_bytes = model.size + loaded.service.context.num_cells * model.kv_bytes(*types)
 
         def tell(act: Callable[[], None]) -> None:
             if not self._closed:
@@ -232,15 +238,16 @@ class Models:
             on_want=lambda: tell(partial(self.want, entry)),
             on_load=lambda error: tell(partial(self._loaded, entry, error)),
             on_free=lambda: tell(partial(self._left, entry)),
+            make_room=self._make_room,
         )
         engine.sleep.share(turns, seconds)
         host = engine.scheduler.tree.host.max_bytes or engine.scheduler.snapshots.host.max_bytes
         self._budget = self._budget or host
         services = [one.service for one in self.opened() if one.service is not None]
-        number, size = self._conversations
         for service in services:
             service.engine.resize_host(self._budget // len(services))
-            service.conversations.resize(-(-number // len(services)), size // len(services))
+        self._conversations.append(loaded.service.conversations)
+        loaded.service.conversations.share(self._conversations)
 
     def want(self, entry: ModelEntry) -> None:
         """Put a model in line for the device, unless it is there or on its way."""
@@ -288,12 +295,23 @@ class Models:
         self.num_swaps += 1
         entry.value = "loading"
         logger.info("%s comes into memory%s", entry.name, f", {len(self._waiting)} more wait" if self._waiting else "")
-        if entry.loaded is not None and entry.loaded.service is not None:
-            entry.loaded.service.engine.sleep.grant()
-            return
-        task = asyncio.get_running_loop().create_task(self._open(entry))
+        task = asyncio.get_running_loop().create_task(self._open(entry) if entry.loaded is None else self._load(entry))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    async def _load(self, entry: ModelEntry) -> None:
+        """Load a model again. The embedder and the reranker leave first, where they and it are too many or too large."""
+        assert entry.loaded is not None and entry.loaded.service is not None
+        model, beside = entry.loaded.vectors.model, [one for one in self.beside.values() if one.embedder.is_open]
+        num_placed = sum(one.is_placed for one in self.entries.values())
+        is_short = model.device is None and entry.num_bytes > free_memory()
+        if beside and (num_placed + len(beside) > self._places or is_short):
+            await asyncio.to_thread(self._make_room)
+        entry.loaded.service.engine.sleep.grant()
+
+    def _make_room(self) -> bool:
+        """Let the embedder and the reranker leave memory, unless they compute; whether one has. Not the event loop's."""
+        return any([worker.leave_now() for worker in self.beside.values()])
 
     def _loaded(self, entry: ModelEntry, error: Exception | None) -> None:
         entry.failure = "" if error is None else str(error)
@@ -313,10 +331,10 @@ class Models:
 
     async def _open(self, entry: ModelEntry) -> None:
         """Load a model for the first time. Where that fails, the one that left for it comes back."""
-        assert self.open is not None and entry.opening is not None
+        assert entry.opening is not None
         began = perf_counter()
         try:
-            loaded = await asyncio.to_thread(self.open, entry)
+            loaded = await asyncio.to_thread(self._open_beside, entry)
             if loaded.service is None:
                 await asyncio.to_thread(loaded.vectors.close)
                 raise ModelError(f"{entry.path} generates no text: beside others it is not supported yet")
@@ -334,6 +352,16 @@ class Models:
         entry.opening.set_result(loaded)
         logger.info("%s is loaded after %.1f s", entry.name, perf_counter() - began)
         self._next()
+
+    def _open_beside(self, entry: ModelEntry) -> Loaded:
+        """Load a model beside the embedder and the reranker, fitted to what they leave free; if that fails, alone."""
+        assert self.open is not None
+        try:
+            return self.open(entry)
+        except ModelError:
+            if not self._make_room():
+                raise
+            return self.open(entry)
 
     def _fail(self, entry: ModelEntry, error: Exception) -> None:
         entry.value, entry.failure, entry.stamps = "failed", str(error), _stamps(entry.path)
@@ -396,7 +424,7 @@ class Models:
 
 
 def _status(worker: EmbeddingWorker) -> str:
-    return "loaded" if worker.embedder.is_open else "unloaded"
+    return "loaded" if worker.embedder.is_open else "unloaded" if worker.is_asleep else "loading"
 
 
 def _not_loaded(entry: ModelEntry) -> RequestError:

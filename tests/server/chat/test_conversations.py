@@ -338,6 +338,25 @@ class Store:
         return {id for id in "abc" if self.held.find("", id)}
 
 
+def test_stores_that_share_a_bound_lose_the_least_recently_used_of_all():
+    first, second = Store(number=3), Store(number=3)
+    for now, (store, id) in enumerate(((first, "a"), (second, "a"), (first, "b"))):
+        store.now = now
+        store.turn(id)
+    both = [first.held, second.held]
+    for store in both:
+        store.share(both)
+    assert (first.ids, second.ids) == ({"a", "b"}, {"a"})  # all together are not too many
+    first.now = second.now = 3
+    first.turn("a")
+    second.turn("c")
+    assert (first.ids, second.ids) == ({"a", "b"}, {"c"})  # of another one than the store that grows, or its own
+    first.now = second.now = 4
+    second.turn("b")
+    assert (first.ids, second.ids) == ({"a"}, {"b", "c"})
+    assert (first.held.num_evicted, second.held.num_evicted) == (1, 1)
+
+
 def test_a_conversation_that_is_not_used_is_forgotten():
     store = Store(age=10)
     store.turn("a")

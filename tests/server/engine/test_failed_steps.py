@@ -308,8 +308,7 @@ def test_neither_a_load_nor_a_sleep_nor_the_first_tokens_hang(tiny, monkeypatch)
     watched = []
     with running(tiny, sleep_idle_seconds=3600) as server:
         engine = server.service.engine
-        warm_up, load = engine.runner.warm_up, engine.runner.context.open
-        monkeypatch.setattr(engine.runner, "warm_up", lambda: (watched.append(engine.watchdog._step), warm_up())[1])
+        load = engine.runner.context.open
         monkeypatch.setattr(engine.runner.context, "open", lambda: (watched.append(engine.watchdog._step), load())[1])
         server.chat()
 
@@ -319,4 +318,4 @@ def test_neither_a_load_nor_a_sleep_nor_the_first_tokens_hang(tiny, monkeypatch)
 
         until(sleeps)
         watched.append(engine.watchdog._step)
-        assert server.chat()["usage"]["completion_tokens"] == 4 and watched == [None] * 3
+        assert server.chat()["usage"]["completion_tokens"] == 4 and watched == [None] * 2

@@ -12,6 +12,7 @@ import httpx
 import numpy as np
 import pytest
 from slotcache.bench.random_models import SHAPES
+from slotcache.models import llama
 from support.adapters import lora
 from support.architectures import recurrent, windowed
 from support.encoders import bert
@@ -114,6 +115,21 @@ def test_the_model_leaves_memory_and_the_next_request_brings_it_back(file):
         assert again["slotcache"]["source"] == "host" and is_mapped(file) and not is_sleeping(up)
         assert up.metric("slotcache_wakeups_total") == 1 and up.metric("slotcache_sleeping") == 0
         assert up.metric("slotcache_prompt_tokens_total") == computed + REST
+
+
+def test_a_load_again_makes_no_vocabulary_and_learns_nothing_anew(file, monkeypatch):
+    with dozing(file) as up:
+        first, engine, model = text(up.chat(QUESTION)), up.service.engine, up.service.model
+        doze(up)
+        observed, observe = [], engine.scheduler.observe
+        monkeypatch.setattr(engine.scheduler, "observe", lambda *given: (observed.append(1), observe(*given)))
+        monkeypatch.setattr(engine.runner, "warm_up", lambda: pytest.fail("a warm-up"))
+        before = up.metric("slotcache_steps_total")
+        assert text(up.chat(QUESTION)) == first
+        vocab = llama.llama_model_get_vocab(model.handle)
+        assert vocab and llama.llama_vocab_n_tokens(vocab) == model.num_vocab
+        assert not llama.llama_vocab_type(vocab) and model.vocabulary_type
+        assert len(observed) == up.metric("slotcache_steps_total") - before - 1  # the first one maps the weights
 
 
 @pytest.fixture(scope="module")

@@ -2,12 +2,16 @@
 
 import asyncio
 import json
+import logging
+import math
 import os
 import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
+from random import Random
 
 import httpx
 import pytest
@@ -15,6 +19,7 @@ from slotcache.bench.random_models import SHAPES, generate
 from slotcache.models.errors import ModelError
 from slotcache.server.config.settings import Settings, SettingsError
 from slotcache.server.serve import make_server, run
+from slotcache.server.service import models as models_module
 from slotcache.server.service.models import entries_of
 from support.encoders import bert
 from support.on_device import needs_cpu
@@ -22,6 +27,7 @@ from support.on_device import needs_cpu
 from server.conftest import DEADLINE, Running, until
 from server.test_cli import free_port
 
+HOUR = 3600
 QUESTION = "What does the old lighthouse keeper of the northern harbour say about the winter storms of last year?"
 
 
@@ -179,6 +185,34 @@ def test_what_runs_is_answered_before_a_model_leaves(files):
             assert other.result(DEADLINE)["model"] == "b"
 
 
+def test_a_model_waits_for_requests_of_its_own_only_where_that_was_of_use(files):
+    with sharing(files[:2], model_turn=HOUR) as up, ThreadPoolExecutor(1) as pool:
+        engine, sleep = up.host.services[0].engine, up.host.services[0].engine.sleep
+
+        def ask_another():
+            engine.inbox.put(lambda: setattr(sleep, "_load_seconds", HOUR))
+            other = pool.submit(up.chat, QUESTION, model="b")
+            until(lambda: sleep.is_leaving)
+            return other
+
+        def end_wait(other):
+            assert not other.done()
+            engine.inbox.put(lambda: setattr(sleep, "last_use", -HOUR))
+            assert other.result(DEADLINE)["model"] == "b"
+
+        up.chat(QUESTION, model="a")
+        other = ask_another()
+        assert up.chat(QUESTION, model="a")["model"] == "a"  # of use
+        end_wait(other)
+        up.chat(QUESTION, model="a")
+        end_wait(ask_another())  # in vain
+        up.chat(QUESTION, model="a")
+        engine.inbox.put(lambda: setattr(sleep, "_load_seconds", HOUR))
+        assert up.chat(QUESTION, model="b")["model"] == "b"  # at once
+        up.chat(QUESTION, model="a")  # within the wait that was left out
+        end_wait(ask_another())
+
+
 def test_a_client_that_leaves_during_a_load_cancels_nothing_of_others(files):
     with sharing(files[:2]) as up, ThreadPoolExecutor(2) as pool:
         up.chat(QUESTION, model="b")
@@ -206,6 +240,31 @@ def test_many_clients_and_three_models_are_all_answered(files):
         found = list(pool.map(lambda name: text(up.chat(QUESTION, model=name)), asked))
         assert found == [expected[name] for name in asked]
         assert all(entry.num_turns > 1 for entry in models_of(up).entries.values())
+
+
+def test_rude_clients_and_a_broken_file_change_no_answer_of_others(files):
+    body = {"prompt": QUESTION, "n_predict": 4, "temperature": 0, "cache_prompt": True}
+
+    def ask(name):
+        answer = up.http.post("/completion", json=body | {"model": name})
+        return answer.json().get("content", answer.status_code)
+
+    def leave(name):
+        with up.http.stream("POST", "/completion", json=body | {"model": name, "stream": True, "n_predict": 900}) as answer:
+            next(answer.iter_lines())
+
+    def unload(name):
+        fields = {"prompt": "x", "keep_alive": 0, "stream": False, "options": {"num_predict": 2}}
+        assert up.http.post("/api/generate", json=fields | {"model": name}).json()["done"]
+
+    with sharing(files) as up, ThreadPoolExecutor(8) as pool:
+        acts = [act for number in range(48) for act in ((ask, "abc"[number % 3]), (leave, "bca"[number % 3]))]
+        acts += [act for _ in range(8) for act in ((unload, "a"), (unload, "b"), (ask, "broken"))]
+        Random(1).shuffle(acts)  # the first ones meet models that were never loaded
+        found = [(name, pool.submit(act, name)) for act, name in acts]
+        answers = {(name, answer) for name, job in found if (answer := job.result(DEADLINE)) is not None}
+        expected = {(name, ask(name)) for name in "abc"}
+    assert len({text for _, text in expected}) == 3 and answers == expected | {("broken", 503)}
 
 
 def test_a_request_that_a_turn_left_waiting_is_answered_in_the_next(files):
@@ -268,6 +327,24 @@ def test_host_memory_is_one_budget(files):
         )
 
 
+def test_kv_on_disk_is_read_before_its_model_is_loaded(files, tmp_path):
+    with sharing(files[:2], cache_dir=str(tmp_path / "cache")) as up, ThreadPoolExecutor(1) as pool:
+        engine, host = up.host.services[0].engine, up.host.services[0].engine.scheduler.tree.host
+        for name in "ab":
+            up.chat(QUESTION, model=name)
+        size = host.max_bytes
+        for most in (1, size):  # then it is on disk alone
+            engine.resize_host(most)
+        until(lambda: host.max_bytes == size and not host.num_bytes)
+        may_end = threading.Event()
+        up.host.services[0].model.weights.on_load.append(lambda: None if may_end.wait(DEADLINE) else pytest.fail("held"))
+        answer = pool.submit(up.chat, QUESTION, model="a")
+        until(lambda: host.num_bytes)
+        assert not engine.sleep.is_awake  # it waits for the device, or is loaded
+        may_end.set()
+        assert answer.result(DEADLINE)["slotcache"]["source"] == "disk"
+
+
 def test_a_scope_is_dropped_from_all_models_but_for_one_that_is_named(files):
     with sharing(files[:2]) as up:
         for name in "ab":
@@ -294,6 +371,23 @@ def test_conversations_of_all_models_share_their_bounds(files):
         up.chat(QUESTION, model="b", conversation="d")
         found = [up.http.get(f"/v1/conversations/c{number}?model=a").status_code for number in range(3)]
         assert found == [404, 200, 200] and up.http.get("/v1/conversations/d?model=b").status_code == 200
+
+
+def test_a_second_model_deletes_no_conversation_that_fits(files, tmp_path):
+    def found():
+        return [up.http.get(f"/v1/conversations/c{number}?model=a").status_code for number in range(3)]
+
+    cache = tmp_path / "cache"
+    for name in "ab":
+        with sharing(files[:2], conversations=3, cache_dir=str(cache)) as up:
+            for number in range(3 if name == "a" else 0):
+                up.chat(QUESTION, model="a", conversation=f"c{number}")
+            assert found() == [200] * 3
+            up.chat(QUESTION, model="b")
+            assert found() == [200] * 3 and metric(up, "slotcache_conversations_evicted_total") == 0
+            if name == "b":
+                up.chat(QUESTION, model="b", conversation="d")
+                assert found() == [404, 200, 200] and metric(up, "slotcache_conversations_evicted_total") == 1
 
 
 def test_a_model_of_one_conversation_is_not_another_s(files):
@@ -354,13 +448,134 @@ def test_an_embedder_that_is_told_twice_to_leave_stays_after_its_next_text(files
         told, unload = [], worker.embedder.unload
 
         def unload_and_tell():
-            told.append(worker.leave())
+            told.append(worker.keep(0))
             unload()
 
         worker.embedder.unload = unload_and_tell
-        worker.leave()
+        worker.keep(0)
         until(lambda: told and worker._queue._thread is None)
-        assert not worker.embedder.is_open and not worker._queue._leaves
+        assert not worker.embedder.is_open
+        assert up.http.post("/v1/embeddings", json={"input": "x", "model": "e"}).status_code == 200
+        assert worker.embedder.is_open and worker.seconds_left == math.inf
+
+
+def metric(up, name):
+    return next(float(line.split()[1]) for line in up.http.get("/metrics").text.splitlines() if line.startswith(f"{name} "))
+
+
+def test_an_embedder_beside_gives_its_place_to_a_model_that_comes_back(files, tmp_path, caplog):
+    bert(embedder := tmp_path / "e.gguf")
+    with sharing(files[:2], embedding_model=str(embedder)) as up, caplog.at_level(logging.INFO, "slotcache"):
+        first = up.http.post("/v1/embeddings", json={"input": "x", "model": "e"}).json()["data"]
+        up.chat(QUESTION, model="b")  # its first load is fitted to what the embedder leaves free
+        assert status(up)["e"] == "loaded" and metric(up, "slotcache_vector_models") == 1
+        up.chat(QUESTION, model="a")
+        assert status(up) == {"a": "loaded", "b": "unloaded", "e": "unloaded"} and not is_mapped(embedder)
+        assert metric(up, "slotcache_vector_models") == metric(up, "slotcache_vector_loads_total") == 0
+        assert "e.gguf has left memory until its next text" in caplog.text
+        assert up.http.post("/v1/embeddings", json={"input": "x", "model": "e"}).json()["data"] == first
+        assert status(up) == {"a": "loaded", "b": "unloaded", "e": "loaded"}
+        assert metric(up, "slotcache_vector_models") == metric(up, "slotcache_vector_loads_total") == 1
+        assert "e.gguf is back in memory after" in caplog.text
+
+
+def test_an_embedder_beside_stays_where_it_has_a_place(files, tmp_path, monkeypatch):
+    bert(embedder := tmp_path / "e.gguf")
+    with sharing(files[:3], embedding_model=str(embedder), models_loaded=3) as up:
+        for name in "abca":
+            up.chat(QUESTION, model=name)
+        models_of(up).unload(models_of(up).entries["a"])
+        until(lambda: status(up)["a"] == "unloaded")
+        assert up.http.post("/models/unload", json={"model": "c"}).json() == {"success": True}
+        until(lambda: status(up)["c"] == "unloaded")
+        up.chat(QUESTION, model="a")
+        assert status(up) == {"a": "loaded", "b": "loaded", "c": "unloaded", "e": "loaded"}
+        models_of(up).unload(models_of(up).entries["a"])
+        until(lambda: status(up)["a"] == "unloaded")
+        monkeypatch.setattr(models_module, "free_memory", lambda: models_of(up).entries["a"].num_bytes - 1)
+        up.chat(QUESTION, model="a")
+        assert status(up)["e"] == "unloaded"
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_an_embedder_beside_leaves_for_a_model_that_cannot_be_loaded_beside_it(files, tmp_path, is_first):
+    bert(embedder := tmp_path / "e.gguf")
+    with sharing(files[:2], embedding_model=str(embedder), models_loaded=3) as up:
+        models, (worker,) = models_of(up), up.vectors.workers
+        really = models.open
+        assert really
+
+        def only_alone():
+            if worker.embedder.is_open:
+                raise ModelError("no memory is left")
+
+        models.open = lambda entry: (only_alone(), really(entry))[1]
+        if not is_first:
+            worker.embedder.unload()
+            up.chat(QUESTION, model="b")
+            up.http.post("/v1/embeddings", json={"input": "x", "model": "e"})
+            models.unload(models.entries["b"])
+            until(lambda: status(up)["b"] == "unloaded")
+            up.host.services[1].model.weights.on_load.append(only_alone)
+        assert worker.embedder.is_open
+        assert up.chat(QUESTION, model="b")["model"] == "b" and not worker.embedder.is_open
+
+
+def test_an_embedder_that_computes_leaves_for_no_model(files, tmp_path):
+    bert(embedder := tmp_path / "e.gguf")
+    with sharing(files[:2], embedding_model=str(embedder)) as up, ThreadPoolExecutor(1) as pool:
+        (worker,) = up.vectors.workers
+        begun, may_end, really = threading.Event(), threading.Event(), worker.embedder.vectors
+
+        def compute(*given, **named):
+            begun.set()
+            assert may_end.wait(DEADLINE)
+            return really(*given, **named)
+
+        up.chat(QUESTION, model="b")
+        worker.embedder.vectors = compute
+        answer = pool.submit(up.http.post, "/v1/embeddings", json={"input": "x", "model": "e"})
+        assert begun.wait(DEADLINE)
+        assert up.chat(QUESTION, model="a")["model"] == "a" and status(up)["e"] == "loaded"
+        may_end.set()
+        assert answer.result(DEADLINE).status_code == 200
+
+
+def test_an_embedder_that_comes_back_is_shown_so(files, tmp_path):
+    bert(embedder := tmp_path / "e.gguf")
+    with sharing(files[:2], embedding_model=str(embedder)) as up, ThreadPoolExecutor(1) as pool:
+        (worker,) = up.vectors.workers
+        began, may_end = threading.Event(), threading.Event()
+
+        def wait():
+            began.set()
+            assert may_end.wait(DEADLINE)
+
+        worker.embedder.model.weights.on_load.append(wait)
+        assert worker.leave_now() and status(up)["e"] == "unloaded"
+        answer = pool.submit(up.http.post, "/v1/embeddings", json={"input": "x", "model": "e"})
+        assert began.wait(DEADLINE) and status(up)["e"] == "loading"
+        may_end.set()
+        assert answer.result(DEADLINE).status_code == 200 and status(up)["e"] == "loaded"
+
+
+def test_an_embedder_beside_is_kept_as_long_as_ollama_s_clients_say(files, tmp_path):
+    bert(embedder := tmp_path / "e.gguf")
+    with sharing(files[:2], embedding_model=str(embedder)) as up:
+        (worker,) = up.vectors.workers
+        body = {"model": "e", "input": "x"}
+        assert up.http.post("/api/embed", json=body | {"keep_alive": "10m"}).status_code == 200
+        assert 500 < worker.seconds_left <= 600
+        (shown,) = [one for one in up.http.get("/api/ps").json()["models"] if one["name"] == "e:latest"]
+        left = (datetime.fromisoformat(shown["expires_at"]) - datetime.now(UTC)).total_seconds()
+        assert 500 < left <= 600
+        assert up.http.post("/api/embed", json=body).status_code == 200 and worker.seconds_left == math.inf
+        assert up.http.post("/api/embed", json=body | {"keep_alive": "soon"}).status_code == 400
+        assert up.http.post("/api/embeddings", json={"model": "e", "prompt": "x", "keep_alive": 0}).status_code == 200
+        until(lambda: status(up)["e"] == "unloaded")
+        assert up.http.post("/api/embed", json=body).status_code == 200 and status(up)["e"] == "loaded"
+        assert up.http.post("/api/embed", json={"model": "e", "keep_alive": 0}).status_code == 200
+        until(lambda: status(up)["e"] == "unloaded")
 
 
 def test_a_batch_ends_whose_model_cannot_be_loaded(files):
