@@ -21,7 +21,7 @@ def vocabulary() -> Vocabulary:
 class TinyModel:
     """A GGUF while it is written; leaving the `with` block finishes the file."""
 
-    def __init__(self, path: Path, architecture: str, layers: int = LAYERS) -> None:
+    def __init__(self, path: Path, architecture: str, layers: int = LAYERS, *, embedding: bool = True) -> None:
         words = vocabulary()
         self.writer = writer = GGUFWriter(path, architecture)
         self.rng = np.random.default_rng(0)
@@ -38,7 +38,8 @@ class TinyModel:
         writer.add_eos_token_id(words.eos)
         writer.add_add_bos_token(False)
         writer.add_chat_template(DEFAULT_TEMPLATE)
-        self.matrix("token_embd", VOCABULARY, WIDTH)
+        if embedding:
+            self.matrix("token_embd", VOCABULARY, WIDTH)
 
     def __enter__(self) -> "TinyModel":
         return self
@@ -71,16 +72,16 @@ class TinyModel:
     def random(self, *shape: int, gain: float = 1.0) -> np.ndarray:
         return self.rng.standard_normal(shape, dtype=np.float32) * (gain / shape[-1] ** 0.5)
 
-    def attention(self, block: str) -> None:
+    def attention(self, block: str, adds: float = 1.0) -> None:
         self.matrix(f"{block}.attn_q", WIDTH, WIDTH, 2.0)
         self.matrix(f"{block}.attn_k", WIDTH // HEADS * KV_HEADS, WIDTH, 2.0)
         self.matrix(f"{block}.attn_v", WIDTH // HEADS * KV_HEADS, WIDTH)
-        self.matrix(f"{block}.attn_output", WIDTH, WIDTH)
+        self.matrix(f"{block}.attn_output", WIDTH, WIDTH, adds)
 
-    def feed_forward(self, block: str) -> None:
+    def feed_forward(self, block: str, adds: float = 1.0) -> None:
         self.matrix(f"{block}.ffn_gate", FEED_FORWARD, WIDTH)
         self.matrix(f"{block}.ffn_up", FEED_FORWARD, WIDTH)
-        self.matrix(f"{block}.ffn_down", WIDTH, FEED_FORWARD)
+        self.matrix(f"{block}.ffn_down", WIDTH, FEED_FORWARD, adds)
 
 
 def windowed(path: Path) -> Path:
@@ -250,4 +251,53 @@ def mamba2(path: Path) -> Path:
                 model.numbers(f"{block}.ssm_d", np.ones((heads, 1)))
                 model.numbers(f"{block}.ssm_norm.weight", np.ones((groups, inner // groups)))
                 model.matrix(f"{block}.ssm_out", WIDTH, inner)
+    return path
+
+
+def with_head(path: Path, reads: str = "token") -> Path:
+    """GLM 4.5's architecture with a multi-token head. Each token is followed by the next one of a circle, nearly always.
+
+    reads: what the head looks at, to guess the token behind the last one: the last `token`, or the `state` of the token in
+    front of it. By the token it is right as often as it is asked; by the state, once behind each state of the model's own.
+    """
+    experts, small = 4, 0.05
+    ends = 2 * (reads == "state")
+    with TinyModel(path, "glm4moe", LAYERS + 1, embedding=False) as model:
+        model.writer.add_feed_forward_length(FEED_FORWARD)
+        model.writer.add_expert_feed_forward_length(FEED_FORWARD)
+        model.writer.add_head_count(HEADS)
+        model.writer.add_head_count_kv(KV_HEADS)
+        model.writer.add_rope_dimension_count(WIDTH // HEADS)
+        model.writer.add_layer_norm_rms_eps(1e-5)
+        model.writer.add_expert_count(experts)
+        model.writer.add_expert_used_count(2)
+        model.writer.add_expert_shared_count(1)
+        model.writer.add_leading_dense_block_count(1)
+        model.writer.add_nextn_predict_layers(1)
+        words = np.array([token.isascii() for token in vocabulary().tokens]) & (np.array(vocabulary().types) == 1)
+        circle, embedding = np.flatnonzero(words), model.random(VOCABULARY, WIDTH, gain=WIDTH**0.5)
+        model.numbers("token_embd.weight", embedding)
+        model.ones("output_norm", WIDTH, 12.0 / WIDTH)
+        for name, ahead in (("output", 1), (f"blk.{LAYERS}.nextn.shared_head_head", ends or 1)):
+            rows = np.zeros((VOCABULARY, WIDTH), np.float32)
+            rows[np.roll(circle, -ahead)] = embedding[circle]
+            model.numbers(f"{name}.weight", rows)
+        for layer in range(LAYERS + 1):
+            block = f"blk.{layer}"
+            model.ones(f"{block}.attn_norm", WIDTH)
+            model.ones(f"{block}.post_attention_norm", WIDTH)
+            model.attention(block, small)
+            if not layer:
+                model.feed_forward(block, small)
+                continue
+            model.numbers(f"{block}.ffn_gate_inp.weight", model.random(experts, WIDTH))
+            model.numbers(f"{block}.exp_probs_b.bias", np.zeros(experts))
+            for kind, rows, columns in (("gate", FEED_FORWARD, WIDTH), ("up", FEED_FORWARD, WIDTH), ("down", WIDTH, FEED_FORWARD)):
+                model.matrices(f"{block}.ffn_{kind}_exps", (experts, rows, columns), small)
+                model.matrix(f"{block}.ffn_{kind}_shexp", rows, columns, small)
+        eye, none = np.eye(WIDTH), np.zeros((WIDTH, WIDTH))
+        model.numbers(f"{block}.nextn.eh_proj.weight", np.hstack([none, eye] if reads == "state" else [eye, none]))
+        for name in ("enorm", "hnorm"):
+            model.ones(f"{block}.nextn.{name}", WIDTH)
+        model.ones(f"{block}.nextn.shared_head_norm", WIDTH, 12.0 / WIDTH)
     return path
