@@ -153,10 +153,13 @@ class DraftModel:
 
     def close(self) -> None:
         """Free the context and the model."""
-        for sampler in self._samplers.values():
-            sampler.close()
+        self._close_samplers()
         self.context.close()
         self.context.model.close()
+
+    def _close_samplers(self) -> None:
+        for sampler in self._samplers.values():
+            sampler.close()
 
     # ---- what the scheduler asks -----------------------------------------------------------------------------------
 

@@ -1,0 +1,107 @@
+"""`--spec-type draft-mtp`: the same answers in fewer steps, by the multi-token head of a made model. No real weights."""
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+from slotcache.models.draft_model import Best
+from slotcache.models.errors import ModelError
+from slotcache.server.config.settings import Settings, SettingsError
+from slotcache.server.load import load
+from support.architectures import delta, with_head
+
+from ..conftest import running, until
+from .test_draft_model import LONG, always_ask, trial
+from .test_drafts import ASKED, GREEDY, WARM, letters
+from .test_sleep import doze, dozing
+
+HEAD = {"spec_type": "draft-mtp"}
+SETTINGS = Settings(flash_attn="off", threads=1, ctx_size=512, cache_ram=0)
+
+
+@pytest.fixture(scope="module", params=["token", "state"])
+def file(tmp_path_factory, request):
+    return with_head(tmp_path_factory.mktemp("models") / f"{request.param}.gguf", request.param)
+
+
+@pytest.fixture(scope="module")
+def right(tmp_path_factory):
+    """Its head is always right."""
+    return with_head(tmp_path_factory.mktemp("models") / "right.gguf")
+
+
+@pytest.fixture(scope="module")
+def drafting(file):
+    with running(file, **HEAD) as up:
+        always_ask(up)
+        yield up
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        GREEDY,
+        WARM | {"temperature": 2.5},
+        GREEDY | {"repeat_penalty": 1.3, "repeat_last_n": 32},
+        WARM | {"mirostat": 2},
+        WARM | {"grammar": "root ::= [a-h ]+"},
+        WARM | {"n_probs": 3, "temperature": 2.5},
+        GREEDY | {"stop": ["e"]},
+    ],
+    ids=lambda fields: ",".join(sorted(fields)),
+)
+def test_an_answer_is_that_of_the_requests_own_sampling(drafting, fields):
+    plain, drafted = trial(drafting, draft="off", **fields), trial(drafting, **fields)
+    same = ("content", "tokens_predicted", "stop_type", "stopping_word")
+    told = [[one["logprob"] for one in answer.get("completion_probabilities", ())] for answer in (plain, drafted)]
+    assert told[0] == pytest.approx(told[1], abs=1e-4), "rounded otherwise: the experts of several rows are computed at once"
+    assert {name: drafted.get(name) for name in same} == {name: plain.get(name) for name in same}
+    assert "draft_n" not in plain["timings"]
+    assert drafted["timings"].get("draft_n", 0) > 0 or drafted["tokens_predicted"] < 10
+
+
+def test_an_answer_is_that_of_a_server_without_the_head(drafting, file):
+    with running(file) as plain:
+        asked = LONG | {"cache_prompt": False}
+        assert trial(drafting, **asked)["content"] == trial(plain, **asked)["content"]
+
+
+def test_choices_beside_each_other_and_a_next_turn(drafting):
+    asked = {"n_predict": 60, "temperature": 2.5, "seed": 4, "n_cmpl": 3, "cache_prompt": True}
+    answers = [[one["content"] for one in trial(drafting, **asked, draft=draft)] for draft in ("off", "model")]
+    assert answers[0] == answers[1] and len({*answers[0]}) == 3
+    longer = {"prompt": ASKED["prompt"] + answers[0][0], **GREEDY}
+    fresh = trial(drafting, **longer, draft="off", cache_prompt=False)
+    assert trial(drafting, **longer, cache_prompt=True)["content"] == fresh["content"]
+
+
+def test_its_drafts_are_right_where_its_states_are_the_models(drafting, file):
+    """One that reads the states is right once behind each of them, one that reads the tokens always."""
+    timings = trial(drafting, **GREEDY | {"n_predict": 200})["timings"]
+    drafted, accepted = timings["draft_n"], timings["draft_n_accepted"]
+    assert accepted > 90
+    if file.stem == "token":
+        assert accepted > 0.9 * drafted
+    assert drafting.metric("slotcache_draft_model_failures_total") == 0
+    assert drafting.metric("slotcache_draft_model_tokens_total") > drafted
+    assert drafting.http.get("/props").json()["draft"] == {"mode": "model", "head": file.name, "is_off": False}
+    assert {slot["speculative"] for slot in drafting.http.get("/slots").json()} == {True}
+
+
+def test_sampled_tokens_have_the_distribution_that_they_have_without(right, monkeypatch):
+    """As of a draft model: see there."""
+    asked = {"prompt": "ab", "n_predict": 6, "temperature": 8.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "n_cmpl": 12}
+    counts = {}
+    with running(right, **HEAD, parallel=4) as up:
+        always_ask(up)
+        bias = letters(up)
+        ids = [id for id, _ in bias]
+        monkeypatch.setattr(Best, "choose", lambda self, logits, context, index: ids[int(logits[ids].argmax())])
+        for first, draft in ((0, "off"), (1000, "model")):
+            answers = [trial(up, **asked, logit_bias=bias, seed=first + seed, draft=draft) for seed in range(40)]
+            counts[draft] = Counter(letter for answer in answers for one in answer for letter in one["content"][1:])
+        assert up.metric("slotcache_accepted_tokens_total") > 100
+    off, model = counts["off"], counts["model"]
+    assert off.total() == model.total() == 40 * 12 * 5
+    square = sum((off[one] - model[one]) ** 2 / (off[one] + model[one]) for one in off | model)
+    assert square < 16.3, counts  # chi squared of three degrees of freedom: one in a thousand; the seeds are fixed
