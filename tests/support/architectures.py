@@ -78,6 +78,12 @@ class TinyModel:
         self.matrix(f"{block}.attn_v", WIDTH // HEADS * KV_HEADS, WIDTH)
         self.matrix(f"{block}.attn_output", WIDTH, WIDTH, adds)
 
+    def head(self, block: str, reading: np.ndarray) -> None:
+        """What a layer has as a multi-token head: it reads a token and a state, side by side."""
+        self.numbers(f"{block}.nextn.eh_proj.weight", reading)
+        for name in ("enorm", "hnorm"):
+            self.ones(f"{block}.nextn.{name}", WIDTH)
+
     def feed_forward(self, block: str, adds: float = 1.0) -> None:
         self.matrix(f"{block}.ffn_gate", FEED_FORWARD, WIDTH)
         self.matrix(f"{block}.ffn_up", FEED_FORWARD, WIDTH)
@@ -178,11 +184,13 @@ def hybrid(path: Path) -> Path:
     return path
 
 
-def delta(path: Path) -> Path:
-    """Qwen 3.5's architecture: gated delta nets in layers 0 to 2, gated attention in layer 3."""
+def delta(path: Path, heads: int = 0) -> Path:
+    """Qwen 3.5's architecture: gated delta nets in layers 0 to 2, gated attention in layer 3. heads: multi-token ones."""
     size, key_heads, value_heads, kernel = 32, 2, 4, 4
     keys, values = size * key_heads, size * value_heads
-    with TinyModel(path, "qwen35") as model:
+    with TinyModel(path, "qwen35", LAYERS + heads) as model:
+        if heads:
+            model.writer.add_nextn_predict_layers(heads)
         model.writer.add_feed_forward_length(FEED_FORWARD)
         model.writer.add_head_count(HEADS)
         model.writer.add_head_count_kv(KV_HEADS)
@@ -195,12 +203,14 @@ def delta(path: Path) -> Path:
         model.writer.add_ssm_time_step_rank(value_heads)
         model.writer.add_ssm_group_count(key_heads)
         model.ones("output_norm", WIDTH, 3.0)
-        for layer in range(LAYERS):
+        for layer in range(LAYERS + heads):
             block = f"blk.{layer}"
             model.ones(f"{block}.attn_norm", WIDTH)
             model.ones(f"{block}.post_attention_norm", WIDTH)
             model.feed_forward(block)
-            if layer == LAYERS - 1:
+            if layer >= LAYERS:
+                model.head(block, model.random(WIDTH, 2 * WIDTH))
+            if layer >= LAYERS - 1:
                 model.matrix(f"{block}.attn_q", 2 * WIDTH, WIDTH, 2.0)  # with a gate for each number
                 model.matrix(f"{block}.attn_k", WIDTH // HEADS * KV_HEADS, WIDTH, 2.0)
                 model.matrix(f"{block}.attn_v", WIDTH // HEADS * KV_HEADS, WIDTH)
@@ -254,15 +264,16 @@ def mamba2(path: Path) -> Path:
     return path
 
 
-def with_head(path: Path, reads: str = "token") -> Path:
+def with_head(path: Path, reads: str = "token", heads: int = 1) -> Path:
     """GLM 4.5's architecture with a multi-token head. Each token is followed by the next one of a circle, nearly always.
 
-    reads: what the head looks at, to guess the token behind the last one: the last `token`, or the `state` of the token in
-    front of it. By the token it is right as often as it is asked; by the state, once behind each state of the model's own.
+    reads: what the head looks at, to guess the token behind the last one: the last `token`, the `state` of the token in
+    front of it, or, with attention, `all`. By the token it is right as often as it is asked; by the state, once behind each
+    state of the model's own; by all never, and what it says tells of each token and of each state. heads: those that the
+    file tells of; 0: one, but none is in it.
     """
     experts, small = 4, 0.05
-    ends = 2 * (reads == "state")
-    with TinyModel(path, "glm4moe", LAYERS + 1, embedding=False) as model:
+    with TinyModel(path, "glm4moe", LAYERS + (heads or 1), embedding=False) as model:
         model.writer.add_feed_forward_length(FEED_FORWARD)
         model.writer.add_expert_feed_forward_length(FEED_FORWARD)
         model.writer.add_head_count(HEADS)
@@ -273,20 +284,24 @@ def with_head(path: Path, reads: str = "token") -> Path:
         model.writer.add_expert_used_count(2)
         model.writer.add_expert_shared_count(1)
         model.writer.add_leading_dense_block_count(1)
-        model.writer.add_nextn_predict_layers(1)
+        model.writer.add_nextn_predict_layers(heads or 1)
         words = np.array([token.isascii() for token in vocabulary().tokens]) & (np.array(vocabulary().types) == 1)
         circle, embedding = np.flatnonzero(words), model.random(VOCABULARY, WIDTH, gain=WIDTH**0.5)
         model.numbers("token_embd.weight", embedding)
         model.ones("output_norm", WIDTH, 12.0 / WIDTH)
-        for name, ahead in (("output", 1), (f"blk.{LAYERS}.nextn.shared_head_head", ends or 1)):
+
+        def following(ahead: int) -> np.ndarray:
+            """Return the rows of an output that says which token follows so many places further on."""
             rows = np.zeros((VOCABULARY, WIDTH), np.float32)
             rows[np.roll(circle, -ahead)] = embedding[circle]
-            model.numbers(f"{name}.weight", rows)
-        for layer in range(LAYERS + 1):
+            return rows
+
+        model.numbers("output.weight", following(1))
+        for layer in range(LAYERS + heads):
             block = f"blk.{layer}"
             model.ones(f"{block}.attn_norm", WIDTH)
             model.ones(f"{block}.post_attention_norm", WIDTH)
-            model.attention(block, small)
+            model.attention(block, 1.0 if reads == "all" else small)
             if not layer:
                 model.feed_forward(block, small)
                 continue
@@ -295,9 +310,10 @@ def with_head(path: Path, reads: str = "token") -> Path:
             for kind, rows, columns in (("gate", FEED_FORWARD, WIDTH), ("up", FEED_FORWARD, WIDTH), ("down", WIDTH, FEED_FORWARD)):
                 model.matrices(f"{block}.ffn_{kind}_exps", (experts, rows, columns), small)
                 model.matrix(f"{block}.ffn_{kind}_shexp", rows, columns, small)
-        eye, none = np.eye(WIDTH), np.zeros((WIDTH, WIDTH))
-        model.numbers(f"{block}.nextn.eh_proj.weight", np.hstack([none, eye] if reads == "state" else [eye, none]))
-        for name in ("enorm", "hnorm"):
-            model.ones(f"{block}.nextn.{name}", WIDTH)
-        model.ones(f"{block}.nextn.shared_head_norm", WIDTH, 12.0 / WIDTH)
+            if layer < LAYERS:
+                continue
+            reading = np.hstack([np.eye(WIDTH) * (reads == "token"), np.eye(WIDTH) * (reads == "state")])
+            model.head(block, model.random(WIDTH, 2 * WIDTH) if reads == "all" else reading)
+            model.ones(f"{block}.nextn.shared_head_norm", WIDTH, 12.0 / WIDTH)
+            model.numbers(f"{block}.nextn.shared_head_head.weight", following(2 if reads == "state" else 1))
     return path
