@@ -102,7 +102,7 @@ class Context:
         return llama.llama_model_n_embd_out(self.model.handle)
 
     def states(self, num_tokens: int) -> np.ndarray:
-        """Return the last hidden states of the last batch's tokens, (tokens, width), float32: the next one overwrites them."""
+        """Return the last hidden states of the last batch's tokens, (tokens, width), float32: the next overwrites them."""
         pointer = _state_function(STATES, ctypes.POINTER(ctypes.c_float))(self.handle)
         return np.ctypeslib.as_array(pointer, (num_tokens, self.state_width))
 
@@ -142,7 +142,7 @@ def open_context(model: Model, params: llama.llama_context_params) -> llama.llam
 
 # ---- The last hidden states, which a multi-token head reads. ------------------------------------------------------------
 #
-# llama-server reads them by functions of llama.cpp's own header for C++, which every build exports. Nothing of C++ is passed.
+# llama-server reads them by functions of llama.cpp's own header for C++, which each build exports. They take plain values.
 
 GIVE_STATES = "_Z26llama_set_embeddings_nextnP13llama_contextbb"  # (context, whether, only those of rows with logits)
 STATES = "_Z26llama_get_embeddings_nextnP13llama_context"

@@ -176,7 +176,8 @@ class Model:
 
     gpu_layers: how many layers go to the GPU, the last ones first; ignored by a build without one. overrides: tensors that
     stand elsewhere. is_simulated: no memory is taken for the weights, nor for contexts: they can only be counted.
-    with_heads: load its multi-token heads, too. progress: called with the share loaded, 0 to 1; returning False gives up. vocab_only: no weights, tokenising only.
+    with_heads: load its multi-token heads, too.
+    progress: called with the share loaded, 0 to 1; returning False gives up. vocab_only: no weights, tokenising only.
     repack: let the CPU use weights in another layout (AMX, interleaved rows): faster prefill on some machines, but its
     kernels round differently with the size of the batch, so reuse is then not exact to the bit.
     may_unload: the weights may leave memory: see `Weights`. The vocabulary and all that is asked of a model at work stay.

@@ -1,4 +1,4 @@
-"""The multi-token head of a model: one more layer, which guesses the token behind the next one, as a drafter of its own model.
+"""The multi-token head of a model: one more layer, which guesses the token behind the next one. Here it drafts.
 
     served model   state  0    1    2 ... n-2       of the last layer, kept as it computes the tokens
                          \\    \\    \\      \\
@@ -256,4 +256,3 @@ def _share(model: Model) -> float:
     """Return the head's share of the weights that a step of the model reads: one layer, and the output."""
     layer = model.num_layer_parameters / (model.num_layers + model.num_heads)
     return min((layer + model.num_vocab * model.width) / max(model.num_parameters, 1), 1.0)
-

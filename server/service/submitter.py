@@ -208,7 +208,9 @@ class Submitter:
         if self.why_no_drafts:
             raise RequestError(f"draft is {wanted}: {self.why_no_drafts}", param="draft")
         if wanted == "model" and not self._view.has_draft_model:
-            raise RequestError("draft is model: this server was started without --draft-model and --spec-type draft-mtp", param="draft")
+            raise RequestError(
+                "draft is model: this server has no --draft-model, and no --spec-type draft-mtp", param="draft"
+            )
         return Lookup(asks_model=wanted == "model")
 
     def _slot(self, options: Options) -> int:

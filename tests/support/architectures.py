@@ -307,7 +307,11 @@ def with_head(path: Path, reads: str = "token", heads: int = 1) -> Path:
                 continue
             model.numbers(f"{block}.ffn_gate_inp.weight", model.random(experts, WIDTH))
             model.numbers(f"{block}.exp_probs_b.bias", np.zeros(experts))
-            for kind, rows, columns in (("gate", FEED_FORWARD, WIDTH), ("up", FEED_FORWARD, WIDTH), ("down", WIDTH, FEED_FORWARD)):
+            for kind, rows, columns in (
+                ("gate", FEED_FORWARD, WIDTH),
+                ("up", FEED_FORWARD, WIDTH),
+                ("down", WIDTH, FEED_FORWARD),
+            ):
                 model.matrices(f"{block}.ffn_{kind}_exps", (experts, rows, columns), small)
                 model.matrix(f"{block}.ffn_{kind}_shexp", rows, columns, small)
             if layer < LAYERS:
