@@ -264,13 +264,13 @@ def mamba2(path: Path) -> Path:
     return path
 
 
-def with_head(path: Path, reads: str = "token", heads: int = 1) -> Path:
+def with_head(path: Path, reads: str = "token", heads: int = 1, dense: int = 1) -> Path:
     """GLM 4.5's architecture with a multi-token head. Each token is followed by the next one of a circle, nearly always.
 
     reads: what the head looks at, to guess the token behind the last one: the last `token`, the `state` of the token in
     front of it, or, with attention, `all`. By the token it is right as often as it is asked; by the state, once behind each
     state of the model's own; by all never, and what it says tells of each token and of each state. heads: those that the
-    file tells of; 0: one, but none is in it.
+    file tells of; 0: one, but none is in it. dense: layers without experts.
     """
     experts, small = 4, 0.05
     with TinyModel(path, "glm4moe", LAYERS + (heads or 1), embedding=False) as model:
@@ -283,7 +283,7 @@ def with_head(path: Path, reads: str = "token", heads: int = 1) -> Path:
         model.writer.add_expert_count(experts)
         model.writer.add_expert_used_count(2)
         model.writer.add_expert_shared_count(1)
-        model.writer.add_leading_dense_block_count(1)
+        model.writer.add_leading_dense_block_count(dense)
         model.writer.add_nextn_predict_layers(heads or 1)
         words = np.array([token.isascii() for token in vocabulary().tokens]) & (np.array(vocabulary().types) == 1)
         circle, embedding = np.flatnonzero(words), model.random(VOCABULARY, WIDTH, gain=WIDTH**0.5)
@@ -302,7 +302,7 @@ def with_head(path: Path, reads: str = "token", heads: int = 1) -> Path:
             model.ones(f"{block}.attn_norm", WIDTH)
             model.ones(f"{block}.post_attention_norm", WIDTH)
             model.attention(block, 1.0 if reads == "all" else small)
-            if not layer:
+            if layer < dense:
                 model.feed_forward(block, small)
                 continue
             model.numbers(f"{block}.ffn_gate_inp.weight", model.random(experts, WIDTH))
