@@ -77,7 +77,7 @@ class Best(Sampler):
 class HeldTokens:
     """The KV of a slot. tokens[:length] (int32) have some; `known` of them are the request's, those behind are drafted.
 
-    is_refused: the request has a token that only the served model knows, or finds no cells.
+    is_refused: the request has a token that only the served model knows, finds no cells, or is too long for the draft model.
     """
 
     request: int = -1
@@ -112,6 +112,8 @@ class DraftModel:
         self.num_tokens = self.num_passes = self.num_failures = 0
         self.is_off = False
         self._num_vocab = min(context.model.num_vocab, served.num_vocab)
+        self._longest = context.model.context_train or context.num_cells  # llama.cpp ends the process where it has learnt
+        # an embedding for each position, and is asked for one more
         self._is_end = served.is_end
         self._runner = Runner(context)
         self._runner.interrupt = beside.on(context)
@@ -294,7 +296,7 @@ class DraftModel:
     def _run(self, spans: tuple[Span, ...], background: bool = False) -> list[int]:
         """Compute spans, and note their tokens. Raises NoRoom, Interrupted and RunnerError: they are not computed then."""
         for span in spans:
-            if int(span.tokens.max()) >= self.context.model.num_vocab:
+            if int(span.tokens.max()) >= self.context.model.num_vocab or span.stop > self._longest:
                 raise self._refuse(span.sequence)
         num_tokens = sum(len(span.tokens) for span in spans)
         while True:

@@ -207,6 +207,20 @@ def test_what_cannot_draft_is_refused_in_a_line(tiny, tmp_path):
         load(replace(settings, draft="model"), tiny)
 
 
+def test_it_drafts_no_further_than_it_was_trained(tiny, tmp_path):
+    """llama.cpp ends the process where a model has learnt an embedding for each position, and is asked for one more."""
+    short = generate(tmp_path / "short.gguf", replace(SHAPES["tiny"], context=96))
+    with running(tiny, draft_model=str(short)) as up:
+        always_ask(up)
+        drafter, lengths = up.service.engine.draft_model, []
+        run = drafter._run
+        drafter._run = lambda spans, **more: [lengths.append(span.stop) for span in spans] and run(spans, **more)
+        plain, drafted = (trial(up, **GREEDY | {"n_predict": 200}, draft=draft) for draft in ("off", "model"))
+        assert drafted["content"] == plain["content"] and drafted["timings"]["draft_n"] > 10
+        assert 96 <= max(lengths) <= 97 and not drafter.num_failures
+        assert max(held.length for held in drafter._held) <= 96
+
+
 def test_its_memory_is_set_aside(tiny):
     of_one = 1000 * load_bytes(tiny)
     assert beside(Settings(draft_model=str(tiny), ctx_size=1000)) == tiny.stat().st_size + of_one
