@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -28,8 +29,10 @@ class ContextSettings:
     """num_cells: KV cells in the pool, at least one for each sequence. batch, micro_batch: tokens of a call, of a kernel.
 
     flash_attention: on, off or auto. cache_type_k, cache_type_v: number formats of the KV. threads 0: llama.cpp's choice.
-    num_sequences: the tree's, and a scratch sequence; with a sliding window the tree has half of them. gives_states: its
-    last hidden states can be read. is_head: of the model's multi-token head, which takes such a state beside each token.
+    num_sequences: the tree's, and a scratch sequence; with a sliding window the tree has half of them. rollback: of a model
+    with recurrent layers, the most tokens to cut off a sequence again, for which as many states more are kept, where
+    llama.cpp can. gives_states: its last hidden states can be read. is_head: of the model's multi-token head, which takes
+    such a state beside each token.
     """
 
     num_cells: int
@@ -40,6 +43,7 @@ class ContextSettings:
     cache_type_v: str = "f16"
     threads: int = 0
     num_sequences: int = MAX_SEQUENCES
+    rollback: int = 0
     gives_states: bool = False
     is_head: bool = False
 
@@ -73,6 +77,7 @@ class Context:
         params.flash_attn_type = FLASH_ATTENTION[settings.flash_attention]
         params.type_k = CACHE_TYPES[settings.cache_type_k]
         params.type_v = CACHE_TYPES[settings.cache_type_v]
+        params.n_rs_seq = settings.rollback
         params.ctx_type = int(settings.is_head)  # LLAMA_CONTEXT_TYPE_MTP
         if settings.threads:
             params.n_threads = params.n_threads_batch = settings.threads
@@ -85,6 +90,8 @@ class Context:
         self.twin: int = self.scratch + 1 if model.window else 0
         self.num_cells: int = llama.llama_n_ctx(self.handle)
         self.batch: int = min(batch, llama.llama_n_batch(self.handle))
+        self.rollback: float = math.inf if model.can_trim else llama.llama_n_rs_seq(self.handle)
+        """The most tokens that can be cut off a sequence."""
 
     def open(self) -> None:
         """Allocate the pool, empty, and load the weights if they are unloaded. Raises ModelError."""

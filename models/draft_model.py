@@ -352,6 +352,7 @@ def open_draft_model(
     check_vocabulary(model, served)
     each = 2 if model.window else 1  # with twins, or without
     num_sequences = each * max(num_slots, FEWEST) + 1  # and a scratch sequence
-    context = Context(model, replace(settings, num_sequences=num_sequences, cache_type_k="f16", cache_type_v="f16"))
+    types = {"cache_type_k": "f16", "cache_type_v": "f16"}
+    context = Context(model, replace(settings, num_sequences=num_sequences, rollback=0, **types))
     learn_costs(context)
     return DraftModel(context, served, num_slots=num_slots, beside=beside)

@@ -31,7 +31,7 @@ from .model import Model
 from .model_files import files_of
 from .runner import Runner
 
-ARCHITECTURES = ("glm4moe",)
+ARCHITECTURES = ("glm4moe", "qwen35")
 """Those whose head llama.cpp computes as it is done here, and for which a test does."""
 LONGEST_HEADER = 64 << 20  # bytes of a file in which its tensors are named
 MOST_BYTES = 128 << 20  # of the states of all requests; a state of GLM 4.5 Air takes 16 KiB
@@ -44,8 +44,6 @@ def why_unused(model: Model) -> str:
         return "its file has none"
     if model.num_heads > 1:
         return f"it has {model.num_heads}, of which each would need KV of its own"
-    if not model.can_trim:
-        return "its state cannot be cut, so no wrong token could leave it"
     if architecture not in ARCHITECTURES:
         return f"those of {architecture} were never tried here, but of {', '.join(ARCHITECTURES)}"
     if not any(_names(file, f"blk.{model.num_layers}.nextn.eh_proj.weight".encode()) for file in files_of(model.path)):
@@ -249,7 +247,7 @@ def head_settings(settings: ContextSettings, num_slots: int) -> ContextSettings:
     """Return the settings of a head's context beside one with these."""
     num_sequences = max(num_slots, FEWEST) + 1  # and a scratch sequence
     types = {"cache_type_k": "f16", "cache_type_v": "f16"}
-    return replace(settings, num_sequences=num_sequences, is_head=True, gives_states=True, **types)
+    return replace(settings, num_sequences=num_sequences, is_head=True, gives_states=True, rollback=0, **types)
 
 
 def _share(model: Model) -> float:

@@ -222,7 +222,14 @@ def _serve(settings: Settings, model: Model, decision: Decision | None) -> Servi
         idle_cells=settings.idle_cells,
         window=settings.window,
         snapshots=Snapshots(tree, of_states),
-        drafts=Drafts(context.costs, max_rows=rows, max_stall=max_stall, ends=model.ends, drafter=draft_model),
+        drafts=Drafts(
+            context.costs,
+            max_rows=rows,
+            max_stall=max_stall,
+            longest=context.rollback,
+            ends=model.ends,
+            drafter=draft_model,
+        ),
         max_rows=context.max_rows,
     )
     answers = AnswerMemory()
@@ -307,7 +314,7 @@ def _draft_model(settings: Settings, served: Context, runner: Runner) -> DraftMo
         if settings.draft == "model":
             raise SettingsError("--draft model needs --draft-model FILE or --spec-type draft-mtp")
         return None
-    if not served.model.can_trim:
+    if not served.rollback:
         logger.warning("--%s has no effect: %s", "draft-model" if settings.draft_model else "spec-type", CANNOT_DRAFT)
         return None
     if settings.uses_head:

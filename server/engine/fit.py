@@ -98,6 +98,9 @@ DEFAULT_CONTEXT = 16384  # cells without --ctx-size, for models that were traine
 LONG_CONTEXT = 65536  # the most that --fit chooses instead: agents open with 25,000 tokens and more
 
 
+ROLLBACK = 4  # tokens of a draft that a recurrent state can go back: as many states more for each sequence
+
+
 def num_cells(settings: Settings, model: Model, most: int = DEFAULT_CONTEXT) -> int:
     """Return the cells that a server wants. most: without --ctx-size."""
     return settings.ctx_size or min(model.context_train or DEFAULT_CONTEXT, most)
@@ -113,6 +116,7 @@ def context_settings(settings: Settings, model: Model) -> ContextSettings:
         cache_type_v=settings.cache_type_v,
         threads=settings.threads or fast_cores(),
         num_sequences=num_sequences(model, settings.parallel, moves_idle=settings.cache_ram > 0),
+        rollback=0 if model.can_trim or settings.draft_mode == "off" else ROLLBACK,
         gives_states=settings.uses_head and not why_unused(model),
     )
 

@@ -193,7 +193,7 @@ class Submitter:
     @property
     def why_no_drafts(self) -> str:
         """Why no request can have drafts; empty where all can."""
-        return "" if self._model.can_trim else CANNOT_DRAFT
+        return "" if self._view.can_cut else CANNOT_DRAFT
 
     @property
     def draft(self) -> Draft:

@@ -20,12 +20,13 @@ from support.architectures import delta, with_head
 
 from .test_draft_model import SCOPE, SETTINGS, TEXT, ask, grow, running
 
-SHAPE = replace(SETTINGS, gives_states=True)
+SHAPE = replace(SETTINGS, gives_states=True, rollback=4)
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    path = with_head(tmp_path_factory.mktemp("models") / "head.gguf", "all")
+def model(tmp_path_factory, request):
+    folder, is_hybrid = tmp_path_factory.mktemp("models"), getattr(request, "param", "") == "hybrid"
+    path = delta(folder / "hybrid.gguf", heads=1) if is_hybrid else with_head(folder / "head.gguf", "all")
     with closing(Model(path, with_heads=True)) as model:
         yield model
 
@@ -71,6 +72,7 @@ def afresh(model, tokens, *, first=0, most=3, states=None):
         return found
 
 
+@pytest.mark.parametrize("model", ["glm", "hybrid"], indirect=True)
 def test_it_says_what_it_would_say_afresh(head, model):
     job = running(1, 0, TEXT[:21])
     compute(head, job, 0, TEXT[:9])
@@ -92,6 +94,7 @@ def test_it_says_what_it_would_say_afresh(head, model):
     assert ask(head, job, most=3)[0] == afresh(model, job.tokens[: job.num_tokens])
 
 
+@pytest.mark.parametrize("model", ["glm", "hybrid"], indirect=True)
 def test_streams_do_not_mix(head, model):
     jobs = [running(number, number, TEXT[number : 20 + 3 * number]) for number in range(3)]
     for job in jobs:
@@ -191,7 +194,6 @@ def test_what_cannot_draft_says_why(tmp_path, tiny, monkeypatch):
     assert why(path) == ""
     assert "each would need KV of its own" in why(with_head(tmp_path / "two.gguf", heads=2))
     assert why(with_head(tmp_path / "without.gguf", heads=0)) == "its file tells of one, but was written without it"
-    assert "cannot be cut" in why(delta(tmp_path / "delta.gguf", heads=1))
     monkeypatch.setattr(multi_token, "ARCHITECTURES", ("other",))
     assert why(path) == "those of glm4moe were never tried here, but of other"
 

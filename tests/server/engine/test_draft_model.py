@@ -14,7 +14,7 @@ from slotcache.models.model import Model
 from slotcache.server.config.settings import Settings, SettingsError
 from slotcache.server.engine.fit import beside
 from slotcache.server.load import load
-from support.architectures import hybrid
+from support.architectures import mamba2
 
 from ..conftest import running, until
 from .test_drafts import ASKED, GREEDY, WARM, always_draft, complete, letters
@@ -232,7 +232,7 @@ def load_bytes(path):
 
 
 def test_a_model_that_cannot_be_cut_has_no_draft_model(tiny, tmp_path, caplog):
-    with running(hybrid(tmp_path / "hybrid.gguf"), draft_model=str(tiny)) as up:
+    with running(mamba2(tmp_path / "hybrid.gguf"), draft_model=str(tiny)) as up:
         shown = up.http.get("/props").json()["draft"]
         assert shown["mode"] == "off" and "cannot be cut" in shown["why"]
         assert up.service.engine.draft_model is None and "--draft-model has no effect" in caplog.text

@@ -11,7 +11,7 @@ from slotcache.models.errors import ModelError, RunnerError
 from slotcache.server.config.settings import Settings, SettingsError
 from slotcache.server.engine.fit import Measure
 from slotcache.server.load import load
-from support.architectures import delta, with_head
+from support.architectures import mamba2, with_head
 
 from ..conftest import running, until
 from .test_draft_model import LONG, always_ask, trial
@@ -195,10 +195,11 @@ def test_without_the_flag_the_log_says_that_it_is_not_used(right, tiny, tmp_path
     caplog.clear()
     load(SETTINGS, tiny).close()
     assert "multi-token" not in caplog.text
-    hybrid = delta(tmp_path / "hybrid.gguf", heads=1)
-    load(replace(SETTINGS, **HEAD), hybrid).close()
+    load(replace(SETTINGS, **HEAD), mamba2(tmp_path / "hybrid.gguf")).close()
     assert "--spec-type has no effect: this model's state cannot be cut" in caplog.text
-    assert "the multi-token head of hybrid.gguf is not used: its state cannot be cut" in caplog.text
+    caplog.clear()
+    load(SETTINGS, with_head(tmp_path / "two.gguf", heads=2)).close()
+    assert "the multi-token head of two.gguf is not used: it has 2, of which each would need KV of its own" in caplog.text
 
 
 def test_what_cannot_draft_is_refused_in_a_line(right, tiny, caplog):
