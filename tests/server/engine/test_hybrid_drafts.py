@@ -2,6 +2,7 @@
 
 from contextlib import closing
 from dataclasses import replace
+from itertools import permutations
 
 import pytest
 from slotcache.server.config.settings import Settings
@@ -55,17 +56,14 @@ def test_an_answer_is_that_without_drafts(drafting, fields):
 
 def test_the_next_turn_goes_on_from_the_accepted_tokens(drafting):
     """A request that ends in the middle of a draft leaves a snapshot of what it has said, not of what was drafted."""
-    hits = 0
-    for length in range(33, 45):
-        asked = {"prompt": ids(drafting, LONG + str(length)), "n_predict": length, **AGAIN}
-        first = complete(drafting, **asked)
+    for number, stop in enumerate(map("".join, permutations("abcd", 2))):
+        asked = {"prompt": ids(drafting, LONG + str(number)), "n_predict": 80, **AGAIN}
+        first = complete(drafting, **asked, stop=[stop])
         turn = asked | {"prompt": asked["prompt"] + first["tokens"] + ids(drafting, NEXT)}
         second = complete(drafting, **turn)
-        assert second["timings"]["cache_n"] == first["tokens_evaluated"] + length - 1
+        assert second["timings"]["cache_n"] == first["tokens_evaluated"] + len(first["tokens"]) - 1
         fresh = complete(drafting, **turn | {"cache_prompt": False, "draft": "off"})
-        assert second["content"] == fresh["content"], length
-        hits += first["timings"]["draft_n_accepted"] < first["timings"]["draft_n"]
-    assert hits > 3, "hardly a token was rejected"
+        assert second["content"] == fresh["content"], stop
 
 
 def test_a_draft_is_no_longer_than_a_state_goes_back(drafting):
