@@ -193,7 +193,9 @@ class Submitter:
     @property
     def why_no_drafts(self) -> str:
         """Why no request can have drafts; empty where all can."""
-        return "" if self._view.can_cut else CANNOT_DRAFT
+        if self._view.can_cut:
+            return ""
+        return CANNOT_DRAFT if self.defaults.draft != "off" else f"{CANNOT_DRAFT}: of some models it can with --draft lookup"
 
     @property
     def draft(self) -> Draft:
