@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
 
 from . import llama
 from .errors import ModelError, NotCounted
@@ -25,7 +29,10 @@ class ContextSettings:
     """num_cells: KV cells in the pool, at least one for each sequence. batch, micro_batch: tokens of a call, of a kernel.
 
     flash_attention: on, off or auto. cache_type_k, cache_type_v: number formats of the KV. threads 0: llama.cpp's choice.
-    num_sequences: the tree's, and a scratch sequence; with a sliding window the tree has half of them.
+    num_sequences: the tree's, and a scratch sequence; with a sliding window the tree has half of them. rollback: of a model
+    with recurrent layers, the most tokens to cut off a sequence again, for which as many states more are kept, where
+    llama.cpp can. gives_states: its last hidden states can be read. is_head: of the model's multi-token head, which takes
+    such a state beside each token.
     """
 
     num_cells: int
@@ -36,6 +43,9 @@ class ContextSettings:
     cache_type_v: str = "f16"
     threads: int = 0
     num_sequences: int = MAX_SEQUENCES
+    rollback: int = 0
+    gives_states: bool = False
+    is_head: bool = False
 
 
 class Context:
@@ -67,6 +77,8 @@ class Context:
         params.flash_attn_type = FLASH_ATTENTION[settings.flash_attention]
         params.type_k = CACHE_TYPES[settings.cache_type_k]
         params.type_v = CACHE_TYPES[settings.cache_type_v]
+        params.n_rs_seq = settings.rollback
+        params.ctx_type = int(settings.is_head)  # LLAMA_CONTEXT_TYPE_MTP
         if settings.threads:
             params.n_threads = params.n_threads_batch = settings.threads
         self.model, self.settings = model, settings
@@ -78,14 +90,28 @@ class Context:
         self.twin: int = self.scratch + 1 if model.window else 0
         self.num_cells: int = llama.llama_n_ctx(self.handle)
         self.batch: int = min(batch, llama.llama_n_batch(self.handle))
+        self.rollback: float = math.inf if model.can_trim else llama.llama_n_rs_seq(self.handle)
+        """The most tokens that can be cut off a sequence."""
 
     def open(self) -> None:
         """Allocate the pool, empty, and load the weights if they are unloaded. Raises ModelError."""
         handle = open_context(self.model, self._params)
+        if self.settings.gives_states:
+            _state_function(GIVE_STATES, None, ctypes.c_bool, ctypes.c_bool)(handle, True, False)
         memory = llama.llama_get_memory(handle)
         if not memory:
             raise ModelError(f"{self.model.path} keeps no KV, so it is no text generation model: {self.model.description}")
         self.memory, self.handle = memory, handle
+
+    @property
+    def state_width(self) -> int:
+        """Numbers of a hidden state."""
+        return llama.llama_model_n_embd_out(self.model.handle)
+
+    def states(self, num_tokens: int) -> np.ndarray:
+        """Return the last hidden states of the last batch's tokens, (tokens, width), float32: the next overwrites them."""
+        pointer = _state_function(STATES, ctypes.POINTER(ctypes.c_float))(self.handle)
+        return np.ctypeslib.as_array(pointer, (num_tokens, self.state_width))
 
     def unload(self) -> None:
         """Free the memory until `open`; the weights go, too, unless another context computes with them."""
@@ -119,6 +145,23 @@ def open_context(model: Model, params: llama.llama_context_params) -> llama.llam
         model.weights.leave()
         raise ModelError(f"cannot make a context of {params.n_ctx} cells for {model.path.name}: {llama.last_complaint()}")
     return handle
+
+
+# ---- The last hidden states, which a multi-token head reads. ------------------------------------------------------------
+#
+# llama-server reads them by functions of llama.cpp's own header for C++, which each build exports. They take plain values.
+
+GIVE_STATES = "_Z26llama_set_embeddings_nextnP13llama_contextbb"  # (context, whether, only those of rows with logits)
+STATES = "_Z26llama_get_embeddings_nextnP13llama_context"
+
+
+def _state_function(name: str, result: Any, *arguments: Any) -> Any:
+    """Return one of these functions. Raises ModelError."""
+    function = getattr(llama.library, name, None)
+    if function is None:
+        raise ModelError(f"llama.cpp of {llama.LIBRARY} has no {name}, so it tells no hidden states: --spec-type none")
+    function.restype, function.argtypes = result, [ctypes.c_void_p, *arguments]
+    return function
 
 
 # ---- The memory that a context takes on each device, by llama.cpp's own count. ------------------------------------------

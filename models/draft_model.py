@@ -77,7 +77,7 @@ class Best(Sampler):
 class HeldTokens:
     """The KV of a slot. tokens[:length] (int32) have some; `known` of them are the request's, those behind are drafted.
 
-    is_refused: the request has a token that only the served model knows, or finds no cells.
+    is_refused: the request has a token that only the served model knows, finds no cells, or is too long for the draft model.
     """
 
     request: int = -1
@@ -112,6 +112,8 @@ class DraftModel:
         self.num_tokens = self.num_passes = self.num_failures = 0
         self.is_off = False
         self._num_vocab = min(context.model.num_vocab, served.num_vocab)
+        self._longest = context.model.context_train or context.num_cells  # llama.cpp ends the process where it has learnt
+        # an embedding for each position, and is asked for one more
         self._is_end = served.is_end
         self._runner = Runner(context)
         self._runner.interrupt = beside.on(context)
@@ -153,10 +155,13 @@ class DraftModel:
 
     def close(self) -> None:
         """Free the context and the model."""
-        for sampler in self._samplers.values():
-            sampler.close()
+        self._close_samplers()
         self.context.close()
         self.context.model.close()
+
+    def _close_samplers(self) -> None:
+        for sampler in self._samplers.values():
+            sampler.close()
 
     # ---- what the scheduler asks -----------------------------------------------------------------------------------
 
@@ -291,7 +296,7 @@ class DraftModel:
     def _run(self, spans: tuple[Span, ...], background: bool = False) -> list[int]:
         """Compute spans, and note their tokens. Raises NoRoom, Interrupted and RunnerError: they are not computed then."""
         for span in spans:
-            if int(span.tokens.max()) >= self.context.model.num_vocab:
+            if int(span.tokens.max()) >= self.context.model.num_vocab or span.stop > self._longest:
                 raise self._refuse(span.sequence)
         num_tokens = sum(len(span.tokens) for span in spans)
         while True:
@@ -347,6 +352,7 @@ def open_draft_model(
     check_vocabulary(model, served)
     each = 2 if model.window else 1  # with twins, or without
     num_sequences = each * max(num_slots, FEWEST) + 1  # and a scratch sequence
-    context = Context(model, replace(settings, num_sequences=num_sequences, cache_type_k="f16", cache_type_v="f16"))
+    types = {"cache_type_k": "f16", "cache_type_v": "f16"}
+    context = Context(model, replace(settings, num_sequences=num_sequences, rollback=0, **types))
     learn_costs(context)
     return DraftModel(context, served, num_slots=num_slots, beside=beside)

@@ -204,6 +204,7 @@ class Model:
 
     gpu_layers: how many layers go to the GPU, the last ones first; ignored by a build without one. overrides: tensors that
     stand elsewhere. is_simulated: no memory is taken for the weights, nor for contexts: they can only be counted.
+    with_heads: load its multi-token heads, too.
     progress: called with the share loaded, 0 to 1; returning False gives up. vocab_only: no weights, tokenising only.
     repack: let the CPU use weights in another layout (AMX, interleaved rows): faster prefill on some machines, but its
     kernels round differently with the size of the batch, so reuse is then not exact to the bit.
@@ -221,6 +222,7 @@ class Model:
         may_unload: bool = False,
         overrides: tuple[Override, ...] = (),
         is_simulated: bool = False,
+        with_heads: bool = False,
     ) -> None:
         load_backends()
         self.path, self.gpu_layers = path, gpu_layers
@@ -228,6 +230,7 @@ class Model:
         self._digest = ""
         params = llama.llama_model_default_params()
         params.n_gpu_layers, params.vocab_only, params.use_extra_bufts = gpu_layers, vocab_only, repack
+        params.load_mtp = with_heads
         self.overrides, self._overrides = overrides, as_array(overrides)
         params.tensor_buft_overrides = ctypes.addressof(self._overrides) if self._overrides else None
         if is_simulated:
@@ -385,6 +388,11 @@ class Model:
         if not template and self.metadata("tokenizer.ggml.pre") == "tekken" and self.num_layers == OF_SMALL_MISTRAL:
             return "mistral-v7-tekken"  # as llama.cpp says by the vocabulary, which weights that may unload lack
         return template.decode("utf-8", "replace") if template else None
+
+    @property
+    def num_heads(self) -> int:
+        """Multi-token heads that its file tells of."""
+        return int(self._own("nextn_predict_layers") or 0)
 
     @property
     def num_expert_layers(self) -> int:

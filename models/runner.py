@@ -227,9 +227,11 @@ class Runner:
     def __init__(self, context: Context, adapters: Adapters | None = None) -> None:
         self.context = context
         self._adapters, self._applied = adapters, NO_ADAPTERS
-        self.batch = Batch(max(context.batch, context.costs.tile, WARM_UP))
+        width = context.state_width if context.settings.is_head else 0
+        self.batch = Batch(max(context.batch, context.costs.tile, WARM_UP), width)
         self.interrupt = Interrupt(context)
         self.states = States(context)
+        self.on_computed: Callable[[tuple[Span, ...]], None] | None = None  # called with the spans of each batch
         self._beside = ThreadPoolExecutor(1, "masks")  # for work while llama.cpp computes
 
     def run(self, plan: Plan, samplers: Mapping[int, Sampler] = NO_SAMPLERS) -> list[int]:
@@ -265,6 +267,8 @@ class Runner:
             raise Interrupted
         if result != 0:
             raise RunnerError(f"llama_decode returned {result} for a batch of {plan.num_tokens} tokens")
+        if self.on_computed is not None:
+            self.on_computed(plan.spans)
         return self._sample(plan.spans, samplers)
 
     def _apply_adapters(self, name: str) -> None:
@@ -451,9 +455,12 @@ class Runner:
 
 
 class Batch:
-    """A llama_batch over arrays of our own, so that numpy can write them. size: most tokens it can hold."""
+    """A llama_batch over arrays of our own, so that numpy can write them. size: most tokens it can hold.
 
-    def __init__(self, size: int) -> None:
+    width: of the states that a multi-token head reads beside the tokens; 0: it is none.
+    """
+
+    def __init__(self, size: int, width: int = 0) -> None:
         self.token = np.zeros(size, np.int32)
         self.position = np.zeros(size, np.int32)
         self.sequence = np.zeros(size, np.int32)
@@ -469,6 +476,9 @@ class Batch:
             seq_id=self._pointers.ctypes.data_as(ctypes.POINTER(int32s)),
             logits=self.wants_logits.ctypes.data_as(int8s),
         )
+        self.states = np.zeros((size, width), np.float32)
+        if width:
+            self.struct.embd = self.states.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
 
     def fill(self, spans: tuple[Span, ...]) -> None:
         start = 0

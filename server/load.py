@@ -22,6 +22,7 @@ from ..models.heap import return_large_blocks
 from ..models.jinja import TemplateError
 from ..models.lora import Adapters
 from ..models.model import Model
+from ..models.multi_token import open_head, why_unused
 from ..models.named_templates import DEFAULT_TEMPLATE, named_template, names
 from ..models.runner import Runner
 from ..models.sampling_params import recommended
@@ -46,7 +47,7 @@ from .chat.conversation_files import ConversationFiles, HistoryVocabulary, free_
 from .chat.conversations import Conversations, PendingTurn
 from .chat.sampling_fields import Defaults
 from .chat.tokens import AnswerMemory
-from .config.settings import VERSION, Settings, SettingsError
+from .config.settings import VERSION, Settings, SettingsError, listed
 from .engine.engine import Engine
 from .engine.fit import Decision, context_settings, fit, open_model, with_layout
 from .engine.generation import Generation
@@ -221,7 +222,14 @@ def _serve(settings: Settings, model: Model, decision: Decision | None) -> Servi
         idle_cells=settings.idle_cells,
         window=settings.window,
         snapshots=Snapshots(tree, of_states),
-        drafts=Drafts(context.costs, max_rows=rows, max_stall=max_stall, ends=model.ends, drafter=draft_model),
+        drafts=Drafts(
+            context.costs,
+            max_rows=rows,
+            max_stall=max_stall,
+            longest=context.rollback,
+            ends=model.ends,
+            drafter=draft_model,
+        ),
         max_rows=context.max_rows,
     )
     answers = AnswerMemory()
@@ -241,6 +249,9 @@ def _serve(settings: Settings, model: Model, decision: Decision | None) -> Servi
     builder = PromptBuilder(model, template, answers, settings, limit=limit, room=LARGEST * settings.max_body << 20)
     logger.info("%s", describe(model, context, settings))
     logger.info("%s", describe_template(settings, model, template))
+    if model.num_heads and draft_model is None:
+        why = why_unused(model) or "--spec-type draft-mtp drafts with it"
+        logger.info("the multi-token head of %s is not used: %s", model.path.name, why)
     bounds = (settings.conversations, settings.conversation_ram << 20, settings.conversation_ttl)
     running: dict[Generation, PendingTurn | None] = {}
     files = _conversation_files(settings, made_by)
@@ -284,15 +295,33 @@ def _serve(settings: Settings, model: Model, decision: Decision | None) -> Servi
     return service
 
 
+SPEC_TYPES = (  # of llama-server
+    *("none", "draft-mtp", "draft-simple", "draft-eagle3", "draft-dflash", "draft-dspark"),
+    *("ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache"),
+)
+
+
 def _draft_model(settings: Settings, served: Context, runner: Runner) -> DraftModel | None:
     """Load the draft model, if there is one and the served model can have drafts. Raises ModelError and SettingsError."""
-    if not settings.draft_model:
+    for kind in listed(settings.spec_type):
+        if kind not in SPEC_TYPES:
+            raise SettingsError(f"--spec-type {kind}: expected one of {', '.join(SPEC_TYPES)}")
+        if kind not in ("none", "draft-mtp"):
+            logger.warning("--spec-type %s has no effect: --draft lookup and --draft-model draft", kind)
+    if settings.draft_model and settings.uses_head:
+        raise SettingsError("--draft-model and --spec-type draft-mtp: give one of them")
+    if not (settings.draft_model or settings.uses_head):
         if settings.draft == "model":
-            raise SettingsError("--draft model needs --draft-model FILE")
+            raise SettingsError("--draft model needs --draft-model FILE or --spec-type draft-mtp")
         return None
-    if not served.model.can_trim:
-        logger.warning("--draft-model has no effect: %s", CANNOT_DRAFT)
+    if not served.rollback:
+        logger.warning("--%s has no effect: %s", "draft-model" if settings.draft_model else "spec-type", CANNOT_DRAFT)
         return None
+    if settings.uses_head:
+        if why := why_unused(served.model):
+            raise ModelError(f"--spec-type draft-mtp: the multi-token head of {served.model.path} cannot draft: {why}")
+        logger.info("the multi-token head of %s drafts", served.model.path.name)
+        return open_head(runner, served.settings, num_slots=settings.parallel)
     path = Path(settings.draft_model).expanduser()
     model = Model(path, settings.gpu_layers, repack=settings.repack == "on", may_unload=settings.may_unload)
     shape = replace(context_settings(settings, served.model), num_cells=served.num_cells)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .plan import Plan
 
@@ -56,6 +56,11 @@ class Costs:
     tile_cell_ns: float = 0.0
     pass_ns: float = 0.0
     row_ns: float = 0.0
+
+    def scaled(self, share: float) -> Costs:
+        """Return the costs of a model with this share of the weights and of the layers."""
+        names = ("token_ns", "cell_ns", "tile_cell_ns", "pass_ns", "row_ns")
+        return replace(self, **{name: share * getattr(self, name) for name in names})
 
     def step_ns(self, rows: int, depth: int) -> float:
         """Return the time of a step of `rows` rows with logits that see `depth` cells each."""

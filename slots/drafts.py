@@ -161,7 +161,8 @@ class Drafts:
     to read what it lacks of the prompts as well, which it does in pieces between steps, behind the first token.
 
     max_rows: most rows of logits that a step can have; 0: no drafts. max_stall: most seconds that the drafts of a step with
-    several streams may take; it aims at less, as prefill does. ends: tokens that end an answer, which are never drafted.
+    several streams may take; it aims at less, as prefill does. longest: most tokens of a draft. ends: tokens that end
+    an answer, which are never drafted.
     drafter: the draft model, if there is one.
     """
 
@@ -171,13 +172,14 @@ class Drafts:
         *,
         max_rows: int = 0,
         max_stall: float = math.inf,
+        longest: float = math.inf,
         ends: Iterable[int] = (),
         drafter: Drafter | None = None,
         clock: Callable[[], float] = perf_counter,
     ) -> None:
         self.drafter = drafter
         self.model_seconds = 0.0  # of the draft model, in the last plan
-        self._max_rows, self._max_stall = max_rows, max_stall
+        self._max_rows, self._max_stall, self._longest = max_rows, max_stall, longest
         self._ends, self._clock = frozenset(ends), clock
         self._odds, self._model_odds, self._pace = Odds(), ModelOdds(), Pace(costs)
         self._times = DraftTimes(costs, drafter.costs) if drafter else None
@@ -195,7 +197,7 @@ class Drafts:
         self._is_used = bool(lookups)
         if not lookups:
             return NONE
-        most = min(min(self._max_rows, cells.num_free) // len(jobs), ROWS[-1]) - 1
+        most = int(min(min(self._max_rows, cells.num_free) // len(jobs) - 1, ROWS[-1] - 1, self._longest))
         found = [self._look_up(job, most) for job in jobs] if most > 0 else []
         length, gain = self._length(jobs, found) if any(found) else (0, MARGIN)
         if self.drafter is not None and most > 0:
@@ -232,8 +234,8 @@ class Drafts:
         for job, span in checked:
             accepted = job.computed - span.start - 1
             least = min(least, accepted)
-            if job.computed < span.stop:
-                device.perform(Trim(span.sequence, job.computed, span.stop))
+            if job.sequence is not None:  # else it was cut as the request left
+                cut(job, span, device)
             if job.request.draft is not None:
                 self._learn(job.request.draft, self._guesses[job.request.id].draft, accepted, span.drafted)
         self._earn(1 + least - self._multiple)
@@ -252,7 +254,7 @@ class Drafts:
         drafter, step = self.drafter, self._pace.seconds(1)
         if drafter is None or self._times is None or drafter.is_off or not step:
             return False
-        _, gain = self._model_length(1, [self._model_odds.mean(Score())], ROWS[-1], 0, MARGIN)
+        _, gain = self._model_length(1, [self._model_odds.mean(Score())], int(min(ROWS[-1], self._longest)), 0, MARGIN)
         if gain <= MARGIN:
             return False
         most = self._piece(self._times.token_seconds(step))
@@ -387,6 +389,12 @@ class Drafts:
         most = min(AIM * self._max_stall, costs.background_ns / 1e9 or math.inf)
         whole = int(min(most / each, self.drafter.batch)) // costs.chunk * costs.chunk
         return min(max(whole, costs.chunk), self.drafter.batch)
+
+
+def cut(job: Job, span: Span, device: DeviceCells) -> None:
+    """Free the cells of a span's rejected tokens."""
+    if job.computed < span.stop:
+        device.perform(Trim(span.sequence, job.computed, span.stop))
 
 
 def _room(job: Job) -> int:

@@ -22,7 +22,7 @@ import numpy as np
 from .cells import Cells
 from .costs import PrefillBudget, chunk_size
 from .counters import Counters
-from .drafts import Drafts
+from .drafts import Drafts, cut
 from .host import HostMemory, PromptTree
 from .plan import Plan, Span
 from .prefix_tree import Pins, PrefixTree
@@ -491,6 +491,9 @@ class Scheduler:
 
     def _leave(self, job: Job) -> None:
         """Take a request off its slot; its KV stays in the tree, idle."""
+        for checked, span in self.step.checked:
+            if checked is job:
+                cut(job, span, self.tree.device)
         job.strategy.leave(job)
         self.running.remove(job)
         self.slots.leave(job)

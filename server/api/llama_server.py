@@ -111,7 +111,8 @@ def _drafts(service: Service) -> Fields:
     """Return the mode of requests that leave `draft` out, and why it is off although --draft asks for more."""
     why, wanted = service.submitter.why_no_drafts, service.settings.draft_mode
     model = service.engine.draft_model
-    of_model: Fields = {"model": model.context.model.path.name, "is_off": model.is_off} if model else {}
+    kind = "head" if model and model.context.settings.is_head else "model"
+    of_model: Fields = {kind: model.context.model.path.name, "is_off": model.is_off} if model else {}
     return {"mode": "off", "why": why} if why and wanted != "off" else {"mode": wanted} | of_model
 
 

@@ -95,7 +95,6 @@ WITHOUT_EFFECT: Mapping[str, tuple[Row, ...]] = {
         ("-cms --checkpoint-min-step", 1, "CHECKPOINT_MIN_SPACING_NT"),
     ),
     "the server finds out by itself how many drafted tokens pay, and answers are the same; --draft-model drafts": (
-        ("--spec-type", 1, "SPEC_TYPE"),
         ("-hfd -hfrd --hf-repo-draft --spec-draft-hf", 1, "SPEC_DRAFT_HF_REPO"),
         ("-ngld --gpu-layers-draft --n-gpu-layers-draft --spec-draft-ngl", 1, "N_GPU_LAYERS_DRAFT"),
         ("-devd --device-draft --spec-draft-device", 1, ""),

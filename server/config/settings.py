@@ -236,6 +236,7 @@ class Settings(Numbers):
     hang_after: int = row(300, ("--hang-after",), "seconds that a step may take, and one more for each of its tokens, until `/health` answers 503 and the log tells of a hang; 0: never", least=0)
     draft: Draft = row("off", ("--draft",), "default of a request's `draft`; lookup: where the last tokens of an answer stand in its prompt or further up in the answer, those that follow there are checked in the same step, if that is likely to save time; model: likewise tokens of --draft-model, whose default this is")
     draft_model: str = row("", ("-md", "--draft-model", "--model-draft", "--spec-draft-model"), "a GGUF file beside -m with the same vocabulary and far fewer weights, whose tokens are checked as those of --draft lookup are, where that is likely to save time; no answer depends on it")
+    spec_type: str = row("none", ("--spec-type",), "draft-mtp: the multi-token head of the model's file drafts, if it has one, as a --draft-model would; llama-server's other types have no effect", separator=",", llama="LLAMA_ARG_SPEC_TYPE")
     cache_ram: int = row(8192, ("-cram", "--cache-ram"), "MiB of host memory for idle KV, at most half of what is free; 0: idle KV stays on the device until cells run out", words={"-1": 1 << 31}, llama="LLAMA_ARG_CACHE_RAM")
     cache_dir: str = row("", ("--cache-dir",), "folder where idle KV and stored conversations are kept for the next start of the server; it reveals prompts and can change answers, so only its owner may read it, and the server refuses a folder that other users may write to")
     cache_disk: int = row(8192, ("--cache-disk",), "size limit of the KV in --cache-dir, MiB, all models and settings together; the runs of the least worth leave first", least=0)
@@ -337,7 +338,12 @@ class Settings(Numbers):
     @property
     def draft_mode(self) -> Draft:
         """The default of a request's `draft`: the draft model, if there is one and --draft does not say otherwise."""
-        return "model" if self.draft_model and not self.is_given("draft") else self.draft
+        return "model" if (self.draft_model or self.uses_head) and not self.is_given("draft") else self.draft
+
+    @property
+    def uses_head(self) -> bool:
+        """Whether the multi-token head of the model drafts."""
+        return "draft-mtp" in listed(self.spec_type)
 
     @property
     def may_unload(self) -> bool:

@@ -13,6 +13,7 @@ from ...models.context import Context, ContextSettings, Use, breakdown, num_sequ
 from ...models.errors import ModelError, NotCounted
 from ...models.hardware import HOST, devices, fast_cores, free_memory
 from ...models.model import EXPERTS, Model, Override, experts_on_host, parse_overrides
+from ...models.multi_token import head_settings, why_unused
 from ...models.timing import is_faster_repacked, kept_layout
 from ..config.settings import Settings
 
@@ -97,6 +98,9 @@ DEFAULT_CONTEXT = 16384  # cells without --ctx-size, for models that were traine
 LONG_CONTEXT = 65536  # the most that --fit chooses instead: agents open with 25,000 tokens and more
 
 
+ROLLBACK = 4  # tokens of a draft that a recurrent state can go back: as many states more for each sequence
+
+
 def num_cells(settings: Settings, model: Model, most: int = DEFAULT_CONTEXT) -> int:
     """Return the cells that a server wants. most: without --ctx-size."""
     return settings.ctx_size or min(model.context_train or DEFAULT_CONTEXT, most)
@@ -112,6 +116,8 @@ def context_settings(settings: Settings, model: Model) -> ContextSettings:
         cache_type_v=settings.cache_type_v,
         threads=settings.threads or fast_cores(),
         num_sequences=num_sequences(model, settings.parallel, moves_idle=settings.cache_ram > 0),
+        rollback=0 if model.can_trim or settings.draft_mode == "off" else ROLLBACK,
+        gives_states=settings.uses_head and not why_unused(model),
     )
 
 
@@ -291,6 +297,7 @@ def open_model(
         may_unload=settings.may_unload and not is_simulated,
         overrides=(*parse_overrides(settings.override_tensor), *every, *experts_on_host(settings.n_cpu_moe)),
         is_simulated=is_simulated,
+        with_heads=settings.uses_head,
     )
 
 
@@ -328,7 +335,19 @@ class Measure:
         if (settings.gpu_layers, settings.n_cpu_moe) != (self._settings.gpu_layers, self._settings.n_cpu_moe):
             self.model.close()
             self.model, self._settings = open_model(settings, self._path, is_simulated=True), settings
-        context = Context(self.model, context_settings(settings, self.model))
+        shape = context_settings(settings, self.model)
+        found = self._breakdown(shape)
+        if not shape.gives_states:
+            return found
+        beside = {use.device: use for use in self._breakdown(head_settings(shape, settings.parallel))}
+        of_head = [beside.get(use.device, Use(use.device, 0, 0, 0)) for use in found]
+        return tuple(
+            replace(use, kv=use.kv + more.kv, compute=use.compute + more.compute)
+            for use, more in zip(found, of_head, strict=True)
+        )
+
+    def _breakdown(self, shape: ContextSettings) -> tuple[Use, ...]:
+        context = Context(self.model, shape)
         try:
             return breakdown(context.handle)
         finally:

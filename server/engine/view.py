@@ -359,6 +359,11 @@ class View:
         return self._scheduler.snapshots.host.max_bytes > 0
 
     @property
+    def can_cut(self) -> bool:
+        """Whether a wrong draft can leave a sequence again."""
+        return self._engine.runner.context.rollback > 0
+
+    @property
     def has_draft_model(self) -> bool:
         return self._engine.draft_model is not None
 

@@ -33,7 +33,7 @@ logger = logging.getLogger("slotcache.models")
 RETRY_AFTER = 1  # s
 LATEST = ":latest"  # a tag that a name may carry, as Ollama's clients write it
 OF_FIRST = (
-    *("docs", "docs_db", "read_ahead", "lora", "lora_scaled", "draft_model"),
+    *("docs", "docs_db", "read_ahead", "lora", "lora_scaled", "draft_model", "spec_type"),
     *("embedding_model", "rerank_model", "slot_save_path"),
 )
 """Settings that belong to the first model alone."""

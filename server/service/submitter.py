@@ -193,7 +193,9 @@ class Submitter:
     @property
     def why_no_drafts(self) -> str:
         """Why no request can have drafts; empty where all can."""
-        return "" if self._model.can_trim else CANNOT_DRAFT
+        if self._view.can_cut:
+            return ""
+        return CANNOT_DRAFT if self.defaults.draft != "off" else f"{CANNOT_DRAFT}: of some models it can with --draft lookup"
 
     @property
     def draft(self) -> Draft:
@@ -208,7 +210,9 @@ class Submitter:
         if self.why_no_drafts:
             raise RequestError(f"draft is {wanted}: {self.why_no_drafts}", param="draft")
         if wanted == "model" and not self._view.has_draft_model:
-            raise RequestError("draft is model: this server was started without --draft-model", param="draft")
+            raise RequestError(
+                "draft is model: this server has no --draft-model, and no --spec-type draft-mtp", param="draft"
+            )
         return Lookup(asks_model=wanted == "model")
 
     def _slot(self, options: Options) -> int:

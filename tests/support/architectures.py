@@ -21,7 +21,7 @@ def vocabulary() -> Vocabulary:
 class TinyModel:
     """A GGUF while it is written; leaving the `with` block finishes the file."""
 
-    def __init__(self, path: Path, architecture: str, layers: int = LAYERS) -> None:
+    def __init__(self, path: Path, architecture: str, layers: int = LAYERS, *, embedding: bool = True) -> None:
         words = vocabulary()
         self.writer = writer = GGUFWriter(path, architecture)
         self.rng = np.random.default_rng(0)
@@ -38,7 +38,8 @@ class TinyModel:
         writer.add_eos_token_id(words.eos)
         writer.add_add_bos_token(False)
         writer.add_chat_template(DEFAULT_TEMPLATE)
-        self.matrix("token_embd", VOCABULARY, WIDTH)
+        if embedding:
+            self.matrix("token_embd", VOCABULARY, WIDTH)
 
     def __enter__(self) -> "TinyModel":
         return self
@@ -71,16 +72,22 @@ class TinyModel:
     def random(self, *shape: int, gain: float = 1.0) -> np.ndarray:
         return self.rng.standard_normal(shape, dtype=np.float32) * (gain / shape[-1] ** 0.5)
 
-    def attention(self, block: str) -> None:
+    def attention(self, block: str, adds: float = 1.0) -> None:
         self.matrix(f"{block}.attn_q", WIDTH, WIDTH, 2.0)
         self.matrix(f"{block}.attn_k", WIDTH // HEADS * KV_HEADS, WIDTH, 2.0)
         self.matrix(f"{block}.attn_v", WIDTH // HEADS * KV_HEADS, WIDTH)
-        self.matrix(f"{block}.attn_output", WIDTH, WIDTH)
+        self.matrix(f"{block}.attn_output", WIDTH, WIDTH, adds)
 
-    def feed_forward(self, block: str) -> None:
+    def head(self, block: str, reading: np.ndarray) -> None:
+        """What a layer has as a multi-token head: it reads a token and a state, side by side."""
+        self.numbers(f"{block}.nextn.eh_proj.weight", reading)
+        for name in ("enorm", "hnorm"):
+            self.ones(f"{block}.nextn.{name}", WIDTH)
+
+    def feed_forward(self, block: str, adds: float = 1.0) -> None:
         self.matrix(f"{block}.ffn_gate", FEED_FORWARD, WIDTH)
         self.matrix(f"{block}.ffn_up", FEED_FORWARD, WIDTH)
-        self.matrix(f"{block}.ffn_down", WIDTH, FEED_FORWARD)
+        self.matrix(f"{block}.ffn_down", WIDTH, FEED_FORWARD, adds)
 
 
 def windowed(path: Path) -> Path:
@@ -177,11 +184,13 @@ def hybrid(path: Path) -> Path:
     return path
 
 
-def delta(path: Path) -> Path:
-    """Qwen 3.5's architecture: gated delta nets in layers 0 to 2, gated attention in layer 3."""
+def delta(path: Path, heads: int = 0) -> Path:
+    """Qwen 3.5's architecture: gated delta nets in layers 0 to 2, gated attention in layer 3. heads: multi-token ones."""
     size, key_heads, value_heads, kernel = 32, 2, 4, 4
     keys, values = size * key_heads, size * value_heads
-    with TinyModel(path, "qwen35") as model:
+    with TinyModel(path, "qwen35", LAYERS + heads) as model:
+        if heads:
+            model.writer.add_nextn_predict_layers(heads)
         model.writer.add_feed_forward_length(FEED_FORWARD)
         model.writer.add_head_count(HEADS)
         model.writer.add_head_count_kv(KV_HEADS)
@@ -194,12 +203,14 @@ def delta(path: Path) -> Path:
         model.writer.add_ssm_time_step_rank(value_heads)
         model.writer.add_ssm_group_count(key_heads)
         model.ones("output_norm", WIDTH, 3.0)
-        for layer in range(LAYERS):
+        for layer in range(LAYERS + heads):
             block = f"blk.{layer}"
             model.ones(f"{block}.attn_norm", WIDTH)
             model.ones(f"{block}.post_attention_norm", WIDTH)
             model.feed_forward(block)
-            if layer == LAYERS - 1:
+            if layer >= LAYERS:
+                model.head(block, model.random(WIDTH, 2 * WIDTH))
+            if layer >= LAYERS - 1:
                 model.matrix(f"{block}.attn_q", 2 * WIDTH, WIDTH, 2.0)  # with a gate for each number
                 model.matrix(f"{block}.attn_k", WIDTH // HEADS * KV_HEADS, WIDTH, 2.0)
                 model.matrix(f"{block}.attn_v", WIDTH // HEADS * KV_HEADS, WIDTH)
@@ -250,4 +261,63 @@ def mamba2(path: Path) -> Path:
                 model.numbers(f"{block}.ssm_d", np.ones((heads, 1)))
                 model.numbers(f"{block}.ssm_norm.weight", np.ones((groups, inner // groups)))
                 model.matrix(f"{block}.ssm_out", WIDTH, inner)
+    return path
+
+
+def with_head(path: Path, reads: str = "token", heads: int = 1, dense: int = 1) -> Path:
+    """GLM 4.5's architecture with a multi-token head. Each token is followed by the next one of a circle, nearly always.
+
+    reads: what the head looks at, to guess the token behind the last one: the last `token`, the `state` of the token in
+    front of it, or, with attention, `all`. By the token it is right as often as it is asked; by the state, once behind each
+    state of the model's own; by all never, and what it says tells of each token and of each state. heads: those that the
+    file tells of; 0: one, but none is in it. dense: layers without experts.
+    """
+    experts, small = 4, 0.05
+    with TinyModel(path, "glm4moe", LAYERS + (heads or 1), embedding=False) as model:
+        model.writer.add_feed_forward_length(FEED_FORWARD)
+        model.writer.add_expert_feed_forward_length(FEED_FORWARD)
+        model.writer.add_head_count(HEADS)
+        model.writer.add_head_count_kv(KV_HEADS)
+        model.writer.add_rope_dimension_count(WIDTH // HEADS)
+        model.writer.add_layer_norm_rms_eps(1e-5)
+        model.writer.add_expert_count(experts)
+        model.writer.add_expert_used_count(2)
+        model.writer.add_expert_shared_count(1)
+        model.writer.add_leading_dense_block_count(dense)
+        model.writer.add_nextn_predict_layers(heads or 1)
+        words = np.array([token.isascii() for token in vocabulary().tokens]) & (np.array(vocabulary().types) == 1)
+        circle, embedding = np.flatnonzero(words), model.random(VOCABULARY, WIDTH, gain=WIDTH**0.5)
+        model.numbers("token_embd.weight", embedding)
+        model.ones("output_norm", WIDTH, 12.0 / WIDTH)
+
+        def following(ahead: int) -> np.ndarray:
+            """Return the rows of an output that says which token follows so many places further on."""
+            rows = np.zeros((VOCABULARY, WIDTH), np.float32)
+            rows[np.roll(circle, -ahead)] = embedding[circle]
+            return rows
+
+        model.numbers("output.weight", following(1))
+        for layer in range(LAYERS + heads):
+            block = f"blk.{layer}"
+            model.ones(f"{block}.attn_norm", WIDTH)
+            model.ones(f"{block}.post_attention_norm", WIDTH)
+            model.attention(block, 1.0 if reads == "all" else small)
+            if layer < dense:
+                model.feed_forward(block, small)
+                continue
+            model.numbers(f"{block}.ffn_gate_inp.weight", model.random(experts, WIDTH))
+            model.numbers(f"{block}.exp_probs_b.bias", np.zeros(experts))
+            for kind, rows, columns in (
+                ("gate", FEED_FORWARD, WIDTH),
+                ("up", FEED_FORWARD, WIDTH),
+                ("down", WIDTH, FEED_FORWARD),
+            ):
+                model.matrices(f"{block}.ffn_{kind}_exps", (experts, rows, columns), small)
+                model.matrix(f"{block}.ffn_{kind}_shexp", rows, columns, small)
+            if layer < LAYERS:
+                continue
+            reading = np.hstack([np.eye(WIDTH) * (reads == "token"), np.eye(WIDTH) * (reads == "state")])
+            model.head(block, model.random(WIDTH, 2 * WIDTH) if reads == "all" else reading)
+            model.ones(f"{block}.nextn.shared_head_norm", WIDTH, 12.0 / WIDTH)
+            model.numbers(f"{block}.nextn.shared_head_head.weight", following(2 if reads == "state" else 1))
     return path

@@ -14,7 +14,7 @@ from slotcache.models.model import Model
 from slotcache.server.config.settings import Settings, SettingsError
 from slotcache.server.engine.fit import beside
 from slotcache.server.load import load
-from support.architectures import hybrid
+from support.architectures import mamba2
 
 from ..conftest import running, until
 from .test_drafts import ASKED, GREEDY, WARM, always_draft, complete, letters
@@ -207,6 +207,20 @@ def test_what_cannot_draft_is_refused_in_a_line(tiny, tmp_path):
         load(replace(settings, draft="model"), tiny)
 
 
+def test_it_drafts_no_further_than_it_was_trained(tiny, tmp_path):
+    """llama.cpp ends the process where a model has learnt an embedding for each position, and is asked for one more."""
+    short = generate(tmp_path / "short.gguf", replace(SHAPES["tiny"], context=96))
+    with running(tiny, draft_model=str(short)) as up:
+        always_ask(up)
+        drafter, lengths = up.service.engine.draft_model, []
+        run = drafter._run
+        drafter._run = lambda spans, **more: [lengths.append(span.stop) for span in spans] and run(spans, **more)
+        plain, drafted = (trial(up, **GREEDY | {"n_predict": 200}, draft=draft) for draft in ("off", "model"))
+        assert drafted["content"] == plain["content"] and drafted["timings"]["draft_n"] > 10
+        assert 96 <= max(lengths) <= 97 and not drafter.num_failures
+        assert max(held.length for held in drafter._held) <= 96
+
+
 def test_its_memory_is_set_aside(tiny):
     of_one = 1000 * load_bytes(tiny)
     assert beside(Settings(draft_model=str(tiny), ctx_size=1000)) == tiny.stat().st_size + of_one
@@ -218,7 +232,7 @@ def load_bytes(path):
 
 
 def test_a_model_that_cannot_be_cut_has_no_draft_model(tiny, tmp_path, caplog):
-    with running(hybrid(tmp_path / "hybrid.gguf"), draft_model=str(tiny)) as up:
+    with running(mamba2(tmp_path / "hybrid.gguf"), draft_model=str(tiny)) as up:
         shown = up.http.get("/props").json()["draft"]
         assert shown["mode"] == "off" and "cannot be cut" in shown["why"]
         assert up.service.engine.draft_model is None and "--draft-model has no effect" in caplog.text
@@ -228,7 +242,7 @@ def test_a_model_that_cannot_be_cut_has_no_draft_model(tiny, tmp_path, caplog):
 
 def test_a_server_without_one_refuses_to_ask_it(server):
     refused = server.http.post("/completion", json=ASKED | {"draft": "model"})
-    assert refused.status_code == 400 and "without --draft-model" in refused.text
+    assert refused.status_code == 400 and "has no --draft-model" in refused.text
 
 
 @pytest.mark.skipif(not SMOLLM2.is_file(), reason="SLOTCACHE_WEIGHTS names no folder with smollm2.gguf")

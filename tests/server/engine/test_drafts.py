@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from slotcache.slots.lookup import Draft, Lookup
-from support.architectures import hybrid, windowed
+from support.architectures import mamba2, windowed
 
 from ..conftest import running
 
@@ -102,7 +102,7 @@ def test_a_wrong_value_is_refused(drafting):
 
 
 def test_a_model_that_cannot_be_cut_has_none(tmp_path):
-    with running(hybrid(tmp_path / "hybrid.gguf"), draft="lookup") as up:
+    with running(mamba2(tmp_path / "hybrid.gguf"), draft="lookup") as up:
         shown = up.http.get("/props").json()["draft"]
         assert shown["mode"] == "off" and "cannot be cut" in shown["why"]
         assert "draft_n" not in complete(up, **GREEDY)["timings"]

@@ -1,0 +1,256 @@
+"""The multi-token head of a model: one more layer, which guesses the token behind the next one. Here it drafts.
+
+    served model   state  0    1    2 ... n-2       of the last layer, kept as it computes the tokens
+                         \\    \\    \\      \\
+    head           token  1    2    3 ... n-1       reads each token beside the state of the one in front of it,
+                                           | n      then its own draft beside its own state
+
+It has KV of its own, a sequence for each slot, as a draft model has. States are told by the served model alone, so the head
+reads what was computed since the server has kept them: behind a prompt whose KV came from a slot that it has not read, from
+host memory or from disk, its own KV begins there. That can make its drafts worse, and no answer different.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+
+from ..slots.drafter import GoesOn, ModelDraft
+from ..slots.plan import Span
+from ..slots.request import Job
+from ..slots.reuse import ids_of
+from ..slots.scope import Scope
+from .context import Context, ContextSettings
+from .draft_model import FEWEST, DraftModel, HeldTokens
+from .model import Model
+from .model_files import files_of
+from .runner import Runner
+
+ARCHITECTURES = ("glm4moe", "qwen35")
+"""Those whose head llama.cpp computes as it is done here, and for which a test does."""
+LONGEST_HEADER = 64 << 20  # bytes of a file in which its tensors are named
+MOST_BYTES = 128 << 20  # of the states of all requests; a state of GLM 4.5 Air takes 16 KiB
+
+
+def why_unused(model: Model) -> str:
+    """Return why a model's multi-token head cannot draft; empty: it can."""
+    architecture = model.metadata("general.architecture")
+    if not model.num_heads:
+        return "its file has none"
+    if model.num_heads > 1:
+        return f"it has {model.num_heads}, of which each would need KV of its own"
+    if architecture not in ARCHITECTURES:
+        return f"those of {architecture} were never tried here, but of {', '.join(ARCHITECTURES)}"
+    if not any(_names(file, f"blk.{model.num_layers}.nextn.eh_proj.weight".encode()) for file in files_of(model.path)):
+        return "its file tells of one, but was written without it"
+    return ""
+
+
+def _names(path: Path, tensor: bytes) -> bool:
+    """Whether a file has a tensor. llama.cpp does not tell, and ends the process where a head lacks one."""
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        return data.find(tensor, 0, LONGEST_HEADER) >= 0
+
+
+@dataclass(slots=True, eq=False)
+class Trail:
+    """The last hidden states of a request's tokens at positions [start, stop).
+
+    pieces: of tokens (int32) with their states, (tokens, width), float32, one behind the other.
+    """
+
+    start: int
+    stop: int
+    pieces: deque[tuple[np.ndarray, np.ndarray]] = field(default_factory=deque)
+
+    @property
+    def num_bytes(self) -> int:
+        return (self.stop - self.start) * (self.pieces[0][1].strides[0] if self.pieces else 0)
+
+    def append(self, start: int, tokens: np.ndarray, states: np.ndarray) -> None:
+        """Note what was computed from a position on. What stood there was not accepted; behind a gap it begins anew."""
+        if self.start <= start <= self.stop:
+            self.cut(start)
+        else:
+            self.pieces.clear()
+            self.start = start
+        self.pieces.append((tokens, states))
+        self.stop = start + len(tokens)
+
+    def cut(self, stop: int) -> None:
+        """Drop the states from a position on."""
+        while self.pieces and self.stop > stop:
+            tokens, states = self.pieces.pop()
+            keep = len(tokens) - (self.stop - stop)
+            self.stop -= len(tokens)
+            if keep > 0:
+                self.pieces.append((tokens[:keep], states[:keep]))
+                self.stop = stop
+        if not self.pieces:
+            self.start = self.stop = min(self.start, stop)
+
+    def shed(self, start: int) -> None:
+        """Drop pieces that end in front of a position."""
+        while self.pieces and self.start + len(self.pieces[0][0]) <= start:
+            self.start += len(self.pieces.popleft()[0])
+
+    def states(self, start: int, stop: int) -> np.ndarray:
+        """Return those of [start, stop), which it has."""
+        found, at = [], self.start
+        for tokens, states in self.pieces:
+            if at + len(tokens) > start and at < stop:
+                found.append(states[max(start - at, 0) : stop - at])
+            at += len(tokens)
+        return np.concatenate(found)
+
+    def goes_on_from(self, other: Trail, tokens: np.ndarray) -> bool:
+        """Take over the states of another request in front of these, if its tokens were the same. False: they were not."""
+        if not (other.pieces and other.start < self.start <= other.stop):
+            return False
+        theirs = np.concatenate([piece for piece, _ in other.pieces])[: self.start - other.start]
+        if not np.array_equal(theirs, tokens[other.start : self.start]):
+            return False
+        front = Trail(other.start, other.stop, other.pieces.copy())
+        front.cut(self.start)
+        self.pieces.extendleft(reversed(front.pieces))
+        self.start = front.start
+        return True
+
+
+class MultiTokenHead(DraftModel):
+    """A `Drafter` that reads the states of the model that it drafts for. served: whose runner tells what it computes."""
+
+    def __init__(self, context: Context, served: Runner, *, num_slots: int) -> None:
+        super().__init__(context, served.context.model, num_slots=num_slots, beside=served.interrupt)
+        self._served, self._most_trails = served.context, 2 * num_slots
+        self._trails: dict[int, Trail] = {}  # by request, the one that computed last at the end
+        self._own: dict[int, np.ndarray] = {}  # the head's state behind the last token of each slot
+        served.on_computed = self._note
+
+    def unload(self) -> None:
+        super().unload()
+        self._trails.clear()
+
+    def close(self) -> None:
+        """Free the context: the weights are the served model's."""
+        self._close_samplers()
+        self.context.close()
+
+    def draft(self, jobs: Sequence[Job], lengths: Sequence[int], goes_on: GoesOn) -> list[ModelDraft]:
+        """See `Drafter`. KV of drafted tokens comes from guessed states: it is computed again once these are known."""
+        drafts = super().draft(jobs, lengths, goes_on)
+        for job in jobs:
+            self._keep(job.slot, self._held[job.slot].known)
+        return drafts
+
+    def forget(self, scope: Scope) -> None:
+        """See `Drafter`."""
+        for held in self._held:
+            if held.scope == scope:
+                self._trails.pop(held.request, None)
+        super().forget(scope)
+
+    # ---- states ----------------------------------------------------------------------------------------------------
+
+    def _note(self, spans: tuple[Span, ...]) -> None:
+        """Keep the states of what the served model has just computed, of the last requests and within `MOST_BYTES`."""
+        if self.is_off:
+            return
+        states, at = self._served.states(sum([len(span.tokens) for span in spans])), 0
+        for span in spans:
+            trail = self._trails.pop(span.request, None) or Trail(span.start, span.start)
+            trail.append(span.start, span.tokens, states[at : at + len(span.tokens)].copy())
+            self._trails[span.request] = trail
+            at += len(span.tokens)
+        excess = sum([trail.num_bytes for trail in self._trails.values()]) - MOST_BYTES
+        while excess > 0 or len(self._trails) > max(self._most_trails, len(spans)):
+            request = next(iter(self._trails))
+            trail = self._trails[request]
+            if len(self._trails) > 1:
+                excess -= self._trails.pop(request).num_bytes
+            else:
+                before = trail.num_bytes
+                trail.shed(trail.start + 1 if len(trail.pieces) == 1 else trail.start + len(trail.pieces[0][0]))
+                excess -= before - trail.num_bytes
+                if before == trail.num_bytes:
+                    break
+
+    def _of(self, job: Job) -> HeldTokens:
+        held, last = super()._of(job), job.num_tokens - 1
+        trail = self._trails.get(job.request.id)
+        if trail is None:
+            trail = self._trails[job.request.id] = Trail(last, last)
+        trail.cut(last)  # behind it is what was drafted and not accepted
+        if held.length < trail.start:  # what lies between is read no more, and llama.cpp's positions have no gaps
+            self._keep(job.slot, 0)
+            held.extend(ids_of(job.tokens[: trail.start]))
+            held.known = held.length
+        return held
+
+    def _begin(self, slot: int, request: int, scope: Scope, tokens: np.ndarray, most: int) -> None:
+        others = [one.request for one in self._held if one.scope == scope]
+        super()._begin(slot, request, scope, tokens, most)
+        trail = self._trails.get(request)
+        if trail is not None and trail.start <= most:
+            any(trail.goes_on_from(self._trails[other], tokens) for other in others if other in self._trails)
+
+    # ---- computing -------------------------------------------------------------------------------------------------
+
+    def _read(self, slot: int, held: HeldTokens, tokens: np.ndarray) -> bool:
+        trail = self._trails.get(held.request)
+        if trail is None or not trail.start <= held.length <= trail.stop:
+            return False
+        return super()._read(slot, held, tokens[: trail.stop + 1 - held.length])
+
+    def _run(self, spans: tuple[Span, ...], background: bool = False) -> list[int]:
+        rows, at = self._runner.batch.states, 0
+        for span in spans:
+            rows[at : at + len(span.tokens)] = self._states_for(span)
+            at += len(span.tokens)
+        sampled = super()._run(spans, background)
+        states, at = self.context.states(at), 0
+        for span in spans:
+            at += len(span.tokens)
+            self._own[span.sequence] = states[at - 1].copy()
+            if trail := self._trails.get(self._held[span.sequence].request):
+                trail.shed(span.stop - 1)
+        return sampled
+
+    def _states_for(self, span: Span) -> np.ndarray:
+        """Return what the head reads beside the tokens of a span: its own state beside its own draft, else the model's.
+
+        Zeros stand for the state in front of the first one that is known, as in llama.cpp.
+        """
+        trail = self._trails[self._held[span.sequence].request]
+        if span.start > trail.stop:
+            return self._own[span.sequence]
+        states = np.zeros((len(span.tokens), self.context.state_width), np.float32)
+        first = max(span.start - 1, trail.start)
+        if first < span.stop - 1:
+            states[first - span.start + 1 :] = trail.states(first, span.stop - 1)
+        return states
+
+
+def open_head(served: Runner, settings: ContextSettings, *, num_slots: int) -> MultiTokenHead:
+    """Return the head of the served model. settings: the served context's. Raises ModelError."""
+    context = Context(served.context.model, head_settings(settings, num_slots))
+    context.costs = served.context.costs.scaled(_share(context.model))
+    return MultiTokenHead(context, served, num_slots=num_slots)
+
+
+def head_settings(settings: ContextSettings, num_slots: int) -> ContextSettings:
+    """Return the settings of a head's context beside one with these."""
+    num_sequences = max(num_slots, FEWEST) + 1  # and a scratch sequence
+    types = {"cache_type_k": "f16", "cache_type_v": "f16"}
+    return replace(settings, num_sequences=num_sequences, is_head=True, gives_states=True, rollback=0, **types)
+
+
+def _share(model: Model) -> float:
+    """Return the head's share of the weights that a step of the model reads: one layer, and the output."""
+    layer = model.num_layer_parameters / (model.num_layers + model.num_heads)
+    return min((layer + model.num_vocab * model.width) / max(model.num_parameters, 1), 1.0)
