@@ -39,6 +39,9 @@ from .scope import Scope
 # The first swap for A clears the pool: all KV is copied first, and then A's comes back into the first cells. A run stays
 # on the device if any sequence of A holds it, even if B's holds it too. Sequences, pins and counts do not change: for the
 # tree nothing has moved.
+#
+# llama.cpp passes over free cells, too, up to the highest one in use. When B and C have left for good, A stands behind
+# their cells, and a swap brings it to the front likewise, with nobody else to set aside.
 
 Moves = tuple[Operation, ...]
 
@@ -130,6 +133,7 @@ class Cells:
         self.num_passed = 0  # that the last step passes over, but for its own
         self.num_swapped = 0  # tokens whose KV left the device for the time of a step, ever
         self._in_front: list[int] = []  # requests to which the last swap gave the first cells
+        self._end = 0  # of the cells that were in use since the pool was last cleared or empty: no higher one is in use
 
     @property
     def num_used(self) -> int:
@@ -188,7 +192,7 @@ class Cells:
 
     def forget_order(self) -> None:
         """No cell is in use any more."""
-        self._in_front = []
+        self._in_front, self._end = [], 0
 
     def reserve(self, num_cells: int) -> bool:
         """Evict idle KV until `num_cells` cells are free; return False if there is too little of it."""
@@ -213,32 +217,39 @@ class Cells:
 
         Those are the tree's decisions, and a swap where it saves time.
         """
+        self._end = max(self._end, used) if (used := self.num_used) else 0
         moves, afterwards = self._swap(num_tokens, computing)
         # Taken last: deciding on a swap adds copies for the host tier to the tree's operations.
         return self._tree.device.take_operations() + moves, afterwards
 
     def passed_over(self, computing: list[Job], num_tokens: int) -> int:
-        """Return the cells that attention passes over in such a step: those in use, or fewer behind a swap."""
-        _, unseen = self._to_swap(num_tokens, computing)
-        return self.num_used - unseen
+        """Return the cells that attention passes over in such a step: up to the highest in use, or fewer behind a swap."""
+        _, _, spared = self._to_swap(num_tokens, computing)
+        return max(self._end, self.num_used) - spared
 
     def _swap(self, num_tokens: int, computing: list[Job]) -> tuple[Moves, Moves]:
-        runs, unseen = self._to_swap(num_tokens, computing)
-        self.num_passed = self.num_used - unseen
-        if not unseen:
+        runs, unseen, spared = self._to_swap(num_tokens, computing)
+        self.num_passed = self._end - spared
+        if not spared:
             return (), ()
         self.num_swapped += unseen
         before, self._in_front = self._in_front, [job.request.id for job in computing]
-        return swap_out(self._tree, runs, self._running, computing, in_place=self._in_front == before)
+        if not (in_place := self._in_front == before):
+            self._end = self.num_used
+        return swap_out(self._tree, runs, self._running, computing, in_place=in_place)
 
-    def _to_swap(self, num_tokens: int, computing: list[Job]) -> tuple[list[Node], int]:
-        """Return the runs on the device, and the cells that a step does not see; 0 where it is no faster without them."""
+    def _to_swap(self, num_tokens: int, computing: list[Job]) -> tuple[list[Node], int, int]:
+        """Return the runs on the device, the cells that a step does not see, and those that a swap spares it.
+
+        It spares these, and the free ones below the highest cell in use; 0 where the step is no faster for it.
+        """
         tree, costs = self._tree, self._tree.costs
         if num_tokens <= costs.swap_from_tokens or not tree.host.could_hold(used := self.num_used):
-            return [], 0
+            return [], 0, 0
         if all(job.request.background for job in computing):
-            return [], 0  # a new request may abort the step; then it must not wait for moves
+            return [], 0, 0  # a new request may abort the step; then it must not wait for moves
         runs, needed = list(runs_on_device(tree, self._running)), {job.sequence for job in computing}
         unseen = sum(node.ready for node in runs if node.sequences.isdisjoint(needed))
         unseen += sum(job.num_private for job in self._running if job.sequence not in needed)
-        return runs, unseen if costs.pays_to_swap(num_tokens, unseen, used, len(runs)) else 0
+        spared = unseen + max(self._end - used, 0)
+        return runs, unseen, spared if costs.pays_to_swap(num_tokens, spared, used, len(runs)) else 0

@@ -427,6 +427,34 @@ def test_nothing_is_set_aside_where_moving_it_costs_more():
         assert (world.scheduler.cells.num_swapped > 0) == is_set_aside
 
 
+def turn(world, job, new):
+    """The next turn of a conversation with these tokens, and the plan that began it."""
+    before, history = len(world.plans), job.tokens[: job.num_tokens - 1].tolist()
+    follower = world.run([*history, *new])
+    return follower, next(plan for plan in world.plans[before:] if plan.spans)
+
+
+def test_kv_that_others_have_left_free_cells_below_moves_to_the_front_once():
+    world = World(aside=2, host=2000, slots=3)
+    jobs = [world.submit(range(200 * n, 200 * n + 100), limit=40) for n in range(3)]
+    world.finish()
+    cells, swapped = world.scheduler.cells, world.scheduler.cells.num_swapped
+    second, plan = turn(world, jobs[2], range(700, 760))
+    assert Clear() in plan.operations and cells.num_swapped == swapped, "nobody else is in the way"
+    assert second.reuse.source == "own" and second.reuse.cached == jobs[2].num_tokens - 1
+    _, plan = turn(world, second, range(800, 860))
+    assert Clear() not in plan.operations and cells.num_passed == cells.num_used - 1
+
+
+@pytest.mark.parametrize(("aside", "new"), [(2, 2), (100, 60)])
+def test_it_stays_where_that_takes_longer(aside, new):
+    world = World(aside=aside, host=2000, slots=3)
+    jobs = [world.submit(range(200 * n, 200 * n + 100), limit=40) for n in range(3)]
+    world.finish()
+    _, plan = turn(world, jobs[2], range(700, 700 + new))
+    assert Clear() not in plan.operations
+
+
 def test_idle_kv_goes_to_host_memory_once_and_comes_back():
     world = World(host=1000)
     world.run(range(100), stops=[50])
