@@ -88,7 +88,7 @@ class Weights:
         self.on_load: list[Callable[[], None]] = []
         self._path, self._params, self._may_unload = path, params, may_unload
         self._lock, self._num_contexts = Lock(), 0
-        params.vocab_only = may_unload
+        params.vocab_only |= may_unload
         self._handle = self.head = _load(path, params)
         if may_unload:
             params.vocab_only = False

@@ -25,7 +25,7 @@ from ..engine.generation import Delta, End, Event, Failure, Generation, account
 from ..engine.usage import Fields
 from ..engine.view import Prediction
 from ..formats.answer import Plain
-from ..http.api_errors import RequestError
+from ..http.api_errors import RequestError, failed
 from ..http.connection import SHORTCUT, Shortcut
 from ..search.folder import FolderIndex
 from ..search.retrieve import SearchReport, StagePrefetch, fitting, index_state, query_of, with_documents
@@ -412,7 +412,7 @@ class EventStream(StreamingResponse):
     ) -> None:
         self._request, self._reply = request, reply
         pieces = self._pieces(reply) if later is None else self._pieces_later(reply, later)
-        super().__init__(pieces, headers={"Cache-Control": "no-store"}, media_type=reply.envelope.media_type)
+        super().__init__(self._to_the_end(pieces), headers={"Cache-Control": "no-store"}, media_type=reply.envelope.media_type)
         asked = reply.envelope.options.sse_ping_interval
         self._ping_interval = request.app.state.app.settings.sse_ping_interval if asked is None else asked
 
@@ -448,17 +448,26 @@ class EventStream(StreamingResponse):
         self._request.state.account = partial(account, generations)
         return stream(reply, _events(generations, _speller(self._service, reply)))
 
+    async def _to_the_end(self, pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        """Yield the pieces of a stream, which has begun: an error is its last event, whatever it is."""
+        try:
+            async for piece in pieces:
+                yield piece
+        except RequestError as error:
+            self._request.state.error = error
+        except Exception as error:
+            logger.exception("a stream failed", extra={"fields": {"request_id": self._request.state.request_id}})
+            self._request.state.error = failed(error)
+        else:
+            return
+        yield b"".join(self._reply.fail(self._request.state.error))
+
     async def _pieces_later(
         self, early: ReplyFormat, later: Callable[[], Awaitable[Response | ReplyFormat]]
     ) -> AsyncIterator[bytes]:
         if self._ping_interval > 0:
             yield b"".join(early.ping())
-        try:
-            reply = await later()
-        except RequestError as error:
-            self._request.state.error = error
-            yield b"".join(early.fail(error))
-            return
+        reply = await later()
         del early, later  # the body is free
         if isinstance(reply, Response):
             yield bytes(reply.body)

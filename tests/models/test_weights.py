@@ -75,3 +75,9 @@ def test_files_that_changed_are_not_loaded(file, tmp_path, changed):
             with pytest.raises(ModelError, match=f"{changed} changed since it was loaded"):
                 context.open()
         assert Scope.shared("", adapters.name({0: 1.0})).is_lasting
+
+
+def test_a_vocabulary_alone_has_no_weights(file):
+    """Tools that only cut text open it of models that are larger than memory."""
+    with closing(Model(file, vocab_only=True)) as model:
+        assert model.tokenize("Hello").size and model.num_layers == 0

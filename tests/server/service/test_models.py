@@ -17,6 +17,7 @@ import httpx
 import pytest
 from slotcache.bench.random_models import SHAPES, generate
 from slotcache.models.errors import ModelError
+from slotcache.server.api import endpoint
 from slotcache.server.config.settings import Settings, SettingsError
 from slotcache.server.serve import make_server, run
 from slotcache.server.service import models as models_module
@@ -630,6 +631,23 @@ def test_a_stream_whose_model_cannot_be_loaded_ends_with_an_error_of_its_api(fil
             rest = "".join(lines)
         assert answer.status_code == 200 and "b could not be loaded: it is too large" in rest
         assert up.chat(QUESTION, model="a")
+
+
+@pytest.mark.parametrize("path", STREAMS)
+def test_a_stream_that_fails_behind_its_load_ends_with_an_error_of_its_api(files, path, monkeypatch, caplog):
+    async def fail(*given):
+        raise KeyError("odd")
+
+    with sharing(files[:2]) as up, held_loads(up) as go:
+        with streaming(up, path, STREAMS[path][0]) as answer:
+            lines = filter(None, answer.iter_lines())
+            next(lines)
+            monkeypatch.setattr(endpoint, "_refusing", fail)
+            go.set()
+            rest = list(lines)
+        monkeypatch.undo()
+        assert sum("the server failed: KeyError" in line for line in rest) == 1 and "KeyError: 'odd'" in caplog.text
+        assert up.chat(QUESTION, model="b")
 
 
 def test_what_a_stream_asks_wrongly_is_refused_before_its_model_is_loaded(files):
