@@ -412,7 +412,9 @@ class EventStream(StreamingResponse):
     ) -> None:
         self._request, self._reply = request, reply
         pieces = self._pieces(reply) if later is None else self._pieces_later(reply, later)
-        super().__init__(self._to_the_end(pieces), headers={"Cache-Control": "no-store"}, media_type=reply.envelope.media_type)
+        super().__init__(
+            self._to_the_end(pieces), headers={"Cache-Control": "no-store"}, media_type=reply.envelope.media_type
+        )
         asked = reply.envelope.options.sse_ping_interval
         self._ping_interval = request.app.state.app.settings.sse_ping_interval if asked is None else asked
 
