@@ -293,12 +293,13 @@ def submit(request: Request, prepared: Prepared) -> ResponseMeta:
 
 def _tell_of_cache(request: Request, prepared: Prepared) -> None:
     """Say once to a client that says nothing of the cache what that would have saved."""
-    submitter, options = service_of(request).submitter, prepared.options
+    service, options = service_of(request), prepared.options
+    submitter = service.submitter
     if options.cache_prompt is not None or submitter.caches(options) or not submitter.can_reuse:
         return
     keys = (request.headers.get(name, "") for name in ("authorization", "x-api-key"))
     repeats: Repeats = request.app.state.app.repeats
-    if num_tokens := repeats.note((*keys, options.cache_scope), prepared.prompts[0]):
+    if num_tokens := repeats.note((*keys, options.cache_scope), prepared.prompts[0], service.name):
         warn(request, [REPEATED.format(num_tokens)])
 
 
@@ -376,14 +377,15 @@ async def _refusing(handler: Handler, request: Request, asked: object) -> Respon
         return await handler(request, asked)
     refusals: Refusals = request.app.state.app.refusals
     path = request.url.path
-    if refusals and (error := refusals.find(await beside_others(request, partial(key_of, path, asked)), path)):
+    key = partial(key_of, f"{path} {service_of(request).name}", asked)  # the address may name the model
+    if refusals and (error := refusals.find(await beside_others(request, key), path)):
         request.state.is_quiet = True
         raise error
     try:
         return await handler(request, asked)
     except RequestError as error:
         if is_lasting(asked, error):
-            refusals.note(await beside_others(request, partial(key_of, path, asked)), error)
+            refusals.note(await beside_others(request, key), error)
         raise
 
 
