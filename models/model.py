@@ -91,14 +91,18 @@ class Weights:
         params.vocab_only |= may_unload
         self._handle = self.head = _load(path, params)
         if may_unload:
-            params.vocab_only = False
+            self._handle, params.vocab_only = CLOSED, False
             self._rows = _without_vocabulary(self.head)
             params.kv_overrides = ctypes.addressof(self._rows)
-            self._handle = _load(path, params)
-            if _num_tokens(self._handle) != _num_tokens(self.head):  # a library that reads the rows otherwise
-                self._free()
-                params.kv_overrides = None
+            try:
                 self._handle = _load(path, params)
+                if _num_tokens(self._handle) != _num_tokens(self.head):  # a library that reads the rows otherwise
+                    self._free()
+                    params.kv_overrides = None
+                    self._handle = _load(path, params)
+            except ModelError:
+                self.close()
+                raise
 
     @property
     def handle(self) -> llama.llama_model_p:

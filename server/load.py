@@ -7,6 +7,7 @@ import logging
 import math
 import re
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -187,19 +188,32 @@ def _open(
         logger.info("%s", line)
     model = open_model(settings, path, progress)
     if not model.can_chat and not (settings.embeddings or settings.reranking):
+        about = model.description
+        model.close()
         raise ModelError(
-            f"{path} is not a text generation model: {model.description}; serve an encoder with --embeddings or "
+            f"{path} is not a text generation model: {about}; serve an encoder with --embeddings or "
             "--reranking, or beside a text generation model with --embedding-model or --rerank-model"
         )
     return settings, model, decision
 
 
 def _serve(settings: Settings, model: Model, decision: Decision | None) -> Service:
+    """Make everything around a model. Where that fails nothing stays of it: a later try needs its memory and its folders."""
+    with ExitStack() as made:
+        made.callback(model.close)
+        service = _make_service(settings, model, decision, made)
+        made.pop_all()
+        return service
+
+
+def _make_service(settings: Settings, model: Model, decision: Decision | None, made: ExitStack) -> Service:
+    """made: gets what frees each part."""
     template = open_template(settings, model)
     files = adapter_files(settings)
     scales = [0.0 if settings.lora_init_without_apply else scale for _, scale in files]
     adapters = Adapters(model, [path for path, _ in files], scales)
     context = Context(model, context_settings(settings, model))
+    made.callback(context.close)
     if settings.parallel > (most := (context.scratch - 1) // 2):
         raise ModelError(f"--parallel {settings.parallel}: at most {most} slots with this model")
     most = context.num_cells if settings.kv_unified else max(context.num_cells // settings.parallel, 1)
@@ -211,7 +225,8 @@ def _serve(settings: Settings, model: Model, decision: Decision | None) -> Servi
     of_runs, of_states = (host, none) if model.can_trim else (none, host)
     tree = PrefixTree(context.num_cells, context.scratch, of_runs, EvictionPolicy(policy), costs=context.costs)
     max_stall = settings.max_stall / 1000 or math.inf
-    draft_model = _draft_model(settings, context, runner)
+    if (draft_model := _draft_model(settings, context, runner)) is not None:
+        made.callback(draft_model.close)
     rows = min(context.max_rows, context.batch)
     scheduler = Scheduler(
         tree,
@@ -235,6 +250,8 @@ def _serve(settings: Settings, model: Model, decision: Decision | None) -> Servi
     answers = AnswerMemory()
     made_by = _provenance(settings, model, context)
     tiers = lower_tiers(settings, made_by, lambda: origin_of(settings, model, context))
+    for tier in tiers:
+        made.callback(tier.close)
     engine = Engine(
         scheduler,
         runner,
@@ -247,6 +264,7 @@ def _serve(settings: Settings, model: Model, decision: Decision | None) -> Servi
     )
     view = View(engine, tiers, token_bytes=token_bytes(settings, model), made_by=made_by)
     builder = PromptBuilder(model, template, answers, settings, limit=limit, room=LARGEST * settings.max_body << 20)
+    made.callback(builder.close)
     logger.info("%s", describe(model, context, settings))
     logger.info("%s", describe_template(settings, model, template))
     if model.num_heads and draft_model is None:
@@ -257,6 +275,7 @@ def _serve(settings: Settings, model: Model, decision: Decision | None) -> Servi
     files = _conversation_files(settings, made_by)
     conversations = Conversations(*bounds, files=files, turns=running.values)
     if files is not None:
+        made.callback(files.close)
         builder.volatile.restore(files)
     conversations.restore(HistoryVocabulary(model.num_vocab, builder.tokens))
     of_file = recommended(model.metadata)

@@ -25,7 +25,7 @@ from ..engine.generation import Delta, End, Event, Failure, Generation, account
 from ..engine.usage import Fields
 from ..engine.view import Prediction
 from ..formats.answer import Plain
-from ..http.api_errors import RequestError
+from ..http.api_errors import RequestError, failed
 from ..http.connection import SHORTCUT, Shortcut
 from ..search.folder import FolderIndex
 from ..search.retrieve import SearchReport, StagePrefetch, fitting, index_state, query_of, with_documents
@@ -293,12 +293,13 @@ def submit(request: Request, prepared: Prepared) -> ResponseMeta:
 
 def _tell_of_cache(request: Request, prepared: Prepared) -> None:
     """Say once to a client that says nothing of the cache what that would have saved."""
-    submitter, options = service_of(request).submitter, prepared.options
+    service, options = service_of(request), prepared.options
+    submitter = service.submitter
     if options.cache_prompt is not None or submitter.caches(options) or not submitter.can_reuse:
         return
     keys = (request.headers.get(name, "") for name in ("authorization", "x-api-key"))
     repeats: Repeats = request.app.state.app.repeats
-    if num_tokens := repeats.note((*keys, options.cache_scope), prepared.prompts[0]):
+    if num_tokens := repeats.note((*keys, options.cache_scope), prepared.prompts[0], service.name):
         warn(request, [REPEATED.format(num_tokens)])
 
 
@@ -376,14 +377,15 @@ async def _refusing(handler: Handler, request: Request, asked: object) -> Respon
         return await handler(request, asked)
     refusals: Refusals = request.app.state.app.refusals
     path = request.url.path
-    if refusals and (error := refusals.find(await beside_others(request, partial(key_of, path, asked)), path)):
+    key = partial(key_of, f"{path} {service_of(request).name}", asked)  # the address may name the model
+    if refusals and (error := refusals.find(await beside_others(request, key), path)):
         request.state.is_quiet = True
         raise error
     try:
         return await handler(request, asked)
     except RequestError as error:
         if is_lasting(asked, error):
-            refusals.note(await beside_others(request, partial(key_of, path, asked)), error)
+            refusals.note(await beside_others(request, key), error)
         raise
 
 
@@ -412,7 +414,9 @@ class EventStream(StreamingResponse):
     ) -> None:
         self._request, self._reply = request, reply
         pieces = self._pieces(reply) if later is None else self._pieces_later(reply, later)
-        super().__init__(pieces, headers={"Cache-Control": "no-store"}, media_type=reply.envelope.media_type)
+        super().__init__(
+            self._to_the_end(pieces), headers={"Cache-Control": "no-store"}, media_type=reply.envelope.media_type
+        )
         asked = reply.envelope.options.sse_ping_interval
         self._ping_interval = request.app.state.app.settings.sse_ping_interval if asked is None else asked
 
@@ -448,17 +452,26 @@ class EventStream(StreamingResponse):
         self._request.state.account = partial(account, generations)
         return stream(reply, _events(generations, _speller(self._service, reply)))
 
+    async def _to_the_end(self, pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        """Yield the pieces of a stream, which has begun: an error is its last event, whatever it is."""
+        try:
+            async for piece in pieces:
+                yield piece
+        except RequestError as error:
+            self._request.state.error = error
+        except Exception as error:
+            logger.exception("a stream failed", extra={"fields": {"request_id": self._request.state.request_id}})
+            self._request.state.error = failed(error)
+        else:
+            return
+        yield b"".join(self._reply.fail(self._request.state.error))
+
     async def _pieces_later(
         self, early: ReplyFormat, later: Callable[[], Awaitable[Response | ReplyFormat]]
     ) -> AsyncIterator[bytes]:
         if self._ping_interval > 0:
             yield b"".join(early.ping())
-        try:
-            reply = await later()
-        except RequestError as error:
-            self._request.state.error = error
-            yield b"".join(early.fail(error))
-            return
+        reply = await later()
         del early, later  # the body is free
         if isinstance(reply, Response):
             yield bytes(reply.body)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Sequence
 
 import msgspec
@@ -13,7 +14,7 @@ from starlette.responses import Response, StreamingResponse
 from ...retrieval.ranking import Hit, Stage
 from ..chat.body import ChatRequest, ConversationReference, check_scope
 from ..engine.usage import Fields
-from ..http.api_errors import RequestError
+from ..http.api_errors import RequestError, failed
 from ..search import retrieve
 from ..search.folder import FolderIndex
 from ..search.retrieve import ChatToCome, SearchRequest, StagePrefetch, index_state, results, search_for, with_documents
@@ -23,6 +24,7 @@ from .reply import DONE, JsonReply, sse_event
 
 # ---- The routes over the server's documents: their files, one document, a new look at the folders. ----------------------
 
+logger = logging.getLogger("slotcache")
 MOST_FILES = 1000  # of an answer
 
 
@@ -131,6 +133,9 @@ async def _events(stages: AsyncIterator[Stage], index: Fields) -> AsyncIterator[
             yield sse_event(_shown(stage, index))
     except RequestError as error:
         yield sse_event(error.body())
+    except Exception as error:
+        logger.exception("a stream of hits failed")
+        yield sse_event(failed(error).body())
     yield DONE
 
 

@@ -79,15 +79,26 @@ class ChatFiles:
         with self._changed:
             return self._changed.wait_for(lambda: not (self._waiting or self._busy), seconds)
 
-    def newest_first(self, suffix: str) -> list[tuple[Path, int, float]]:
-        """Return the files whose names end so, with their sizes and times."""
+    def newest_first(self, suffix: str, max_bytes: int) -> list[tuple[Path, float]]:
+        """Return the newest files whose names end so and that have `max_bytes` together, with their times.
+
+        Older files are deleted, and so is one that alone has more: the server writes none like it.
+        """
         files: list[tuple[Path, int, float]] = []
         for path in self.folder.glob(f"*{suffix}"):
             with contextlib.suppress(OSError):
                 about = path.stat()
                 if stat.S_ISREG(about.st_mode):
                     files.append((path, about.st_size, about.st_mtime))
-        return sorted(files, key=lambda file: file[2], reverse=True)
+        found: list[tuple[Path, float]] = []
+        left = max_bytes
+        for path, size, written in sorted(files, key=lambda file: file[2], reverse=True):
+            left -= size if size <= max_bytes else 0
+            if left < 0 or size > max_bytes:
+                self.drop([path.name])
+            else:
+                found.append((path, written))
+        return found
 
     def close(self, seconds: float = 10.0) -> None:
         """Carry out what waits, for `seconds` at most."""

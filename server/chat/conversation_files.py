@@ -231,15 +231,11 @@ class ConversationFiles(ChatFiles):
     def load(self, vocabulary: HistoryVocabulary, max_bytes: int) -> list[tuple[StoredAnswer, float]]:
         """Return the newest answers whose files have `max_bytes` together, each with the time of its file.
 
-        Older files are deleted, and so are damaged ones, with one warning for all of them.
+        The others are deleted, and so are damaged ones, with one warning for all of these.
         """
         found: list[tuple[StoredAnswer, float]] = []
         refused: list[str] = []
-        for path, size, written in self.newest_first(SUFFIX):
-            max_bytes -= size
-            if max_bytes < 0:
-                self.drop([path.name])
-                continue
+        for path, written in self.newest_first(SUFFIX, max_bytes):
             try:
                 stored = decode(path.read_bytes(), vocabulary)
                 if stored.file_name != path.name:

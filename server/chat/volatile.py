@@ -34,6 +34,7 @@ MOST_UNITS = 200  # between the first and the last difference: more are not comp
 MOST_LINEAGES, MOST_FRONTS, MOST_LINES = 1024, 8, 1024  # that are remembered: fronts of a lineage, lines of a front
 OVERHEAD = 256  # characters that a line counts for beside its texts: its key, its objects, its file
 MOST_CHARACTERS = 16 << 20  # of all that is remembered; the lineages used last stay
+MOST_BYTES = 8 * MOST_CHARACTERS  # of all files: a character takes 4 at most, names and checksums the rest
 MAGIC, SUFFIX = b"slotcache instructions 1\n", ".instructions"
 TAG = re.compile(r"</([A-Za-z][\w-]{0,63})>\s*\Z")
 LONGEST_TAG = 80  # characters that an end tag is looked for in
@@ -147,7 +148,7 @@ class VolatileText:
         self._files, damaged = files, list[str]()
         fronts: dict[bytes, Front] = {}
         found: list[_Kept] = []
-        for path, _, _ in reversed(files.newest_first(SUFFIX)):
+        for path, _ in reversed(files.newest_first(SUFFIX, MOST_BYTES)):
             try:
                 kept = msgspec.msgpack.decode(checked_content(MAGIC, path.read_bytes()), type=_Kept)
             except (OSError, DamagedFile, msgspec.MsgspecError, UnicodeDecodeError):

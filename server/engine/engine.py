@@ -306,7 +306,7 @@ LOOK = 0.25  # of the patience: the watchdog's pause between two looks
 class Watchdog:
     """Watches the steps of one thread. seconds: the patience with a step, beside a second for each of its tokens; 0: no end.
 
-    Nothing else is watched: neither a load of the model nor the first tokens behind it, and no wait for requests.
+    Nothing else is watched: neither a load of the model nor the warm-up at the start, and no wait for requests.
     """
 
     def __init__(self, seconds: float) -> None:

@@ -155,7 +155,7 @@ class Unread:
                     self._progress.pop()
                 self._progress.append(event)
             case End() | Failure():
-                self._final = event
+                self._final = self._final or event  # a failure on the event's way here was the end
         self._arrived.set()
 
     async def get(self) -> Event:

@@ -105,6 +105,11 @@ def not_loaded(error: Exception) -> RequestError:
     return RequestError(f"the model could not be loaded again: {error}", status=503, code="loading_failed")
 
 
+def failed(error: Exception, program: str = "server") -> RequestError:
+    """Make the error of a request for which a program has an error of its own."""
+    return RequestError(f"the {program} failed: {type(error).__name__}", status=500)
+
+
 # ---- The response to a request that is refused, in front of the routes and in them. -------------------------------------
 
 MESSAGES, OLLAMA = "/v1/messages", "/api/"  # where Anthropic's clients ask, and Ollama's
@@ -123,7 +128,7 @@ def handlers(program: str) -> dict[Any, ExceptionHandler]:
     """Return what answers the errors of an application's routes. program: its name, for an error of its own."""
 
     def fail(request: Request, error: Exception) -> Response:
-        return refusal(RequestError(f"the {program} failed: {type(error).__name__}", status=500), request.url.path)
+        return refusal(failed(error, program), request.url.path)
 
     return {RequestError: _refuse, HTTPException: _refuse, ClientDisconnect: _let_go, Exception: fail}
 

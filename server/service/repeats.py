@@ -37,11 +37,14 @@ class Repeats:
         self._kept: OrderedDict[bytes, None] = OrderedDict()
         self._told: OrderedDict[Client, None] = OrderedDict()
 
-    def note(self, client: Client, prompt: ChatPrompt) -> int:
-        """Remember a prompt; return how many of its first tokens an earlier one had, at least. Later ones of it: 0."""
+    def note(self, client: Client, prompt: ChatPrompt, model: str = "") -> int:
+        """Remember a prompt; return how many of its first tokens an earlier one had, at least. Later ones of it: 0.
+
+        model: the name of the one that is asked: another one's tokens may be the same, and its KV is not.
+        """
         if client in self._told:
             return 0
-        digests = list(_digests(client, prompt))
+        digests = list(_digests((*client, model), prompt))
         repeated = next((at for at in range(len(digests), 0, -1) if digests[at - 1] in self._kept), 0)
         for digest in digests:
             self._kept[digest] = None
@@ -93,7 +96,7 @@ CODE = "context_length_exceeded"
 
 
 class Refusals:
-    """The newest refusals, by the digest of the path and the body, each with the times that it was repeated."""
+    """The newest refusals, by the digest of the path, the model and the body, each with the times that it was repeated."""
 
     def __init__(self) -> None:
         self._kept: OrderedDict[bytes, tuple[RequestError, int]] = OrderedDict()  # the least recently used first
@@ -123,5 +126,6 @@ def is_lasting(asked: Options, error: RequestError) -> bool:
     return error.code == CODE and not continues and not (isinstance(asked, ChatRequest) and asked.retrieves)
 
 
-def key_of(path: str, asked: Options) -> bytes:
-    return blake2b(path.encode() + b"\0" + msgspec.json.encode(asked), digest_size=16).digest()
+def key_of(place: str, asked: Options) -> bytes:
+    """Return the digest of a body. place: the path, and the model that is asked there."""
+    return blake2b(place.encode() + b"\0" + msgspec.json.encode(asked), digest_size=16).digest()

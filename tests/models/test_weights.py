@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from slotcache.bench.random_models import SHAPES
+from slotcache.models import llama
 from slotcache.models.context import Context, ContextSettings
 from slotcache.models.embedding import EmbedderSettings, EmbeddingModel
 from slotcache.models.errors import ModelError
@@ -75,3 +76,17 @@ def test_files_that_changed_are_not_loaded(file, tmp_path, changed):
             with pytest.raises(ModelError, match=f"{changed} changed since it was loaded"):
                 context.open()
         assert Scope.shared("", adapters.name({0: 1.0})).is_lasting
+
+
+def test_a_first_load_that_fails_frees_the_vocabulary(file, monkeypatch):
+    freed, really = [], llama.llama_model_free
+    monkeypatch.setattr(llama, "llama_model_free", lambda handle: (freed.append(handle), really(handle)))
+    with pytest.raises(ModelError, match="cannot load"):
+        Model(file, progress=lambda share: False, may_unload=True)
+    assert len(freed) == 1
+
+
+def test_a_vocabulary_alone_has_no_weights(file):
+    """Tools that only cut text open it of models that are larger than memory."""
+    with closing(Model(file, vocab_only=True)) as model:
+        assert model.tokenize("Hello").size and model.num_layers == 0

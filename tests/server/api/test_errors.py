@@ -6,6 +6,11 @@ import threading
 import httpx
 import openai
 import pytest
+from slotcache.server.api.chat import ChatReply
+from slotcache.server.api.completions import NativeReply, TextReply
+from slotcache.server.api.messages import MessagesReply
+from slotcache.server.api.ollama import OllamaReply
+from slotcache.server.api.responses import ResponsesReply
 
 from server.conftest import DEADLINE, REST, running, until
 
@@ -206,3 +211,36 @@ def test_a_step_that_fails_ends_what_runs_and_the_server_goes_on(tiny, monkeypat
         monkeypatch.setattr(runner, "run", run)
         assert server.chat()["timings"]["cache_n"] == 0
         assert server.chat()["timings"]["prompt_n"] == REST
+
+
+MESSAGES = {"messages": USER, "max_tokens": 3}
+STREAMS = {
+    "/completion": (NativeReply, {"prompt": "Hello", "n_predict": 3}),
+    "/v1/completions": (TextReply, {"prompt": ["Hello", "there"], "max_tokens": 3, "n": 2}),
+    CHAT: (ChatReply, MESSAGES),
+    "/v1/messages": (MessagesReply, MESSAGES),
+    "/v1/responses": (ResponsesReply, {"input": "Hello", "max_output_tokens": 3}),
+    "/api/chat": (OllamaReply, {"messages": USER, "options": {"num_predict": 3}}),
+    "/api/generate": (OllamaReply, {"prompt": "Hello", "options": {"num_predict": 3}}),
+}
+
+
+@pytest.mark.parametrize("step", ["begin", "delta", "end", "close"])
+@pytest.mark.parametrize("path", STREAMS)
+def test_a_stream_that_the_server_fails_in_ends_with_an_error_of_its_api(server, path, step, monkeypatch, caplog):
+    """A connection that breaks off would be tried again by the clients of most APIs."""
+    (form, body), name = STREAMS[path], server.host.service.name
+
+    def fail(*given):
+        raise KeyError("odd")
+
+    monkeypatch.setattr(form, step, fail)
+    with server.http.stream("POST", path, json=body | {"model": name, "stream": True, "ignore_eos": True}) as answer:
+        assert answer.status_code == 200
+        lines = [line for line in answer.iter_lines() if "{" in line]
+    events = [json.loads(line.removeprefix("data: ")) for line in lines]
+    failed = [event for event, line in zip(events, lines, strict=True) if "the server failed" in line]
+    assert failed == events[-1:]
+    assert not any("finish_reason" in line and '"finish_reason":null' not in line for line in lines) or step == "close"
+    assert "KeyError: 'odd'" in caplog.text
+    until(lambda: not server.host.service.open)

@@ -72,3 +72,8 @@ def test_memory_is_bounded_and_the_longest_beginning_counts():
     assert isinstance(part, Fixed)
     assert repeats.note(("b",), prompts[-1]) == 0
     assert repeats.note(("a",), ChatPrompt([Fixed(part.tokens[: 5 * STRIDE + 7], "x")])) == 5 * STRIDE
+
+
+def test_no_model_reuses_what_another_one_of_the_same_vocabulary_had():
+    repeats, prompt = Repeats(), ChatPrompt([Fixed(np.arange(2 * STRIDE, dtype=np.int32), "x")])
+    assert [repeats.note(("a",), prompt, model) for model in ("one", "two", "one")] == [0, 0, 2 * STRIDE]

@@ -11,6 +11,7 @@ from gguf import PoolingType
 from slotcache.models.demo import FILE
 from slotcache.models.demo.corpus import SUGGESTED, Corpus
 from slotcache.ordering.prompt import ASK_FOR_IDS
+from slotcache.server.api import search as api_search
 from support.encoders import bert
 from support.notes import NOTES, files, is_ready, write
 
@@ -74,6 +75,15 @@ def stages(server, query, **fields):
         events = [line[6:] for line in answer.iter_lines() if line.startswith("data: ")]
     assert events.pop() == "[DONE]"
     return [json.loads(event) for event in events]
+
+
+def test_a_stream_of_stages_that_the_server_fails_in_ends_with_an_error(folder_index, monkeypatch, caplog):
+    def fail(*given, **named):
+        raise KeyError("odd")
+
+    monkeypatch.setattr(api_search, "results", fail)
+    (event,) = stages(folder_index, "light")
+    assert event["error"]["message"] == "the server failed: KeyError" and "KeyError: 'odd'" in caplog.text
 
 
 def cached_tokens(server, scope=""):

@@ -321,6 +321,28 @@ def test_damaged_files_are_left_out_and_go(tmp_path):
     assert len(kept_in(tmp_path)) == 1
 
 
+def test_a_file_that_is_too_large_is_never_read(tmp_path, monkeypatch):
+    """A folder that was damaged must not fill memory."""
+    texts, files = on_disk(tmp_path)
+    settled(texts, [instructions(), reminded("Hello", "<a>1</a>")])
+    files.close()
+    huge, (kept, _) = tmp_path / "huge.instructions", kept_in(tmp_path)
+    huge.write_bytes(b"")
+    os.truncate(huge, volatile.MOST_BYTES + 1)  # a hole: it takes no disk
+    read, really = [], Path.read_bytes
+    monkeypatch.setattr(Path, "read_bytes", lambda path: (read.append(path), really(path))[1])
+    texts, files = on_disk(tmp_path)
+    assert num_held(texts) and len(read) == 2 and huge not in read
+    files.settle()
+    assert len(kept_in(tmp_path)) == 2
+    files.close()
+    monkeypatch.setattr(volatile, "MOST_BYTES", max(file.stat().st_size for file in kept_in(tmp_path)))
+    os.utime(kept, (0, 0))
+    texts, files = on_disk(tmp_path)
+    files.close()
+    assert kept not in kept_in(tmp_path), "of too many, the oldest"
+
+
 def test_a_copy_of_a_file_is_left_out_and_goes(tmp_path):
     texts, files = on_disk(tmp_path)
     for day in ("Monday", "Tuesday"):

@@ -244,6 +244,18 @@ def test_every_changed_byte_is_noticed(store):
             decode(whole[:length], VOCABULARY)
 
 
+def test_a_file_that_is_too_large_takes_no_other_with_it(store):
+    store.turn("c", "Hello")
+    store.held.close()
+    huge = store.folder / f"{'0' * 32}{SUFFIX}"
+    huge.touch()
+    os.truncate(huge, (1 << 20) + 1)
+    store.open()
+    assert store.said("c") == {"c/Hello": ["Hello"]}
+    store.held.settle()
+    assert len(files(store.folder)) == 1
+
+
 @pytest.mark.parametrize("damage", ["damaged", "foreign name", "empty", "a folder"])
 def test_a_damaged_file_is_left_out_with_one_warning(store, caplog, damage):
     store.turn("c", "One?")

@@ -304,7 +304,7 @@ def test_a_model_whose_states_do_not_come_back_keeps_no_snapshots(tmp_path, monk
         assert "it keeps no snapshots" in caplog.text
 
 
-def test_neither_a_load_nor_a_sleep_nor_the_first_tokens_hang(tiny, monkeypatch):
+def test_neither_a_load_nor_a_sleep_hangs(tiny, monkeypatch):
     watched = []
     with running(tiny, sleep_idle_seconds=3600) as server:
         engine = server.service.engine

@@ -16,7 +16,7 @@ from slotcache.server.api.endpoint import _events
 from slotcache.server.app import make_app
 from slotcache.server.chat.body import ChatRequest, CompletionRequest
 from slotcache.server.chat.conversations import PendingTurn
-from slotcache.server.engine.generation import MAX_PROGRESS, Delta, PromptProgress, Unread
+from slotcache.server.engine.generation import MAX_PROGRESS, Delta, Failure, PromptProgress, Unread, _deliver
 from slotcache.server.http.api_errors import RequestError
 from slotcache.server.http.connection import Shortcut
 
@@ -148,6 +148,24 @@ def test_text_that_is_waited_for_is_offered_at_once_and_all_else_keeps_its_place
         return taken, unread.qsize()
 
     assert asyncio.run(read()) == (["now"], 1)
+
+
+def test_the_first_end_is_the_only_one():
+    """A piece that could not be sent ends its stream, though the engine goes on to the end of the answer."""
+
+    def fail(delta):
+        raise KeyError(delta.text)
+
+    async def read():
+        generation = SimpleNamespace(events=Unread())
+        generation.events.take_now, generation.deliver = fail, generation.events.put
+        reading = asyncio.ensure_future(generation.events.get())
+        await asyncio.sleep(0)
+        _deliver(cast(Any, [(generation, Delta("odd")), (generation, Failure(RequestError("a later one")))]))
+        return await reading, generation.events.qsize()
+
+    (event, rest) = asyncio.run(read())
+    assert isinstance(event, Failure) and event.error.status == 500 and not rest
 
 
 def test_no_text_of_a_choice_overtakes_the_piece_in_front_of_it():

@@ -9,6 +9,7 @@ import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from random import Random
@@ -17,6 +18,8 @@ import httpx
 import pytest
 from slotcache.bench.random_models import SHAPES, generate
 from slotcache.models.errors import ModelError
+from slotcache.server import load
+from slotcache.server.api import endpoint
 from slotcache.server.config.settings import Settings, SettingsError
 from slotcache.server.serve import make_server, run
 from slotcache.server.service import models as models_module
@@ -155,6 +158,48 @@ def test_a_model_that_cannot_be_loaded_fails_alone(files):
         until(lambda: status(up)["a"] == "loaded")  # it comes back by itself
         again = up.chat(QUESTION, model="a")
         assert text(again) == text(first) and cached(again)
+
+
+@pytest.mark.parametrize("step", ["learn_costs", "Metrics"])
+def test_a_model_that_fails_late_in_its_load_leaves_nothing_behind(files, tmp_path, monkeypatch, caplog, step):
+    """Its weights would lie in memory for good, and again with each try; its folder would be another server's."""
+    b = files[1]
+
+    def fail(*given, **named):
+        assert is_mapped(b)
+        raise ModelError("no memory is left")
+
+    def num_threads():
+        return sum(not thread.name.startswith("asyncio") for thread in threading.enumerate())
+
+    with sharing(files[:2], cache_dir=str(tmp_path / "cache")) as up:
+        before = num_threads()
+        with monkeypatch.context() as patched:
+            patched.setattr(load, step, fail)
+            for _ in range(2):
+                assert up.http.post("/models/load", json={"model": "b"}).status_code == 503
+                assert not is_mapped(b)
+        until(lambda: status(up)["a"] == "loaded")
+        until(lambda: num_threads() <= before)
+        assert up.chat(QUESTION, model="b")["model"] == "b"
+    assert "another server" not in caplog.text
+
+
+def test_an_encoder_that_was_no_model_to_generate_leaves_memory(files, tmp_path):
+    bert(encoder := tmp_path / "e.gguf")
+    with sharing([files[0], encoder]) as up:
+        answer = up.http.post("/completion", json={"model": "e", "prompt": "Hello"})
+        assert answer.status_code == 503 and "not a text generation model" in answer.text
+        assert not is_mapped(encoder)
+
+
+def test_what_is_too_long_for_one_model_may_fit_another(files, tmp_path):
+    short = generate(tmp_path / "short.gguf", replace(SHAPES["tiny"], context=512))
+    with sharing([short, files[1]]) as up:
+        body = {"prompt": "again " * 400, "n_predict": 1}
+        names = ("short", "b", "short", "b")
+        answers = [up.http.post(f"/completion?model={name}", json=body).status_code for name in names]
+        assert answers == [400, 200, 400, 200]
 
 
 def test_a_model_that_can_neither_stay_nor_come_back_is_tried_once(files):
@@ -630,6 +675,23 @@ def test_a_stream_whose_model_cannot_be_loaded_ends_with_an_error_of_its_api(fil
             rest = "".join(lines)
         assert answer.status_code == 200 and "b could not be loaded: it is too large" in rest
         assert up.chat(QUESTION, model="a")
+
+
+@pytest.mark.parametrize("path", STREAMS)
+def test_a_stream_that_fails_behind_its_load_ends_with_an_error_of_its_api(files, path, monkeypatch, caplog):
+    async def fail(*given):
+        raise KeyError("odd")
+
+    with sharing(files[:2]) as up, held_loads(up) as go:
+        with streaming(up, path, STREAMS[path][0]) as answer:
+            lines = filter(None, answer.iter_lines())
+            next(lines)
+            monkeypatch.setattr(endpoint, "_refusing", fail)
+            go.set()
+            rest = list(lines)
+        monkeypatch.undo()
+        assert sum("the server failed: KeyError" in line for line in rest) == 1 and "KeyError: 'odd'" in caplog.text
+        assert up.chat(QUESTION, model="b")
 
 
 def test_what_a_stream_asks_wrongly_is_refused_before_its_model_is_loaded(files):
