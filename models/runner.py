@@ -294,6 +294,8 @@ class Runner:
         together = min(sum(span.stop for span in plan.spans), self.context.num_cells - plan.num_spare)
         if plan.num_spare < tile - size or not costs.pays_to_pad(size, seen, together):
             return False
+        if plan.has_drafts and not self.context.model.can_trim:
+            return False  # one kernel computes what recurrent states go back over
         self.batch.pad(size, tile, self.context.scratch)
         return True
 

@@ -212,7 +212,7 @@ def _serve(settings: Settings, model: Model, decision: Decision | None) -> Servi
     tree = PrefixTree(context.num_cells, context.scratch, of_runs, EvictionPolicy(policy), costs=context.costs)
     max_stall = settings.max_stall / 1000 or math.inf
     draft_model = _draft_model(settings, context, runner)
-    rows = min(context.max_rows, context.batch)
+    rows = min(context.max_rows, context.batch, settings.ubatch_size)  # of drafts: one kernel computes them
     scheduler = Scheduler(
         tree,
         num_slots=settings.parallel,

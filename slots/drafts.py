@@ -161,9 +161,10 @@ class Drafts:
     to read what it lacks of the prompts as well, which it does in pieces between steps, behind the first token.
 
     max_rows: most rows of logits that a step can have; 0: no drafts. max_stall: most seconds that the drafts of a step with
-    several streams may take; it aims at less, as prefill does. longest: most tokens of a draft. ends: tokens that end
-    an answer, which are never drafted.
-    drafter: the draft model, if there is one.
+    several streams may take; it aims at less, as prefill does. longest: most tokens of a draft, if a recurrent state has
+    to go back behind a wrong one. Then all streams draft as many: llama.cpp computes what is as long in one kernel, and what
+    is not in several, of which a later one moves other streams' states, but not those that they would go back to.
+    ends: tokens that end an answer, which are never drafted. drafter: the draft model, if there is one.
     """
 
     def __init__(
@@ -292,13 +293,16 @@ class Drafts:
         streams = len(jobs)
         depth = max(job.num_tokens for job in jobs)
         sizes = [len(guess) if guess else 0 for guess in found]
+        if self._longest < math.inf:
+            sizes = [min(sizes)] * streams
         best, best_gain = 0, MARGIN
         for length in (rows - 1 for rows in candidates):
             cut = [min(size, length) for size in sizes]
             multiple = self._pace.multiple(streams, streams + sum(cut), depth)
-            gain = (1 + min(guess.expected(length) if guess else 0.0 for guess in found)) / multiple
+            right = (guess.expected(size) if guess else 0.0 for guess, size in zip(found, cut, strict=True))
+            gain = (1 + min(right)) / multiple
             if gain > best_gain and self._may_cost(multiple - 1, streams):
-                best, best_gain = length, gain
+                best, best_gain = min(length, max(sizes)), gain
             if length >= max(sizes):
                 break
         return best, best_gain
