@@ -95,3 +95,20 @@ def test_branches_are_counted_as_far_as_it_takes(monkeypatch):
         world.carry_out()
         looked.clear()
     assert looked.count(run) == 1, "20 sequences stand on it"
+
+
+@pytest.mark.parametrize(("scattered_tokens", "aside", "is_swapped"), [(0.0, 4, True), (3.0, 4, False), (3.0, 1, True)])
+def test_it_is_swapped_where_a_step_gains_more_and_comes_back_in_one_piece(scattered_tokens, aside, is_swapped):
+    world = World(host=2000, idle=1000, slots=3, apart=0, aside=aside, scattered_tokens=scattered_tokens)
+    idle = world.submit(PROMPTS[0], limit=LIMIT)
+    running = world.submit(PROMPTS[1], limit=LIMIT + 20)
+    while idle in world.scheduler.running or not idle.num_tokens:
+        world.step()
+    run = next(node for node in nodes(world.scheduler.tree) if node.num_scattered)
+    before = running.num_scattered
+    assert before > LIMIT / 2
+    world.submit(range(500, 600))
+    while not (swap := world.step()).afterwards and not world.scheduler.idle:
+        pass
+    assert bool(swap.afterwards) == is_swapped == (run.copy is not None)
+    assert not is_swapped or run.num_scattered == running.num_scattered == 0
