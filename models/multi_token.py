@@ -183,7 +183,7 @@ class MultiTokenHead(DraftModel):
     def _of(self, job: Job) -> HeldTokens:
         held, last = super()._of(job), job.num_tokens - 1
         trail = self._trails.get(job.request.id)
-        if trail is None:
+        if trail is None or trail.stop < last:  # others have computed what follows
             trail = self._trails[job.request.id] = Trail(last, last)
         trail.cut(last)  # behind it is what was drafted and not accepted
         if held.length < trail.start:  # what lies between is read no more, and llama.cpp's positions have no gaps

@@ -102,6 +102,14 @@ def test_streams_do_not_mix(head, model):
     assert ask(head, *jobs, most=3) == [afresh(model, job.tokens[: job.num_tokens]) for job in jobs]
 
 
+def test_states_that_are_not_the_last_ones_are_of_no_use(head, model):
+    """The request has come by the KV behind them otherwise."""
+    job = running(1, 0, TEXT[:21])
+    compute(head, job, 0, TEXT[:9])
+    assert head.lacking(job) == 0
+    assert ask(head, job, most=3)[0] == afresh(model, TEXT[:21], first=20)
+
+
 def test_a_next_turn_goes_on_from_the_states_of_the_last_one(head, model, runner):
     """Some tokens of the last turn were read, some not; the rest is the new request's own."""
     first = running(1, 0, TEXT[:21])
