@@ -77,7 +77,8 @@ class Context:
         params.flash_attn_type = FLASH_ATTENTION[settings.flash_attention]
         params.type_k = CACHE_TYPES[settings.cache_type_k]
         params.type_v = CACHE_TYPES[settings.cache_type_v]
-        params.n_rs_seq = settings.rollback
+        # It aborts the process, too, unless a kernel computes more than a last token and what can be cut off behind it.
+        params.n_rs_seq = max(min(settings.rollback, params.n_ubatch - 2), 0)
         params.ctx_type = int(settings.is_head)  # LLAMA_CONTEXT_TYPE_MTP
         if settings.threads:
             params.n_threads = params.n_threads_batch = settings.threads

@@ -89,7 +89,7 @@ class Trail:
             keep = len(tokens) - (self.stop - stop)
             self.stop -= len(tokens)
             if keep > 0:
-                self.pieces.append((tokens[:keep], states[:keep]))
+                self.pieces.append((tokens[:keep], states[:keep].copy()))  # a view would keep the others, too
                 self.stop = stop
         if not self.pieces:
             self.start = self.stop = min(self.start, stop)
@@ -167,23 +167,27 @@ class MultiTokenHead(DraftModel):
             trail.append(span.start, span.tokens, states[at : at + len(span.tokens)].copy())
             self._trails[span.request] = trail
             at += len(span.tokens)
-        excess = sum([trail.num_bytes for trail in self._trails.values()]) - MOST_BYTES
-        while excess > 0 or len(self._trails) > max(self._most_trails, len(spans)):
-            request = next(iter(self._trails))
-            trail = self._trails[request]
-            if len(self._trails) > 1:
-                excess -= self._trails.pop(request).num_bytes
+        while len(self._trails) > max(self._most_trails, len(spans)):
+            self._trails.pop(next(iter(self._trails)))
+        self._shorten(sum([trail.num_bytes for trail in self._trails.values()]) - MOST_BYTES)
+
+    def _shorten(self, excess: int) -> None:
+        """Drop so many bytes of states, the first ones of the longest trails: no long prompt takes those of others."""
+        while excess > 0:
+            longest = max(self._trails.values(), key=lambda trail: trail.num_bytes * (len(trail.pieces) > 1))
+            before = longest.num_bytes
+            if len(longest.pieces) > 1:
+                longest.shed(longest.start + len(longest.pieces[0][0]))
+                excess -= before - longest.num_bytes
+            elif len(self._trails) > 1:
+                excess -= self._trails.pop(next(iter(self._trails))).num_bytes
             else:
-                before = trail.num_bytes
-                trail.shed(trail.start + 1 if len(trail.pieces) == 1 else trail.start + len(trail.pieces[0][0]))
-                excess -= before - trail.num_bytes
-                if before == trail.num_bytes:
-                    break
+                return
 
     def _of(self, job: Job) -> HeldTokens:
         held, last = super()._of(job), job.num_tokens - 1
         trail = self._trails.get(job.request.id)
-        if trail is None:
+        if trail is None or trail.stop < last:  # others have computed what follows
             trail = self._trails[job.request.id] = Trail(last, last)
         trail.cut(last)  # behind it is what was drafted and not accepted
         if held.length < trail.start:  # what lies between is read no more, and llama.cpp's positions have no gaps

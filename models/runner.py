@@ -294,6 +294,8 @@ class Runner:
         together = min(sum(span.stop for span in plan.spans), self.context.num_cells - plan.num_spare)
         if plan.num_spare < tile - size or not costs.pays_to_pad(size, seen, together):
             return False
+        if plan.has_drafts and not self.context.model.can_trim:
+            return False  # one kernel computes what recurrent states go back over
         self.batch.pad(size, tile, self.context.scratch)
         return True
 
@@ -353,6 +355,25 @@ class Runner:
         self.apply(Snap(0, after))
         is_near = np.abs(found - expected).max() <= NEAR * np.ptp(expected)
         return bool(is_near and np.array_equal(data_of(after), data_of(before)))
+
+    def goes_back(self) -> bool:
+        """Whether a sequence goes on behind what was cut off its end as one that never had it.
+
+        llama.cpp promises it for more models with recurrent layers than were ever tried here.
+        """
+        num_tokens = 1 + int(self.context.rollback)
+        text = np.arange(1, num_tokens + 1, dtype=np.int32) * (self.context.model.num_vocab // (num_tokens + 1))
+        try:
+            self._try(Span(0, 0, 0, text, logits=True))
+            self.apply(Trim(0, 1, num_tokens))
+            found = self._next_logits(0, text[[0, -1]])
+            self._try(Span(0, 1, 0, text[:1], logits=True))
+            expected = self._next_logits(1, text[[0, -1]])
+        except RunnerError:
+            return False
+        finally:
+            self.clear()
+        return bool(np.abs(found - expected).max() <= NEAR * np.ptp(expected))
 
     def _next_logits(self, sequence: int, text: np.ndarray) -> np.ndarray:
         """Return the logits behind the last token of a text, where a sequence has all others."""

@@ -227,7 +227,7 @@ def _make_service(settings: Settings, model: Model, decision: Decision | None, m
     max_stall = settings.max_stall / 1000 or math.inf
     if (draft_model := _draft_model(settings, context, runner)) is not None:
         made.callback(draft_model.close)
-    rows = min(context.max_rows, context.batch)
+    rows = min(context.max_rows, context.batch, settings.ubatch_size)  # of drafts: one kernel computes them
     scheduler = Scheduler(
         tree,
         num_slots=settings.parallel,

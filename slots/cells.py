@@ -64,6 +64,7 @@ def swap_out(
         if is_needed and in_place:
             continue
         holder, stop = node.longest_holder(), node.start + node.ready
+        node.num_scattered = 0  # it comes back in one piece
         copy = node.copy if node.sequences <= private else tree.copies.save_if_free(node)
         if copy is None:
             copy = HostCopy(node.start, stop)
@@ -77,7 +78,7 @@ def swap_out(
             is_needed = sequence in needed
             if is_needed and in_place:
                 continue
-            copy = HostCopy(job.claimed, job.computed)
+            copy, job.num_scattered = HostCopy(job.claimed, job.computed), 0
             copies.append(Save(sequence.id, copy))
             moves = stays if is_needed else leaves
             moves.append(Restore(copy, sequence.id, copy.start, copy.stop))
@@ -252,4 +253,7 @@ class Cells:
         unseen = sum(node.ready for node in runs if node.sequences.isdisjoint(needed))
         unseen += sum(job.num_private for job in self._running if job.sequence not in needed)
         spared = unseen + max(self._end - used, 0)
-        return runs, unseen, spared if costs.pays_to_swap(num_tokens, spared, used, len(runs)) else 0
+        pieces = len(runs)  # of cells, each of which is moved by itself
+        if costs.scattered_tokens:
+            pieces += sum(one.num_scattered for one in (*runs, *self._running))
+        return runs, unseen, spared if costs.pays_to_swap(num_tokens, spared, used, pieces) else 0

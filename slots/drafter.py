@@ -128,7 +128,7 @@ def _place(confidence: float) -> int:
 # ---- The time of a draft model, in steps of the model that it drafts for. -----------------------------------------------
 
 SMOOTHING = 0.2  # weight of a new time
-OUTLIER = 3.0  # times the mean: more is no work of ours, but the machine
+OUTLIER = 3.0  # times the mean: more is neither the step's nor the model's, but the machine's
 UNKNOWN, UNKNOWN_TOKEN = 0.2, 0.02  # of a step: a pass, and a token that is read, of a draft model without known costs
 
 

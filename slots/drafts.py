@@ -161,9 +161,10 @@ class Drafts:
     to read what it lacks of the prompts as well, which it does in pieces between steps, behind the first token.
 
     max_rows: most rows of logits that a step can have; 0: no drafts. max_stall: most seconds that the drafts of a step with
-    several streams may take; it aims at less, as prefill does. longest: most tokens of a draft. ends: tokens that end
-    an answer, which are never drafted.
-    drafter: the draft model, if there is one.
+    several streams may take; it aims at less, as prefill does. longest: most tokens of a draft, if a recurrent state has
+    to go back behind a wrong one. Then all streams draft as many: llama.cpp computes what is as long in one kernel, and what
+    is not in several, of which a later one moves other streams' states, but not those that they would go back to.
+    ends: tokens that end an answer, which are never drafted. drafter: the draft model, if there is one.
     """
 
     def __init__(
@@ -179,7 +180,7 @@ class Drafts:
     ) -> None:
         self.drafter = drafter
         self.model_seconds = 0.0  # of the draft model, in the last plan
-        self._max_rows, self._max_stall, self._longest = max_rows, max_stall, longest
+        self._max_rows, self._max_stall, self.longest = max_rows, max_stall, longest
         self._ends, self._clock = frozenset(ends), clock
         self._odds, self._model_odds, self._pace = Odds(), ModelOdds(), Pace(costs)
         self._times = DraftTimes(costs, drafter.costs) if drafter else None
@@ -197,7 +198,7 @@ class Drafts:
         self._is_used = bool(lookups)
         if not lookups:
             return NONE
-        most = int(min(min(self._max_rows, cells.num_free) // len(jobs) - 1, ROWS[-1] - 1, self._longest))
+        most = int(min(min(self._max_rows, cells.num_free) // len(jobs) - 1, ROWS[-1] - 1, self.longest))
         found = [self._look_up(job, most) for job in jobs] if most > 0 else []
         length, gain = self._length(jobs, found) if any(found) else (0, MARGIN)
         if self.drafter is not None and most > 0:
@@ -254,7 +255,7 @@ class Drafts:
         drafter, step = self.drafter, self._pace.seconds(1)
         if drafter is None or self._times is None or drafter.is_off or not step:
             return False
-        _, gain = self._model_length(1, [self._model_odds.mean(Score())], int(min(ROWS[-1], self._longest)), 0, MARGIN)
+        _, gain = self._model_length(1, [self._model_odds.mean(Score())], int(min(ROWS[-1], self.longest)), 0, MARGIN)
         if gain <= MARGIN:
             return False
         most = self._piece(self._times.token_seconds(step))
@@ -292,13 +293,16 @@ class Drafts:
         streams = len(jobs)
         depth = max(job.num_tokens for job in jobs)
         sizes = [len(guess) if guess else 0 for guess in found]
+        if self.longest < math.inf:
+            sizes = [min(sizes)] * streams
         best, best_gain = 0, MARGIN
         for length in (rows - 1 for rows in candidates):
             cut = [min(size, length) for size in sizes]
             multiple = self._pace.multiple(streams, streams + sum(cut), depth)
-            gain = (1 + min(guess.expected(length) if guess else 0.0 for guess in found)) / multiple
+            right = (guess.expected(size) if guess else 0.0 for guess, size in zip(found, cut, strict=True))
+            gain = (1 + min(right)) / multiple
             if gain > best_gain and self._may_cost(multiple - 1, streams):
-                best, best_gain = length, gain
+                best, best_gain = min(length, max(sizes)), gain
             if length >= max(sizes):
                 break
         return best, best_gain

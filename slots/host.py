@@ -490,9 +490,10 @@ class Copies:
 
     @property
     def num_unsaved(self) -> int:
-        """Tokens of the idle runs without a copy."""
+        """Tokens of the idle runs that lack a copy."""
         ends = (sequence.last_node for sequence in self._device.idle.values())
-        return sum(len(node.tokens) for node in {node for end in ends for node in path(end)} if node.copy is None)
+        nodes = {node for end in ends for node in path(end)}
+        return sum(len(node.tokens) for node in nodes if node.copy is None and self.pays(node))
 
     def save_ahead(self) -> bool:
         """Copy one idle run to host memory in idle time, so that its later eviction costs nothing.
@@ -500,9 +501,12 @@ class Copies:
         Prefixes come first: a run is of no use without the runs before it. Return False when every idle run has a copy or
         the tier is full. Copies that a lower tier has, too, leave for those of runs that it has not; no other copy does.
         """
+        seen: dict[Node, bool] = {}  # many idle sequences may stand on one run
         for sequence in self._device.idle.values():
             for node in reversed(path(sequence.last_node)):
-                if node.copy is None and not self.pays(node):
+                if node.copy is None and node not in seen:
+                    seen[node] = self.pays(node)
+                if not seen.get(node, True):
                     break
                 if node.copy is None and sequence.length >= node.end and self._has_room_ahead(node):
                     return self.save(node, sequence)
@@ -514,10 +518,11 @@ class Copies:
         llama.cpp copies each stretch of cells in each layer for itself. From a GPU, an answer that was computed beside
         others, one cell at a time, takes longer to save than to compute.
         """
-        if not (node.num_scattered and self._costs.scattered_tokens):
-            return True
-        lost = len(node.tokens) + sum(len(run.tokens) for run in descendants(node) if run.is_cached)
-        return node.num_scattered * self._costs.scattered_tokens <= lost
+        left = node.num_scattered * self._costs.scattered_tokens - len(node.tokens)
+        runs = descendants(node)
+        while left > 0 and (run := next(runs, None)):  # no more of them than it takes: there may be many
+            left -= len(run.tokens) if run.is_cached else 0
+        return left <= 0
 
     def _has_room_ahead(self, node: Node) -> bool:
         if not node.record and self._host.could_hold(len(node.tokens)):  # once for each run, so idle work ends

@@ -597,14 +597,22 @@ class Engine:
                     states.max_bytes = 0
                 else:
                     states.sizes = sizes
+            if 0 < self.runner.context.rollback < inf and not self.runner.goes_back():
+                logger.warning("the states of this model do not go back behind a wrong token: it has no drafts")
+                self._end_drafts()
         except Exception:
             logger.exception("the warm-up failed")
             can_move, states.max_bytes = False, 0
             self.runner.clear()  # or its cells would stay in use, unknown to the tree
+            if self.runner.context.rollback < inf:
+                self._end_drafts()
         if not can_move:
             runs.max_bytes = 0
         if self.draft_model is not None:
             self.draft_model.warm_up()
+
+    def _end_drafts(self) -> None:
+        self.runner.context.rollback = self.scheduler.drafts.longest = 0
 
     def _fall_asleep(self) -> None:
         """Move the KV on the device to host memory, as far as that has room, and free the device."""

@@ -102,6 +102,14 @@ def test_streams_do_not_mix(head, model):
     assert ask(head, *jobs, most=3) == [afresh(model, job.tokens[: job.num_tokens]) for job in jobs]
 
 
+def test_states_that_are_not_the_last_ones_are_of_no_use(head, model):
+    """The request has come by the KV behind them otherwise."""
+    job = running(1, 0, TEXT[:21])
+    compute(head, job, 0, TEXT[:9])
+    assert head.lacking(job) == 0
+    assert ask(head, job, most=3)[0] == afresh(model, TEXT[:21], first=20)
+
+
 def test_a_next_turn_goes_on_from_the_states_of_the_last_one(head, model, runner):
     """Some tokens of the last turn were read, some not; the rest is the new request's own."""
     first = running(1, 0, TEXT[:21])
@@ -169,6 +177,25 @@ def test_states_take_bounded_memory(head, model, monkeypatch):
     assert len(head._trails) <= 6
     compute(head, running(30, 2, TEXT[:41]), 0, TEXT[:40])
     assert len(head._trails) == 1, "a single piece may be larger: the next step's takes its place"
+
+
+def test_states_of_rejected_tokens_are_freed():
+    trail = multi_token.Trail(0, 0)
+    trail.append(0, TEXT[:8], np.zeros((8, 4), np.float32))
+    trail.cut(3)
+    ((_, states),) = trail.pieces
+    assert states.base is None and trail.num_bytes == states.nbytes == 3 * 16
+
+
+def test_a_long_prompt_does_not_take_the_states_of_others(head, model, monkeypatch):
+    monkeypatch.setattr(multi_token, "MOST_BYTES", 20 * 128 * 4)
+    short, long = running(1, 0, TEXT[:9]), running(2, 1, TEXT[:41])
+    for start in range(0, 8, 2):
+        compute(head, short, start, TEXT[start : start + 2])
+    for start in range(0, 40, 4):
+        compute(head, long, start, TEXT[start : start + 4])
+    assert (head.lacking(short), head.lacking(long)) == (8, 12)
+    assert ask(head, short, most=3)[0] == afresh(model, TEXT[:9])
 
 
 def test_an_idle_slot_is_read_ahead(head, model):

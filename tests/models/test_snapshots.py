@@ -2,8 +2,10 @@
 
 import numpy as np
 import pytest
+from slotcache.models.context import Context, ContextSettings
 from slotcache.models.model import Model
-from slotcache.models.runner import RECURRENT
+from slotcache.models.runner import RECURRENT, Runner
+from slotcache.slots.plan import Drop, Span, Trim
 from slotcache.slots.radix import path
 from slotcache.slots.scope import Scope
 from support import architectures
@@ -252,3 +254,57 @@ def test_states_that_do_not_come_back_are_found_out_at_the_start(model, monkeypa
     monkeypatch.setattr(states, "_set", loaded)
     assert lab.runner.measure_states() is None
     lab.close()
+
+
+# ---- States that go back behind wrong drafts. ---------------------------------------------------------------------------
+
+
+def with_rollback(model, kernel=128):
+    settings = ContextSettings(
+        num_cells=256, batch=kernel, micro_batch=kernel, flash_attention="off", threads=1, num_sequences=8, rollback=4
+    )
+    return Context(model, settings)
+
+
+@pytest.mark.parametrize("kernel", [1, 3, 5, 6])
+def test_a_state_goes_back_over_less_than_a_kernel_computes(model, kernel):
+    """llama.cpp ends the process where a kernel computes no more than that."""
+    context = with_rollback(model, kernel)
+    runner = Runner(context)
+    runner.compute_zeros(0, 4)
+    if context.rollback:
+        runner.apply(Trim(0, 4 - int(min(context.rollback, 3)), 4))
+    context.close()
+    assert context.rollback in (0, max(min(4, kernel - 2), 0))
+
+
+@pytest.mark.parametrize("rows", [(5, 5, 5), (3, 3, 3)])
+def test_states_go_back_beside_those_that_move(model, rows):
+    """Rows of one kernel: the second and the third sequence move to stand behind the first one."""
+    prompts = np.random.default_rng(2).integers(300, 900, (4, 30)).astype(np.int32)
+
+    def logits(others):
+        context = with_rollback(model)
+        if not context.rollback:
+            context.close()
+            pytest.skip("this model's states do not go back")
+        runner = Runner(context)
+
+        def compute(start, sequences, sizes):
+            parts = [(one, prompts[one, start : start + size]) for one, size in zip(sequences, sizes, strict=True)]
+            runner._try(*(Span(0, one, start, tokens, logits=True) for one, tokens in parts))
+
+        for sequence in (0, 1):
+            compute(0, [sequence], [20])
+        if others:
+            runner.apply(Drop(0))
+            for sequence in (2, 3):  # in front of it, and behind it
+                compute(0, [sequence], [20])
+        compute(20, [1, 2, 3], rows) if others else compute(20, [1], rows[:1])
+        runner.apply(Trim(1, 22, 20 + rows[0]))
+        compute(22, [1], [1])
+        found = runner.logits(1)[0].copy()
+        context.close()
+        return found
+
+    np.testing.assert_array_equal(logits(others=True), logits(others=False))

@@ -1,5 +1,7 @@
 """Drafts: found by lookup, checked in the step that computes the last token, and taken back where they are wrong."""
 
+import math
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -132,6 +134,18 @@ def test_all_streams_of_a_step_gain_or_none_drafts():
     world.finish()
     alone = [plan for plan in world.plans if plan.has_drafts and len(plan.spans) == 2]
     assert not alone and first.num_tokens == second.num_tokens + 2
+
+
+@pytest.mark.parametrize("longest", [math.inf, 4])
+def test_streams_whose_states_go_back_draft_as_many_tokens(longest):
+    """llama.cpp computes streams with as many rows at once; else it may lose the states to which one of them goes back."""
+    world, drafts = World(rows=64), Drafts(UNMEASURED, max_rows=64, longest=longest, ends=[END])
+    for prompt in (PROMPT * 4, [1, 2, 3, 5, 6, END, 4, 1, 2]):
+        job = world.submit(prompt, limit=30, drafts=True)
+        job.lay_out(job.request.prompt.arrange(world.scheduler.index, job.request.scope))
+        job.append(prompt[0] if prompt[-1] == PROMPT[-1] else 3)
+    first, second = map(len, drafts.propose(world.jobs, world.jobs, world.scheduler.cells))
+    assert second == 2 and (first == second if longest < math.inf else first > second)
 
 
 def test_a_step_of_a_prompt_teaches_no_pace(monkeypatch):

@@ -1,6 +1,7 @@
 """Answers that were computed beside others: from a card, their cells take longer to save than to compute again."""
 
 import pytest
+from slotcache.slots import host
 from slotcache.slots.radix import descendants
 from support.world import World
 
@@ -55,6 +56,7 @@ def test_idle_time_does_not_save_it_either_and_ends():
     while tree.copies.save_ahead():
         world.carry_out()
     assert tree.copies.num_saved == 200 and tree.num_scattered == 0
+    assert tree.copies.num_unsaved == 0, "no other copy need leave for it"
 
 
 def test_it_is_saved_once_it_was_computed_again():
@@ -72,3 +74,41 @@ def test_both_parts_of_a_run_that_is_cut_keep_their_share():
     world.run([*jobs[0].tokens[:120].tolist(), 7, 7, 7])
     shares = [node.num_scattered for node in nodes(world.scheduler.tree) if node.num_scattered]
     assert sorted(shares) == [19, 20, 36]  # the last three of the other answer were computed alone
+
+
+def test_branches_are_counted_as_far_as_it_takes(monkeypatch):
+    """What eviction and idle time look at is bounded by the run, not by what clients put behind it."""
+    world, looked = World(host=5000, cells=4000, idle=4000, scattered_tokens=1.5), []
+    jobs = [world.submit(prompt, limit=LIMIT) for prompt in PROMPTS]
+    world.finish()
+    turn = jobs[0].tokens[: jobs[0].num_tokens - 1].tolist()
+    for branch in range(20):
+        world.run([*turn, 1000 + branch], limit=1)
+    copies, run = world.scheduler.tree.copies, next(node for node in nodes(world.scheduler.tree) if len(node.children) == 20)
+    monkeypatch.setattr(host, "descendants", lambda node: (looked.append(one) or one for one in descendants(node)))
+    for scattered, num_looked in ((LIMIT - 1, 20), (28, 3), (26, 0)):
+        run.num_scattered = scattered
+        assert copies.pays(run) and len(looked) == num_looked
+        looked.clear()
+    monkeypatch.setattr(copies, "pays", lambda node: looked.append(node) or node is not run)
+    while copies.save_ahead():
+        world.carry_out()
+        looked.clear()
+    assert looked.count(run) == 1, "20 sequences stand on it"
+
+
+@pytest.mark.parametrize(("scattered_tokens", "aside", "is_swapped"), [(0.0, 4, True), (3.0, 4, False), (3.0, 1, True)])
+def test_it_is_swapped_where_a_step_gains_more_and_comes_back_in_one_piece(scattered_tokens, aside, is_swapped):
+    world = World(host=2000, idle=1000, slots=3, apart=0, aside=aside, scattered_tokens=scattered_tokens)
+    idle = world.submit(PROMPTS[0], limit=LIMIT)
+    running = world.submit(PROMPTS[1], limit=LIMIT + 20)
+    while idle in world.scheduler.running or not idle.num_tokens:
+        world.step()
+    run = next(node for node in nodes(world.scheduler.tree) if node.num_scattered)
+    before = running.num_scattered
+    assert before > LIMIT / 2
+    world.submit(range(500, 600))
+    while not (swap := world.step()).afterwards and not world.scheduler.idle:
+        pass
+    assert bool(swap.afterwards) == is_swapped == (run.copy is not None)
+    assert not is_swapped or run.num_scattered == running.num_scattered == 0

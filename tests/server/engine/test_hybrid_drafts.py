@@ -5,13 +5,15 @@ from dataclasses import replace
 from itertools import permutations
 
 import pytest
+from slotcache.models.runner import Runner
 from slotcache.server.config.settings import Settings
 from slotcache.server.engine.fit import ROLLBACK, Measure
+from slotcache.slots.plan import HostCopy
 from support.architectures import delta, hybrid, mamba2, with_head
 
 from ..conftest import running
 from .test_draft_model import always_ask, trial
-from .test_drafts import GREEDY, WARM, always_draft, complete
+from .test_drafts import ASKED, GREEDY, WARM, always_draft, complete
 
 LONG, NEXT = "abcd dcba abba dada " * 30, " and then dada abba dcba again"  # more tokens than are always computed anew
 AGAIN = WARM | {"cache_prompt": True, "ignore_eos": True, "return_tokens": True}
@@ -100,6 +102,30 @@ def test_computed_drafts_change_no_answer(asking):
     assert first["timings"]["draft_n"] > 0 and second["timings"]["draft_n"] > 0 and second["timings"]["cache_n"] > 0
     assert second["content"] == fresh["content"]
     assert asking.metric("slotcache_draft_model_failures_total") == 0
+
+
+@pytest.mark.parametrize("is_refused", [True, False])
+def test_a_model_whose_states_do_not_go_back_has_no_drafts(tmp_path, monkeypatch, caplog, is_refused):
+    """llama.cpp says of more models than were tried that they do. Here it refuses, or leaves the state as it was."""
+    remove = Runner._remove
+
+    def fails(self, sequence, start, stop):
+        if not start:
+            return remove(self, sequence, start, stop)
+        if not is_refused:
+            self.states.snap(sequence, state := HostCopy(0, stop))
+            remove(self, sequence, start, stop)
+            self.states.load(state, sequence)
+        return not is_refused
+
+    monkeypatch.setattr(Runner, "_remove", fails)
+    with running(delta(tmp_path / "hybrid.gguf"), draft="lookup") as up:
+        always_draft(up)
+        assert "draft_n" not in complete(up, **GREEDY)["timings"]
+        refused = up.http.post("/completion", json=ASKED | {"draft": "lookup"})
+        assert refused.status_code == 400 and "cannot be cut" in refused.text
+        assert up.http.get("/props").json()["draft"]["mode"] == "off"
+    assert "do not go back behind a wrong token: it has no drafts" in caplog.text
 
 
 def test_the_states_to_go_back_to_are_counted(tmp_path):
