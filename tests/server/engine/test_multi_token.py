@@ -217,7 +217,7 @@ def test_its_memory_is_counted(right):
     counted = []
     for settings in (SETTINGS, replace(SETTINGS, **HEAD)):
         with closing(Measure(settings, right)) as measure:
-            counted.append(measure(settings)[-1])
+            counted.append(measure(settings)[0])
     plain, beside = counted
     cells = 512  # K and V, two bytes a number, in one layer
     assert beside.kv - plain.kv == cells * 2 * 2 * 64
