@@ -227,6 +227,8 @@ def _make_service(settings: Settings, model: Model, decision: Decision | None, m
     max_stall = settings.max_stall / 1000 or math.inf
     if (draft_model := _draft_model(settings, context, runner)) is not None:
         made.callback(draft_model.close)
+    elif model.num_heads:
+        _tell_of_head(model)
     rows = min(context.max_rows, context.batch, settings.ubatch_size)  # of drafts: one kernel computes them
     scheduler = Scheduler(
         tree,
@@ -267,9 +269,6 @@ def _make_service(settings: Settings, model: Model, decision: Decision | None, m
     made.callback(builder.close)
     logger.info("%s", describe(model, context, settings))
     logger.info("%s", describe_template(settings, model, template))
-    if model.num_heads and draft_model is None:
-        why = why_unused(model) or "--spec-type draft-mtp drafts with it"
-        logger.info("the multi-token head of %s is not used: %s", model.path.name, why)
     bounds = (settings.conversations, settings.conversation_ram << 20, settings.conversation_ttl)
     running: dict[Generation, PendingTurn | None] = {}
     files = _conversation_files(settings, made_by)
@@ -348,6 +347,11 @@ def _draft_model(settings: Settings, served: Context, runner: Runner) -> DraftMo
     bytes_of_token = model.kv_bytes("f16", "f16")
     logger.info("draft model %s: %s, KV %s bytes a token", path.name, model.description, f"{bytes_of_token:,}")
     return draft
+
+
+def _tell_of_head(model: Model) -> None:
+    why = why_unused(model) or "--spec-type draft-mtp drafts with it"
+    logger.info("the multi-token head of %s is not used: %s", model.path.name, why)
 
 
 def describe(model: Model, context: Context, settings: Settings) -> str:

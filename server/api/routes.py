@@ -71,7 +71,7 @@ async def show(request: Request) -> Response:
 
 def document(rows: Iterable[ApiRoute]) -> Fields:
     """Return OpenAPI 3.1 of these routes."""
-    bodies = {row.body for row in rows if row.body}
+    bodies = dict.fromkeys(row.body for row in rows if row.body)  # in order, so that each start shows the same
     _, components = msgspec.json.schema_components(bodies, ref_template="#/components/schemas/{name}")
     paths: dict[str, Fields] = {}
     for row in rows:
