@@ -10,6 +10,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from msgspec import convert
 
@@ -277,11 +278,7 @@ def _make_service(settings: Settings, model: Model, decision: Decision | None, m
         made.callback(files.close)
         builder.volatile.restore(files)
     conversations.restore(HistoryVocabulary(model.num_vocab, builder.tokens))
-    of_file = recommended(model.metadata)
-    if of_file:
-        shown = {**of_file, "samplers": ";".join(of_file["samplers"])} if "samplers" in of_file else of_file
-        logger.info("the file recommends %s", ", ".join(f"{name} {value}" for name, value in shown.items()))
-    defaults = Defaults.of(settings, model, of_file)
+    defaults = Defaults.of(settings, model, _recommended(model))
     submitter = Submitter(model, view, limit, defaults, adapters=adapters)
     idle = IdlePrefill(
         engine, view, builder, submitter, open=running, next_turns=settings.idle_prefill, num_sets=settings.idle_sets
@@ -347,6 +344,15 @@ def _draft_model(settings: Settings, served: Context, runner: Runner) -> DraftMo
     bytes_of_token = model.kv_bytes("f16", "f16")
     logger.info("draft model %s: %s, KV %s bytes a token", path.name, model.description, f"{bytes_of_token:,}")
     return draft
+
+
+def _recommended(model: Model) -> dict[str, Any]:
+    """Return how the file says that its model is sampled."""
+    of_file = recommended(model.metadata)
+    if of_file:
+        shown = {**of_file, "samplers": ";".join(of_file["samplers"])} if "samplers" in of_file else of_file
+        logger.info("the file recommends %s", ", ".join(f"{name} {value}" for name, value in shown.items()))
+    return of_file
 
 
 def _tell_of_head(model: Model) -> None:
