@@ -283,7 +283,6 @@ def _make_service(settings: Settings, model: Model, decision: Decision | None, m
     idle = IdlePrefill(
         engine, view, builder, submitter, open=running, next_turns=settings.idle_prefill, num_sets=settings.idle_sets
     )
-    metrics = Metrics(conversations, running, idle)
     service = Service(
         settings=settings,
         name=settings.names(model.path)[0],
@@ -297,7 +296,7 @@ def _make_service(settings: Settings, model: Model, decision: Decision | None, m
         view=view,
         builder=builder,
         template=template,
-        metrics=metrics,
+        metrics=Metrics(conversations, running, idle),
         submitter=submitter,
         open=running,
         answers=answers,
