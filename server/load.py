@@ -215,10 +215,7 @@ def _make_service(settings: Settings, model: Model, decision: Decision | None, m
     adapters = Adapters(model, [path for path, _ in files], scales)
     context = Context(model, context_settings(settings, model))
     made.callback(context.close)
-    if settings.parallel > (most := (context.scratch - 1) // 2):
-        raise ModelError(f"--parallel {settings.parallel}: at most {most} slots with this model")
-    most = context.num_cells if settings.kv_unified else max(context.num_cells // settings.parallel, 1)
-    limit = min(most, model.context_train or most)
+    limit = _longest(settings, context)
     learn_costs(context)
     runner = Runner(context, adapters)
     policy, sizes = settings.eviction, CopySizes(run_token=max(token_bytes(settings, model), 1))
@@ -307,6 +304,14 @@ def _make_service(settings: Settings, model: Model, decision: Decision | None, m
     )
     engine.background.max_generations = service.max_open
     return service
+
+
+def _longest(settings: Settings, context: Context) -> int:
+    """Return the most tokens of a request. Raises ModelError: there are more slots than the model can have."""
+    if settings.parallel > (most := (context.scratch - 1) // 2):
+        raise ModelError(f"--parallel {settings.parallel}: at most {most} slots with this model")
+    most = context.num_cells if settings.kv_unified else max(context.num_cells // settings.parallel, 1)
+    return min(most, context.model.context_train or most)
 
 
 SPEC_TYPES = (  # of llama-server
