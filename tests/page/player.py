@@ -52,6 +52,7 @@ def playing(pieces, pause):
         Route("/", app.show),
         Route("/page/{path:path}", app.show),
         Route("/props", lambda request: JSONResponse(PROPS)),
+        Route("/health", lambda request: JSONResponse({"status": "ok"})),
         Route("/v1/chat/completions", player.play, methods=["POST"]),
     ]
     server = uvicorn.Server(uvicorn.Config(Starlette(routes=routes), port=0, log_level="error", timeout_graceful_shutdown=1))
