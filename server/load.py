@@ -143,7 +143,7 @@ def load_all(settings: Settings, path: Path, progress: Callable[[float], bool] |
     """
     settings, model, decision = _open(settings, path, progress)
     check_read_ahead(settings, model)
-    service = _serve(settings, model, decision) if model.can_chat else None
+    service = _service_of(settings, model, decision) if model.can_chat else None
     name = settings.names(path)[0]
 
     def is_busy() -> bool:
@@ -170,7 +170,7 @@ def load_all(settings: Settings, path: Path, progress: Callable[[float], bool] |
 
 def load(settings: Settings, path: Path, progress: Callable[[float], bool] | None = None) -> Service:
     """Load a model and make everything around it, the engine not yet started. Raises ModelError and FolderError."""
-    return _serve(*_open(settings, path, progress))
+    return _service_of(*_open(settings, path, progress))
 
 
 def _open(
@@ -198,16 +198,16 @@ def _open(
     return settings, model, decision
 
 
-def _serve(settings: Settings, model: Model, decision: Decision | None) -> Service:
+def _service_of(settings: Settings, model: Model, decision: Decision | None) -> Service:
     """Make everything around a model. Where that fails nothing stays of it: a later try needs its memory and its folders."""
     with ExitStack() as made:
         made.callback(model.close)
-        service = _make_service(settings, model, decision, made)
+        service = _serve(settings, model, decision, made)
         made.pop_all()
         return service
 
 
-def _make_service(settings: Settings, model: Model, decision: Decision | None, made: ExitStack) -> Service:
+def _serve(settings: Settings, model: Model, decision: Decision | None, made: ExitStack) -> Service:
     """made: gets what frees each part."""
     template = open_template(settings, model)
     files = adapter_files(settings)

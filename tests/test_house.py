@@ -49,7 +49,7 @@ ENTRIES = RAY | {  # started or loaded by name: nothing has to import them
     "slots.queue",
 }
 SAME_NAME = {"cli", "app", "settings"}  # one of each program
-LONG = {"server.load._make_service"}  # wires everything once, top to bottom: in pieces it would only pass twenty names on
+LONG = {"server.load._serve"}  # wires everything once, top to bottom: in pieces it would only pass twenty names on
 CEILINGS = {
     "classes_twice": 3,  # Engine: Ray's name of a replica. CacheOrder: two frameworks. Index: two public libraries
     "modules_twice": 1,  # conversations: a bench of those that the server stores

@@ -86,18 +86,30 @@ def test_choices_beside_each_other_and_a_next_turn(drafting):
 
 
 def test_sampled_tokens_have_the_distribution_that_they_have_without(tiny, other, monkeypatch):
-    """Letters of 480 short answers, drafted and not: counts as far apart as chance makes them. Only letters are drafted."""
-    asked = {"prompt": "ab", "n_predict": 6, "temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "n_cmpl": 12}
-    counts = {}
     with running(tiny, draft_model=str(other), parallel=4) as up:
-        always_ask(up)
-        bias = letters(up)
-        ids = [id for id, _ in bias]
-        monkeypatch.setattr(Best, "choose", lambda self, logits, context, index: ids[int(logits[ids].argmax())])
-        for first, draft in ((0, "off"), (1000, "model")):
-            answers = [trial(up, **asked, logit_bias=bias, seed=first + seed, draft=draft) for seed in range(40)]
-            counts[draft] = Counter(letter for answer in answers for one in answer for letter in one["content"][1:])
-        assert up.metric("slotcache_accepted_tokens_total") > 100
+        check_the_distribution(up, monkeypatch, temperature=1.0)
+
+
+def check_the_distribution(up, monkeypatch, temperature):
+    """Letters of 480 short answers, drafted and not: counts as far apart as chance makes them. Only letters are drafted."""
+    asked = {
+        "prompt": "ab",
+        "n_predict": 6,
+        "temperature": temperature,
+        "top_k": 0,
+        "top_p": 1.0,
+        "min_p": 0.0,
+        "n_cmpl": 12,
+    }
+    counts = {}
+    always_ask(up)
+    bias = letters(up)
+    ids = [id for id, _ in bias]
+    monkeypatch.setattr(Best, "choose", lambda self, logits, context, index: ids[int(logits[ids].argmax())])
+    for first, draft in ((0, "off"), (1000, "model")):
+        answers = [trial(up, **asked, logit_bias=bias, seed=first + seed, draft=draft) for seed in range(40)]
+        counts[draft] = Counter(letter for answer in answers for one in answer for letter in one["content"][1:])
+    assert up.metric("slotcache_accepted_tokens_total") > 100
     off, model = counts["off"], counts["model"]
     assert off.total() == model.total() == 40 * 12 * 5
     square = sum((off[one] - model[one]) ** 2 / (off[one] + model[one]) for one in off | model)
@@ -126,19 +138,23 @@ def test_drafts_are_told(tiny):
 def test_a_next_turn_finds_its_prompt_read(tiny):
     """In idle time the draft model reads what a slot holds; a scope that is dropped is dropped there, too."""
     with running(tiny, draft_model=str(tiny)) as up:
-        always_ask(up)
-        drafter = up.service.engine.draft_model
-        first = trial(up, **LONG)
-        until(lambda: max(held.length for held in drafter._held) >= first["tokens_evaluated"] + 58)
-        read = drafter.num_tokens
-        second = trial(up, **LONG | {"prompt": LONG["prompt"] + " and so on", "n_predict": 12})
-        assert second["timings"]["draft_n"] > 0
-        assert drafter.num_tokens - read < second["tokens_evaluated"], "the prompt was read anew"
-        assert up.http.delete("/v1/cache").status_code == 200
-        assert not any(held.length for held in drafter._held)
-        private = trial(up, **LONG | {"cache_prompt": False})
-        assert private["timings"]["draft_n"] > 0
-        until(lambda: not any(held.length for held in drafter._held))
+        check_that_slots_are_read(up)
+
+
+def check_that_slots_are_read(up):
+    always_ask(up)
+    drafter = up.service.engine.draft_model
+    first = trial(up, **LONG)
+    until(lambda: max(held.length for held in drafter._held) >= first["tokens_evaluated"] + 58)
+    read = drafter.num_tokens
+    second = trial(up, **LONG | {"prompt": LONG["prompt"] + " and so on", "n_predict": 12})
+    assert second["timings"]["draft_n"] > 0
+    assert drafter.num_tokens - read < second["tokens_evaluated"], "the prompt was read anew"
+    assert up.http.delete("/v1/cache").status_code == 200
+    assert not any(held.length for held in drafter._held)
+    private = trial(up, **LONG | {"cache_prompt": False})
+    assert private["timings"]["draft_n"] > 0
+    until(lambda: not any(held.length for held in drafter._held))
 
 
 def test_a_server_that_slept_drafts_again(tiny):

@@ -1,21 +1,19 @@
 """`--spec-type draft-mtp`: the same answers in fewer steps, by the multi-token head of a made model. No real weights."""
 
-from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
 
 import pytest
-from slotcache.models.draft_model import Best
 from slotcache.models.errors import ModelError, RunnerError
 from slotcache.server.config.settings import Settings, SettingsError
 from slotcache.server.engine.fit import Measure
 from slotcache.server.load import load
 from support.architectures import mamba2, with_head
 
-from ..conftest import running, until
-from .test_draft_model import LONG, always_ask, trial
-from .test_drafts import ASKED, GREEDY, WARM, letters
+from ..conftest import running
+from .test_draft_model import LONG, always_ask, check_that_slots_are_read, check_the_distribution, trial
+from .test_drafts import ASKED, GREEDY, WARM
 from .test_sleep import doze, dozing
 
 HEAD = {"spec_type": "draft-mtp"}
@@ -92,40 +90,13 @@ def test_its_drafts_are_right_where_its_states_are_the_models(drafting, file):
 
 
 def test_sampled_tokens_have_the_distribution_that_they_have_without(right, monkeypatch):
-    """As of a draft model: see there."""
-    asked = {"prompt": "ab", "n_predict": 6, "temperature": 8.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "n_cmpl": 12}
-    counts = {}
     with running(right, **HEAD, parallel=4) as up:
-        always_ask(up)
-        bias = letters(up)
-        ids = [id for id, _ in bias]
-        monkeypatch.setattr(Best, "choose", lambda self, logits, context, index: ids[int(logits[ids].argmax())])
-        for first, draft in ((0, "off"), (1000, "model")):
-            answers = [trial(up, **asked, logit_bias=bias, seed=first + seed, draft=draft) for seed in range(40)]
-            counts[draft] = Counter(letter for answer in answers for one in answer for letter in one["content"][1:])
-        assert up.metric("slotcache_accepted_tokens_total") > 100
-    off, model = counts["off"], counts["model"]
-    assert off.total() == model.total() == 40 * 12 * 5
-    square = sum((off[one] - model[one]) ** 2 / (off[one] + model[one]) for one in off | model)
-    assert square < 16.3, counts  # chi squared of three degrees of freedom: one in a thousand; the seeds are fixed
+        check_the_distribution(up, monkeypatch, temperature=8.0)
 
 
 def test_a_next_turn_finds_its_prompt_read(right):
-    """In idle time the head reads what a slot holds; a scope that is dropped is dropped there, too."""
     with running(right, **HEAD) as up:
-        always_ask(up)
-        head = up.service.engine.draft_model
-        first = trial(up, **LONG)
-        until(lambda: max(held.length for held in head._held) >= first["tokens_evaluated"] + 58)
-        read = head.num_tokens
-        second = trial(up, **LONG | {"prompt": LONG["prompt"] + " and so on", "n_predict": 12})
-        assert second["timings"]["draft_n"] > 0
-        assert head.num_tokens - read < second["tokens_evaluated"], "the prompt was read anew"
-        assert up.http.delete("/v1/cache").status_code == 200
-        assert not any(held.length for held in head._held)
-        private = trial(up, **LONG | {"cache_prompt": False})
-        assert private["timings"]["draft_n"] > 0
-        until(lambda: not any(held.length for held in head._held))
+        check_that_slots_are_read(up)
 
 
 def test_kv_that_comes_back_from_host_memory_has_no_states_and_drafts_go_on(right):
