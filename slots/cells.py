@@ -42,6 +42,9 @@ from .scope import Scope
 #
 # llama.cpp passes over free cells, too, up to the highest one in use. When B and C have left for good, A stands behind
 # their cells, and a swap brings it to the front likewise, with nobody else to set aside.
+#
+# Which cell is the highest, llama.cpp does not tell. `cells_end` of a run is a bound: the first free cells are filled first,
+# so new KV ends below the number of cells in use, or below the highest one before. When a run leaves, its bound goes, too.
 
 Moves = tuple[Operation, ...]
 
@@ -134,7 +137,6 @@ class Cells:
         self.num_passed = 0  # that the last step passes over, but for its own
         self.num_swapped = 0  # tokens whose KV left the device for the time of a step, ever
         self._in_front: list[int] = []  # requests to which the last swap gave the first cells
-        self._end = 0  # of the cells that were in use since the pool was last cleared or empty: no higher one is in use
 
     @property
     def num_used(self) -> int:
@@ -193,7 +195,7 @@ class Cells:
 
     def forget_order(self) -> None:
         """No cell is in use any more."""
-        self._in_front, self._end = [], 0
+        self._in_front = []
 
     def reserve(self, num_cells: int) -> bool:
         """Evict idle KV until `num_cells` cells are free; return False if there is too little of it."""
@@ -207,18 +209,23 @@ class Cells:
         """
         tree, sequence = self._tree, job.sequence
         excess = tree.device.num_reclaimable - self._idle_cells
-        if not tree.host.max_bytes or excess <= 0 or sequence is None:
+        if not tree.host.max_bytes or sequence is None:
             return
         left = job.num_tokens - sequence.length - tree.copies.restorable(sequence)
-        if tree.costs.pays_to_offload(left, min(job.request.limit, USUAL_ANSWER)):
+        if excess > 0 and tree.costs.pays_to_offload(left, min(job.request.limit, USUAL_ANSWER)):
             tree.evict(excess)
+        # Known again before copies come back into the first free cells; private tokens do not tell where they stand.
+        if tree.device.cells_end > self.num_used and not any(one.num_private for one in self._running):
+            runs = runs_on_device(tree, [*self._running, job])
+            tree.device.cells_end = max((node.cells_end for node in runs), default=0)
 
     def take_operations(self, num_tokens: int, computing: list[Job]) -> tuple[Moves, Moves]:
         """Return the operations before and after a step of `num_tokens` tokens of the requests in `computing`.
 
         Those are the tree's decisions, and a swap where it saves time.
         """
-        self._end = max(self._end, used) if (used := self.num_used) else 0
+        device, used = self._tree.device, self.num_used
+        device.cells_end = max(device.cells_end, used) if used else 0
         moves, afterwards = self._swap(num_tokens, computing)
         # Taken last: deciding on a swap adds copies for the host tier to the tree's operations.
         return self._tree.device.take_operations() + moves, afterwards
@@ -226,17 +233,24 @@ class Cells:
     def passed_over(self, computing: list[Job], num_tokens: int) -> int:
         """Return the cells that attention passes over in such a step: up to the highest in use, or fewer behind a swap."""
         _, _, spared = self._to_swap(num_tokens, computing)
-        return max(self._end, self.num_used) - spared
+        return max(self._tree.device.cells_end, self.num_used) - spared
 
     def _swap(self, num_tokens: int, computing: list[Job]) -> tuple[Moves, Moves]:
         runs, unseen, spared = self._to_swap(num_tokens, computing)
-        self.num_passed = self._end - spared
+        device = self._tree.device
+        self.num_passed = device.cells_end - spared
         if not spared:
             return (), ()
         self.num_swapped += unseen
         before, self._in_front = self._in_front, [job.request.id for job in computing]
-        if not (in_place := self._in_front == before):
-            self._end = self.num_used
+        in_place, used, needed = self._in_front == before, self.num_used, {job.sequence for job in computing}
+        if not in_place:
+            device.cells_end = used
+        for node in runs:
+            if node.sequences.isdisjoint(needed):
+                node.cells_end = used + num_tokens  # it comes back behind them
+            elif not in_place:
+                node.cells_end = used - unseen
         return swap_out(self._tree, runs, self._running, computing, in_place=in_place)
 
     def _to_swap(self, num_tokens: int, computing: list[Job]) -> tuple[list[Node], int, int]:
@@ -252,7 +266,7 @@ class Cells:
         runs, needed = list(runs_on_device(tree, self._running)), {job.sequence for job in computing}
         unseen = sum(node.ready for node in runs if node.sequences.isdisjoint(needed))
         unseen += sum(job.num_private for job in self._running if job.sequence not in needed)
-        spared = unseen + max(self._end - used, 0)
+        spared = unseen + max(tree.device.cells_end - used, 0)
         pieces = len(runs)  # of cells, each of which is moved by itself
         if costs.scattered_tokens:
             pieces += sum(one.num_scattered for one in (*runs, *self._running))

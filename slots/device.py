@@ -30,6 +30,7 @@ class DeviceCells:
         self.num_ready = 0  # cells with KV of a run: every ready token is in exactly one
         self.num_pending = 0  # claimed and not computed yet: cells that are promised
         self.num_in_use = 0  # ready cells that running requests need
+        self.cells_end = 0  # no cell from this one on is in use, if those in front are filled first
         self.idle: dict[Node, Sequence] = {}  # by last node; at most one a node
         self.leaves = Candidates(self._place, self.is_leaf)
         self._num_sequences = num_sequences
@@ -41,7 +42,7 @@ class DeviceCells:
     def clear(self) -> None:
         """Forget everything, even in an inconsistent state. No cell or sequence is in use then."""
         self.idle, self._operations = {}, []
-        self.num_ready = self.num_pending = self.num_in_use = 0
+        self.num_ready = self.num_pending = self.num_in_use = self.cells_end = 0
         self.free_ids = list(range(self._num_sequences))[::-1]
         self.leaves.clear()
 
@@ -230,6 +231,8 @@ class DeviceCells:
         """Count `change` more ready tokens of a run, or fewer, if it is negative."""
         node.ready += change
         self.num_ready += change
+        if change > 0:
+            node.cells_end = self.cells_end = max(self.cells_end, self.num_ready)
         if node.in_use:
             self.num_in_use += change
             self.num_pending -= change

@@ -36,8 +36,9 @@ class Node:
 
     sequences: those that hold KV of this run. in_use: the number of running requests with this run on their paths; a run
     in use is not evicted. num_scattered: stretches of cells that its KV stands in, about, if it is of an answer that was
-    computed beside others; 0: in one. record: the key of the record that a lower tier took of it, with its state. documents:
-    the ends of documents that begin behind this run, by their keys. document_of: the inverse, (run before the document, key)
+    computed beside others; 0: in one. cells_end: none of its cells is at or above this one (see `Cells`). record: the key of
+    the record that a lower tier took of it, with its state. documents: the ends of documents that begin behind this run, by
+    their keys. document_of: the inverse, (run before the document, key)
     of each document that ends with this run.
     """
 
@@ -47,6 +48,7 @@ class Node:
     children: dict[int, Node] = field(default_factory=dict[int, "Node"], repr=False)
     ready: int = 0
     num_scattered: int = 0
+    cells_end: int = 0
     sequences: set[Sequence] = field(default_factory=set["Sequence"], repr=False)
     in_use: int = 0
     last_use: int = 0
@@ -265,6 +267,7 @@ class RadixTree:
         upper.parent.children[int(upper.tokens[0])] = upper  # type: ignore[union-attr]
         lower.tokens, lower.start, lower.parent = lower.tokens[at:], lower.start + at, upper
         lower.ready -= upper.ready
+        upper.cells_end = lower.cells_end - lower.ready  # later tokens stand in higher cells
         lower.sequences = {sequence for sequence in lower.sequences if sequence.length > lower.start}
         return upper
 

@@ -446,6 +446,21 @@ def test_kv_that_others_have_left_free_cells_below_moves_to_the_front_once():
     assert Clear() not in plan.operations and cells.num_passed == cells.num_used - 1
 
 
+@pytest.mark.parametrize("shared", [0, 50])
+def test_conversations_in_turn_come_back_once_each(shared):
+    """Whatever a longer one leaves, its cells are those behind what stays, so a shorter one stands in front already."""
+    world = World(aside=2, host=5000, cells=2000)
+    histories = [[*range(shared), *range(start, start + length)] for start, length in ((1000, 600), (2000, 100))]
+    for turn in range(4):
+        for history in histories:
+            job = world.run(history, limit=10)
+            new = len(world.jobs) * 50 + 5000
+            history[:] = [*job.tokens[: job.num_tokens - 1].tolist(), *range(new, new + 50)]
+            assert not turn or job.reuse.cached == len(history) - 50 - 9 - 50
+    assert not any(Clear() in plan.operations for plan in world.plans)
+    assert world.scheduler.cells.num_passed < len(histories[1])
+
+
 @pytest.mark.parametrize(("aside", "new"), [(2, 2), (100, 60)])
 def test_it_stays_where_that_takes_longer(aside, new):
     world = World(aside=aside, host=2000, slots=3)

@@ -371,7 +371,7 @@ class Life(RuleBasedStateMachine):
         for job, span in zip(running, plan.spans, strict=False):
             sections = job.layout.sections(job.num_tokens)
             begin, end = next(section for section in sections if section[0] <= span.start < section[1])
-            left = end - span.stop
+            left = end - span.stop + span.drafted  # a resumed request may have a draft behind its last token
             if has_room and job.request.id not in self.met_others and span.start < job.claimed:
                 assert len(span.tokens) >= min(recompute_last, end - begin), "a piece that is too small for its bits"
                 assert left == 0 or left >= recompute_last, "a rest that is too small for its bits"
