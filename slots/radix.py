@@ -38,8 +38,7 @@ class Node:
     in use is not evicted. num_scattered: stretches of cells that its KV stands in, about, if it is of an answer that was
     computed beside others; 0: in one. cells_end: none of its cells is at or above this one (see `Cells`). record: the key of
     the record that a lower tier took of it, with its state. documents: the ends of documents that begin behind this run, by
-    their keys. document_of: the inverse, (run before the document, key)
-    of each document that ends with this run.
+    their keys. document_of: the inverse, (run before the document, key) of each document that ends with this run.
     """
 
     tokens: np.ndarray
