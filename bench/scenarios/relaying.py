@@ -22,6 +22,7 @@ HEALTH = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 
 LAST = b"0\r"  # the line in front of the end of a chunked answer
 STAMP = b"stamp:"
 TELLING = (b'"usage"', b'"timings"')  # fields that tell of tokens
+Body = dict[str, Any]
 DIRECT, BARE, FRONT = "direct", "a proxy that copies bytes", "slotcache order"
 
 
@@ -31,6 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--requests", type=int, default=200, help="of each arm, a round (default: %(default)s)")
     add("--chunks", type=int, default=400, help="of the one long stream of each arm, a round (default: %(default)s)")
     add("--gap", type=float, default=5.0, help="ms between them (default: %(default)s)")
+    add("--streams", type=int, default=0, metavar="N", help="as many run beside everything (default: %(default)s)")
     add("--rounds", type=int, default=5, help="all arms in turn (default: %(default)s)")
     add("--json", type=Path, metavar="OUT", help="write everything measured to this file")
 
@@ -48,11 +50,7 @@ def run(args: argparse.Namespace) -> Report:
         for number in range(args.rounds):
             for name, port in arms.items() if number % 2 == 0 else reversed(arms.items()):
                 figures = found.setdefault(name, {"plain": [], "documents": [], "lag": []})
-                for kind, body in bodies.items():
-                    for _ in range(args.requests):
-                        figures[kind].append(asyncio.run(_ask(port, body | {"max_tokens": 1}))[0])
-                asked = bodies["plain"] | {"max_tokens": args.chunks, "gap": args.gap / 1000}
-                figures["lag"] += asyncio.run(_ask(port, asked))[1]
+                asyncio.run(_measure(port, bodies, args, figures))
                 note(arm=name, round=number, medians={kind: median(of) for kind, of in figures.items()})
     rows = [
         (name, *(1000 * median(figures[kind]) for kind in ("plain", "documents", "lag"))) for name, figures in found.items()
@@ -65,10 +63,32 @@ def run(args: argparse.Namespace) -> Report:
         Bar(3, "ms a plain request more than the proxy", beside[0], 3.0),
         Bar(3, "ms a chunk more than the proxy", beside[2], 0.2),
     ]
-    return Report("relay", [Table("relay: medians", columns, rows)], bars=bars, data={"arms": found})
+    return Report(
+        "relay", [Table(f"relay: medians, {args.streams} streams beside", columns, rows)], bars=bars, data={"arms": found}
+    )
 
 
-async def _ask(port: int, body: dict[str, Any]) -> tuple[float, list[float]]:
+async def _measure(port: int, bodies: dict[str, Body], args: argparse.Namespace, figures: dict[str, list[float]]) -> None:
+    """Add the seconds of short answers, and of the way of each chunk of a long one, while streams run beside."""
+    asked = bodies["plain"] | {"max_tokens": args.chunks, "gap": args.gap / 1000}
+
+    async def stream() -> None:
+        while True:
+            await _ask(port, asked)
+
+    beside = [asyncio.create_task(stream()) for _ in range(args.streams)]
+    try:
+        for kind, body in bodies.items():
+            for _ in range(args.requests):
+                figures[kind].append((await _ask(port, body | {"max_tokens": 1}))[0])
+        figures["lag"] += (await _ask(port, asked))[1]
+    finally:
+        for task in beside:
+            task.cancel()
+        await asyncio.gather(*beside, return_exceptions=True)
+
+
+async def _ask(port: int, body: Body) -> tuple[float, list[float]]:
     """Send a request. Return the seconds of the whole answer, and of each chunk from its stamp to its arrival."""
     data, lags = json.dumps(body).encode(), list[float]()
     begun = perf_counter()
