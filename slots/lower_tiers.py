@@ -170,7 +170,7 @@ class Speed:
         return num_bytes * self._seconds / self._bytes
 
 
-class Worth:
+class SavedShare:
     """The share of the time to compute a run that its reuse saves, for each run of a tier's index.
 
     live: the cache itself. A run that it has costs what it costs there, all others are read before: read_share is the time
@@ -333,7 +333,7 @@ class Fetches:
     def _arrange(self, request: Request, tier: LowerTier) -> Layout:
         """Order a prompt's documents by what a tier has of them and by what that costs."""
         index, scope = tier.index, request.index_scope
-        index.saves = Worth(self._scheduler.index, scope, partial(self._read_share, tier.name))
+        index.saves = SavedShare(self._scheduler.index, scope, partial(self._read_share, tier.name))
         try:
             return request.prompt.arrange(index, scope)
         finally:
