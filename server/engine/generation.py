@@ -40,6 +40,7 @@ from .usage import (
 
 MAX_PROGRESS = 8  # unread events of it
 MAX_PIECES = 8  # unread pieces of text that are sent one by one
+MAX_HELD = 64  # pieces of an answer that nobody reads before its end, which wake the event loop once
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,9 +264,9 @@ class Generation:
 
     wanted: the most tokens that the request asks for, which may be more than the context holds; -1: it sets no limit.
     id: the answer's, which its client gets. no_cache_reason: why nothing may be reused, where that is so. spells: whether
-    ids (int32) are exactly the bytes of a text; None where the answer's ids may not be kept. on_end: called in the event
-    loop when the engine has ended it, before its client can read the end. abandoned: its client has gone, and the engine is
-    about to end it.
+    ids (int32) are exactly the bytes of a text; None where the answer's ids may not be kept. is_whole: nobody reads its text
+    before the end. on_end: called in the event loop when the engine has ended it, before its client can read the end.
+    abandoned: its client has gone, and the engine is about to end it.
     """
 
     id: str
@@ -277,12 +278,14 @@ class Generation:
     scope: str = ""
     wants_progress: bool = False
     wants_segments: bool = False
+    is_whole: bool = False
     no_cache_reason: str | None = None
     spells: Callable[[np.ndarray, str], bool] | None = None
     detokenize: Callable[[np.ndarray], str] = lambda tokens: ""
     on_end: OnEnd = lambda generation, event: event
     events: Unread = field(default_factory=Unread)
     parts: list[str] = field(default_factory=list)  # the text so far
+    held: list[Delta] = field(default_factory=list)  # pieces of a whole answer that are not sent yet
     job: Job = field(init=False)  # from its submission on
     pending: Pending = field(init=False)
     arrived: float = field(default_factory=perf_counter)
@@ -349,6 +352,16 @@ class Generation:
         sent, tokens, told = self.pending.take()
         num_generated = self.num_generated - len(self.pending.tokens)
         return Delta(sent, tokens, told, num_generated=num_generated) if sent else None
+
+    def hold(self, delta: Delta) -> Delta | None:
+        """Keep a piece of a whole answer; return those that are kept as one, once there are enough of them."""
+        self.held.append(delta)
+        return self.take_held() if len(self.held) >= MAX_HELD else None
+
+    def take_held(self) -> Delta | None:
+        """Return the pieces that are kept, as one."""
+        held, self.held = self.held, []
+        return _join(held) if held else None
 
     def tell(self, start: int, logprobs: Sequence[Logprobs]) -> Delta:
         """Return the prompt's tokens from position `start` on that are new: a request that is paused computes some again."""

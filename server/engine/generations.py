@@ -17,7 +17,7 @@ from ...slots.request import Job
 from ...slots.scheduler import Scheduler
 from ...slots.scope import Scope
 from ..http.api_errors import RequestError
-from .generation import End, Failure, Generation, Outbox
+from .generation import Delta, End, Failure, Generation, Outbox
 
 logger = logging.getLogger("slotcache.engine")
 
@@ -267,8 +267,12 @@ class Generations:
 
     def _push(self, generation: Generation, token: int, logprobs: Logprobs | None = None) -> None:
         event = generation.push(token, self._is_end(token), logprobs)
-        if isinstance(event, End):
+        if isinstance(event, Delta) and generation.is_whole:
+            event = generation.hold(event)
+        elif isinstance(event, End):
             self.end(generation)
+            if held := generation.take_held():
+                self._outbox.put(generation, held)
         if event is not None:
             self._outbox.put(generation, event)
 

@@ -185,6 +185,7 @@ class Submitter:
             scope=options.cache_scope,
             wants_progress=options.return_progress,
             wants_segments=options.report_segments,
+            is_whole=not options.stream,
             no_cache_reason=TOLD if tells else self._no_cache_reason(caches, cache),
             detokenize=self._model.detokenize,
             spells=partial(self._model.spells, piece=piece) if keeps else None,

@@ -16,7 +16,16 @@ from slotcache.server.api.endpoint import _events
 from slotcache.server.app import make_app
 from slotcache.server.chat.body import ChatRequest, CompletionRequest
 from slotcache.server.chat.conversations import PendingTurn
-from slotcache.server.engine.generation import MAX_PROGRESS, Delta, Failure, PromptProgress, Unread, _deliver
+from slotcache.server.engine.generation import (
+    MAX_HELD,
+    MAX_PROGRESS,
+    Delta,
+    Failure,
+    Generation,
+    PromptProgress,
+    Unread,
+    _deliver,
+)
 from slotcache.server.http.api_errors import RequestError
 from slotcache.server.http.connection import Shortcut
 
@@ -211,6 +220,25 @@ def test_all_text_but_the_first_is_written_past_the_layers_and_none_is_lost(tiny
         written.clear()
         second = server.http.post(path, json=asked).content
     assert not written and texts(first) == texts(second)
+
+
+@pytest.mark.parametrize("further", [{}, {"logprobs": True, "top_logprobs": 2}, {"n": 3, "temperature": 0.5, "seed": 7}])
+def test_a_whole_answer_leaves_the_engine_in_few_pieces_and_is_that_of_a_stream(server, monkeypatch, further):
+    sent, deliver = [], Generation.deliver
+    monkeypatch.setattr(Generation, "deliver", lambda self, event: (sent.append(event), deliver(self, event))[1])
+    asked = LONG | {"max_tokens": 200, "cache_prompt": False} | further
+    answer = server.http.post(CHAT, json=asked).json()
+    number = len(answer["choices"])
+    pieces = [event for event in sent if isinstance(event, Delta)]
+    assert len(pieces) <= number * (200 // MAX_HELD + 1), len(pieces)
+    assert answer["usage"]["completion_tokens"] == 200 * number
+    lines = server.http.post(CHAT, json=asked | {"stream": True}).text.splitlines()
+    chunks = [choice for line in lines if line.startswith("data: {") for choice in json.loads(line[6:])["choices"]]
+    for index, choice in enumerate(answer["choices"]):
+        same = [chunk for chunk in chunks if chunk["index"] == index]
+        assert choice["message"]["content"] == "".join(chunk["delta"].get("content") or "" for chunk in same)
+        told = [token for chunk in same for token in (chunk.get("logprobs") or {"content": []})["content"]]
+        assert (choice.get("logprobs") or {"content": []})["content"] == told
 
 
 def texts(stream):
