@@ -243,7 +243,8 @@ class Cells:
             return (), ()
         self.num_swapped += unseen
         before, self._in_front = self._in_front, [job.request.id for job in computing]
-        in_place, used, needed = self._in_front == before, self.num_used, {job.sequence for job in computing}
+        used, needed = self.num_used, {job.sequence for job in computing}
+        in_place = self._in_front == before and not any(job.num_private for job in computing)  # they stand behind others
         if not in_place:
             device.cells_end = used
         for node in runs:
@@ -256,18 +257,22 @@ class Cells:
     def _to_swap(self, num_tokens: int, computing: list[Job]) -> tuple[list[Node], int, int]:
         """Return the runs on the device, the cells that a step does not see, and those that a swap spares it.
 
-        It spares these, and the free ones below the highest cell in use; 0 where the step is no faster for it.
+        It spares these, and the free ones below the highest cell in use; 0 where the step is no faster for it. The free ones
+        are spared for good, so they count for each token of the answer to a prompt as well.
         """
-        tree, costs = self._tree, self._tree.costs
-        if num_tokens <= costs.swap_from_tokens or not tree.host.could_hold(used := self.num_used):
+        tree, costs, used = self._tree, self._tree.costs, self.num_used
+        free = max(tree.device.cells_end - used, 0)
+        limits = [job.request.limit for job in computing if job.num_tokens == job.num_prompt] if free else []
+        num_steps = min(max(limits, default=0), USUAL_ANSWER)
+        if num_tokens + num_steps <= costs.swap_from_tokens or not tree.host.could_hold(used):
             return [], 0, 0
         if all(job.request.background for job in computing):
             return [], 0, 0  # a new request may abort the step; then it must not wait for moves
         runs, needed = list(runs_on_device(tree, self._running)), {job.sequence for job in computing}
         unseen = sum(node.ready for node in runs if node.sequences.isdisjoint(needed))
         unseen += sum(job.num_private for job in self._running if job.sequence not in needed)
-        spared = unseen + max(tree.device.cells_end - used, 0)
         pieces = len(runs)  # of cells, each of which is moved by itself
         if costs.scattered_tokens:
             pieces += sum(one.num_scattered for one in (*runs, *self._running))
-        return runs, unseen, spared if costs.pays_to_swap(num_tokens, spared, used, pieces) else 0
+        passed = unseen * num_tokens + free * (num_tokens + num_steps)
+        return runs, unseen, unseen + free if costs.pays_to_swap(passed, used, pieces) else 0

@@ -78,12 +78,13 @@ class Costs:
             return False
         return self.cell_ns * seen > self.tile_cell_ns * together + self.token_ns * (self.tile - size)
 
-    def pays_to_swap(self, num_tokens: int, num_unseen: int, num_used: int, num_pieces: int) -> bool:
-        """Return whether a step is faster if the cells that it does not see are swapped out for its time.
+    def pays_to_swap(self, num_passed: int, num_used: int, num_pieces: int) -> bool:
+        """Return whether steps are faster if the cells that they do not see are swapped out, or filled.
 
-        num_unseen: those cells. num_used, num_pieces: all cells in use, and the stretches of them that move by themselves.
+        num_passed: such cells, counted once for each token that would pass over them. num_used, num_pieces: all cells in
+        use, and the stretches of them that move by themselves.
         """
-        return num_unseen * num_tokens > self.swap_from_tokens * (num_used + self.cells_per_run * num_pieces)
+        return num_passed > self.swap_from_tokens * (num_used + self.cells_per_run * num_pieces)
 
     def pays_to_offload(self, num_tokens: int, num_steps: int) -> bool:
         """Return whether idle KV should leave the device for a request of so many prompt tokens and decode steps."""

@@ -461,7 +461,20 @@ def test_conversations_in_turn_come_back_once_each(shared):
     assert world.scheduler.cells.num_passed < len(histories[1])
 
 
-@pytest.mark.parametrize(("aside", "new"), [(2, 2), (100, 60)])
+@pytest.mark.parametrize(("limit", "moves"), [(1, False), (200, True)])
+def test_a_short_question_moves_it_where_the_answer_may_be_long(limit, moves):
+    """Each token of the answer passes over the free cells, too."""
+    world = World(aside=50, host=5000, cells=2000, slots=3)
+    jobs = [world.submit(range(1000 * n, 1000 * n + 200), limit=100) for n in range(3)]
+    world.finish()
+    follower = world.run([*jobs[2].tokens[: jobs[2].num_tokens - 1].tolist(), *range(5000, 5010)], limit=limit)
+    assert follower.reuse.cached == 299 and world.scheduler.cells.num_swapped == 0
+    plans = [plan for plan in world.plans if any(span.request == follower.request.id for span in plan.spans)]
+    assert [Clear() in plan.operations for plan in plans] == [moves] + [False] * (limit - 1)
+    assert (world.scheduler.cells.num_passed < 600) == moves
+
+
+@pytest.mark.parametrize(("aside", "new"), [(10, 2), (100, 60)])
 def test_it_stays_where_that_takes_longer(aside, new):
     world = World(aside=aside, host=2000, slots=3)
     jobs = [world.submit(range(200 * n, 200 * n + 100), limit=40) for n in range(3)]

@@ -37,6 +37,7 @@ EXPECTED = {
     *("recovered", "kept over a failure", "began again", "poison"),
     *("overtaken", "prefetch", "private", "its slot", "adapters in turn"),
     *("forced", "forced and paused", "right drafts", "wrong drafts", "ended within a draft"),
+    *("several answers", "shared among them", "pinned by marks", "slept"),
 }
 
 
@@ -112,6 +113,7 @@ class Life(RuleBasedStateMachine):
         self.open: list[Job] = []
         self.limits: dict[int, int] = {}  # by request, the length of its answer
         self.forced: dict[int, int] = {}  # by request, the tokens that follow each sampled one at once
+        self.choices: set[int] = set()  # requests that share a private scope
         self.poison: dict[int, float] = {}  # requests that make each step fail, and how much of the operations is done then
         self.histories: list[list[int]] = list(OPENINGS)
         self.build(CONTEXT + extra, host, states)
@@ -144,7 +146,8 @@ class Life(RuleBasedStateMachine):
         documents = tuple(
             PlacedDocument(f"d{a}", str(tokens[a:b].tolist()), a, b) for a, b in itertools.pairwise(at) if a < b
         )
-        return self.submit_prompt(Fixed(tokens, at, documents), ask)
+        marks = [(stop, float(ask.limit % 3)) for stop in at]
+        return self.submit_prompt(Fixed(tokens, at, documents, marks), ask)
 
     def submit_prompt(self, prompt, ask):
         number = next(self.ids)
@@ -171,6 +174,30 @@ class Life(RuleBasedStateMachine):
         self.open.append(job)
         self.waits(job)
         return job
+
+    @rule(ask=ASKS, further=st.integers(1, 2), steps=st.integers(0, 6))
+    def choose(self, ask, further, steps):
+        """Several answers to one prompt. If it is not cached, they share a scope of their own, where KV can be cut."""
+        first = self.submit_one(replace(ask, background=False))
+        for number in itertools.islice(self.ids, further):
+            scope = first.request.scope if self.can_cut else Scope.private(number, ask.scope.adapters)
+            self.limits[number], self.forced[number] = ask.limit, ask.forced
+            self.choices |= {first.request.id, number} if self.can_cut else set()
+            job = self.scheduler.submit(replace(first.request, id=number, scope=scope, draft=None))
+            self.open.append(job)
+            self.waits(job)
+        SEEN["several answers"] += 1
+        self.step(steps)
+
+    @rule()
+    @precondition(lambda self: not self.scheduler.running)
+    def sleep(self):
+        """All KV leaves the device, as before its memory is freed."""
+        self.tree.evict(self.tree.device.num_ready)
+        self.carry_out(self.tree.device.take_operations())
+        self.ran()
+        assert not self.tree.device.num_ready and not self.memory.num_used
+        SEEN["slept"] += 1
 
     def waits(self, job):
         """A request has come."""
@@ -382,12 +409,16 @@ class Life(RuleBasedStateMachine):
     def end(self, job):
         assert job.request.id not in self.poison, "one with which each step fails has an end"
         self.open.remove(job)
+        pinned = len(self.scheduler.index.pinned)
         self.scheduler.finish(job)
+        SEEN["pinned by marks"] += len(self.scheduler.index.pinned) > pinned
         result = job.tokens[: job.num_tokens].tolist()
         expected = greedy(job.layout.tokens.tolist(), self.limits[job.request.id], job.request.scope.adapters)
         assert result == expected, "reuse changed a result"
         assert job.request.wanted_slot in (-1, job.slot), "another slot than the one it waited for"
-        if not job.request.keeps:
+        if job.request.id in self.choices:
+            SEEN["shared among them"] += job.reuse.cached > 0
+        elif not job.request.keeps:
             assert job.reuse.cached == 0 and job.reuse.source == "none"
         self.histories.append(ids_of(np.array(result, np.int32)).tolist())
         SEEN.update(["finished", job.reuse.source, *["overtaken"] * bool(job.reuse.num_overtaken)])
