@@ -1,0 +1,400 @@
+"""The documents of one turn, read in many ways: jointly, alone, behind other text, or with some tokens computed again.
+
+Prompts are computed by hand, as the server does it: see `slots/separate.py`.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+
+import numpy as np
+
+from ...models.context import Context
+from ...models.model import Model
+from ...models.rotation import NUMBERS, Rotation
+from ...models.runner import Runner, data_of
+from ...models.sampling import Sampler
+from ...models.sampling_params import GREEDY
+from ...slots.plan import Drop, HostCopy, Operation, Plan, Restore, Save, Share, Span, Trim
+from ..report import BenchError
+from .gaze import Gaze, attention
+
+MAIN, FRONT, OTHER, ALONE, EXTRA = 0, 1, 2, 3, 4  # sequences; further ones follow
+MOST_EXTRA = 200  # extra sequences of one batch
+ROWS = 32  # of logits, in one batch
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A question as tokens (int32). prefix: up to the first document. tail: behind the last one. answer: a human's.
+
+    fronts: other texts that a document may be read behind, by name, each from the beginning of a prompt.
+    """
+
+    name: str
+    prefix: np.ndarray
+    documents: tuple[np.ndarray, ...]
+    tail: np.ndarray
+    answer: np.ndarray
+    fronts: dict[str, np.ndarray]
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(map(len, (self.prefix, *self.documents, self.tail, self.answer)))
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a way comes to. likelihoods: logarithms, one for each token of the answer. choices: the most probable tokens.
+
+    right: how many of these are the answer's. computed: the share of the prompt that a request computes although each
+    document was read before.
+    """
+
+    likelihoods: list[float]
+    choices: list[int]
+    right: int
+    computed: float
+
+
+class Recorder(Sampler):
+    """Notes logits instead of choosing. expected: the tokens (int32) that follow, one for each row of logits."""
+
+    def __init__(self, model: Model, expected: np.ndarray) -> None:
+        super().__init__(model, GREEDY)
+        self._expected = iter(expected.tolist())
+        self.likelihoods: list[float] = []
+        self.choices: list[int] = []
+
+    def choose(self, logits: np.ndarray, context: object, index: int) -> int:
+        token, top = next(self._expected), float(logits.max())
+        self.likelihoods.append(float(logits[token]) - top - float(np.log(np.exp(logits - top).sum())))
+        self.choices.append(int(logits.argmax()))
+        return token
+
+
+class Reader:
+    """Computes parts of prompts. Raises BenchError for a model whose KV cannot be moved."""
+
+    def __init__(self, model: Model, context: Context) -> None:
+        self.gaze = Gaze(context)
+        self._model, self._batch, self._runner = model, context.batch, Runner(context)
+        self._runner.warm_up()
+        rotation = self._runner.states.rotation
+        if not isinstance(rotation, Rotation):
+            raise BenchError(f"the KV of {model.path.name} cannot be moved: {rotation}")
+        self._rotation = rotation
+
+    def apply(self, *operations: Operation) -> None:
+        self._runner.run(Plan(operations))
+
+    def compute(self, sequence: int, start: int, tokens: np.ndarray) -> None:
+        for at in range(0, len(tokens), self._batch):
+            part = tokens[at : at + self._batch]
+            self._runner.run(Plan((), (Span(0, sequence, start + at, part, logits=False),)))
+
+    def save(self, sequence: int, start: int, stop: int) -> HostCopy:
+        copy = HostCopy(start, stop)
+        self.apply(Save(sequence, copy))
+        return copy
+
+    def read(self, front: int, start: int, document: np.ndarray) -> HostCopy:
+        """Return a copy of a document's KV behind the first tokens of a sequence."""
+        self.apply(Share(front, ALONE, 0, start))
+        self.compute(ALONE, start, document)
+        copy = self.save(ALONE, start, start + len(document))
+        self.apply(Drop(ALONE))
+        return copy
+
+    def compute_again(self, stretches: Sequence[tuple[int, int]], text: np.ndarray) -> None:
+        """Compute stretches of the main sequence again, in one batch. None sees what the batch makes of another one.
+
+        llama.cpp takes a token only behind the last one of its sequence, so each stretch has a sequence that ends in front.
+        """
+        for first in range(0, len(stretches), MOST_EXTRA):
+            extra = list(enumerate(stretches[first : first + MOST_EXTRA], EXTRA))
+            shares = tuple(Share(MAIN, sequence, 0, start) for sequence, (start, _) in extra)
+            spans = tuple(Span(0, sequence, start, text[start:stop], logits=False) for sequence, (start, stop) in extra)
+            self._runner.run(Plan(shares, spans))
+            for sequence, (start, stop) in extra:
+                self.apply(Trim(MAIN, start, stop), Share(sequence, MAIN, start, stop), Drop(sequence))
+
+    def answered(self, start: int, tail: np.ndarray, answer: np.ndarray) -> Recorder:
+        """Compute the end of a prompt behind `start`, and then the answer. Ends the main sequence."""
+        self.compute(MAIN, start, tail[:-1])
+        start += len(tail) - 1
+        given, recorder = np.concatenate([tail[-1:], answer[:-1]]), Recorder(self._model, answer)
+        for first in range(0, len(given), ROWS):
+            places = range(first, min(first + ROWS, len(given)))
+            spans = tuple(Span(0, MAIN, start + at, given[at : at + 1], logits=True) for at in places)
+            self._runner.run(Plan((), spans), {0: recorder})
+        self.apply(Drop(MAIN))
+        recorder.close()
+        return recorder
+
+    def tensors(self, copy: HostCopy, start: int) -> list[np.ndarray]:
+        """Return a copy's KV at positions from `start` on: keys (tokens, width) of each layer, then values of each."""
+        run = self._rotation.moved(data_of(copy), start - copy.start)
+        order = np.argsort(self._rotation.positions(run))
+        return [
+            numbers.view(NUMBERS[kind]).reshape(len(copy), -1)[order].astype(np.float32)
+            for kind, numbers in self._rotation.tensors(run)
+        ]
+
+    def scaled(self, copy: HostCopy, factor: float) -> HostCopy:
+        """Return a copy with longer keys (APE, Yang et al. 2025: a temperature below 1)."""
+        run = data_of(copy).copy()
+        for kind, keys in list(self._rotation.tensors(run))[: len(self._rotation.angles)]:
+            numbers = keys.view(NUMBERS[kind])
+            numbers[...] = numbers.astype(np.float32) * factor
+        return HostCopy(copy.start, copy.stop, run)
+
+
+class Case:
+    """One turn while it is looked at. Documents are read once for all ways that need them read so."""
+
+    def __init__(self, reader: Reader, turn: Turn) -> None:
+        self._reader, self._turn = reader, turn
+        self._text = np.concatenate([turn.prefix, *turn.documents])
+        stops = np.cumsum([len(part) for part in (turn.prefix, *turn.documents)]).tolist()
+        self._places = list(pairwise(stops))
+        self._behind: dict[str, list[HostCopy]] = {}
+        reader.compute(FRONT, 0, turn.prefix)
+
+    def close(self) -> None:
+        self._reader.apply(Drop(FRONT))
+
+    # ---- Copies of the documents' KV.
+
+    @cached_property
+    def joint(self) -> list[HostCopy]:
+        start = len(self._turn.prefix)
+        self._reader.apply(Share(FRONT, MAIN, 0, start))
+        self._reader.compute(MAIN, start, self._text[start:])
+        copies = [self._reader.save(MAIN, *place) for place in self._places]
+        self._reader.apply(Drop(MAIN))
+        return copies
+
+    @cached_property
+    def alone(self) -> list[HostCopy]:
+        return self._read(self._turn.prefix, self._turn.documents)
+
+    def behind(self, front: str) -> list[HostCopy]:
+        if front not in self._behind:
+            self._behind[front] = self._read(self._turn.fronts[front], self._turn.documents)
+        return self._behind[front]
+
+    @cached_property
+    def behind_first(self) -> list[HostCopy]:
+        first, *others = self._turn.documents
+        return [self.joint[0], *self._read(np.concatenate([self._turn.prefix, first]), others)]
+
+    @cached_property
+    def pairs(self) -> list[HostCopy]:
+        documents, copies = self._turn.documents, self.joint[:2]
+        for at in range(2, len(documents), 2):
+            front = np.concatenate([self._turn.prefix, documents[at]])
+            copies += [self.alone[at], *self._read(front, documents[at + 1 : at + 2])]
+        return copies
+
+    def scaled(self, factor: float) -> list[HostCopy]:
+        return [self._reader.scaled(copy, factor) for copy in self.alone]
+
+    def _read(self, front: np.ndarray, documents: Iterable[np.ndarray]) -> list[HostCopy]:
+        prefix = self._turn.prefix
+        known = len(prefix) if np.array_equal(front[: len(prefix)], prefix) else 0
+        self._reader.apply(Share(FRONT, OTHER, 0, known))
+        self._reader.compute(OTHER, known, front[known:])
+        copies = [self._reader.read(OTHER, len(front), document) for document in documents]
+        self._reader.apply(Drop(OTHER))
+        return copies
+
+    # ---- Tokens to compute again. The first document is exact as it is.
+
+    def most(self, scores: np.ndarray, share: float) -> np.ndarray:
+        """Return the positions of that share of the documents' tokens, those with the highest scores."""
+        first = self._places[1][0]
+        count = round(share * (len(self._text) - len(self._turn.prefix)))
+        return np.sort(first + np.argsort(-scores[first:], kind="stable")[:count])
+
+    def difference(self, ours: Sequence[HostCopy], theirs: Sequence[HostCopy], layers: int | None = None) -> np.ndarray:
+        """Return how much each token's KV differs in all layers or the first ones: squares, over those of the KV itself."""
+        scores = np.zeros(len(self._text))
+        for (start, stop), *copies in zip(self._places, ours, theirs, strict=True):
+            one, other = (self._reader.tensors(copy, start) for copy in copies)
+            half = len(one) // 2
+            for at in [*range(half)[:layers], *range(half, len(one))[:layers]]:
+                square = np.square(one[at] - other[at]).sum(axis=1)
+                scores[start:stop] += square / np.square(other[at]).sum(axis=1).mean()
+        return scores
+
+    def heads(self) -> np.ndarray:
+        """Score the first tokens of each document (EPIC, Hu et al. 2024)."""
+        return np.concatenate([-np.arange(len(part)) for part in (self._turn.prefix, *self._turn.documents)])
+
+    def tails(self) -> np.ndarray:
+        """Score the last tokens of each document."""
+        return np.concatenate([np.arange(-len(part), 0) for part in (self._turn.prefix, *self._turn.documents)])
+
+    def words(self) -> np.ndarray:
+        """Score tokens of the question, the rare ones more, and those around them."""
+        counts = np.bincount(self._text)
+        asked = np.isin(self._text, self._turn.tail) / counts[self._text]
+        return np.convolve(asked, [0.25, 0.5, 0.75, 1, 0.75, 0.5, 0.25], mode="same")
+
+    @cached_property
+    def looked_at(self) -> np.ndarray:
+        """Score what the question looks at (ProphetKV)."""
+        stop, gaze = self._place(self.alone), self._reader.gaze
+        gaze.is_on = True
+        self._reader.compute(MAIN, stop, self._turn.tail)
+        gaze.is_on = False
+        tensors = self._reader.tensors(self._reader.save(MAIN, 0, stop), 0)
+        self._reader.apply(Drop(MAIN))
+        tail = len(self._turn.tail)
+        return np.sum([attention(queries[:tail], tensors[layer]) for layer, queries in gaze.queries.items()], axis=0)
+
+    @cached_property
+    def changed(self) -> np.ndarray:
+        return self.difference(self.alone, self.joint)
+
+    def chance(self) -> np.ndarray:
+        return np.random.default_rng(len(self._text)).random(len(self._text))
+
+    # ---- Answers.
+
+    def ordered(self, number: int) -> Found:
+        """Answer a joint prompt whose documents stand in a random order."""
+        documents = list(self._turn.documents)
+        random.Random(f"{self._turn.name} {number}").shuffle(documents)
+        start = len(self._turn.prefix)
+        self._reader.apply(Share(FRONT, MAIN, 0, start))
+        self._reader.compute(MAIN, start, np.concatenate(documents))
+        return self._answered(len(self._text), len(self._text) - start)
+
+    def placed(self, copies: Sequence[HostCopy], *, again: np.ndarray | None = None, computed: int = 0) -> Found:
+        """Answer with documents moved to their places. again: positions to compute anew there, document after document."""
+        stop = self._place(copies)
+        for start, end in self._places if again is not None else ():
+            assert again is not None
+            inside = again[(again >= start) & (again < end)]
+            self._reader.compute_again(_stretches(inside), self._text)
+            computed += len(inside)
+        return self._answered(stop, computed)
+
+    def ranked(self, count: int) -> Found:
+        """Answer with the first documents as they are jointly, and the rest read alone."""
+        computed = sum(map(len, self.joint[1:count]))
+        return self.placed([*self.joint[:count], *self.alone[count:]], computed=computed)
+
+    def last_joint(self) -> Found:
+        """Compute the last document again, behind the others as they were read alone."""
+        return self.placed(self.alone, again=np.arange(*self._places[-1]))
+
+    def one_by_one(self, copies: Sequence[HostCopy], again: np.ndarray) -> Found:
+        """The same, stretch after stretch, so that each sees the new KV of all in front (CacheBlend, Yao et al. 2024)."""
+        stop = self._place(copies)
+        for stretch in _stretches(again):
+            self._reader.compute_again([stretch], self._text)
+        return self._answered(stop, len(again))
+
+    def swapped(self, copies: Sequence[HostCopy], exact: np.ndarray) -> Found:
+        """Answer with the joint prompt's KV at some positions: what computing them again can come to at best."""
+        stop = self._place(copies)
+        for place, copy in zip(self._places, self.joint, strict=True):
+            for start, end in _stretches(exact[(exact >= place[0]) & (exact < place[1])]):
+                self._reader.apply(Trim(MAIN, start, end), Restore(copy, MAIN, start, end))
+        return self._answered(stop, len(exact))
+
+    def _place(self, copies: Sequence[HostCopy]) -> int:
+        at = len(self._turn.prefix)
+        self._reader.apply(Share(FRONT, MAIN, 0, at))
+        for copy in copies:
+            self._reader.apply(Restore(copy, MAIN, at, at + len(copy), distance=at - copy.start))
+            at += len(copy)
+        return at
+
+    def _answered(self, stop: int, computed: int) -> Found:
+        recorder = self._reader.answered(stop, self._turn.tail, self._turn.answer)
+        right = int(np.sum(self._turn.answer == recorder.choices))
+        return Found(recorder.likelihoods, recorder.choices, right, computed / (stop + len(self._turn.tail)))
+
+
+def _stretches(positions: np.ndarray) -> list[tuple[int, int]]:
+    """Return the runs [start, stop) of sorted positions."""
+    if not len(positions):
+        return []
+    breaks = np.flatnonzero(np.diff(positions) > 1)
+    starts, stops = positions[[0, *(breaks + 1)]], positions[[*breaks, -1]] + 1
+    return list(zip(starts.tolist(), stops.tolist(), strict=True))
+
+
+Way = Callable[[Case], Found]
+
+
+def again(scores: Callable[[Case], np.ndarray], share: float, way: str = "placed") -> Way:
+    """Return a way that moves documents read alone, and computes a share of their tokens again."""
+
+    def found(case: Case) -> Found:
+        chosen = case.most(scores(case), share)
+        if way == "swapped":
+            return case.swapped(case.alone, chosen)
+        return case.one_by_one(case.alone, chosen) if way == "one by one" else case.placed(case.alone, again=chosen)
+
+    return found
+
+
+def _changed(case: Case) -> np.ndarray:
+    return case.changed
+
+
+def _changed_and_seen(case: Case) -> np.ndarray:
+    return case.changed * case.looked_at
+
+
+def _early(case: Case) -> np.ndarray:
+    return case.difference(case.alone, case.joint, layers=3)
+
+
+def _elsewhere(case: Case) -> np.ndarray:
+    return case.difference(case.alone, case.behind("two others"))
+
+
+WAYS: dict[str, Way] = {
+    "joint": lambda case: case.placed(case.joint),
+    "no documents": lambda case: case.placed([]),
+    "random order": lambda case: case.ordered(1),
+    "separate": lambda case: case.placed(case.alone),
+    "swap 5 % that differ most": again(_changed, 0.05, "swapped"),
+    "swap 15 % that differ most": again(_changed, 0.15, "swapped"),
+    "swap 30 % that differ most": again(_changed, 0.3, "swapped"),
+    "swap 15 % differ x seen": again(_changed_and_seen, 0.15, "swapped"),
+    "swap 30 % differ x seen": again(_changed_and_seen, 0.3, "swapped"),
+    "swap 15 % by chance": again(Case.chance, 0.15, "swapped"),
+    "15 % that differ most, one by one": again(_changed, 0.15, "one by one"),
+    "15 % that differ most": again(_changed, 0.15),
+    "30 % that differ most": again(_changed, 0.3),
+    "15 % differ x seen": again(_changed_and_seen, 0.15),
+    "15 % the question looks at": again(lambda case: case.looked_at, 0.15),
+    "15 % heads": again(Case.heads, 0.15),
+    "15 % tails": again(Case.tails, 0.15),
+    "15 % early layers": again(_early, 0.15),
+    "15 % differ behind others": again(_elsewhere, 0.15),
+    "15 % the question's words": again(Case.words, 0.15),
+    "15 % by chance": again(Case.chance, 0.15),
+    "behind nothing": lambda case: case.placed(case.behind("nothing")),
+    "behind the template": lambda case: case.placed(case.behind("template")),
+    "behind two others": lambda case: case.placed(case.behind("two others")),
+    "behind titles": lambda case: case.placed(case.behind("titles")),
+    "behind the first": lambda case: case.placed(case.behind_first),
+    "pairs": lambda case: case.placed(case.pairs),
+    "first two joint": lambda case: case.ranked(2),
+    "first three joint": lambda case: case.ranked(3),
+    "last joint": Case.last_joint,
+    "keys x 1.05": lambda case: case.placed(case.scaled(1.05)),
+    "keys x 0.95": lambda case: case.placed(case.scaled(0.95)),
+}
