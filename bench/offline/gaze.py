@@ -21,7 +21,8 @@ class Gaze:
         context.open()
 
     def _see(self, tensor: int, ask: bool, _: object) -> bool:
-        if not self.is_on or not (name := ctypes.string_at(tensor + NAME)).startswith(b"Qcur-"):
+        name = ctypes.string_at(tensor + NAME)
+        if not self.is_on or not name.startswith(b"Qcur-") or not name[5:].isdigit():
             return not ask
         if not ask:
             shape = (ctypes.c_int64 * 4).from_address(tensor + NE)

@@ -93,9 +93,7 @@ class Reader:
         self._runner.run(Plan(operations))
 
     def compute(self, sequence: int, start: int, tokens: np.ndarray) -> None:
-        for at in range(0, len(tokens), self._batch):
-            part = tokens[at : at + self._batch]
-            self._runner.run(Plan((), (Span(0, sequence, start + at, part, logits=False),)))
+        self._run([Span(0, sequence, start, tokens, logits=False)])
 
     def save(self, sequence: int, start: int, stop: int) -> HostCopy:
         copy = HostCopy(start, stop)
@@ -117,11 +115,24 @@ class Reader:
         """
         for first in range(0, len(stretches), MOST_EXTRA):
             extra = list(enumerate(stretches[first : first + MOST_EXTRA], EXTRA))
-            shares = tuple(Share(MAIN, sequence, 0, start) for sequence, (start, _) in extra)
-            spans = tuple(Span(0, sequence, start, text[start:stop], logits=False) for sequence, (start, stop) in extra)
-            self._runner.run(Plan(shares, spans))
+            self.apply(*(Share(MAIN, sequence, 0, start) for sequence, (start, _) in extra))
+            self._run([Span(0, sequence, start, text[start:stop], logits=False) for sequence, (start, stop) in extra])
             for sequence, (start, stop) in extra:
                 self.apply(Trim(MAIN, start, stop), Share(sequence, MAIN, start, stop), Drop(sequence))
+
+    def _run(self, spans: Sequence[Span]) -> None:
+        """Compute spans in one batch, or in several where one does not hold them."""
+        room, taken = self._batch, list[Span]()
+        for span in spans:
+            for at in range(0, len(span.tokens), self._batch):
+                part = Span(0, span.sequence, span.start + at, span.tokens[at : at + self._batch], logits=False)
+                if len(part.tokens) > room:
+                    self._runner.run(Plan((), tuple(taken)))
+                    room, taken = self._batch, []
+                taken.append(part)
+                room -= len(part.tokens)
+        if taken:
+            self._runner.run(Plan((), tuple(taken)))
 
     def answered(self, start: int, tail: np.ndarray, answer: np.ndarray) -> Recorder:
         """Compute the end of a prompt behind `start`, and then the answer. Ends the main sequence."""
