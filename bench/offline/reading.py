@@ -212,8 +212,8 @@ class Case:
             copies += [self.alone[at], *self._read(front, documents[at + 1 : at + 2])]
         return copies
 
-    def scaled(self, factor: float) -> list[HostCopy]:
-        return [self._reader.scaled(copy, factor) for copy in self.alone]
+    def scaled(self, factor: float, copies: Sequence[HostCopy] = ()) -> list[HostCopy]:
+        return [self._reader.scaled(copy, factor) for copy in copies or self.alone]
 
     def _read(self, front: np.ndarray, documents: Iterable[np.ndarray]) -> list[HostCopy]:
         prefix = self._turn.prefix
@@ -407,5 +407,13 @@ WAYS: dict[str, Way] = {
     "first three joint": lambda case: case.ranked(3),
     "last joint": Case.last_joint,
     "keys x 1.05": lambda case: case.placed(case.scaled(1.05)),
+    "keys x 1.1": lambda case: case.placed(case.scaled(1.1)),
+    "keys x 1.2": lambda case: case.placed(case.scaled(1.2)),
+    "joint, keys x 1.05": lambda case: case.placed(case.scaled(1.05, case.joint)),
+    "joint, keys x 1.1": lambda case: case.placed(case.scaled(1.1, case.joint)),
+    "keys x 1.1, 15 % the question looks at": lambda case: case.placed(
+        case.scaled(1.1), again=case.most(case.looked_at, 0.15)
+    ),
+    "keys x 1.05, titles": lambda case: case.placed(case.scaled(1.05, case.behind("titles"))),
     "keys x 0.95": lambda case: case.placed(case.scaled(0.95)),
 }
