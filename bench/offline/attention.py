@@ -25,13 +25,13 @@ from ...ordering.document import Document
 from ...ordering.prompt import document_text
 from ..journal import note
 from ..report import BenchError, Report, Table
-from ..trace import SYSTEM_PROMPT, Query, mtrag
+from ..trace import SYSTEM_PROMPT, mtrag
 from .reading import WAYS, Case, Reader, Turn
 
 CELLS, LONGEST = 8192, 4096  # of the pool; tokens of a prompt
 NUM_SEQUENCES = 256
 WORST = 5  # turns to list
-MOST_TITLES, TITLE = 24, 8  # titles of a list; words of one
+SEEN = ("joint", "separate")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -97,54 +97,21 @@ def turns_of(model: Model, args: argparse.Namespace) -> Iterator[Turn]:
         raise BenchError(f"no MT-RAG in {args.data}: {error}") from None
     answers = {(row["session"], row["turn"]): row["answer"] for row in map(json.loads, lines)}
     template = ChatTemplate(model.chat_template or DEFAULT_TEMPLATE, model.bos, model.eos, model.tokenizer.controls)
-    fronts = Fronts(model, template, queries)
     history: dict[str, list[dict[str, str]]] = {}
     for query in queries:
         before, answer = history.setdefault(query.session, []), answers[query.session, query.turn].strip()
-        asked = _asked(query, before)
+        asked = [{"role": "system", "content": SYSTEM_PROMPT}, *before, {"role": "user", "content": query.question}]
         history[query.session] = [*before, asked[-1], {"role": "assistant", "content": answer}]
         prefix, tail = _around_documents(model, template.pieces(asked))
         turn = Turn(
             name=f"{query.session}-{query.turn}",
             prefix=prefix,
-            documents=tuple(_document(model, *document) for document in query.documents),
+            documents=tuple(model.tokenize(document_text(Document(*document))) for document in query.documents),
             tail=tail,
             answer=model.tokenize(answer),
-            fronts=fronts.of(query, prefix),
         )
         if len(turn.documents) > 1 and len(turn.answer) > 1 and turn.num_tokens < args.longest:
             yield turn
-
-
-class Fronts:
-    """Texts that documents may be read behind instead of their prompt's beginning."""
-
-    def __init__(self, model: Model, template: ChatTemplate, queries: Sequence[Query]) -> None:
-        self._model, self._template, self._queries = model, template, queries
-
-    def of(self, query: Query, prefix: np.ndarray) -> dict[str, np.ndarray]:
-        """Return the fronts of a query's documents, by name. prefix: of its prompt."""
-        others = next(other for other in self._queries if other.session != query.session and len(other.documents) > 1)
-        return {
-            "nothing": np.array(self._model.tokenizer.begin, np.int32),
-            "template": _around_documents(self._model, self._template.pieces(_asked(query, ())))[0],
-            "two others": np.concatenate([prefix, *(_document(self._model, *each) for each in others.documents[:2])]),
-            "titles": np.concatenate([prefix, self._model.tokenize(self._titles(query.session))]),
-        }
-
-    def _titles(self, session: str) -> str:
-        """Return a list of all documents of a conversation, by their first words: few have titles."""
-        documents = (each for query in self._queries if query.session == session for each in query.documents)
-        titles = dict.fromkeys(" ".join(text.split()[:TITLE]) for _, text in documents)
-        return "Documents:\n" + "\n".join(list(titles)[:MOST_TITLES]) + "\n\n"
-
-
-def _asked(query: Query, before: Sequence[dict[str, str]]) -> list[dict[str, str]]:
-    return [{"role": "system", "content": SYSTEM_PROMPT}, *before, {"role": "user", "content": query.question}]
-
-
-def _document(model: Model, name: str, text: str) -> np.ndarray:
-    return model.tokenize(document_text(Document(name, text)))
 
 
 def _around_documents(model: Model, pieces: Sequence[TextPiece]) -> tuple[np.ndarray, np.ndarray]:
@@ -158,35 +125,27 @@ def _around_documents(model: Model, pieces: Sequence[TextPiece]) -> tuple[np.nda
 def report(rows: dict[str, dict], args: argparse.Namespace) -> Report:
     """Return the table of all ways, and the turns in which separate reading costs most."""
     ways = list(next(iter(rows.values()))) if rows else []
-    lines = [(way, *_figures(list(rows.values()), way)) for way in ways]
-    columns = (
-        "way",
-        "log-likelihood a token",
-        "less than joint",
-        "+-",
-        "worst turn",
-        "top-1 as jointly",
-        "top-1 right",
-        "computed",
-    )
+    columns = ("way", "log-likelihood", "less than joint", "+-", "worst turn", "top-1 as jointly", "top-1 right", "computed")
+    lines = [(way, *(f"{value:.3f}" for value in _figures(list(rows.values()), way))) for way in ways]
     title = f"{args.model.name}: {len(rows)} turns of MT-RAG, {args.k} documents each"
-    return Report("attention", [Table(title, columns, lines)], data={"turns": rows})
+    means = ((name, [float(np.mean(row[way]["likelihoods"])) for way in SEEN if way in row]) for name, row in rows.items())
+    costs = sorted((values[1] - values[0], name) for name, values in means if values[1:])
+    notes = [f"separate costs most in {name}: {-cost:.3f} a token" for cost, name in costs[:WORST]]
+    return Report("attention", [Table(title, columns, lines)], notes=notes, data={"turns": rows})
 
 
-def _figures(rows: Sequence[dict], way: str) -> tuple[str, ...]:
-    """Return a way's likelihood a token, over all tokens; joint's less that, and its error; that of the worst turn;
-    how many most probable tokens are joint's, and the answer's; the share of prompts that is computed.
+def _figures(rows: Sequence[dict], way: str) -> tuple[float, ...]:
+    """Return a way's likelihood a token, over all tokens; joint's less that, and the standard error; that of the worst turn.
+
+    Then how many most probable tokens are joint's, and how many the answer's, and the share of prompts that is computed.
     """
     ours, joint = ([np.array(row[name]["likelihoods"]) for row in rows] for name in (way, "joint"))
     losses = np.array([(theirs - own).sum() for own, theirs in zip(ours, joint, strict=True)])
     sizes = np.array([len(own) for own in ours])
-    loss = losses.sum() / sizes.sum()
-    error = np.sqrt(np.square(losses - loss * sizes).sum() * len(rows) / max(len(rows) - 1, 1)) / sizes.sum()
-    likelihood = sum(own.sum() for own in ours) / sizes.sum()
-    pairs = [pair for row in rows for pair in zip(row[way]["choices"], row["joint"]["choices"], strict=True)]
-    same = sum(one == other for one, other in pairs) / len(pairs)
-    right = sum(row[way]["right"] for row in rows) / len(pairs)
-    computed = np.mean([row[way]["computed"] for row in rows])
-    return *(
-        f"{value:.3f}" for value in (likelihood, loss, error, max(losses / sizes), same, right)
-    ), f"{100 * computed:.0f} %"
+    total, loss = sizes.sum(), losses.sum() / sizes.sum()
+    error = np.sqrt(np.square(losses - loss * sizes).sum() * len(rows) / max(len(rows) - 1, 1)) / total
+    pairs = (pair for row in rows for pair in zip(row[way]["choices"], row["joint"]["choices"], strict=True))
+    same = sum(one == other for one, other in pairs) / total
+    right = sum(row[way]["right"] for row in rows) / total
+    computed = sum(row[way]["computed"] for row in rows) / len(rows)
+    return np.concatenate(ours).mean(), loss, error, (losses / sizes).max(), same, right, computed

@@ -21,7 +21,6 @@ from ...models.sampling import Sampler
 from ...models.sampling_params import GREEDY
 from ...slots.plan import Drop, HostCopy, Operation, Plan, Restore, Save, Share, Span, Trim
 from ..report import BenchError
-from .gaze import Gaze, attention
 
 MAIN, FRONT, OTHER, ALONE, EXTRA = 0, 1, 2, 3, 4  # sequences; further ones follow
 MOST_EXTRA = 200  # extra sequences of one batch
@@ -30,17 +29,13 @@ ROWS = 32  # of logits, in one batch
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A question as tokens (int32). prefix: up to the first document. tail: behind the last one. answer: a human's.
-
-    fronts: other texts that a document may be read behind, by name, each from the beginning of a prompt.
-    """
+    """A question as tokens (int32). prefix: up to the first document. tail: behind the last one. answer: a human's."""
 
     name: str
     prefix: np.ndarray
     documents: tuple[np.ndarray, ...]
     tail: np.ndarray
     answer: np.ndarray
-    fronts: dict[str, np.ndarray]
 
     @property
     def num_tokens(self) -> int:
@@ -81,7 +76,6 @@ class Reader:
     """Computes parts of prompts. Raises BenchError for a model whose KV cannot be moved."""
 
     def __init__(self, model: Model, context: Context) -> None:
-        self.gaze = Gaze(context)
         self._model, self._batch, self._runner = model, context.batch, Runner(context)
         self._runner.warm_up()
         rotation = self._runner.states.rotation
@@ -173,7 +167,6 @@ class Case:
         self._text = np.concatenate([turn.prefix, *turn.documents])
         stops = np.cumsum([len(part) for part in (turn.prefix, *turn.documents)]).tolist()
         self._places = list(pairwise(stops))
-        self._behind: dict[str, list[HostCopy]] = {}
         reader.compute(FRONT, 0, turn.prefix)
 
     def close(self) -> None:
@@ -194,11 +187,6 @@ class Case:
     def alone(self) -> list[HostCopy]:
         return self._read(self._turn.prefix, self._turn.documents)
 
-    def behind(self, front: str) -> list[HostCopy]:
-        if front not in self._behind:
-            self._behind[front] = self._read(self._turn.fronts[front], self._turn.documents)
-        return self._behind[front]
-
     @cached_property
     def behind_first(self) -> list[HostCopy]:
         first, *others = self._turn.documents
@@ -212,12 +200,12 @@ class Case:
             copies += [self.alone[at], *self._read(front, documents[at + 1 : at + 2])]
         return copies
 
-    def scaled(self, factor: float, copies: Sequence[HostCopy] = ()) -> list[HostCopy]:
-        return [self._reader.scaled(copy, factor) for copy in copies or self.alone]
+    def scaled(self, factor: float, copies: Sequence[HostCopy]) -> list[HostCopy]:
+        return [self._reader.scaled(copy, factor) for copy in copies]
 
     def _read(self, front: np.ndarray, documents: Iterable[np.ndarray]) -> list[HostCopy]:
-        prefix = self._turn.prefix
-        known = len(prefix) if np.array_equal(front[: len(prefix)], prefix) else 0
+        """Return copies of documents that are read behind a text that begins with the prefix."""
+        known = len(self._turn.prefix)
         self._reader.apply(Share(FRONT, OTHER, 0, known))
         self._reader.compute(OTHER, known, front[known:])
         copies = [self._reader.read(OTHER, len(front), document) for document in documents]
@@ -232,49 +220,17 @@ class Case:
         count = round(share * (len(self._text) - len(self._turn.prefix)))
         return np.sort(first + np.argsort(-scores[first:], kind="stable")[:count])
 
-    def difference(self, ours: Sequence[HostCopy], theirs: Sequence[HostCopy], layers: int | None = None) -> np.ndarray:
-        """Return how much each token's KV differs in all layers or the first ones: squares, over those of the KV itself."""
+    def changed(self) -> np.ndarray:
+        """Score tokens by how much their KV differs from the joint prompt's, which no request knows."""
         scores = np.zeros(len(self._text))
-        for (start, stop), *copies in zip(self._places, ours, theirs, strict=True):
-            one, other = (self._reader.tensors(copy, start) for copy in copies)
-            half = len(one) // 2
-            for at in [*range(half)[:layers], *range(half, len(one))[:layers]]:
-                square = np.square(one[at] - other[at]).sum(axis=1)
-                scores[start:stop] += square / np.square(other[at]).sum(axis=1).mean()
+        for (start, stop), *copies in zip(self._places, self.alone, self.joint, strict=True):
+            for ours, joint in zip(*(self._reader.tensors(copy, start) for copy in copies), strict=True):
+                scores[start:stop] += np.square(ours - joint).sum(axis=1) / np.square(joint).sum(axis=1).mean()
         return scores
 
     def heads(self) -> np.ndarray:
         """Score the first tokens of each document (EPIC, Hu et al. 2024)."""
         return np.concatenate([-np.arange(len(part)) for part in (self._turn.prefix, *self._turn.documents)])
-
-    def tails(self) -> np.ndarray:
-        """Score the last tokens of each document."""
-        return np.concatenate([np.arange(-len(part), 0) for part in (self._turn.prefix, *self._turn.documents)])
-
-    def words(self) -> np.ndarray:
-        """Score tokens of the question, the rare ones more, and those around them."""
-        counts = np.bincount(self._text)
-        asked = np.isin(self._text, self._turn.tail) / counts[self._text]
-        return np.convolve(asked, [0.25, 0.5, 0.75, 1, 0.75, 0.5, 0.25], mode="same")
-
-    @cached_property
-    def looked_at(self) -> np.ndarray:
-        """Score what the question looks at (ProphetKV)."""
-        stop, gaze = self._place(self.alone), self._reader.gaze
-        gaze.is_on = True
-        self._reader.compute(MAIN, stop, self._turn.tail)
-        gaze.is_on = False
-        tensors = self._reader.tensors(self._reader.save(MAIN, 0, stop), 0)
-        self._reader.apply(Drop(MAIN))
-        tail = len(self._turn.tail)
-        return np.sum([attention(queries[:tail], tensors[layer]) for layer, queries in gaze.queries.items()], axis=0)
-
-    @cached_property
-    def changed(self) -> np.ndarray:
-        return self.difference(self.alone, self.joint)
-
-    def chance(self) -> np.ndarray:
-        return np.random.default_rng(len(self._text)).random(len(self._text))
 
     # ---- Answers.
 
@@ -297,29 +253,12 @@ class Case:
             computed += len(inside)
         return self._answered(stop, computed)
 
-    def ranked(self, count: int) -> Found:
-        """Answer with the first documents as they are jointly, and the rest read alone."""
-        computed = sum(map(len, self.joint[1:count]))
-        return self.placed([*self.joint[:count], *self.alone[count:]], computed=computed)
+    def first_two_joint(self) -> Found:
+        return self.placed([*self.joint[:2], *self.alone[2:]], computed=len(self.joint[1]))
 
     def last_joint(self) -> Found:
         """Compute the last document again, behind the others as they were read alone."""
         return self.placed(self.alone, again=np.arange(*self._places[-1]))
-
-    def one_by_one(self, copies: Sequence[HostCopy], again: np.ndarray) -> Found:
-        """The same, stretch after stretch, so that each sees the new KV of all in front (CacheBlend, Yao et al. 2024)."""
-        stop = self._place(copies)
-        for stretch in _stretches(again):
-            self._reader.compute_again([stretch], self._text)
-        return self._answered(stop, len(again))
-
-    def swapped(self, copies: Sequence[HostCopy], exact: np.ndarray) -> Found:
-        """Answer with the joint prompt's KV at some positions: what computing them again can come to at best."""
-        stop = self._place(copies)
-        for place, copy in zip(self._places, self.joint, strict=True):
-            for start, end in _stretches(exact[(exact >= place[0]) & (exact < place[1])]):
-                self._reader.apply(Trim(MAIN, start, end), Restore(copy, MAIN, start, end))
-        return self._answered(stop, len(exact))
 
     def _place(self, copies: Sequence[HostCopy]) -> int:
         at = len(self._turn.prefix)
@@ -347,73 +286,23 @@ def _stretches(positions: np.ndarray) -> list[tuple[int, int]]:
 Way = Callable[[Case], Found]
 
 
-def again(scores: Callable[[Case], np.ndarray], share: float, way: str = "placed") -> Way:
-    """Return a way that moves documents read alone, and computes a share of their tokens again."""
-
-    def found(case: Case) -> Found:
-        chosen = case.most(scores(case), share)
-        if way == "swapped":
-            return case.swapped(case.alone, chosen)
-        return case.one_by_one(case.alone, chosen) if way == "one by one" else case.placed(case.alone, again=chosen)
-
-    return found
-
-
-def _changed(case: Case) -> np.ndarray:
-    return case.changed
-
-
-def _changed_and_seen(case: Case) -> np.ndarray:
-    return case.changed * case.looked_at
-
-
-def _early(case: Case) -> np.ndarray:
-    return case.difference(case.alone, case.joint, layers=3)
-
-
-def _elsewhere(case: Case) -> np.ndarray:
-    return case.difference(case.alone, case.behind("two others"))
+def again(scores: Callable[[Case], np.ndarray], share: float) -> Way:
+    """Return a way that moves documents read alone, and computes the share of their tokens with the highest scores again."""
+    return lambda case: case.placed(case.alone, again=case.most(scores(case), share))
 
 
 WAYS: dict[str, Way] = {
     "joint": lambda case: case.placed(case.joint),
     "no documents": lambda case: case.placed([]),
     "random order": lambda case: case.ordered(1),
+    "another random order": lambda case: case.ordered(2),
     "separate": lambda case: case.placed(case.alone),
-    "swap 5 % that differ most": again(_changed, 0.05, "swapped"),
-    "swap 15 % that differ most": again(_changed, 0.15, "swapped"),
-    "swap 30 % that differ most": again(_changed, 0.3, "swapped"),
-    "swap 15 % differ x seen": again(_changed_and_seen, 0.15, "swapped"),
-    "swap 30 % differ x seen": again(_changed_and_seen, 0.3, "swapped"),
-    "swap 15 % by chance": again(Case.chance, 0.15, "swapped"),
-    "15 % that differ most, one by one": again(_changed, 0.15, "one by one"),
-    "15 % that differ most": again(_changed, 0.15),
-    "30 % that differ most": again(_changed, 0.3),
-    "15 % differ x seen": again(_changed_and_seen, 0.15),
-    "15 % the question looks at": again(lambda case: case.looked_at, 0.15),
-    "15 % heads": again(Case.heads, 0.15),
-    "15 % tails": again(Case.tails, 0.15),
-    "15 % early layers": again(_early, 0.15),
-    "15 % differ behind others": again(_elsewhere, 0.15),
-    "15 % the question's words": again(Case.words, 0.15),
-    "15 % by chance": again(Case.chance, 0.15),
-    "behind nothing": lambda case: case.placed(case.behind("nothing")),
-    "behind the template": lambda case: case.placed(case.behind("template")),
-    "behind two others": lambda case: case.placed(case.behind("two others")),
-    "behind titles": lambda case: case.placed(case.behind("titles")),
-    "behind the first": lambda case: case.placed(case.behind_first),
-    "pairs": lambda case: case.placed(case.pairs),
-    "first two joint": lambda case: case.ranked(2),
-    "first three joint": lambda case: case.ranked(3),
-    "last joint": Case.last_joint,
-    "keys x 1.05": lambda case: case.placed(case.scaled(1.05)),
-    "keys x 1.1": lambda case: case.placed(case.scaled(1.1)),
-    "keys x 1.2": lambda case: case.placed(case.scaled(1.2)),
-    "joint, keys x 1.05": lambda case: case.placed(case.scaled(1.05, case.joint)),
-    "joint, keys x 1.1": lambda case: case.placed(case.scaled(1.1, case.joint)),
-    "keys x 1.1, 15 % the question looks at": lambda case: case.placed(
-        case.scaled(1.1), again=case.most(case.looked_at, 0.15)
-    ),
-    "keys x 1.05, titles": lambda case: case.placed(case.scaled(1.05, case.behind("titles"))),
-    "keys x 0.95": lambda case: case.placed(case.scaled(0.95)),
+    "separate, 15 % that differ most again": again(Case.changed, 0.15),
+    "separate, 15 % heads again": again(Case.heads, 0.15),
+    "separate, the last one again": Case.last_joint,
+    "separate, longer keys": lambda case: case.placed(case.scaled(1.05, case.alone)),
+    "joint, longer keys": lambda case: case.placed(case.scaled(1.05, case.joint)),
+    "the first two joint": Case.first_two_joint,
+    "pairs joint": lambda case: case.placed(case.pairs),
+    "each behind the first": lambda case: case.placed(case.behind_first),
 }

@@ -40,12 +40,12 @@ def case(tiny):
     reader = Reader(model, Context(model, ContextSettings(num_cells=1024, flash_attention="off", threads=1)))
     rng = np.random.default_rng(0)
     prefix, *documents, tail, answer = (rng.integers(1, model.num_vocab, size, np.int32) for size in (9, 40, 50, 60, 8, 12))
-    return Case(reader, Turn("one", prefix, tuple(documents), tail, answer, {"nothing": prefix[:0]}))
+    return Case(reader, Turn("one", prefix, tuple(documents), tail, answer))
 
 
 def test_all_computed_again_is_the_joint_prompt(case):
     joint, separate = (np.array(WAYS[way](case).likelihoods) for way in ("joint", "separate"))
-    whole = again(Case.chance, 1.0)(case)
+    whole = again(Case.heads, 1.0)(case)
     assert np.abs(separate - joint).max() > 0.01
     assert np.abs(np.array(whole.likelihoods) - joint).max() < 0.003
     assert whole.computed == 110 / 167 and WAYS["separate"](case).computed == 0
