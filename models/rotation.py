@@ -61,13 +61,19 @@ class Rotation:
     def moved(self, run: np.ndarray, distance: int) -> np.ndarray:
         """Return a run (uint8) at positions that are `distance` higher. Keys are rounded once: move originals only."""
         run = run.copy()
-        count = _num_cells(run)
-        positions = run[HEADER : HEADER + CELL * count].view(np.int32)[:: CELL // 4]
+        positions = self.positions(run)
         positions += np.int32(distance)
-        blocks = _blocks(self.attention, run)
-        for (kind, keys), angles in zip(blocks, self.angles, strict=False):
-            self._turn(keys.view(NUMBERS[kind]).reshape(count, -1), angles * distance)
+        for (kind, keys), angles in zip(self.tensors(run), self.angles, strict=False):
+            self._turn(keys.view(NUMBERS[kind]).reshape(len(positions), -1), angles * distance)
         return run
+
+    def positions(self, run: np.ndarray) -> np.ndarray:
+        """Return a view (int32) of the positions of a run's cells, as they stand in the run."""
+        return run[HEADER : HEADER + CELL * _num_cells(run)].view(np.int32)[:: CELL // 4]
+
+    def tensors(self, run: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
+        """Yield the tensors of a run, keys first: ggml's type, and a view of the bytes."""
+        return _blocks(self.attention, run)
 
     def _turn(self, keys: np.ndarray, angles: np.ndarray) -> None:
         """Turn the keys (cells, width) of a layer in place."""
