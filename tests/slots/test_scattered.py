@@ -3,6 +3,7 @@
 import pytest
 from slotcache.slots import host
 from slotcache.slots.radix import descendants
+from support.scopes import COMMON
 from support.world import World
 
 LIMIT = 40
@@ -65,6 +66,18 @@ def test_it_is_saved_once_it_was_computed_again():
     cached(world, first)
     world.run(range(500, 560))
     assert cached(world, first) == len(first) + 2  # less its last token, which is always computed
+
+
+def test_it_is_saved_where_a_client_has_pinned_it():
+    world = World(host=2000, idle=1000, scattered_tokens=3.0)
+    jobs = [world.submit(prompt, limit=LIMIT) for prompt in PROMPTS]
+    world.finish()
+    first, second = [job.tokens[: job.num_tokens - 1] for job in jobs]
+    assert world.scheduler.pins.pin(COMMON, first) == len(first)
+    tree = world.scheduler.tree
+    tree.evict(tree.device.num_ready)
+    assert tree.num_scattered == tree.host.num_lost == LIMIT - 1
+    assert [cached(world, turn.tolist()) for turn in (first, second)] == [len(first), 100]
 
 
 def test_both_parts_of_a_run_that_is_cut_keep_their_share():
