@@ -29,7 +29,7 @@ from ..engine.generation import Delta, End, PromptProgress
 from ..engine.usage import Fields
 from ..formats.answer import CallArguments, CallStart, ContentText, Fragment, ReasoningText, decoded_arguments
 from ..http.api_errors import RequestError, unknown_model
-from ..search.vectors import EmbeddingWorker, Vectors
+from ..search.vectors import Vectors
 from ..service.models import ModelEntry
 from ..service.service import Service
 from .completions import submit_text
@@ -626,7 +626,7 @@ def _keep_only(request: Request, asked: OllamaFields, name: str, said: Fields) -
         sleep.keep(seconds)
     notes: Fields = {"warnings": request.state.warnings} if request.state.warnings else {}
     body: Fields = {"model": name, "created_at": _written()} | said
-    return JsonReply(body | {"done": True, "done_reason": "unload" if seconds == 0 else "load"} | notes)
+    return JsonReply(body | {"done": True, "done_reason": "unload" if seconds == 0 else "load"} | _notes(request))
 
 
 def _note(request: Request, asked: OllamaFields) -> None:
@@ -637,8 +637,17 @@ def _note(request: Request, asked: OllamaFields) -> None:
         warn(request, [f"options.num_ctx is {wanted:,}: a request may have {limit:,} tokens here, and -c sets how many"])
     if asked.think and not (service.template.thinks or service.template.knows("reasoning_effort")):
         warn(request, ["think has no effect: the chat template knows no reasoning"])
-    if asked.keep_alive is not None and seconds_of(asked.keep_alive) != inf and not service.engine.sleep.can_sleep:
+    if asked.keep_alive is not None:
+        _warn_of_staying(request, seconds_of(asked.keep_alive), service.engine.sleep.can_sleep)
+
+
+def _warn_of_staying(request: Request, seconds: float, can_sleep: bool) -> None:
+    if seconds != inf and not can_sleep:
         warn(request, ["keep_alive has no effect: the model stays in memory, unless --sleep-idle-seconds lets it sleep"])
+
+
+def _notes(request: Request) -> Fields:
+    return {"warnings": request.state.warnings} if request.state.warnings else {}
 
 
 async def embed(request: Request, asked: EmbedRequest) -> Response:
@@ -658,18 +667,17 @@ async def _embed(request: Request, asked: EmbedRequest | OldEmbedRequest, made: 
     """Answer with the vectors of `made`. field: of the answer, which holds them."""
     began, worker = perf_counter(), pooled(vectors_of(request))
     name = _check_model(request, asked.model, worker.embedder.model, "embed")
-    seconds = None if asked.keep_alive is None else seconds_of(asked.keep_alive)
-    if not made.input:
-        _keep(request, worker, seconds)
-        return JsonReply(b'{"model":%b,%b}' % (encode(name), field % (b"" if isinstance(asked, EmbedRequest) else b"[]")))
-    computed, num_tokens = await compute(request, worker, made)
-    _keep(request, worker, seconds)
-    numbers = await asyncio.to_thread(lambda: b",".join(encode(vector.tolist()) for vector in computed))
-    costs = {"total_duration": _nanoseconds(perf_counter() - began), "load_duration": 0, "prompt_eval_count": num_tokens}
-    return JsonReply(b'{"model":%b,%b,%b' % (encode(name), field % numbers, encode(costs)[1:]))
-
-
-def _keep(request: Request, worker: EmbeddingWorker, seconds: float | None) -> None:
-    """Keep an embedder in memory for so many seconds, where it may leave it; None: for as long as usual."""
-    if seconds is not None and vectors_of(request).settings.may_unload:
+    seconds, can_sleep = None, vectors_of(request).settings.may_unload
+    if asked.keep_alive is not None:
+        seconds = seconds_of(asked.keep_alive)
+        _warn_of_staying(request, seconds, can_sleep)
+    numbers, costs = b"" if isinstance(asked, EmbedRequest) else b"[]", {}
+    if made.input:
+        computed, num_tokens = await compute(request, worker, made)
+        numbers = await asyncio.to_thread(lambda: b",".join(encode(vector.tolist()) for vector in computed))
+        took = _nanoseconds(perf_counter() - began)
+        costs = {"total_duration": took, "load_duration": 0, "prompt_eval_count": num_tokens}
+    if seconds is not None and can_sleep:
         worker.keep(seconds)
+    rest = encode(costs | _notes(request))[1:]
+    return JsonReply(b'{"model":%b,%b%b%b' % (encode(name), field % numbers, b"," * (rest != b"}"), rest))
