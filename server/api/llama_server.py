@@ -113,6 +113,8 @@ def _drafts(service: Service) -> Fields:
     model = service.engine.draft_model
     kind = "head" if model and model.context.settings.is_head else "model"
     of_model: Fields = {kind: model.context.model.path.name, "is_off": model.is_off} if model else {}
+    if model and model.is_off:
+        of_model["why"] = model.why_off
     return {"mode": "off", "why": why} if why and wanted != "off" else {"mode": wanted} | of_model
 
 
