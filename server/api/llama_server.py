@@ -216,7 +216,7 @@ def _as_ollama(name: str, request: Request) -> Fields:
     """Return a model in the words of Ollama, of which clients read the name and the capabilities."""
     vectors, service = vectors_of(request), served_of(request)
     able = {
-        "completion": service is not None and name == vectors.name,
+        "completion": name in several or (state.service is not None and name == vectors.name),
         "embedding": vectors.embedding is not None and name == vectors.embedding.name,
         "rerank": vectors.reranking is not None and name == vectors.reranking.name,
     }

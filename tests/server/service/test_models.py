@@ -136,6 +136,14 @@ def test_requests_choose_a_model_and_find_its_kv_again(files):
 
 
 def test_ollama_s_clients_see_all_models(files):
+def test_all_models_are_listed_with_what_they_can_do(files, tmp_path):
+    bert(embedder := tmp_path / "e.gguf")
+    with sharing(files[:2], embedding_model=str(embedder)) as up:
+        listed = up.http.get("/v1/models").json()["models"]
+        able = {one["name"]: one["capabilities"] for one in listed}
+        assert able == {"a": ["completion"], "b": ["completion"], "e": ["embedding"]}
+
+
     with sharing(files[:2]) as up:
         assert [one["name"] for one in up.http.get("/api/tags").json()["models"]] == ["a:latest", "b:latest"]
         body = {"model": "b", "messages": [{"role": "user", "content": QUESTION}], "stream": False}
