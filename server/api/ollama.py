@@ -296,7 +296,8 @@ def _known(request: Request) -> dict[str, Model]:
 
 def _opened(request: Request) -> list[tuple[Service | None, Vectors]]:
     """Return what serves each model that was loaded. Raises RequestError 503 while the first one loads."""
-    state, vectors = request.app.state.app, vectors_of(request)
+    state = request.app.state.app
+    vectors = state.loaded()
     if state.models is None:
         return [(state.service, vectors)]
     return [(loaded.service, loaded.vectors) for loaded in state.models.opened()]
@@ -409,7 +410,7 @@ def _unread(entry: ModelEntry) -> Fields:
 async def show(request: Request, asked: ModelName) -> Response:
     """Show a model to Ollama's clients."""
     name = asked.model or asked.name
-    model = _find(request, name, vectors_of(request).model)
+    model = _find(request, name, request.app.state.app.loaded().model)
     service = _service_with(request, model)
     body: Fields = {"license": model.metadata("general.license") or "", "modelfile": f"FROM {model.path.name}\n"}
     if service is not None:
@@ -449,7 +450,7 @@ async def pull(request: Request, asked: ModelName) -> Response:
     """Do nothing for a model that is served; for another one say how models get here."""
     name = asked.model or asked.name
     try:
-        _find(request, name, vectors_of(request).model)
+        _find(request, name, request.app.state.app.loaded().model)
     except RequestError as error:
         raise RequestError(f"{error.message}; {HERE}", status=error.status, param=error.param, code=error.code) from None
     return Response(encode({"status": "success"}) + b"\n", media_type=NDJSON)
@@ -624,7 +625,6 @@ def _keep_only(request: Request, asked: OllamaFields, name: str, said: Fields) -
         sleep.wake()
     if seconds is not None:
         sleep.keep(seconds)
-    notes: Fields = {"warnings": request.state.warnings} if request.state.warnings else {}
     body: Fields = {"model": name, "created_at": _written()} | said
     return JsonReply(body | {"done": True, "done_reason": "unload" if seconds == 0 else "load"} | _notes(request))
 

@@ -27,6 +27,7 @@ from slotcache.server.service.models import entries_of
 from support.encoders import bert
 from support.on_device import needs_cpu
 
+from server.api.test_openapi import BODY, LIKELY
 from server.conftest import DEADLINE, Running, until
 from server.test_cli import free_port
 
@@ -505,6 +506,26 @@ def test_an_embedder_that_is_told_twice_to_leave_stays_after_its_next_text(files
             unload()
 
         worker.embedder.unload = unload_and_tell
+def test_the_routes_that_heed_a_model_in_the_address_say_so(files):
+    with sharing(files[:2], slot_save_path=str(files[0].parent)) as up:
+        said = set()
+        for path, methods in up.http.get("/openapi.json").json()["paths"].items():
+            for method, told in methods.items():
+                schema = told.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema", {})
+                fields = BODY.get(path, ()) if schema else ()
+                wanted = (LIKELY | {"input": "Hello", "input_prefix": "a", "input_suffix": "b"}).items()
+                body = {name: value for name, value in wanted if name in fields and name != "model"}
+                if "responses" in path:
+                    body.pop("prompt", None)  # a template there
+                where = path.replace("{", "").replace("}", "") + "?model=none"
+                answer = up.http.request(method, where, content=json.dumps(body) if schema else None)
+                heeds = answer.status_code == 404 and "'none' is served here: expected a, b" in answer.text
+                named = any(one["name"] == "model" for one in told["parameters"])
+                assert heeds == named, (method, path, answer.text)
+                said |= {path} if named else set()
+        assert {"/v1/chat/completions", "/props", "/slots/{id}", "/v1/cache", "/metrics"} <= said
+
+
         worker.keep(0)
         until(lambda: told and worker._queue._thread is None)
         assert not worker.embedder.is_open
