@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 from slotcache.bench.random_models import SHAPES
 from slotcache.models import llama
+from slotcache.server.engine import engine as engines
+from slotcache.server.search import vectors
 from support.adapters import lora
 from support.architectures import recurrent, windowed
 from support.encoders import bert
@@ -149,6 +151,38 @@ def test_a_conversation_goes_on_after_a_sleep(file, turns):
         doze(up)
         second = turn(up, "And then?")
     assert [text(first), text(second)] == turns and cached(second) > REST
+
+
+def test_a_load_for_which_there_is_no_thread_fails_and_is_tried_again(file, monkeypatch):
+    class NoThread(threading.Thread):
+        def start(self):
+            raise RuntimeError("can't start new thread")
+
+    with dozing(file) as up:
+        first = text(up.chat(QUESTION))
+        doze(up)
+        with monkeypatch.context() as patched:
+            patched.setattr(engines, "Thread", NoThread)
+            for _ in range(2):
+                answer = up.http.post("/completion", json={"prompt": QUESTION})
+                assert answer.status_code == 503 and "can't start new thread" in answer.json()["error"]["message"]
+        assert not is_mapped(file) and text(up.chat(QUESTION)) == first
+
+
+@loads_two
+def test_a_load_that_fails_behind_the_context_leaves_no_weights(file, tiny, monkeypatch):
+    with dozing(file, draft_model=str(tiny)) as up:
+        first = text(up.chat(QUESTION))
+        doze(up)
+
+        def fail():
+            raise RuntimeError("odd")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(up.service.engine.draft_model, "open", fail)
+            assert up.http.post("/completion", json={"prompt": QUESTION}).status_code == 503
+            assert not is_mapped(file)
+        assert text(up.chat(QUESTION)) == first and is_mapped(file)
 
 
 def test_a_server_that_stops_asleep_has_saved_its_cache(file, tmp_path, turns):
