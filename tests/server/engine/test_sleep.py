@@ -449,6 +449,34 @@ def test_a_model_with_two_uses_leaves_memory_when_neither_wants_it(file):
         assert not is_mapped(file)
 
 
+def test_an_embedder_goes_on_behind_what_failed_once(tmp_path, monkeypatch):
+    class NoThread(threading.Thread):
+        def start(self):
+            raise RuntimeError("can't start new thread")
+
+    with running(bert(tmp_path / "bert.gguf"), embeddings=True, sleep_idle_seconds=HOUR) as up:
+        queue = up.vectors.embedding._queue
+
+        def asked():  # each by itself: the server ends the connection of what has failed
+            return httpx.post(f"{up.url}/v1/embeddings", json={"input": "a text"}, timeout=DEADLINE).status_code
+
+        def fail():
+            raise RuntimeError("odd")
+
+        assert asked() == 200
+        until(lambda: queue._thread is None)
+        with monkeypatch.context() as patched:
+            patched.setattr(up.vectors.embedding.embedder, "unload", fail)
+            with pytest.raises(RuntimeError, match="odd"):
+                queue._fall_asleep()
+        assert asked() == 200
+        until(lambda: queue._thread is None)
+        with monkeypatch.context() as patched:
+            patched.setattr(vectors, "Thread", NoThread)
+            assert asked() == 500
+        assert asked() == 200
+
+
 def test_an_encoder_alone_sleeps_after_its_seconds(tmp_path):
     encoder = bert(tmp_path / "bert.gguf")
     with running(encoder, embeddings=True, sleep_idle_seconds=1) as up, ThreadPoolExecutor(4) as pool:
