@@ -38,6 +38,14 @@ def test_what_takes_longer_to_save_than_to_compute_is_not_saved(together, scatte
     assert cached(world, first) == cached(world, second) == 100 + (0 if is_dropped else LIMIT - 1)
 
 
+def test_without_host_memory_the_price_of_a_save_drops_nothing():
+    world = World(scattered_tokens=3.0)
+    answered(world, together=True)
+    tree = world.scheduler.tree
+    tree.evict(tree.device.num_ready)
+    assert tree.num_scattered == 0 < tree.host.num_lost
+
+
 def test_it_is_saved_where_much_stands_behind_it():
     world = World(host=2000, scattered_tokens=3.0)
     jobs = [world.submit(prompt, limit=LIMIT) for prompt in PROMPTS]
@@ -60,14 +68,6 @@ def test_idle_time_does_not_save_it_either_and_ends():
     assert tree.copies.num_unsaved == 0, "no other copy need leave for it"
 
 
-def test_it_is_saved_once_it_was_computed_again():
-    world = World(host=2000, scattered_tokens=3.0)
-    first, _ = answered(world, together=True)
-    cached(world, first)
-    world.run(range(500, 560))
-    assert cached(world, first) == len(first) + 2  # less its last token, which is always computed
-
-
 def test_it_is_saved_where_a_client_has_pinned_it():
     world = World(host=2000, idle=1000, scattered_tokens=3.0)
     jobs = [world.submit(prompt, limit=LIMIT) for prompt in PROMPTS]
@@ -78,6 +78,14 @@ def test_it_is_saved_where_a_client_has_pinned_it():
     tree.evict(tree.device.num_ready)
     assert tree.num_scattered == tree.host.num_lost == LIMIT - 1
     assert [cached(world, turn.tolist()) for turn in (first, second)] == [len(first), 100]
+
+
+def test_it_is_saved_once_it_was_computed_again():
+    world = World(host=2000, scattered_tokens=3.0)
+    first, _ = answered(world, together=True)
+    cached(world, first)
+    world.run(range(500, 560))
+    assert cached(world, first) == len(first) + 2  # less its last token, which is always computed
 
 
 def test_both_parts_of_a_run_that_is_cut_keep_their_share():
