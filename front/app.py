@@ -27,6 +27,7 @@ from ..server.http.security import guards, is_open
 from .chat_documents import opening, read_chat
 from .engines import EngineApi, FirstChunk, Listener, decode
 from .orders import OrderPlan, PromptPart, check, write
+from .prefills import Prefill
 from .relay import Bystander, Relay
 from .state import FrontState
 from .upstream import SOON, Headers, Sent, credentials_of
@@ -245,20 +246,21 @@ class WarmUpProxy(ChatProxy):
             await Proxy.exchange(self, scope, send, sent, held)
             return
         held.hold(COPIES * len(sent.body))
-        name, parts, body, session, plan = await state.threads.run(len(sent.body), self._open, sent.body)
-        # Prompts that wait come first: the engine has no time for others.
-        starts = bool(parts) and not state.prefills.num_waiting and state.warm_ups.has_room(len(body))
+        name, parts, body, session, plan, model = await state.threads.run(len(sent.body), self._open, sent.body)
+        # Prompts that wait come first: the engine has no time for others. One that hangs holds up its own model alone.
+        starts = bool(parts) and state.prefills.has_time_for(model) and state.warm_ups.has_room(len(body))
         if starts:
             headers = self._headers(sent.headers, session)
-            state.warm_ups.start(self._warm(Sent("POST", "/v1/chat/completions", headers, body), parts, plan))
+            prefill = state.prefills.begin_warming(model)
+            state.warm_ups.start(self._warm(Sent("POST", "/v1/chat/completions", headers, body), parts, plan, prefill))
         elif plan is not None:
             state.learning.take_back(plan)
         told = {"object": "speculation", "id": name, "state": "started" if starts else "skipped"}
         await JSONResponse(told)(scope, _nothing, send)
 
-    def _open(self, body: bytes) -> tuple[str, Sequence[PromptPart], bytes, str, OrderPlan | None]:
-        """Return a turn's name, what to compute, the request for it, the affinity header's value, and the plan of earlier
-        turns, if these have documents. Raises RequestError.
+    def _open(self, body: bytes) -> tuple[str, Sequence[PromptPart], bytes, str, OrderPlan | None, bytes]:
+        """Return a turn's name, what to compute, the request for it, the affinity header's value, the plan of earlier
+        turns, if these have documents, and the model's name. Raises RequestError.
 
         What to compute: the parts in front of its documents; none if the upstream should have them.
         """
@@ -276,11 +278,12 @@ class WarmUpProxy(ChatProxy):
             plan = state.orders.plan(chat)
             session = session or plan.first.key[:16]  # as the chat's
             body, parts = write(chat, plan, wants_usage=False), [*plan.parts, *parts]
-        return name, [] if state.orders.has(parts) else parts, body, session, plan
+        model = bytes(chat.fields.get("model", b"null"))
+        return name, [] if state.orders.has(parts) else parts, body, session, plan, model
 
-    async def _warm(self, sent: Sent, parts: Sequence[PromptPart], plan: OrderPlan | None) -> None:
+    async def _warm(self, sent: Sent, parts: Sequence[PromptPart], plan: OrderPlan | None, prefill: Prefill) -> None:
         """Have the upstream compute the parts of a prompt. Its failure costs the head start only, and teaches nothing."""
-        state, prefill = self._state, self._state.prefills.begin()
+        state = self._state
         try:
             async with state.upstream.ask(sent) as response:
                 async for _ in state.upstream.pieces(response):

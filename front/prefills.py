@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
 from statistics import median
 from time import perf_counter
@@ -23,18 +23,31 @@ class Prefills:
     def __init__(self, clock: Callable[[], float] = perf_counter) -> None:
         self.clock = clock
         self.num_waiting = self.num_begun = 0
+        self.warming: Counter[bytes] = Counter()  # those of `num_waiting` that no client waits for, by their models
 
     def begin(self) -> Prefill:
         """Return a prompt that is sent now."""
         return Prefill(self)
 
+    def begin_warming(self, model: bytes) -> Prefill:
+        """Return a prompt that is sent ahead of its turn."""
+        self.warming[model] += 1
+        return Prefill(self, model)
+
+    def has_time_for(self, model: bytes) -> bool:
+        """Whether nothing is waited for but prompts ahead of their turns, of other models."""
+        return self.num_waiting == self.warming.total() - self.warming[model]
+
 
 class Prefill:
-    """A prompt on its way. seconds: until its first token; None if there was none, or other prompts waited meanwhile."""
+    """A prompt on its way. seconds: until its first token; None if there was none, or other prompts waited meanwhile.
 
-    def __init__(self, prefills: Prefills) -> None:
+    warms: the model, if it is sent ahead of its turn.
+    """
+
+    def __init__(self, prefills: Prefills, warms: bytes | None = None) -> None:
         self.seconds: float | None = None
-        self._prefills, self._is_waiting = prefills, True
+        self._prefills, self._warms, self._is_waiting = prefills, warms, True
         self._is_first = not prefills.num_waiting
         prefills.num_waiting += 1
         prefills.num_begun += 1
@@ -49,6 +62,8 @@ class Prefill:
     def end(self) -> None:
         """Note that no token comes any more."""
         self._prefills.num_waiting -= self._is_waiting
+        if self._is_waiting and self._warms is not None:
+            self._prefills.warming -= Counter([self._warms])  # without those that have none left
         self._is_waiting = False
 
 

@@ -18,6 +18,8 @@ from .times import Times, costs_of
 
 MAX_SEQUENCES = 256  # LLAMA_MAX_SEQ
 FEW_SEQUENCES = 64
+NOT_SHARED = frozenset({"deepseek4"})
+"""Architectures of whose sequences no part can be copied: GGML_ASSERT in `llama_kv_cache_dsv4::seq_cp`."""
 WARM_UP = 4  # tokens of the first batch, however small the steps are
 CLOSED = llama.llama_context_p(0)
 FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}
@@ -58,6 +60,9 @@ class Context:
     """
 
     def __init__(self, model: Model, settings: ContextSettings) -> None:
+        if (architecture := model.metadata("general.architecture")) in NOT_SHARED:
+            why = "llama.cpp copies only whole sequences of it, and ends the process where a part is to be shared"
+            raise ModelError(f"{model.path}: the architecture {architecture} cannot be served here: {why}")
         params = llama.llama_context_default_params()
         kernel_size = min(settings.micro_batch, settings.batch)
         self.costs = costs_of(model, flash_attention=settings.flash_attention, kernel_size=kernel_size)
@@ -97,12 +102,18 @@ class Context:
     def open(self) -> None:
         """Allocate the pool, empty, and load the weights if they are unloaded. Raises ModelError."""
         handle = open_context(self.model, self._params)
-        if self.settings.gives_states:
-            _state_function(GIVE_STATES, None, ctypes.c_bool, ctypes.c_bool)(handle, True, False)
-        memory = llama.llama_get_memory(handle)
-        if not memory:
-            raise ModelError(f"{self.model.path} keeps no KV, so it is no text generation model: {self.model.description}")
-        self.memory, self.handle = memory, handle
+        try:
+            if self.settings.gives_states:
+                _state_function(GIVE_STATES, None, ctypes.c_bool, ctypes.c_bool)(handle, True, False)
+            self.memory = llama.llama_get_memory(handle)
+            if not self.memory:
+                about = self.model.description
+                raise ModelError(f"{self.model.path} keeps no KV, so it is no text generation model: {about}")
+        except ModelError:
+            llama.llama_free(handle)
+            self.model.weights.leave()
+            raise
+        self.handle = handle
 
     @property
     def state_width(self) -> int:

@@ -102,15 +102,15 @@ class HeldTokens:
 class DraftModel:
     """A `Drafter` by llama.cpp. It belongs to the engine's thread, but for `open`.
 
-    is_end: whether a token ends an answer. beside: the interrupt of the served model's runner: what ends a background step
-    there ends a piece that is read here.
+    is_end: whether a token ends an answer. why_off: why it drafts nothing, while it `is_off`.
+    beside: the interrupt of the served model's runner: what ends a background step there ends a piece that is read here.
     """
 
     def __init__(self, context: Context, served: Model, *, num_slots: int, beside: Interrupt) -> None:
         self.context = context
         self.costs, self.batch = context.costs, context.batch
         self.num_tokens = self.num_passes = self.num_failures = 0
-        self.is_off = False
+        self.is_off, self.why_off = False, ""
         self._num_vocab = min(context.model.num_vocab, served.num_vocab)
         self._longest = context.model.context_train or context.num_cells  # llama.cpp ends the process where it has learnt
         # an embedding for each position, and is asked for one more
@@ -139,14 +139,18 @@ class DraftModel:
         self._held = [HeldTokens() for _ in self._held]
 
     def open(self) -> None:
-        """Load it again, unless it is off. Where that fails, it drafts no more."""
-        if self.is_off:
+        """Load it again, unless it is off for good. Where that fails, it drafts nothing until a later load."""
+        if self.num_failures >= TRIES:
             return
         try:
             self.context.open()
         except ModelError as error:
-            self.is_off = True
-            logger.warning("the draft model drafts no more: %s", error)
+            self.is_off, self.why_off = True, str(error)
+            logger.warning("the draft model drafts nothing until the next load: %s", error)
+            return
+        if self.is_off:
+            logger.info("the draft model is back, and drafts again")
+        self.is_off, self.why_off = False, ""
 
     def clear(self) -> None:
         """Free every cell."""
@@ -332,7 +336,8 @@ class DraftModel:
     def _fail(self, value: Any) -> Any:
         """Begin again with an empty device, or stop drafting after some failures. The answers go on without drafts."""
         self.num_failures += 1
-        self.is_off = self.num_failures >= TRIES
+        if self.num_failures >= TRIES:
+            self.is_off, self.why_off = True, f"it failed {self.num_failures} times"
         end = "it drafts no more" if self.is_off else "it begins again"
         logger.exception("the draft model failed: %s", end)
         self.clear()

@@ -144,8 +144,8 @@ class Weights:
         try:
             for act in self.on_load:
                 act()
-        except ModelError:
-            self._free()
+        except BaseException:
+            self._free()  # else the next load would find them there, and make nothing again
             raise
 
 

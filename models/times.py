@@ -31,7 +31,7 @@ class Times:
     than a chunk, and a chunk, behind `depth` tokens. step_idle, chunk_idle: beside `idle` cells of other prompts. save,
     restore: a run of `depth` tokens to host memory and back; save_few, restore_few: of `few` tokens. save_scattered: of
     `scattered` tokens, each in a stretch of cells of its own.
-    depth and idle are 0 for a model whose memory cannot be cut: its runs do not move.
+    depth and idle are 0 for a model whose memory cannot be cut: its runs do not move. They are saved, unless scattered is 0.
     """
 
     chunk_tokens: int
@@ -89,14 +89,13 @@ def identify(device: Device) -> list[object]:
 def summarize(times: Times) -> str:
     """Return the times in one line."""
     line = f"a token {1e3 * times.step:.2f} ms, {times.chunk_tokens} tokens {1e3 * times.chunk:.2f} ms"
-    if not times.idle:
-        return line
-    kept = 1e9 * max(times.step_idle - times.step, 0.0) / times.idle
-    return (
-        f"{line}, {times.depth} tokens to host memory {1e3 * times.save:.2f} ms and back {1e3 * times.restore:.2f} ms, "
-        f"{times.scattered} scattered ones {1e3 * times.save_scattered:.2f} ms, "
-        f"{kept:.0f} ns a step for an idle cell"
-    )
+    if times.idle:
+        line += f", {times.depth} tokens to host memory {1e3 * times.save:.2f} ms and back {1e3 * times.restore:.2f} ms"
+    if times.scattered:
+        line += f", {times.scattered} scattered ones to host memory {1e3 * times.save_scattered:.2f} ms"
+    if times.idle:
+        line += f", {1e9 * max(times.step_idle - times.step, 0.0) / times.idle:.0f} ns a step for an idle cell"
+    return line
 
 
 def _read(path: Path) -> tuple[dict, Times | None]:
@@ -183,18 +182,20 @@ def timed_costs(costs: Costs, times: Times) -> Costs:
             tile_cell_ns=1e9 * per_tile_cell,
             apart_from_cells=times.step / per_tile_cell if per_tile_cell else NEVER,
         )
+    if times.scattered:
+        scattered = max(times.save_scattered / times.scattered - times.save_few / times.few, 0.0)
+        computed = times.chunk_deep or times.chunk
+        costs = replace(costs, scattered_tokens=scattered / (computed / times.chunk_tokens))
     if not times.idle:
         return costs
     move, restore = (times.save + times.restore) / times.depth, times.restore / times.depth
     few = max(times.save_few + times.restore_few - times.few * move, 0.0)
-    scattered = max(times.save_scattered / times.scattered - times.save_few / times.few, 0.0)
     unseen = max(times.chunk_idle - times.chunk, 0.0) / (times.chunk_tokens * times.idle)
     return replace(
         costs,
         restore_share=min(restore / (times.chunk_deep / times.chunk_tokens), 1.0),
         swap_from_tokens=move / unseen if unseen else NEVER,
         cells_per_run=round(few / move),
-        scattered_tokens=scattered / (times.chunk_deep / times.chunk_tokens),
         spill_ns=1e9 * restore,
         idle_token_ns=1e9 * unseen,
         idle_step_ns=1e9 * max(times.step_idle - times.step, 0.0) / times.idle,

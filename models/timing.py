@@ -222,6 +222,7 @@ def subject_of(context: Context, device: Device) -> Subject:
             settings.threads,
             settings.micro_batch,
             min(settings.num_cells, MOST_IDLE),
+            *([] if model.can_trim else ["saves"]),  # their times of before had none
         ],
     )
 
@@ -239,14 +240,30 @@ class Timing:
             self._batch(tokens)
         step, chunk, double = (self._batch(tokens) for tokens in (1, size, 2 * size))
         times = Times(chunk_tokens=size, step=step, chunk=chunk, double=double)
-        model, most = self._context.model, self._context.num_cells - 4 * size
-        if not model.can_trim or most < 4 * size:
-            return times
+        most = self._context.num_cells - 4 * size
         num_chunks = max(1, min(round(PATIENCE / chunk), MOST_DEPTH // size, most // (4 * size)))
         try:
-            return self._add_moves(times, num_chunks * size, most)
+            if not self._context.model.can_trim:
+                return self._add_saves(times)
+            return times if most < 4 * size else self._add_moves(times, num_chunks * size, most)
         finally:
             self._runner.clear()
+
+    def _add_saves(self, times: Times) -> Times:
+        """Return the times with those of saves, where the runs of a hybrid are apart from its states.
+
+        Of as many tokens in one stretch: what a save takes beside its cells, the recurrent state's way too, is in both.
+        """
+        try:
+            sizes = None if llama.llama_model_is_recurrent(self._context.model.handle) else self._runner.measure_states()
+        except RunnerError:  # the engine, which measures them again, says so
+            return times
+        if sizes is None or not sizes.run_token:
+            return times
+        save_scattered = self._save_scattered()
+        self._runner.compute_zeros(0, SCATTERED)
+        save_few = fastest(lambda: self._runner.apply(Save(0, HostCopy(0, SCATTERED))))
+        return replace(times, few=SCATTERED, save_few=save_few, scattered=SCATTERED, save_scattered=save_scattered)
 
     def _add_moves(self, times: Times, depth: int, most: int) -> Times:
         """Return the times with those behind `depth` tokens, of moves, and beside idle cells: at most `most` in all."""

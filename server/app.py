@@ -102,7 +102,8 @@ def _read(path: Path) -> File:
     return File(content, KINDS[path.suffix], f'"{blake2b(content, digest_size=12).hexdigest()}"')
 
 
-PAGE, NO_PAGE = ApiRoute("GET", "/ /page/{path:path}", show), ApiRoute("GET", "/", greet)
+PAGE = ApiRoute("GET", "/ /page/{path:path}", show, chooses=False)
+NO_PAGE = ApiRoute("GET", "/", greet, chooses=False)
 
 
 @dataclass(slots=True)

@@ -142,8 +142,23 @@ def load_all(settings: Settings, path: Path, progress: Callable[[float], bool] |
     Raises ModelError, FolderError and SettingsError.
     """
     settings, model, decision = _open(settings, path, progress)
-    check_read_ahead(settings, model)
-    service = _service_of(settings, model, decision) if model.can_chat else None
+    with ExitStack() as made:  # as in `_service_of`
+        made.callback(model.close)
+        check_read_ahead(settings, model)
+        service = None
+        if model.can_chat:
+            made.pop_all()
+            service = _service_of(settings, model, decision)
+            made.callback(service.close)
+        loaded = _with_search(settings, model, service, path)
+        made.pop_all()
+    for tier in service.tiers if service else ():
+        tier.wait()
+    return loaded
+
+
+def _with_search(settings: Settings, model: Model, service: Service | None, path: Path) -> Loaded:
+    """Load the models beside a served one, and open the documents."""
     name = settings.names(path)[0]
 
     def is_busy() -> bool:
@@ -163,8 +178,6 @@ def load_all(settings: Settings, path: Path, progress: Callable[[float], bool] |
             folder_index.index, service.builder, prefix, most_tokens, state_tokens=lambda: view.state_tokens
         )
         service.idle.prefixes = folder_index.prefixes
-    for tier in service.tiers if service else ():
-        tier.wait()
     return Loaded(service, vectors, folder_index)
 
 

@@ -187,18 +187,18 @@ async def _load(state: AppState, path: Path, server: Server) -> str:
     try:
         loaded = await asyncio.to_thread(load.load_all, state.settings, path, progress)
         files = await asyncio.to_thread(BatchFiles, state.settings)
+        if state.models is not None:
+            share_device(state.models, loaded, time.perf_counter() - began, server)
+        start(state, loaded, lambda: setattr(server, "should_exit", True))
+        app = server.config.app
+        assert isinstance(app, Starlette)
+        state.batches = Batches(files, partial(asking, app), (state.service or state).settings.parallel)
     except BaseException as error:
         if server.should_exit and isinstance(error, ModelError):
             logger.info("stopped before the model was loaded")
             return ""
         server.should_exit = True
         raise
-    if state.models is not None:
-        share_device(state.models, loaded, time.perf_counter() - began, server)
-    start(state, loaded, lambda: setattr(server, "should_exit", True))
-    app = server.config.app
-    assert isinstance(app, Starlette)
-    state.batches = Batches(files, partial(asking, app), (state.service or state).settings.parallel)
     hosts = [f"[{name}]" if ":" in name else name for name in state.settings.hosts]
     addresses = [f"http://{name}:{state.settings.port}" for name in hosts]
     logger.info("ready on %s after %.1f s", ", ".join(addresses), time.perf_counter() - began)

@@ -209,11 +209,10 @@ class Cells:
         """
         tree, sequence = self._tree, job.sequence
         excess = tree.device.num_reclaimable - self._idle_cells
-        if not tree.host.max_bytes or sequence is None:
-            return
-        left = job.num_tokens - sequence.length - tree.copies.restorable(sequence)
-        if excess > 0 and tree.costs.pays_to_offload(left, min(job.request.limit, USUAL_ANSWER)):
-            tree.evict(excess)
+        if tree.host.max_bytes and sequence is not None and excess > 0:
+            left = job.num_tokens - sequence.length - tree.copies.restorable(sequence)
+            if tree.costs.pays_to_offload(left, min(job.request.limit, USUAL_ANSWER)):
+                tree.evict(excess)
         # Known again before copies come back into the first free cells; private tokens do not tell where they stand.
         if tree.device.cells_end > self.num_used and not any(one.num_private for one in self._running):
             runs = runs_on_device(tree, [*self._running, job])

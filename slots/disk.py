@@ -268,7 +268,7 @@ class DiskTier:
                 self._guarded(lambda scopes=set(dropped): self._forget(scopes))
             if record is not None:
                 self._guarded(lambda record=record: self._write(record))
-            self._count_own_changes()
+            self._guarded(self._count_own_changes)
             with self._changed:
                 self._writing = ""
                 self._dropped = self._dropped[len(dropped) :]  # a scope that was dropped again meanwhile stays queued

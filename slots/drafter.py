@@ -33,7 +33,7 @@ class Drafter(Protocol):
 
     costs: of the draft model. batch: most tokens that it computes at once. num_tokens: those computed, ever. num_passes:
     those of drafts, ever, each of which brings a token to each stream, or the end of its draft. is_off: it failed again and
-    again, and drafts no more.
+    again, or was not loaded, and drafts nothing.
     """
 
     costs: Costs

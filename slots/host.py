@@ -516,8 +516,10 @@ class Copies:
         """Return whether it takes less time to save a run than to compute it again, with the cached runs behind it.
 
         llama.cpp copies each stretch of cells in each layer for itself. From a GPU, an answer that was computed beside
-        others, one cell at a time, takes longer to save than to compute.
+        others, one cell at a time, takes longer to save than to compute. What a client has pinned is saved at any price.
         """
+        if node.pinned_until:
+            return True
         left = node.num_scattered * self._costs.scattered_tokens - len(node.tokens)
         runs = descendants(node)
         while left > 0 and (run := next(runs, None)):  # no more of them than it takes: there may be many

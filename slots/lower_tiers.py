@@ -142,8 +142,9 @@ class Readers:
         """Have a thread call `read`."""
         self._asked.put(read)
         if len(self._threads) < self._count:
-            self._threads.append(Thread(target=self._work, name=f"read-{len(self._threads)}", daemon=True))
-            self._threads[-1].start()
+            thread = Thread(target=self._work, name=f"read-{len(self._threads)}", daemon=True)
+            thread.start()
+            self._threads.append(thread)
 
     def _work(self) -> None:
         while True:

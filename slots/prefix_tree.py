@@ -289,7 +289,7 @@ class PrefixTree(PromptTree):
         sequence = self.device.idle[leaf]
         saved = keep and self.copies.save(leaf, sequence)
         if keep and not saved:
-            self.num_scattered += 0 if self.copies.pays(leaf) else leaf.ready
+            self.num_scattered += 0 if not self.host.max_bytes or self.copies.pays(leaf) else leaf.ready
             self.host.count_lost(leaf, leaf.ready)
             for run in descendants(leaf):  # of no use without it
                 self.host.count_lost(run, len(run.tokens))

@@ -114,6 +114,19 @@ class Snapshots(StateTree):
             self._thin_out(node, job)
         self.make_room(node)
 
+    def pays(self, job: Job) -> bool:
+        """Return whether it takes less time to save what a request has computed since a state than to compute it again.
+
+        See `Copies.pays`: the cells of an answer that was computed beside others are copied each by itself.
+        """
+        if not job.num_scattered * self.costs.scattered_tokens:
+            return True
+        node = self.longest(job.request.snapshot_scope, job.tokens[: job.computed], self._known(job, job.computed))
+        since = job.computed - (node.end if node is not None else 0)
+        is_worth_it = job.num_scattered * self.costs.scattered_tokens <= since
+        self._tree.num_scattered += 0 if is_worth_it else since
+        return is_worth_it
+
     def _known(self, job: Job, length: int) -> Node | None:
         """Return the run of a request's last snapshot, if it is kept and among its first `length` tokens.
 
@@ -201,7 +214,8 @@ class FromSnapshots(PlainKV):
         return False
 
     def leave(self, job: Job) -> None:
-        self._snapshots.take(job)
+        if self._snapshots.host.max_bytes and self._snapshots.pays(job):
+            self._snapshots.take(job)
         super().leave(job)
 
     def _load(self, job: Job, num_cells: int) -> None:

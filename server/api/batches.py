@@ -18,7 +18,7 @@ from ..http.api_errors import RequestError
 from ..http.bodies import read_form
 from ..service.batch import Ask, BatchLine, LineAnswer
 from ..service.batch_files import Batches
-from .endpoint import beside_others, page, vectors_of
+from .endpoint import beside_others, page
 from .reply import JsonReply
 
 PURPOSE = "batch"
@@ -139,10 +139,11 @@ async def cancel(request: Request) -> Response:
 
 def _batches(request: Request) -> Batches:
     """Return the batches. Raises RequestError 503 while the model loads, 501 on a replica."""
-    vectors_of(request)
-    if (batches := request.app.state.app.batches) is None:
+    state = request.app.state.app
+    state.loaded()
+    if state.batches is None:
         raise RequestError("a replica stores no files: ask a server of its own", status=501)
-    return batches
+    return state.batches
 
 
 def _owner(request: Request) -> str:

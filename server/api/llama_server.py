@@ -113,6 +113,8 @@ def _drafts(service: Service) -> Fields:
     model = service.engine.draft_model
     kind = "head" if model and model.context.settings.is_head else "model"
     of_model: Fields = {kind: model.context.model.path.name, "is_off": model.is_off} if model else {}
+    if model and model.is_off:
+        of_model["why"] = model.why_off
     return {"mode": "off", "why": why} if why and wanted != "off" else {"mode": wanted} | of_model
 
 
@@ -181,16 +183,17 @@ async def unload_model(request: Request, asked: ModelAction) -> Response:
 
 def _models_of(request: Request) -> Models:
     """Return the models that share the device. Raises RequestError: there is only one."""
-    vectors_of(request)
-    if (models := request.app.state.app.models) is None:
+    state = request.app.state.app
+    state.loaded()
+    if state.models is None:
         raise RequestError("this server has one model: give -m several times, or --models-dir")
-    return models
+    return state.models
 
 
 def _models(request: Request, loaded: Loaded | None = None) -> list[Fields]:
     """Return OpenAI's object for each model. Of the served one, `n_ctx` is what a request may have."""
     state = request.app.state.app
-    vectors, service = (loaded.vectors, loaded.service) if loaded else (vectors_of(request), state.service)
+    vectors, service = (loaded.vectors, loaded.service) if loaded else (state.loaded(), state.service)
     data: list[Fields] = []
     for name, model in vectors.models().items():
         is_served, meta = name == vectors.name, about(model)
@@ -212,9 +215,10 @@ def _models(request: Request, loaded: Loaded | None = None) -> list[Fields]:
 
 def _as_ollama(name: str, request: Request) -> Fields:
     """Return a model in the words of Ollama, of which clients read the name and the capabilities."""
-    vectors, service = vectors_of(request), served_of(request)
+    state = request.app.state.app
+    vectors, several = state.loaded(), state.models.entries if state.models else ()
     able = {
-        "completion": service is not None and name == vectors.name,
+        "completion": name in several or (state.service is not None and name == vectors.name),
         "embedding": vectors.embedding is not None and name == vectors.embedding.name,
         "rerank": vectors.reranking is not None and name == vectors.reranking.name,
     }
@@ -308,11 +312,11 @@ TEXTS = ("dry_sequence_breakers", "logit_bias")  # parameters that are texts, or
 
 
 async def health(request: Request) -> Response:
-    vectors_of(request)
-    if seconds := request.app.state.app.hanging:
+    state = request.app.state.app
+    state.loaded()
+    if seconds := state.hanging:
         raise RequestError(f"a step hangs: it has taken {seconds:.0f} s so far", status=503, code="step_hangs")
-    models = request.app.state.app.models
-    return JsonReply({"status": "ok"} | (models.shown() if models else {}))
+    return JsonReply({"status": "ok"} | (state.models.shown() if state.models else {}))
 
 
 async def slots(request: Request) -> Response:

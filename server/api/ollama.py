@@ -29,7 +29,7 @@ from ..engine.generation import Delta, End, PromptProgress
 from ..engine.usage import Fields
 from ..formats.answer import CallArguments, CallStart, ContentText, Fragment, ReasoningText, decoded_arguments
 from ..http.api_errors import RequestError, unknown_model
-from ..search.vectors import EmbeddingWorker, Vectors
+from ..search.vectors import Vectors
 from ..service.models import ModelEntry
 from ..service.service import Service
 from .completions import submit_text
@@ -296,7 +296,8 @@ def _known(request: Request) -> dict[str, Model]:
 
 def _opened(request: Request) -> list[tuple[Service | None, Vectors]]:
     """Return what serves each model that was loaded. Raises RequestError 503 while the first one loads."""
-    state, vectors = request.app.state.app, vectors_of(request)
+    state = request.app.state.app
+    vectors = state.loaded()
     if state.models is None:
         return [(state.service, vectors)]
     return [(loaded.service, loaded.vectors) for loaded in state.models.opened()]
@@ -409,7 +410,7 @@ def _unread(entry: ModelEntry) -> Fields:
 async def show(request: Request, asked: ModelName) -> Response:
     """Show a model to Ollama's clients."""
     name = asked.model or asked.name
-    model = _find(request, name, vectors_of(request).model)
+    model = _find(request, name, request.app.state.app.loaded().model)
     service = _service_with(request, model)
     body: Fields = {"license": model.metadata("general.license") or "", "modelfile": f"FROM {model.path.name}\n"}
     if service is not None:
@@ -449,7 +450,7 @@ async def pull(request: Request, asked: ModelName) -> Response:
     """Do nothing for a model that is served; for another one say how models get here."""
     name = asked.model or asked.name
     try:
-        _find(request, name, vectors_of(request).model)
+        _find(request, name, request.app.state.app.loaded().model)
     except RequestError as error:
         raise RequestError(f"{error.message}; {HERE}", status=error.status, param=error.param, code=error.code) from None
     return Response(encode({"status": "success"}) + b"\n", media_type=NDJSON)
@@ -624,9 +625,8 @@ def _keep_only(request: Request, asked: OllamaFields, name: str, said: Fields) -
         sleep.wake()
     if seconds is not None:
         sleep.keep(seconds)
-    notes: Fields = {"warnings": request.state.warnings} if request.state.warnings else {}
     body: Fields = {"model": name, "created_at": _written()} | said
-    return JsonReply(body | {"done": True, "done_reason": "unload" if seconds == 0 else "load"} | notes)
+    return JsonReply(body | {"done": True, "done_reason": "unload" if seconds == 0 else "load"} | _notes(request))
 
 
 def _note(request: Request, asked: OllamaFields) -> None:
@@ -637,8 +637,17 @@ def _note(request: Request, asked: OllamaFields) -> None:
         warn(request, [f"options.num_ctx is {wanted:,}: a request may have {limit:,} tokens here, and -c sets how many"])
     if asked.think and not (service.template.thinks or service.template.knows("reasoning_effort")):
         warn(request, ["think has no effect: the chat template knows no reasoning"])
-    if asked.keep_alive is not None and seconds_of(asked.keep_alive) != inf and not service.engine.sleep.can_sleep:
+    if asked.keep_alive is not None:
+        _warn_of_staying(request, seconds_of(asked.keep_alive), service.engine.sleep.can_sleep)
+
+
+def _warn_of_staying(request: Request, seconds: float, can_sleep: bool) -> None:
+    if seconds != inf and not can_sleep:
         warn(request, ["keep_alive has no effect: the model stays in memory, unless --sleep-idle-seconds lets it sleep"])
+
+
+def _notes(request: Request) -> Fields:
+    return {"warnings": request.state.warnings} if request.state.warnings else {}
 
 
 async def embed(request: Request, asked: EmbedRequest) -> Response:
@@ -658,18 +667,17 @@ async def _embed(request: Request, asked: EmbedRequest | OldEmbedRequest, made: 
     """Answer with the vectors of `made`. field: of the answer, which holds them."""
     began, worker = perf_counter(), pooled(vectors_of(request))
     name = _check_model(request, asked.model, worker.embedder.model, "embed")
-    seconds = None if asked.keep_alive is None else seconds_of(asked.keep_alive)
-    if not made.input:
-        _keep(request, worker, seconds)
-        return JsonReply(b'{"model":%b,%b}' % (encode(name), field % (b"" if isinstance(asked, EmbedRequest) else b"[]")))
-    computed, num_tokens = await compute(request, worker, made)
-    _keep(request, worker, seconds)
-    numbers = await asyncio.to_thread(lambda: b",".join(encode(vector.tolist()) for vector in computed))
-    costs = {"total_duration": _nanoseconds(perf_counter() - began), "load_duration": 0, "prompt_eval_count": num_tokens}
-    return JsonReply(b'{"model":%b,%b,%b' % (encode(name), field % numbers, encode(costs)[1:]))
-
-
-def _keep(request: Request, worker: EmbeddingWorker, seconds: float | None) -> None:
-    """Keep an embedder in memory for so many seconds, where it may leave it; None: for as long as usual."""
-    if seconds is not None and vectors_of(request).settings.may_unload:
+    seconds, can_sleep = None, vectors_of(request).settings.may_unload
+    if asked.keep_alive is not None:
+        seconds = seconds_of(asked.keep_alive)
+        _warn_of_staying(request, seconds, can_sleep)
+    numbers, costs = b"" if isinstance(asked, EmbedRequest) else b"[]", {}
+    if made.input:
+        computed, num_tokens = await compute(request, worker, made)
+        numbers = await asyncio.to_thread(lambda: b",".join(encode(vector.tolist()) for vector in computed))
+        took = _nanoseconds(perf_counter() - began)
+        costs = {"total_duration": took, "load_duration": 0, "prompt_eval_count": num_tokens}
+    if seconds is not None and can_sleep:
         worker.keep(seconds)
+    rest = encode(costs | _notes(request))[1:]
+    return JsonReply(b'{"model":%b,%b%b%b' % (encode(name), field % numbers, b"," * (rest != b"}"), rest))

@@ -43,8 +43,8 @@ class ApiRoute:
     """A row of the table. paths: the spellings of one route. body: what its requests hold. query: its parameters' schemas.
 
     decodes: the handler gets the body, decoded. Else it reads the body itself, since not each of its requests has this one.
-    opening: what its streams have until their model is loaded. chooses: false for those that ask about a model, and nothing
-    of it.
+    opening: what its streams have until their model is loaded. chooses: one of several models answers, which the body or
+    `?model=` names; false for those that ask about models, and nothing of one.
     """
 
     method: str
@@ -88,7 +88,7 @@ def document(rows: Iterable[ApiRoute]) -> Fields:
 def _operation(row: ApiRoute, path: str) -> Fields:
     summary = (row.handler.__doc__ or row.handler.__name__.replace("_", " ")).strip().splitlines()[0]
     places = [("path", name, {"type": "string"}) for name in re.findall("{([a-z]+)}", path)]
-    places += [("query", name, schema) for name, schema in row.query.items()]
+    places += [("query", name, schema) for name, schema in {**(MODEL if row.chooses else {}), **row.query}.items()]
     operation: Fields = {
         "summary": summary,
         "parameters": [
@@ -103,6 +103,7 @@ def _operation(row: ApiRoute, path: str) -> Fields:
 
 
 NAME: Fields = {"type": "string", "maxLength": MAX_NAME}
+MODEL: Mapping[str, Fields] = {"model": {"type": "string"}}
 SCOPE = {"scope": NAME}
 AFTER: Fields = {"type": "string"}
 
@@ -113,10 +114,11 @@ def _limit(most: int) -> Fields:
 
 ACTION = {"action": {"type": "string", "enum": llama_server.ACTIONS}}
 PAGE = {"limit": _limit(MOST_ITEMS), "order": {"type": "string", "enum": ORDERS}, "after": AFTER}
+SOURCES = {"after": AFTER, "limit": _limit(search.MOST_FILES)}
 ROUTES = (
-    ApiRoute("GET", "/health /v1/health", llama_server.health),
-    ApiRoute("GET", "/v1/models /models", llama_server.models),
-    ApiRoute("GET", "/v1/models/{id:path}", llama_server.model),
+    ApiRoute("GET", "/health /v1/health", llama_server.health, chooses=False),
+    ApiRoute("GET", "/v1/models /models", llama_server.models, chooses=False),
+    ApiRoute("GET", "/v1/models/{id:path}", llama_server.model, chooses=False),
     ApiRoute("POST", "/models/load", llama_server.load_model, ModelAction, chooses=False),
     ApiRoute("POST", "/models/unload", llama_server.unload_model, ModelAction, chooses=False),
     ApiRoute("GET", "/props", llama_server.props),
@@ -126,28 +128,28 @@ ROUTES = (
     ApiRoute("GET", "/metrics", llama_server.metrics),
     ApiRoute("GET", "/lora-adapters", llama_server.adapters),
     ApiRoute("POST", "/lora-adapters", llama_server.set_adapters, AdapterScales, decodes=False),
-    ApiRoute("GET", "/openapi.json", show),
+    ApiRoute("GET", "/openapi.json", show, chooses=False),
     ApiRoute("POST", "/v1/chat/completions /chat/completions", chat.create, ChatRequest, opening=chat.opening),
     ApiRoute("POST", "/v1/chat/completions/input_tokens /chat/completions/input_tokens", chat.count, ChatRequest),
     ApiRoute("POST", "/v1/responses /responses", responses.create, ResponseRequest, opening=responses.opening),
     ApiRoute("POST", "/v1/responses/input_tokens /responses/input_tokens", responses.count, ResponseCountRequest),
     ApiRoute("GET", "/v1/responses/{id}", responses.show, query=SCOPE),
     ApiRoute("DELETE", "/v1/responses/{id}", responses.forget, query=SCOPE),
-    ApiRoute("POST", "/v1/responses/{id}/cancel", responses.cancel),
+    ApiRoute("POST", "/v1/responses/{id}/cancel", responses.cancel, chooses=False),
     ApiRoute("GET", "/v1/responses/{id}/input_items", responses.input_items, query=SCOPE | PAGE),
     ApiRoute("POST", "/v1/messages", messages.create, MessagesRequest, opening=messages.opening),
     ApiRoute("POST", "/v1/messages/count_tokens", messages.count, MessagesCountRequest),
-    ApiRoute("GET", "/api/version", ollama.version),
-    ApiRoute("GET", "/api/tags", ollama.tags),
-    ApiRoute("GET", "/api/ps", ollama.ps),
+    ApiRoute("GET", "/api/version", ollama.version, chooses=False),
+    ApiRoute("GET", "/api/tags", ollama.tags, chooses=False),
+    ApiRoute("GET", "/api/ps", ollama.ps, chooses=False),
     ApiRoute("POST", "/api/show", ollama.show, ModelName, chooses=False),
     ApiRoute("POST", "/api/chat", ollama.chat, OllamaChatRequest, opening=ollama.opening),
     ApiRoute("POST", "/api/generate", ollama.generate, GenerateRequest, opening=ollama.opening),
     ApiRoute("POST", "/api/embed", ollama.embed, EmbedRequest),
     ApiRoute("POST", "/api/embeddings", ollama.embed_one, OldEmbedRequest),
     ApiRoute("POST", "/api/pull", ollama.pull, ModelName, chooses=False),
-    ApiRoute("POST", "/api/create /api/copy /api/push", ollama.refuse),
-    ApiRoute("DELETE", "/api/delete", ollama.refuse),
+    ApiRoute("POST", "/api/create /api/copy /api/push", ollama.refuse, chooses=False),
+    ApiRoute("DELETE", "/api/delete", ollama.refuse, chooses=False),
     ApiRoute("POST", "/v1/completions", completions.create_text, TextRequest, opening=completions.opening),
     ApiRoute("POST", "/completion /completions", completions.create_native, CompletionRequest, opening=completions.opening),
     ApiRoute("POST", "/infill", completions.infill, InfillRequest, opening=completions.opening),
@@ -166,17 +168,17 @@ ROUTES = (
     ApiRoute("DELETE", "/v1/speculate", cache.forget_speculation, query=SCOPE | {"id": NAME}),
     ApiRoute("GET", "/v1/conversations/{id:path}", cache.show_conversation, query=SCOPE),
     ApiRoute("DELETE", "/v1/conversations/{id:path}", cache.forget_conversation, query=SCOPE),
-    ApiRoute("POST", "/v1/files", batches.upload),
-    ApiRoute("GET", "/v1/files", batches.list_files, query=PAGE | {"purpose": AFTER}),
-    ApiRoute("GET", "/v1/files/{id}", batches.show_file),
-    ApiRoute("DELETE", "/v1/files/{id}", batches.delete_file),
-    ApiRoute("GET", "/v1/files/{id}/content", batches.file_content),
-    ApiRoute("POST", "/v1/batches", batches.create, BatchRequest),
-    ApiRoute("GET", "/v1/batches", batches.list_batches, query=PAGE),
-    ApiRoute("GET", "/v1/batches/{id}", batches.show),
-    ApiRoute("POST", "/v1/batches/{id}/cancel", batches.cancel),
-    ApiRoute("POST", "/v1/search", search.search, SearchRequest),
-    ApiRoute("GET", "/v1/sources", search.list_sources, query=SCOPE | {"after": AFTER, "limit": _limit(search.MOST_FILES)}),
-    ApiRoute("POST", "/v1/sources/refresh", search.refresh_sources, RefreshRequest),
-    ApiRoute("GET", "/v1/sources/{id}", search.document, query=SCOPE),
+    ApiRoute("POST", "/v1/files", batches.upload, chooses=False),
+    ApiRoute("GET", "/v1/files", batches.list_files, query=PAGE | {"purpose": AFTER}, chooses=False),
+    ApiRoute("GET", "/v1/files/{id}", batches.show_file, chooses=False),
+    ApiRoute("DELETE", "/v1/files/{id}", batches.delete_file, chooses=False),
+    ApiRoute("GET", "/v1/files/{id}/content", batches.file_content, chooses=False),
+    ApiRoute("POST", "/v1/batches", batches.create, BatchRequest, chooses=False),
+    ApiRoute("GET", "/v1/batches", batches.list_batches, query=PAGE, chooses=False),
+    ApiRoute("GET", "/v1/batches/{id}", batches.show, chooses=False),
+    ApiRoute("POST", "/v1/batches/{id}/cancel", batches.cancel, chooses=False),
+    ApiRoute("POST", "/v1/search", search.search, SearchRequest, chooses=False),
+    ApiRoute("GET", "/v1/sources", search.list_sources, query=SCOPE | SOURCES, chooses=False),
+    ApiRoute("POST", "/v1/sources/refresh", search.refresh_sources, RefreshRequest, chooses=False),
+    ApiRoute("GET", "/v1/sources/{id}", search.document, query=SCOPE, chooses=False),
 )

@@ -168,6 +168,10 @@ class Sleep:
         """Let it load: the device is its own now."""
         self._inbox.put(self._take_device)
 
+    def refuse(self, error: Exception) -> None:
+        """Let the load that it asked for fail, which cannot begin."""
+        self._inbox.put(lambda: self._end_load(error, 0))
+
     def leave(self, seconds: float) -> None:
         """Let it leave memory for another model: in so many seconds, or once it is without a request for as long as a load.
 
@@ -254,8 +258,13 @@ class Sleep:
         if self.device is not None and not (self.is_awake or self._is_granted):
             self.device.on_want()
         elif not (self.is_awake or self._load):
-            self._load = Thread(target=self._open, name="wake", daemon=True)
-            self._load.start()
+            load = Thread(target=self._open, name="wake", daemon=True)
+            try:
+                load.start()
+            except RuntimeError as error:  # the system gives no thread
+                self._end_load(error, 0)
+            else:
+                self._load = load
 
     def close(self) -> None:
         """Wait for the end of a load."""
@@ -277,6 +286,8 @@ class Sleep:
                 self._draft_model.open()
         except Exception as failed:
             error = failed
+            if self._runner.context.handle:  # else the next load would leave this context where it is
+                self._runner.context.unload()
         self._inbox.put(lambda: self._end_load(error, perf_counter() - began))
 
     def _end_load(self, error: Exception | None, seconds: float) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from time import perf_counter
@@ -39,7 +39,8 @@ class FirstToken:
 
 
 class FirstTokens:
-    """Those of turns whose whole prompts were computed ahead, the newest ones.
+    """Those of turns whose whole prompts were computed ahead, the newest ones: where there are too many, the oldest of the
+    scope with the most leaves, so that no other one pushes out those of a scope with few.
 
     A request for such a turn starts with its token, if its KV is still on the device (RAGCache, section 5.3).
     """
@@ -48,13 +49,16 @@ class FirstTokens:
         self._kept: deque[FirstToken] = deque()
 
     def keep(self, first: FirstToken) -> None:
-        """Keep one; an equal one leaves for it, else the oldest if there are too many."""
+        """Keep one; an equal one leaves for it, else another one if there are too many."""
         for old in [old for old in self._kept if _begins(old, first.scope, first.prompt, first.sampling)]:
             self._kept.remove(old)
             old.sampler.close()
         self._kept.append(first)
         if len(self._kept) > MAX_FIRST_TOKENS:
-            self._kept.popleft().sampler.close()
+            counts = Counter(one.scope.name for one in self._kept)
+            oldest = max(self._kept, key=lambda one: counts[one.scope.name])  # of equals the first one
+            self._kept.remove(oldest)
+            oldest.sampler.close()
 
     def take(self, generation: Generation) -> FirstToken | None:
         """Return that of a generation whose prompt is laid out, and forget it."""

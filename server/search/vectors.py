@@ -126,11 +126,11 @@ class VectorQueue:
         with self._lock:
             if self._closed:
                 raise RequestError("the server is shutting down", status=503)
+            if self._thread is None:
+                self._start()
             (self._in_gaps if in_gaps else self._jobs).append(job)
             self._timer.cancel()
             self._seconds, self._ends = self._usual, inf
-            if self._thread is None:
-                self._start()
         return job.future
 
     def close(self) -> None:
@@ -147,8 +147,9 @@ class VectorQueue:
     # ---- the thread ------------------------------------------------------------------------------------------------
 
     def _start(self) -> None:
-        self._thread = Thread(target=self._work, name="vectors", daemon=True)
-        self._thread.start()
+        thread = Thread(target=self._work, name="vectors", daemon=True)
+        thread.start()  # it waits for the lock; without a thread the next text tries again
+        self._thread = thread
 
     def _open(self) -> None:
         """Bring the embedder back, if it has left. Raises ModelError."""
@@ -230,12 +231,14 @@ class VectorQueue:
             if self._thread is not None or self._closed or not self._embedder.is_open:
                 return
             self._thread = threading.current_thread()
-        self._embedder.unload()
-        logger.info("%s has left memory until its next text", self._embedder.model.path.name)
-        with self._lock:
-            self._thread = None
-            if self._jobs or self._in_gaps:
-                self._start()
+        try:
+            self._embedder.unload()
+            logger.info("%s has left memory until its next text", self._embedder.model.path.name)
+        finally:
+            with self._lock:
+                self._thread = None
+                if self._jobs or self._in_gaps:
+                    self._start()
 
 
 def _fail(job: VectorJob, error: RequestError) -> None:

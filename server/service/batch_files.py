@@ -299,9 +299,10 @@ class Batches:
         if batch.status == "cancelling":
             return
         batch.step("cancelling")
-        self.files.save(batch)
         if self._running is not None and self._running[0] is batch:
             self._running[1].cancel()
+        with contextlib.suppress(OSError):  # a full disk keeps no batch at work
+            self.files.save(batch)
 
     async def close(self) -> None:
         """Stop; what is unfinished stays so."""

@@ -626,6 +626,10 @@ class IdlePrefill:
                     await asyncio.sleep(AGAIN)
         except RequestError as error:  # the engine has ended
             logger.debug("nothing more is computed ahead: %s", error)
+        except Exception:  # what failed would be the next to be tried, for ever
+            logger.exception("what waited for idle time is not computed ahead")
+            for backlog in self._backlogs:
+                backlog.clear()
         finally:
             if self._task is asyncio.current_task():
                 self._task = None

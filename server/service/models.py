@@ -11,6 +11,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -18,7 +19,7 @@ from time import perf_counter
 
 from ...models.errors import ModelError
 from ...models.hardware import free_memory
-from ...models.model import check_file
+from ...models.model import Model, check_file
 from ...models.model_files import PART, Stamp, check_unchanged, files_of, stamp
 from ...slots.tier import FolderError
 from ..chat.conversations import Conversations
@@ -243,11 +244,14 @@ class Models:
         engine.sleep.share(turns, seconds)
         host = engine.scheduler.tree.host.max_bytes or engine.scheduler.snapshots.host.max_bytes
         self._budget = self._budget or host
+        self._share_host()
+        self._conversations.append(loaded.service.conversations)
+        loaded.service.conversations.share(self._conversations)
+
+    def _share_host(self) -> None:
         services = [one.service for one in self.opened() if one.service is not None]
         for service in services:
             service.engine.resize_host(self._budget // len(services))
-        self._conversations.append(loaded.service.conversations)
-        loaded.service.conversations.share(self._conversations)
 
     def want(self, entry: ModelEntry) -> None:
         """Put a model in line for the device, unless it is there or on its way."""
@@ -300,14 +304,24 @@ class Models:
         task.add_done_callback(self._tasks.discard)
 
     async def _load(self, entry: ModelEntry) -> None:
-        """Load a model again. The embedder and the reranker leave first, where they and it are too many or too large."""
+        """Load a model again. Where that cannot even begin, its requests end with the error, and a later one tries again."""
         assert entry.loaded is not None and entry.loaded.service is not None
-        model, beside = entry.loaded.vectors.model, [one for one in self.beside.values() if one.embedder.is_open]
+        sleep = entry.loaded.service.engine.sleep
+        try:
+            await self._make_room_for(entry, entry.loaded.vectors.model)
+        except Exception as error:
+            logger.exception("%s could not be loaded", entry.name)
+            sleep.refuse(error)
+        else:
+            sleep.grant()
+
+    async def _make_room_for(self, entry: ModelEntry, model: Model) -> None:
+        """Let the embedder and the reranker leave, where they and a model are too many or too large."""
+        beside = [one for one in self.beside.values() if one.embedder.is_open]
         num_placed = sum(one.is_placed for one in self.entries.values())
         is_short = model.device is None and entry.num_bytes > free_memory()
         if beside and (num_placed + len(beside) > self._places or is_short):
             await asyncio.to_thread(self._make_room)
-        entry.loaded.service.engine.sleep.grant()
 
     def _make_room(self) -> bool:
         """Let the embedder and the reranker leave memory, unless they compute; whether one has. Not the event loop's."""
@@ -345,13 +359,30 @@ class Models:
             logger.exception("%s could not be loaded", entry.name)
             self._fail(entry, error)
             return
-        self.adopt(entry, loaded, perf_counter() - began)
-        self.start(loaded)
+        try:
+            self.adopt(entry, loaded, perf_counter() - began)
+            self.start(loaded)
+        except Exception as error:
+            logger.exception("%s could not be loaded", entry.name)
+            await self._give_up(entry, loaded)
+            self._fail(entry, error)
+            entry.stamps = {}  # no fault of its files: the next request tries again
+            return
         if entry.opening.done():  # the server is shutting down
             return
         entry.opening.set_result(loaded)
         logger.info("%s is loaded after %.1f s", entry.name, perf_counter() - began)
         self._next()
+
+    async def _give_up(self, entry: ModelEntry, loaded: Loaded) -> None:
+        """Free a model that was loaded and cannot start."""
+        entry.loaded, entry.value = None, "loading"
+        self._share_host()
+        await asyncio.to_thread(loaded.vectors.close)
+        if loaded.service is not None:
+            with suppress(ValueError):  # `adopt` has not come so far
+                self._conversations.remove(loaded.service.conversations)
+            await asyncio.to_thread(loaded.service.close)
 
     def _open_beside(self, entry: ModelEntry) -> Loaded:
         """Load a model beside the embedder and the reranker, fitted to what they leave free; if that fails, alone."""

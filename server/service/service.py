@@ -148,11 +148,11 @@ class Service:
         if prepared.options.priority != BATCH:
             self._check_queue(prepared.num_choices)
         generations = self.submitter.generations(prepared)
-        self.idle.stop()
         for generation in generations:
             generation.question = prepared.question
             generation.on_end = partial(self._conclude, prepared.answer_sources, prepared.options.session)
         self.engine.submit(generations)
+        self.idle.stop()
         self.open.update(dict.fromkeys(generations))
         self.open[generations[0]] = prepared.turn  # of several answers, the conversation goes on from the first
         return generations

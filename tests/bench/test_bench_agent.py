@@ -149,9 +149,13 @@ def test_what_no_earlier_prompt_begins_with_is_new() -> None:
 
 
 def test_a_replay_counts_what_is_read_again(data: Path, tmp_path: Path, capsys: Any) -> None:
-    """A billing line that changes costs nothing; what the session has sent before is in the cache, behind a restart too."""
+    """A billing line that changes costs nothing; what the session has sent before is in the cache, behind a restart too.
+
+    Without work in idle time: how much of it a busy machine has time for varies from one session to the next.
+    """
     out = tmp_path / "out.json"
     options = ["-m", str(built_in_model()), "--data", str(data), "--max-tokens", "1", "--pause", "0", "-t", "1"]
+    options += ["--slotcache-args=--no-idle-prefill"]
     assert main(["agent", "--replay", "--size", "6000", "--billing", "--turns", *options, "--json", str(out)]) == 0
     printed = capsys.readouterr().out
     assert "prefills thrown away" in printed and "computed tokens, request by request" in printed
@@ -169,4 +173,5 @@ def test_a_replay_counts_what_is_read_again(data: Path, tmp_path: Path, capsys: 
     )  # whether a disk is faster than this model varies
     without, with_it = (sum(one["prompt_tokens"] - one["cached_tokens"] for one in of[:restart]) for of in (plain, billed))
     line = billed[0]["prompt_tokens"] - plain[0]["prompt_tokens"]
-    assert 10 < line < 100 and with_it <= without + 2 * line, "a main agent and a sub-agent read it once"
+    assert 10 < line < 100 and with_it <= without + 3 * line, "a main agent and a sub-agent read it once"
+    assert without + 3 * line < 1.5 * without < sum(one["prompt_tokens"] for one in billed[:restart])

@@ -141,6 +141,19 @@ def test_the_number_under_way_is_bounded_and_they_end_with_the_front(monkeypatch
         until(lambda: upstream.requests, DEADLINE)
 
 
+def test_one_that_hangs_holds_up_its_own_model_alone():
+    with scripted(threading.Event()) as upstream, ordering(upstream.url, dialect="openai") as front:
+        assert speculate(front, SYSTEM, ASKED, model="a") == "started"
+        until(lambda: upstream.requests, DEADLINE)
+        assert speculate(front, {**SYSTEM, "content": 12 * "Another. "}, ASKED, model="a") == "skipped"
+        assert speculate(front, SYSTEM, ASKED, model="b") == "started"
+        waiting = front.host.prefills.begin()
+        assert speculate(front, SYSTEM, ASKED, model="c") == "skipped", "a client waits"
+        waiting.end()
+        assert speculate(front, SYSTEM, ASKED, model="c") == "started"
+    assert not (front.host.prefills.num_waiting or front.host.prefills.warming)
+
+
 def test_slotcache_does_it_itself():
     with running(FILE) as engine, ordering(engine.url) as front:
         assert speculate(front, SYSTEM, ASKED, documents=documents("a", "b")) == "started"

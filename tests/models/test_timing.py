@@ -1,6 +1,7 @@
 """A device is timed once for each model, and its times are kept."""
 
 import logging
+from contextlib import closing
 from dataclasses import fields, replace
 
 import pytest
@@ -10,7 +11,8 @@ from slotcache.models.hardware import Device
 from slotcache.models.model import Model, Override
 from slotcache.models.runner import Runner
 from slotcache.models.times import OTHER, Times, keep_times, kept_times, summarize, timed_costs, times_on
-from slotcache.models.timing import Timing, fastest, learn_costs, subject_of
+from slotcache.models.timing import SCATTERED, Timing, fastest, learn_costs, subject_of
+from support.architectures import hybrid, recurrent
 from support.on_device import ON_DEVICE
 
 SMALL = ContextSettings(num_cells=2048, batch=256, flash_attention="auto", threads=1, num_sequences=32)
@@ -98,6 +100,19 @@ def test_models_whose_runs_do_not_move_have_the_times_of_steps_alone(context, mo
     times = Timing(context).run()
     assert times == Times(chunk_tokens=times.chunk_tokens, step=times.step, chunk=times.chunk, double=times.double)
     assert summarize(times).count("ms") == 2
+
+
+@pytest.mark.parametrize(("generate", "is_apart"), [(hybrid, True), (recurrent, False)])
+def test_saves_of_a_model_that_cannot_be_cut_are_timed_where_its_runs_are_apart(generate, is_apart, tmp_path):
+    with closing(Model(generate(tmp_path / "model.gguf"))) as model, closing(Context(model, SMALL)) as context:
+        times, states = Timing(context).run(), Runner(context)
+        assert (times.scattered, bool(times.save_scattered)) == ((SCATTERED, True) if is_apart else (0, False))
+        assert not times.idle and ("scattered" in summarize(times)) == is_apart
+        slow = replace(times, save_scattered=9.0)
+        assert (timed_costs(OTHER, slow).scattered_tokens > 1) == is_apart
+        assert subject_of(context, CARD).settings[-1] == "saves"
+        states.compute_zeros(0, 4)  # the pool was left empty
+        states.clear()
 
 
 @pytest.mark.parametrize(("cells", "batch", "timed"), [(64, 64, 32), (2048, 40, 20), (2048, 20, 0)])

@@ -14,6 +14,7 @@ from slotcache.models.lora import Adapters
 from slotcache.models.model import Model
 from slotcache.slots.scope import Scope
 from support.adapters import lora
+from support.encoders import bert
 
 SMALL = ContextSettings(num_cells=256, batch=64, num_sequences=4)
 
@@ -63,6 +64,41 @@ def test_a_load_may_be_given_up_and_tried_again(file):
         context.unload()
         with pytest.raises(ModelError):
             _ = model.handle
+
+
+def test_weights_beside_which_not_all_could_be_made_leave_again(file):
+    made = []
+
+    def make():
+        made.append(1)
+        if len(made) < 3:
+            raise RuntimeError("odd")
+
+    with closing(Model(file, may_unload=True)) as model:
+        context = Context(model, SMALL)
+        context.unload()
+        model.weights.on_load.append(make)
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match="odd"):
+                context.open()
+            with pytest.raises(ModelError, match="not in memory"):
+                _ = model.handle
+        context.open()
+        assert len(made) == 3
+        context.close()
+
+
+def test_what_makes_no_context_keeps_no_weights(file, tmp_path, monkeypatch):
+    bert(encoder := tmp_path / "bert.gguf")
+    with closing(Model(encoder, may_unload=True)) as model:
+        with pytest.raises(ModelError, match="keeps no KV"):
+            Context(model, SMALL)
+        with pytest.raises(ModelError, match="not in memory"):
+            _ = model.handle
+    with closing(Model(file)) as model:
+        monkeypatch.setattr(model, "metadata", {"general.architecture": "deepseek4"}.get)
+        with pytest.raises(ModelError, match="deepseek4 cannot be served here"):  # llama.cpp would end the process
+            Context(model, SMALL)
 
 
 @pytest.mark.parametrize("changed", ["own.gguf", "lora.gguf"])

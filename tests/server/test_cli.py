@@ -107,6 +107,19 @@ def test_a_server_that_is_told_to_end_while_it_loads_says_so_and_no_more(tiny, c
     assert "stopped before the model was loaded" in caplog.messages
 
 
+def test_a_server_that_cannot_start_what_it_has_loaded_ends_with_the_reason(tiny, monkeypatch):
+    """Else it would say for ever that the model is loading."""
+
+    def fail(*given):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(serve, "start", fail)
+    server, host = make_server(Settings(model=str(tiny), port=int(free_port()), ctx_size=512))
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        asyncio.run(asyncio.wait_for(serve.run(server, host, tiny), DEADLINE))
+    assert server.should_exit
+
+
 @needs_cpu
 def test_a_terminal_shows_no_progress_beside_the_log_lines_before_the_model_is_read(tiny, capsys, monkeypatch):
     shown = []

@@ -1,12 +1,14 @@
 """Records that are fetched for requests that wait: what comes back, who waits and for how long, and what room it takes."""
 
+import threading
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from slotcache.slots import lower_tiers
 from slotcache.slots.costs import UNMEASURED
 from slotcache.slots.host import HostMemory
-from slotcache.slots.lower_tiers import Fetches, WriteBehind
+from slotcache.slots.lower_tiers import Fetches, Readers, WriteBehind
 from slotcache.slots.plan import Clear
 from slotcache.slots.prefix_tree import PrefixTree
 from slotcache.slots.request import PATIENCE, Request
@@ -383,3 +385,17 @@ def test_a_scope_that_is_dropped_meanwhile_stays_dropped():
         one()
     lab.finish()
     assert job.reuse.cached == 0
+
+
+def test_a_thread_that_cannot_be_started_is_tried_again(monkeypatch):
+    class NoThread(threading.Thread):
+        def start(self):
+            raise RuntimeError("can't start new thread")
+
+    readers, read = Readers(count=1), threading.Event()
+    with monkeypatch.context() as patched:
+        patched.setattr(lower_tiers, "Thread", NoThread)
+        with pytest.raises(RuntimeError, match="new thread"):
+            readers(lambda: None)
+    readers(read.set)
+    assert read.wait(60)

@@ -3,6 +3,7 @@
 import pytest
 from slotcache.slots import host
 from slotcache.slots.radix import descendants
+from support.scopes import COMMON
 from support.world import World
 
 LIMIT = 40
@@ -37,6 +38,14 @@ def test_what_takes_longer_to_save_than_to_compute_is_not_saved(together, scatte
     assert cached(world, first) == cached(world, second) == 100 + (0 if is_dropped else LIMIT - 1)
 
 
+def test_without_host_memory_the_price_of_a_save_drops_nothing():
+    world = World(scattered_tokens=3.0)
+    answered(world, together=True)
+    tree = world.scheduler.tree
+    tree.evict(tree.device.num_ready)
+    assert tree.num_scattered == 0 < tree.host.num_lost
+
+
 def test_it_is_saved_where_much_stands_behind_it():
     world = World(host=2000, scattered_tokens=3.0)
     jobs = [world.submit(prompt, limit=LIMIT) for prompt in PROMPTS]
@@ -57,6 +66,18 @@ def test_idle_time_does_not_save_it_either_and_ends():
         world.carry_out()
     assert tree.copies.num_saved == 200 and tree.num_scattered == 0
     assert tree.copies.num_unsaved == 0, "no other copy need leave for it"
+
+
+def test_it_is_saved_where_a_client_has_pinned_it():
+    world = World(host=2000, idle=1000, scattered_tokens=3.0)
+    jobs = [world.submit(prompt, limit=LIMIT) for prompt in PROMPTS]
+    world.finish()
+    first, second = [job.tokens[: job.num_tokens - 1] for job in jobs]
+    assert world.scheduler.pins.pin(COMMON, first) == len(first)
+    tree = world.scheduler.tree
+    tree.evict(tree.device.num_ready)
+    assert tree.num_scattered == tree.host.num_lost == LIMIT - 1
+    assert [cached(world, turn.tolist()) for turn in (first, second)] == [len(first), 100]
 
 
 def test_it_is_saved_once_it_was_computed_again():

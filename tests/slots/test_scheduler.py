@@ -641,6 +641,15 @@ def test_idle_kv_stays_where_there_is_no_host_tier():
     assert world.scheduler.tree.device.num_ready == 202
 
 
+def test_the_cells_that_a_step_passes_over_are_known_again_without_a_host_tier():
+    world, away = World(), Scope.shared("away")
+    world.run(range(100))
+    world.run(range(1000, 1500), scope=away)
+    world.scheduler.tree.drop(away)
+    world.run(range(200, 250))
+    assert world.scheduler.cells.num_passed < 200
+
+
 @pytest.mark.parametrize("most", [60, 150])
 def test_the_host_budget_holds_and_the_oldest_goes(most):
     world = World(host=most)

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from slotcache.slots import radix
+from slotcache.slots.costs import Costs
 from slotcache.slots.eviction import EvictionPolicy
 from slotcache.slots.host import HostMemory
 from slotcache.slots.plan import Clear
@@ -23,11 +24,11 @@ SIZES = CopySizes(run_token=1, state=5)
 class Server:
     """A hybrid model, with `budget` bytes for one byte a token and five a state."""
 
-    def __init__(self, budget, cells=100, spacing=2, unused=2):
+    def __init__(self, budget, cells=100, spacing=2, unused=2, scattered_tokens=0.0):
         self.memory = Memory(cells, can_cut=False)
-        tree = PrefixTree(cells, 8)
+        tree = PrefixTree(cells, 8, costs=Costs(scattered_tokens=scattered_tokens))
         self.snapshots = Snapshots(tree, HostMemory(budget, sizes=SIZES, cut=cut), spacing=spacing, unused=unused)
-        self.scheduler = Scheduler(tree, num_slots=1, snapshots=self.snapshots)
+        self.scheduler = Scheduler(tree, num_slots=2, snapshots=self.snapshots)
 
     def ask(self, tokens, stops=(), forced=(), limit=1, breakpoints=()):
         """Return how much of a prompt a snapshot spared. stops: ends of segments before its own end. forced: tokens that
@@ -48,6 +49,22 @@ class Server:
         check(self.scheduler)
         return job.reuse.cached
 
+    def answer_together(self, *prompts, limit):
+        """Return the turns of prompts whose answers are computed beside each other."""
+        asked = {"cache": False, "snapshot_scope": S}
+        jobs = [
+            self.scheduler.submit(Request(at, Fixed(tokens, [len(tokens)]), limit, Scope.private(at), **asked))
+            for at, tokens in enumerate(prompts)
+        ]
+        while not self.scheduler.idle:
+            plan = self.scheduler.plan()
+            for job, _ in self.scheduler.commit(plan, self.memory.run(plan)):
+                if job.num_tokens == job.num_prompt + limit:
+                    self.scheduler.finish(job)
+            check(self.scheduler)
+        self.memory.run(self.scheduler.plan())
+        return [job.tokens[: job.num_tokens - 1] for job in jobs]
+
     def kept(self):
         return sorted(node.end for node in self.snapshots.of(S))
 
@@ -63,6 +80,17 @@ def test_a_breakpoint_has_a_state_wherever_it_is():
     bare = Server(budget=1000, spacing=16)
     bare.ask(PROMPT, stops=[5, 12, 26])
     assert bare.kept() == [26, 30]
+
+
+@pytest.mark.parametrize(("scattered_tokens", "is_saved"), [(0.0, True), (2.0, True), (4.0, False)])
+def test_an_answer_that_takes_longer_to_save_than_to_compute_has_no_state(scattered_tokens, is_saved):
+    server = Server(budget=1000, cells=400, scattered_tokens=scattered_tokens)
+    turns = server.answer_together(PROMPT, PROMPT + 50, limit=20)
+    assert server.kept() == ([49, 49] if is_saved else [])
+    assert server.scheduler.tree.num_scattered == (0 if is_saved else 2 * 49)
+    spared = [server.ask(np.append(turn, np.full(at + 1, 5, np.int32))) for at, turn in enumerate(turns)]
+    assert spared == ([49, 49] if is_saved else [0, 0])
+    assert server.ask(np.append(turns[0], np.array([5, 6, 7], np.int32))) == 50, "it was computed alone now"
 
 
 def test_prompts_share_the_runs_that_they_begin_with():

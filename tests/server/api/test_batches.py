@@ -1,5 +1,6 @@
 """Files and batches, with OpenAI's own client: owners, limits, ends, and what outlives a restart."""
 
+import errno
 import json
 from contextlib import suppress
 from typing import Any
@@ -131,6 +132,20 @@ def test_a_cancelled_batch_keeps_the_answers_that_it_has(server):
     with pytest.raises(openai.BadRequestError):
         server.openai.batches.cancel(batch.id)
     until(lambda: not server.service.open)
+
+
+def test_a_batch_is_cancelled_on_a_full_disk_too(server, monkeypatch):
+    batch = begin(server.openai, *lines(80, max_tokens=200 if ON_DEVICE else 1000))
+    until(lambda: progress(server, batch) > 0)
+
+    def fail(stored):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(server.host.batches.files, "save", fail)
+        assert server.openai.batches.cancel(batch.id).status == "cancelling"
+        until(lambda: not server.service.open)
+    assert ended(server.openai, batch).request_counts.completed < 80
 
 
 def test_batches_wait_for_their_turn_and_one_that_waits_can_be_cancelled(server):

@@ -9,7 +9,7 @@ import pytest
 from slotcache.server.api.ollama import CalledFunction, OllamaCall, OllamaMessage, messages_of, seconds_of
 from slotcache.server.http.api_errors import RequestError
 from support.encoders import bert
-from support.on_device import ROUNDING
+from support.on_device import ROUNDING, loads_two
 
 from server.conftest import REST, running, until
 
@@ -459,6 +459,18 @@ def test_the_older_route_has_one_vector_as_the_model_made_it(both):
 
 def test_a_server_without_an_embedder_says_how_to_get_one(server):
     assert "--embedding-model FILE" in refused(server, "/api/embed", 501, input="a")
+
+
+@loads_two
+def test_an_embedder_that_stays_in_memory_says_so(tiny, tmp_path):
+    with running(tiny, embedding_model=str(bert(tmp_path / "bert.gguf"))) as up:
+        for path, text in (("/api/embed", "input"), ("/api/embeddings", "prompt")):
+            for said in ("a river", ""):
+                fields = {"model": "bert", text: said}
+                (told,) = post(up, path, **fields, keep_alive="5m").json()["warnings"]
+                assert told.startswith("keep_alive has no effect")
+                for kept in (-1, None):
+                    assert "warnings" not in post(up, path, **fields, keep_alive=kept).json()
 
 
 # ---- keep_alive -------------------------------------------------------------------------------------------------------

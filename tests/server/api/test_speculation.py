@@ -232,6 +232,19 @@ def test_a_turn_computed_ahead_again_takes_the_place_of_no_other(tiny):
         assert len(server.service.engine.background.first_tokens._kept) == 1
 
 
+def test_a_scope_with_many_turns_computed_ahead_takes_the_place_of_no_other(tiny):
+    body = {"messages": MESSAGES, "temperature": 0, "ignore_eos": True}
+    with running(tiny) as server:
+        for number, scope in enumerate(["mine", *["yours"] * (MAX_FIRST_TOKENS + 1)]):
+            documents = [{"id": "a", "text": f"Report {number}."}]
+            speculate(server, **body, documents=documents, cache_scope=scope, id=str(number))
+            unloaded(server)
+        kept = [first.scope.name for first in server.service.engine.background.first_tokens._kept]
+        assert kept == ["mine", *["yours"] * (MAX_FIRST_TOKENS - 1)]
+        server.chat(**body, documents=[{"id": "a", "text": "Report 0."}], cache_scope="mine")
+        assert begun(server) == 1
+
+
 def test_the_seed_that_is_told_is_the_one_that_chose_the_first_token(server):
     body = {"messages": MESSAGES, "documents": DOCUMENTS[:3], "cache_scope": "told", "temperature": 1.5, "ignore_eos": True}
     body |= {"max_tokens": 12, "verbose": True}

@@ -1,5 +1,6 @@
 """The cache outlives the server: real restarts, damaged files, full disks."""
 
+import errno
 import os
 import resource
 import signal
@@ -11,6 +12,7 @@ from pathlib import Path
 import httpx
 import numpy as np
 import pytest
+from slotcache.slots import disk as disks
 from slotcache.slots.disk import DiskTier
 from slotcache.slots.radix import descendants
 from slotcache.slots.scope import Scope
@@ -193,6 +195,25 @@ def test_a_file_that_is_damaged_when_it_is_read_is_not_counted_any_more(tmp_path
     assert len(read_all(again)) == 2 and again.num_refused == 1
     assert again.num_bytes == sum(file.stat().st_size for file in files(tmp_path)) and bad.name not in again
     again.close()
+
+
+def test_a_folder_that_cannot_be_listed_once_ends_no_writing(tmp_path, monkeypatch):
+    disk, failed = DiskTier(tmp_path, 1 << 20, HERE), []
+    names = disks.names
+
+    def fail_once(folder):
+        if not failed:
+            failed.append(folder)
+            raise OSError(errno.EMFILE, "Too many open files")
+        return names(folder)
+
+    disk.wait()
+    monkeypatch.setattr(disks, "names", fail_once)
+    for number in (1, 2):
+        disk.put(record(number))
+        until(lambda: disk.idle)
+    assert failed and len(files(tmp_path)) == 2 and disk.drop(Scope.shared("s")) and not files(tmp_path)
+    disk.close()
 
 
 def test_the_budget_holds_and_the_oldest_leave(tmp_path):

@@ -1,6 +1,8 @@
 """`--draft-model`: the same answers in fewer steps, with a draft model that is right, often wrong, or gone."""
 
+import logging
 import os
+import shutil
 from collections import Counter
 from contextlib import closing
 from dataclasses import replace
@@ -8,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from slotcache.bench.random_models import SHAPES, generate
-from slotcache.models.draft_model import Best
+from slotcache.models.draft_model import TRIES, Best
 from slotcache.models.errors import ModelError
 from slotcache.models.model import Model
 from slotcache.server.config.settings import Settings, SettingsError
@@ -190,9 +192,30 @@ def test_its_weights_leave_with_those_of_a_model_that_takes_turns(tiny):
         drafter.unload()
         with pytest.raises(ModelError, match="not in memory"):
             assert drafter.context.model.weights.handle
-        drafter.is_off = True
+        drafter.num_failures = TRIES
         drafter.open()
-        assert not drafter.context.handle, "one that is off takes no memory again"
+        assert not drafter.context.handle, "one that is off for good takes no memory again"
+
+
+def test_a_draft_model_that_was_gone_at_one_load_drafts_again_behind_the_next(tiny, tmp_path, caplog):
+    (tmp_path / "drafts").mkdir()
+    file = Path(shutil.copy(tiny, tmp_path / "drafts" / "small.gguf"))
+    with dozing(tiny, draft_model=str(file)) as up, caplog.at_level(logging.INFO, "slotcache"):
+        always_ask(up)
+        first = trial(up, **LONG)
+        doze(up)
+        away = file.parent.rename(tmp_path / "away")
+        without = trial(up, **LONG)
+        shown = up.http.get("/props").json()["draft"]
+        assert shown["is_off"] and "small.gguf" in shown["why"]
+        assert "drafts nothing until the next load" in caplog.text
+        doze(up)
+        away.rename(file.parent)
+        again = trial(up, **LONG)
+        assert up.http.get("/props").json()["draft"] == {"mode": "model", "model": file.name, "is_off": False}
+        assert "drafts again" in caplog.text and up.metric("slotcache_draft_model_failures_total") == 0
+    assert first["content"] == without["content"] == again["content"]
+    assert "draft_n" not in without["timings"] and again["timings"]["draft_n"]
 
 
 def test_a_draft_model_that_fails_costs_no_answer(tiny, monkeypatch):

@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 from slotcache.bench.random_models import SHAPES
 from slotcache.models import llama
+from slotcache.server.engine import engine as engines
+from slotcache.server.search import vectors
 from support.adapters import lora
 from support.architectures import recurrent, windowed
 from support.encoders import bert
@@ -149,6 +151,38 @@ def test_a_conversation_goes_on_after_a_sleep(file, turns):
         doze(up)
         second = turn(up, "And then?")
     assert [text(first), text(second)] == turns and cached(second) > REST
+
+
+def test_a_load_for_which_there_is_no_thread_fails_and_is_tried_again(file, monkeypatch):
+    class NoThread(threading.Thread):
+        def start(self):
+            raise RuntimeError("can't start new thread")
+
+    with dozing(file) as up:
+        first = text(up.chat(QUESTION))
+        doze(up)
+        with monkeypatch.context() as patched:
+            patched.setattr(engines, "Thread", NoThread)
+            for _ in range(2):
+                answer = up.http.post("/completion", json={"prompt": QUESTION})
+                assert answer.status_code == 503 and "can't start new thread" in answer.json()["error"]["message"]
+        assert not is_mapped(file) and text(up.chat(QUESTION)) == first
+
+
+@loads_two
+def test_a_load_that_fails_behind_the_context_leaves_no_weights(file, tiny, monkeypatch):
+    with dozing(file, draft_model=str(tiny)) as up:
+        first = text(up.chat(QUESTION))
+        doze(up)
+
+        def fail():
+            raise RuntimeError("odd")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(up.service.engine.draft_model, "open", fail)
+            assert up.http.post("/completion", json={"prompt": QUESTION}).status_code == 503
+            assert not is_mapped(file)
+        assert text(up.chat(QUESTION)) == first and is_mapped(file)
 
 
 def test_a_server_that_stops_asleep_has_saved_its_cache(file, tmp_path, turns):
@@ -413,6 +447,34 @@ def test_a_model_with_two_uses_leaves_memory_when_neither_wants_it(file):
         assert is_mapped(file) and up.chat(QUESTION)
         doze(up)
         assert not is_mapped(file)
+
+
+def test_an_embedder_goes_on_behind_what_failed_once(tmp_path, monkeypatch):
+    class NoThread(threading.Thread):
+        def start(self):
+            raise RuntimeError("can't start new thread")
+
+    with running(bert(tmp_path / "bert.gguf"), embeddings=True, sleep_idle_seconds=HOUR) as up:
+        queue = up.vectors.embedding._queue
+
+        def asked():  # each by itself: the server ends the connection of what has failed
+            return httpx.post(f"{up.url}/v1/embeddings", json={"input": "a text"}, timeout=DEADLINE).status_code
+
+        def fail():
+            raise RuntimeError("odd")
+
+        assert asked() == 200
+        until(lambda: queue._thread is None)
+        with monkeypatch.context() as patched:
+            patched.setattr(up.vectors.embedding.embedder, "unload", fail)
+            with pytest.raises(RuntimeError, match="odd"):
+                queue._fall_asleep()
+        assert asked() == 200
+        until(lambda: queue._thread is None)
+        with monkeypatch.context() as patched:
+            patched.setattr(vectors, "Thread", NoThread)
+            assert asked() == 500
+        assert asked() == 200
 
 
 def test_an_encoder_alone_sleeps_after_its_seconds(tmp_path):

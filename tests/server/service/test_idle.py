@@ -7,6 +7,8 @@ from contextlib import closing
 from http.client import HTTPConnection
 
 import pytest
+from slotcache.server.http.api_errors import RequestError
+from slotcache.server.service import idle
 from support.architectures import hybrid
 from support.on_device import ON_DEVICE
 
@@ -98,6 +100,40 @@ def test_only_what_may_be_cached_is_computed_ahead(server):
         server.chat("Not this.", cache_scope="may not", **fields)
     server.http.post("/v1/completions", json={"prompt": "Nor this.", "max_tokens": 4, "cache_prompt": True})
     assert settled(server) == before
+
+
+def test_what_fails_is_not_tried_again_and_later_work_is_done(tiny, monkeypatch, caplog):
+    with running(tiny, idle_prefill=True, idle_sets=2) as server:
+        asked = []
+
+        async def fail(*given):
+            asked.append(given)
+            raise KeyError("odd")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(server.service.view, "missing", fail)
+            server.chat("What is it?", documents=DOCUMENTS[:2])
+            until(lambda: "what waited for idle time is not computed ahead" in caplog.text)
+            until(lambda: server.service.idle.done)
+            tries = len(asked)
+            server.chat("What is it?", cache_prompt=False)
+            assert server.service.idle.done and len(asked) == tries
+        server.chat("Another", documents=DOCUMENTS[1:])
+        assert settled(server) > 0
+
+
+def test_a_request_that_is_refused_at_last_ends_no_idle_work(tiny, monkeypatch):
+    monkeypatch.setattr(idle, "PAUSE", 3600.0)
+    with running(tiny, idle_prefill=True) as server:
+        server.chat("What is it?", conversation="c")
+        until(lambda: server.service.idle._task is not None)
+
+        def refuse(generations):
+            raise RequestError("no such sampler")
+
+        monkeypatch.setattr(server.service.engine, "submit", refuse)
+        assert server.http.post("/completion", json={"prompt": "Hello"}).status_code == 400
+        assert server.service.idle._task is not None
 
 
 def test_it_gives_way_to_whoever_comes(server):

@@ -27,6 +27,7 @@ from slotcache.server.service.models import entries_of
 from support.encoders import bert
 from support.on_device import needs_cpu
 
+from server.api.test_openapi import BODY, LIKELY
 from server.conftest import DEADLINE, Running, until
 from server.test_cli import free_port
 
@@ -135,6 +136,14 @@ def test_requests_choose_a_model_and_find_its_kv_again(files):
         assert wrong.status_code == 404 and "expected a, b" in wrong.json()["error"]["message"]
 
 
+def test_all_models_are_listed_with_what_they_can_do(files, tmp_path):
+    bert(embedder := tmp_path / "e.gguf")
+    with sharing(files[:2], embedding_model=str(embedder)) as up:
+        listed = up.http.get("/v1/models").json()["models"]
+        able = {one["name"]: one["capabilities"] for one in listed}
+        assert able == {"a": ["completion"], "b": ["completion"], "e": ["embedding"]}
+
+
 def test_ollama_s_clients_see_all_models(files):
     with sharing(files[:2]) as up:
         assert [one["name"] for one in up.http.get("/api/tags").json()["models"]] == ["a:latest", "b:latest"]
@@ -160,7 +169,7 @@ def test_a_model_that_cannot_be_loaded_fails_alone(files):
         assert text(again) == text(first) and cached(again)
 
 
-@pytest.mark.parametrize("step", ["learn_costs", "Metrics"])
+@pytest.mark.parametrize("step", ["learn_costs", "Metrics", "load_vectors"])
 def test_a_model_that_fails_late_in_its_load_leaves_nothing_behind(files, tmp_path, monkeypatch, caplog, step):
     """Its weights would lie in memory for good, and again with each try; its folder would be another server's."""
     b = files[1]
@@ -217,6 +226,51 @@ def test_a_model_that_can_neither_stay_nor_come_back_is_tried_once(files):
         assert {up.http.get("/health").json()["models"]["a"] for _ in range(20)} == {"failed"} and len(tries) == 1
         answer = up.http.post("/completion", json={"model": "a", "prompt": "Hello"})
         assert answer.status_code == 503 and "no memory is left" in answer.text
+
+
+@pytest.mark.parametrize("step", ["adopt", "start"])
+def test_a_model_that_is_loaded_and_cannot_start_leaves_and_is_tried_again(files, step, monkeypatch, caplog):
+    b, body = files[1], {"model": "b", "prompt": "Hello", "n_predict": 2}
+    with sharing(files[:2]) as up:
+        models = models_of(up)
+        budget = up.host.services[0].engine.scheduler.tree.host.max_bytes
+        really = getattr(models, step)
+
+        def fail(*given):
+            if step == "adopt":
+                really(*given)
+            raise RuntimeError("can't start new thread")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(models, step, fail)
+            answer = up.http.post("/completion", json=body)
+            assert answer.status_code == 503 and "b could not be loaded: can't start new thread" in answer.text
+        assert status(up)["b"] == "unloaded" and not is_mapped(b) and "can't start new thread" in caplog.text
+        until(lambda: status(up)["a"] == "loaded")  # it comes back by itself
+        until(lambda: up.host.services[0].engine.scheduler.tree.host.max_bytes == budget)
+        assert up.chat(QUESTION, model="a")["model"] == "a"
+        assert up.http.post("/completion", json=body).status_code == 200
+
+
+def test_a_model_whose_return_cannot_begin_fails_alone_and_is_tried_again(files, tmp_path, monkeypatch, caplog):
+    bert(embedder := tmp_path / "e.gguf")
+    body = {"model": "b", "prompt": "Hello", "n_predict": 2}
+    with sharing(files[:2], embedding_model=str(embedder)) as up:
+        for name in "ba":
+            assert up.chat(QUESTION, model=name)["model"] == name
+        up.http.post("/v1/embeddings", json={"input": "x", "model": "e"})  # back, and in the way
+
+        def fail():
+            raise RuntimeError("odd")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(models_of(up), "_make_room", fail)
+            answer = up.http.post("/completion", json=body)
+            assert answer.status_code == 503 and "odd" in answer.json()["error"]["message"]
+            until(lambda: models_of(up).entries["b"].value == "failed")
+        assert "RuntimeError: odd" in caplog.text
+        for name in "ab":
+            assert up.chat(QUESTION, model=name)["model"] == name
 
 
 def test_what_runs_is_answered_before_a_model_leaves(files):
@@ -450,6 +504,26 @@ def test_a_model_in_the_address_answers_a_body_that_names_none(files):
         assert [up.http.post(f"/completion?model={name}", json=body).json()["model"] for name in "ba"] == ["b", "a"]
         assert up.http.post("/completion?model=b", json=body | {"model": "a"}).json()["model"] == "a"
         assert up.http.post("/completion?model=d", json=body).status_code == 404
+
+
+def test_the_routes_that_heed_a_model_in_the_address_say_so(files):
+    with sharing(files[:2], slot_save_path=str(files[0].parent)) as up:
+        said = set()
+        for path, methods in up.http.get("/openapi.json").json()["paths"].items():
+            for method, told in methods.items():
+                schema = told.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema", {})
+                fields = BODY.get(path, ()) if schema else ()
+                wanted = (LIKELY | {"input": "Hello", "input_prefix": "a", "input_suffix": "b"}).items()
+                body = {name: value for name, value in wanted if name in fields and name != "model"}
+                if "responses" in path:
+                    body.pop("prompt", None)  # a template there
+                where = path.replace("{", "").replace("}", "") + "?model=none"
+                answer = up.http.request(method, where, content=json.dumps(body) if schema else None)
+                heeds = answer.status_code == 404 and "'none' is served here: expected a, b" in answer.text
+                named = any(one["name"] == "model" for one in told["parameters"])
+                assert heeds == named, (method, path, answer.text)
+                said |= {path} if named else set()
+        assert {"/v1/chat/completions", "/props", "/slots/{id}", "/v1/cache", "/metrics"} <= said
 
 
 def test_tokens_are_of_the_model_that_is_named_which_alone_wakes(files):
