@@ -214,7 +214,7 @@ $(VENV)/.installed: $(VENV)/.engine pyproject.toml
 	@touch $@
 
 $(VENV)/.developing: $(VENV)/.installed
-	$(BIN)/pip install --quiet --editable '.[hf,bench,dev]'
+	$(BIN)/pip install --quiet --editable '.[hf,ann,bench,dev]'
 	@touch $@
 
 wheel:
