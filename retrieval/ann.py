@@ -217,10 +217,10 @@ class ClusterMaker:
         if (process := self._process) is None:
             return ""
         try:
-            answer, errors = process.communicate(timeout=seconds)
+            process.wait(seconds)
         except subprocess.TimeoutExpired:
             return ""
-        self._process = None
+        (answer, errors), self._process = process.communicate(), None
         if process.returncode:
             lines = errors.decode(errors="replace").splitlines()
             raise ClusterError(signal_of(process.returncode) or (lines or ["no reason is known"])[-1])

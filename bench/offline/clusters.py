@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
+from typing import Self
 
 import numpy as np
 
@@ -38,48 +39,70 @@ class TimedSearch:
         return half[-1:] == [self.shown[-1]]
 
 
+@dataclass(frozen=True, slots=True)
+class Searched:
+    """An index that was opened, and searched with each query. memory: bytes that it took from the start to the end."""
+
+    searches: Sequence[TimedSearch]
+    opened: float
+    memory: int
+
+    @classmethod
+    def of(cls, open_index: Callable[[], Index], queries: np.ndarray) -> Self:
+        before, start = _resident(), perf_counter()
+        index = open_index()
+        opened = perf_counter() - start
+        searches = [_search(index.vectors, query) for query in queries]
+        memory = _resident() - before
+        index.close()
+        return cls(searches, opened, memory)
+
+
 def measure_clusters(count: int, passages: np.ndarray, queries: np.ndarray, temporary: Path) -> Report:
     """Measure `count` vectors that are made of those of passages. passages, queries: unit vectors (n, width)."""
     folder, database = temporary / "none", temporary / "vectors.db"
     folder.mkdir()
 
-    def opened() -> Index:
+    def open_index() -> Index:
         return Index([folder], database, embedder=Embedder("made", np.array), clusters_from=1)
 
-    index = opened()
+    index = open_index()
     _put(index, _made(count, passages))
     index.close()
-    index = opened()
-    exact = [_search(index.vectors, query) for query in queries]
+    exact = Searched.of(open_index, queries)
+    index = open_index()
     start = perf_counter()
     index.cluster()
-    made, clusters, width = perf_counter() - start, index.progress.clusters, passages.shape[1]
+    made, num_clusters = perf_counter() - start, index.progress.clusters
     index.close()
     del index
-    before, start = _resident(), perf_counter()
-    index = opened()
-    seconds = perf_counter() - start
-    found = [_search(index.vectors, query) for query in queries]
-    memory = (_resident() - before) / (2 * count * width)
-    index.close()
-    recall = mean([len({*one.shown[-1]} & {*right.shown[-1]}) / TOP_K for one, right in zip(found, exact, strict=True)])
-    first = Summary.of(one.seconds[0] / one.seconds[-1] for one in found).p50
-    changes = mean([sum(a != b for a, b in zip(one.shown, one.shown[1:], strict=False)) for one in found])
-    times = {name: Summary.of(1000 * one.seconds[-1] for one in some) for name, some in (("all", exact), ("clusters", found))}
-    shown = mean([float(one.has_last_at_half) for one in found])
-    note(recall=recall, first=first, shown=shown, memory=memory, opened=seconds, made=made, changes=changes)
-    rows = [(name, one.p50, one.p95) for name, one in times.items()]
-    title = f"a search of {count:,} vectors of {width} in {clusters:,} clusters, {len(queries)} queries"
-    changed = f"{changes:.2f} changes of the first {TOP_K} in a search"
-    bars = [
+    found = Searched.of(open_index, queries)
+    title = f"{count:,} vectors of {passages.shape[1]}, {num_clusters:,} clusters, {len(queries)} queries"
+    float16 = 2 * count * passages.shape[1]
+    rows = [_row(name, one, float16) for name, one in (("all", exact), ("clusters", found))]
+    table = Table(title, ("compared", "p50 ms", "p95", "opened s", "memory, of float16"), rows)
+    return Report("retrieval", [table], _bars(exact, found, found.memory / float16, made))
+
+
+def _row(name: str, one: Searched, float16: int) -> tuple[str, float, float, float, float]:
+    times = Summary.of(1000 * search.seconds[-1] for search in one.searches)
+    return name, times.p50, times.p95, one.opened, one.memory / float16
+
+
+def _bars(exact: Searched, found: Searched, memory: float, made: float) -> list[Bar]:
+    pairs = zip(exact.searches, found.searches, strict=True)
+    recall = mean([len({*right.shown[-1]} & {*one.shown[-1]}) / TOP_K for right, one in pairs])
+    first = Summary.of(one.seconds[0] / one.seconds[-1] for one in found.searches).p50
+    shown = mean([float(one.has_last_at_half) for one in found.searches])
+    note(recall=recall, first=first, shown=shown, memory=memory, opened=found.opened, made=made)
+    return [
         Bar(1, f"recall@{TOP_K} against the exact search", recall, LEAST_RECALL, at_least=True),
         Bar(2, "the first documents, of the time of a search", first, MOST_FIRST),
         Bar(3, "queries whose last documents are shown at half the time", shown, LEAST_SHOWN, at_least=True),
         Bar(4, "memory, of the vectors as float16", memory, MOST_MEMORY),
-        Bar(5, "opened", seconds, MOST_OPEN, unit=" s"),
+        Bar(5, "opened", found.opened, MOST_OPEN, unit=" s"),
         Bar(6, "made and saved", made, MOST_MADE, unit=" s"),
     ]
-    return Report("retrieval", [Table(title, ("compared", "p50 ms", "p95"), rows)], bars, notes=[changed])
 
 
 def _made(count: int, passages: np.ndarray) -> Iterator[np.ndarray]:
