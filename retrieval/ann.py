@@ -1,10 +1,10 @@
 """Search by vectors in clusters, for so many that the exact search takes long: needs faiss, the extra `slotcache[ann]`.
 
 k-means puts near vectors into one cluster (an inverted file, IVF). A search compares those of the clusters nearest to the
-query, group by group, and the nearest vectors so far are known after each group: RAGCache, section 5.3, pipelined vector search.
-It ends as it does there, behind a fixed number of clusters.
+query, group by group, and the nearest vectors so far are known after each group (RAGCache, section 5.3: pipelined vector
+search). It ends as it does there, behind a fixed number of clusters.
 
-The clusters lie in a file beside the database, mapped, with the float16 of the database: a cosine is that of the exact search.
+The clusters lie in a file beside the database, mapped, as the float16 of the database: a cosine is that of an exact search.
 Another process makes the file. What the database says of it decides whether it counts: a crash leaves the exact search.
 """
 

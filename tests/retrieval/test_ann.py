@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from itertools import pairwise
 from random import Random
 
 import numpy as np
@@ -11,6 +12,7 @@ from slotcache.retrieval import index as index_module
 
 pytest.importorskip("faiss", reason="pip install 'slotcache[ann]'")
 WIDTH, FROM = 16, 40
+SUBJECTS = ("stone", "river", "light", "mill")
 
 
 def vector_of(text):
@@ -35,7 +37,7 @@ def folder(tmp_path):
 
 def write(folder, numbers):
     for number in numbers:
-        (folder / f"{number}.md").write_text(f"The {'stone river light mill'.split()[number % 4]} has {number}.\n")
+        (folder / f"{number}.md").write_text(f"The {SUBJECTS[number % 4]} has {number}.\n")
 
 
 @pytest.fixture
@@ -125,11 +127,11 @@ def test_the_provisional_documents_of_a_search_are_stages(folder, make, everywhe
 
     changes = 0
     for number in range(200, 220):
-        first, *provisional, last = asyncio.run(stages(f"The {'stone river light mill'.split()[number % 4]} has {number}."))
+        first, *provisional, last = asyncio.run(stages(f"The {SUBJECTS[number % 4]} has {number}."))
         assert (first.name, last.name, last.is_last) == (LEXICAL, FUSED, True)
         assert {(stage.name, stage.is_last) for stage in provisional} == {(PROVISIONAL, False)}
         documents = [[hit.chunk.number for hit in stage.hits] for stage in provisional]
-        assert all(a != b for a, b in zip(documents, documents[1:], strict=False)), "a stage has other documents"
+        assert all(a != b for a, b in pairwise(documents)), "a stage has other documents"
         assert len(provisional) < ann.GROUPS
         changes += len(provisional) - 1
     assert changes, "no search has found something better later"
@@ -195,7 +197,7 @@ def test_clusters_that_cannot_be_used_are_made_again(folder, make, tmp_path, eve
     if damage == "gone":
         path.unlink()
     elif damage == "of another state":
-        index.store.clusters = index.store.clusters.replace(':100}', ':99}')
+        index.store.clusters = index.store.clusters.replace(":100}", ":99}")
     else:
         path.write_bytes(data[:-100] if damage == "cut" else bytes(len(data)))
     index = make(refreshed=False)
