@@ -33,8 +33,8 @@ from .store import Store
 from .writing import connect
 
 CLUSTERS_FROM = 50_000  # vectors: the exact search of so many takes some 2 ms
-SHARE = 0.08  # of the clusters, which a search compares
-GROUPS = 8
+SHARE = 0.1  # of the clusters, which a search compares: recall@5 was 0.98 at least with 100,000 vectors, 0.99 with 1,000,000
+GROUPS = 12  # of 1,000,000 vectors the first one takes 0.15 of the time; with 8 it is 0.19
 GROWTH = 0.5  # of the vectors, that came or left since: clusters are made anew
 SAMPLE = 64  # vectors for each cluster, from which k-means learns
 BATCH = 16384  # vectors that are put into clusters at once
@@ -116,7 +116,7 @@ class Clusters:
         with self._lock:
             gone = _bits(np.fromiter(numbers, np.int64), 8 * len(self._is_there) - 1) & self._is_there
             self._is_there = self._is_there & ~gone
-            count = int(np.unpackbits(gone).sum())
+            count = int(np.unpackbits(gone.view(np.uint8)).sum())
             self._size -= count
             self.num_changed += count
 
@@ -143,7 +143,7 @@ class Clusters:
             cosines = np.concatenate([cosines, *(one for _, one in found)])
             best = np.lexsort((numbers, -cosines))[:limit]
             numbers, cosines = numbers[best], cosines[best]
-            yield list(zip(numbers.tolist(), cosines.tolist(), strict=True)), part[-1] == count - 1
+            yield list(zip(numbers.tolist(), cosines.tolist(), strict=True)), bool(part[-1] == count - 1)
 
 
 Pair = tuple[np.ndarray, np.ndarray]

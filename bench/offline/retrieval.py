@@ -21,8 +21,8 @@ from ...retrieval.store import Store
 from ..journal import note
 from ..report import Bar, BenchError, Report, Skip, Summary, Table, mean
 from ..servers import DATA_VARIABLE
-from .clusters import measure_clusters
 from .passages import QueryEmbedder, Turn, load_passages, load_turns, put_passages, write_sources
+from .vector_clusters import measure_clusters
 
 TOP_K = 5
 LEAST_RECALL = 0.24  # by words

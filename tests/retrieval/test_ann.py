@@ -103,7 +103,7 @@ def test_a_search_goes_group_by_group(folder, make, everywhere):
     write(folder, range(100))
     query = np.random.default_rng(7).standard_normal(WIDTH).astype(np.float32)
     found = [(found, is_last) for found, is_last in make().vectors.groups(query, 5)]
-    assert [is_last for _, is_last in found] == [False] * (ann.GROUPS - 1) + [True]
+    assert [is_last for _, is_last in found] == [False] * (min(ann.GROUPS, 10) - 1) + [True]
     worst = [cosines[-1][1] for cosines, _ in found if len(cosines) == 5]
     assert worst == sorted(worst) and worst[0] < worst[-1], "each group leaves the best so far"
 
