@@ -21,7 +21,7 @@ With an `Embedder`, `refresh` also embeds the chunks, and `index.search(embed=..
 from .chunks import Chunk, Sizes, cut
 from .files import Folder, FoundFile, SkippedFile, changes
 from .index import Embedder, Index, Prefixes, Progress, Scan, prefixes_of
-from .ranking import FUSED, LEXICAL, RERANKED, Hit, Query, Search, Stage
+from .ranking import FUSED, LEXICAL, PROVISIONAL, RERANKED, Hit, Query, Search, Stage
 from .writing import FAILED, INDEXED, SKIPPED, Place, StoredChunk, StoredFile
 
 __all__ = [
@@ -29,6 +29,7 @@ __all__ = [
     "FUSED",
     "INDEXED",
     "LEXICAL",
+    "PROVISIONAL",
     "RERANKED",
     "SKIPPED",
     "Chunk",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from collections.abc import Callable, Sequence
@@ -12,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from . import chunks
+from .ann import CLUSTERS_FROM, GROWTH, ClusterError, ClusterMaker, Clusters, has_faiss, open_clusters
 from .chunks import Sizes, embedded_text
 from .files import FoundFile, SkippedFile, Stamp, folders_of, walk
 from .markdown import Unreadable
@@ -20,8 +22,11 @@ from .ranking import EmbedQuery, Rerank, Search, VectorIndex, unit
 from .store import Store
 from .writing import FAILED, SKIPPED, StoredChunk, StoredFile
 
+logger = logging.getLogger("slotcache.docs")
+
 BATCH_TOKENS = 512  # of the chunks that are embedded at once: a request waits for them at most
 LOOKAHEAD = 64  # chunks that are fetched at once to be embedded
+LOOK = 0.1  # seconds between two looks whether the work is to end, while clusters are made
 
 EmbedTexts = Callable[[Sequence[str]], np.ndarray]
 """Turns texts into vectors (texts, width), float32."""
@@ -44,12 +49,16 @@ class Embedder:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far the index is. files, files_left: to read. chunks, vectors: that it has. reading: the file being read."""
+    """How far the index is. files, files_left: to read. chunks, vectors: that it has. reading: the file being read.
+
+    clusters: of the vectors; 0: a search compares all of them.
+    """
 
     files: int = 0
     files_left: int = 0
     chunks: int = 0
     vectors: int = 0
+    clusters: int = 0
     reading: str = ""
 
 
@@ -69,9 +78,17 @@ class Index:
     """
 
     def __init__(
-        self, paths: Sequence[Path], database: Path, *, embedder: Embedder | None = None, chunk_tokens: int = 300
+        self,
+        paths: Sequence[Path],
+        database: Path,
+        *,
+        embedder: Embedder | None = None,
+        chunk_tokens: int = 300,
+        clusters_from: int = CLUSTERS_FROM,
     ) -> None:
         """paths: of folders or files. database: the index's own file, made if there is none.
+
+        clusters_from: vectors from which on they are searched in clusters, if faiss is installed.
 
         Raises FileNotFoundError for a path, ValueError for `chunk_tokens`, OSError and sqlite3.Error for the database.
         """
@@ -79,7 +96,8 @@ class Index:
         self.folders = folders_of(paths)
         origin = {"chunks": f"{chunks.VERSION}, {chunk_tokens} tokens", "vectors": embedder.name if embedder else ""}
         self.store = Store(database, origin)
-        self.vectors = VectorIndex(*self.store.vectors())
+        self._maker, self._clusters_from, self._may_cluster = ClusterMaker(database), clusters_from, True
+        self.vectors = self._open_vectors()
         self.progress = Progress()
         self._embedder, self._chunk_tokens = embedder, chunk_tokens
         self._reader = FileReader(database)
@@ -92,6 +110,7 @@ class Index:
     def close(self) -> None:
         """End the reading of files, and close the database."""
         self._reader.close()
+        self._maker.close()
         self.store.close()
 
     def search(self, embed: EmbedQuery | None = None, rerank: Rerank | None = None) -> Search:
@@ -113,8 +132,8 @@ class Index:
     def refresh(self, may_go_on: MayGoOn = always) -> bool:
         """Read all files that have changed, then embed all chunks that have no vector. Return whether nothing is left.
 
-        may_go_on: called before each file and each batch of vectors, and after each batch of a file's chunks. False ends
-        the refresh, and the next one resumes it.
+        may_go_on: called before each file and each batch of vectors, after each batch of a file's chunks, and while
+        clusters are made. False ends the refresh, and the next one resumes it.
         """
         scan = self.scan()
         self.forget(scan)
@@ -123,7 +142,7 @@ class Index:
         while self.embed_some():
             if not may_go_on():
                 return False
-        return True
+        return self.cluster(may_go_on)
 
     def scan(self) -> Scan:
         """Compare the folders with the index, by the sizes and times of files. Nothing is read yet.
@@ -132,8 +151,9 @@ class Index:
         """
         if self.store.is_lost:
             self._reader.close()
+            self._maker.close()
             self.store.reopen()
-            self.vectors = VectorIndex(*self.store.vectors())
+            self.vectors = self._open_vectors()
         known = self.store.files()
         seen: dict[str, FoundFile | SkippedFile] = {file.path: file for file in chain.from_iterable(map(walk, self.folders))}
         found = [file for file in seen.values() if isinstance(file, FoundFile)]
@@ -209,14 +229,65 @@ class Index:
             vectors = unit(self._embedder.embed(texts)).astype(np.float16)
             self.store.put_vectors(numbers, vectors)
             self.vectors.add(numbers, vectors)
+            self._tend_clusters()
             self._count()
         return len(batch)
+
+    def cluster(self, may_go_on: MayGoOn = always) -> bool:
+        """Wait for clusters, if they are due. False: `may_go_on` ended that; they are made all the same, and taken later."""
+        while self._tend_clusters(LOOK):
+            if not may_go_on():
+                return False
+        self._count()
+        return True
+
+    def _tend_clusters(self, seconds: float = 0.0) -> bool:
+        """Have clusters made where they are due, and take those that are ready. Return whether they are being made.
+
+        seconds: to wait for them. After a failure the next start tries again.
+        """
+        if isinstance(self.vectors, Clusters) and len(self.vectors) < self._clusters_from // 2:
+            self.store.clusters = ""
+            self.vectors = self._open_vectors()
+        if not self._maker.is_running and self._are_clusters_due():
+            if has_faiss():
+                self._maker.start()
+            else:
+                self._may_cluster = False
+                way = "pip install 'slotcache[ann]' has them searched in clusters"
+                logger.warning("each search compares all %d vectors of the documents: %s", len(self.vectors), way)
+        try:
+            if made := self._maker.made(seconds):
+                self.store.clusters = made
+                self.vectors = self._open_vectors()
+        except ClusterError as error:
+            self._may_cluster = False
+            logger.warning("no clusters of the vectors could be made: %s; the next start tries again", error)
+        return self._maker.is_running
+
+    def _are_clusters_due(self) -> bool:
+        count, vectors = len(self.vectors), self.vectors
+        is_much = isinstance(vectors, VectorIndex) or vectors.num_changed > GROWTH * count
+        return self._may_cluster and count >= self._clusters_from and is_much
+
+    def _open_vectors(self) -> VectorIndex | Clusters:
+        """Return the vectors in clusters if there are some that can be used, else all of them for the exact search."""
+        try:
+            if has_faiss() and (clusters := open_clusters(self.store)):
+                logger.info("%d vectors are searched in %d clusters", len(clusters), clusters.num_clusters)
+                return clusters
+        except ClusterError as error:
+            logger.warning("the clusters of the vectors cannot be used: %s; they are made again, of the vectors", error)
+            self.store.clusters = ""
+        return VectorIndex(*self.store.vectors())
 
     def _put(self, file: StoredFile) -> None:
         self.vectors.remove(self.store.put_file(file))
 
     def _count(self, **changed: int) -> None:
-        self.progress = replace(self.progress, chunks=self.store.num_chunks, vectors=len(self.vectors), **changed)
+        clusters = self.vectors.num_clusters if isinstance(self.vectors, Clusters) else 0
+        counts = {"chunks": self.store.num_chunks, "vectors": len(self.vectors), "clusters": clusters}
+        self.progress = replace(self.progress, **counts | changed)
 
 
 def _is_read(known: StoredFile | None, stamp: Stamp) -> bool:

@@ -68,12 +68,11 @@ Line = ReadStep | Stored | Failed | Broken
 # Not `-m`: a checkout that is not installed is no package for another process. The room's own package stays empty here:
 # reading needs no numpy, which takes a share of the process's memory.
 START = """
-import sys, types
-for name, path in zip(("slotcache", "slotcache.retrieval"), sys.argv[2:]):
+import sys, types, importlib
+for name, path in zip(("slotcache", "slotcache.retrieval"), sys.argv[1:3]):
     package = sys.modules[name] = types.ModuleType(name)
     package.__path__ = [path]
-from slotcache.retrieval.reader import main
-main(sys.argv[1])
+importlib.import_module("slotcache.retrieval." + sys.argv[3]).main(*sys.argv[4:])
 """
 ROOM = Path(__file__).parent
 
@@ -100,7 +99,7 @@ class FileReader:
         """
         if self._process is not None and self._process.poll() is not None:
             self.close()  # it ended between two files, which says nothing of the next one
-        process = self._process = self._process or _start(self._database)
+        process = self._process = self._process or start_module("reader", str(self._database))
         with suppress(OSError):  # it has ended: there is no answer, then
             _pipe(process.stdin).write(msgspec.json.encode(task) + b"\n")
             _pipe(process.stdin).flush()
@@ -116,7 +115,7 @@ class FileReader:
                     self.close()
                     raise EndedError
         self.close()
-        if _signal(process.returncode) == "SIGPROF":
+        if signal_of(process.returncode) == "SIGPROF":
             raise SlowError(f"it takes more than {task.seconds:.0f} seconds to read")
         raise Unreadable(_crash(process.returncode))
 
@@ -133,9 +132,10 @@ class FileReader:
             process.communicate()
 
 
-def _start(database: Path) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-c", START, str(database), str(ROOM.parent), str(ROOM)]
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+def start_module(name: str, *arguments: str, stderr: int = subprocess.DEVNULL) -> subprocess.Popen[bytes]:
+    """Start a process that calls `main` of a module of this room."""
+    command = [sys.executable, "-c", START, str(ROOM.parent), str(ROOM), name, *arguments]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr)
 
 
 def _pipe(pipe: IO[bytes] | None) -> IO[bytes]:
@@ -145,7 +145,7 @@ def _pipe(pipe: IO[bytes] | None) -> IO[bytes]:
 
 def _crash(code: int) -> str:
     """Return why a process ended at a file, by its exit code."""
-    match _signal(code):
+    match signal_of(code):
         case "":
             return "its reader failed"
         case "SIGKILL":
@@ -154,6 +154,6 @@ def _crash(code: int) -> str:
             return f"its reader crashed: {name}"
 
 
-def _signal(code: int) -> str:
+def signal_of(code: int) -> str:
     """Return the name of the signal that ended a process, by its exit code; empty if none did."""
     return signal.Signals(-code).name if code < 0 else ""

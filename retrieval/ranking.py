@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, islice
 from threading import Lock
+from typing import Protocol
 from unicodedata import category
 
 import numpy as np
@@ -97,7 +98,21 @@ def fts_query(text: str) -> str:
     return " OR ".join(f'"{one}"' for one in islice(found, MAX_WORDS))
 
 
-# ---- Search by vectors: exact, over all of them. Up to some 200,000 chunks one pass is fast enough. ---------------------
+# ---- Search by vectors: exact, over all of them. `ann` has another one, for many. ---------------------------------------
+
+Nearest = list[tuple[int, float]]
+"""The numbers of the chunks nearest to a query, the nearest first, with their cosines."""
+
+
+class VectorSearch(Protocol):
+    """Vectors of chunks, by their numbers."""
+
+    def __len__(self) -> int: ...
+
+    def groups(self, query: np.ndarray, limit: int, only: np.ndarray | None = None) -> Iterator[tuple[Nearest, bool]]:
+        """Yield the nearest so far, again and again, and whether these are the last ones. As `VectorIndex.search`."""
+        ...
+
 
 SLACK = 1.5  # times the rows in use, when the matrix has to grow
 
@@ -146,8 +161,8 @@ class VectorIndex:
             self._numbers[holes], self._vectors[holes] = self._numbers[movers], self._vectors[movers]
             self._size = size
 
-    def search(self, query: np.ndarray, limit: int, only: np.ndarray | None = None) -> list[tuple[int, float]]:
-        """Return the numbers of the chunks nearest to a query (width,), the nearest first, with their cosines.
+    def search(self, query: np.ndarray, limit: int, only: np.ndarray | None = None) -> Nearest:
+        """Return the chunks nearest to a query (width,).
 
         only: the numbers to search among; None: all.
         """
@@ -165,6 +180,10 @@ class VectorIndex:
         best = best[np.lexsort((numbers[best], -scores[best]))]
         return list(zip(numbers[best].tolist(), scores[best].tolist(), strict=True))
 
+    def groups(self, query: np.ndarray, limit: int, only: np.ndarray | None = None) -> Iterator[tuple[Nearest, bool]]:
+        """Yield what `search` finds, which is the last there is."""
+        yield self.search(query, limit, only), True
+
 
 def unit(vectors: np.ndarray) -> np.ndarray:
     """Return vectors (n, width) at length 1, float32; zeros, and what is no number, become zeros."""
@@ -174,12 +193,13 @@ def unit(vectors: np.ndarray) -> np.ndarray:
 
 
 # ---- Search -------------------------------------------------------------------------------------------------------------
-# A search in stages, each better than the one before it: words, then words and vectors, then a reranker's order.
+# A search in stages, each better than the one before it: words, then words and vectors, then a reranker's order. Where the
+# vectors are searched in groups, there is a provisional stage for each change of the first documents.
 #
 # The first stage takes milliseconds, so that a server can compute the leading documents while the later stages still
 # run.
 
-LEXICAL, FUSED, RERANKED = "lexical", "fused", "reranked"
+LEXICAL, PROVISIONAL, FUSED, RERANKED = "lexical", "provisional", "fused", "reranked"
 LEXICAL_WEIGHT, VECTOR_WEIGHT = 1.0, 2.0
 DEPTH = 50  # of each ranking that is fused
 MAX_PATHS = 100
@@ -236,7 +256,7 @@ class Hit:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """The hits that a search has by now, the best first. name: lexical, fused or reranked. is_last: no stage follows."""
+    """The hits that a search has by now, the best first. name: one of those above. is_last: no stage follows."""
 
     name: str
     hits: tuple[Hit, ...]
@@ -249,7 +269,7 @@ class Search:
     def __init__(
         self,
         store: Store,
-        vectors: VectorIndex,
+        vectors: VectorSearch,
         *,
         folders: Sequence[Folder] = (),
         embed: EmbedQuery | None = None,
@@ -266,8 +286,11 @@ class Search:
             found = await asyncio.to_thread(self._by_words, query)
             yield _stage(LEXICAL, found.hits, query, is_last=embedding is None and self._rerank is None)
             if embedding is not None:
-                found = await asyncio.to_thread(self._fused, query, found.by_words, await embedding)
-                yield _stage(FUSED, found.hits, query, is_last=self._rerank is None)
+                fused, is_whole = self._fused(query, found.by_words, await embedding), False
+                while not is_whole:
+                    found, is_whole = await asyncio.to_thread(next, fused)
+                    name = FUSED if is_whole else PROVISIONAL
+                    yield _stage(name, found.hits, query, is_last=is_whole and self._rerank is None)
             if self._rerank is not None:
                 texts = [embedded_text(hit.chunk.title, hit.chunk.text) for hit in found.hits]
                 scores = await self._rerank(query.text, texts)
@@ -290,11 +313,17 @@ class Search:
         by_words = _ranks(scored)
         return self._found(scored, query, by_words, {})
 
-    def _fused(self, query: Query, by_words: Ranks, vector: np.ndarray) -> _Found:
-        near = self._vectors.search(vector, max(DEPTH, query.top_k), self._only(self._paths(query)))
-        by_vectors = _ranks(near)
-        scored = fuse([(list(by_words), LEXICAL_WEIGHT), (list(by_vectors), VECTOR_WEIGHT)])
-        return self._found(scored, query, by_words, by_vectors)
+    def _fused(self, query: Query, by_words: Ranks, vector: np.ndarray) -> Iterator[tuple[_Found, bool]]:
+        """Yield what is found whenever the documents change, and at the end, where the bool is true."""
+        shown: list[int] = []
+        only = self._only(self._paths(query))
+        for near, is_last in self._vectors.groups(vector, max(DEPTH, query.top_k), only):
+            by_vectors = _ranks(near)
+            scored = fuse([(list(by_words), LEXICAL_WEIGHT), (list(by_vectors), VECTOR_WEIGHT)])
+            documents = [number for number, _ in scored[: query.top_k]]
+            if is_last or documents != shown:
+                shown = documents
+                yield self._found(scored, query, by_words, by_vectors), is_last
 
     def _found(self, scored: Sequence[tuple[int, float]], query: Query, by_words: Ranks, by_vectors: Ranks) -> _Found:
         """Return the best of scored chunks as hits: those asked for, and those that a reranker reads."""

@@ -82,6 +82,8 @@ class Store:
                 connection.execute(f"delete from {table}")
         if known.get("vectors") != origin["vectors"]:
             connection.execute("delete from vector")
+        if any(known.get(name) != value for name, value in origin.items()):
+            connection.execute("delete from origin where name = 'clusters'")
         connection.executemany("insert or replace into origin values (?, ?)", origin.items())
         connection.execute("commit")
 
@@ -178,12 +180,32 @@ class Store:
             rows = [(number, vector.tobytes()) for number, vector in zip(numbers, vectors, strict=True)]
             connection.executemany("insert or replace into vector values (?, ?)", rows)
 
-    def vectors(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return the numbers (chunks,) int64 of all chunks with a vector, and the vectors (chunks, width), float16."""
+    def vectors(self, after: int = 0) -> tuple[np.ndarray, np.ndarray]:
+        """Return the numbers (chunks,) int64 of all chunks with a vector, and the vectors (chunks, width), float16.
+
+        after: a number; only chunks with higher ones.
+        """
         with self.reading() as connection:
-            rows = connection.execute("select chunk, x from vector order by chunk").fetchall()
+            rows = connection.execute("select chunk, x from vector where chunk > ? order by chunk", (after,)).fetchall()
         vectors = np.frombuffer(b"".join(row[1] for row in rows), np.float16)
         return np.array([row[0] for row in rows], np.int64), vectors.reshape(len(rows), -1 if rows else 0)
+
+    def all_numbers(self) -> np.ndarray:
+        """Return the numbers (chunks,) int64 of all chunks, in any order. They are read from an index: texts take longer."""
+        with self.reading() as connection:
+            return np.fromiter((number for (number,) in connection.execute("select number from chunk")), np.int64)
+
+    @property
+    def clusters(self) -> str:
+        """What is known of the file with the clusters of the vectors; empty if there is none."""
+        with self.reading() as connection:
+            row = connection.execute("select value from origin where name = 'clusters'").fetchone()
+        return row[0] if row else ""
+
+    @clusters.setter
+    def clusters(self, known: str) -> None:
+        with self.writing() as connection:
+            connection.execute("insert or replace into origin values ('clusters', ?)", (known,))
 
     def check(self) -> None:
         """Raise AssertionError if the index is not whole."""

@@ -21,7 +21,7 @@ from ...models.model import Model
 from ...models.model_files import cache_folder
 from ...retrieval.files import Folder, changes
 from ...retrieval.index import Index
-from ...retrieval.ranking import FUSED, LEXICAL, RERANKED, Search
+from ...retrieval.ranking import FUSED, LEXICAL, PROVISIONAL, RERANKED, Search
 from ...slots.tier import MOST_SERVERS, lock, own_folder, places
 from ..config.settings import Settings, SettingsError
 from ..http.api_errors import RequestError
@@ -70,8 +70,9 @@ class FolderIndex:
 
     @property
     def stages(self) -> tuple[str, ...]:
-        """The stages of a search, in their order."""
-        fused, reranked = (FUSED,) if self.embedding else (), (RERANKED,) if self.reranking else ()
+        """The stages of a search, in their order. Where vectors are in clusters there are provisional ones."""
+        provisional = (PROVISIONAL,) if self.index.progress.clusters else ()
+        fused, reranked = (*provisional, FUSED) if self.embedding else (), (RERANKED,) if self.reranking else ()
         return (LEXICAL, *fused, *reranked)
 
     @property
@@ -170,6 +171,7 @@ class FolderWatcher:
                 self._on_read()
                 if self._embed():
                     self._settle(READY)
+                    self._index.cluster(lambda: not (self._stopping.is_set() or self._wanted.is_set()))
         except (OSError, sqlite3.Error, RequestError) as error:
             return self._fail(str(error))
         except Exception as error:  # an unexpected error ends neither the server nor the search

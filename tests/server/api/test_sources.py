@@ -2,13 +2,16 @@
 
 import os
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from slotcache.models.demo import FILE
 from slotcache.models.demo.corpus import SUGGESTED, Corpus
+from slotcache.retrieval import Index
 from slotcache.server.config.settings import Settings
+from slotcache.server.search import folder as folder_module
 from slotcache.server.serve import serve, with_bundled_documents
 from support.encoders import bert
 from support.notes import NOTES, collection, files, is_ready, write
@@ -173,6 +176,17 @@ def test_vectors_are_computed_in_gaps_and_kept(tiny, tmp_path):
     with running(tiny, **settings) as up:
         until(lambda: is_ready(up))
         assert up.vectors.computed.texts == 0, "the vectors of the last start are still there"
+
+
+def test_vectors_in_clusters_have_a_stage_and_a_metric(tiny, tmp_path, monkeypatch):
+    pytest.importorskip("faiss", reason="pip install 'slotcache[ann]'")
+    monkeypatch.setattr(folder_module, "Index", partial(Index, clusters_from=2))
+    folder, encoder = write(tmp_path / "notes", NOTES), bert(tmp_path / "bert.gguf")
+    with running(tiny, docs=str(folder), docs_db=str(tmp_path / "db"), embedding_model=str(encoder)) as up:
+        until(lambda: collection(up)["stages"] == ["lexical", "provisional", "fused"])
+        assert is_ready(up) and up.metric("slotcache_docs_clusters") == 1
+        found = up.http.post("/v1/search", json={"query": "stone"}).json()
+        assert found["stage"] == "fused" and len(found["results"]) == 2
 
 
 def test_files_are_read_while_vectors_wait_for_a_gap(tiny, tmp_path):

@@ -1,0 +1,265 @@
+"""Search by vectors in clusters, for so many that the exact search takes long: needs faiss, the extra `slotcache[ann]`.
+
+k-means puts near vectors into one cluster (an inverted file, IVF). A search compares those of the clusters nearest to the
+query, group by group, and the nearest vectors so far are known after each group (RAGCache, section 5.3: pipelined vector
+search). It ends as it does there, behind a fixed number of clusters.
+
+The clusters lie in a file beside the database, mapped, as the float16 of the database: a cosine is that of an exact search.
+Another process makes the file. What the database says of it decides whether it counts: a crash leaves the exact search.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from importlib import import_module
+from importlib.util import find_spec
+from math import isqrt
+from pathlib import Path
+from secrets import token_hex
+from threading import Lock
+from types import ModuleType
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from .process import signal_of, start_module
+from .ranking import Nearest, unit
+from .store import Store
+from .writing import connect
+
+CLUSTERS_FROM = 50_000  # vectors: the exact search of so many takes some 2 ms
+SHARE = 0.1  # of the clusters, which a search compares: recall@5 was 0.98 at least with 100,000 vectors, 0.99 with 1,000,000
+GROUPS = 12  # of 1,000,000 vectors the first one takes 0.15 of the time; with 8 it is 0.19
+GROWTH = 0.5  # of the vectors, that came or left since: clusters are made anew
+SAMPLE = 64  # vectors for each cluster, from which k-means learns
+BATCH = 16384  # vectors that are put into clusters at once
+NICENESS = 12  # as of the process that reads files
+ENDING = ".ivf"
+
+
+class ClusterFile(msgspec.Struct, frozen=True):
+    """What the database says of the file. last: the highest number of a chunk in it. vectors: that it has."""
+
+    name: str
+    size: int
+    last: int
+    vectors: int
+
+
+class ClusterError(Exception):
+    """Clusters cannot be used or made, and why: the exact search remains."""
+
+
+def has_faiss() -> bool:
+    return find_spec("faiss") is not None
+
+
+def _faiss() -> ModuleType:
+    """Load faiss where it is needed: it takes 0.2 s and some 40 MB."""
+    faiss = import_module("faiss")
+    faiss.omp_set_num_threads(1)  # of the calling thread: OpenMP's workers would take the engine's cores
+    return faiss
+
+
+class Clusters:
+    """Vectors by cluster. Any thread may search; one thread may add and remove meanwhile.
+
+    Vectors are numbered as their chunks are, and a number never comes again: those of the file end with `last`.
+    """
+
+    def __init__(self, path: Path, kept: ClusterFile, numbers: np.ndarray) -> None:
+        """numbers: of all chunks that there are. Raises ClusterError."""
+        try:
+            faiss = _faiss()
+            if (size := path.stat().st_size) != kept.size:
+                raise ClusterError(f"it has {size} bytes instead of {kept.size}")
+            self._mapped = faiss.read_index(str(path), faiss.IO_FLAG_MMAP)
+        except (ImportError, OSError, RuntimeError) as error:
+            raise ClusterError(str(error).splitlines()[0]) from None
+        if self._mapped.ntotal != kept.vectors:
+            raise ClusterError(f"it has {self._mapped.ntotal} vectors instead of {kept.vectors}")
+        self._added = _empty(faiss, self._mapped.quantizer, self._mapped.d, self._mapped.nlist)
+        self._added.is_trained = True
+        self._lock = Lock()
+        numbers = numbers[numbers <= kept.last]
+        self._is_there = _bits(numbers, kept.last)
+        self._size, self.num_changed = len(numbers), kept.vectors - len(numbers)
+
+    def __len__(self) -> int:
+        return self._size
+
+    @property
+    def num_clusters(self) -> int:
+        return self._mapped.nlist
+
+    def add(self, numbers: Sequence[int] | np.ndarray, vectors: np.ndarray) -> None:
+        """Put the vectors (chunks, width) of new chunks into their clusters."""
+        numbers = np.asarray(numbers, np.int64)
+        if not len(numbers):
+            return
+        with self._lock:
+            _faiss()
+            self._added.add_with_ids(vectors.astype(np.float32), numbers)
+            bits = np.zeros(max(len(self._is_there), int(numbers.max()) // 8 + 1), np.uint8)
+            bits[: len(self._is_there)] = self._is_there
+            self._is_there = bits | _bits(numbers, 8 * len(bits) - 1)
+            self._size += len(numbers)
+            self.num_changed += len(numbers)
+
+    def remove(self, numbers: Sequence[int]) -> None:
+        """Remove the vectors of chunks. They are compared no more; their place is free when clusters are made anew."""
+        with self._lock:
+            gone = _bits(np.fromiter(numbers, np.int64), 8 * len(self._is_there) - 1) & self._is_there
+            self._is_there = self._is_there & ~gone
+            count = int(np.unpackbits(gone.view(np.uint8)).sum())
+            self._size -= count
+            self.num_changed += count
+
+    def groups(self, query: np.ndarray, limit: int, only: np.ndarray | None = None) -> Iterator[tuple[Nearest, bool]]:
+        """Yield the nearest `limit` so far after each group of clusters, and whether it was the last one.
+
+        only: the numbers to search among. All clusters are searched then, since those near the query may have none of them.
+        """
+        faiss, query = _faiss(), unit(query[None])
+        count = self.num_clusters if only is not None else max(round(SHARE * self.num_clusters), 1)
+        nearness, clusters = self._mapped.quantizer.search(query, count)
+        bits = self._is_there if only is None else self._is_there & _bits(only, 8 * len(self._is_there) - 1)
+        has_gone = self.num_changed > self._added.ntotal
+        selector = faiss.IDSelectorBitmap(len(bits), faiss.swig_ptr(bits)) if has_gone or only is not None else None
+        numbers, cosines = np.empty(0, np.int64), np.empty(0, np.float32)
+        for part in np.array_split(np.arange(count), min(GROUPS, count)):
+            group = nearness[:, part], clusters[:, part]
+            parameters = faiss.SearchParametersIVF(nprobe=len(part), sel=selector)
+            found = [_compare(self._mapped, query, limit, group, parameters)]
+            if self._added.ntotal:
+                with self._lock:
+                    found.append(_compare(self._added, query, limit, group, parameters))
+            numbers = np.concatenate([numbers, *(one for one, _ in found)])
+            cosines = np.concatenate([cosines, *(one for _, one in found)])
+            best = np.lexsort((numbers, -cosines))[:limit]
+            numbers, cosines = numbers[best], cosines[best]
+            yield list(zip(numbers.tolist(), cosines.tolist(), strict=True)), bool(part[-1] == count - 1)
+
+
+Pair = tuple[np.ndarray, np.ndarray]
+
+
+def _compare(index: Any, query: np.ndarray, limit: int, group: Pair, parameters: object) -> Pair:
+    """Return numbers and cosines of the nearest vectors of a group of clusters. group: their centres' cosines, and they."""
+    faiss, (nearness, clusters) = _faiss(), group
+    cosines, numbers = np.empty(limit, np.float32), np.empty(limit, np.int64)
+    arrays = map(faiss.swig_ptr, (np.ascontiguousarray(clusters), np.ascontiguousarray(nearness), cosines, numbers))
+    index.search_preassigned_c(1, faiss.swig_ptr(query), limit, *arrays, False, parameters)
+    is_found = numbers >= 0
+    return numbers[is_found], cosines[is_found]
+
+
+def _bits(numbers: np.ndarray, most: int) -> np.ndarray:
+    """Return a bit for each number from 0 to `most`, as faiss has them."""
+    flags = np.zeros(most + 1, np.bool_)
+    flags[numbers[numbers <= most]] = True
+    return np.packbits(flags, bitorder="little")
+
+
+def _empty(faiss: ModuleType, quantizer: object, width: int, num_clusters: int) -> Any:
+    """Return clusters of float16 without any vectors."""
+    kind, metric = faiss.ScalarQuantizer.QT_fp16, faiss.METRIC_INNER_PRODUCT
+    return faiss.IndexIVFScalarQuantizer(quantizer, width, num_clusters, kind, metric, False)
+
+
+def open_clusters(store: Store) -> Clusters | None:
+    """Open the clusters that a database has, and put into them what came since; None if it has none.
+
+    Raises ClusterError where they cannot be used. Files of clusters that are not the database's are removed.
+    """
+    try:
+        kept = msgspec.json.decode(text, type=ClusterFile) if (text := store.clusters) else None
+    except msgspec.MsgspecError as error:
+        raise ClusterError(str(error)) from None
+    for path in store.path.parent.iterdir():
+        if path.name.startswith(f"{store.path.stem}-") and path.suffix == ENDING and (not kept or path.name != kept.name):
+            path.unlink(missing_ok=True)
+    if kept is None:
+        return None
+    clusters = Clusters(store.path.with_name(kept.name), kept, store.all_numbers())
+    clusters.add(*store.vectors(after=kept.last))
+    return clusters
+
+
+# ---- Making clusters, in a process of their own. ------------------------------------------------------------------------
+
+
+class ClusterMaker:
+    """Makes the file of clusters of a database in another process. One thread may use it; any thread may close it."""
+
+    def __init__(self, database: Path) -> None:
+        self._database = database
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it was started, and `made` has not told the end yet."""
+        return self._process is not None
+
+    def start(self) -> None:
+        self._process = start_module("ann", str(self._database), stderr=subprocess.PIPE)
+
+    def made(self, seconds: float = 0.0) -> str:
+        """Return what the database is to say of the new file; empty if it is not ready yet. Raises ClusterError.
+
+        seconds: to wait for it.
+        """
+        if (process := self._process) is None:
+            return ""
+        try:
+            process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return ""
+        (answer, errors), self._process = process.communicate(), None
+        if process.returncode:
+            lines = errors.decode(errors="replace").splitlines()
+            raise ClusterError(signal_of(process.returncode) or (lines or ["no reason is known"])[-1])
+        return answer.decode()
+
+    def close(self) -> None:
+        """End the process. What it made so far is removed with the next clusters."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.communicate()
+
+
+def main(database: str) -> None:
+    """Make clusters of all vectors of a database, as it is now, and print what it is to say of them."""
+    if hasattr(os, "nice"):  # not on Windows
+        os.nice(NICENESS)
+    path = Path(database)
+    with closing(connect(path, creates=False)) as connection:
+        connection.execute("begin")  # all reads see one state
+        numbers = np.array(connection.execute("select chunk from vector order by chunk").fetchall(), np.int64)[:, 0]
+        faiss, num_clusters = _faiss(), isqrt(len(numbers))
+        chosen = np.random.default_rng(0).permutation(len(numbers))[: SAMPLE * num_clusters]
+        query = "select x from vector where chunk = ?"
+        sample = _floats([connection.execute(query, (number,)).fetchone() for number in numbers[np.sort(chosen)].tolist()])
+        quantizer = faiss.IndexFlatIP(sample.shape[1])
+        made = _empty(faiss, quantizer, sample.shape[1], num_clusters)
+        made.train(sample)
+        del sample
+        rows = connection.execute("select x from vector order by chunk")
+        for first in range(0, len(numbers), BATCH):
+            made.add_with_ids(_floats(rows.fetchmany(BATCH)), numbers[first : first + BATCH])
+    file = path.with_name(f"{path.stem}-{token_hex(8)}{ENDING}")
+    faiss.write_index(made, str(file))
+    with file.open("rb+") as written:
+        os.fsync(written.fileno())
+    kept = ClusterFile(file.name, file.stat().st_size, last=int(numbers[-1]), vectors=len(numbers))
+    sys.stdout.write(msgspec.json.encode(kept).decode())
+
+
+def _floats(rows: Sequence[tuple[bytes]]) -> np.ndarray:
+    return np.frombuffer(b"".join(row[0] for row in rows), np.float16).reshape(len(rows), -1).astype(np.float32)
