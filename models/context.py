@@ -105,15 +105,15 @@ class Context:
         try:
             if self.settings.gives_states:
                 _state_function(GIVE_STATES, None, ctypes.c_bool, ctypes.c_bool)(handle, True, False)
-            self.memory = llama.llama_get_memory(handle)
-            if not self.memory:
+            memory = llama.llama_get_memory(handle)
+            if not memory:
                 about = self.model.description
                 raise ModelError(f"{self.model.path} keeps no KV, so it is no text generation model: {about}")
         except ModelError:
             llama.llama_free(handle)
             self.model.weights.leave()
             raise
-        self.handle = handle
+        self.memory, self.handle = memory, handle
 
     @property
     def state_width(self) -> int:
