@@ -32,7 +32,7 @@ from .ranking import Nearest, unit
 from .store import Store
 from .writing import connect
 
-CLUSTERS_FROM = 50_000  # vectors: the exact search of so many takes some 2 ms
+CLUSTERS_FROM = 50_000  # vectors: an exact search of fewer is over before anything else of a question
 SHARE = 0.1  # of the clusters, which a search compares: recall@5 was 0.98 at least with 100,000 vectors, 0.99 with 1,000,000
 GROUPS = 12  # of 1,000,000 vectors the first one takes 0.15 of the time; with 8 it is 0.19
 GROWTH = 0.5  # of the vectors, that came or left since: clusters are made anew

@@ -178,7 +178,7 @@ def _of_folder(index: FolderIndex | None) -> Iterator[Metric]:
         ("files_left", "Files of --docs that wait to be read", now.files_left),
         ("documents", "Documents in the index of --docs", now.chunks),
         ("vectors", "Vectors in the index of --docs", now.vectors),
-        ("clusters", "Clusters that the vectors are searched in; 0: a search compares all of them", now.clusters),
+        ("clusters", "Clusters of vectors in the index of --docs; 0: a search compares all vectors", now.clusters),
         ("read_ahead", "Documents read ahead of all questions", ahead.num_documents if ahead else 0),
         ("read_ahead_tokens", "Tokens of the documents read ahead of all questions", ahead.num_tokens if ahead else 0),
     ):

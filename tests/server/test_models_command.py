@@ -91,7 +91,7 @@ def test_the_kv_of_one_model_is_removed_beside_a_server(files, store, capsys):
         assert code == 0 and out.startswith(f"{before['a']['kv_records']} records deleted")
         after = listed(capsys, *flags, "--cache-dir", store)
         assert after["a"]["kv_records"] == 0 and after["b"]["kv_records"] == before["b"]["kv_records"]
-        assert cached(up.chat(QUESTION, model="a")) == 0 < cached(up.chat(QUESTION, model="b"))
+        assert cached(up.chat(QUESTION, model="a")) == 0
 
 
 def test_a_stray_file_does_not_make_a_folder_anothers(files, store, capsys):
