@@ -38,7 +38,7 @@ from .strategy import PlainKV
 # ---- One step while it is planned: spans under a budget of tokens and of cells. -----------------------------------------
 
 
-BESIDE = 3  # chunks of a step for what is computed ahead: with four, the gaps of streams beside it grow by a fifth
+BESIDE = 2  # chunks of a step for what is computed ahead: with three, the gaps of streams beside it grow by a sixth
 
 
 class StepBuilder:

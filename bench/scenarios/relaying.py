@@ -160,6 +160,7 @@ async def _engine(port: int) -> None:
                 for _ in range(body["max_tokens"]):
                     said = STAMP + str(perf_counter_ns()).encode() + b";"
                     _write(writer, b'data: {"choices":[{"delta":{"content":"%s"}}]}\n\n' % said)
+                    await writer.drain()  # which ends it, where its client has left
                     await asyncio.sleep(body.get("gap", 0))
                 _write(writer, b'data: {"choices":[],"usage":{"prompt_tokens":900}}\n\ndata: [DONE]\n\n')
                 writer.write(b"0\r\n\r\n")
