@@ -315,7 +315,7 @@ class Search:
 
     def _fused(self, query: Query, by_words: Ranks, vector: np.ndarray) -> Iterator[tuple[_Found, bool]]:
         """Yield what is found whenever the documents change, and at the end, where the bool is true."""
-        shown: list[int] = []
+        shown = list(by_words)[: query.top_k]
         only = self._only(self._paths(query))
         for near, is_last in self._vectors.groups(vector, max(DEPTH, query.top_k), only):
             by_vectors = _ranks(near)
