@@ -149,10 +149,13 @@ def test_a_group_that_changes_no_document_is_no_stage(folder, make, monkeypatch)
     index = make()
     monkeypatch.setattr(index.vectors, "groups", lambda *given: iter([([], False), ([], False), ([], True)]))
 
-    async def names():
-        return [stage.name async for stage in index.search(embed_query).stages(Query(text="The mill has 7.", top_k=3))]
+    async def names(**wishes):
+        query = Query(text="The mill has 7.", top_k=3, **wishes)
+        return [stage.name async for stage in index.search(embed_query).stages(query)]
 
     assert asyncio.run(names()) == [LEXICAL, FUSED]
+    monkeypatch.undo()
+    assert asyncio.run(names(min_score=1e9)) == [LEXICAL, FUSED], "none is shown at any time"
 
 
 def test_new_and_removed_vectors_need_no_new_clusters(folder, make, tmp_path, everywhere):
