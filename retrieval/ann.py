@@ -11,6 +11,7 @@ Another process makes the file. What the database says of it decides whether it 
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -20,7 +21,7 @@ from importlib.util import find_spec
 from math import isqrt
 from pathlib import Path
 from secrets import token_hex
-from threading import Lock
+from threading import Lock, Thread
 from types import ModuleType
 from typing import Any
 
@@ -39,7 +40,7 @@ GROWTH = 0.5  # of the vectors, that came or left since: clusters are made anew
 SAMPLE = 64  # vectors for each cluster, from which k-means learns
 BATCH = 16384  # vectors that are put into clusters at once
 NICENESS = 12  # as of the process that reads files
-ENDING = ".ivf"
+ENDING, LETTERS = ".ivf", 8  # of a file's name; bytes that tell it from others of the same database
 
 
 class ClusterFile(msgspec.Struct, frozen=True):
@@ -79,7 +80,7 @@ class Clusters:
             if (size := path.stat().st_size) != kept.size:
                 raise ClusterError(f"it has {size} bytes instead of {kept.size}")
             self._mapped = faiss.read_index(str(path), faiss.IO_FLAG_MMAP)
-        except (ImportError, OSError, RuntimeError) as error:
+        except (ImportError, OSError, RuntimeError, MemoryError) as error:  # a damaged length may ask for any memory
             raise ClusterError(str(error).splitlines()[0]) from None
         if self._mapped.ntotal != kept.vectors:
             raise ClusterError(f"it has {self._mapped.ntotal} vectors instead of {kept.vectors}")
@@ -181,8 +182,9 @@ def open_clusters(store: Store) -> Clusters | None:
         kept = msgspec.json.decode(text, type=ClusterFile) if (text := store.clusters) else None
     except msgspec.MsgspecError as error:
         raise ClusterError(str(error)) from None
-    for path in store.path.parent.iterdir():
-        if path.name.startswith(f"{store.path.stem}-") and path.suffix == ENDING and (not kept or path.name != kept.name):
+    own = re.compile(rf"{re.escape(store.path.stem)}-[0-9a-f]{{{2 * LETTERS}}}{re.escape(ENDING)}")
+    for path in store.path.parent.iterdir():  # another server's database may be called as this one, and a number
+        if own.fullmatch(path.name) and (not kept or path.name != kept.name):
             path.unlink(missing_ok=True)
     if kept is None:
         return None
@@ -198,7 +200,7 @@ class ClusterMaker:
     """Makes the file of clusters of a database in another process. One thread may use it; any thread may close it."""
 
     def __init__(self, database: Path) -> None:
-        self._database = database
+        self._database = self._file = database
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -207,7 +209,8 @@ class ClusterMaker:
         return self._process is not None
 
     def start(self) -> None:
-        self._process = start_module("ann", str(self._database), stderr=subprocess.PIPE)
+        self._file = self._database.with_name(f"{self._database.stem}-{token_hex(LETTERS)}{ENDING}")
+        self._process = start_module("ann", str(self._database), str(self._file), stderr=subprocess.PIPE)
 
     def made(self, seconds: float = 0.0) -> str:
         """Return what the database is to say of the new file; empty if it is not ready yet. Raises ClusterError.
@@ -222,23 +225,27 @@ class ClusterMaker:
             return ""
         (answer, errors), self._process = process.communicate(), None
         if process.returncode:
+            self._file.unlink(missing_ok=True)  # it may have filled the disk
             lines = errors.decode(errors="replace").splitlines()
             raise ClusterError(signal_of(process.returncode) or (lines or ["no reason is known"])[-1])
         return answer.decode()
 
     def close(self) -> None:
-        """End the process. What it made so far is removed with the next clusters."""
+        """End the process. What it made so far is removed."""
         process, self._process = self._process, None
         if process is not None:
             process.kill()
             process.communicate()
+            self._file.unlink(missing_ok=True)
 
 
-def main(database: str) -> None:
-    """Make clusters of all vectors of a database, as it is now, and print what it is to say of them."""
+def main(database: str, file: str) -> None:
+    """Make a file of clusters of all vectors of a database, as it is now, and print what the database is to say of it."""
     if hasattr(os, "nice"):  # not on Windows
         os.nice(NICENESS)
-    path = Path(database)
+    os.umask(0o077)  # texts can be guessed from their vectors: the file is the owner's alone, as the database is
+    path, made_at = Path(database), Path(file)
+    Thread(target=_end_with_server, args=(made_at,), daemon=True).start()
     with closing(connect(path, creates=False)) as connection:
         connection.execute("begin")  # all reads see one state
         numbers = np.array(connection.execute("select chunk from vector order by chunk").fetchall(), np.int64)[:, 0]
@@ -253,12 +260,19 @@ def main(database: str) -> None:
         rows = connection.execute("select x from vector order by chunk")
         for first in range(0, len(numbers), BATCH):
             made.add_with_ids(_floats(rows.fetchmany(BATCH)), numbers[first : first + BATCH])
-    file = path.with_name(f"{path.stem}-{token_hex(8)}{ENDING}")
-    faiss.write_index(made, str(file))
-    with file.open("rb+") as written:
+    faiss.write_index(made, file)
+    with made_at.open("rb+") as written:
         os.fsync(written.fileno())
-    kept = ClusterFile(file.name, file.stat().st_size, last=int(numbers[-1]), vectors=len(numbers))
+    faiss.read_index(file, faiss.IO_FLAG_MMAP)  # faiss tells nobody of a disk that was full at the very end
+    kept = ClusterFile(made_at.name, made_at.stat().st_size, last=int(numbers[-1]), vectors=len(numbers))
     sys.stdout.write(msgspec.json.encode(kept).decode())
+
+
+def _end_with_server(made_at: Path) -> None:
+    """End this process, which may take minutes yet, where the server is killed: its end of the pipe is closed then."""
+    os.read(0, 1)  # not `sys.stdin`: whose lock this thread would hold at the end of the process
+    made_at.unlink(missing_ok=True)
+    os._exit(1)
 
 
 def _floats(rows: Sequence[tuple[bytes]]) -> np.ndarray:

@@ -260,6 +260,7 @@ class Index:
             if made := self._maker.made(seconds):
                 self.store.clusters = made
                 self.vectors = self._open_vectors()
+                self._may_cluster = isinstance(self.vectors, Clusters)  # else each change of a file would make them again
         except ClusterError as error:
             self._may_cluster = False
             logger.warning("no clusters of the vectors could be made: %s; the next start tries again", error)

@@ -315,12 +315,12 @@ class Search:
 
     def _fused(self, query: Query, by_words: Ranks, vector: np.ndarray) -> Iterator[tuple[_Found, bool]]:
         """Yield what is found whenever the documents change, and at the end, where the bool is true."""
-        shown: list[int] = []
+        shown = _shown([(number, score) for number, (_, score) in by_words.items()], query)
         only = self._only(self._paths(query))
         for near, is_last in self._vectors.groups(vector, max(DEPTH, query.top_k), only):
             by_vectors = _ranks(near)
             scored = fuse([(list(by_words), LEXICAL_WEIGHT), (list(by_vectors), VECTOR_WEIGHT)])
-            documents = [number for number, _ in scored[: query.top_k]]
+            documents = _shown(scored, query)
             if is_last or documents != shown:
                 shown = documents
                 yield self._found(scored, query, by_words, by_vectors), is_last
@@ -356,6 +356,11 @@ class _Found:
 
 def _ranks(scored: Sequence[tuple[int, float]]) -> Ranks:
     return {number: (rank, score) for rank, (number, score) in enumerate(scored, 1)}
+
+
+def _shown(scored: Sequence[tuple[int, float]], query: Query) -> list[int]:
+    """Return the numbers of scored chunks that a stage shows."""
+    return [number for number, score in scored[: query.top_k] if query.min_score is None or score >= query.min_score]
 
 
 def _stage(name: str, hits: Sequence[Hit], query: Query, *, is_last: bool) -> Stage:

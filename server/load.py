@@ -151,9 +151,9 @@ def load_all(settings: Settings, path: Path, progress: Callable[[float], bool] |
             service = _service_of(settings, model, decision)
             made.callback(service.close)
         loaded = _with_search(settings, model, service, path)
+        for tier in service.tiers if service else ():
+            tier.wait()
         made.pop_all()
-    for tier in service.tiers if service else ():
-        tier.wait()
     return loaded
 
 
@@ -282,11 +282,10 @@ def _serve(settings: Settings, model: Model, decision: Decision | None, made: Ex
     logger.info("%s", describe_template(settings, model, template))
     bounds = (settings.conversations, settings.conversation_ram << 20, settings.conversation_ttl)
     running: dict[Generation, PendingTurn | None] = {}
-    files = _conversation_files(settings, made_by)
-    conversations = Conversations(*bounds, files=files, turns=running.values)
-    if files is not None:
+    if (files := _conversation_files(settings, made_by)) is not None:
         made.callback(files.close)
         builder.volatile.restore(files)
+    conversations = Conversations(*bounds, files=files, turns=running.values)
     conversations.restore(HistoryVocabulary(model.num_vocab, builder.tokens))
     defaults = Defaults.of(settings, model, _recommended(model))
     submitter = Submitter(model, view, limit, defaults, adapters=adapters)
@@ -466,9 +465,13 @@ def lower_tiers(settings: Settings, made_by: Provenance | None, origin_of: Calla
     root, max_bytes, origin = Path(settings.cache_dir).expanduser(), settings.cache_disk << 20, origin_of()
     imported = of_any_machine(made_by.model, origin.shape)
     has_imported = (root / imported.folder).is_dir()
-    tier = DiskTier(root, max_bytes, made_by, without={COMMON} if has_imported else ())
-    write_origin(tier.folder, origin)
-    return [tier, ImportedTier(root, max_bytes, imported)] if has_imported else [tier]
+    tiers: list[LowerTier] = [tier := DiskTier(root, max_bytes, made_by, without={COMMON} if has_imported else ())]
+    with ExitStack() as made:  # as in `_service_of`
+        made.callback(tier.close)
+        write_origin(tier.folder, origin)
+        tiers += [ImportedTier(root, max_bytes, imported)] if has_imported else []
+        made.pop_all()
+    return tiers
 
 
 def _conversation_files(settings: Settings, made_by: Provenance | None) -> ConversationFiles | None:

@@ -59,12 +59,17 @@ class ChatFiles:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self._lock = locked_folder(folder)
-        remove_stale(self.folder)
         self._waiting: dict[str, Make | None] = {}  # by the file's name; None: delete it
         self._changed = threading.Condition()  # guards what waits; never held during file access
         self._busy = self._closing = self._failing = False
         self._thread = threading.Thread(target=self._write_behind, name="conversations", daemon=True)
-        self._thread.start()
+        try:
+            remove_stale(self.folder)
+            self._thread.start()
+        except BaseException:  # the system gives no thread: the next try would find the folder locked
+            if self._lock >= 0:
+                os.close(self._lock)
+            raise
 
     def write(self, name: str, make: Make) -> None:
         """Queue a file to be written. make: called by the thread that writes. From any thread."""

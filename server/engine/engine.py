@@ -29,7 +29,7 @@ from ...slots.lower_tiers import Fetches, LowerTier, WriteBehind
 from ...slots.plan import Plan
 from ...slots.scheduler import Scheduler, check
 from ...slots.tier import Record
-from ..http.api_errors import RequestError, not_loaded
+from ..http.api_errors import RequestError, not_loaded, reason_of
 from .generation import Generation, Outbox
 from .generations import Background, FirstTokens, Generations
 
@@ -295,16 +295,16 @@ class Sleep:
         self._is_wanted, self.is_awake = False, error is None
         self.last_use = perf_counter()
         if error:
-            sleep_logger.error("cannot wake up: %s", error)
+            sleep_logger.error("cannot wake up: %s", reason_of(error))
         else:
             self.num_wakes += 1
             self.is_used, self._load_seconds = False, seconds
             sleep_logger.info("awake again after %.1f s", seconds)
-        self._on_wake(error)
         if self.device is not None:
             self.device.on_load(error)
         if error:
             self._free_device()
+        self._on_wake(error)  # last: whatever fails in it, other models know whether the device is free
 
 
 # ---- The watchdog: it tells of a step that does not end. ----------------------------------------------------------------

@@ -100,9 +100,14 @@ def unknown_model(name: str, known: Iterable[str]) -> RequestError:
     return RequestError(message, status=404, code="model_not_found")
 
 
+def reason_of(error: Exception) -> str:
+    """Return what an error says, or its kind: some say nothing, as Python's own where no memory is left."""
+    return str(error) or type(error).__name__
+
+
 def not_loaded(error: Exception) -> RequestError:
     """Make the error of a request for which a model that slept could not be loaded."""
-    return RequestError(f"the model could not be loaded again: {error}", status=503, code="loading_failed")
+    return RequestError(f"the model could not be loaded again: {reason_of(error)}", status=503, code="loading_failed")
 
 
 def failed(error: Exception, program: str = "server") -> RequestError:

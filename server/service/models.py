@@ -25,7 +25,7 @@ from ...slots.tier import FolderError
 from ..chat.conversations import Conversations
 from ..config.settings import Settings, SettingsError
 from ..engine.engine import DeviceTurns
-from ..http.api_errors import RequestError, unknown_model
+from ..http.api_errors import RequestError, reason_of, unknown_model
 from ..search.folder import FolderIndex
 from ..search.vectors import EmbeddingWorker, Vectors
 from .service import Service
@@ -328,7 +328,7 @@ class Models:
         return any([worker.leave_now() for worker in self.beside.values()])
 
     def _loaded(self, entry: ModelEntry, error: Exception | None) -> None:
-        entry.failure = "" if error is None else str(error)
+        entry.failure = "" if error is None else reason_of(error)
         if error is not None:
             return  # `_left` follows
         entry.value, entry.began, entry.num_turns = "loaded", perf_counter(), entry.num_turns + 1
@@ -364,7 +364,10 @@ class Models:
             self.start(loaded)
         except Exception as error:
             logger.exception("%s could not be loaded", entry.name)
-            await self._give_up(entry, loaded)
+            try:
+                await self._give_up(entry, loaded)
+            except Exception:  # its requests wait, and so do all other models
+                logger.exception("%s may have left something in memory", entry.name)
             self._fail(entry, error)
             entry.stamps = {}  # no fault of its files: the next request tries again
             return
@@ -395,8 +398,8 @@ class Models:
             return self.open(entry)
 
     def _fail(self, entry: ModelEntry, error: Exception) -> None:
-        entry.value, entry.failure, entry.stamps = "failed", str(error), _stamps(entry.path)
-        logger.error("%s could not be loaded: %s", entry.name, error)
+        entry.value, entry.failure, entry.stamps = "failed", reason_of(error), _stamps(entry.path)
+        logger.error("%s could not be loaded: %s", entry.name, entry.failure)
         opening, entry.opening = entry.opening, None
         if opening is not None and not opening.done():
             opening.set_exception(_not_loaded(entry))

@@ -2,6 +2,8 @@
 
 import asyncio
 import logging
+import os
+from importlib import import_module
 from itertools import pairwise
 from random import Random
 
@@ -79,6 +81,11 @@ def check_as_exact(index, only=None):
         assert [cosine for _, cosine in found] == pytest.approx([cosine for _, cosine in right], abs=1e-5)
 
 
+def no_memory(*given):
+    """As faiss reads a length that is damaged."""
+    raise MemoryError("std::bad_alloc")
+
+
 @pytest.fixture
 def everywhere(monkeypatch):
     """A search compares all clusters."""
@@ -141,6 +148,20 @@ def test_the_provisional_documents_of_a_search_are_stages(folder, make, everywhe
     assert changes, "no search has found something better later"
 
 
+def test_a_group_that_changes_no_document_is_no_stage(folder, make, monkeypatch):
+    write(folder, range(100))
+    index = make()
+    monkeypatch.setattr(index.vectors, "groups", lambda *given: iter([([], False), ([], False), ([], True)]))
+
+    async def names(**wishes):
+        query = Query(text="The mill has 7.", top_k=3, **wishes)
+        return [stage.name async for stage in index.search(embed_query).stages(query)]
+
+    assert asyncio.run(names()) == [LEXICAL, FUSED]
+    monkeypatch.undo()
+    assert asyncio.run(names(min_score=1e9)) == [LEXICAL, FUSED], "none is shown at any time"
+
+
 def test_new_and_removed_vectors_need_no_new_clusters(folder, make, tmp_path, everywhere):
     write(folder, range(100))
     index, before = make(), of_clusters(tmp_path)
@@ -192,19 +213,23 @@ def test_another_embedder_has_none_of_the_clusters(folder, make, tmp_path):
     assert index.refresh() and index.progress.clusters == 10
 
 
-@pytest.mark.parametrize("damage", ["cut", "gone", "other bytes", "of another state"])
-def test_clusters_that_cannot_be_used_are_made_again(folder, make, tmp_path, everywhere, caplog, damage):
+@pytest.mark.parametrize("damage", ["cut", "gone", "other bytes", "of another state", "of more memory than there is"])
+def test_clusters_that_cannot_be_used_are_made_again(folder, make, tmp_path, everywhere, caplog, damage, monkeypatch):
     write(folder, range(100))
     index = make()
     (name,) = of_clusters(tmp_path)
+    read_index = import_module("faiss").read_index
     data, path = (tmp_path / name).read_bytes(), tmp_path / name
     if damage == "gone":
         path.unlink()
     elif damage == "of another state":
         index.store.clusters = index.store.clusters.replace(":100}", ":99}")
+    elif damage == "of more memory than there is":
+        monkeypatch.setattr(import_module("faiss"), "read_index", no_memory)
     else:
         path.write_bytes(data[:-100] if damage == "cut" else bytes(len(data)))
     index = make(refreshed=False)
+    monkeypatch.setattr(import_module("faiss"), "read_index", read_index)
     assert len(_warned(caplog)) == 1 and "they are made again" in caplog.text
     assert index.progress.clusters == 0
     check_as_exact(index)
@@ -222,8 +247,78 @@ def test_a_killed_maker_leaves_the_exact_search(folder, make, tmp_path, caplog):
     assert "SIGKILL; the next start tries again" in caplog.text and len(_warned(caplog)) == 1
     check_as_exact(index)
     (tmp_path / "index-0123456789abcdef.ivf").write_bytes(b"half of it")
+    (other := tmp_path / "index-1-0123456789abcdef.ivf").write_bytes(b"another server's, whose database is index-1.db")
     index = make()
-    assert index.progress.clusters == 10 and len(of_clusters(tmp_path)) == 1
+    assert index.progress.clusters == 10 and len(of_clusters(tmp_path)) == 2 and other.exists()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="limits of a process are POSIX")
+@pytest.mark.parametrize("room", [1000, 9000], ids=["soon", "at the very end"])
+def test_a_full_disk_leaves_the_exact_search_and_no_file(folder, make, tmp_path, monkeypatch, caplog, room):
+    resource, really = pytest.importorskip("resource"), ann.start_module
+    write(folder, range(200))
+
+    def start_module(*given, **named):
+        usual = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (room, usual[1]))  # of a file, which a child takes over
+        try:
+            return really(*given, **named)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, usual)
+
+    monkeypatch.setattr(ann, "start_module", start_module)
+    index = make()
+    assert index.progress.clusters == 0 and not of_clusters(tmp_path)
+    assert "no clusters of the vectors could be made" in caplog.text and len(_warned(caplog)) == 1
+    write(folder, range(200, 210))
+    assert index.refresh() and len(_warned(caplog)) == 1, "the next start tries again"
+    check_as_exact(index)
+    monkeypatch.undo()
+    assert make().progress.clusters == 14
+
+
+def test_a_maker_that_is_ended_leaves_no_file(folder, make, tmp_path):
+    write(folder, range(100))
+    index = make(clusters_from=1000)
+    index._clusters_from = FROM
+    assert index._tend_clusters()
+    index._maker._file.write_bytes(b"half of it")
+    index.close()
+    assert not of_clusters(tmp_path)
+    make()
+
+
+def test_a_maker_ends_with_a_server_that_is_killed(folder, make, tmp_path):
+    write(folder, range(100))
+    index = make(clusters_from=1000)
+    index._clusters_from = FROM
+    assert index._tend_clusters()
+    process = index._maker._process
+    process.stdin.close()
+    process.stdin = None
+    assert process.wait(60) == 1 and not of_clusters(tmp_path)
+
+
+def test_clusters_that_were_made_and_cannot_be_read_are_not_made_again_and_again(folder, make, tmp_path, monkeypatch):
+    write(folder, range(100))
+    starts, really = [], ann.ClusterMaker.start
+
+    def fail(*given):
+        raise ann.ClusterError("no memory can be mapped")
+
+    monkeypatch.setattr(ann, "Clusters", fail)
+    monkeypatch.setattr(ann.ClusterMaker, "start", lambda maker: (starts.append(1), really(maker)))
+    index = make()
+    write(folder, range(100, 103))
+    assert index.refresh() and len(starts) == 1 and index.progress.clusters == 0
+    check_as_exact(index)
+
+
+def test_the_file_of_clusters_is_the_owner_s_alone(folder, make, tmp_path):
+    write(folder, range(100))
+    make()
+    (name,) = of_clusters(tmp_path)
+    assert os.name == "nt" or not (tmp_path / name).stat().st_mode & 0o077
 
 
 def test_an_end_of_the_work_ends_the_wait_and_no_making(folder, make):

@@ -9,6 +9,7 @@ from hashlib import blake2b
 from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from threading import Thread
 
 import msgspec
 import numpy as np
@@ -142,6 +143,17 @@ def test_two_servers_on_one_folder_mix_no_histories(tiny, tmp_path, caplog):
             assert said == [f"I am {name}."] * 2
         assert [shown(server, "d").status_code for server in (first, second)] == [404, 200]
         assert [shown(server, "e").status_code for server in (first, second)] == [404, 200]
+
+
+def test_files_whose_thread_does_not_start_leave_no_lock(tmp_path, monkeypatch):
+    def fail(thread):
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Thread, "start", fail)
+        with pytest.raises(RuntimeError):
+            ConversationFiles(tmp_path / "answers")
+    ConversationFiles(tmp_path / "answers").close()
 
 
 def test_a_killed_server_leaves_no_lock(tmp_path):

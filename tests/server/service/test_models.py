@@ -169,7 +169,10 @@ def test_a_model_that_cannot_be_loaded_fails_alone(files):
         assert text(again) == text(first) and cached(again)
 
 
-@pytest.mark.parametrize("step", ["learn_costs", "Metrics", "load_vectors"])
+LATE = ["learn_costs", "write_origin", "Conversations", "Metrics", "load_vectors", "DiskTier.wait"]
+
+
+@pytest.mark.parametrize("step", LATE)
 def test_a_model_that_fails_late_in_its_load_leaves_nothing_behind(files, tmp_path, monkeypatch, caplog, step):
     """Its weights would lie in memory for good, and again with each try; its folder would be another server's."""
     b = files[1]
@@ -184,7 +187,7 @@ def test_a_model_that_fails_late_in_its_load_leaves_nothing_behind(files, tmp_pa
     with sharing(files[:2], cache_dir=str(tmp_path / "cache")) as up:
         before = num_threads()
         with monkeypatch.context() as patched:
-            patched.setattr(load, step, fail)
+            patched.setattr(f"{load.__name__}.{step}", fail)
             for _ in range(2):
                 assert up.http.post("/models/load", json={"model": "b"}).status_code == 503
                 assert not is_mapped(b)
@@ -228,21 +231,26 @@ def test_a_model_that_can_neither_stay_nor_come_back_is_tried_once(files):
         assert answer.status_code == 503 and "no memory is left" in answer.text
 
 
-@pytest.mark.parametrize("step", ["adopt", "start"])
+@pytest.mark.parametrize("step", ["adopt", "start", "_give_up"])
 def test_a_model_that_is_loaded_and_cannot_start_leaves_and_is_tried_again(files, step, monkeypatch, caplog):
     b, body = files[1], {"model": "b", "prompt": "Hello", "n_predict": 2}
     with sharing(files[:2]) as up:
         models = models_of(up)
         budget = up.host.services[0].engine.scheduler.tree.host.max_bytes
-        really = getattr(models, step)
+        adopt, give_up = models.adopt, models._give_up
 
         def fail(*given):
             if step == "adopt":
-                really(*given)
+                adopt(*given)
             raise RuntimeError("can't start new thread")
 
+        async def fail_again(*given):
+            await give_up(*given)
+            raise RuntimeError("odd")
+
         with monkeypatch.context() as patched:
-            patched.setattr(models, step, fail)
+            patched.setattr(models, "adopt" if step == "adopt" else "start", fail)
+            patched.setattr(models, "_give_up", fail_again if step == "_give_up" else give_up)
             answer = up.http.post("/completion", json=body)
             assert answer.status_code == 503 and "b could not be loaded: can't start new thread" in answer.text
         assert status(up)["b"] == "unloaded" and not is_mapped(b) and "can't start new thread" in caplog.text
@@ -252,7 +260,8 @@ def test_a_model_that_is_loaded_and_cannot_start_leaves_and_is_tried_again(files
         assert up.http.post("/completion", json=body).status_code == 200
 
 
-def test_a_model_whose_return_cannot_begin_fails_alone_and_is_tried_again(files, tmp_path, monkeypatch, caplog):
+@pytest.mark.parametrize(("error", "says"), [(RuntimeError("odd"), "odd"), (MemoryError(), "MemoryError")])
+def test_a_model_whose_return_cannot_begin_fails_alone_and_is_tried_again(files, tmp_path, monkeypatch, caplog, error, says):
     bert(embedder := tmp_path / "e.gguf")
     body = {"model": "b", "prompt": "Hello", "n_predict": 2}
     with sharing(files[:2], embedding_model=str(embedder)) as up:
@@ -261,16 +270,35 @@ def test_a_model_whose_return_cannot_begin_fails_alone_and_is_tried_again(files,
         up.http.post("/v1/embeddings", json={"input": "x", "model": "e"})  # back, and in the way
 
         def fail():
-            raise RuntimeError("odd")
+            raise error
 
         with monkeypatch.context() as patched:
             patched.setattr(models_of(up), "_make_room", fail)
             answer = up.http.post("/completion", json=body)
-            assert answer.status_code == 503 and "odd" in answer.json()["error"]["message"]
+            assert answer.status_code == 503 and says in answer.json()["error"]["message"]
             until(lambda: models_of(up).entries["b"].value == "failed")
-        assert "RuntimeError: odd" in caplog.text
+        assert type(error).__name__ in caplog.text
         for name in "ab":
             assert up.chat(QUESTION, model=name)["model"] == name
+
+
+def test_an_error_behind_a_load_leaves_no_other_model_waiting(files, monkeypatch):
+    with sharing(files[:2]) as up:
+        for name in "ba":
+            assert up.chat(QUESTION, model=name)["model"] == name
+        engine, errors = up.host.services[1].engine, [RuntimeError("odd")]
+        really = engine.sleep._on_wake
+
+        def fail(error):
+            if errors:
+                raise errors.pop()
+            really(error)
+
+        monkeypatch.setattr(engine.sleep, "_on_wake", fail)
+        for name in "ba":
+            assert up.chat(QUESTION, model=name)["model"] == name
+        assert not errors and engine.num_failed_steps == 1
+        engine.num_failed_steps = 0  # this one was to be
 
 
 def test_what_runs_is_answered_before_a_model_leaves(files):
