@@ -243,7 +243,8 @@ class Cells:
         self.num_swapped += unseen
         before, self._in_front = self._in_front, [job.request.id for job in computing]
         used, needed = self.num_used, {job.sequence for job in computing}
-        in_place = self._in_front == before and not any(job.num_private for job in computing)  # they stand behind others
+        # Free cells are spared by a move to the front alone, and private tokens stand behind others.
+        in_place = self._in_front == before and spared == unseen and not any(job.num_private for job in computing)
         if not in_place:
             device.cells_end = used
         for node in runs:

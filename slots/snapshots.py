@@ -47,7 +47,8 @@ class Snapshots(StateTree):
         A state behind a short last question is not worth a batch for the few tokens that open the answer: the next turn
         continues from the state behind the answer, and other questions part from this one at its beginning. It is worth one
         where answers do not come back as they were, where none follows (the prompt is there to be continued), and where
-        another request may wait for the same prompt: another answer to it, say. At a client's breakpoint one is taken.
+        another request may wait for the same prompt: another answer to it, say. At a client's breakpoint one is taken,
+        but not where the next one is so close that the piece between them would be too small for its bits.
         """
         last, least = job.num_prompt - self._tree.recompute_last, job.computed + self._spacing
         marked = {stop for stop, _ in job.layout.breakpoints if stop > job.computed}
@@ -58,7 +59,10 @@ class Snapshots(StateTree):
                 ends.pop()
         chosen: list[int] = []
         for stop in reversed([stop for stop in ends if stop <= last]):
-            if stop in marked or not chosen or chosen[-1] - stop >= self._spacing:
+            space = self._tree.recompute_last if stop in marked else self._spacing
+            if stop in marked and chosen and chosen[-1] not in marked and chosen[-1] - stop < space:
+                chosen.pop()
+            if not chosen or chosen[-1] - stop >= space:
                 chosen.append(stop)
         return tuple(reversed(chosen))
 
@@ -192,9 +196,9 @@ class FromSnapshots(PlainKV):
         self._look_behind(job)
 
     def catch_up(self, job: Job, num_cells: int) -> None:
-        has_more = self._adopt(job, self._snapshots.host)
+        before, has_more = job.computed, self._adopt(job, self._snapshots.host)
         self._load(job, num_cells + job.num_tokens - job.computed)
-        if has_more:
+        if has_more or job.computed > before:
             self._look_behind(job)
 
     def _look_behind(self, job: Job) -> None:

@@ -461,6 +461,26 @@ def test_conversations_in_turn_come_back_once_each(shared):
     assert world.scheduler.cells.num_passed < len(histories[1])
 
 
+def test_cells_that_become_free_between_two_pieces_of_a_prompt_are_filled_once():
+    world = World(aside=5, host=5000, cells=3000, apart=0, budget=64, batch=64)
+    world.submit(range(100), limit=500)
+    leaver = world.submit(range(1000, 1400), limit=500)
+    while not leaver.decoding:
+        world.step()
+    prompt, cells, scheduler = world.submit(range(2000, 2900)), world.scheduler.cells, world.scheduler
+    while prompt.computed < 200:
+        world.step()
+    before = sum(Clear() in plan.operations for plan in world.plans)
+    scheduler.finish(leaver)
+    scheduler.tree.evict(1000)
+    while prompt.computed < 700:
+        world.step()
+    assert sum(Clear() in plan.operations for plan in world.plans) == before + 1
+    while world.step().num_tokens > 1:
+        pass
+    assert cells.num_passed < cells.num_used, "the other request's next token passes over no free cell"
+
+
 @pytest.mark.parametrize(("limit", "moves"), [(1, False), (200, True)])
 def test_a_short_question_moves_it_where_the_answer_may_be_long(limit, moves):
     """Each token of the answer passes over the free cells, too."""

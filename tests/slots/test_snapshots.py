@@ -24,9 +24,10 @@ SIZES = CopySizes(run_token=1, state=5)
 class Server:
     """A hybrid model, with `budget` bytes for one byte a token and five a state."""
 
-    def __init__(self, budget, cells=100, spacing=2, unused=2, scattered_tokens=0.0):
+    def __init__(self, budget, cells=100, spacing=2, unused=2, **costs):
         self.memory = Memory(cells, can_cut=False)
-        tree = PrefixTree(cells, 8, costs=Costs(scattered_tokens=scattered_tokens))
+        tree = PrefixTree(cells, 8, costs=Costs(**costs))
+        self.pieces = []  # the tokens of each span, in order
         self.snapshots = Snapshots(tree, HostMemory(budget, sizes=SIZES, cut=cut), spacing=spacing, unused=unused)
         self.scheduler = Scheduler(tree, num_slots=2, snapshots=self.snapshots)
 
@@ -40,6 +41,7 @@ class Server:
         job = self.scheduler.submit(request)
         while job.num_tokens < job.num_prompt + limit:
             plan = self.scheduler.plan()
+            self.pieces += [len(span.tokens) for span in plan.spans]
             for asked, _ in self.scheduler.commit(plan, self.memory.run(plan)):
                 for token in forced if asked.num_tokens == asked.num_prompt + 1 else ():
                     asked.append(token)
@@ -49,15 +51,19 @@ class Server:
         check(self.scheduler)
         return job.reuse.cached
 
-    def answer_together(self, *prompts, limit):
-        """Return the turns of prompts whose answers are computed beside each other."""
+    def answer_together(self, *prompts, limit, marks=((), ())):
+        """Return the turns of prompts whose answers are computed beside each other. marks: breakpoints of each."""
         asked = {"cache": False, "snapshot_scope": S}
+        fixed = [
+            Fixed(tokens, [*stops, len(tokens)], breakpoints=[(stop, 0.0) for stop in stops])
+            for tokens, stops in zip(prompts, marks, strict=True)
+        ]
         jobs = [
-            self.scheduler.submit(Request(at, Fixed(tokens, [len(tokens)]), limit, Scope.private(at), **asked))
-            for at, tokens in enumerate(prompts)
+            self.scheduler.submit(Request(at, prompt, limit, Scope.private(at), **asked)) for at, prompt in enumerate(fixed)
         ]
         while not self.scheduler.idle:
             plan = self.scheduler.plan()
+            self.pieces += [len(span.tokens) for span in plan.spans]
             for job, _ in self.scheduler.commit(plan, self.memory.run(plan)):
                 if job.num_tokens == job.num_prompt + limit:
                     self.scheduler.finish(job)
@@ -80,6 +86,19 @@ def test_a_breakpoint_has_a_state_wherever_it_is():
     bare = Server(budget=1000, spacing=16)
     bare.ask(PROMPT, stops=[5, 12, 26])
     assert bare.kept() == [26, 30]
+
+
+def test_breakpoints_make_no_piece_that_is_too_small_for_its_bits():
+    server = Server(budget=1000, recompute_last=4)
+    server.ask(PROMPT, stops=[2, 8, 10, 20, 22], breakpoints=[(stop, 0.0) for stop in (2, 8, 10, 20)])
+    assert server.pieces == [10, 10, 10], "22 is no breakpoint, and 8 has one close behind it"
+    assert server.kept() == [10, 20, 30]
+
+
+def test_a_state_that_another_request_has_left_makes_no_such_piece():
+    server = Server(budget=1000, cells=400, recompute_last=4)
+    server.answer_together(PROMPT, np.append(PROMPT[:12], PROMPT + 50), limit=1, marks=([10], [12]))
+    assert sorted(server.pieces) == [10, 20, 32]
 
 
 @pytest.mark.parametrize(("scattered_tokens", "is_saved"), [(0.0, True), (2.0, True), (4.0, False)])
