@@ -215,7 +215,7 @@ $(VENV)/.installed: $(VENV)/.engine pyproject.toml
 
 $(VENV)/.developing: $(VENV)/.installed
 	$(BIN)/pip install --quiet --editable '.[hf,bench,dev]'
-	$(BIN)/pip install --quiet '.[ann]' || echo "no faiss for this machine: the tests of clusters are skipped"
+	$(BIN)/pip install --quiet --editable '.[ann]' || echo "no faiss for this machine: the tests of clusters are skipped"
 	@touch $@
 
 wheel:
