@@ -292,6 +292,8 @@ def _serve(settings: Settings, model: Model, decision: Decision | None, made: Ex
     idle = IdlePrefill(
         engine, view, builder, submitter, open=running, next_turns=settings.idle_prefill, num_sets=settings.idle_sets
     )
+    grammars = Grammars(model)
+    made.callback(grammars.close)  # before the model's: its thread reads the vocabulary
     service = Service(
         settings=settings,
         name=settings.names(model.path)[0],
@@ -300,7 +302,7 @@ def _serve(settings: Settings, model: Model, decision: Decision | None, made: Ex
         model=model,
         context=context,
         decision=decision,
-        grammars=Grammars(model),
+        grammars=grammars,
         engine=engine,
         view=view,
         builder=builder,

@@ -7,6 +7,7 @@ import math
 import os
 import shutil
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
@@ -17,6 +18,7 @@ from random import Random
 import httpx
 import pytest
 from slotcache.bench.random_models import SHAPES, generate
+from slotcache.models import grammar
 from slotcache.models.errors import ModelError
 from slotcache.server import load
 from slotcache.server.api import endpoint
@@ -195,6 +197,25 @@ def test_a_model_that_fails_late_in_its_load_leaves_nothing_behind(files, tmp_pa
         until(lambda: num_threads() <= before)
         assert up.http.post("/models/load", json={"model": "b"}).status_code == 200
     assert "another server" not in caplog.text
+
+
+def test_a_model_that_fails_late_is_not_freed_while_its_vocabulary_is_read(files, monkeypatch):
+    has_failed, was_freed = threading.Event(), []
+
+    def read(model):
+        has_failed.wait()
+        was_freed.append(any(not model.weights._handle or time.sleep(0.01) for _ in range(100)))
+
+    def fail(*given):
+        has_failed.set()
+        raise ModelError("no memory is left")
+
+    with sharing(files[:2]) as up, monkeypatch.context() as patched:
+        patched.setattr(grammar, "Tokens", read)
+        patched.setattr(load, "Metrics", fail)
+        assert up.http.post("/models/load", json={"model": "b"}).status_code == 503
+        until(lambda: was_freed)
+        assert was_freed == [False]
 
 
 def test_an_encoder_that_was_no_model_to_generate_leaves_memory(files, tmp_path):
