@@ -200,13 +200,15 @@ def test_a_model_that_fails_late_in_its_load_leaves_nothing_behind(files, tmp_pa
 
 
 def test_a_model_that_fails_late_is_not_freed_while_its_vocabulary_is_read(files, monkeypatch):
-    has_failed, was_freed = threading.Event(), []
+    has_begun, has_failed, was_freed = threading.Event(), threading.Event(), []
 
     def read(model):
+        has_begun.set()
         has_failed.wait()
         was_freed.append(any(not model.weights._handle or time.sleep(0.01) for _ in range(100)))
 
     def fail(*given):
+        has_begun.wait()
         has_failed.set()
         raise ModelError("no memory is left")
 
