@@ -8,7 +8,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from server.conftest import running, until
+from server.conftest import held, running, until
 from slotcache.bench.random_models import SHAPES, generate
 from slotcache.models.demo import FILE
 from support.encoders import bert
@@ -31,14 +31,18 @@ def vectors(tmp_path_factory):
 
 @pytest.fixture
 def full(tmp_path_factory):
-    """A server whose one slot and one place in the queue are taken, by answers that soon end."""
+    """A server whose one slot and one place in the queue are taken, by answers that wait until somebody is refused."""
     tiny = generate(tmp_path_factory.mktemp("models") / "tiny.gguf", SHAPES["tiny"])
     with running(tiny, parallel=1, max_queue=1) as up:
         asked = {"model": "any", "prompt": "Once", "max_tokens": 500, "extra_body": {"ignore_eos": True}}
         threads = [threading.Thread(target=lambda: up.openai.completions.create(**asked)) for _ in range(2)]
-        for thread in threads:
-            thread.start()
-        until(lambda: len(up.service.open) == 2)
-        yield up
+        metrics = up.service.metrics
+        count_unanswered = metrics.count_unanswered
+        with held(up) as go:
+            metrics.count_unanswered = lambda end: (go.set(), count_unanswered(end))
+            for thread in threads:
+                thread.start()
+            until(lambda: len(up.service.open) == 2)
+            yield up
         for thread in threads:
             thread.join()

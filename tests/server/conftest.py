@@ -107,6 +107,18 @@ def until(condition, deadline=DEADLINE):
         time.sleep(0.005)
 
 
+@contextmanager
+def held(server):
+    """Keep the engine from all work. Yields an event that lets it go on."""
+    began, go = threading.Event(), threading.Event()
+    server.service.engine.inbox.ask(lambda: (began.set(), go.wait(DEADLINE)))
+    assert began.wait(DEADLINE)
+    try:
+        yield go
+    finally:
+        go.set()
+
+
 @pytest.fixture(scope="module")
 def server(tiny):
     with running(tiny) as up:

@@ -12,7 +12,7 @@ from slotcache.server.api.messages import MessagesReply
 from slotcache.server.api.ollama import OllamaReply
 from slotcache.server.api.responses import ResponsesReply
 
-from server.conftest import DEADLINE, REST, running, until
+from server.conftest import DEADLINE, REST, held, running, until
 
 CHAT = "/v1/chat/completions"
 USER = [{"role": "user", "content": "Hello"}]
@@ -158,10 +158,11 @@ def test_a_full_queue_answers_429_and_the_rest_finish(tiny):
                 results.append((answer.status_code, answer.read(), answer.headers))
 
         threads = [threading.Thread(target=ask) for _ in range(2)]
-        for thread in threads:
-            thread.start()
-        until(lambda: len(server.service.open) == 2)
-        refused = server.http.post(CHAT, json=LONG)
+        with held(server):
+            for thread in threads:
+                thread.start()
+            until(lambda: len(server.service.open) == 2)
+            refused = server.http.post(CHAT, json=LONG)
         assert refused.status_code == 429 and int(refused.headers["Retry-After"]) >= 1
         assert refused.json()["error"]["type"] == "rate_limit_error"
         for thread in threads:

@@ -9,7 +9,7 @@ import openai
 import pytest
 from pydantic import BaseModel, ConfigDict, Field
 
-from ..conftest import running, until
+from ..conftest import held, running, until
 
 HELLO: Any = [{"role": "user", "content": "Say hello."}]
 USUAL: Any = {"model": "tiny", "messages": HELLO, "temperature": 0, "max_tokens": 8}
@@ -139,11 +139,12 @@ def test_keys_and_hosts_have_theirs(tiny):
 def test_a_full_queue_is_a_rate_limit_and_a_client_that_retries_gets_its_answer(tiny):
     with running(tiny, parallel=1, max_queue=1) as up:
         first, second = (threading.Thread(target=lambda: up.openai.chat.completions.create(**LONG)) for _ in range(2))
-        first.start()
-        second.start()
-        until(lambda: len(up.service.open) == 2)
-        with pytest.raises(openai.RateLimitError) as error:
-            up.openai.with_options(max_retries=0).chat.completions.create(**USUAL)
+        with held(up):
+            first.start()
+            second.start()
+            until(lambda: len(up.service.open) == 2)
+            with pytest.raises(openai.RateLimitError) as error:
+                up.openai.with_options(max_retries=0).chat.completions.create(**USUAL)
         assert error.value.status_code == 429 and int(error.value.response.headers["Retry-After"]) >= 1
         assert up.openai.with_options(max_retries=20).chat.completions.create(**USUAL).choices
         first.join()

@@ -11,7 +11,7 @@ import pytest
 from slotcache.server.api.reply import SsePing
 from slotcache.server.http.connection import Shortcut
 
-from server.conftest import running
+from server.conftest import DEADLINE, held, running
 
 ASKED = {"prompt": "A word", "n_predict": 1, "stream": True}
 MESSAGES = {"messages": [{"role": "user", "content": "A word"}], "max_tokens": 1, "stream": True}
@@ -39,7 +39,7 @@ def busy(server, seconds):
     """Keep the engine from all work for a while."""
     began = threading.Event()
     server.service.engine.inbox.ask(lambda: (began.set(), time.sleep(seconds)))
-    assert began.wait(30)
+    assert began.wait(DEADLINE)
     yield
 
 
@@ -52,22 +52,10 @@ def pings(server, seconds=0.3, **body):
     return len(others)
 
 
-@contextmanager
-def stopped(server):
-    """Keep the engine from all work. Yields what lets it go on."""
-    began, go = threading.Event(), threading.Event()
-    server.service.engine.inbox.ask(lambda: (began.set(), go.wait(300)))
-    assert began.wait(30)
-    try:
-        yield go
-    finally:
-        go.set()
-
-
 @pytest.mark.parametrize("path", ROUTES)
 def test_events_come_while_the_prompt_waits(fast, path):
     body, expected = ROUTES[path]
-    with stopped(fast) as go, fast.http.stream("POST", path, json=body) as answer:
+    with held(fast) as go, fast.http.stream("POST", path, json=body) as answer:
         events = (json.loads(line[6:]) for line in answer.iter_lines() if line.startswith("data: {"))
         early = [next(events) for _ in expected]
         go.set()
@@ -94,7 +82,7 @@ def test_what_can_be_refused_is_refused_before_the_first_event(fast, path):
 
 
 def test_a_silent_stream_gets_pings(fast):
-    with stopped(fast) as go, fast.http.stream("POST", "/v1/completions", json=ASKED) as answer:
+    with held(fast) as go, fast.http.stream("POST", "/v1/completions", json=ASKED) as answer:
         events = (json.loads(line[6:])["choices"][0] for line in answer.iter_lines() if line.startswith("data: {"))
         first, *others = [next(events) for _ in range(5)]
         go.set()
@@ -103,7 +91,7 @@ def test_a_silent_stream_gets_pings(fast):
 
 
 def test_native_streams_have_comments_instead(fast):
-    with stopped(fast) as go, fast.http.stream("POST", "/completion", json=ASKED) as answer:
+    with held(fast) as go, fast.http.stream("POST", "/completion", json=ASKED) as answer:
         lines = answer.iter_lines()
         early = [next(lines) for _ in range(2)]
         go.set()
@@ -122,7 +110,7 @@ def test_every_stream_begins_before_its_prompt_is_computed(tiny):
     }
     with running(tiny, sse_ping_interval=-1, any_model=True) as server:
         for path, body in asked.items():
-            with stopped(server) as go, server.http.stream("POST", path, json=body) as answer:
+            with held(server) as go, server.http.stream("POST", path, json=body) as answer:
                 if answer.status_code == 501:
                     continue  # a model that cannot fill gaps
                 lines = answer.iter_lines()
@@ -132,7 +120,7 @@ def test_every_stream_begins_before_its_prompt_is_computed(tiny):
 
 
 def test_a_full_queue_is_refused_before_the_first_event(tiny):
-    with running(tiny, parallel=1, max_queue=0) as server, stopped(server) as go, ExitStack() as open_streams:
+    with running(tiny, parallel=1, max_queue=0) as server, held(server) as go, ExitStack() as open_streams:
         first = open_streams.enter_context(server.http.stream("POST", "/v1/completions", json=ASKED))
         lines = filter(None, first.iter_lines())
         next(lines)
@@ -229,7 +217,7 @@ def test_the_setting_is_the_default(tiny):
 
 def test_a_client_that_leaves_between_pings_ends_its_stream(fast):
     asked = ASKED | {"n_predict": 4000, "ignore_eos": True}
-    with stopped(fast), fast.http.stream("POST", "/completion", json=asked) as answer:
+    with held(fast), fast.http.stream("POST", "/completion", json=asked) as answer:
         lines = filter(None, answer.iter_lines())
         assert next(lines) == next(lines)
     assert fast.http.post("/completion", json=ASKED | {"stream": False}).status_code == 200

@@ -19,7 +19,7 @@ from slotcache.server.http.api_errors import RequestError
 from slotcache.server.service.submitter import Prepared
 from slotcache.slots.scheduler import check
 
-from server.conftest import DEADLINE, running, until
+from server.conftest import DEADLINE, held, running, until
 
 CHAT = "/v1/chat/completions"
 LONG = {
@@ -85,7 +85,7 @@ def events_of(server, prompt):
         (generation,) = server.service.submit(
             Prepared("", (prompt,), CompletionRequest(prompt="", max_tokens=2, cache_prompt=True), Sampling())
         )
-        return await asyncio.wait_for(generation.events.get(), 30)
+        return await asyncio.wait_for(generation.events.get(), DEADLINE)
 
     loop = server.service.engine.outbox.loop
     return asyncio.run_coroutine_threadsafe(collect(), loop).result(DEADLINE)
@@ -104,11 +104,12 @@ def test_a_request_whose_documents_cannot_be_arranged_fails_alone(tiny):
 
 def test_an_engine_that_cannot_go_on_ends_every_request_once_and_the_server_with_it(tiny, monkeypatch):
     with running(tiny, parallel=1, failed_steps=1) as server:
-        streams = [Stream(server), Stream(server)]
-        until(lambda: len(server.service.open) == 2)
         engine, host = server.service.engine, server.host
-        monkeypatch.setattr(engine.scheduler, "recover", lambda keep: 1 / 0)
-        monkeypatch.setattr(engine.runner, "run", lambda *given: 1 / 0)
+        with held(server):
+            streams = [Stream(server), Stream(server)]
+            until(lambda: len(server.service.open) == 2)
+            monkeypatch.setattr(engine.scheduler, "recover", lambda keep: 1 / 0)
+            monkeypatch.setattr(engine.runner, "run", lambda *given: 1 / 0)
         for stream in streams:
             assert [event["error"]["type"] for event in stream.finals] == ["server_error"]
             assert stream.events[-1] == "[DONE]"

@@ -12,7 +12,7 @@ from slotcache.server.engine import engine as engines
 from slotcache.slots.radix import descendants, path
 from support.architectures import hybrid, recurrent
 
-from server.conftest import running, until
+from server.conftest import DEADLINE, running, until
 from server.engine.test_engine import CHAT, LONG, Stream
 
 DOCUMENTS = "The departure time of the express to the northern harbour is seven forty, and it is late in winter. " * 4
@@ -94,7 +94,7 @@ def test_requests_without_a_token_run_again_and_only_streams_end(tiny, monkeypat
     with running(tiny, failed_steps=1, parallel=2) as server:
         alone = server.chat("Another question", max_tokens=8)["choices"]
         stream = Stream(server)
-        assert stream.began.wait(30)
+        assert stream.began.wait(DEADLINE)
         engine = server.service.engine
         failed = fail(engine, monkeypatch, lambda job: job.request.limit == 8)
         answers = asked(server, *[{"content": "Another question", "max_tokens": 8}] * 3)
@@ -114,7 +114,7 @@ def asked(server, *bodies):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(DEADLINE)
     return answers
 
 
@@ -145,15 +145,15 @@ def test_a_request_that_fails_each_step_takes_no_other_one_with_it(tiny, monkeyp
         ask = threading.Thread(target=lambda: poisoned.append(server.http.post(CHAT, json=body)))
         # All come at once, so that the first step that fails has requests without a token beside the poisonous one.
         gate = threading.Event()
-        engine.inbox.put(lambda: gate.wait(30))
+        engine.inbox.put(lambda: gate.wait(DEADLINE))
         ask.start()
         until(lambda: len(server.service.open) == 1)
         answers = threading.Thread(target=lambda: poisoned.append(asked(server, *questions)))
         answers.start()
         until(lambda: len(server.service.open) == 9)
         gate.set()
-        ask.join(60)
-        answers.join(60)
+        ask.join(DEADLINE)
+        answers.join(DEADLINE)
         (refused,) = [one for one in poisoned if not isinstance(one, list)]
         assert refused.status_code == 500 and refused.json()["error"]["type"] == "server_error"
         (found,) = [one for one in poisoned if isinstance(one, list)]
@@ -174,7 +174,7 @@ def test_streams_pause_while_one_that_may_be_the_cause_runs_alone(tiny, monkeypa
         failed = fail(engine, monkeypatch, one_that_waits_for_a_stream, times=3)
         # The first failure takes both back to the queue; the stream, at its head, has its tokens when the other one comes.
         gate = threading.Event()
-        engine.inbox.put(lambda: gate.wait(30))
+        engine.inbox.put(lambda: gate.wait(DEADLINE))
         streams.append(Stream(server))
         until(lambda: len(server.service.open) == 1)
         body = {"messages": [{"role": "user", "content": question(9, 0)}], "max_tokens": POISON, "temperature": 0}
@@ -183,7 +183,7 @@ def test_streams_pause_while_one_that_may_be_the_cause_runs_alone(tiny, monkeypa
         ask.start()
         until(lambda: len(server.service.open) == 2)
         gate.set()
-        ask.join(60)
+        ask.join(DEADLINE)
         assert refused[0].status_code == 500 and [len(one) for one in failed] == [2, 1, 1]
         assert streams[0].text == alone and "error" not in streams[0].finals[0]
 
@@ -253,11 +253,11 @@ def test_a_request_whose_client_leaves_does_not_run_again(tiny, monkeypatch):
 
         def held(job):
             closed.set()
-            return gate.wait(30) and is_poison(job)
+            return gate.wait(DEADLINE) and is_poison(job)
 
         fail(engine, monkeypatch, held)
-        with httpx.stream("POST", server.url + CHAT, json=LONG | {"max_tokens": POISON}, timeout=30):
-            assert closed.wait(30)
+        with httpx.stream("POST", server.url + CHAT, json=LONG | {"max_tokens": POISON}, timeout=DEADLINE):
+            assert closed.wait(DEADLINE)
         gate.set()
         until(lambda: not server.service.open)
         assert server.chat()["usage"]["completion_tokens"] == 4
@@ -269,7 +269,7 @@ def test_a_step_that_hangs_is_told_and_its_end_as_well(tiny, monkeypatch, caplog
         engine, gate = server.service.engine, threading.Event()
         decode = engine.runner._decode
         monkeypatch.setattr(engine.watchdog, "_seconds", 0.05)
-        monkeypatch.setattr(engine.runner, "_decode", lambda **given: gate.wait(60) and decode(**given))
+        monkeypatch.setattr(engine.runner, "_decode", lambda **given: gate.wait(DEADLINE) and decode(**given))
         with caplog.at_level(logging.WARNING, "slotcache.engine"):
             answers = []
             ask = threading.Thread(target=lambda: answers.append(server.chat()))
@@ -279,7 +279,7 @@ def test_a_step_that_hangs_is_told_and_its_end_as_well(tiny, monkeypatch, caplog
             assert error["code"] == "step_hangs" and "a step hangs" in error["message"]
             assert server.http.get("/v1/models").status_code == 200
             gate.set()
-            ask.join(30)
+            ask.join(DEADLINE)
         assert answers[0]["usage"]["completion_tokens"] == 4
         until(lambda: server.http.get("/health").status_code == 200)
         assert "the step that hung has ended" in caplog.text

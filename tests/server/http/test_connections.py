@@ -5,7 +5,6 @@ import resource
 import socket
 import subprocess
 import sys
-import threading
 from contextlib import ExitStack, contextmanager
 
 import httpx
@@ -16,7 +15,7 @@ from slotcache.server.config.settings import Settings
 from slotcache.server.http.connection import Connection
 from slotcache.server.http.connections import most_connections
 
-from server.conftest import running, until
+from server.conftest import held, running, until
 
 PLACES = 8
 NEVER = 1e6  # seconds
@@ -63,18 +62,6 @@ def asks(server, path="/health"):
     return httpx.get(server.url + path, timeout=30).status_code == 200
 
 
-@contextmanager
-def held(server):
-    """Keep the engine from all work; yields what lets it go on."""
-    began, may_go_on = threading.Event(), threading.Event()
-    server.service.engine.inbox.ask(lambda: (began.set(), may_go_on.wait(60)))
-    assert began.wait(30)
-    try:
-        yield may_go_on.set
-    finally:
-        may_go_on.set()
-
-
 def streaming(server):
     """A stream whose answer has not begun."""
     body = json.dumps(ASKED).encode()
@@ -102,13 +89,13 @@ def test_a_connection_that_is_kept_alive_makes_room(server):
 
 
 def test_an_open_answer_is_not_closed_and_new_connections_wait_for_a_place(server, caplog):
-    with ExitStack() as streams, held(server) as let_go:
+    with ExitStack() as streams, held(server) as go:
         clients = [streams.enter_context(streaming(server))[0] for _ in range(PLACES)]
         until(lambda: len(server.service.open) == PLACES)
         later = streams.enter_context(opened(server, 2, b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"))
         until(lambda: "at work" in caplog.text)
         assert not any(map(is_closed, [*clients, *later]))
-        let_go()
+        go.set()
         for client in clients:
             client.settimeout(30)
             assert b'"stop":true' in whole(client)
