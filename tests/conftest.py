@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
@@ -40,3 +41,14 @@ def tiny(tmp_path_factory) -> Path:
     from slotcache.bench.random_models import SHAPES, generate
 
     return generate(tmp_path_factory.mktemp("models") / "tiny.gguf", SHAPES["tiny"])
+
+
+@pytest.fixture(scope="session")
+def floats(tmp_path_factory) -> Path:
+    """The tiny model with weights as float32: a row that is rounded otherwise beside others chooses no other token.
+
+    In Q8_0 the last bit of a number may take it to the next of 255 steps.
+    """
+    from slotcache.bench.random_models import SHAPES, generate
+
+    return generate(tmp_path_factory.mktemp("models") / "floats.gguf", replace(SHAPES["tiny"], quantisation="F32"))

@@ -64,11 +64,14 @@ def run(args: argparse.Namespace) -> Report:
     pairs = [[(key, TOKENS) for key in keys] for keys in _keys(requests)]
     name = f"choose one of {REPLICAS} replicas and an order, 5 documents"
     chosen = measure(name, args.paths, pairs, lambda documents: fleet.choose(documents, NAMES))
+    name = f"rank {REPLICAS} replicas with an order each, 5 documents"
+    ranked = measure(name, args.paths, pairs, lambda documents: fleet.rank(documents, NAMES))
     columns = ("what", "remembered orders", "median us", "p95 us")
     bars = [
         Bar(1, "median to arrange 5 documents", arranged, 30, unit=" us"),
         Bar(1, "median to arrange 50 documents", arranged_50, 1000, unit=" us"),
         Bar(4, f"median to choose one of {REPLICAS} replicas", chosen, 300, unit=" us"),
+        Bar(4, f"median to rank {REPLICAS} replicas", ranked, 300, unit=" us"),
         Bar(7, "arranging and writing 5 documents", built, 70, unit=" us"),
         Bar(7, "arranging and writing 20 documents", built_20, 300, unit=" us"),
     ]

@@ -19,9 +19,16 @@ def vocabulary() -> Vocabulary:
 
 
 class TinyModel:
-    """A GGUF while it is written; leaving the `with` block finishes the file."""
+    """A GGUF while it is written; leaving the `with` block finishes the file.
 
-    def __init__(self, path: Path, architecture: str, layers: int = LAYERS, *, embedding: bool = True) -> None:
+    floats: weights as float32. With Q8_0, a last bit that is rounded otherwise in a larger batch, or at other cells, may
+    take a number to the next of 255 steps, and so choose another token.
+    """
+
+    def __init__(
+        self, path: Path, architecture: str, layers: int = LAYERS, *, embedding: bool = True, floats: bool = False
+    ) -> None:
+        self._floats = floats
         words = vocabulary()
         self.writer = writer = GGUFWriter(path, architecture)
         self.rng = np.random.default_rng(0)
@@ -51,12 +58,16 @@ class TinyModel:
         self.writer.close()
 
     def matrix(self, name: str, rows: int, columns: int, gain: float = 1.0) -> None:
-        """Random weights as Q8_0."""
+        """Random weights."""
         self.matrices(name, (rows, columns), gain)
 
     def matrices(self, name: str, shape: tuple[int, ...], gain: float = 1.0) -> None:
         """Several matrices in one tensor, such as those of all experts."""
-        blocks = self.random(*shape, gain=gain).reshape(*shape[:-1], -1, 32)
+        values = self.random(*shape, gain=gain)
+        if self._floats:
+            self.numbers(f"{name}.weight", values)
+            return
+        blocks = values.reshape(*shape[:-1], -1, 32)
         scale = np.abs(blocks).max(axis=-1, keepdims=True) / 127
         whole = np.rint(blocks / scale).astype(np.int8)
         data = np.concatenate([scale.astype(np.float16).view(np.uint8), whole.view(np.uint8)], axis=-1)
@@ -158,10 +169,10 @@ def recurrent(path: Path) -> Path:
     return path
 
 
-def hybrid(path: Path) -> Path:
+def hybrid(path: Path, floats: bool = False) -> Path:
     """LFM 2's architecture: short convolutions in layers 0 and 2, attention in layers 1 and 3."""
     kernel = 3
-    with TinyModel(path, "lfm2") as model:
+    with TinyModel(path, "lfm2", floats=floats) as model:
         model.writer.add_feed_forward_length(FEED_FORWARD)
         model.writer.add_head_count(HEADS)
         model.writer.add_head_count_kv([0, KV_HEADS, 0, KV_HEADS])
@@ -184,11 +195,11 @@ def hybrid(path: Path) -> Path:
     return path
 
 
-def delta(path: Path, heads: int = 0) -> Path:
+def delta(path: Path, heads: int = 0, floats: bool = False) -> Path:
     """Qwen 3.5's architecture: gated delta nets in layers 0 to 2, gated attention in layer 3. heads: multi-token ones."""
     size, key_heads, value_heads, kernel = 32, 2, 4, 4
     keys, values = size * key_heads, size * value_heads
-    with TinyModel(path, "qwen35", LAYERS + heads) as model:
+    with TinyModel(path, "qwen35", LAYERS + heads, floats=floats) as model:
         if heads:
             model.writer.add_nextn_predict_layers(heads)
         model.writer.add_feed_forward_length(FEED_FORWARD)

@@ -19,7 +19,7 @@ from slotcache.server.load import load
 from support.architectures import mamba2
 
 from ..conftest import running, until
-from .test_drafts import ASKED, GREEDY, WARM, always_draft, complete, letters
+from .test_drafts import ASKED, GREEDY, WARM, always_draft, check_alike, complete, letters
 from .test_sleep import HOUR, doze, dozing
 
 LONG = {"prompt": "the river and the mill " * 12, "n_predict": 60, "cache_prompt": True, **GREEDY}
@@ -33,8 +33,8 @@ def other(tmp_path_factory):
 
 
 @pytest.fixture(scope="module", params=["itself", "other"])
-def drafting(tiny, other, request):
-    with running(tiny, draft_model=str(tiny if request.param == "itself" else other)) as up:
+def drafting(floats, other, request):
+    with running(floats, draft_model=str(floats if request.param == "itself" else other)) as up:
         always_ask(up)
         yield up
 
@@ -72,8 +72,7 @@ def trial(up, **fields):
 )
 def test_an_answer_is_that_of_the_requests_own_sampling(drafting, fields):
     plain, drafted = trial(drafting, draft="off", **fields), trial(drafting, **fields)
-    same = ("content", "tokens_predicted", "stop_type", "stopping_word", "completion_probabilities")
-    assert {name: drafted.get(name) for name in same} == {name: plain.get(name) for name in same}
+    check_alike(drafted, plain)
     assert "draft_n" not in plain["timings"]
     assert drafted["timings"].get("draft_n", 0) > 0 or drafted["tokens_predicted"] < 10
 
@@ -87,13 +86,16 @@ def test_choices_beside_each_other_and_a_next_turn(drafting):
     assert trial(drafting, **longer, cache_prompt=True)["content"] == fresh["content"]
 
 
-def test_sampled_tokens_have_the_distribution_that_they_have_without(tiny, other, monkeypatch):
-    with running(tiny, draft_model=str(other), parallel=4) as up:
+def test_sampled_tokens_have_the_distribution_that_they_have_without(floats, other, monkeypatch):
+    with running(floats, draft_model=str(other), parallel=4) as up:
         check_the_distribution(up, monkeypatch, temperature=1.0)
 
 
 def check_the_distribution(up, monkeypatch, temperature):
-    """Letters of 480 short answers, drafted and not: counts as far apart as chance makes them. Only letters are drafted."""
+    """The last letters of 960 short answers, drafted and not: counts as far apart as chance makes them.
+
+    Only letters are drafted. Within an answer they hang together, and choices have the seeds behind their request's.
+    """
     asked = {
         "prompt": "ab",
         "n_predict": 6,
@@ -108,19 +110,20 @@ def check_the_distribution(up, monkeypatch, temperature):
     bias = letters(up)
     ids = [id for id, _ in bias]
     monkeypatch.setattr(Best, "choose", lambda self, logits, context, index: ids[int(logits[ids].argmax())])
-    for first, draft in ((0, "off"), (1000, "model")):
-        answers = [trial(up, **asked, logit_bias=bias, seed=first + seed, draft=draft) for seed in range(40)]
-        counts[draft] = Counter(letter for answer in answers for one in answer for letter in one["content"][1:])
+    for first, draft in ((0, "off"), (10_000, "model")):
+        seeds = range(first, first + 80 * 12, 12)
+        answers = [trial(up, **asked, logit_bias=bias, seed=seed, draft=draft) for seed in seeds]
+        counts[draft] = Counter(one["content"][-1] for answer in answers for one in answer)
     assert up.metric("slotcache_accepted_tokens_total") > 100
     off, model = counts["off"], counts["model"]
-    assert off.total() == model.total() == 40 * 12 * 5
+    assert off.total() == model.total() == 80 * 12
     square = sum((off[one] - model[one]) ** 2 / (off[one] + model[one]) for one in off | model)
     assert square < 16.3, counts  # chi squared of three degrees of freedom: one in a thousand; the seeds are fixed
 
 
-def test_drafts_are_told(tiny):
+def test_drafts_are_told(floats):
     names = ("slotcache_drafted_tokens_total", "slotcache_accepted_tokens_total", "slotcache_draft_model_tokens_total")
-    with running(tiny, draft_model=str(tiny)) as up:
+    with running(floats, draft_model=str(floats)) as up:
         always_ask(up)
         steps = up.metric("slotcache_steps_total")
         answer = trial(up, **GREEDY | {"n_predict": 200})
@@ -132,14 +135,14 @@ def test_drafts_are_told(tiny):
         assert found[:2] == [drafted, accepted] and found[2] >= drafted
         assert up.metric("slotcache_draft_model_failures_total") == 0
         shown = up.http.get("/props").json()["draft"]
-        assert shown == {"mode": "model", "model": tiny.name, "is_off": False}
+        assert shown == {"mode": "model", "model": floats.name, "is_off": False}
         assert {slot["speculative"] for slot in up.http.get("/slots").json()} == {True}
         assert "draft_n" not in trial(up, **GREEDY, draft="off")["timings"]
 
 
-def test_a_next_turn_finds_its_prompt_read(tiny):
+def test_a_next_turn_finds_its_prompt_read(floats):
     """In idle time the draft model reads what a slot holds; a scope that is dropped is dropped there, too."""
-    with running(tiny, draft_model=str(tiny)) as up:
+    with running(floats, draft_model=str(floats)) as up:
         check_that_slots_are_read(up)
 
 
@@ -159,8 +162,8 @@ def check_that_slots_are_read(up):
     until(lambda: not any(held.length for held in drafter._held))
 
 
-def test_a_server_that_slept_drafts_again(tiny):
-    with dozing(tiny, draft_model=str(tiny)) as up:
+def test_a_server_that_slept_drafts_again(floats):
+    with dozing(floats, draft_model=str(floats)) as up:
         always_ask(up)
         before = trial(up, **LONG)
         doze(up)
@@ -169,8 +172,8 @@ def test_a_server_that_slept_drafts_again(tiny):
         assert after["content"] == before["content"] and after["timings"]["draft_n"] > 0
 
 
-def test_it_reads_nothing_while_another_model_waits_for_the_device(tiny, monkeypatch):
-    with dozing(tiny, draft_model=str(tiny)) as up:
+def test_it_reads_nothing_while_another_model_waits_for_the_device(floats, monkeypatch):
+    with dozing(floats, draft_model=str(floats)) as up:
         engine, asked = up.service.engine, []
         monkeypatch.setattr(engine.scheduler, "read_ahead", lambda: bool(asked.append(engine.sleep.is_leaving)))
 
@@ -184,9 +187,9 @@ def test_it_reads_nothing_while_another_model_waits_for_the_device(tiny, monkeyp
         assert asked and not any(asked)
 
 
-def test_its_weights_leave_with_those_of_a_model_that_takes_turns(tiny):
+def test_its_weights_leave_with_those_of_a_model_that_takes_turns(floats):
     settings = Settings(flash_attn="off", threads=1, ctx_size=512, cache_ram=0, is_one_of_several=True)
-    with closing(load(replace(settings, draft_model=str(tiny)), tiny)) as service:
+    with closing(load(replace(settings, draft_model=str(floats)), floats)) as service:
         drafter = service.engine.draft_model
         assert drafter is not None
         drafter.unload()
@@ -197,10 +200,10 @@ def test_its_weights_leave_with_those_of_a_model_that_takes_turns(tiny):
         assert not drafter.context.handle, "one that is off for good takes no memory again"
 
 
-def test_a_draft_model_that_was_gone_at_one_load_drafts_again_behind_the_next(tiny, tmp_path, caplog):
+def test_a_draft_model_that_was_gone_at_one_load_drafts_again_behind_the_next(floats, tmp_path, caplog):
     (tmp_path / "drafts").mkdir()
-    file = Path(shutil.copy(tiny, tmp_path / "drafts" / "small.gguf"))
-    with dozing(tiny, draft_model=str(file)) as up, caplog.at_level(logging.INFO, "slotcache"):
+    file = Path(shutil.copy(floats, tmp_path / "drafts" / "small.gguf"))
+    with dozing(floats, draft_model=str(file)) as up, caplog.at_level(logging.INFO, "slotcache"):
         always_ask(up)
         first = trial(up, **LONG)
         doze(up)
@@ -218,8 +221,8 @@ def test_a_draft_model_that_was_gone_at_one_load_drafts_again_behind_the_next(ti
     assert "draft_n" not in without["timings"] and again["timings"]["draft_n"]
 
 
-def test_a_draft_model_that_fails_costs_no_answer(tiny, monkeypatch):
-    with running(tiny, draft_model=str(tiny)) as up:
+def test_a_draft_model_that_fails_costs_no_answer(floats, monkeypatch):
+    with running(floats, draft_model=str(floats)) as up:
         always_ask(up)
         plain = trial(up, **LONG, draft="off")
         drafter = up.service.engine.draft_model
@@ -235,21 +238,21 @@ def test_a_draft_model_that_fails_costs_no_answer(tiny, monkeypatch):
         assert up.metric("slotcache_draft_model_failures_total") == 3
 
 
-def test_what_cannot_draft_is_refused_in_a_line(tiny, tmp_path):
+def test_what_cannot_draft_is_refused_in_a_line(floats, tmp_path):
     other = generate(tmp_path / "other.gguf", replace(SHAPES["tiny"], merges=600))
     settings = Settings(flash_attn="off", threads=1, ctx_size=512, cache_ram=0)
     with pytest.raises(ModelError, match=r"--draft-model .*: its vocabulary differs .*: token \d+ is "):
-        load(replace(settings, draft_model=str(other)), tiny)
+        load(replace(settings, draft_model=str(other)), floats)
     with pytest.raises(ModelError, match="is not a GGUF file"):
-        load(replace(settings, draft_model=__file__), tiny)
+        load(replace(settings, draft_model=__file__), floats)
     with pytest.raises(SettingsError, match="--draft model needs --draft-model FILE"):
-        load(replace(settings, draft="model"), tiny)
+        load(replace(settings, draft="model"), floats)
 
 
-def test_it_drafts_no_further_than_it_was_trained(tiny, tmp_path):
+def test_it_drafts_no_further_than_it_was_trained(floats, tmp_path):
     """llama.cpp ends the process where a model has learnt an embedding for each position, and is asked for one more."""
     short = generate(tmp_path / "short.gguf", replace(SHAPES["tiny"], context=96))
-    with running(tiny, draft_model=str(short)) as up:
+    with running(floats, draft_model=str(short)) as up:
         always_ask(up)
         drafter, lengths = up.service.engine.draft_model, []
         run = drafter._run
@@ -260,9 +263,9 @@ def test_it_drafts_no_further_than_it_was_trained(tiny, tmp_path):
         assert max(held.length for held in drafter._held) <= 96
 
 
-def test_its_memory_is_set_aside(tiny):
-    of_one = 1000 * load_bytes(tiny)
-    assert beside(Settings(draft_model=str(tiny), ctx_size=1000)) == tiny.stat().st_size + of_one
+def test_its_memory_is_set_aside(floats):
+    of_one = 1000 * load_bytes(floats)
+    assert beside(Settings(draft_model=str(floats), ctx_size=1000)) == floats.stat().st_size + of_one
 
 
 def load_bytes(path):
@@ -270,8 +273,8 @@ def load_bytes(path):
         return model.kv_bytes("f16", "f16")
 
 
-def test_a_model_that_cannot_be_cut_has_no_draft_model(tiny, tmp_path, caplog):
-    with running(mamba2(tmp_path / "hybrid.gguf"), draft_model=str(tiny)) as up:
+def test_a_model_that_cannot_be_cut_has_no_draft_model(floats, tmp_path, caplog):
+    with running(mamba2(tmp_path / "hybrid.gguf"), draft_model=str(floats)) as up:
         shown = up.http.get("/props").json()["draft"]
         assert shown["mode"] == "off" and "cannot be cut" in shown["why"]
         assert up.service.engine.draft_model is None and "--draft-model has no effect" in caplog.text

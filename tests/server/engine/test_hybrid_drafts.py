@@ -27,7 +27,7 @@ def ids(up, text):
 @pytest.fixture(scope="module", params=KINDS)
 def drafting(tmp_path_factory, request):
     """A server whose drafts are looked up."""
-    path = KINDS[request.param](tmp_path_factory.mktemp("models") / "hybrid.gguf")
+    path = KINDS[request.param](tmp_path_factory.mktemp("models") / "hybrid.gguf", floats=True)
     with running(path, draft="lookup") as up:
         always_draft(up)
         yield up
@@ -37,7 +37,7 @@ def drafting(tmp_path_factory, request):
 def asking(tmp_path_factory, request):
     """A server whose drafts are computed."""
     folder = tmp_path_factory.mktemp("models")
-    path = delta(folder / "hybrid.gguf", heads=1)
+    path = delta(folder / "hybrid.gguf", heads=1, floats=True)
     settings = (
         {"spec_type": "draft-mtp"} if request.param == "head" else {"draft_model": str(with_head(folder / "draft.gguf"))}
     )
