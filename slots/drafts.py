@@ -93,8 +93,8 @@ FEW_ROWS = 8
 
 
 class Pace:
-    """Multiples are learnt from the steps that run, by their size, that of large ones up to a power of two. For a size that
-    has not run, the costs tell it, corrected by as much as they were wrong about those that have.
+    """The time of a drafted row is learnt from the steps that run, by their size, that of large ones up to a power of two.
+    For a size that has not run, the costs tell it, corrected by as much as they were wrong about those that have.
 
     A multiple stays true where another process slows the machine, and nearly so where the context grows.
     """
@@ -102,14 +102,14 @@ class Pace:
     def __init__(self, costs: Costs) -> None:
         self._costs = costs
         self._plain: dict[int, float] = {}  # seconds of a step, by streams
-        self._multiples: dict[tuple[int, int], float] = {}  # by streams, and the class of the number of rows
+        self._rows: dict[tuple[int, int], float] = {}  # steps of a drafted row, by streams, and the class of the size
         self._correction: float | None = None  # of the time that the costs tell for drafted rows
 
     def multiple(self, streams: int, rows: int, depth: int) -> float:
         """Return the time of a step of `rows` rows over that of one with a row a stream. depth: cells that a row sees."""
-        learnt = self._multiples.get((streams, _size(rows)))
+        learnt = self._rows.get((streams, _size(rows)))
         if learnt is not None:
-            return learnt
+            return 1 + learnt * (rows - streams)
         return 1 + (1.0 if self._correction is None else self._correction) * self._told(streams, rows, depth)
 
     def _told(self, streams: int, rows: int, depth: int) -> float:
@@ -130,7 +130,11 @@ class Pace:
         if plain is None:
             return 1.0
         key, multiple = (streams, _size(rows)), seconds / plain
-        self._multiples[key] = smoothed(self._multiples.get(key), multiple)
+        each = max(multiple - 1, 0.0) / (rows - streams)
+        if key in self._rows or self._correction is None:
+            self._rows[key] = smoothed(self._rows.get(key), each)
+        else:  # what was told counts as much: a size whose first step was slow may never run again
+            self._rows[key] = (each + (self.multiple(streams, rows, depth) - 1) / (rows - streams)) / 2
         if told := self._told(streams, rows, depth):
             self._correction = smoothed(self._correction, max(multiple - 1, 0.0) / told)
         return multiple
@@ -217,11 +221,11 @@ class Drafts:
 
     def observe(self, plan: Plan, seconds: float) -> None:
         """Learn from the time that a step took."""
-        if self._is_used:
+        if self._is_used and (plan.has_drafts or not self.model_seconds):  # a model that reads leaves the caches cold
             depth = max(span.start for span in plan.spans)
             self._multiple = self._pace.observe(len(plan.spans), plan.num_tokens, depth=depth, seconds=seconds)
-            if not plan.has_drafts:
-                self._earn(EARNED)
+        if self._is_used and not plan.has_drafts:
+            self._earn(EARNED)
 
     def settle(self, checked: list[tuple[Job, Span]], device: DeviceCells) -> None:
         """Free the cells of rejected tokens, and learn. checked: the spans with drafts of the last step that ran.
@@ -335,15 +339,15 @@ class Drafts:
         if sum(lacking) > min(READ_ALONG * streams, drafter.batch - streams):
             self._read(jobs, lacking, gain, step)
             return ()
-        rows = streams * (1 + length)
-        cost_of_one = times.pass_steps(streams, depth, step) + (self._pace.multiple(streams, rows, depth) - 1) / length
-        cost_of_one /= streams
+        each = times.pass_steps(streams, depth, step)
+        costs = [self._cost(streams, tokens, each, depth) / streams for tokens in range(length + 1)]
 
         def goes_on(place: int, confidences: Sequence[float]) -> bool:
-            """Whether a token more is likely to be worth its time, at the gain of the whole step."""
-            chances = self._model_odds.chances(lookups[place].model_score, confidences)
-            reached = math.prod(chances) * self._model_odds.mean(lookups[place].model_score)
-            return reached > gain * cost_of_one
+            """Whether the tokens that are left are likely to be worth their time, at the gain of the whole step."""
+            score, drafted = lookups[place].model_score, len(confidences)
+            reached = math.prod(self._model_odds.chances(score, confidences))
+            more = expected(self._model_odds.mean(score), length - drafted)
+            return reached * more > gain * (costs[length] - costs[drafted])
 
         began, passes = self._clock(), drafter.num_passes
         drafts = drafter.draft(jobs, [min(length, _room(job)) for job in jobs], goes_on)
@@ -365,11 +369,15 @@ class Drafts:
         each = self._times.pass_steps(streams, depth, self._pace.seconds(streams))
         best, best_gain = 0, max(least, MARGIN)
         for length in (rows - 1 for rows in MODEL_ROWS if rows <= most + 1):
-            cost = self._pace.multiple(streams, streams * (1 + length), depth) + length * each
+            cost = self._cost(streams, length, each, depth)
             gain = (1 + min(expected(chance, length) for chance in chances)) / cost
             if gain > best_gain and self._may_cost(cost - 1, streams):
                 best, best_gain = length, gain
         return best, best_gain
+
+    def _cost(self, streams: int, length: int, each: float, depth: int) -> float:
+        """Return the time of a step in which each stream has so many tokens drafted, in steps. each: of a pass."""
+        return self._pace.multiple(streams, streams * (1 + length), depth) + length * each
 
     def _read(self, jobs: Sequence[Job], lacking: Sequence[int], gain: float, step: float) -> None:
         """Let the draft model read a piece of what it lacks, if the rest of the answers is likely to be worth it."""

@@ -22,7 +22,7 @@ from ...models.sampling import Sampler
 from ...models.sampling_params import GREEDY
 from ...slots.drafts import MODEL_ROWS, expected
 from ...slots.lookup import Lookup
-from ...slots.plan import Drop, Plan, Span
+from ...slots.plan import Drop, Plan, Span, Trim
 from ..journal import note
 from ..random_models import SHAPES, cached_model
 from ..report import Bar, BenchError, Cell, Report, Table, median
@@ -134,17 +134,23 @@ class Bench:
         """Measure one draft model."""
         with closing(self._drafter(path)) as drafter:
             drafter.warm_up()
-            steps, each = self._row_seconds(), self._pass_seconds(drafter)
+            seconds: dict[int, list[float]] = {}  # of a step by its rows
+            first, further = [], []  # of a pass of the draft model: directly behind a step, and behind another pass
             plain, drafting = Streams(self._context, self._runner), Streams(self._context, self._runner, drafter=drafter)
             off, on = [], []
             answers: list[Answer] = []
             for number in range(self._args.rounds):
+                self._measure_steps(seconds)
+                for times, one in zip((first, further), self._pass_seconds(drafter), strict=True):
+                    times.append(one)
                 off.append(_speed(self._answers(plain, None)))
                 answers = self._answers(drafting, True)
                 on.append(_speed(answers))
                 note(draft=name, round=number, off=off[-1], on=on[-1])
             share = _agreement(drafter, answers)
-        return Measured(name, off, on, share, _predicted(share, steps, each), self._theirs(path))
+        steps = {rows: median(times) for rows, times in seconds.items()}
+        predicted = _predicted(share, steps, median(first), median(further))
+        return Measured(name, off, on, share, predicted, self._theirs(path))
 
     def _drafter(self, path: Path) -> DraftModel:
         settings = replace(self._context.settings, num_cells=CELLS)
@@ -159,38 +165,39 @@ class Bench:
             answers += streams.answer([prompt], self._args.max_tokens, source)
         return answers
 
-    def _row_seconds(self) -> dict[int, float]:
-        """Return the time of a step by its rows, behind a prompt."""
-        sampler = Sampler(self._context.model, GREEDY)
-        tokens = np.resize(self._prompts[0], PROMPT + 16 * 5 * len(MODEL_ROWS))
+    def _measure_steps(self, seconds: dict[int, list[float]]) -> None:
+        """Add the time of a step by its rows, in the middle of an answer: of the second one alike, and of the third."""
+        sampler, depth = Sampler(self._context.model, GREEDY), PROMPT + self._args.max_tokens // 2
+        tokens = np.resize(self._prompts[0], depth + MODEL_ROWS[-1])
         self._runner.clear()
-        self._runner.run(Plan((), (Span(0, 0, 0, tokens[:PROMPT], logits=False),)))
-        seconds: dict[int, list[float]] = {}
-        at = PROMPT
-        for _ in range(5):
-            for rows in (1, *MODEL_ROWS):
-                span = Span(0, 0, at, tokens[at : at + rows], logits=True, drafted=rows - 1)
+        self._runner.run(Plan((), (Span(0, 0, 0, tokens[:depth], logits=False),)))
+        for rows in (1, *MODEL_ROWS):
+            span = Span(0, 0, depth, tokens[depth : depth + rows], logits=True, drafted=rows - 1)
+            for number in range(3):
                 began = perf_counter()
                 self._runner.run(Plan((), (span,)), {0: sampler})
-                seconds.setdefault(rows, []).append(perf_counter() - began)
+                if number:
+                    seconds.setdefault(rows, []).append(perf_counter() - began)
                 sampler.take_further()
-                at += rows
+                self._runner.apply(Trim(0, depth, depth + rows))
         self._runner.apply(Drop(0))
         sampler.close()
-        return {rows: median(times) for rows, times in seconds.items()}
 
-    def _pass_seconds(self, drafter: DraftModel) -> float:
-        """Return the time that a draft model takes for a token."""
+    def _pass_seconds(self, drafter: DraftModel) -> tuple[float, float]:
+        """Return the time of a draft model's token directly behind a step, whose weights have left it cold, and later."""
         drafter.clear()
-        runner, span = drafter._runner, Span(0, 0, 0, self._prompts[0], logits=False)
-        runner.run(Plan((), (span,)))
-        times = []
-        for at in range(PROMPT, PROMPT + 16):
-            began = perf_counter()
-            runner.run(Plan((), (Span(0, 0, at, self._prompts[0][:1], logits=True),)), drafter._samplers)
-            times.append(perf_counter() - began)
+        runner, tokens, times = drafter._runner, self._prompts[0], []
+        runner.run(Plan((), (Span(0, 0, 0, tokens, logits=False),)))
+        self._runner.clear()
+        for at in range(8):
+            self._runner.run(Plan((), (Span(0, 0, at, tokens[at : at + 1], logits=False),)))
+            for place in (PROMPT + 2 * at, PROMPT + 2 * at + 1):
+                began = perf_counter()
+                runner.run(Plan((), (Span(0, 0, place, tokens[:1], logits=True),)), drafter._samplers)
+                times.append(perf_counter() - began)
+        self._runner.clear()
         drafter.clear()
-        return median(times)
+        return median(times[::2]), median(times[1::2])
 
     def _theirs(self, path: Path) -> tuple[list[float], list[float]]:
         """Return llama-server's tokens a second, without the draft model and with it."""
@@ -241,7 +248,10 @@ def _agreement(drafter: DraftModel, answers: list[Answer]) -> float:
     return sum(same) / len(same)
 
 
-def _predicted(share: float, steps: dict[int, float], each: float) -> float:
-    """Return the most that tokens of which this share is right can gain, by the time of a step and of a token more."""
-    gains = [(1 + expected(share, rows - 1)) / ((steps[rows] + each * (rows - 1)) / steps[1]) for rows in MODEL_ROWS]
-    return max(1.0, *gains)
+def _predicted(share: float, steps: dict[int, float], first: float, further: float) -> float:
+    """Return the most that tokens of which this share is right can gain.
+
+    steps: seconds of a step by its rows. first, further: of the draft model's passes, which bring a row each.
+    """
+    times = {rows: (steps[rows] + first + further * (rows - 2)) / steps[1] for rows in MODEL_ROWS}
+    return max(1.0, *((1 + expected(share, rows - 1)) / times[rows] for rows in MODEL_ROWS))

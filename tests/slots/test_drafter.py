@@ -150,6 +150,21 @@ def test_a_long_prompt_is_read_in_pieces_behind_the_first_token():
     assert source(job).num_accepted > 100
 
 
+def test_a_step_behind_what_is_read_teaches_no_pace():
+    """The draft model leaves the caches cold: a step that seems slow makes drafts seem cheap."""
+    toy = ToyDrafter(10, batch=64)
+    world = World(cells=2000, rows=64, drafter=toy, stall=1.0)
+    world.submit(list(range(100, 500)), limit=60, drafts="model")
+    num_cold = 0
+    while not world.scheduler.idle:
+        read = toy.num_tokens
+        plan = world.step()
+        is_cold = toy.num_tokens > read and not plan.has_drafts
+        num_cold += is_cold
+        world.scheduler.observe(plan, 3 * STEP if is_cold else STEP + ROW * (plan.num_tokens - len(plan.spans)))
+    assert num_cold and world.scheduler.drafts._pace.seconds(1) == pytest.approx(STEP)
+
+
 def test_an_answer_too_short_is_not_read_for():
     toy = ToyDrafter(10)
     world = World(rows=64, drafter=toy, batch=1024)

@@ -188,5 +188,7 @@ def test_the_pace_is_that_of_the_steps_that_ran():
     assert pace.multiple(1, 5, 100) == pytest.approx(1 + 4 * 2 / 7), "as wrong as about eight rows"
     assert pace.multiple(1, 64, 100) == pytest.approx(1 + 63 * 2 / 7)
     pace.observe(1, 20, depth=100, seconds=0.05)
-    assert pace.multiple(1, 32, 100) == pace.multiple(1, 20, 100) == pytest.approx(5)
+    told, seen = 2 / 7, 4 / 19
+    assert pace.multiple(1, 20, 100) == pytest.approx(1 + 19 * (told + seen) / 2), "the first of its size"
+    assert pace.multiple(1, 32, 100) == pytest.approx(1 + 31 * (told + seen) / 2), "of the same size, but with more rows"
     assert pace.seconds(1) == pytest.approx(0.01)
