@@ -120,12 +120,12 @@ def _place(subject: Subject) -> Path:
 
 
 # ---- Costs --------------------------------------------------------------------------------------------------------------
-# The costs of a device: measured constants for CPUs, and times of this very machine for other devices.
+# The costs of a device: measured constants for CPUs, but for tiles, and times of this very machine for other devices.
 #
 # No other module contains a measured constant (tests/models/test_costs.py). They are of the bench model (114 M weights)
-# on 2 CPU cores. Only their ratios count: another CPU is faster or slower in all of them. `slotcache bench residency`
-# measures moves and idle cells again. Other devices differ too much for that: `models/timing.py` times each at its
-# first start.
+# on 2 CPU cores. Only their ratios count: another CPU is faster or slower in all of them, attention excepted, whose token
+# by token kernel is six times as fast on some: `models/timing.py` times it at a model's first start. `slotcache bench
+# residency` measures moves and idle cells again. Other devices differ too much for that: all of them is timed.
 
 MIN_ROWS = 8  # from this many tokens on, every CPU kernel rounds a token as it would in a larger batch
 TILE = 64  # query tokens: GGML_FA_TILE_Q, below which the CPU's flash attention takes token by token, cell by cell
@@ -199,6 +199,24 @@ def timed_costs(costs: Costs, times: Times) -> Costs:
         spill_ns=1e9 * restore,
         idle_token_ns=1e9 * unseen,
         idle_step_ns=1e9 * max(times.step_idle - times.step, 0.0) / times.idle,
+    )
+
+
+def timed_tiles(costs: Costs, times: Times) -> Costs:
+    """Return the costs of a CPU with those of tiles as they were timed here. All others keep their ratio to a token's."""
+    token = 1e9 * (times.double - times.chunk) / times.chunk_tokens
+    if token <= 0 or not times.depth:
+        return costs
+    scale = token / costs.token_ns
+    tile_cell = 1e9 * max(times.chunk_deep - times.chunk, 0.0) / times.depth
+    return replace(
+        costs,
+        token_ns=token,
+        cell_ns=1e9 * max(times.short_deep - times.chunk, 0.0) / ((times.chunk_tokens - 1) * times.depth),
+        tile_cell_ns=tile_cell,
+        apart_from_cells=scale * costs.pass_ns / tile_cell if tile_cell else NEVER,
+        pass_ns=scale * costs.pass_ns,
+        row_ns=scale * costs.row_ns,
     )
 
 

@@ -23,7 +23,7 @@ from .hardware import Device, command, free_memory
 from .model import Model, check_file
 from .model_files import cache_folder, digest, files_of, keep, stamp
 from .runner import ALL, Runner
-from .times import Subject, Times, identify, keep_times, kept_times, summarize, timed_costs
+from .times import Subject, Times, identify, keep_times, kept_times, summarize, timed_costs, timed_tiles
 
 # ---- Repacking ----------------------------------------------------------------------------------------------------------
 # Whether a CPU computes a model faster with its weights in another layout: measured at the model's first start.
@@ -174,6 +174,7 @@ def _cpu() -> str:
 FEW = 16  # tokens of a short run
 SCATTERED = 4  # tokens in cells apart: without flash attention, a card takes a second for them
 MOST_DEPTH, MOST_IDLE = 512, 8192  # cells
+DEEP = 128  # cells: fewer tell little of attention on a CPU, however slow it is
 PATIENCE = 0.5  # s for each kind of work: a slow device does less of it
 TRIES = 3  # of each kind of work; the fastest counts
 
@@ -181,24 +182,27 @@ TRIES = 3  # of each kind of work; the fastest counts
 def learn_costs(context: Context) -> None:
     """Give a context the costs of its device, timed now unless their times are kept from an earlier start.
 
-    The costs of the CPU are known.
+    Those of the CPU are known, but for the tiles of its attention: kernels for it differ by as much as six times.
     """
-    device = context.model.device
-    if device is None or chunk_of(context) < FEW:
+    model, device = context.model, context.model.device
+    if device is None and not (context.costs.tile == chunk_of(context) and model.can_trim and model.size >= SMALLEST):
         return
+    if chunk_of(context) < FEW:
+        return
+    name, costs_by = (device.name, timed_costs) if device else ("the CPU", timed_tiles)
     subject, began = subject_of(context, device), perf_counter()
     times = kept_times(subject)
     if times is None:
         try:
             with ThreadPoolExecutor(1) as pool:  # its own thread: OpenMP keeps workers for each thread that has computed
-                times = pool.submit(Timing(context).run).result()
+                times = pool.submit(Timing(context).run, moves=device is not None).result()
         except RunnerError as error:
-            logger.warning("%s could not be timed: %s", device.name, error)
+            logger.warning("%s could not be timed: %s", name, error)
             return
         keep_times(subject, times)
-        logger.info("timed %s in %.1f s: later starts use these times", device.name, perf_counter() - began)
-    context.times, context.costs = times, timed_costs(context.costs, times)
-    logger.info("%s: %s", device.name, summarize(times))
+        logger.info("timed %s in %.1f s: later starts use these times", name, perf_counter() - began)
+    context.times, context.costs = times, costs_by(context.costs, times)
+    logger.info("%s: %s", name, summarize(times))
 
 
 def chunk_of(context: Context) -> int:
@@ -206,11 +210,11 @@ def chunk_of(context: Context) -> int:
     return min(context.costs.chunk, context.batch // 2, context.num_cells // 4)
 
 
-def subject_of(context: Context, device: Device) -> Subject:
-    """Return all that the times of a context depend on."""
+def subject_of(context: Context, device: Device | None) -> Subject:
+    """Return all that the times of a context depend on. device: None is the CPU."""
     model, settings = context.model, context.settings
     return Subject(
-        device=identify(device),
+        device=identify(device) if device else ["CPU", _cpu(), 0],
         engine=[llama.LIBRARY.version, llama.llama_print_system_info().decode("utf-8", "replace")],
         model=[model.description, model.num_layers, model.width, model.attention_width, model.num_parameters, model.size],
         settings=[
@@ -233,19 +237,23 @@ class Timing:
     def __init__(self, context: Context) -> None:
         self._context, self._runner, self._chunk = context, Runner(context), chunk_of(context)
 
-    def run(self) -> Times:
-        """Return the times. Raises RunnerError."""
+    def run(self, *, moves: bool = True) -> Times:
+        """Return the times; without moves, those of batches, deep ones among them. Raises RunnerError."""
         size = self._chunk
         for tokens in (size, 1):  # llama.cpp allocates, and a card loads its kernels
             self._batch(tokens)
         step, chunk, double = (self._batch(tokens) for tokens in (1, size, 2 * size))
         times = Times(chunk_tokens=size, step=step, chunk=chunk, double=double)
         most = self._context.num_cells - 4 * size
-        num_chunks = max(1, min(round(PATIENCE / chunk), MOST_DEPTH // size, most // (4 * size)))
+        fewest = 1 if moves else DEEP // size
+        num_chunks = max(fewest, min(round(PATIENCE / chunk), MOST_DEPTH // size, most // (4 * size)))
+        depth = num_chunks * size
         try:
             if not self._context.model.can_trim:
                 return self._add_saves(times)
-            return times if most < 4 * size else self._add_moves(times, num_chunks * size, most)
+            if most < 4 * depth:
+                return times
+            return self._add_moves(times, depth, most) if moves else self._add_depth(times, depth)
         finally:
             self._runner.clear()
 
@@ -268,9 +276,7 @@ class Timing:
     def _add_moves(self, times: Times, depth: int, most: int) -> Times:
         """Return the times with those behind `depth` tokens, of moves, and beside idle cells: at most `most` in all."""
         size, save_scattered = self._chunk, self._save_scattered()
-        for start in range(0, depth, size):
-            self._runner.compute_zeros(start, start + size)
-        times = replace(times, depth=depth, short_deep=self._batch(size - 1, depth), chunk_deep=self._batch(size, depth))
+        times = self._add_depth(times, depth)
         save_few, restore_few = self._move(FEW)
         save, restore = self._move(depth)
         idle, last = self._fill(depth, most), self._context.scratch - 1
@@ -287,6 +293,13 @@ class Timing:
             step_idle=self._batch(1, sequence=last),
             chunk_idle=self._batch(size, sequence=last),
         )
+
+    def _add_depth(self, times: Times, depth: int) -> Times:
+        """Return the times with those behind `depth` tokens, which stay."""
+        size = self._chunk
+        for start in range(0, depth, size):
+            self._runner.compute_zeros(start, start + size)
+        return replace(times, depth=depth, short_deep=self._batch(size - 1, depth), chunk_deep=self._batch(size, depth))
 
     def _save_scattered(self) -> float:
         """Return the seconds to save tokens that were computed beside those of another sequence, one at a time."""

@@ -10,8 +10,19 @@ from slotcache.models.context import Context, ContextSettings
 from slotcache.models.hardware import Device
 from slotcache.models.model import Model, Override
 from slotcache.models.runner import Runner
-from slotcache.models.times import OTHER, Times, keep_times, kept_times, summarize, timed_costs, times_on
-from slotcache.models.timing import SCATTERED, Timing, fastest, learn_costs, subject_of
+from slotcache.models.times import (
+    CPU,
+    OTHER,
+    TILE,
+    Times,
+    keep_times,
+    kept_times,
+    summarize,
+    timed_costs,
+    timed_tiles,
+    times_on,
+)
+from slotcache.models.timing import DEEP, SCATTERED, SMALLEST, Timing, fastest, learn_costs, subject_of
 from support.architectures import hybrid, recurrent
 from support.on_device import ON_DEVICE
 
@@ -81,7 +92,7 @@ def test_a_damaged_file_is_as_none(context, times, folder, damage):
     assert kept_times(subject) is None
 
 
-def test_the_cpu_is_not_timed_and_a_device_once(context, folder, caplog, monkeypatch):
+def test_a_small_model_on_the_cpu_is_not_timed_and_a_device_once(context, folder, caplog, monkeypatch):
     if not ON_DEVICE:
         costs = context.costs
         learn_costs(context)
@@ -93,6 +104,35 @@ def test_the_cpu_is_not_timed_and_a_device_once(context, folder, caplog, monkeyp
         learn_costs(context)
     assert first and context.times == first and context.costs == timed_costs(context.costs, first)
     assert [line.startswith("timed ") for line in caplog.messages] == [True, False, False]
+
+
+@pytest.mark.skipif(ON_DEVICE, reason="the costs of the CPU")
+def test_the_tiles_of_a_larger_model_on_the_cpu_are_timed_once(context, folder, caplog, monkeypatch):
+    monkeypatch.setattr(Model, "size", SMALLEST)
+    wide = Context(context.model, replace(SMALL, num_cells=2048, batch=512, micro_batch=512, flash_attention="on"))
+    known = wide.costs
+    assert known.tile == TILE
+    with caplog.at_level(logging.INFO, "slotcache"):
+        learn_costs(wide)
+        first, costs = wide.times, wide.costs
+        wide.costs = known
+        learn_costs(wide)
+    wide.close()
+    assert first and first.chunk_tokens == TILE and first.depth >= DEEP and not first.save, "moves are not timed"
+    assert wide.times == first and wide.costs == costs == timed_tiles(known, first)
+    assert [line.startswith("timed the CPU in ") for line in caplog.messages] == [True, False, False]
+
+
+def test_tiles_pay_by_the_times_of_the_machine():
+    """Of a prompt of 26 tokens behind 256, where 64 take 48 ms: it takes 30 ms, or 110 where attention is slow."""
+    known = replace(CPU, tile=TILE, token_ns=1e6, cell_ns=5e3, tile_cell_ns=2e4, pass_ns=1e7, row_ns=2e6)
+    times = Times(chunk_tokens=64, step=0.002, chunk=0.043, double=0.086, depth=256, short_deep=0.064, chunk_deep=0.048)
+    seen, together = 26 * 269, 282
+    fast, slow = (timed_tiles(known, replace(times, short_deep=seconds)) for seconds in (0.064, 0.270))
+    assert not fast.pays_to_pad(26, seen, together) and slow.pays_to_pad(26, seen, together)
+    scale = fast.token_ns / known.token_ns
+    assert (fast.pass_ns, fast.row_ns) == pytest.approx((scale * known.pass_ns, scale * known.row_ns))
+    assert timed_tiles(known, replace(times, double=times.chunk)) is known, "as if a token took no time"
 
 
 def test_models_whose_runs_do_not_move_have_the_times_of_steps_alone(context, monkeypatch):
