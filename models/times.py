@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from .model import Model
 
 
+_unkept: dict[Path, Times] = {}  # of this process, where the cache directory cannot be written
 NUMBERS = {"int": int, "float": float}
 LARGEST = 1 << 16  # bytes of a file of times
 
@@ -65,13 +66,17 @@ class Subject:
 
 def kept_times(subject: Subject) -> Times | None:
     """Return the times that are kept of a subject; None: none are, or they cannot be read."""
-    return _read(_place(subject))[1]
+    place = _place(subject)
+    return _read(place)[1] or _unkept.get(place)
 
 
 def keep_times(subject: Subject, times: Times) -> None:
-    """Keep times in the user's cache directory, beside the digests. Without one, a device is timed at every start."""
-    with contextlib.suppress(OSError):
-        keep(_place(subject), json.dumps(asdict(subject) | {"times": asdict(times)}, indent=1))
+    """Keep times in the user's cache directory, beside the digests. Without one, a device is timed in every process."""
+    place = _place(subject)
+    try:
+        keep(place, json.dumps(asdict(subject) | {"times": asdict(times)}, indent=1))
+    except OSError:
+        _unkept[place] = times
 
 
 def times_on(device: Device) -> Iterator[tuple[str, Times]]:

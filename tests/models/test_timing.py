@@ -3,8 +3,10 @@
 import logging
 from contextlib import closing
 from dataclasses import fields, replace
+from pathlib import Path
 
 import pytest
+from slotcache.models import times as times_module
 from slotcache.models import timing
 from slotcache.models.context import Context, ContextSettings
 from slotcache.models.hardware import Device
@@ -78,6 +80,14 @@ def test_times_are_kept_for_one_device_one_build_and_one_model(context, times, f
     assert list(times_on(CARD)) == [(context.model.description, times)]
     assert not list(times_on(replace(CARD, name="CUDA1")))
     assert "ms" in summarize(times)
+
+
+def test_without_a_folder_times_are_kept_for_the_process(context, times, monkeypatch):
+    monkeypatch.setattr(times_module, "_folder", lambda: Path(__file__) / "times")  # within a file
+    subject = subject_of(context, CARD)
+    assert kept_times(subject) is None
+    keep_times(subject, times)
+    assert kept_times(subject) == times and kept_times(replace(subject, engine=["9"])) is None
 
 
 @pytest.mark.parametrize("damage", [b"", b"[]", b"{}", b"\xff", b'{"times": 1}', b'{"times": {"step": -1}}'])
