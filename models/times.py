@@ -214,6 +214,7 @@ def timed_tiles(costs: Costs, times: Times) -> Costs:
         return costs
     scale = token / costs.token_ns
     tile_cell = 1e9 * max(times.chunk_deep - times.chunk, 0.0) / times.depth
+    tile_cell = tile_cell or scale * costs.tile_cell_ns  # a slow model is timed at a small depth, once
     return replace(
         costs,
         token_ns=token,

@@ -143,6 +143,8 @@ def test_tiles_pay_by_the_times_of_the_machine():
     scale = fast.token_ns / known.token_ns
     assert (fast.pass_ns, fast.row_ns) == pytest.approx((scale * known.pass_ns, scale * known.row_ns))
     assert timed_tiles(known, replace(times, double=times.chunk)) is known, "as if a token took no time"
+    unclear = timed_tiles(known, replace(times, chunk_deep=0.042))
+    assert unclear.tile_cell_ns == pytest.approx(scale * known.tile_cell_ns), "as if a deep chunk took less"
 
 
 def test_models_whose_runs_do_not_move_have_the_times_of_steps_alone(context, monkeypatch):
