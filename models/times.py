@@ -210,7 +210,7 @@ def timed_costs(costs: Costs, times: Times) -> Costs:
 def timed_tiles(costs: Costs, times: Times) -> Costs:
     """Return the costs of a CPU with those of tiles as they were timed here. All others keep their ratio to a token's."""
     token = 1e9 * (times.double - times.chunk) / times.chunk_tokens
-    if token <= 0 or not times.depth:
+    if token <= 0 or not times.depth or times.chunk_tokens != costs.tile:
         return costs
     scale = token / costs.token_ns
     tile_cell = 1e9 * max(times.chunk_deep - times.chunk, 0.0) / times.depth

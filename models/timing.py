@@ -193,6 +193,7 @@ def learn_costs(context: Context) -> None:
     subject, began = subject_of(context, device), perf_counter()
     times = kept_times(subject)
     if times is None:
+        logger.info("timing %s, once for this model and these settings: a slow one takes half a minute", name)
         try:
             with ThreadPoolExecutor(1) as pool:  # its own thread: OpenMP keeps workers for each thread that has computed
                 times = pool.submit(Timing(context).run, moves=device is not None).result()

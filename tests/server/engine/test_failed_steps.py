@@ -12,7 +12,7 @@ from slotcache.server.engine import engine as engines
 from slotcache.slots.radix import descendants, path
 from support.architectures import hybrid, recurrent
 
-from server.conftest import DEADLINE, running, until
+from server.conftest import DEADLINE, held, running, until
 from server.engine.test_engine import CHAT, LONG, Stream
 
 DOCUMENTS = "The departure time of the express to the northern harbour is seven forty, and it is late in winter. " * 4
@@ -144,14 +144,12 @@ def test_a_request_that_fails_each_step_takes_no_other_one_with_it(tiny, monkeyp
         body = {"messages": [{"role": "user", "content": question(9, 0)}], "max_tokens": POISON, "temperature": 0}
         ask = threading.Thread(target=lambda: poisoned.append(server.http.post(CHAT, json=body)))
         # All come at once, so that the first step that fails has requests without a token beside the poisonous one.
-        gate = threading.Event()
-        engine.inbox.put(lambda: gate.wait(DEADLINE))
-        ask.start()
-        until(lambda: len(server.service.open) == 1)
-        answers = threading.Thread(target=lambda: poisoned.append(asked(server, *questions)))
-        answers.start()
-        until(lambda: len(server.service.open) == 9)
-        gate.set()
+        with held(server):
+            ask.start()
+            until(lambda: len(server.service.open) == 1)
+            answers = threading.Thread(target=lambda: poisoned.append(asked(server, *questions)))
+            answers.start()
+            until(lambda: len(server.service.open) == 9)
         ask.join(DEADLINE)
         answers.join(DEADLINE)
         (refused,) = [one for one in poisoned if not isinstance(one, list)]
@@ -173,16 +171,14 @@ def test_streams_pause_while_one_that_may_be_the_cause_runs_alone(tiny, monkeypa
 
         failed = fail(engine, monkeypatch, one_that_waits_for_a_stream, times=3)
         # The first failure takes both back to the queue; the stream, at its head, has its tokens when the other one comes.
-        gate = threading.Event()
-        engine.inbox.put(lambda: gate.wait(DEADLINE))
-        streams.append(Stream(server))
-        until(lambda: len(server.service.open) == 1)
         body = {"messages": [{"role": "user", "content": question(9, 0)}], "max_tokens": POISON, "temperature": 0}
         refused = []
         ask = threading.Thread(target=lambda: refused.append(server.http.post(CHAT, json=body)))
-        ask.start()
-        until(lambda: len(server.service.open) == 2)
-        gate.set()
+        with held(server):
+            streams.append(Stream(server))
+            until(lambda: len(server.service.open) == 1)
+            ask.start()
+            until(lambda: len(server.service.open) == 2)
         ask.join(DEADLINE)
         assert refused[0].status_code == 500 and [len(one) for one in failed] == [2, 1, 1]
         assert streams[0].text == alone and "error" not in streams[0].finals[0]
@@ -251,11 +247,11 @@ def test_a_request_whose_client_leaves_does_not_run_again(tiny, monkeypatch):
         engine = server.service.engine
         gate, closed = threading.Event(), threading.Event()
 
-        def held(job):
+        def hangs(job):
             closed.set()
             return gate.wait(DEADLINE) and is_poison(job)
 
-        fail(engine, monkeypatch, held)
+        fail(engine, monkeypatch, hangs)
         with httpx.stream("POST", server.url + CHAT, json=LONG | {"max_tokens": POISON}, timeout=DEADLINE):
             assert closed.wait(DEADLINE)
         gate.set()
