@@ -114,6 +114,7 @@ def llama_server(args: argparse.Namespace) -> str | None:
 
 HOST = "127.0.0.1"
 TAIL_LINES = 20
+CRASH = "Fatal Python error: "  # the first line about a signal, in front of the stacks of all threads
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,8 +227,10 @@ class Server:
             process.wait()
 
     def tail(self) -> str:
-        """Return the last lines of the log."""
-        return "\n".join(self.log.read_text(errors="replace").splitlines()[-TAIL_LINES:])
+        """Return the last lines of the log, of a crash all of them."""
+        lines = self.log.read_text(errors="replace").splitlines()
+        crash = next((at for at, line in enumerate(lines) if line.startswith(CRASH)), len(lines))
+        return "\n".join(lines[min(crash, max(len(lines) - TAIL_LINES, 0)) :])
 
     def _wait(self) -> None:
         assert self._process is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import logging
 import socket
 import sys
@@ -80,6 +81,9 @@ def prepare(settings: Settings) -> tuple[Settings, Path]:
     path = model_path(settings)
     check_file(path)
     sys.setswitchinterval(SWITCH_INTERVAL)
+    if not faulthandler.is_enabled():
+        with suppress(OSError, ValueError, RuntimeError):  # stderr is closed, or no file
+            faulthandler.enable()  # a crash inside a library tells where each thread was
     return with_bundled_documents(settings, path), path
 
 

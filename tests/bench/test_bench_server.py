@@ -68,6 +68,15 @@ def test_a_server_that_ignores_a_polite_end_is_ended() -> None:
     assert not is_running(pid)
 
 
+def test_a_crash_is_shown_whole_however_many_threads_there_were() -> None:
+    crashing = "import faulthandler, os, threading; faulthandler.enable(); hold = threading.Event()\n"
+    crashing += "for _ in range(20): threading.Thread(target=hold.wait, daemon=True).start()\n"
+    crashing += "print('before it', flush=True); os.kill(os.getpid(), 11)"
+    with pytest.raises(ServerError) as raised, Server([sys.executable, "-c", crashing], free_port()):
+        pass
+    assert "Fatal Python error: Segmentation fault" in str(raised.value) and str(raised.value).count("hread 0x") == 21
+
+
 def test_a_failing_start_shows_the_command_and_the_log() -> None:
     port = free_port()
     failing = "import sys; print('no such model: x.gguf'); sys.exit(3)"

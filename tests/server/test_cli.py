@@ -58,6 +58,17 @@ def free_port():
         return probe.getsockname()[1]
 
 
+def wait_until_ready(process, port):
+    end = time.monotonic() + DEADLINE
+    while True:
+        assert time.monotonic() < end and process.poll() is None
+        try:
+            if httpx.get(f"http://127.0.0.1:{port}/health", timeout=DEADLINE).status_code == 200:
+                return
+        except httpx.TransportError:
+            time.sleep(0.02)
+
+
 @pytest.mark.parametrize("content", [None, b"not a model at all", b"GGUF\x03\x00\x00\x00garbage"])
 def test_a_model_that_cannot_be_served_is_one_clear_line_and_code_2(tmp_path, content):
     path = tmp_path / "model.gguf"
@@ -75,14 +86,7 @@ def test_serve_answers_without_gguf_and_ends_cleanly_on_ctrl_c(tiny, bare):
     serving = command("serve", "-m", tiny, "--port", port, "-c", 1024, "-t", 1)
     process = subprocess.Popen(serving, env=os.environ | bare, stderr=subprocess.PIPE, text=True)
     try:
-        end = time.monotonic() + DEADLINE
-        while True:
-            assert time.monotonic() < end and process.poll() is None
-            try:
-                if httpx.get(f"http://127.0.0.1:{port}/health", timeout=DEADLINE).status_code == 200:
-                    break
-            except httpx.TransportError:
-                time.sleep(0.02)
+        wait_until_ready(process, port)
         body = {"prompt": "Hello", "n_predict": 3, "ignore_eos": True}
         answer = httpx.post(f"http://127.0.0.1:{port}/completion", json=body, timeout=DEADLINE).json()
         assert answer["timings"]["predicted_n"] == 3 and answer["stop_type"] == "limit"
@@ -96,6 +100,21 @@ def test_serve_answers_without_gguf_and_ends_cleanly_on_ctrl_c(tiny, bare):
         process.kill()
     assert process.returncode == 0 and "Traceback" not in log
     assert "tiny.gguf" in log and "bytes a token" in log and "ready on" in log
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no such signal")
+def test_a_crash_inside_a_library_tells_where_each_thread_was(tiny):
+    port = free_port()
+    serving = command("serve", "-m", tiny, "--port", port, "-c", 512, "-t", 1)
+    process = subprocess.Popen(serving, stderr=subprocess.PIPE, text=True)
+    try:
+        wait_until_ready(process, port)
+        process.send_signal(signal.SIGSEGV)
+        _, log = process.communicate(timeout=DEADLINE)
+    finally:
+        process.kill()
+    assert process.returncode == -signal.SIGSEGV
+    assert "Fatal Python error: Segmentation fault" in log and "engine.py" in log
 
 
 def test_a_server_that_is_told_to_end_while_it_loads_says_so_and_no_more(tiny, caplog):
