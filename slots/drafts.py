@@ -89,55 +89,72 @@ def _place(matched: int) -> int:
 # ---- The time of steps with several rows a stream, as a multiple of those with one. -------------------------------------
 
 UNKNOWN = 0.02  # of a step: a row more where no cost is known, until one has run
+LEAST = 0.001  # of a step: a row that takes no time at all would never be found to take some
+CLEARLY = 0.9  # of the time of a step without drafts: no drafts are as fast as that
+FADING_PACE = 0.995  # of what was learnt, at each step without drafts: sizes that were slow once have another try
+REFRESH = 100  # steps with drafts: then one has none, and tells how long that takes now
 FEW_ROWS = 8
 
 
 class Pace:
-    """The time of a drafted row is learnt from the steps that run, by their size, that of large ones up to a power of two.
-    For a size that has not run, the costs tell it, corrected by as much as they were wrong about those that have.
+    """The time of drafted rows, in steps without them. The costs tell it; it is learnt from the steps that run by how much
+    they are wrong, for each size, those of large ones up to a power of two, and for all that have not run together.
 
-    A multiple stays true where another process slows the machine, and nearly so where the context grows.
+    A multiple stays true where another process slows the machine.
     """
 
     def __init__(self, costs: Costs) -> None:
         self._costs = costs
-        self._plain: dict[int, float] = {}  # seconds of a step, by streams
-        self._rows: dict[tuple[int, int], float] = {}  # steps of a drafted row, by streams, and the class of the size
-        self._correction: float | None = None  # of the time that the costs tell for drafted rows
+        self._plain: dict[int, float] = {}  # the time of a step, over what the costs tell, by streams
+        self._num_drafted: dict[int, int] = {}  # steps with drafts since the last one without, likewise
+        self._factors: dict[int, dict[int, float]] = {}  # of what the costs tell, by streams, and the class of the size
+        self._factor = 1.0  # of other sizes
 
     def multiple(self, streams: int, rows: int, depth: int) -> float:
         """Return the time of a step of `rows` rows over that of one with a row a stream. depth: cells that a row sees."""
-        learnt = self._rows.get((streams, _size(rows)))
-        if learnt is not None:
-            return 1 + learnt * (rows - streams)
-        return 1 + (1.0 if self._correction is None else self._correction) * self._told(streams, rows, depth)
+        factor = self._factors.get(streams, {}).get(_size(rows), self._factor)
+        return 1 + factor * self._told(streams, rows, depth)
 
     def _told(self, streams: int, rows: int, depth: int) -> float:
         """Return the time of drafted rows by the costs, over that of a step without them."""
-        plain = self._costs.step_ns(streams, depth)
-        return max(self._costs.step_ns(rows, depth) / plain - 1, 0.0) if plain else UNKNOWN * (rows - streams)
+        plain, drafted = self._costs.step_ns(streams, depth), rows - streams
+        return max(self._costs.step_ns(rows, depth) / plain - 1 if plain else UNKNOWN * drafted, LEAST * drafted)
 
-    def seconds(self, streams: int) -> float:
+    def seconds(self, streams: int, depth: int) -> float:
         """Return the time of a step with a row a stream; 0 before the first."""
-        return self._plain.get(streams, 0.0)
+        return self._plain.get(streams, 0.0) * self._usual(streams, depth)
+
+    def _usual(self, streams: int, depth: int) -> float:
+        return self._costs.step_ns(streams, depth) or 1.0
+
+    def is_old(self, streams: int) -> bool:
+        """Return whether it is time for a step without drafts."""
+        return self._num_drafted.get(streams, 0) >= REFRESH
 
     def observe(self, streams: int, rows: int, *, depth: int, seconds: float) -> float:
         """Learn from a step; return its multiple, 1 for one without drafts."""
-        plain = self._plain.get(streams)
-        if rows == streams:
-            self._plain[streams] = smoothed(plain, seconds)
+        plain, factors = self.seconds(streams, depth), self._factors.setdefault(streams, {})
+        drafted, slowness = rows - streams, seconds / self._usual(streams, depth)
+        if not drafted:
+            self._num_drafted[streams] = 0
+            self._plain[streams] = smoothed(self._plain.get(streams), slowness)
+            self._factor += (1 - FADING_PACE) * (1 - self._factor)
+            for size, factor in factors.items():
+                factors[size] = factor + (1 - FADING_PACE) * (self._factor - factor)
             return 1.0
-        if plain is None:
+        self._num_drafted[streams] = self._num_drafted.get(streams, 0) + 1
+        if not plain:
             return 1.0
-        key, multiple = (streams, _size(rows)), seconds / plain
-        each = max(multiple - 1, 0.0) / (rows - streams)
-        if key in self._rows or self._correction is None:
-            self._rows[key] = smoothed(self._rows.get(key), each)
-        else:  # what was told counts as much: a size whose first step was slow may never run again
-            self._rows[key] = (each + (self.multiple(streams, rows, depth) - 1) / (rows - streams)) / 2
-        if told := self._told(streams, rows, depth):
-            self._correction = smoothed(self._correction, max(multiple - 1, 0.0) / told)
-        return multiple
+        if seconds < CLEARLY * plain:  # the machine is faster than it was
+            self._plain[streams] = smoothed(self._plain[streams], slowness)
+            return 1.0
+        size, factor = _size(rows), max(seconds / plain - 1, LEAST * drafted) / self._told(streams, rows, depth)
+        if size in factors:
+            factors[size] = smoothed(factors[size], factor)
+        else:  # what was told counts as much: a size whose first step was slow would not run again for long
+            factors[size] = (factor + self._factor) / 2
+        self._factor = smoothed(self._factor, factor)
+        return max(seconds / plain, 1.0)
 
 
 def _size(rows: int) -> int:
@@ -200,7 +217,7 @@ class Drafts:
         if len(jobs) < len(running):
             lookups.clear()
         self._is_used = bool(lookups)
-        if not lookups:
+        if not lookups or self._pace.is_old(len(jobs)):
             return NONE
         most = int(min(min(self._max_rows, cells.num_free) // len(jobs) - 1, ROWS[-1] - 1, self.longest))
         found = [self._look_up(job, most) for job in jobs] if most > 0 else []
@@ -256,7 +273,7 @@ class Drafts:
 
         slots: each with the tokens of its history that are cached.
         """
-        drafter, step = self.drafter, self._pace.seconds(1)
+        drafter, step = self.drafter, self._pace.seconds(1, 0)
         if drafter is None or self._times is None or drafter.is_off or not step:
             return False
         _, gain = self._model_length(1, [self._model_odds.mean(Score())], int(min(ROWS[-1], self.longest)), 0, MARGIN)
@@ -305,16 +322,16 @@ class Drafts:
             multiple = self._pace.multiple(streams, streams + sum(cut), depth)
             right = (guess.expected(size) if guess else 0.0 for guess, size in zip(found, cut, strict=True))
             gain = (1 + min(right)) / multiple
-            if gain > best_gain and self._may_cost(multiple - 1, streams):
+            if gain > best_gain and self._may_cost(multiple - 1, streams, depth):
                 best, best_gain = min(length, max(sizes)), gain
             if length >= max(sizes):
                 break
         return best, best_gain
 
-    def _may_cost(self, steps: float, streams: int) -> bool:
+    def _may_cost(self, steps: float, streams: int, depth: int) -> bool:
         """Return whether the time of so many steps may be lost, and other streams can wait for so long."""
         most = math.inf if streams == 1 else AIM * self._max_stall
-        return steps <= self._credit and steps * self._pace.seconds(streams) <= most
+        return steps <= self._credit and steps * self._pace.seconds(streams, depth) <= most
 
     # ---- by a draft model ------------------------------------------------------------------------------------------
 
@@ -324,11 +341,11 @@ class Drafts:
         Its time is paid at once.
         """
         drafter, times, streams = self.drafter, self._times, len(jobs)
-        step = self._pace.seconds(streams)
+        depth = max(job.num_tokens for job in jobs)
+        step = self._pace.seconds(streams, depth)
         asks = len(lookups) == streams and all(lookup.asks_model for lookup in lookups)
         if drafter is None or times is None or drafter.is_off or not asks or not step:
             return ()
-        depth = max(job.num_tokens for job in jobs)
         most = min(most, max(map(_room, jobs)))
         length, gain = self._model_length(
             streams, [self._model_odds.mean(lookup.model_score) for lookup in lookups], most, depth, least
@@ -366,12 +383,12 @@ class Drafts:
     ) -> tuple[int, float]:
         """Return how many tokens to draft for each request, and the gain; 0: no more than `least` is expected."""
         assert self._times is not None
-        each = self._times.pass_steps(streams, depth, self._pace.seconds(streams))
+        each = self._times.pass_steps(streams, depth, self._pace.seconds(streams, depth))
         best, best_gain = 0, max(least, MARGIN)
         for length in (rows - 1 for rows in MODEL_ROWS if rows <= most + 1):
             cost = self._cost(streams, length, each, depth)
             gain = (1 + min(expected(chance, length) for chance in chances)) / cost
-            if gain > best_gain and self._may_cost(cost - 1, streams):
+            if gain > best_gain and self._may_cost(cost - 1, streams, depth):
                 best, best_gain = length, gain
         return best, best_gain
 

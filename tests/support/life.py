@@ -128,8 +128,8 @@ class Life(RuleBasedStateMachine):
         self.snapshots = Snapshots(self.tree, of_states, spacing=8, unused=2)
         drafts = Drafts(self.costs, max_rows=self.shape["batch_size"], drafter=self.drafter)
         if self.drafter:  # whatever its tokens cost
-            drafts._pace.seconds = lambda streams: 1.0
-            drafts._may_cost = lambda steps, streams: True
+            drafts._pace.seconds = lambda streams, depth: 1.0
+            drafts._may_cost = lambda steps, streams, depth: True
         self.scheduler = Scheduler(self.tree, snapshots=self.snapshots, drafts=drafts, **self.shape)
         self.scheduler.pins = Pins(self.scheduler.index, lambda: self.now)
 
