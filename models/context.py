@@ -53,7 +53,8 @@ class ContextSettings:
 class Context:
     """The pool and the graphs over it. One thread at a time may use it.
 
-    costs: of this model on this device. times: where it was timed, they follow from these. max_rows: of logits in a step.
+    costs: of this model on this device. times: where it was timed, they follow from these. unit: of a CPU that was timed,
+    the nanoseconds that are one in the constants of CPUs; else 1. max_rows: of logits in a step.
     scratch: the sequence through which ranges are saved and restored; the tree has the ids below it. twin: with a sliding
     window, the offset from a sequence's id to a second one that holds the same cells, else 0. llama.cpp reuses a cell that
     the window has passed, although a later prompt may continue from there; it does not if two sequences hold the cell.
@@ -89,6 +90,7 @@ class Context:
             params.n_threads = params.n_threads_batch = settings.threads
         self.model, self.settings = model, settings
         self.times: Times | None = None
+        self.unit = 1.0
         self._params = params
         self.handle = CLOSED
         self.open()

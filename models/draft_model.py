@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -345,10 +345,18 @@ class DraftModel:
 
 
 def open_draft_model(
-    model: Model, settings: ContextSettings, served: Model, *, num_slots: int, beside: Interrupt
+    model: Model,
+    settings: ContextSettings,
+    served: Model,
+    *,
+    num_slots: int,
+    beside: Interrupt,
+    unit: float = 1.0,
+    goes_on: Callable[[], bool] = lambda: True,
 ) -> DraftModel:
-    """Return the draft model of a served one; it owns `model`. settings: as the served model's context has them.
+    """Return the draft model of a served one; it owns `model`. settings, unit: as the served model's context has them.
 
+    goes_on: as in `learn_costs`.
     Raises ModelError, which says why it cannot draft for that model.
     """
     if not (model.can_chat and model.can_trim):
@@ -359,5 +367,7 @@ def open_draft_model(
     num_sequences = each * max(num_slots, FEWEST) + 1  # and a scratch sequence
     types = {"cache_type_k": "f16", "cache_type_v": "f16"}
     context = Context(model, replace(settings, num_sequences=num_sequences, rollback=0, **types))
-    learn_costs(context)
+    learn_costs(context, goes_on)
+    if (unit == 1.0) != (context.unit == 1.0):  # one of the two was not timed, and their costs are compared
+        context.costs = context.costs.scaled(unit / context.unit)
     return DraftModel(context, served, num_slots=num_slots, beside=beside)

@@ -229,7 +229,7 @@ class Model:
         with_heads: bool = False,
     ) -> None:
         load_backends()
-        self.path, self.gpu_layers = path, gpu_layers
+        self.path, self.gpu_layers, self.repack = path, gpu_layers, repack
         check_file(path)
         self._digest = ""
         params = llama.llama_model_default_params()

@@ -105,10 +105,13 @@ def summarize(times: Times) -> str:
 
 def _read(path: Path) -> tuple[dict, Times | None]:
     """Return what a file holds, and its times; None: it is missing or damaged."""
-    with contextlib.suppress(OSError, ValueError, TypeError, LookupError):
+    with contextlib.suppress(OSError, ValueError, TypeError, LookupError, ArithmeticError, RecursionError):
+        if not path.is_file():  # a pipe would wait for a writer
+            return {}, None
         with path.open("rb") as file:
             found = json.loads(file.read(LARGEST))
-        Subject(**{field.name: list(found[field.name]) for field in fields(Subject)})
+        subject = Subject(**{field.name: list(found[field.name]) for field in fields(Subject)})
+        str(subject.model[0])
         numbers = {field.name: NUMBERS[str(field.type)](found["times"][field.name]) for field in fields(Times)}
         if numbers["chunk_tokens"] and all(math.isfinite(number) and number >= 0 for number in numbers.values()):
             return found, Times(**numbers)
@@ -138,6 +141,7 @@ CELL = 0.83  # ns: a token, a cell it sees and a number of the heads' width in a
 TILE_CELL = 3.5  # ns: the same for a whole tile of tokens, and a cell that any of them sees
 WEIGHT = 0.0126  # ns: a token more in a batch, and a weight of the layers
 CLEARLY = 1.2  # times as long: more than the noise of a timing
+NOISE = 0.05  # of the time of a chunk
 PASS = 0.1  # ns: a batch of its own, and a weight: all of them are read once more
 
 CPU = Costs(
@@ -208,17 +212,21 @@ def timed_costs(costs: Costs, times: Times) -> Costs:
 
 
 def timed_tiles(costs: Costs, times: Times) -> Costs:
-    """Return the costs of a CPU with those of tiles as they were timed here. All others keep their ratio to a token's."""
-    token = 1e9 * (times.double - times.chunk) / times.chunk_tokens
+    """Return the costs of a CPU with those of tiles as they were timed here. All others keep their ratio to a token's.
+
+    So does attention where a slow model shows too little of it: it is timed at a small depth.
+    """
+    token, noise = 1e9 * (times.double - times.chunk) / times.chunk_tokens, NOISE * times.chunk
     if token <= 0 or not times.depth or times.chunk_tokens != costs.tile:
         return costs
     scale = token / costs.token_ns
-    tile_cell = 1e9 * max(times.chunk_deep - times.chunk, 0.0) / times.depth
-    tile_cell = tile_cell or scale * costs.tile_cell_ns  # a slow model is timed at a small depth, once
+    of_tiles, alone = times.chunk_deep - times.chunk, times.short_deep - times.chunk
+    tile_cell = 1e9 * of_tiles / times.depth if of_tiles > noise else scale * costs.tile_cell_ns
+    cell = 1e9 * alone / ((times.chunk_tokens - 1) * times.depth) if alone > noise else scale * costs.cell_ns
     return replace(
         costs,
         token_ns=token,
-        cell_ns=1e9 * max(times.short_deep - times.chunk, 0.0) / ((times.chunk_tokens - 1) * times.depth),
+        cell_ns=cell,
         tile_cell_ns=tile_cell,
         apart_from_cells=scale * costs.pass_ns / tile_cell if tile_cell else NEVER,
         pass_ns=scale * costs.pass_ns,

@@ -19,7 +19,7 @@ from ..slots.plan import Drop, HostCopy, Restore, Save, Trim
 from . import gate, llama
 from .context import Context, ContextSettings
 from .errors import RunnerError
-from .hardware import Device, command, free_memory
+from .hardware import Device, command, devices, free_memory
 from .model import Model, check_file
 from .model_files import cache_folder, digest, files_of, keep, stamp
 from .runner import ALL, Runner
@@ -177,16 +177,20 @@ MOST_DEPTH, MOST_IDLE = 512, 8192  # cells
 DEEP = 128  # cells: fewer tell little of attention on a CPU, however slow it is
 PATIENCE = 0.5  # s for each kind of work: a slow device does less of it
 TRIES = 3  # of each kind of work; the fastest counts
+SLOW = 2.0  # s for a chunk on a CPU: from there on its tiles stay as they are assumed
 
 
-def learn_costs(context: Context) -> None:
+def learn_costs(context: Context, goes_on: Callable[[], bool] = lambda: True) -> None:
     """Give a context the costs of its device, timed now unless their times are kept from an earlier start.
 
-    Those of the CPU are known, but for the tiles of its attention: kernels for it differ by as much as six times.
+    Those of the CPU are known, but for the tiles of its attention: kernels for it differ by as much as six times. goes_on:
+    asked before each batch; once it says no, nothing is learnt.
     """
     model, device = context.model, context.model.device
     if device is None and not (context.costs.tile == chunk_of(context) and model.can_trim and model.size >= SMALLEST):
         return
+    if device is None and any(one.is_gpu for one in devices()):
+        return  # llama.cpp computes large batches there, whatever holds the weights
     if chunk_of(context) < FEW:
         return
     name, costs_by = (device.name, timed_costs) if device else ("the CPU", timed_tiles)
@@ -196,13 +200,17 @@ def learn_costs(context: Context) -> None:
         logger.info("timing %s, once for this model and these settings: a slow one takes half a minute", name)
         try:
             with ThreadPoolExecutor(1) as pool:  # its own thread: OpenMP keeps workers for each thread that has computed
-                times = pool.submit(Timing(context).run, moves=device is not None).result()
+                times = pool.submit(Timing(context, goes_on).run, moves=device is not None).result()
         except RunnerError as error:
             logger.warning("%s could not be timed: %s", name, error)
             return
+        except Stopped:
+            return
         keep_times(subject, times)
         logger.info("timed %s in %.1f s: later starts use these times", name, perf_counter() - began)
-    context.times, context.costs = times, costs_by(context.costs, times)
+    known, context.times, context.costs = context.costs, times, costs_by(context.costs, times)
+    if device is None:
+        context.unit = context.costs.token_ns / known.token_ns
     logger.info("%s: %s", name, summarize(times))
 
 
@@ -216,7 +224,7 @@ def subject_of(context: Context, device: Device | None) -> Subject:
     model, settings = context.model, context.settings
     return Subject(
         device=identify(device) if device else ["CPU", _cpu(), 0],
-        engine=[llama.LIBRARY.version, llama.llama_print_system_info().decode("utf-8", "replace")],
+        engine=[llama.LIBRARY.version, gate.identity()],
         model=[model.description, model.num_layers, model.width, model.attention_width, model.num_parameters, model.size],
         settings=[
             model.gpu_layers,
@@ -226,37 +234,49 @@ def subject_of(context: Context, device: Device | None) -> Subject:
             settings.cache_type_v,
             settings.threads,
             settings.micro_batch,
+            model.repack,
             min(settings.num_cells, MOST_IDLE),
             *([] if model.can_trim else ["saves"]),  # their times of before had none
         ],
     )
 
 
-class Timing:
-    """Uses the pool of a context that nothing else uses, and leaves it empty."""
+class Stopped(Exception):
+    """The server ends: nothing more is to be timed."""
 
-    def __init__(self, context: Context) -> None:
+
+class Timing:
+    """Uses the pool of a context that nothing else uses, and leaves it empty. goes_on: as in `learn_costs`."""
+
+    def __init__(self, context: Context, goes_on: Callable[[], bool] = lambda: True) -> None:
         self._context, self._runner, self._chunk = context, Runner(context), chunk_of(context)
+        self._goes_on = goes_on
 
     def run(self, *, moves: bool = True) -> Times:
-        """Return the times; without moves, those of batches, deep ones among them. Raises RunnerError."""
-        size = self._chunk
+        """Return the times; without moves, those of batches, deep ones among them. Raises RunnerError and Stopped."""
+        try:
+            return self._run(moves)
+        finally:
+            self._runner.clear()
+
+    def _run(self, moves: bool) -> Times:
+        size, model = self._chunk, self._context.model
         for tokens in (size, 1):  # llama.cpp allocates, and a card loads its kernels
             self._batch(tokens)
-        step, chunk, double = (self._batch(tokens) for tokens in (1, size, 2 * size))
-        times = Times(chunk_tokens=size, step=step, chunk=chunk, double=double)
-        most = self._context.num_cells - 4 * size
+        step, chunk = self._batch(1), self._batch(size)
+        if not moves and chunk > SLOW:
+            return Times(chunk_tokens=size, step=step, chunk=chunk, double=chunk)
+        times = Times(chunk_tokens=size, step=step, chunk=chunk, double=self._batch(2 * size))
+        cells = self._context.num_cells
+        most = min(cells, model.context_train or cells) - 4 * size
         fewest = 1 if moves else DEEP // size
         num_chunks = max(fewest, min(round(PATIENCE / chunk), MOST_DEPTH // size, most // (4 * size)))
         depth = num_chunks * size
-        try:
-            if not self._context.model.can_trim:
-                return self._add_saves(times)
-            if most < 4 * depth:
-                return times
-            return self._add_moves(times, depth, most) if moves else self._add_depth(times, depth)
-        finally:
-            self._runner.clear()
+        if not model.can_trim:
+            return self._add_saves(times)
+        if most < 4 * depth:
+            return times
+        return self._add_moves(times, depth, most) if moves else self._add_depth(times, depth)
 
     def _add_saves(self, times: Times) -> Times:
         """Return the times with those of saves, where the runs of a hybrid are apart from its states.
@@ -299,7 +319,7 @@ class Timing:
         """Return the times with those behind `depth` tokens, which stay."""
         size = self._chunk
         for start in range(0, depth, size):
-            self._runner.compute_zeros(start, start + size)
+            self._compute(start, start + size)
         return replace(times, depth=depth, short_deep=self._batch(size - 1, depth), chunk_deep=self._batch(size, depth))
 
     def _save_scattered(self) -> float:
@@ -327,7 +347,12 @@ class Timing:
         def undo() -> None:
             self._runner.apply(Trim(sequence, start, ALL) if start else Drop(sequence))
 
-        return fastest(lambda: self._runner.compute_zeros(start, start + size, sequence), undo)
+        return fastest(lambda: self._compute(start, start + size, sequence), undo, fewest=2 if start else 1)
+
+    def _compute(self, start: int, stop: int, sequence: int = 0) -> None:
+        if not self._goes_on():
+            raise Stopped
+        self._runner.compute_zeros(start, stop, sequence)
 
     def _move(self, size: int) -> tuple[float, float]:
         """Return the seconds to save the first `size` cells of sequence 0, and to bring them back as those of another."""
@@ -336,10 +361,10 @@ class Timing:
         return save, fastest(lambda: runner.apply(Restore(copy, 1, 0, size)), lambda: runner.apply(Drop(1)))
 
 
-def fastest(act: Callable[[], None], undo: Callable[[], None] = lambda: None) -> float:
-    """Return the seconds of the fastest of some tries; a slow act is not tried again."""
+def fastest(act: Callable[[], None], undo: Callable[[], None] = lambda: None, fewest: int = 1) -> float:
+    """Return the seconds of the fastest of some tries; a slow act is done `fewest` times."""
     tries: list[float] = []
-    while len(tries) < TRIES and sum(tries) < PATIENCE:
+    while len(tries) < fewest or (len(tries) < TRIES and sum(tries) < PATIENCE):
         began = perf_counter()
         act()
         tries.append(perf_counter() - began)

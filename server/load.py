@@ -148,7 +148,7 @@ def load_all(settings: Settings, path: Path, progress: Callable[[float], bool] |
         service = None
         if model.can_chat:
             made.pop_all()
-            service = _service_of(settings, model, decision)
+            service = _service_of(settings, model, decision, progress)
             made.callback(service.close)
         loaded = _with_search(settings, model, service, path)
         for tier in service.tiers if service else ():
@@ -183,7 +183,7 @@ def _with_search(settings: Settings, model: Model, service: Service | None, path
 
 def load(settings: Settings, path: Path, progress: Callable[[float], bool] | None = None) -> Service:
     """Load a model and make everything around it, the engine not yet started. Raises ModelError and FolderError."""
-    return _service_of(*_open(settings, path, progress))
+    return _service_of(*_open(settings, path, progress), progress)
 
 
 def _open(
@@ -211,17 +211,21 @@ def _open(
     return settings, model, decision
 
 
-def _service_of(settings: Settings, model: Model, decision: Decision | None) -> Service:
+def _service_of(
+    settings: Settings, model: Model, decision: Decision | None, progress: Callable[[float], bool] | None
+) -> Service:
     """Make everything around a model. Where that fails nothing stays of it: a later try needs its memory and its folders."""
     with ExitStack() as made:
         made.callback(model.close)
-        service = _serve(settings, model, decision, made)
+        service = _serve(settings, model, decision, made, lambda: progress is None or progress(0.0))
         made.pop_all()
         return service
 
 
-def _serve(settings: Settings, model: Model, decision: Decision | None, made: ExitStack) -> Service:
-    """made: gets what frees each part."""
+def _serve(
+    settings: Settings, model: Model, decision: Decision | None, made: ExitStack, goes_on: Callable[[], bool]
+) -> Service:
+    """made: gets what frees each part. goes_on: as in `learn_costs`."""
     template = open_template(settings, model)
     files = adapter_files(settings)
     scales = [0.0 if settings.lora_init_without_apply else scale for _, scale in files]
@@ -229,14 +233,14 @@ def _serve(settings: Settings, model: Model, decision: Decision | None, made: Ex
     context = Context(model, context_settings(settings, model))
     made.callback(context.close)
     limit = _longest(settings, context)
-    learn_costs(context)
+    learn_costs(context, goes_on)
     runner = Runner(context, adapters)
     policy, sizes = settings.eviction, CopySizes(run_token=max(token_bytes(settings, model), 1))
     host, none = HostMemory(_host_bytes(settings), EvictionPolicy(policy), sizes=sizes, cut=runner.states.cut), HostMemory()
     of_runs, of_states = (host, none) if model.can_trim else (none, host)
     tree = PrefixTree(context.num_cells, context.scratch, of_runs, EvictionPolicy(policy), costs=context.costs)
     max_stall = settings.max_stall / 1000 or math.inf
-    if (draft_model := _draft_model(settings, context, runner)) is not None:
+    if (draft_model := _draft_model(settings, context, runner, goes_on)) is not None:
         made.callback(draft_model.close)
     elif model.num_heads:
         _tell_of_head(model)
@@ -334,7 +338,7 @@ SPEC_TYPES = (  # of llama-server
 )
 
 
-def _draft_model(settings: Settings, served: Context, runner: Runner) -> DraftModel | None:
+def _draft_model(settings: Settings, served: Context, runner: Runner, goes_on: Callable[[], bool]) -> DraftModel | None:
     """Load the draft model, if there is one and the served model can have drafts. Raises ModelError and SettingsError."""
     for kind in listed(settings.spec_type):
         if kind not in SPEC_TYPES:
@@ -358,7 +362,15 @@ def _draft_model(settings: Settings, served: Context, runner: Runner) -> DraftMo
     path = Path(settings.draft_model).expanduser()
     model = Model(path, settings.gpu_layers, repack=settings.repack == "on", may_unload=settings.may_unload)
     shape = replace(context_settings(settings, served.model), num_cells=served.num_cells)
-    draft = open_draft_model(model, shape, served.model, num_slots=settings.parallel, beside=runner.interrupt)
+    draft = open_draft_model(
+        model,
+        shape,
+        served.model,
+        num_slots=settings.parallel,
+        beside=runner.interrupt,
+        unit=served.unit,
+        goes_on=goes_on,
+    )
     bytes_of_token = model.kv_bytes("f16", "f16")
     logger.info("draft model %s: %s, KV %s bytes a token", path.name, model.description, f"{bytes_of_token:,}")
     return draft

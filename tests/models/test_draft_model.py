@@ -8,6 +8,7 @@ from typing import cast
 import numpy as np
 import pytest
 from slotcache.bench.random_models import SHAPES, generate
+from slotcache.models import draft_model
 from slotcache.models.context import Context, ContextSettings
 from slotcache.models.draft_model import TRIES, open_draft_model
 from slotcache.models.errors import ModelError, RunnerError
@@ -41,6 +42,17 @@ def drafter(served, tiny):
     with closing(drafter_of(served, tiny)) as drafter:
         drafter.warm_up()
         yield drafter
+
+
+@pytest.mark.parametrize(("unit", "own", "share"), [(0.1, 1.0, 0.1), (1.0, 0.1, 10.0), (0.1, 0.2, 1.0), (1.0, 1.0, 1.0)])
+def test_costs_of_a_timed_model_and_of_one_that_was_not_are_of_one_unit(
+    served, tiny, unit, own, share, monkeypatch
+):
+    """Else a draft model of a fast machine seems to take ten times as long as it does."""
+    monkeypatch.setattr(draft_model, "learn_costs", lambda context, goes_on: setattr(context, "unit", own))
+    more = {"num_slots": 3, "beside": Runner(served).interrupt}
+    with closing(open_draft_model(Model(tiny), SETTINGS, served.model, unit=unit, **more)) as drafter:
+        assert drafter.costs.pass_ns == pytest.approx(share * served.costs.pass_ns)
 
 
 def running(number, slot, tokens, cached=0, scope=SCOPE):

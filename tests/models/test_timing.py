@@ -1,6 +1,8 @@
 """A device is timed once for each model, and its times are kept."""
 
+import json
 import logging
+import os
 from contextlib import closing
 from dataclasses import fields, replace
 from pathlib import Path
@@ -9,6 +11,7 @@ import pytest
 from slotcache.models import times as times_module
 from slotcache.models import timing
 from slotcache.models.context import Context, ContextSettings
+from slotcache.models.errors import RunnerError
 from slotcache.models.hardware import Device
 from slotcache.models.model import Model, Override
 from slotcache.models.runner import Runner
@@ -52,6 +55,16 @@ def times(context):
     return Timing(context).run()
 
 
+@pytest.fixture
+def wide(context, monkeypatch):
+    """A context whose tiles are timed."""
+    monkeypatch.setattr(Model, "size", SMALLEST)
+    with closing(
+        Context(context.model, replace(SMALL, num_cells=2048, batch=512, micro_batch=512, flash_attention="on"))
+    ) as wide:
+        yield wide
+
+
 def test_all_kinds_of_work_are_timed_and_the_pool_is_left_empty(context, times):
     assert all(getattr(times, field.name) > 0 for field in fields(times))
     assert times.step < times.double and times.few < times.depth < times.idle <= SMALL.num_cells
@@ -70,10 +83,15 @@ def test_times_are_kept_for_one_device_one_build_and_one_model(context, times, f
     assert kept_times(subject) == times
     monkeypatch.setattr(context.model, "overrides", (Override("exps", "CPU"),))
     elsewhere = subject_of(context, CARD)
+    monkeypatch.setattr(context.model, "overrides", ())
+    monkeypatch.setattr(context.model, "repack", True)
+    repacked = subject_of(context, CARD)
+    monkeypatch.setattr(context.model, "repack", False)
     for other in (
         elsewhere,
         replace(subject, engine=["9", *subject.engine[1:]]),
         replace(subject, model=[*subject.model[:-1], 7]),
+        repacked,
         subject_of(context, replace(CARD, description="Another card")),
     ):
         assert kept_times(other) is None
@@ -90,7 +108,9 @@ def test_without_a_folder_times_are_kept_for_the_process(context, times, monkeyp
     assert kept_times(subject) == times and kept_times(replace(subject, engine=["9"])) is None
 
 
-@pytest.mark.parametrize("damage", [b"", b"[]", b"{}", b"\xff", b'{"times": 1}', b'{"times": {"step": -1}}'])
+@pytest.mark.parametrize(
+    "damage", [b"", b"[]", b"{}", b"\xff", b'{"times": 1}', b'{"times": {"step": -1}}', 65_000 * b"["], ids=range(7)
+)
 def test_a_damaged_file_is_as_none(context, times, folder, damage):
     subject = subject_of(context, CARD)
     keep_times(subject, times)
@@ -98,8 +118,20 @@ def test_a_damaged_file_is_as_none(context, times, folder, damage):
     file.write_bytes(damage)
     assert kept_times(subject) is None and not list(times_on(CARD))
     keep_times(subject, times)
-    file.write_bytes(file.read_bytes().replace(f'"step": {times.step}'.encode(), b'"step": NaN'))
-    assert kept_times(subject) is None
+    content, depth = file.read_bytes(), f'"depth": {times.depth}'.encode()
+    name = json.dumps([context.model.description])[1:-1].encode()
+    for right, wrong in (
+        (f'"step": {times.step}'.encode(), b'"step": NaN'),
+        (depth, b'"depth": Infinity'),
+        (depth, b'"depth": 1e999'),
+        (content[content.index(b'"model": [') : content.index(b'"settings"')], b'"model": [], '),
+    ):
+        assert name in content and right in content
+        file.write_bytes(content.replace(right, wrong))
+        assert kept_times(subject) is None and not list(times_on(CARD))
+    file.unlink()
+    os.mkfifo(file)
+    assert kept_times(subject) is None, "a pipe is not waited for"
 
 
 def test_a_small_model_on_the_cpu_is_not_timed_and_a_device_once(context, folder, caplog, monkeypatch):
@@ -117,9 +149,7 @@ def test_a_small_model_on_the_cpu_is_not_timed_and_a_device_once(context, folder
 
 
 @pytest.mark.skipif(ON_DEVICE, reason="the costs of the CPU")
-def test_the_tiles_of_a_larger_model_on_the_cpu_are_timed_once(context, folder, caplog, monkeypatch):
-    monkeypatch.setattr(Model, "size", SMALLEST)
-    wide = Context(context.model, replace(SMALL, num_cells=2048, batch=512, micro_batch=512, flash_attention="on"))
+def test_the_tiles_of_a_larger_model_on_the_cpu_are_timed_once(wide, folder, caplog):
     known = wide.costs
     assert known.tile == TILE
     with caplog.at_level(logging.INFO, "slotcache"):
@@ -127,11 +157,68 @@ def test_the_tiles_of_a_larger_model_on_the_cpu_are_timed_once(context, folder, 
         first, costs = wide.times, wide.costs
         wide.costs = known
         learn_costs(wide)
-    wide.close()
     assert first and first.chunk_tokens == TILE and first.depth >= DEEP and not first.save, "moves are not timed"
     assert wide.times == first and wide.costs == costs == timed_tiles(known, first)
+    assert wide.unit == wide.costs.token_ns / known.token_ns
     beginnings = ("timing the CPU, once", "timed the CPU in ", "the CPU: a token ", "the CPU: a token ")
     assert all(line.startswith(one) for line, one in zip(caplog.messages, beginnings, strict=True))
+
+
+@pytest.mark.skipif(ON_DEVICE, reason="the costs of the CPU")
+def test_a_cpu_that_takes_long_is_not_timed_for_long(wide, folder, monkeypatch):
+    known, computed = wide.costs, []
+    compute = Runner.compute_zeros
+    monkeypatch.setattr(timing, "SLOW", 0.0)
+    monkeypatch.setattr(Runner, "compute_zeros", lambda self, *span: computed.append(span) or compute(self, *span))
+    learn_costs(wide)
+    assert wide.costs == known and wide.unit == 1 and wide.times and not wide.times.depth
+    assert max(stop for _, stop, _ in computed) == TILE and list(folder.iterdir()), "the next start does not try again"
+
+
+@pytest.mark.skipif(ON_DEVICE, reason="the costs of the CPU")
+@pytest.mark.parametrize("most", range(0, 30, 5))
+def test_a_server_that_ends_times_no_more(wide, folder, most, monkeypatch):
+    known, asked, computed = wide.costs, [], []
+    compute = Runner.compute_zeros
+    monkeypatch.setattr(Runner, "compute_zeros", lambda self, *span: computed.append(span) or compute(self, *span))
+    learn_costs(wide, lambda: asked.append(1) or len(asked) <= most)
+    if len(asked) > most:
+        assert len(computed) == most and wide.costs is known and wide.times is None and not folder.exists()
+    for start in range(0, wide.num_cells, 512):  # the pool was left empty
+        Runner(wide).compute_zeros(start, start + 512)
+
+
+@pytest.mark.skipif(ON_DEVICE, reason="the costs of the CPU")
+def test_a_batch_that_fails_leaves_no_cells(wide, folder, monkeypatch, caplog):
+    compute, number = Runner.compute_zeros, iter(range(100))
+
+    def fail(self, *span):
+        compute(self, *span)
+        if next(number) == 5:
+            raise RunnerError("no memory")
+
+    monkeypatch.setattr(Runner, "compute_zeros", fail)
+    learn_costs(wide)
+    assert wide.times is None and "the CPU could not be timed: no memory" in caplog.messages
+    for start in range(0, wide.num_cells, 512):
+        compute(Runner(wide), start, start + 512)
+
+
+@pytest.mark.skipif(ON_DEVICE, reason="the costs of the CPU")
+def test_the_cpu_is_not_timed_beside_a_card_which_computes_its_large_batches(wide, folder, monkeypatch):
+    monkeypatch.setattr(timing, "devices", lambda: [CARD])
+    learn_costs(wide)
+    assert wide.times is None and not folder.exists()
+
+
+@pytest.mark.skipif(ON_DEVICE, reason="the costs of the CPU")
+def test_positions_that_a_model_was_not_trained_for_are_not_timed(wide, folder, monkeypatch):
+    """llama.cpp ends the process one position beyond those that are learnt."""
+    monkeypatch.setattr(wide.model, "context_train", 512)
+    compute, last = Runner.compute_zeros, []
+    monkeypatch.setattr(Runner, "compute_zeros", lambda self, *span: last.append(span[1]) or compute(self, *span))
+    learn_costs(wide)
+    assert wide.times and max(last) <= 512
 
 
 def test_tiles_pay_by_the_times_of_the_machine():
@@ -147,6 +234,9 @@ def test_tiles_pay_by_the_times_of_the_machine():
     assert timed_tiles(known, replace(times, chunk_tokens=1)) is known, "of a forged file"
     unclear = timed_tiles(known, replace(times, chunk_deep=0.042))
     assert unclear.tile_cell_ns == pytest.approx(scale * known.tile_cell_ns), "as if a deep chunk took less"
+    unclear = timed_tiles(known, replace(times, chunk_deep=0.044, short_deep=0.044))
+    assert unclear.tile_cell_ns == pytest.approx(scale * known.tile_cell_ns), "as little more is noise"
+    assert unclear.cell_ns == pytest.approx(scale * known.cell_ns)
 
 
 def test_models_whose_runs_do_not_move_have_the_times_of_steps_alone(context, monkeypatch):
@@ -186,3 +276,5 @@ def test_a_slow_act_is_done_once(monkeypatch):
     assert fastest(lambda: done.append("act"), lambda: done.append("undo")) == pytest.approx(0.1)
     assert done == ["act", "undo"] * 3
     assert fastest(lambda: done.append("slow")) == 4.0 and done.count("slow") == 1
+    clock = iter([0.0, 5.0, 5.0, 9.0])
+    assert fastest(lambda: done.append("twice"), fewest=2) == 4.0 and done.count("twice") == 2
