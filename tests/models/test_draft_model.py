@@ -45,9 +45,7 @@ def drafter(served, tiny):
 
 
 @pytest.mark.parametrize(("unit", "own", "share"), [(0.1, 1.0, 0.1), (1.0, 0.1, 10.0), (0.1, 0.2, 1.0), (1.0, 1.0, 1.0)])
-def test_costs_of_a_timed_model_and_of_one_that_was_not_are_of_one_unit(
-    served, tiny, unit, own, share, monkeypatch
-):
+def test_costs_of_a_timed_model_and_of_one_that_was_not_are_of_one_unit(served, tiny, unit, own, share, monkeypatch):
     """Else a draft model of a fast machine seems to take ten times as long as it does."""
     monkeypatch.setattr(draft_model, "learn_costs", lambda context, goes_on: setattr(context, "unit", own))
     more = {"num_slots": 3, "beside": Runner(served).interrupt}
