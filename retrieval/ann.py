@@ -189,7 +189,10 @@ def open_clusters(store: Store) -> Clusters | None:
     if kept is None:
         return None
     clusters = Clusters(store.path.with_name(kept.name), kept, store.all_numbers())
-    clusters.add(*store.vectors(after=kept.last))
+    last = kept.last
+    while len((added := store.vectors(last, BATCH))[0]):
+        clusters.add(*added)
+        last = int(added[0][-1])
     return clusters
 
 
@@ -248,7 +251,11 @@ def main(database: str, file: str) -> None:
     Thread(target=_end_with_server, args=(made_at,), daemon=True).start()
     with closing(connect(path, creates=False)) as connection:
         connection.execute("begin")  # all reads see one state
-        numbers = np.array(connection.execute("select chunk from vector order by chunk").fetchall(), np.int64)[:, 0]
+        numbers = np.fromiter(
+            (number for (number,) in connection.execute("select chunk from vector order by chunk")), np.int64
+        )
+        if not len(numbers):
+            sys.exit("no vectors are left")
         faiss, num_clusters = _faiss(), isqrt(len(numbers))
         chosen = np.random.default_rng(0).permutation(len(numbers))[: SAMPLE * num_clusters]
         query = "select x from vector where chunk = ?"

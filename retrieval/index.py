@@ -100,6 +100,7 @@ class Index:
         self.vectors = self._open_vectors()
         self.progress = Progress()
         self._embedder, self._chunk_tokens = embedder, chunk_tokens
+        self._embedded = 0  # all chunks up to this number have vectors: numbers only grow
         self._reader = FileReader(database)
         self._count()
 
@@ -222,12 +223,13 @@ class Index:
         """Embed the next chunks without a vector, as many as one batch holds; return how many there were."""
         if self._embedder is None:
             return 0
-        batch = _batch(self.store.without_vectors(LOOKAHEAD))
+        batch = _batch(self.store.without_vectors(LOOKAHEAD, self._embedded))
         if batch:
             numbers = [number for number, *_ in batch]
             texts = [embedded_text(title, text) for _, title, text, _ in batch]
             vectors = unit(self._embedder.embed(texts)).astype(np.float16)
             self.store.put_vectors(numbers, vectors)
+            self._embedded = numbers[-1]
             self.vectors.add(numbers, vectors)
             self._tend_clusters()
             self._count()
@@ -262,8 +264,9 @@ class Index:
                 self.vectors = self._open_vectors()
                 self._may_cluster = isinstance(self.vectors, Clusters)  # else each change of a file would make them again
         except ClusterError as error:
-            self._may_cluster = False
-            logger.warning("no clusters of the vectors could be made: %s; the next start tries again", error)
+            if len(self.vectors) >= self._clusters_from:  # else most files have gone meanwhile
+                self._may_cluster = False
+                logger.warning("no clusters of the vectors could be made: %s; the next start tries again", error)
         return self._maker.is_running
 
     def _are_clusters_due(self) -> bool:

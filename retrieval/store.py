@@ -166,13 +166,13 @@ class Store:
 
     # ---- vectors ---------------------------------------------------------------------------------------------------
 
-    def without_vectors(self, limit: int) -> list[tuple[int, str, str, int]]:
-        """Return number, title, text and tokens of the next chunks that have no vector."""
+    def without_vectors(self, limit: int, after: int = 0) -> list[tuple[int, str, str, int]]:
+        """Return number, title, text and tokens of the next chunks that have no vector. after: as for `vectors`."""
         query = """
             select number, title, text, tokens from chunk
-            where not exists (select 1 from vector where chunk = number) order by number limit ?"""
+            where number > ? and not exists (select 1 from vector where chunk = number) order by number limit ?"""
         with self.reading() as connection:
-            return connection.execute(query, (limit,)).fetchall()
+            return connection.execute(query, (after, limit)).fetchall()
 
     def put_vectors(self, numbers: Sequence[int], vectors: np.ndarray) -> None:
         """Store vectors (chunks, width), float16."""
@@ -180,13 +180,14 @@ class Store:
             rows = [(number, vector.tobytes()) for number, vector in zip(numbers, vectors, strict=True)]
             connection.executemany("insert or replace into vector values (?, ?)", rows)
 
-    def vectors(self, after: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    def vectors(self, after: int = 0, limit: int = -1) -> tuple[np.ndarray, np.ndarray]:
         """Return the numbers (chunks,) int64 of all chunks with a vector, and the vectors (chunks, width), float16.
 
-        after: a number; only chunks with higher ones.
+        after: a number; only chunks with higher ones. limit: of the chunks, the lowest numbers; -1: all.
         """
+        query = "select chunk, x from vector where chunk > ? order by chunk limit ?"
         with self.reading() as connection:
-            rows = connection.execute("select chunk, x from vector where chunk > ? order by chunk", (after,)).fetchall()
+            rows = connection.execute(query, (after, limit)).fetchall()
         vectors = np.frombuffer(b"".join(row[1] for row in rows), np.float16)
         return np.array([row[0] for row in rows], np.int64), vectors.reshape(len(rows), -1 if rows else 0)
 

@@ -205,6 +205,37 @@ def test_few_that_are_left_are_compared_one_by_one(folder, make, tmp_path):
     assert make().progress.clusters == 0
 
 
+def test_a_folder_that_is_emptied_while_clusters_are_made_has_some_once_it_is_full_again(
+    folder, make, tmp_path, everywhere, caplog
+):
+    write(folder, range(60))
+    index = make(clusters_from=1000)
+    index._clusters_from = FROM
+    for path in folder.iterdir():
+        path.unlink()
+    start, index._maker.start = index._maker.start, lambda: None
+    assert index.refresh() and not index.progress.vectors
+    start()
+    assert index.cluster() and not index.progress.clusters and not _warned(caplog) and not of_clusters(tmp_path)
+    index._maker.start = start
+    write(folder, range(60))
+    assert index.refresh() and index.progress.clusters
+    check_as_exact(index)
+
+
+def test_vectors_that_came_since_are_read_in_batches(folder, make, everywhere, monkeypatch):
+    write(folder, range(100))
+    make()
+    write(folder, range(100, 140))
+    make()
+    monkeypatch.setattr(ann, "BATCH", 7)
+    read, sizes = ann.Store.vectors, []
+    monkeypatch.setattr(ann.Store, "vectors", lambda *given: sizes.append(len((found := read(*given))[0])) or found)
+    index = make(refreshed=False)
+    assert sizes == [7] * 5 + [5, 0]
+    check_as_exact(index)
+
+
 def test_another_embedder_has_none_of_the_clusters(folder, make, tmp_path):
     write(folder, range(100))
     assert make().progress.clusters
