@@ -210,7 +210,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="panel: " + "; ".join(f"{name}: {about}" for name, (about, _) in PANELS.items()),
     )
     add_options(parser, max_tokens=6)
-    add("--no-parts", action="store_true", help="rate: leave out the arms with a part switched off")
+    every = ",".join(way.name for way in PARTS)
+    add("--parts", default=every, help="rate: arms with a part switched off, '' for none (default: %(default)s)")
     add("--quick", action="store_true", help="few requests and few points: whether it runs, no result")
     add(
         "--out",
@@ -263,6 +264,7 @@ def _models(args: argparse.Namespace) -> list[tuple[str, Path]]:
 def rate(study: Study) -> Findings:
     """Send the shuffled burst trace at random moments, at rates from idle to three times what no cache bears."""
     args, size = study.args, study.size
+    ways = (OWN, *_parts(args.parts))
     queries = study.shuffled(size.requests_a_load)
     cold = study.measure(
         study.arm(COLD), lambda client: drive(client, queries[: max(3, size.requests // 6)]), {"load": "alone"}
@@ -270,7 +272,6 @@ def rate(study: Study) -> Findings:
     alone = median(_ttfts(cold))
     host = max(1, round(args.host_memory * study.footprint(queries)))
     own_args, their_args = (f"{given} -cram {host}" for given in (args.slotcache_args, args.llama_args))
-    ways = (OWN,) if args.no_parts else (OWN, *PARTS)
     loads = {way.name: size.loads if way is OWN else size.parts for way in ways}
     arms: dict[str, Callable[[], Arm]] = {}
     arms |= {way.name: lambda way=way: study.arm(way, slotcache_args=own_args, ctx_size=8192) for way in ways}
@@ -286,6 +287,15 @@ def rate(study: Study) -> Findings:
                 one = study.measure(arm(), lambda client, arrivals=arrivals: drive_open(client, queries, arrivals), at)
                 curves[name].append((load / alone, one))
     return _rates(study, curves, alone, host)
+
+
+def _parts(names: str) -> list[Way]:
+    """Return arms by their names. Raises BenchError."""
+    known = {way.name: way for way in PARTS}
+    chosen = [name.strip() for name in names.split(",") if name.strip()]
+    if unknown := [name for name in chosen if name not in known]:
+        raise BenchError(f"--parts {unknown[0]}: expected some of {', '.join(known)}")
+    return [known[name] for name in chosen]
 
 
 def _rates(study: Study, curves: Mapping[str, Sequence[tuple[float, dict[str, Any]]]], alone: float, host: int) -> Findings:

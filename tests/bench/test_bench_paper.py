@@ -150,7 +150,7 @@ def test_the_rate_panel_serves_every_request_at_every_load(
     monkeypatch.setattr(paper, "USUAL", 20)
     out = tmp_path / "out.json"
     sizes = ["-m", str(tiny), "-t", "1", "--max-tokens", "2", "--out", str(tmp_path), "--json", str(out)]
-    assert main(["paper", "rate", "--quick", "--no-parts", *sizes]) == 0
+    assert main(["paper", "rate", "--quick", "--parts", "", *sizes]) == 0
     curves, knees = json.loads(out.read_text())["tables"]
     assert [(row[0], row[-1]) for row in curves["rows"]] == [("slotcache", 0)] * 2
     slow, fast = (row[1] for row in curves["rows"])
@@ -164,6 +164,8 @@ def test_the_rate_panel_serves_every_request_at_every_load(
 def test_a_model_that_it_does_not_know_and_a_url_are_refused(tmp_path: Path, capsys: Any) -> None:
     assert main(["paper", "turns", "--models", "large", "--out", str(tmp_path)]) == 2
     assert "--models large: expected some of bench, embedded" in capsys.readouterr().err
+    assert main(["paper", "rate", "--parts", "no cache,speed", "--out", str(tmp_path)]) == 2
+    assert "--parts speed: expected some of no cache, retrieval order" in capsys.readouterr().err
     assert main(["paper", "turns", "--url", "http://127.0.0.1:1", "--out", str(tmp_path)]) == 2
     assert "leave --url out" in capsys.readouterr().err
 
