@@ -53,6 +53,9 @@ class FrontOptions(Struct, frozen=True):
         return named.id if isinstance(named, NamedConversation) else named or ""
 
 
+msgspec.json.Decoder(FrontOptions)  # lets msgspec learn the fields here, in one thread: see `slots.record.HEADS`
+
+
 @dataclass(frozen=True, slots=True)
 class PlainText:
     """The text of a prompt from the last document before it, or from its beginning. key: 32 hexadecimal digits."""

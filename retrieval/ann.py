@@ -52,6 +52,9 @@ class ClusterFile(msgspec.Struct, frozen=True):
     vectors: int
 
 
+CLUSTER_FILES = msgspec.json.Decoder(ClusterFile)
+
+
 class ClusterError(Exception):
     """Clusters cannot be used or made, and why: the exact search remains."""
 
@@ -179,7 +182,7 @@ def open_clusters(store: Store) -> Clusters | None:
     Raises ClusterError where they cannot be used. Files of clusters that are not the database's are removed.
     """
     try:
-        kept = msgspec.json.decode(text, type=ClusterFile) if (text := store.clusters) else None
+        kept = CLUSTER_FILES.decode(text) if (text := store.clusters) else None
     except msgspec.MsgspecError as error:
         raise ClusterError(str(error)) from None
     own = re.compile(rf"{re.escape(store.path.stem)}-[0-9a-f]{{{2 * LETTERS}}}{re.escape(ENDING)}")

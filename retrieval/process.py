@@ -63,6 +63,7 @@ class Broken(msgspec.Struct, tag="broken"):
 
 
 Line = ReadStep | Stored | Failed | Broken
+LINES, TASKS = msgspec.json.Decoder(Line), msgspec.json.Decoder(ReadTask)
 
 
 # Not `-m`: a checkout that is not installed is no package for another process. The room's own package stays empty here:
@@ -104,7 +105,7 @@ class FileReader:
             _pipe(process.stdin).write(msgspec.json.encode(task) + b"\n")
             _pipe(process.stdin).flush()
         while text := _pipe(process.stdout).readline():
-            match msgspec.json.decode(text, type=Line):
+            match LINES.decode(text):
                 case Stored(num_new, gone):
                     return WriteOutcome(num_new, gone)
                 case Failed(reason):

@@ -26,7 +26,7 @@ from .files import read_bytes
 from .html import read_docx, read_html
 from .markdown import Outline, Section, Unreadable, read_markdown, read_text
 from .pdf import read_pdf
-from .process import Broken, Failed, Line, ReadStep, ReadTask, Stored
+from .process import TASKS, Broken, Failed, Line, ReadStep, ReadTask, Stored
 from .writing import StoredFile, connect, put_file, put_stamp
 
 # ---- The formats by the end of a file's name. A file with another end is read as text, if it is text. -------------------
@@ -56,7 +56,7 @@ def main(database: str) -> None:
         os.nice(NICENESS)
     connection = None
     for line in sys.stdin.buffer:
-        task = msgspec.json.decode(line, type=ReadTask)
+        task = TASKS.decode(line)
         _bound_time(task.seconds)
         try:
             connection = connection or connect(Path(database), creates=False)

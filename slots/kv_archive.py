@@ -62,6 +62,9 @@ class Manifest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     bytes: Large
 
 
+MANIFESTS = msgspec.json.Decoder(Manifest)
+
+
 class ImportedTier(DiskTier):
     """KV of other machines, in a folder of its own, with what a server computes behind it: not equal bit for bit."""
 
@@ -233,7 +236,7 @@ def _check_header(info: tarfile.TarInfo) -> None:
 def _manifest(file: BufferedIOBase, member: Member) -> Manifest:
     file.seek(member.at)
     try:
-        manifest = msgspec.json.decode(file.read(min(member.size, MOST_BYTES)), type=Manifest)
+        manifest = MANIFESTS.decode(file.read(min(member.size, MOST_BYTES)))
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ArchiveError(f"its manifest is not as expected: {error}") from None
     if manifest.format != FORMAT:

@@ -35,6 +35,9 @@ class Origin(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     is_imported: bool = False
 
 
+ORIGINS = msgspec.json.Decoder(Origin)
+
+
 def of_any_machine(model: str, shape: str) -> Provenance:
     """Return the provenance of KV that was imported from another machine. model: as in `Provenance`; shape: as above."""
     return Provenance(model, hashlib.blake2b(f"imported {shape}".encode(), digest_size=16).hexdigest())
@@ -50,5 +53,5 @@ def write_origin(folder: Path, origin: Origin) -> None:
 def read_origin(folder: Path) -> Origin | None:
     """Return the origin of a folder; None where it is unknown."""
     with contextlib.suppress(OSError, ValueError), open_file(folder / ORIGIN) as file:
-        return msgspec.json.decode(file.read(MOST_BYTES), type=Origin)
+        return ORIGINS.decode(file.read(MOST_BYTES))
     return None

@@ -77,6 +77,11 @@ class Head(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             raise ForeignFile("it was computed with other settings")
 
 
+HEADS = msgspec.json.Decoder(Head)
+"""Made when the module is loaded: msgspec 0.22 learns the fields of a struct at its first use, and a thread that uses it for
+the first time meanwhile ends the process. Readers of the disk did, once in some hundred servers."""
+
+
 def file_name(record: Record) -> str:
     """Return a name that is the same for the same run of the same scope, and that reveals neither."""
     place = [record.scope.text, record.start, *["state"] * (record.state is not None)]
@@ -160,7 +165,7 @@ def read_head(file: BufferedIOBase) -> tuple[Head, int]:
     if bytes.fromhex(_digest(text)) != summed:
         raise CorruptFile("its head is damaged")
     try:
-        head = msgspec.json.decode(text, type=Head)
+        head = HEADS.decode(text)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise CorruptFile(f"its head is not as expected: {error}") from None
     return head, len(MAGIC) + LENGTH + DIGEST + length

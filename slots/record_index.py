@@ -178,7 +178,7 @@ class StoredIndex(Struct, frozen=True, array_like=True):
     entries: list[msgspec.Raw]  # decoded one at a time: all at once they would take more memory than the index
 
 
-DECODER = msgspec.msgpack.Decoder(StoredEntry)
+ENTRIES, INDEXES = msgspec.msgpack.Decoder(StoredEntry), msgspec.msgpack.Decoder(StoredIndex)
 
 
 class RecordIndex(PromptTree):
@@ -388,11 +388,11 @@ class RecordIndex(PromptTree):
 
     def restore(self, content: bytes) -> None:
         """Add the records of `stored`. Raises ValueError for any other content. Needs the lock."""
-        stored = msgspec.msgpack.decode(content, type=StoredIndex)
+        stored = INDEXES.decode(content)
         self._age, scopes = stored.clock, dict[str, Scope]()
         stored.entries.reverse()
         while stored.entries:  # so that the index takes the memory that they leave
-            one = DECODER.decode(stored.entries.pop())
+            one = ENTRIES.decode(stored.entries.pop())
             scope = scopes.get(one.scope) or scopes.setdefault(one.scope, Scope.read(one.scope))
             origin = self._end_at(self.entries.get(one.parent), one.start) if one.start else self.root(scope)
             tokens = np.frombuffer(one.tokens, "<i4")

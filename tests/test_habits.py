@@ -94,3 +94,20 @@ def test_the_wheel_has_every_file_that_a_room_reads() -> None:
         for path in ROOT.joinpath(*package.split(".")[1:]).glob(pattern)
     }
     assert data <= packed, data - packed
+
+
+def test_structs_are_decoded_by_decoders_that_a_module_makes_when_it_is_loaded() -> None:
+    """msgspec learns the fields of a struct at its first use, and two threads that do so at once end the process.
+
+    `kind` is decoded under a lock, or by one thread; `Fields` is a dict.
+    """
+    rooms = {package.split(".")[1] for package in WHEEL["packages"]}
+    call = re.compile(r"\.decode\([^\n]*\btype=(\w+)\)")
+    found = {
+        f"{path.relative_to(ROOT)}: {kind}"
+        for room in rooms - {"bench"}
+        for path in (ROOT / room).rglob("*.py")
+        for kind in call.findall(path.read_text())
+        if kind not in ("kind", "Fields")
+    }
+    assert not found

@@ -144,7 +144,7 @@ class _Entry(_Strict, frozen=True, kw_only=True):
     def read(self, scope: str, vocabulary: HistoryVocabulary) -> HistoryMessage:
         """Raises DamagedFile and MsgspecError."""
         return HistoryMessage(
-            intern(msgspec.json.decode(self.said, type=_Message).role),
+            intern(MESSAGES.decode(self.said).role),
             self.said,
             self.keys,
             shown=self.shown and self.shown.read(scope, vocabulary),
@@ -175,6 +175,9 @@ class _File(_Strict, frozen=True, kw_only=True):
     record: bytes | None
 
 
+MESSAGES, FILES = msgspec.json.Decoder(_Message), msgspec.msgpack.Decoder(_File)
+
+
 def encode(stored: StoredAnswer) -> list[bytes]:
     """Return a stored answer's file, in parts."""
     entries = {number: _Entry.of(entry) for number, entry in stored.entries.items()}
@@ -184,7 +187,7 @@ def encode(stored: StoredAnswer) -> list[bytes]:
 def decode(data: bytes, vocabulary: HistoryVocabulary) -> StoredAnswer:
     """Return the stored answer of a file. Raises DamagedFile."""
     try:
-        file = msgspec.msgpack.decode(checked_content(MAGIC, data), type=_File)
+        file = FILES.decode(checked_content(MAGIC, data))
         entries = {number: entry.read(file.scope, vocabulary) for number, entry in file.entries.items()}
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise DamagedFile(f"it is not as expected: {error}") from None

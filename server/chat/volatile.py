@@ -150,7 +150,7 @@ class VolatileText:
         found: list[_Kept] = []
         for path, _ in reversed(files.newest_first(SUFFIX, MOST_BYTES)):
             try:
-                kept = msgspec.msgpack.decode(checked_content(MAGIC, path.read_bytes()), type=_Kept)
+                kept = KEPT.decode(checked_content(MAGIC, path.read_bytes()))
             except (OSError, DamagedFile, msgspec.MsgspecError, UnicodeDecodeError):
                 damaged.append(path.name)
                 continue
@@ -411,6 +411,9 @@ class _Kept(Struct, frozen=True, forbid_unknown_fields=True):
     key: bytes = b""
     line: str = ""
     changes: list[tuple[Place, tuple[str, str]]] = []  # msgspec copies it
+
+
+KEPT = msgspec.msgpack.Decoder(_Kept)
 
 
 def _write(files: ChatFiles, kept: _Kept) -> None:

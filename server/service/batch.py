@@ -58,6 +58,9 @@ class _Line(Struct, frozen=True):
     body: Raw
 
 
+LINES = msgspec.json.Decoder(_Line)
+
+
 @dataclass(frozen=True, slots=True)
 class BatchLine:
     """A line of a batch. number: from 1. body: JSON. error: why it cannot be asked."""
@@ -99,7 +102,7 @@ def _read_line(number: int, text: bytes, endpoints: Sequence[str], seen: set[str
         return BatchLine(number, error=LineError(code, f"line {number}: {message}", number))
 
     try:
-        line = msgspec.json.decode(text, type=_Line)
+        line = LINES.decode(text)
         msgspec.json.decode(line.body, type=dict[str, Raw])
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         return wrong("invalid_line", f"{error}: expected custom_id, method, url and body")
@@ -125,6 +128,9 @@ class _Texts(Struct, frozen=True):
     cache_scope: object = None
 
 
+TEXTS = msgspec.json.Decoder(_Texts)
+
+
 def in_order(lines: Iterable[BatchLine]) -> list[BatchLine]:
     """Return lines so that those follow one another whose prompts begin alike, and then those that share documents."""
     groups: dict[bytes, list[tuple[bytes, BatchLine, Mapping[str, float]]]] = {}
@@ -144,7 +150,7 @@ def _parts(line: BatchLine) -> tuple[bytes, dict[str, float], bytes]:
     Of a body that is not as expected, the whole is text.
     """
     try:
-        texts = msgspec.json.decode(line.body, type=_Texts)
+        texts = TEXTS.decode(line.body)
         found = find_documents(texts.messages, texts.documents, takes_results=False)
     except (msgspec.MsgspecError, DocumentError, KeyError, TypeError, AttributeError):
         return line.body, {}, b""
@@ -184,6 +190,9 @@ class Result(Struct, frozen=True):
     @property
     def has_failed(self) -> bool:
         return self.response is None or self.response.status_code >= 400
+
+
+RESULTS = msgspec.json.Decoder(Result)
 
 
 class NotAnswers(Exception):
@@ -232,7 +241,7 @@ class Results:
 
 def _result(text: bytes, number: int) -> Result:
     try:
-        return msgspec.json.decode(text, type=Result)
+        return RESULTS.decode(text)
     except msgspec.MsgspecError:
         raise NotAnswers(f"line {number} is no answer of a batch") from None
 

@@ -28,7 +28,7 @@ from msgspec import Struct, field
 from ...slots.tier import MOST_SERVERS, FolderError, locked_folder, places, remove_stale, written_aside
 from ..config.settings import Settings
 from ..http.api_errors import RequestError
-from .batch import Ask, LineError, NoLines, NotAnswers, Result, Results, encode, read_lines, run
+from .batch import RESULTS, Ask, LineError, NoLines, NotAnswers, Results, encode, read_lines, run
 
 logger = logging.getLogger("slotcache.batches")
 Status = Literal["validating", "in_progress", "finalizing", "completed", "failed", "cancelling", "cancelled"]
@@ -402,5 +402,5 @@ def _parted(answers: bytes) -> tuple[bytes, bytes]:
     """Return the lines of answers, and those of failures."""
     parted: tuple[list[bytes], list[bytes]] = ([], [])
     for line in answers.splitlines(keepends=True):
-        parted[msgspec.json.decode(line, type=Result).has_failed].append(line)
+        parted[RESULTS.decode(line).has_failed].append(line)
     return b"".join(parted[0]), b"".join(parted[1])

@@ -1,6 +1,8 @@
 """Files that an earlier version wrote: two of them, byte for byte, and what host memory makes of them."""
 
 import io
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -69,3 +71,32 @@ def test_a_state_goes_through_host_memory_with_its_run_and_its_documents():
     assert record is not None and record.state is not None and states.host.num_bytes == 12
     assert record.documents == STATE.documents and record.frequency == STATE.frequency and record.start == 4
     assert record.data.tolist() == [0, 1, 2] and record.state.tolist() == [0, 1, 2, 3, 4]
+
+
+FIRST_READS = """
+import io, sys, threading, time, typing
+from slotcache.slots.record import read
+from slotcache.slots.tier import Provenance
+
+def slow(self):
+    time.sleep(0.05)  # as if the interpreter turned to another thread here
+    return known(self)
+
+file, typing._AnnotatedAlias.__hash__, known = bytes.fromhex(sys.argv[1]), slow, typing._AnnotatedAlias.__hash__
+threads = [
+    threading.Thread(target=lambda: print(len(read(io.BytesIO(file), len(file), Provenance("0" * 32, "1" * 32)).tokens)))
+    for _ in range(4)
+]
+for thread in threads:
+    thread.start()
+    time.sleep(0.02)
+for thread in threads:
+    thread.join()
+"""
+
+
+def test_the_first_records_of_a_process_may_be_read_by_several_threads_at_once():
+    """In a process of its own: msgspec 0.22 ended it, a null pointer, where two threads first decoded a struct."""
+    command = [sys.executable, "-c", FIRST_READS, STATE_FILE.hex()]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.split()) == (0, ["7"] * 4), done.stderr
