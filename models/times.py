@@ -214,15 +214,20 @@ def timed_costs(costs: Costs, times: Times) -> Costs:
 def timed_tiles(costs: Costs, times: Times) -> Costs:
     """Return the costs of a CPU with those of tiles as they were timed here. All others keep their ratio to a token's.
 
-    So does attention where a slow model shows too little of it: it is timed at a small depth.
+    Of a slow model, which is timed at a small depth, attention may be less than the noise of a timing. Then the noise is the
+    most that it can be, and its ratio to a token's what it is below that.
     """
     token, noise = 1e9 * (times.double - times.chunk) / times.chunk_tokens, NOISE * times.chunk
     if token <= 0 or not times.depth or times.chunk_tokens != costs.tile:
         return costs
     scale = token / costs.token_ns
     of_tiles, alone = times.chunk_deep - times.chunk, times.short_deep - times.chunk
-    tile_cell = 1e9 * of_tiles / times.depth if of_tiles > noise else scale * costs.tile_cell_ns
-    cell = 1e9 * alone / ((times.chunk_tokens - 1) * times.depth) if alone > noise else scale * costs.cell_ns
+    tile_cell = 1e9 * max(of_tiles, noise) / times.depth
+    cell = 1e9 * max(alone, noise) / ((times.chunk_tokens - 1) * times.depth)
+    if of_tiles < noise:
+        tile_cell = min(tile_cell, scale * costs.tile_cell_ns)
+    if alone < noise:
+        cell = min(cell, scale * costs.cell_ns)
     return replace(
         costs,
         token_ns=token,

@@ -267,14 +267,14 @@ class Timing:
         if not moves and chunk > SLOW:
             return Times(chunk_tokens=size, step=step, chunk=chunk, double=chunk)
         times = Times(chunk_tokens=size, step=step, chunk=chunk, double=self._batch(2 * size))
-        cells = self._context.num_cells
-        most = min(cells, model.context_train or cells) - 4 * size
+        most = self._context.num_cells - 4 * size
+        trained = (model.context_train or most) - 2 * size
         fewest = 1 if moves else DEEP // size
-        num_chunks = max(fewest, min(round(PATIENCE / chunk), MOST_DEPTH // size, most // (4 * size)))
+        num_chunks = max(fewest, min(round(PATIENCE / chunk), MOST_DEPTH // size, most // (4 * size), trained // size))
         depth = num_chunks * size
         if not model.can_trim:
             return self._add_saves(times)
-        if most < 4 * depth:
+        if most < 4 * depth or trained < depth:
             return times
         return self._add_moves(times, depth, most) if moves else self._add_depth(times, depth)
 

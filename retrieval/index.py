@@ -154,7 +154,7 @@ class Index:
             self._reader.close()
             self._maker.close()
             self.store.reopen()
-            self.vectors = self._open_vectors()
+            self.vectors, self._embedded = self._open_vectors(), 0
         known = self.store.files()
         seen: dict[str, FoundFile | SkippedFile] = {file.path: file for file in chain.from_iterable(map(walk, self.folders))}
         found = [file for file in seen.values() if isinstance(file, FoundFile)]

@@ -64,9 +64,11 @@ class Costs:
 
     def step_ns(self, rows: int, depth: int) -> float:
         """Return the time of a step of `rows` rows with logits that see `depth` cells each."""
-        attention = self.cell_ns * rows * depth
+        attention, tiles = self.cell_ns * rows * depth, -(-rows // self.tile)
         if rows < self.tile:
             attention = min(attention, self.tile_cell_ns * depth + self.token_ns * (self.tile - rows))
+        elif self.tile > 1:
+            attention = self.tile_cell_ns * depth * tiles
         return self.pass_ns + rows * self.row_ns + attention
 
     def pays_to_pad(self, size: int, seen: int, together: int) -> bool:

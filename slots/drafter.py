@@ -137,24 +137,26 @@ class DraftTimes:
 
     def __init__(self, costs: Costs, of_draft: Costs) -> None:
         self._costs, self._of_draft = costs, of_draft
-        self._passes: dict[int, float] = {}  # seconds of one, by streams
+        self._passes: dict[int, float] = {}  # the time of one, over what the costs tell, by streams
         self._token = 0.0  # seconds of a token that is read; 0 before the first
 
     def pass_steps(self, streams: int, depth: int, step: float) -> float:
         """Return the time of a token more for each stream. step: seconds of one of the model."""
+        told = self._of_draft.step_ns(streams, depth)
         if learnt := self._passes.get(streams):
-            return learnt / step
+            return learnt * (told or 1.0) / step
         plain = self._costs.step_ns(streams, depth)
-        return self._of_draft.step_ns(streams, depth) / plain if plain else UNKNOWN
+        return told / plain if plain else UNKNOWN
 
     def token_seconds(self, step: float) -> float:
         """Return the seconds of a token that is read."""
         plain, row = self._costs.step_ns(1, 0), self._of_draft.row_ns
         return self._token or step * (row / plain if plain and row else UNKNOWN_TOKEN)  # a GPU may time a row as nothing
 
-    def learn_passes(self, streams: int, number: float, seconds: float) -> None:
+    def learn_passes(self, streams: int, number: float, depth: int, seconds: float) -> None:
         """Learn from drafts. number: of the passes, as if all had had all streams."""
-        self._passes[streams] = smoothed(self._passes.get(streams), seconds / number)
+        told = self._of_draft.step_ns(streams, depth) or 1.0
+        self._passes[streams] = smoothed(self._passes.get(streams), seconds / number / told)
 
     def learn_tokens(self, number: int, seconds: float) -> None:
         """Learn from tokens that were read."""

@@ -22,7 +22,7 @@ import numpy as np
 from .cells import USUAL_ANSWER, Cells
 from .costs import AIM, Costs
 from .device import DeviceCells
-from .drafter import Drafter, DraftTimes, ModelDraft, ModelOdds, smoothed
+from .drafter import OUTLIER, Drafter, DraftTimes, ModelDraft, ModelOdds, smoothed
 from .lookup import Draft, Lookup, Score
 from .plan import Plan, Span, Trim
 from .request import Job
@@ -93,6 +93,7 @@ LEAST = 0.001  # of a step: a row that takes no time at all would never be found
 CLEARLY = 0.9  # of the time of a step without drafts: no drafts are as fast as that
 FADING_PACE = 0.995  # of what was learnt, at each step without drafts: sizes that were slow once have another try
 REFRESH = 100  # steps with drafts: then one has none, and tells how long that takes now
+FIRST_STEPS = 4  # likewise, where none has told it yet
 FEW_ROWS = 8
 
 
@@ -100,7 +101,7 @@ class Pace:
     """The time of drafted rows, in steps without them. The costs tell it; it is learnt from the steps that run by how much
     they are wrong, for each size, those of large ones up to a power of two, and for all that have not run together.
 
-    A multiple stays true where another process slows the machine.
+    The time without drafts may be old: where the machine has become slower since, multiples are too large until the next.
     """
 
     def __init__(self, costs: Costs) -> None:
@@ -129,15 +130,20 @@ class Pace:
 
     def is_old(self, streams: int) -> bool:
         """Return whether it is time for a step without drafts."""
-        return self._num_drafted.get(streams, 0) >= REFRESH
+        return self._num_drafted.get(streams, 0) >= (REFRESH if streams in self._plain else FIRST_STEPS)
+
+    @staticmethod
+    def _newer(known: float | None, new: float, *, is_late: bool) -> float:
+        """Return a time that follows a new one, by half of the way if that is the first one for long."""
+        return (known + min(new, OUTLIER * known)) / 2 if is_late and known is not None else smoothed(known, new)
 
     def observe(self, streams: int, rows: int, *, depth: int, seconds: float) -> float:
         """Learn from a step; return its multiple, 1 for one without drafts."""
         plain, factors = self.seconds(streams, depth), self._factors.setdefault(streams, {})
         drafted, slowness = rows - streams, seconds / self._usual(streams, depth)
         if not drafted:
+            self._plain[streams] = self._newer(self._plain.get(streams), slowness, is_late=self.is_old(streams))
             self._num_drafted[streams] = 0
-            self._plain[streams] = smoothed(self._plain.get(streams), slowness)
             self._factor += (1 - FADING_PACE) * (1 - self._factor)
             for size, factor in factors.items():
                 factors[size] = factor + (1 - FADING_PACE) * (self._factor - factor)
@@ -152,7 +158,7 @@ class Pace:
         if size in factors:
             factors[size] = smoothed(factors[size], factor)
         else:  # what was told counts as much: a size whose first step was slow would not run again for long
-            factors[size] = (factor + self._factor) / 2
+            factors[size] = (min(factor, OUTLIER * self._factor) + self._factor) / 2
         self._factor = smoothed(self._factor, factor)
         return max(seconds / plain, 1.0)
 
@@ -371,7 +377,7 @@ class Drafts:
         seconds = self._clock() - began
         self.model_seconds += seconds
         if passes := drafter.num_passes - passes:
-            times.learn_passes(streams, passes, seconds)
+            times.learn_passes(streams, passes, depth, seconds)
             self._earn(-passes * times.pass_steps(streams, depth, step))
         return [
             Guess(draft, self._model_odds.chances(lookup.model_score, draft.confidences)) if len(draft.tokens) else None

@@ -17,6 +17,7 @@ from slotcache.models.model import Model, Override
 from slotcache.models.runner import Runner
 from slotcache.models.times import (
     CPU,
+    NOISE,
     OTHER,
     TILE,
     Times,
@@ -232,11 +233,12 @@ def test_tiles_pay_by_the_times_of_the_machine():
     assert (fast.pass_ns, fast.row_ns) == pytest.approx((scale * known.pass_ns, scale * known.row_ns))
     assert timed_tiles(known, replace(times, double=times.chunk)) is known, "as if a token took no time"
     assert timed_tiles(known, replace(times, chunk_tokens=1)) is known, "of a forged file"
-    unclear = timed_tiles(known, replace(times, chunk_deep=0.042))
-    assert unclear.tile_cell_ns == pytest.approx(scale * known.tile_cell_ns), "as if a deep chunk took less"
-    unclear = timed_tiles(known, replace(times, chunk_deep=0.044, short_deep=0.044))
-    assert unclear.tile_cell_ns == pytest.approx(scale * known.tile_cell_ns), "as little more is noise"
-    assert unclear.cell_ns == pytest.approx(scale * known.cell_ns)
+    most = 1e9 * NOISE * times.chunk / times.depth
+    for deep in (0.042, 0.044):  # as if a deep chunk took less, or as little more as is noise
+        unclear = timed_tiles(known, replace(times, chunk_deep=deep, short_deep=deep))
+        assert (unclear.tile_cell_ns, unclear.cell_ns) == pytest.approx((most, most / 63)), "attention takes no more"
+    few = timed_tiles(replace(known, tile_cell_ns=1.0), replace(times, chunk_deep=0.042))
+    assert few.tile_cell_ns == pytest.approx(scale), "by the constant it takes less"
 
 
 def test_models_whose_runs_do_not_move_have_the_times_of_steps_alone(context, monkeypatch):
