@@ -95,6 +95,23 @@ FADING_PACE = 0.995  # of what was learnt, at each step without drafts: sizes th
 REFRESH = 100  # steps with drafts: then one has none, and tells how long that takes now
 FIRST_STEPS = 4  # likewise, where none has told it yet
 FEW_ROWS = 8
+SAMPLES = 5  # that a factor is the mean of, about: the last ones
+
+
+@dataclass(slots=True)
+class Factor:
+    """How many times as long something takes as the costs tell, which counts as one sample: a slow first step is another."""
+
+    value: float = 1.0
+    num_samples: int = 1
+
+    def learn(self, new: float) -> None:
+        self.num_samples = min(self.num_samples + 1, SAMPLES)
+        self.value += (min(new, OUTLIER * self.value) - self.value) / self.num_samples
+
+    def fade(self, usual: float) -> None:
+        """Follow a step without drafts. usual: what it goes back to."""
+        self.value += (1 - FADING_PACE) * (usual - self.value)
 
 
 class Pace:
@@ -108,13 +125,13 @@ class Pace:
         self._costs = costs
         self._plain: dict[int, float] = {}  # the time of a step, over what the costs tell, by streams
         self._num_drafted: dict[int, int] = {}  # steps with drafts since the last one without, likewise
-        self._factors: dict[int, dict[int, float]] = {}  # of what the costs tell, by streams, and the class of the size
-        self._factor = 1.0  # of other sizes
+        self._factors: dict[int, dict[int, Factor]] = {}  # by streams, and the class of the size
+        self._factor = Factor()  # of other sizes
 
     def multiple(self, streams: int, rows: int, depth: int) -> float:
         """Return the time of a step of `rows` rows over that of one with a row a stream. depth: cells that a row sees."""
         factor = self._factors.get(streams, {}).get(_size(rows), self._factor)
-        return 1 + factor * self._told(streams, rows, depth)
+        return 1 + factor.value * self._told(streams, rows, depth)
 
     def _told(self, streams: int, rows: int, depth: int) -> float:
         """Return the time of drafted rows by the costs, over that of a step without them."""
@@ -144,9 +161,9 @@ class Pace:
         if not drafted:
             self._plain[streams] = self._newer(self._plain.get(streams), slowness, is_late=self.is_old(streams))
             self._num_drafted[streams] = 0
-            self._factor += (1 - FADING_PACE) * (1 - self._factor)
-            for size, factor in factors.items():
-                factors[size] = factor + (1 - FADING_PACE) * (self._factor - factor)
+            self._factor.fade(1.0)
+            for factor in factors.values():
+                factor.fade(self._factor.value)
             return 1.0
         self._num_drafted[streams] = self._num_drafted.get(streams, 0) + 1
         if not plain:
@@ -154,12 +171,9 @@ class Pace:
         if seconds < CLEARLY * plain:  # the machine is faster than it was
             self._plain[streams] = smoothed(self._plain[streams], slowness)
             return 1.0
-        size, factor = _size(rows), max(seconds / plain - 1, LEAST * drafted) / self._told(streams, rows, depth)
-        if size in factors:
-            factors[size] = smoothed(factors[size], factor)
-        else:  # what was told counts as much: a size whose first step was slow would not run again for long
-            factors[size] = (min(factor, OUTLIER * self._factor) + self._factor) / 2
-        self._factor = smoothed(self._factor, factor)
+        seen = max(seconds / plain - 1, LEAST * drafted) / self._told(streams, rows, depth)
+        factors.setdefault(_size(rows), Factor(self._factor.value)).learn(seen)
+        self._factor.learn(seen)
         return max(seconds / plain, 1.0)
 
 
