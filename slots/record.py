@@ -79,7 +79,7 @@ class Head(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 HEADS = msgspec.json.Decoder(Head)
 """Made when the module is loaded: msgspec 0.22 learns the fields of a struct at its first use, and a thread that uses it for
-the first time meanwhile ends the process. Readers of the disk did, once in some hundred servers."""
+the first time meanwhile ends the process. Readers of the disk did."""
 
 
 def file_name(record: Record) -> str:
