@@ -177,6 +177,7 @@ MOST_DEPTH, MOST_IDLE = 512, 8192  # cells
 DEEP = 128  # cells: fewer tell little of attention on a CPU, however slow it is
 PATIENCE = 0.5  # s for each kind of work: a slow device does less of it
 TRIES = 3  # of each kind of work; the fastest counts
+TURNS, ENOUGH_TURNS = 5, 5.0  # of the times of a CPU's tiles; s: no further one begins
 SLOW = 2.0  # s for a chunk on a CPU: from there on its tiles stay as they are assumed
 
 
@@ -276,7 +277,7 @@ class Timing:
             return self._add_saves(times)
         if most < 4 * depth or trained < depth:
             return times
-        return self._add_moves(times, depth, most) if moves else self._add_depth(times, depth)
+        return self._add_moves(times, depth, most) if moves else self._in_turns(times, depth)
 
     def _add_saves(self, times: Times) -> Times:
         """Return the times with those of saves, where the runs of a hybrid are apart from its states.
@@ -314,6 +315,19 @@ class Timing:
             step_idle=self._batch(1, sequence=last),
             chunk_idle=self._batch(size, sequence=last),
         )
+
+    def _in_turns(self, times: Times, depth: int) -> Times:
+        """Return the times with those behind `depth` tokens, of each the least of some turns with those in an empty pool.
+
+        Attention is their difference, a few milliseconds, and a machine's speed moves by more from one second to the next.
+        """
+        began, turns = perf_counter(), list[dict[str, float]]()
+        while len(turns) < TURNS and (not turns or perf_counter() - began < ENOUGH_TURNS):
+            turn = {"chunk": self._batch(self._chunk), "double": self._batch(2 * self._chunk)}
+            deep = self._add_depth(times, depth)
+            turns.append(turn | {"short_deep": deep.short_deep, "chunk_deep": deep.chunk_deep})
+            self._runner.clear()
+        return replace(times, depth=depth, **{name: min(turn[name] for turn in turns) for name in turns[0]})
 
     def _add_depth(self, times: Times, depth: int) -> Times:
         """Return the times with those behind `depth` tokens, which stay."""

@@ -222,6 +222,17 @@ def test_positions_that_a_model_was_not_trained_for_are_not_timed(wide, folder, 
     assert wide.times and max(last) <= 512
 
 
+@pytest.mark.skipif(ON_DEVICE, reason="the costs of the CPU")
+def test_each_time_of_a_tile_is_the_least_of_some_turns(wide, monkeypatch):
+    """A machine that slows down between two of them makes attention seem slow, or to take no time at all."""
+    seconds = iter([9.0, 9.0, 9.0, 0.01, 9.0, *[3.0, 5.0, 6.0, 4.0], *[2.0, 7.0, 5.0, 6.0], *[4.0, 4.0, 8.0, 8.0]])
+    monkeypatch.setattr(timing, "TURNS", 3)
+    monkeypatch.setattr(Timing, "_batch", lambda self, *span: next(seconds))
+    times = Timing(wide).run(moves=False)
+    assert (times.chunk, times.double, times.short_deep, times.chunk_deep) == (2.0, 4.0, 5.0, 4.0)
+    assert times.step == 9.0 and next(seconds, None) is None
+
+
 def test_tiles_pay_by_the_times_of_the_machine():
     """Of a prompt of 26 tokens behind 256, where 64 take 48 ms: it takes 30 ms, or 110 where attention is slow."""
     known = replace(CPU, tile=TILE, token_ns=1e6, cell_ns=5e3, tile_cell_ns=2e4, pass_ns=1e7, row_ns=2e6)
