@@ -267,7 +267,8 @@ class Timing:
         step, chunk = self._batch(1), self._batch(size)
         if not moves and chunk > SLOW:
             return Times(chunk_tokens=size, step=step, chunk=chunk, double=chunk)
-        times = Times(chunk_tokens=size, step=step, chunk=chunk, double=self._batch(2 * size))
+        double = self._batch(2 * size) if moves else chunk  # else it is timed in turns with others
+        times = Times(chunk_tokens=size, step=step, chunk=chunk, double=double)
         most = self._context.num_cells - 4 * size
         trained = (model.context_train or most) - 2 * size
         fewest = 1 if moves else DEEP // size

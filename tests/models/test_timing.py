@@ -225,7 +225,7 @@ def test_positions_that_a_model_was_not_trained_for_are_not_timed(wide, folder, 
 @pytest.mark.skipif(ON_DEVICE, reason="the costs of the CPU")
 def test_each_time_of_a_tile_is_the_least_of_some_turns(wide, monkeypatch):
     """A machine that slows down between two of them makes attention seem slow, or to take no time at all."""
-    seconds = iter([9.0, 9.0, 9.0, 0.01, 9.0, *[3.0, 5.0, 6.0, 4.0], *[2.0, 7.0, 5.0, 6.0], *[4.0, 4.0, 8.0, 8.0]])
+    seconds = iter([9.0, 9.0, 9.0, 0.01, *[3.0, 5.0, 6.0, 4.0], *[2.0, 7.0, 5.0, 6.0], *[4.0, 4.0, 8.0, 8.0]])
     monkeypatch.setattr(timing, "TURNS", 3)
     monkeypatch.setattr(Timing, "_batch", lambda self, *span: next(seconds))
     times = Timing(wide).run(moves=False)

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from slotcache.slots.costs import UNMEASURED
-from slotcache.slots.drafter import FIRST_MEAN, ModelOdds
+from slotcache.slots.costs import UNMEASURED, Costs
+from slotcache.slots.drafter import FIRST_MEAN, DraftTimes, ModelOdds
 from slotcache.slots.drafts import FIRST_MODEL_CREDIT, NO_DRAFT, READ_ALONG, Drafts
 from slotcache.slots.lookup import Lookup, Score
 from slotcache.slots.plan import Plan, Span
@@ -236,6 +236,19 @@ def test_the_odds_follow_confidence_and_each_request():
     for _ in range(5000):
         odds.forget()
     assert odds.mean(Score()) == pytest.approx(FIRST_MEAN, abs=0.01)
+
+
+def test_a_pass_learnt_in_a_long_context_takes_less_in_a_short_one():
+    """Else a draft model seems too slow for every short chat behind it, and would not run to show that it is not."""
+    served, small = Costs(pass_ns=20e6, row_ns=1e6, cell_ns=5e3), Costs(pass_ns=4e6, row_ns=1e6, cell_ns=5e3)
+    times = DraftTimes(served, small)
+    times.learn_passes(1, 1, 4000, small.step_ns(1, 4000) / 1e9)
+    for depth in (0, 4000):
+        told = small.step_ns(1, depth) / served.step_ns(1, depth)
+        assert times.pass_steps(1, depth, served.step_ns(1, depth) / 1e9) == pytest.approx(told)
+    times = DraftTimes(UNMEASURED, UNMEASURED)
+    times.learn_passes(1, 2, 4000, 0.004)
+    assert times.pass_steps(1, 0, 0.01) == pytest.approx(0.2), "no cost is known"
 
 
 def test_a_short_rest_is_read_along():
