@@ -27,3 +27,11 @@ def test_files_that_are_named_exist(path):
     named = {code for line in lines for code in CODE.findall(line) if FILE.fullmatch(code)}
     missing = {name for name in named if not (ROOT / name).exists() and not (path.parent / name).exists()}
     assert not missing, f"{path.name} names files that do not exist: {sorted(missing)}"
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_no_part_of_a_page_stands_twice(path):
+    lines = without_blocks(path).splitlines()
+    prose = [line for line in lines if len(line) > 60 and not line.startswith("|")]
+    twice = sorted({line for line in prose if prose.count(line) > 1})
+    assert not twice, f"{path.name} has lines twice: {twice[:3]}"
