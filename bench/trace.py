@@ -133,6 +133,30 @@ def burst(
     return trace
 
 
+def skewed(
+    queries: int = 200,
+    documents: int = 200,
+    popular: float = 0.03,
+    share: float = 0.6,
+    k: int = 2,
+    words: int = 395,
+    seed: int = 0,
+) -> list[Query]:
+    """Return questions on documents of which a few are popular.
+
+    RAGCache's workload (sections 3.2 and 7): two documents a question; 3 % of the documents get 60 % of the retrievals. The
+    paper's documents have 3,718 tokens on average. popular: their share of the documents. share: of the retrievals.
+    """
+    rng, hot, trace = random.Random(f"skewed {seed}"), round(popular * documents), []
+    for number in range(queries):
+        chosen: dict[int, None] = {}
+        while len(chosen) < k:
+            chosen[rng.randrange(hot) if rng.random() < share else rng.randrange(hot, documents)] = None
+        ranked = tuple((f"d{at}", prose(f"document {seed} {at}", words)) for at in chosen)
+        trace.append(Query(f"q{number}", 1, question(f"question {seed} {number}"), ranked))
+    return trace
+
+
 def conversations(count: int = 20, turns: int = 3, words: int = 40, seed: int = 0, opening: int = 0) -> list[Query]:
     """Return plain chats without documents: the first turn of each, then the second of each.
 

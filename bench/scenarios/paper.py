@@ -25,7 +25,7 @@ from ..report import Bar, BenchError, Report, Table, mean, median, percentile
 from ..server_api import Body, ChatApi, Chunk, History, Sampling
 from ..servers import Arm, add_options, arms_for, bench_model, sampling
 from ..simulated import serve, shuffled
-from ..trace import Query, burst, conversations
+from ..trace import Query, burst, conversations, skewed
 
 MODELS = ("bench", "embedded")
 PAUSE = 0.1  # s after each answer of a client that asks alone: idle KV moves meanwhile
@@ -37,6 +37,9 @@ TOKENS = 200  # of a document, about, as in the papers
 WORDS = {"embedded": 88}
 """Of a document, where a tokenizer is not a usual one: the embedded model's takes over two tokens a word."""
 USUAL = 158
+LONG = 2.5  # times as long are the documents of the skewed trace: two of them are a prompt like five others
+TRACES = ("burst", "skewed")
+SHUFFLED = ("rate", "memory")  # panels of a trace that does not depend on what they vary
 EVERYTHING = 8192  # MiB of host memory: more than any trace here fills
 THEIRS = "llama-server"
 
@@ -149,7 +152,9 @@ class Study:
         return burst(number, k=k, overlap=share, documents_per_region=room, words=self.words, seed=seed)
 
     def shuffled(self, number: int) -> list[Query]:
-        """Return the burst trace, shuffled."""
+        """Return the trace of `--trace`: questions of many users, so a burst trace is shuffled."""
+        if self.args.trace == "skewed":
+            return skewed(number, words=round(LONG * self.words), seed=self.args.seed)
         queries = self.trace(number, self.args.seed)
         random.Random(self.args.seed).shuffle(queries)
         return queries
@@ -159,6 +164,7 @@ class Study:
         options = {name: getattr(self.args, name) for name in ("parallel", "threads", "flash_attn", "repack")}
         options |= {"tokens": self.args.max_tokens, "own": self.args.slotcache_args, "llama": self.args.llama_args}
         options |= {"hint": self.args.order_hint, "seed": self.args.seed, "words": self.words}
+        at = dict(at) | self._trace
 
         def measured() -> dict[str, Any]:
             run = arm.measure(sampling(self.args), drives)
@@ -181,8 +187,18 @@ class Study:
             return {"bytes": arm.measure(sampling(self.args), kept)}
 
         at = {"model": self.model, "kept": len(queries), "own": self.args.slotcache_args, "seed": self.args.seed}
-        at |= {"words": self.words}
+        at |= {"words": self.words} | self._trace
         return self.points.point(at, measured)["bytes"] / 2**20
+
+    @property
+    def label(self) -> str:
+        """The model, and the trace if it is not the usual one: what tables and plots are of."""
+        return "-".join([self.model, *self._trace.values()])
+
+    @property
+    def _trace(self) -> dict[str, str]:
+        """What tells a point of another trace than the usual one."""
+        return {} if self.args.trace == TRACES[0] else {"workload": self.args.trace}
 
     def _changed(self, changed: Mapping[str, Any]) -> argparse.Namespace:
         args = copy(self.args)
@@ -222,6 +238,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--models", default=",".join(MODELS), help="without -m: some of %(default)s (default: all)")
     text = "rate: memory for idle KV in both servers, a share of what the trace would keep (default: %(default)s)"
     add("--host-memory", type=float, default=0.25, help=text)
+    text = "rate, memory: RAGCache++'s bursts, shuffled, or RAGCache's popular documents (default: %(default)s)"
+    add("--trace", choices=TRACES, default=TRACES[0], help=text)
     add("--no-order-hint", dest="order_hint", action="store_false", help="leave the retrieval ranking out of prompts")
     add("--seed", type=int, default=0)
 
@@ -230,6 +248,8 @@ def run(args: argparse.Namespace) -> Report:
     """Measure the points of a panel that its folder lacks; return its tables, and write its plots."""
     if args.url:
         raise BenchError("paper starts a server for each point: leave --url out")
+    if args.trace != TRACES[0] and args.name not in SHUFFLED:
+        raise BenchError(f"--trace {args.trace} is for {' and '.join(SHUFFLED)}, not for {args.name}")
     found, about = Findings(), {}
     for name in PANELS if args.name == "all" else (args.name,):
         kept = Points(args.out / f"{name}{'-quick' * args.quick}.jsonl", lambda: machine.describe(args.llama_server))
@@ -308,11 +328,11 @@ def _rates(study: Study, curves: Mapping[str, Sequence[tuple[float, dict[str, An
         (name, 1000 * curve[0][1], *_knee_cells(knees[name]), *_knee_cells(knee(curve, common)))
         for name, curve in means.items()
     ]
-    title = f"rate, {study.model}: {host} MiB for idle KV; alone and cold {1000 * alone:.0f} ms a request"
+    title = f"rate, {study.label}: {host} MiB for idle KV; alone and cold {1000 * alone:.0f} ms a request"
     tables = [
         Table(title, ("arm", "requests/s", *SUMMARY), rows),
         Table(
-            f"rate, {study.model}: requests/s at {TIMES:.0f} times a TTFT",
+            f"rate, {study.label}: requests/s at {TIMES:.0f} times a TTFT",
             ("arm", "unloaded ms", "of its own", "reached", "of llama-server's", "reached"),
             told,
         ),
@@ -320,13 +340,13 @@ def _rates(study: Study, curves: Mapping[str, Sequence[tuple[float, dict[str, An
     bars = []
     if theirs:
         gain = knees[OWN.name][0] / knees[THEIRS][0] if knees[THEIRS][1] else nan
-        bars.append(Bar(7, f"{study.model}: rate at {TIMES:.0f}x TTFT over llama-server's", gain, REQUIRED, at_least=True))
+        bars.append(Bar(7, f"{study.label}: rate at {TIMES:.0f}x TTFT over llama-server's", gain, REQUIRED, at_least=True))
     most = 1.2 * TIMES * max(curve[0][1] for curve in means.values())
     plots = [
-        Plot(f"rate-{study.model}", f"Open loop, {study.model} model", "requests/s", "mean TTFT, s", means, most),
+        Plot(f"rate-{study.label}", f"Open loop, {study.label} model", "requests/s", "mean TTFT, s", means, most),
         Plot(
-            f"rate-p95-{study.model}",
-            f"Open loop, {study.model} model",
+            f"rate-p95-{study.label}",
+            f"Open loop, {study.label} model",
             "requests/s",
             "TTFT p95, s",
             {name: [(at, percentile(_ttfts(one), 0.95)) for at, one in curve] for name, curve in curves.items()},
@@ -419,15 +439,15 @@ def memory(study: Study) -> Findings:
             curves.setdefault(arm.name, []).append((share, one))
     rows = [(f"{share:.0%}", name, *_summary(one)) for name, curve in curves.items() for share, one in curve]
     rows.sort(key=lambda row: int(row[0][:-1]))
-    title = f"memory, {study.model}: all that {len(queries)} requests leave is {whole:.0f} MiB"
+    title = f"memory, {study.label}: all that {len(queries)} requests leave is {whole:.0f} MiB"
     means = {name: [(100 * at, 1000 * mean(_ttfts(one))) for at, one in curve] for name, curve in curves.items()}
     cached = {name: [(100 * at, 100 * _share(one)) for at, one in curve] for name, curve in curves.items()}
     plots = [
         Plot(
-            f"memory-{study.model}", f"Host memory, {study.model} model", "% of what would be kept", "mean TTFT, ms", means
+            f"memory-{study.label}", f"Host memory, {study.label} model", "% of what would be kept", "mean TTFT, ms", means
         ),
         Plot(
-            f"memory-hits-{study.model}", f"Host memory, {study.model} model", "% of what would be kept", "cached %", cached
+            f"memory-hits-{study.label}", f"Host memory, {study.label} model", "% of what would be kept", "cached %", cached
         ),
     ]
     return Findings([Table(title, ("memory", "arm", *SUMMARY), rows)], [], _errors(curves), plots)

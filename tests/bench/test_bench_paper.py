@@ -161,11 +161,30 @@ def test_the_rate_panel_serves_every_request_at_every_load(
     assert 0 < sum(points[1]["figures"]["cached_tokens"]) < sum(points[1]["figures"]["prompt_tokens"])
 
 
+def test_a_point_of_another_trace_is_another_point(tiny: Path, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+    monkeypatch.setattr(paper, "QUICK", replace(paper.QUICK, requests=2, memory=(1.0,)))
+    monkeypatch.setattr(paper, "EVICTION", paper.EVICTION[:1])
+    monkeypatch.setattr(paper, "USUAL", 20)
+    out = tmp_path / "out.json"
+    command = ["paper", "memory", "--quick", "-m", str(tiny), "-t", "1", "--max-tokens", "2", "--out", str(tmp_path)]
+    documents = []
+    for trace in ("burst", "skewed"):
+        assert main([*command, "--trace", trace, "--json", str(out)]) == 0
+        (table,) = json.loads(out.read_text())["tables"]
+        documents.append(table["title"].split(":")[0])
+        assert [row[-1] for row in table["rows"]] == [0]
+    assert documents == ["memory, tiny", "memory, tiny-skewed"]
+    points = [row["point"] for row in lines(tmp_path / "memory-quick.jsonl") if "point" in row]
+    assert [point.get("workload") for point in points] == [None, None, "skewed", "skewed"]
+
+
 def test_a_model_that_it_does_not_know_and_a_url_are_refused(tmp_path: Path, capsys: Any) -> None:
     assert main(["paper", "turns", "--models", "large", "--out", str(tmp_path)]) == 2
     assert "--models large: expected some of bench, embedded" in capsys.readouterr().err
     assert main(["paper", "rate", "--parts", "no cache,speed", "--out", str(tmp_path)]) == 2
     assert "--parts speed: expected some of no cache, retrieval order" in capsys.readouterr().err
+    assert main(["paper", "orders", "--trace", "skewed", "--out", str(tmp_path)]) == 2
+    assert "--trace skewed is for rate and memory, not for orders" in capsys.readouterr().err
     assert main(["paper", "turns", "--url", "http://127.0.0.1:1", "--out", str(tmp_path)]) == 2
     assert "leave --url out" in capsys.readouterr().err
 

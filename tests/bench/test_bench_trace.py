@@ -3,13 +3,14 @@
 import gzip
 import json
 import os
+from collections import Counter
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from slotcache.bench.trace import Query, burst, conversations, mtrag, prose
+from slotcache.bench.trace import Query, burst, conversations, mtrag, prose, skewed
 
 
 def names(query: Query) -> set[str]:
@@ -28,6 +29,15 @@ def test_neighbours_in_a_burst_share_exactly_three_of_five(seed: int) -> None:
 def test_bursts_of_one_have_new_documents_only() -> None:
     trace = burst(queries=20, regions=20, burst=1, words=10)
     assert len({name for query in trace for name in names(query)}) == 100
+
+
+def test_few_documents_of_the_skewed_trace_get_most_retrievals() -> None:
+    trace = skewed(2000, words=5)
+    asked = Counter(name for query in trace for name, _ in query.documents)
+    most = [times for _, times in asked.most_common(6)]
+    assert sum(most) / 4000 == pytest.approx(0.6, abs=0.03) and len(asked) == 200
+    assert all(len(names(query)) == 2 for query in trace)
+    assert skewed(5, words=5) == trace[:5] and skewed(5, words=5, seed=1) != trace[:5]
 
 
 def test_a_burst_trace_is_as_large_as_the_papers() -> None:
