@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from .plan import Plan
 
 NEVER = math.inf  # a threshold that is never reached: its rule is off
+READING = 1 / 16  # of the time of a step: the most that reading the weights once more may take
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +71,11 @@ class Costs:
         elif self.tile > 1:
             attention = self.tile_cell_ns * depth * tiles
         return self.pass_ns + rows * self.row_ns + attention
+
+    @property
+    def full_step(self) -> float:
+        """The prompt tokens from which on a step may end early: to read the weights once more costs little beside them."""
+        return self.pass_ns / (READING * self.row_ns) if self.pass_ns and self.row_ns else NEVER
 
     def pays_to_pad(self, size: int, seen: int, together: int) -> bool:
         """Return whether a batch of `size` tokens takes longer than a whole tile.

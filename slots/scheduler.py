@@ -82,7 +82,8 @@ class StepBuilder:
         """Add as much of the prompts as `num_tokens` and the cells allow, in the order in which they are due.
 
         A prompt is due when as many prompt tokens have been computed since its admission as it lacked then: a short one
-        passes a long one, and none that comes later passes one that is due (fair queueing, Demers et al. 1989).
+        passes a long one, and none that comes later passes one that is due (fair queueing, Demers et al. 1989). The step
+        ends with the first prompt that it computes to its end, if it is full by then: the others would delay its first token.
         Tokens that a grammar forced on an answer go before all prompts: a stream waits for them.
         """
         for job in sorted(jobs, key=lambda job: (not job.answering, -job.request.priority, job.due)):
@@ -96,6 +97,9 @@ class StepBuilder:
                 self._add(job, size)
                 self._num_cells += 1
                 num_tokens -= size
+                is_awaited = self.spans[-1].logits and not (job.answering or job.request.is_batch)
+                if is_awaited and self.num_tokens >= self._tree.costs.full_step:
+                    return
 
     def commit(self, plan: Plan, sampled: Iterable[int]) -> list[tuple[Job, int]]:
         """Take over the results: see `Scheduler.commit`."""
