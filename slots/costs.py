@@ -180,6 +180,7 @@ def mean_depth(plan: Plan) -> float:
 # ---- Budget -------------------------------------------------------------------------------------------------------------
 # The prefill budget of a step: as many prompt tokens as running streams can wait for, in whole chunks.
 
+LATEST = 0.2  # weight of the last step without prompt tokens beside the mean of those before
 AIM = 0.9  # share of the longest stall that a step aims at: steps take up to a tenth longer than their profile
 
 
@@ -189,6 +190,8 @@ class PrefillBudget:
     The smaller one wins, but a step always has one chunk: part of a chunk takes about as long.
 
     The time of a token grows with the cells that attention passes over: those of all requests, not of its own alone.
+
+    Prompts wait for streams that end within the longest stall, as those of short answers do. Then they need no chunks.
     """
 
     def __init__(self, size: int, max_stall: float, costs: Costs, profile: Profile) -> None:
@@ -196,6 +199,8 @@ class PrefillBudget:
         self._chunk, self._profile = costs.chunk, profile
         self._by_cells = Profile(costs.chunk)  # with the cells in use for the depth
         self._slowdown = 1.0  # time of the last step over what was expected
+        self._decode = 0.0  # seconds of a step without prompt tokens, about; 0: unknown
+        self._held = 0.0  # seconds for which prompts have waited for streams
 
     def observe(self, plan: Plan, seconds: float, cells: int) -> None:
         """Learn from the time that a plan took, and let the profile learn. A draft's rows are no prompt tokens.
@@ -204,12 +209,26 @@ class PrefillBudget:
         many, beside other work on the machine, makes the next ones smaller at once.
         """
         tokens = plan.num_tokens
+        if tokens == len(plan.spans):
+            self._decode += (seconds - self._decode) * (LATEST if self._decode else 1.0)
         if tokens < self._chunk or plan.has_drafts:
             return
         if self._by_cells.is_learnt:
             self._slowdown = max(1.0, seconds / self._by_cells.seconds(cells, tokens))
         self._by_cells.learn(tokens, cells + tokens / 2, seconds)
         self._profile.observe(plan, seconds)
+
+    def may_hold(self, num_steps: int) -> bool:
+        """Return whether prompts may wait for streams that end within so many steps."""
+        return 0 < self._held + num_steps * self._decode <= self.max_stall < math.inf
+
+    def hold(self) -> None:
+        """Note that the next step leaves prompts out."""
+        self._held += self._decode
+
+    def release(self) -> None:
+        """Note that prompts have their turn, or none is there."""
+        self._held = 0.0
 
     def limit(self, most: int, cells: Callable[[int], int]) -> int:
         """Return how many prompt tokens a step may compute now; it has room for `most`.

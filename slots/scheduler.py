@@ -83,7 +83,7 @@ class StepBuilder:
 
         A prompt is due when as many prompt tokens have been computed since its admission as it lacked then: a short one
         passes a long one, and none that comes later passes one that is due (fair queueing, Demers et al. 1989). The step
-        ends with the first prompt that it computes to its end, if it is full by then: the others would delay its first token.
+        ends with the first prompt that it computes to its end, if it is full by then: others would delay its first token.
         Tokens that a grammar forced on an answer go before all prompts: a stream waits for them.
         """
         for job in sorted(jobs, key=lambda job: (not job.answering, -job.request.priority, job.due)):
@@ -362,7 +362,8 @@ class Scheduler:
         last, apart = self.step.adapters, self.cells.num_used >= self.tree.costs.apart_from_cells
         streams = any(one.decoding for one in self.running) or len({one.answering for one in self.running}) > 1
         is_awaited = streams and any(not one.request.is_batch for one in self.running)
-        if apart and self.step.is_decode_turn and streams:
+        holds = is_awaited and self._holds_prompts()
+        if apart and self.step.is_decode_turn and streams and not holds:
             step = self._new_step()
             same = [job for job in self._computing() if job.request.scope.adapters == last and not job.decoding]
             cells = partial(self.cells.passed_over, same)
@@ -375,12 +376,28 @@ class Scheduler:
                 self._preempt()
             step.decode(decoding, self.drafts.propose(decoding, self.running, self.cells))
             step.is_decode_turn = apart and bool(step.spans)
-            if not step.is_decode_turn and (prompts := in_turn(self._computing(), last, decoding=False)):
+            waits = step.is_decode_turn or (holds and step.spans)
+            if not waits and (prompts := in_turn(self._computing(), last, decoding=False)):
                 left, cells = self.batch_size - step.num_tokens, partial(self.cells.passed_over, [*decoding, *prompts])
                 step.prefill(prompts, self.budget.limit(left, cells) if is_awaited else left)
             if step.spans or not self.running:
                 return step
             self._preempt()  # all requests lack cells: the youngest gives up its own
+
+    def _holds_prompts(self) -> bool:
+        """Return whether prompts wait for the streams: all of these end soon, and no prompt fits a step beside them."""
+        prompts = [job for job in self.running if not (job.decoding or job.request.background)]
+        streams = [job for job in self.running if job.decoding and not job.request.is_batch]
+        if streams and prompts and not any(job.answering for job in prompts):
+            left = max(job.num_prompt + job.request.limit - job.num_tokens for job in streams)
+            if self.budget.may_hold(left):
+                most = self.budget.limit(self.batch_size, partial(self.cells.passed_over, prompts))
+                if min(job.num_lacking for job in prompts) > most:
+                    self.budget.hold()
+                    self.counters.held_steps += 1
+                    return True
+        self.budget.release()
+        return False
 
     def _computing(self) -> list[Job]:
         """Return the running requests that may have a part of the next step: those of batches if no other one runs."""

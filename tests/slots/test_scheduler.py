@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from slotcache.slots.plan import Clear, Plan, Restore, Save
+from slotcache.slots.plan import Clear, Plan, Restore, Save, Span
 from slotcache.slots.prefix_tree import OutOfSequences, PrefixTree
 from slotcache.slots.radix import descendants
 from slotcache.slots.request import BATCH, LEAST, Request
@@ -180,6 +180,52 @@ def test_a_slow_step_makes_the_next_one_smaller():
     assert computed(plan, arriving) == 192
     world.scheduler.observe(plan, 192 * 0.0015)
     assert computed(world.step(), arriving) == 64
+
+
+def timed(world):
+    """A step on a machine where a step takes 10 ms and 1 ms a token."""
+    plan = world.step()
+    world.scheduler.observe(plan, 0.01 + 0.001 * plan.num_tokens)
+    return plan
+
+
+def test_prompts_wait_for_streams_that_end_soon():
+    world = World(cells=4000, batch=1024, budget=512, stall=0.2)
+    stream = world.submit(range(300), limit=8)
+    for _ in range(2):
+        timed(world)  # what a token takes is known now
+    long = world.submit(range(1000, 1700))
+    while stream.sequence is not None:
+        assert computed(timed(world), long) == 0
+    assert world.scheduler.counters.held_steps == 6
+    assert computed(timed(world), long) == 700, "nobody waits for its parts: it needs none"
+    world.finish()
+
+
+@pytest.mark.parametrize(("limit", "size"), [(100, 700), (8, 60)])
+def test_no_prompt_waits_for_a_long_answer_and_no_short_one_for_any(limit, size):
+    world = World(cells=4000, batch=1024, budget=512, stall=0.2)
+    world.submit(range(300), limit=limit)
+    for _ in range(2):
+        timed(world)
+    prompt = world.submit(range(1000, 1000 + size))
+    assert computed(timed(world), prompt)
+    world.finish()
+
+
+def test_no_prompt_waits_for_streams_without_end():
+    """A chat that was computed ahead begins with a token that is known, and so does one after the other."""
+    budget = World(stall=0.2).scheduler.budget
+    step = Plan(spans=(Span(0, 0, 5, np.zeros(1, np.int32), logits=True),))
+    assert not budget.may_hold(1), "no step was timed yet"
+    budget.observe(step, 0.03, 5)
+    num_held = 0
+    while budget.may_hold(2):
+        budget.hold()
+        num_held += 1
+    assert num_held == 5 and not budget.may_hold(2)
+    budget.release()
+    assert budget.may_hold(6) and not budget.may_hold(7)
 
 
 def test_a_full_step_ends_with_the_first_prompt_that_it_computes():

@@ -3,6 +3,7 @@
 """
 
 import itertools
+import math
 from collections import Counter
 from dataclasses import replace
 
@@ -10,6 +11,7 @@ import numpy as np
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from slotcache.models.times import CPU
+from slotcache.slots.costs import READING
 from slotcache.slots.drafts import Drafts
 from slotcache.slots.eviction import POLICIES, EvictionPolicy
 from slotcache.slots.host import HostMemory
@@ -37,7 +39,7 @@ EXPECTED = {
     *("recovered", "kept over a failure", "began again", "poison"),
     *("overtaken", "prefetch", "private", "its slot", "adapters in turn"),
     *("forced", "forced and paused", "right drafts", "wrong drafts", "ended within a draft"),
-    *("several answers", "shared among them", "pinned by marks", "slept"),
+    *("held", "several answers", "shared among them", "pinned by marks", "slept"),
 }
 
 
@@ -66,6 +68,8 @@ class Life(RuleBasedStateMachine):
         offload=st.sampled_from([0, 0, 10]),
         scattered=st.sampled_from([0, 0, 1, 4]),
         drafter=st.sampled_from([None, 0, 5, 10]),
+        stall=st.sampled_from([math.inf, 0.03, 0.2]),
+        full=st.sampled_from([0, 0, 8]),
     )
     def start(
         self,
@@ -85,9 +89,11 @@ class Life(RuleBasedStateMachine):
         offload,
         scattered,
         drafter,
+        stall,
+        full,
     ):
         """states: of a hybrid, the bytes of its runs and states, one a token and three a state. drafter: of ten tokens that
-        a draft model says, how many are right.
+        a draft model says, how many are right. full: tokens from which on a step ends with a prompt.
         """
         self.drafter = None if drafter is None else ToyDrafter(drafter)
         self.can_cut = states is None
@@ -98,6 +104,7 @@ class Life(RuleBasedStateMachine):
             "prefill_budget": budget,
             "idle_cells": idle,
             "window": window,
+            "max_stall": stall,
         }
         self.costs = replace(
             CPU,
@@ -105,6 +112,8 @@ class Life(RuleBasedStateMachine):
             swap_from_tokens=aside,
             recompute_last=recompute_last,
             scattered_tokens=scattered,
+            pass_ns=READING * full,
+            row_ns=1.0,
             **offloading(offload),
         )
         self.recompute_last = recompute_last
@@ -354,8 +363,11 @@ class Life(RuleBasedStateMachine):
         SEEN["forced and paused"] += any(self.forced[id] for id in paused)
         SEEN["set aside"] += bool(plan.afterwards)
         SEEN["resumed"] += any(job.reuse.num_preempted for job in self.scheduler.running)
+        SEEN["held"] += self.scheduler.counters.held_steps
         sampled = self.memory.run(plan)
         self.ran()
+        if plan.spans:
+            self.scheduler.observe(plan, 0.01 + 0.001 * plan.num_tokens)
         for job, _ in self.scheduler.commit(plan, sampled):
             self.take_further(job)
             self.force(job)
