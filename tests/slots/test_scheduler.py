@@ -198,10 +198,11 @@ def test_prompts_wait_for_streams_that_end_soon_where_steps_of_both_cost_more(ap
     for _ in range(2):
         timed(world)  # what a token takes is known now
     long = world.submit(range(1000, 1700))
+    waits = apart == 0
     while stream.sequence is not None:
-        assert computed(timed(world), long) == 0
-    assert world.scheduler.counters.held_steps == 6
-    assert computed(timed(world), long) == 700, "nobody waits for its parts: it needs none"
+        assert (computed(timed(world), long) == 0) is waits
+    assert world.scheduler.counters.held_steps == 6 * waits
+    assert computed(timed(world), long) == 700 or not waits, "nobody waits for its parts: it needs none"
     world.finish()
 
 
