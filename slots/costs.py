@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from .plan import Plan
 
 NEVER = math.inf  # a threshold that is never reached: its rule is off
-READING = 1 / 16  # of the time of a step: the most that reading the weights once more may take
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,11 +70,6 @@ class Costs:
         elif self.tile > 1:
             attention = self.tile_cell_ns * depth * tiles
         return self.pass_ns + rows * self.row_ns + attention
-
-    @property
-    def full_step(self) -> float:
-        """The prompt tokens from which on a step may end early: to read the weights once more costs little beside them."""
-        return self.pass_ns / (READING * self.row_ns) if self.pass_ns and self.row_ns else NEVER
 
     def pays_to_pad(self, size: int, seen: int, together: int) -> bool:
         """Return whether a batch of `size` tokens takes longer than a whole tile.
@@ -191,7 +185,7 @@ class PrefillBudget:
 
     The time of a token grows with the cells that attention passes over: those of all requests, not of its own alone.
 
-    Prompts wait for streams that end within the longest stall, as those of short answers do. Then they need no chunks.
+    Prompts wait for streams that end within the longest stall, since their answers are short. Then they need no chunks.
     """
 
     def __init__(self, size: int, max_stall: float, costs: Costs, profile: Profile) -> None:

@@ -82,8 +82,7 @@ class StepBuilder:
         """Add as much of the prompts as `num_tokens` and the cells allow, in the order in which they are due.
 
         A prompt is due when as many prompt tokens have been computed since its admission as it lacked then: a short one
-        passes a long one, and none that comes later passes one that is due (fair queueing, Demers et al. 1989). The step
-        ends with the first prompt that it computes to its end, if it is full by then: others would delay its first token.
+        passes a long one, and none that comes later passes one that is due (fair queueing, Demers et al. 1989).
         Tokens that a grammar forced on an answer go before all prompts: a stream waits for them.
         """
         for job in sorted(jobs, key=lambda job: (not job.answering, -job.request.priority, job.due)):
@@ -97,9 +96,6 @@ class StepBuilder:
                 self._add(job, size)
                 self._num_cells += 1
                 num_tokens -= size
-                is_awaited = self.spans[-1].logits and not (job.answering or job.request.is_batch)
-                if is_awaited and self.num_tokens >= self._tree.costs.full_step:
-                    return
 
     def commit(self, plan: Plan, sampled: Iterable[int]) -> list[tuple[Job, int]]:
         """Take over the results: see `Scheduler.commit`."""
@@ -376,8 +372,7 @@ class Scheduler:
                 self._preempt()
             step.decode(decoding, self.drafts.propose(decoding, self.running, self.cells))
             step.is_decode_turn = apart and bool(step.spans)
-            waits = step.is_decode_turn or (holds and step.spans)
-            if not waits and (prompts := in_turn(self._computing(), last, decoding=False)):
+            if not step.is_decode_turn and (prompts := in_turn(self._computing(), last, decoding=False)):
                 left, cells = self.batch_size - step.num_tokens, partial(self.cells.passed_over, [*decoding, *prompts])
                 step.prefill(prompts, self.budget.limit(left, cells) if is_awaited else left)
             if step.spans or not self.running:

@@ -232,28 +232,6 @@ def test_no_prompt_waits_for_streams_without_end():
     assert budget.may_hold(6) and not budget.may_hold(7)
 
 
-def test_a_full_step_ends_with_the_first_prompt_that_it_computes():
-    world = World(batch=512, pass_ns=8.0, row_ns=1.0)
-    assert world.scheduler.tree.costs.full_step == 128
-    first, second = world.submit(range(200)), world.submit(range(1000, 1200))
-    assert [len(span.tokens) for span in world.step().spans] == [200], "the second prompt does not delay its first token"
-    assert computed(world.step(), first) == 1 and second.computed
-    world.finish()
-    sizes = [50, 50, 50, 60]
-    for number, size in enumerate(sizes, 2):
-        world.submit(range(1000 * number, 1000 * number + size))
-    assert [len(span.tokens) for span in world.step().spans] == [50, 50, 50], "small ones share a step until it is full"
-    world.finish()
-
-
-def test_prompts_of_a_batch_share_steps_as_far_as_they_fit():
-    world = World(batch=512, pass_ns=8.0, row_ns=1.0)
-    for number in (0, 1):
-        world.submit(range(1000 * number, 1000 * number + 200), priority=BATCH)
-    assert [len(span.tokens) for span in world.step().spans] == [200, 200]
-    world.finish()
-
-
 def test_a_short_prompt_passes_a_long_one():
     world = World(slots=3)
     long = world.submit(range(2000, 2900))

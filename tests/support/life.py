@@ -11,7 +11,6 @@ import numpy as np
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from slotcache.models.times import CPU
-from slotcache.slots.costs import READING
 from slotcache.slots.drafts import Drafts
 from slotcache.slots.eviction import POLICIES, EvictionPolicy
 from slotcache.slots.host import HostMemory
@@ -69,7 +68,6 @@ class Life(RuleBasedStateMachine):
         scattered=st.sampled_from([0, 0, 1, 4]),
         drafter=st.sampled_from([None, 0, 5, 10]),
         stall=st.sampled_from([math.inf, 0.03, 0.2]),
-        full=st.sampled_from([0, 0, 8]),
     )
     def start(
         self,
@@ -90,10 +88,9 @@ class Life(RuleBasedStateMachine):
         scattered,
         drafter,
         stall,
-        full,
     ):
         """states: of a hybrid, the bytes of its runs and states, one a token and three a state. drafter: of ten tokens that
-        a draft model says, how many are right. full: tokens from which on a step ends with a prompt.
+        a draft model says, how many are right.
         """
         self.drafter = None if drafter is None else ToyDrafter(drafter)
         self.can_cut = states is None
@@ -112,8 +109,6 @@ class Life(RuleBasedStateMachine):
             swap_from_tokens=aside,
             recompute_last=recompute_last,
             scattered_tokens=scattered,
-            pass_ns=READING * full,
-            row_ns=1.0,
             **offloading(offload),
         )
         self.recompute_last = recompute_last
@@ -367,7 +362,7 @@ class Life(RuleBasedStateMachine):
         sampled = self.memory.run(plan)
         self.ran()
         if plan.spans:
-            self.scheduler.observe(plan, 0.01 + 0.001 * plan.num_tokens)
+            self.scheduler.budget.observe(plan, 0.01 + 0.001 * plan.num_tokens, self.scheduler.cells.num_passed)
         for job, _ in self.scheduler.commit(plan, sampled):
             self.take_further(job)
             self.force(job)
