@@ -92,6 +92,7 @@ class StateTree(PromptTree):
 
     def price(self, node: Node, *, is_used: bool = True) -> None:
         """Set the priority of a state that is used or new: the time that it saves, a byte that leaves with it."""
+        self.aged.discard(node)
         if not self.host.may_leave(node):
             return  # a run that states stand on leaves with them
         above = node.parent
@@ -102,7 +103,6 @@ class StateTree(PromptTree):
         length = node.end - begin
         node.token_cost = self._profile.cost(begin, length) * length / max(size, 1)
         node.last_use = self._clock if is_used else 0
-        self.aged.discard(node)
         self.host.touch(node)
 
     def make_room(self, node: Node) -> None:

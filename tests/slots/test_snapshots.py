@@ -156,6 +156,19 @@ def test_a_state_within_a_prompt_waits_for_a_second_one_and_leaves_before_newer_
     assert server.ask(PROMPT) == 10
 
 
+def test_a_state_that_is_taken_again_counts_as_gone_no_more_while_a_waiting_request_holds_its_run():
+    server = Server(budget=1000)
+    server.ask(PROMPT, stops=[10])
+    node = server.snapshots.longest(S, PROMPT[:10])
+    for first in (3, 5):
+        server.ask(np.roll(PROMPT, -first), stops=[12])
+    assert server.snapshots.aged == {node}
+    node.copy.num_holders += 1  # as a fetch of the run does
+    server.ask(np.append(PROMPT[:10], PROMPT[20:]), stops=[10])
+    assert node.state is not None and not server.snapshots.aged
+    node.copy.num_holders -= 1
+
+
 def test_a_next_turn_replaces_the_state_close_in_front_of_it():
     server = Server(budget=1000)
     server.ask(PROMPT[:20])
