@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -35,11 +37,21 @@ def telling(code):
     return lambda *_: [sys.executable, "-c", code]
 
 
-def test_both_layouts_are_timed_once_for_a_file(tiny, tmp_path, monkeypatch):
+@pytest.fixture(scope="module")
+def is_forbidden(tiny):
+    """Whether repacked weights end the process: some virtual machines report AMX, and forbid its use."""
+    child = [*timing.command("models.timing", str(tiny), "1")]
+    return subprocess.run(child, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).returncode == -signal.SIGILL
+
+
+def test_both_layouts_are_timed_once_for_a_file(tiny, tmp_path, monkeypatch, is_forbidden):
     chosen = is_faster_repacked(tiny, 1)
     (file,) = kept(tmp_path)
-    plain, repacked = map(float, file.read_text().strip("[]").split(","))
-    assert 0 < plain < 60 and 0 < repacked < 60 and chosen == (repacked < timing.GAIN * plain)
+    if is_forbidden:
+        assert not chosen and file.read_text() == "[0.0]"
+    else:
+        plain, repacked = map(float, file.read_text().strip("[]").split(","))
+        assert 0 < plain < 60 and 0 < repacked < 60 and chosen == (repacked < timing.GAIN * plain)
     monkeypatch.setattr(timing, "command", telling("raise SystemExit('asked again')"))
     assert is_faster_repacked(tiny, 1) is chosen and kept(tmp_path) == [file]
 
@@ -93,7 +105,9 @@ def test_a_file_of_times_that_is_none_is_not_waited_for(tiny, tmp_path, monkeypa
     assert is_faster_repacked(tiny, 1)
 
 
-def test_the_child_imports_nothing_of_the_folder_that_the_server_is_started_in(tiny, tmp_path, monkeypatch):
+def test_the_child_imports_nothing_of_the_folder_that_the_server_is_started_in(tiny, tmp_path, monkeypatch, is_forbidden):
+    if is_forbidden:
+        pytest.skip("repacked weights end the process on this machine, as a foreign module would")
     (tmp_path / "numpy.py").write_text("raise SystemExit(1)")
     monkeypatch.chdir(tmp_path)
     is_faster_repacked(tiny, 1)

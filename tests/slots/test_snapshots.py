@@ -160,6 +160,7 @@ def test_a_state_that_is_taken_again_counts_as_gone_no_more_while_a_waiting_requ
     server = Server(budget=1000)
     server.ask(PROMPT, stops=[10])
     node = server.snapshots.longest(S, PROMPT[:10])
+    assert node is not None and node.copy is not None
     for first in (3, 5):
         server.ask(np.roll(PROMPT, -first), stops=[12])
     assert server.snapshots.aged == {node}
