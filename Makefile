@@ -55,10 +55,10 @@ client-test: $(VENV)/.clients $(VENV)/.openai-3 $(VENV)/.programs
 	$(VENV)/clients/bin/python -m pytest -W ignore::ResourceWarning tests/clients $(ARGS)
 
 # The clients' environments, for either version of OpenAI's package, stand on the other one: they see the server's packages,
-# and their own come first. Their pip is a new one: that of Python 3.11 finds no versions that fit together.
+# and this checkout, and their own come first. Their pip is a new one: that of Python 3.11 finds no versions that fit together.
 $(VENV)/.clients $(VENV)/.openai-3: $(VENV)/.%: $(VENV)/.developing
 	$(PYTHON) -m venv $(VENV)/$*
-	$(BIN)/python -c 'import site; print(site.getsitepackages()[0])' \
+	$(BIN)/python -c 'import site; print(f"import site; site.addsitedir({site.getsitepackages()[0]!r})")' \
 		> "$$($(VENV)/$*/bin/python -c 'import site; print(site.getsitepackages()[0])')/server.pth"
 	$(BIN)/python -c 'import tomllib; extras = tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]; \
 		print(*extras["$*"], sep="\n")' > $(VENV)/$*/requirements.txt
@@ -83,7 +83,7 @@ scale-test: $(VENV)/.ray
 # As for the clients.
 $(VENV)/.ray: $(VENV)/.developing
 	$(PYTHON) -m venv $(VENV)/ray
-	$(BIN)/python -c 'import site; print(site.getsitepackages()[0])' \
+	$(BIN)/python -c 'import site; print(f"import site; site.addsitedir({site.getsitepackages()[0]!r})")' \
 		> "$$($(VENV)/ray/bin/python -c 'import site; print(site.getsitepackages()[0])')/server.pth"
 	$(BIN)/python -c 'import tomllib; extras = tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]; \
 		print(*extras["ray"], sep="\n")' > $(VENV)/ray/requirements.txt
@@ -121,7 +121,7 @@ page-test: $(VENV)/.page
 $(VENV)/.page: $(VENV)/.developing
 	@command -v chromium npm > /dev/null || { echo "page-test needs chromium and npm: apt-get install chromium npm"; exit 1; }
 	$(PYTHON) -m venv $(VENV)/page
-	$(BIN)/python -c 'import site; print(site.getsitepackages()[0])' \
+	$(BIN)/python -c 'import site; print(f"import site; site.addsitedir({site.getsitepackages()[0]!r})")' \
 		> "$$($(VENV)/page/bin/python -c 'import site; print(site.getsitepackages()[0])')/server.pth"
 	$(BIN)/python -c 'import tomllib; extras = tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]; \
 		print(*extras["page"], sep="\n")' > $(VENV)/page/requirements.txt
