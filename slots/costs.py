@@ -184,8 +184,6 @@ class PrefillBudget:
     The smaller one wins, but a step always has one chunk: part of a chunk takes about as long.
 
     The time of a token grows with the cells that attention passes over: those of all requests, not of its own alone.
-
-    Prompts wait for streams that end within the longest stall, since their answers are short. Then they need no chunks.
     """
 
     def __init__(self, size: int, max_stall: float, costs: Costs, profile: Profile) -> None:
@@ -193,8 +191,7 @@ class PrefillBudget:
         self._chunk, self._profile = costs.chunk, profile
         self._by_cells = Profile(costs.chunk)  # with the cells in use for the depth
         self._slowdown = 1.0  # time of the last step over what was expected
-        self._decode = 0.0  # seconds of a step without prompt tokens, about; 0: unknown
-        self._held = 0.0  # seconds for which prompts have waited for streams
+        self.decode = 0.0  # seconds of a step without prompt tokens, about; 0: unknown
 
     def observe(self, plan: Plan, seconds: float, cells: int) -> None:
         """Learn from the time that a plan took, and let the profile learn. A draft's rows are no prompt tokens.
@@ -203,26 +200,14 @@ class PrefillBudget:
         many, beside other work on the machine, makes the next ones smaller at once.
         """
         tokens = plan.num_tokens
-        if tokens == len(plan.spans):
-            self._decode += (seconds - self._decode) * (LATEST if self._decode else 1.0)
+        if plan.spans and tokens == len(plan.spans):
+            self.decode += (seconds - self.decode) * (LATEST if self.decode else 1.0)
         if tokens < self._chunk or plan.has_drafts:
             return
         if self._by_cells.is_learnt:
             self._slowdown = max(1.0, seconds / self._by_cells.seconds(cells, tokens))
         self._by_cells.learn(tokens, cells + tokens / 2, seconds)
         self._profile.observe(plan, seconds)
-
-    def may_hold(self, num_steps: int) -> bool:
-        """Return whether prompts may wait for streams that end within so many steps."""
-        return 0 < self._held + num_steps * self._decode <= self.max_stall < math.inf
-
-    def hold(self) -> None:
-        """Note that the next step leaves prompts out."""
-        self._held += self._decode
-
-    def release(self) -> None:
-        """Note that prompts have their turn, or none is there."""
-        self._held = 0.0
 
     def limit(self, most: int, cells: Callable[[int], int]) -> int:
         """Return how many prompt tokens a step may compute now; it has room for `most`.

@@ -357,6 +357,7 @@ class Job:
     started_at: int = 0  # `computed` at its admission
     due: int = 0  # the count of prompt tokens, those of all requests, at which no later prompt goes before this one any more
     recompute_last: int = 1  # its last tokens, which are computed even if they are cached (see `Costs`)
+    held: float = 0.0  # seconds for which it has waited for streams while it ran
     stops: tuple[int, ...] = ()  # where its prefill pauses for a snapshot
     taken: Node | None = None  # the run that its last snapshot stands behind; see there whether it is still kept
     claimed: int = 0  # tokens whose path is in the tree; computed ones beyond are private to it

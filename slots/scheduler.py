@@ -380,19 +380,27 @@ class Scheduler:
             self._preempt()  # all requests lack cells: the youngest gives up its own
 
     def _holds_prompts(self) -> bool:
-        """Return whether prompts wait for the streams: all of these end soon, and no prompt fits a step beside them."""
-        prompts = [job for job in self.running if not (job.decoding or job.request.background)]
-        streams = [job for job in self.running if job.decoding and not job.request.is_batch]
-        if streams and prompts and not any(job.answering for job in prompts):
-            left = max(job.num_prompt + job.request.limit - job.num_tokens for job in streams)
-            if self.budget.may_hold(left):
-                most = self.budget.limit(self.batch_size, partial(self.cells.passed_over, prompts))
-                if min(job.num_lacking for job in prompts) > most:
-                    self.budget.hold()
-                    self.counters.held_steps += 1
-                    return True
-        self.budget.release()
-        return False
+        """Return whether prompts wait for the streams, so that they need no parts: these all end soon.
+
+        None is computed later for that: with parts it would wait for as many steps of the streams, or more.
+        """
+        budget, computing = self.budget, self._computing()
+        prompts = [job for job in computing if not (job.decoding or job.request.background)]
+        streams = [job for job in computing if job.decoding]
+        of_one_set = len({job.request.scope.adapters for job in computing}) == 1
+        if not (streams and prompts and of_one_set) or any(job.answering for job in prompts):
+            return False
+        left = max(job.num_prompt + job.request.limit - job.num_tokens for job in streams)
+        seconds = max(job.held for job in prompts) + left * budget.decode
+        if not 0 < seconds <= budget.max_stall < math.inf:
+            return False
+        part = budget.limit(self.batch_size, partial(self.cells.passed_over, prompts))
+        if min(job.num_lacking for job in prompts) <= part * max(left - 1, 1):
+            return False
+        for job in prompts:
+            job.held += budget.decode
+        self.counters.held_steps += 1
+        return True
 
     def _computing(self) -> list[Job]:
         """Return the running requests that may have a part of the next step: those of batches if no other one runs."""

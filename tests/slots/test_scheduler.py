@@ -194,14 +194,14 @@ def timed(world):
 @pytest.mark.parametrize("apart", [0, math.inf])
 def test_prompts_wait_for_streams_that_end_soon_where_steps_of_both_cost_more(apart):
     world = World(cells=4000, batch=1024, budget=512, stall=0.2, apart=apart)
-    stream = world.submit(range(300), limit=8)
+    stream = world.submit(range(300), limit=6)
     for _ in range(2):
         timed(world)  # what a token takes is known now
     long = world.submit(range(1000, 1700))
     waits = apart == 0
     while stream.sequence is not None:
         assert (computed(timed(world), long) == 0) is waits
-    assert world.scheduler.counters.held_steps == 6 * waits
+    assert world.scheduler.counters.held_steps == 4 * waits
     assert computed(timed(world), long) == 700 or not waits, "nobody waits for its parts: it needs none"
     world.finish()
 
@@ -218,18 +218,53 @@ def test_no_prompt_waits_for_a_long_answer_and_no_short_one_for_any(limit, size)
 
 
 def test_no_prompt_waits_for_streams_without_end():
-    """A chat that was computed ahead begins with a token that is known, and so does one after the other."""
+    """A chat that was computed ahead begins with a token that is known, and so may one after the other."""
+    world = World(cells=4000, batch=1024, budget=512, stall=0.1, apart=0, slots=3)
+    streams = [world.submit(range(300), limit=6)]
+    for _ in range(2):
+        timed(world)
+    world.scheduler.first_token = lambda job: 5 if job.num_prompt < 700 else None
+    long, num_steps = world.submit(range(1000, 1700)), 0
+    while not computed(timed(world), long):
+        streams.append(world.submit(range(300), limit=6))
+        num_steps += 1
+    held = world.scheduler.counters.held_steps
+    assert held and held * world.scheduler.budget.decode <= 0.1 and num_steps <= held + 1
+    world.finish()
+
+
+def test_a_prompt_waits_for_no_stream_of_another_set_of_adapters():
+    world = World(cells=4000, batch=1024, budget=512, stall=0.2, apart=0)
+    world.submit(range(300), limit=8)
+    for _ in range(2):
+        timed(world)
+    prompt = world.submit(range(1000, 1700), scope=Scope.shared("", "lora"))
+    assert any(computed(timed(world), prompt) for _ in range(3)) and not world.scheduler.counters.held_steps
+    world.finish()
+
+
+@pytest.mark.parametrize("size", [50, 700])
+def test_no_client_waits_for_a_prompt_of_a_batch(size):
+    """It is as if that prompt were not there."""
+    world = World(cells=4000, batch=1024, budget=512, stall=0.2, apart=0, slots=3)
+    stream = world.submit(range(300), limit=8)
+    for _ in range(2):
+        timed(world)
+    batch = world.submit(range(2000, 2000 + size), priority=BATCH)
+    timed(world)
+    assert not world.scheduler.counters.held_steps
+    long = world.submit(range(1000, 1700))
+    while stream.sequence is not None:
+        assert not computed(plan := timed(world), long) and not computed(plan, batch)
+    assert world.scheduler.counters.held_steps
+    world.finish()
+
+
+def test_a_step_without_tokens_is_no_step_of_the_streams():
     budget = World(stall=0.2).scheduler.budget
-    step = Plan(spans=(Span(0, 0, 5, np.zeros(1, np.int32), logits=True),))
-    assert not budget.may_hold(1), "no step was timed yet"
-    budget.observe(step, 0.03, 5)
-    num_held = 0
-    while budget.may_hold(2):
-        budget.hold()
-        num_held += 1
-    assert num_held == 5 and not budget.may_hold(2)
-    budget.release()
-    assert budget.may_hold(6) and not budget.may_hold(7)
+    budget.observe(Plan(spans=(Span(0, 0, 5, np.zeros(1, np.int32), logits=True),)), 0.03, 5)
+    budget.observe(Plan(), 0.001, 5)
+    assert budget.decode == 0.03
 
 
 def test_a_short_prompt_passes_a_long_one():
