@@ -382,14 +382,16 @@ class Scheduler:
     def _holds_prompts(self) -> bool:
         """Return whether prompts wait for the streams, so that they need no parts: these all end soon.
 
-        None is computed later for that: with parts it would wait for as many steps of the streams, or more.
+        With parts, the shortest prompt would wait for as many steps of these streams. Others may come meanwhile, so a
+        prompt waits for the longest stall in all.
         """
         budget, computing = self.budget, self._computing()
         prompts = [job for job in computing if not (job.decoding or job.request.background)]
         streams = [job for job in computing if job.decoding]
-        of_one_set = len({job.request.scope.adapters for job in computing}) == 1
-        if not (streams and prompts and of_one_set) or any(job.answering for job in prompts):
+        if not (streams and prompts) or any(job.answering for job in prompts):
             return False
+        if len({job.request.scope.adapters for job in computing}) > 1:
+            return False  # sets take turns: another one's prompts would be computed meanwhile
         left = max(job.num_prompt + job.request.limit - job.num_tokens for job in streams)
         seconds = max(job.held for job in prompts) + left * budget.decode
         if not 0 < seconds <= budget.max_stall < math.inf:

@@ -40,7 +40,7 @@ def telling(code):
 @pytest.fixture(scope="module")
 def is_forbidden(tiny):
     """Whether repacked weights end the process: some virtual machines report AMX, and forbid its use."""
-    child = [*timing.command("models.timing", str(tiny), "1")]
+    child = timing.command("models.timing", str(tiny), "1")
     return subprocess.run(child, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).returncode == -signal.SIGILL
 
 
