@@ -465,11 +465,11 @@ class Model:
     def _ends(self) -> frozenset[int]:
         return frozenset(t for t in range(self.num_vocab) if llama.llama_vocab_is_eog(self.vocab, t))
 
-    @property
+    @cached_property
     def bos(self) -> str:
         return self.text_of(llama.llama_vocab_bos(self.vocab))
 
-    @property
+    @cached_property
     def eos(self) -> str:
         return self.text_of(llama.llama_vocab_eos(self.vocab))
 

@@ -52,16 +52,26 @@ class Spellings:
         Such a text might become a spelling in the context of a template. Case and blanks around the text do not count.
         """
         text = text.strip().lower()
-        lengths = range(1, min(len(text) + 1, self._longest))
+        most = min(len(text), max(self._longest - 1, 0))
+        head, tail = text[:most], text[len(text) - most :]
         return (
             self._lower.search(text) is not None
-            or any(text[-length:] in self._beginnings for length in lengths)
-            or any(text[:length] in self._ends for length in lengths)
+            # Nearly all words begin with the same few characters, and end so: most texts have none of them there.
+            or (not self._first.isdisjoint(tail) and any(tail[at:] in self._beginnings for at in range(most)))
+            or (not self._last.isdisjoint(head) and any(head[: at + 1] in self._ends for at in range(most)))
         )
 
     @cached_property
     def _lower(self) -> re.Pattern[str]:
         return _compiled({word.lower() for word in self.words})
+
+    @cached_property
+    def _first(self) -> frozenset[str]:
+        return frozenset(beginning[0] for beginning in self._beginnings)
+
+    @cached_property
+    def _last(self) -> frozenset[str]:
+        return frozenset(end[-1] for end in self._ends)
 
     @cached_property
     def _beginnings(self) -> frozenset[str]:

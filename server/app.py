@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cache as cached
 from hashlib import blake2b
@@ -139,6 +141,14 @@ class AppState:
             return [self.service] if self.service else []
         return [one.service for one in self.models.opened() if one.service is not None]
 
+    @contextmanager
+    def giving_way(self) -> Iterator[None]:
+        """Leave all cores to a request that arrives: see `IdlePrefill.giving_way`."""
+        with ExitStack() as arriving:
+            for service in self.services:
+                arriving.enter_context(service.idle.giving_way())
+            yield
+
     @property
     def is_asleep(self) -> bool:
         """Whether all models have left memory."""
@@ -202,7 +212,7 @@ def make_app(state: AppState) -> Starlette:
     """Return the ASGI application over its state. Raises SettingsError."""
     rows = (*ROUTES, PAGE if state.settings.ui else NO_PAGE)
     app = Starlette(
-        routes=[route for row in rows for route in row.routes()],
+        routes=[route for row in sorted(rows, key=lambda row: row.opening is None) for route in row.routes()],  # hot first
         middleware=[Middleware(Spelling), Middleware(RequestLog), *guards(state.settings)],
         exception_handlers=handlers("server"),
     )

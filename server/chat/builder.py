@@ -210,6 +210,7 @@ class PromptBuilder:
         self._settings = settings
         self.texts, self.tokens = TextTokens(model), TokenCache(model.tokenize)
         self._template_tokens = TokenCache(partial(model.tokenize, special=True), TEMPLATE_BYTES)  # the same in each turn
+        self._first_tokens = TokenCache(partial(model.tokenize, special=True, begin=True), TEMPLATE_BYTES)
         self._infill = self._make_infill(settings.spm_infill)
         self._forms = Answers(template.source, model, settings)
         variables, asks = settings_variables(settings), settings.retrieval_prompt
@@ -395,7 +396,7 @@ class PromptBuilder:
             return Fixed(self.tokens(scope, piece.text), "the chat template", ends=False)
         begin = first and not (self._model.bos and piece.text.startswith(self._model.bos))
         text = piece.text
-        tokens = self._model.tokenize(text, special=True, begin=True) if begin else self._template_tokens(scope, text)
+        tokens = self._first_tokens(scope, text) if begin else self._template_tokens(scope, text)
         return Fixed(tokens, "the chat template", ends=False)
 
     def _with_answers(self, pieces: Sequence[TextPiece], messages: Sequence[Message], scope: str) -> list[Shown]:

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from io import BytesIO
 
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 
 from .api_errors import RequestError
 
@@ -55,17 +55,18 @@ class Bodies:
 
     async def _chunks(self, request: Request) -> AsyncIterator[bytes]:
         """Yield a body piece by piece, each within the time limits."""
-        chunks, clock, length = request.stream(), asyncio.get_running_loop().time, 0
+        clock, length, is_whole = asyncio.get_running_loop().time, 0, False
         began = clock()
-        while True:
+        while not is_whole:
             try:
                 async with asyncio.timeout_at(self.patience + min(clock(), began + length / self.rate)):
-                    chunk = await anext(chunks)
-            except StopAsyncIteration:
-                return
+                    message = await request.receive()
             except TimeoutError:
                 late = f"the body did not arrive: {length:,} bytes came in {clock() - began:.0f} s"
                 raise RequestError(late, status=408, headers={"Connection": "close"}) from None
+            if message["type"] == "http.disconnect":
+                raise ClientDisconnect
+            chunk, is_whole = message.get("body", b""), not message.get("more_body", False)
             length += len(chunk)
             yield chunk
 

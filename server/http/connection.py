@@ -14,6 +14,7 @@ its own way, which knows no limit. The figures are in docs/decisions.md.
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -42,7 +43,48 @@ class Shortcut:
 
     def write(self, data: bytes) -> None:
         """Write a piece of the body, not an empty one; more follows."""
-        self._connection.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+        transport = self._connection.transport
+        transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+        transport.flush()
+
+
+MOST_GATHERED = 64 << 10  # bytes
+
+
+class GatheringTransport:
+    """A transport whose small writes of one turn of the event loop are one call of the system, which takes the longest of all.
+
+    The head of an answer goes out with its first event, and the last event with the end of the body. All but writing is
+    the transport's own.
+    """
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport, self._loop = transport, loop
+        self._gathered = bytearray()
+        self._flush: asyncio.Handle | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def write(self, data: bytes) -> None:
+        self._gathered += data
+        if len(self._gathered) >= MOST_GATHERED:
+            self.flush()
+        elif self._flush is None:
+            self._flush = self._loop.call_soon(self.flush)
+
+    def flush(self) -> None:
+        """Write what was gathered, now."""
+        if self._flush is not None:
+            self._flush.cancel()
+            self._flush = None
+        if self._gathered and not self._transport.is_closing():
+            gathered, self._gathered = self._gathered, bytearray()
+            self._transport.write(gathered)
+
+    def close(self) -> None:
+        self.flush()
+        self._transport.close()
 
 
 class Connection(H11Protocol, asyncio.BufferedProtocol):
@@ -68,7 +110,7 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self._bite = bytearray(self.bite)
-        super().connection_made(transport)
+        super().connection_made(GatheringTransport(transport, self.loop))  # type: ignore[arg-type]
         transport.set_write_buffer_limits(0)  # `pause_writing` comes as soon as the system takes no more
         self._expect_head()
         self._note()
