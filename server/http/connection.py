@@ -43,7 +43,7 @@ class Shortcut:
 
     def write(self, data: bytes) -> None:
         """Write a piece of the body, not an empty one; more follows."""
-        transport = self._connection.transport
+        transport = self._connection.gathering
         transport.write(b"%x\r\n%b\r\n" % (len(data), data))
         transport.flush()
 
@@ -52,13 +52,13 @@ MOST_GATHERED = 64 << 10  # bytes
 
 
 class GatheringTransport:
-    """A transport whose small writes of one turn of the event loop are one call of the system, which takes the longest of all.
+    """A transport that hands the small writes of one turn of the event loop to the system at once: that takes longest.
 
     The head of an answer goes out with its first event, and the last event with the end of the body. All but writing is
     the transport's own.
     """
 
-    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, transport: asyncio.WriteTransport, loop: asyncio.AbstractEventLoop) -> None:
         self._transport, self._loop = transport, loop
         self._gathered = bytearray()
         self._flush: asyncio.Handle | None = None
@@ -110,7 +110,8 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self._bite = bytearray(self.bite)
-        super().connection_made(GatheringTransport(transport, self.loop))  # type: ignore[arg-type]
+        self.gathering = GatheringTransport(transport, self.loop)
+        super().connection_made(self.gathering)  # type: ignore[arg-type]
         transport.set_write_buffer_limits(0)  # `pause_writing` comes as soon as the system takes no more
         self._expect_head()
         self._note()

@@ -1,10 +1,12 @@
 """More connections than places: who waits longest for its client makes room, and nobody who is at work."""
 
+import asyncio
 import json
 import resource
 import socket
 import subprocess
 import sys
+from asyncio.selector_events import _SelectorSocketTransport  # type: ignore[attr-defined]
 from contextlib import ExitStack, contextmanager
 
 import httpx
@@ -12,7 +14,7 @@ import pytest
 from slotcache.front.cli import make_server as make_front
 from slotcache.front.settings import FrontSettings
 from slotcache.server.config.settings import Settings
-from slotcache.server.http.connection import Connection
+from slotcache.server.http.connection import MOST_GATHERED, Connection, GatheringTransport
 from slotcache.server.http.connections import most_connections
 
 from server.conftest import held, running, until
@@ -21,6 +23,8 @@ PLACES = 8
 NEVER = 1e6  # seconds
 HALF = b"POST /tokenize HTTP/1.1\r\nHost: loc"
 BODY = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000000\r\n\r\n"
+CHAT = "/v1/chat/completions"
+CHATTED = {"messages": [{"role": "user", "content": "A word?"}], "max_tokens": 4, "ignore_eos": True, "stream": True}
 ASKED = {"prompt": "A word", "n_predict": 5, "ignore_eos": True, "stream": True}
 
 
@@ -67,6 +71,53 @@ def streaming(server):
     body = json.dumps(ASKED).encode()
     head = b"POST /completion HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(body)
     return opened(server, 1, head + body)
+
+
+class Written:
+    """What connections write from now on, by call of the system."""
+
+    def __init__(self, monkeypatch):
+        self.pieces, real = [], _SelectorSocketTransport.write
+
+        def write(transport, data):
+            self.pieces.append(bytes(data))
+            real(transport, data)
+
+        monkeypatch.setattr(_SelectorSocketTransport, "write", write)
+
+
+def test_an_answer_is_written_with_its_head_and_the_last_event_with_the_end(server, monkeypatch):
+    written = Written(monkeypatch)
+    assert httpx.post(server.url + "/tokenize", json={"content": "A word"}).json()["tokens"]
+    (whole,) = written.pieces
+    assert whole.startswith(b"HTTP/1.1 200") and whole.endswith(b"}")
+    written.pieces.clear()
+    with httpx.stream("POST", server.url + CHAT, json=CHATTED) as answer:
+        events = answer.read()
+    first, *_, last = written.pieces
+    assert first.startswith(b"HTTP/1.1 200") and b'"role":"assistant"' in first
+    assert b'"finish_reason":"length"' in last and last.endswith(b"[DONE]\n\n\r\n0\r\n\r\n")
+    assert len(written.pieces) <= 2 + CHATTED["max_tokens"] and events.endswith(b"data: [DONE]\n\n")
+
+
+def test_what_is_too_much_to_gather_goes_out_in_the_same_turn_and_nothing_when_it_is_aborted(monkeypatch):
+    async def write():
+        ours, theirs = socket.socketpair()
+        _, writer = await asyncio.open_connection(sock=ours)
+        gathering = GatheringTransport(writer.transport, asyncio.get_running_loop())
+        written = Written(monkeypatch)
+        for _ in range(1000):
+            gathering.write(b"x" * 1000)
+        assert 1_000_000 - MOST_GATHERED < len(b"".join(written.pieces)) < 1_000_000
+        await asyncio.sleep(0)
+        assert len(b"".join(written.pieces)) == 1_000_000 and len(written.pieces) <= 1_000_000 // MOST_GATHERED + 1
+        gathering.write(b"last")
+        gathering.abort()
+        await asyncio.sleep(0)
+        assert len(b"".join(written.pieces)) == 1_000_000
+        theirs.close()
+
+    asyncio.run(write())
 
 
 @pytest.mark.parametrize("sent", [b"", HALF, BODY], ids=["nothing", "half a head", "half a body"])
@@ -159,7 +210,7 @@ def test_the_front_has_the_limit_too(monkeypatch):
 SERVES = """
 import asyncio, logging, os, resource, sys
 import uvicorn
-from slotcache.server.http.connection import Connection
+from slotcache.server.http.connection import MOST_GATHERED, Connection, GatheringTransport
 from slotcache.server.http.connections import ListeningServer
 
 async def app(scope, receive, send):
