@@ -5,6 +5,7 @@ import threading
 
 import pytest
 from slotcache.models.model import Model
+from slotcache.models.tokenizer import Tokenizer
 from slotcache.server.api import endpoint as web
 from slotcache.server.chat import decode
 from slotcache.server.chat.body import SpeculateRequest
@@ -32,7 +33,7 @@ def threads(server, monkeypatch):
 
     loop = server.thread
     note(Model, "detokenize")
-    note(Model, "tokenize")
+    note(Tokenizer, "__call__")
     note(web, "decode_request")
     return seen
 
@@ -40,10 +41,10 @@ def threads(server, monkeypatch):
 @pytest.mark.parametrize(
     ("path", "body", "works"),
     [
-        ("/apply-template", CHAT, {"decode_request", "tokenize", "detokenize"}),
+        ("/apply-template", CHAT, {"decode_request", "__call__", "detokenize"}),
         ("/detokenize", TOKENS, {"decode_request", "detokenize"}),
-        ("/tokenize", {"content": "word " * 20_000}, {"decode_request", "tokenize"}),
-        ("/v1/documents/order", CHAT | {"documents": ["word " * 20_000]}, {"decode_request", "tokenize"}),
+        ("/tokenize", {"content": "word " * 20_000}, {"decode_request", "__call__"}),
+        ("/v1/documents/order", CHAT | {"documents": ["a word " * 20_000]}, {"decode_request", "__call__"}),
     ],
 )
 def test_what_grows_with_a_body_is_done_in_other_threads(server, threads, path, body, works):
