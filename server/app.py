@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cache as cached
 from hashlib import blake2b
@@ -140,14 +138,6 @@ class AppState:
         if self.models is None:
             return [self.service] if self.service else []
         return [one.service for one in self.models.opened() if one.service is not None]
-
-    @contextmanager
-    def giving_way(self) -> Iterator[None]:
-        """Leave all cores to a request that arrives: see `IdlePrefill.giving_way`."""
-        with ExitStack() as arriving:
-            for service in self.services:
-                arriving.enter_context(service.idle.giving_way())
-            yield
 
     @property
     def is_asleep(self) -> bool:

@@ -6,7 +6,6 @@ import asyncio
 import logging
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Hashable, Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial, wraps
 from time import time
@@ -326,8 +325,7 @@ def endpoint(handler: Handler, body: type[Struct], opening: Opening | None = Non
     async def answer(request: Request) -> Response:
         state = request.app.state.app  # first: no body is read for a server that cannot answer
         state.ready() if issubclass(body, Options) else state.loaded()
-        with state.giving_way() if opening else nullcontext():  # what is computed ahead ends while the body is read
-            answered = await read_and_handle(request)
+        answered = await read_and_handle(request)
         return answered if isinstance(answered, Response) else await respond(request, answered)
 
     async def read_and_handle(request: Request) -> Response | ReplyFormat:

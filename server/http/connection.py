@@ -146,6 +146,9 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
         if self.scope is not None and SHORTCUT not in (state := self.scope.setdefault("state", {})):
             state[SHORTCUT] = Shortcut(self)
 
+    def eof_received(self) -> None:
+        self.gathering.flush()  # asyncio closes behind this
+
     def on_response_complete(self) -> None:
         super().on_response_complete()
         self._note()
@@ -182,6 +185,7 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
     def end(self) -> None:
         if self.scope is not None:
             self.scope.setdefault("state", {})["is_quiet"] = True  # one line a minute tells of all of them
+        self.gathering.flush()  # of an answer that has just ended
         self.transport.abort()
 
     def _note(self) -> None:

@@ -8,14 +8,16 @@ import subprocess
 import sys
 from asyncio.selector_events import _SelectorSocketTransport  # type: ignore[attr-defined]
 from contextlib import ExitStack, contextmanager
+from threading import Event, Thread
 
 import httpx
 import pytest
+import uvicorn
 from slotcache.front.cli import make_server as make_front
 from slotcache.front.settings import FrontSettings
 from slotcache.server.config.settings import Settings
 from slotcache.server.http.connection import MOST_GATHERED, Connection, GatheringTransport
-from slotcache.server.http.connections import most_connections
+from slotcache.server.http.connections import ListeningServer, most_connections
 
 from server.conftest import held, running, until
 
@@ -118,6 +120,41 @@ def test_what_is_too_much_to_gather_goes_out_in_the_same_turn_and_nothing_when_i
         theirs.close()
 
     asyncio.run(write())
+
+
+def test_a_client_that_sends_nothing_more_gets_its_answers(server):
+    for number in (1, 5):
+        with opened(server, 1, b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n" * number) as (client,):
+            client.shutdown(socket.SHUT_WR)
+            assert b"".join(iter(lambda: client.recv(4096), b"")).count(b"HTTP/1.1 200 OK") == number
+
+
+def test_an_answer_that_ends_as_its_connection_makes_room_is_whole():
+    asked, goes_on = Event(), Event()
+
+    async def answer(scope, receive, send):
+        await receive()
+        asked.set()
+        goes_on.wait(30)  # the turn of the event loop in which another client connects
+        await asyncio.sleep(0)
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"6")]})
+        await send({"type": "http.response.body", "body": b"answer"})
+
+    config = uvicorn.Config(answer, loop="asyncio", http=Connection, ws="none", lifespan="off", log_config=None)
+    server, listening = ListeningServer(config, 1), socket.create_server(("127.0.0.1", 0))
+    serving = Thread(target=lambda: asyncio.run(server.serve(sockets=[listening])), daemon=True)
+    serving.start()
+    try:
+        until(lambda: server.started)
+        with socket.create_connection(listening.getsockname(), 30) as client:
+            client.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert asked.wait(30)
+            with socket.create_connection(listening.getsockname(), 30):
+                goes_on.set()
+                assert b"".join(iter(lambda: client.recv(4096), b"")).endswith(b"answer")
+    finally:
+        server.should_exit = True
+        serving.join(30)
 
 
 @pytest.mark.parametrize("sent", [b"", HALF, BODY], ids=["nothing", "half a head", "half a body"])
