@@ -421,7 +421,7 @@ KEY = "idle"  # of the one generation that the engine has of it
 MAX_WAITING = 64  # answers in the backlog; beyond that the oldest leave
 MAX_BYTES = 32 << 20  # of memory that the backlog may keep
 TRIES, AGAIN = 50, 0.1  # times that a document without room is tried again before a request comes, and s between them
-PAUSE = 0.005  # s without a request before work begins: one that was accepted is submitted by then
+PAUSE = 0.05  # s without a request before work begins: programs ask again sooner, and a step may take as long to end early
 
 
 @dataclass(frozen=True, slots=True)
