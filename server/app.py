@@ -201,8 +201,9 @@ class AppState:
 def make_app(state: AppState) -> Starlette:
     """Return the ASGI application over its state. Raises SettingsError."""
     rows = (*ROUTES, PAGE if state.settings.ui else NO_PAGE)
+    ordered = sorted(rows, key=lambda row: row.opening is None)  # starlette tries one after the other: first what generates
     app = Starlette(
-        routes=[route for row in sorted(rows, key=lambda row: row.opening is None) for route in row.routes()],  # hot first
+        routes=[route for row in ordered for route in row.routes()],
         middleware=[Middleware(Spelling), Middleware(RequestLog), *guards(state.settings)],
         exception_handlers=handlers("server"),
     )

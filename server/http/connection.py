@@ -52,7 +52,7 @@ MOST_GATHERED = 64 << 10  # bytes
 
 
 class GatheringTransport:
-    """A transport that hands the small writes of one turn of the event loop to the system at once: that takes longest.
+    """A transport whose small writes of one turn of the event loop are one call of the system, the dearest part of each.
 
     The head of an answer goes out with its first event, and the last event with the end of the body. All but writing is
     the transport's own.

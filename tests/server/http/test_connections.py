@@ -247,7 +247,7 @@ def test_the_front_has_the_limit_too(monkeypatch):
 SERVES = """
 import asyncio, logging, os, resource, sys
 import uvicorn
-from slotcache.server.http.connection import MOST_GATHERED, Connection, GatheringTransport
+from slotcache.server.http.connection import Connection
 from slotcache.server.http.connections import ListeningServer
 
 async def app(scope, receive, send):
