@@ -207,5 +207,5 @@ def make_app(state: AppState) -> Starlette:
         middleware=[Middleware(Spelling), Middleware(RequestLog), *guards(state.settings)],
         exception_handlers=handlers("server"),
     )
-    app.state.app, app.state.rows = state, rows
+    app.state.app, app.state.rows, app.state.document = state, rows, None
     return app

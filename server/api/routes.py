@@ -33,7 +33,7 @@ from .endpoint import MOST_ITEMS, ORDERS, Handler, Opening, endpoint
 from .llama_server import FileName, ModelAction
 from .messages import MessagesCountRequest, MessagesRequest
 from .ollama import EmbedRequest, GenerateRequest, ModelName, OldEmbedRequest, OllamaChatRequest
-from .reply import JsonReply
+from .reply import JsonReply, encode
 from .responses import ResponseCountRequest, ResponseRequest
 from .search import RefreshRequest
 
@@ -66,7 +66,10 @@ class ApiRoute:
 
 async def show(request: Request) -> Response:
     """Show the OpenAPI document of this server's routes."""
-    return JsonReply(document(request.app.state.rows))
+    state = request.app.state
+    if state.document is None:  # to make it takes the event loop longer than a step
+        state.document = encode(document(state.rows))
+    return JsonReply(state.document)
 
 
 def document(rows: Iterable[ApiRoute]) -> Fields:

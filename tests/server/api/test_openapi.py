@@ -89,3 +89,10 @@ def test_every_route_is_told_with_what_it_takes(server):
     chat = told["paths"]["/v1/chat/completions"]["post"]["requestBody"]["content"]["application/json"]["schema"]
     assert chat == {"$ref": "#/components/schemas/ChatRequest"}
     assert {"messages", "documents", "cache_prompt"} <= set(told["components"]["schemas"]["ChatRequest"]["properties"])
+
+
+def test_the_document_is_made_once(server):
+    first = server.http.get("/openapi.json").content
+    made = server.uvicorn.config.app.state.document
+    assert server.http.get("/openapi.json").content == first == made
+    assert server.uvicorn.config.app.state.document is made

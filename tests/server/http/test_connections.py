@@ -122,7 +122,7 @@ def test_what_is_too_much_to_gather_goes_out_in_the_same_turn_and_nothing_when_i
     asyncio.run(write())
 
 
-def test_a_client_that_sends_nothing_more_gets_its_answers(server):
+def test_a_client_that_half_closes_gets_the_answers_that_were_made_at_once(server):
     for number in (1, 5):
         with opened(server, 1, b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n" * number) as (client,):
             client.shutdown(socket.SHUT_WR)
