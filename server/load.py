@@ -248,6 +248,7 @@ def _serve(
     scheduler = Scheduler(
         tree,
         num_slots=settings.parallel,
+        similarity=settings.slot_prompt_similarity,
         batch_size=context.batch,
         prefill_budget=settings.prefill_budget,
         max_stall=max_stall,

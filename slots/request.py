@@ -102,7 +102,8 @@ class Layout:
     prompt, for the reason of a miss. repeated: ids of documents that are left out here, because an earlier turn holds them.
     moved: the documents that are read separately; their tokens are marked. reads: this is no prompt to be answered but the
     reading of one of these, by its place among them. breakpoints: the client's marks, (stop, seconds): prompts may part
-    there, and what is in front is pinned for so long; 0: not at all.
+    there, and what is in front is pinned for so long; 0: not at all. opening: the tokens in front of a chat's first
+    question: system text and documents, which new chats have in common; 0: this is no chat.
     """
 
     tokens: np.ndarray
@@ -113,6 +114,7 @@ class Layout:
     moved: tuple[MovedDocument, ...] = ()
     reads: tuple[int, MovedDocument] | None = None
     breakpoints: tuple[tuple[int, float], ...] = ()
+    opening: int = 0
 
     @property
     def ids(self) -> np.ndarray:

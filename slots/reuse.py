@@ -68,6 +68,11 @@ class Reuse:
         return max(sources, key=lambda source: sources[source]) if (sources := self.sources) else Source.NONE
 
 
+def prefix_cache_ratio(num_cached: int, num_prompt: int) -> float:
+    """Return the share of a prompt's tokens that were not computed; 0 for an empty one (ADR 007, telemetry)."""
+    return num_cached / num_prompt if num_prompt else 0.0
+
+
 # ---- Documents that are read separately have marked tokens. -------------------------------------------------------------
 #
 #     bit 30      of a document that is read separately

@@ -30,7 +30,7 @@ from .queue import Queue
 from .radix import NO_TOKENS, Node, descendants, path
 from .request import Job, Layout, Request, Strategy
 from .separate import SeparateDocuments
-from .slot import Slots
+from .slot import SIMILARITY, Slots
 from .snapshots import FromSnapshots, Snapshots
 from .state_tree import StateTree
 from .strategy import PlainKV
@@ -184,9 +184,9 @@ TRIES = 3  # steps that may fail with a request until it counts as the cause: th
 class Scheduler:
     """Owns the waiting and the running requests. Not thread-safe: only the engine's thread calls it.
 
-    batch_size: most tokens of a step. prefill_budget, max_stall: see `PrefillBudget`. idle_cells: see `Cells`. window: see
-    `Queue`. snapshots: for models whose memory cannot be cut. drafts: for requests that want them. max_rows: most rows of
-    logits of a step.
+    similarity: see `affine_slot`. batch_size: most tokens of a step. prefill_budget, max_stall: see `PrefillBudget`.
+    idle_cells: see `Cells`. window: see `Queue`. snapshots: for models whose memory cannot be cut. drafts: for requests that
+    want them. max_rows: most rows of logits of a step.
     """
 
     def __init__(
@@ -194,6 +194,7 @@ class Scheduler:
         tree: PrefixTree,
         *,
         num_slots: int,
+        similarity: float = SIMILARITY,
         batch_size: int = 512,
         prefill_budget: int = 512,
         max_stall: float = math.inf,
@@ -203,7 +204,7 @@ class Scheduler:
         drafts: Drafts | None = None,
         max_rows: int = 0,
     ) -> None:
-        self.tree, self.slots, self.batch_size = tree, Slots(num_slots), batch_size
+        self.tree, self.slots, self.batch_size = tree, Slots(num_slots, similarity), batch_size
         self.budget = PrefillBudget(prefill_budget, max_stall, tree.costs, tree.profile)
         self.snapshots = Snapshots(tree, HostMemory()) if snapshots is None else snapshots
         self.index: PromptTree = self.snapshots if self.snapshots.host.max_bytes else tree  # what prompts are compared with

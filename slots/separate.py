@@ -163,4 +163,5 @@ def _stage(whole: Layout, at: int, document: MovedDocument) -> Layout:
         documents=(PlacedDocument(document.id, document.key, num_prefix, len(text)),),
         segments=(*segments, (len(text), f"document {document.id}")),
         reads=(at, document),
+        opening=num_prefix,
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 
@@ -12,9 +12,13 @@ from .plan import HostCopy, Save
 from .prefix_tree import PrefixTree
 from .radix import NO_TOKENS, common_prefix, path
 from .request import Job
+from .reuse import prefix_cache_ratio
 from .scope import Scope
 from .snapshots import Snapshots
 from .tier import Record
+
+SIMILARITY = 0.1
+"""The share of a prompt that a slot's history must have for it to run there, as in llama-server."""
 
 
 @dataclass(slots=True)
@@ -22,7 +26,8 @@ class Slot:
     """The place of one running request.
 
     last: id of the last request of a client here; -1 before the first. scope, history (int32): of that request; empty if
-    nothing of it was kept. num_prompt: the tokens of its prompt in the history. ahead (int32): the tokens of its next turn
+    nothing of it was kept. num_prompt: the tokens of its prompt in the history. prefix_cache_tokens, prefix_cache_ratio: the
+    prompt tokens that it did not compute, and their share of its prompt. ahead (int32): the tokens of its next turn
     that have been prefilled since. Any other background request leaves no trace here.
     """
 
@@ -34,27 +39,27 @@ class Slot:
     scope: Scope | None = None
     history: np.ndarray = field(default_factory=lambda: NO_TOKENS)
     num_prompt: int = 0
+    prefix_cache_tokens: int = 0
+    prefix_cache_ratio: float = 0.0
     ahead: np.ndarray = field(default_factory=lambda: NO_TOKENS)
 
     def remember(self, scope: Scope | None, history: np.ndarray, num_prompt: int, last: int = -1) -> None:
         """Replace the history. num_prompt: the tokens of the prompt, of which the history may have fewer."""
         self.scope, self.history, self.last, self.ahead = scope, history, last, NO_TOKENS
         self.num_prompt = min(num_prompt, len(history))
+        self.prefix_cache_tokens, self.prefix_cache_ratio = 0, 0.0
 
-    def is_continued_by(self, job: Job) -> bool:
-        """Return whether a prompt begins with the last one that ran here.
-
-        The answer may read another way in the next turn: without its reasoning, or as other tokens of the same text.
-        """
-        mine, prompt = self.history[: self.num_prompt], job.tokens[: job.num_tokens]
-        return self.scope == job.request.index_scope and 0 < len(mine) == common_prefix(mine, prompt)
+    def num_shared(self, job: Job) -> int:
+        """Return the length of the common prefix of its history and a request's tokens."""
+        return common_prefix(self.history, job.tokens[: job.num_tokens]) if self.scope == job.request.index_scope else 0
 
 
 class Slots:
-    """A fixed number of slots."""
+    """A fixed number of slots. similarity: as in `affine_slot`."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, similarity: float = SIMILARITY) -> None:
         self._slots = tuple(Slot(id) for id in range(count))
+        self._similarity = similarity
         self._clock = 0
 
     def __len__(self) -> int:
@@ -75,13 +80,12 @@ class Slots:
         return job.request.wanted_slot < 0 or self._slots[job.request.wanted_slot].job is None
 
     def take(self, job: Job, sequence_id: int) -> None:
-        """Give a request its idle slot: the one it wants, else the one it continues, else the least recently used.
+        """Give a request its idle slot: the one it wants, else the one of the longest prefix, else the least recently used.
 
         sequence_id: of the request's sequence, which may be a new one even where it continues a slot.
         """
         idle = [slot for slot in self._slots if slot.job is None and job.request.wanted_slot in (-1, slot.id)]
-        continued = [slot for slot in idle if slot.is_continued_by(job)]
-        slot = max(continued, key=lambda slot: slot.num_prompt, default=min(idle, key=lambda slot: slot.last_use))
+        slot = affine_slot(idle, job, self._similarity) or min(idle, key=lambda slot: slot.last_use)
         slot.job, job.slot = job, slot.id
         if job.request.background:
             if followed := self._followed(job):
@@ -101,10 +105,30 @@ class Slots:
         scope = job.request.index_scope if job.request.keeps else None
         history = NO_TOKENS if scope is None else job.tokens[: job.computed]
         slot.remember(scope, history, job.num_prompt, job.request.id)
+        cached = job.reuse.cached
+        slot.prefix_cache_tokens, slot.prefix_cache_ratio = cached, prefix_cache_ratio(cached, job.num_prompt)
 
     def _followed(self, job: Job) -> Slot | None:
         """Return the slot of the request whose next turn this one prefills, if the slot still remembers it."""
         return next((slot for slot in self._slots if slot.last == job.request.follows), None)
+
+
+def affine_slot(idle: Sequence[Slot], job: Job, similarity: float) -> Slot | None:
+    """Return the slot whose history has the longest common prefix with a request's prompt (ADR 007); None: none qualifies.
+
+    A slot whose whole last prompt is continued goes first: the answer after it may read another way in the next turn,
+    without its reasoning or as other tokens of the same text. Else the prefix must be at least `similarity` of the prompt
+    (0: no slot qualifies), and of a chat's own part of the slot, at least half: the part after the opening that new chats
+    have in common. Two chats that share a system text alone would else take each other's slot in turn.
+    """
+    shared = {slot.id: slot.num_shared(job) for slot in idle}
+    found = [slot for slot in idle if 0 < slot.num_prompt <= shared[slot.id]]
+    opening, least = job.layout.opening, similarity * job.num_prompt
+    for slot in idle if similarity and not found else ():
+        mine = shared[slot.id] - opening
+        if mine > 0 and shared[slot.id] >= least and (not opening or 2 * mine >= slot.num_prompt - opening):
+            found.append(slot)
+    return max(found, key=lambda slot: (shared[slot.id], -slot.last_use), default=None)
 
 
 # ---- The prompts that slots ran last: saved as records, restored, and erased. -------------------------------------------

@@ -340,7 +340,13 @@ def _slot(service: Service, slot: SlotState, running: Mapping[int, Generation]) 
         "is_processing": task is not None,
     }
     if task is None:
-        told = {"id_task": slot.last, "n_prompt_tokens": slot.tokens, "next_token": [_next_token(0, -1)]}
+        told = {
+            "id_task": slot.last,
+            "n_prompt_tokens": slot.tokens,
+            "prefix_cache_tokens": slot.prefix_cache_tokens,
+            "prefix_cache_ratio": slot.prefix_cache_ratio,
+            "next_token": [_next_token(0, -1)],
+        }
         return fields | (told if slot.last >= 0 else {}) | {"sequence": slot.sequence}
     generation = running.get(task.id_task)
     left = task.limit - task.generated_tokens

@@ -415,7 +415,8 @@ class PromptBuilder:
             is_whole = sampled is not None and piece.part == "content" and piece.text == message.get("content")
             tokens = sampled if is_whole else self._answers.recall(scope, piece.text)
         assert piece.message is not None
-        return Fixed(self.tokens(scope, piece.text) if tokens is None else tokens, _label(piece.message, message))
+        tokens = self.tokens(scope, piece.text) if tokens is None else tokens
+        return Fixed(tokens, _label(piece.message, message), is_question=message["role"] == "user")
 
     def length(self, scope: str, document: Document) -> int:
         """Return the tokens of a document in a prompt."""

@@ -27,7 +27,8 @@ class Fixed:
     """Tokens (int32) in a fixed place. label: their origin, in words. ends: whether a node of the prefix tree ends here.
 
     repeated: names of earlier texts to which these refer, instead of showing them again. pin: there is a breakpoint behind
-    it, which pins all in front of it for so many seconds; 0: it pins nothing; None: there is none.
+    it, which pins all in front of it for so many seconds; 0: it pins nothing; None: there is none. is_question: it is a
+    user's own text.
     """
 
     tokens: np.ndarray
@@ -35,6 +36,7 @@ class Fixed:
     ends: bool = True
     repeated: tuple[str, ...] = ()
     pin: float | None = None
+    is_question: bool = False
 
     @property
     def num_tokens(self) -> int:
@@ -307,7 +309,7 @@ class ChatPrompt:
         order: Sequence[int] = ()
         for index, part in enumerate(self.parts):
             if isinstance(part, Fixed):
-                layout.add(part.tokens, part.label, part.ends, part.pin)
+                layout.add_text(part)
                 layout.repeat(part.repeated)
                 before.append(part.tokens)
                 continue
@@ -355,7 +357,7 @@ class SeparatePrompt(ChatPrompt):
         layout = _LayoutBuilder()
         for part in self.parts:
             if isinstance(part, Fixed):
-                layout.add(part.tokens, part.label, part.ends, part.pin)
+                layout.add_text(part)
             else:
                 for at in part.order or ():
                     layout.add_separate(part.documents[at], part.tokens[at])
@@ -399,10 +401,17 @@ class _LayoutBuilder:
         self._prefix: np.ndarray | None = None  # in front of documents that are read separately
         self._moved: list[MovedDocument] = []
         self._breakpoints: list[tuple[int, float]] = []
+        self._opening: int | None = None  # the tokens in front of the first question
 
-    def add(self, tokens: np.ndarray, label: str, ends: bool, pin: float | None = None) -> None:
-        if pin is not None:
-            self._breakpoints.append((self._length + len(tokens), pin))
+    def add_text(self, part: Fixed) -> None:
+        """Add a text in a fixed place, and note the breakpoint and the question that it is."""
+        if part.is_question and self._opening is None:
+            self._opening = self._length
+        if part.pin is not None:
+            self._breakpoints.append((self._length + len(part.tokens), part.pin))
+        self.add(part.tokens, part.label, part.ends)
+
+    def add(self, tokens: np.ndarray, label: str, ends: bool) -> None:
         if not len(tokens):
             return
         self._tokens.append(tokens)
@@ -442,6 +451,7 @@ class _LayoutBuilder:
             repeated=tuple(self._repeated),
             moved=tuple(self._moved),
             breakpoints=tuple(self._breakpoints),
+            opening=self._opening or 0,
         )
 
     def _end_in_text(self) -> None:

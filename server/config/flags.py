@@ -50,7 +50,6 @@ SO_HERE: tuple[Row, ...] = (
     ("--log-timestamps --no-log-timestamps", 0, "LOG_TIMESTAMPS"),
     ("--log-colors", 1, "LOG_COLORS"),
     ("-dt --defrag-thold", 1, "DEFRAG_THOLD"),
-    ("-sps --slot-prompt-similarity", 1, ""),
     ("--cors-credentials", 0, "CORS_CREDENTIALS"),
 )
 

@@ -229,6 +229,7 @@ class Settings(Numbers):
     ctx_size: int = row(0, ("-c", "--ctx-size"), "KV cells in the pool that all requests share; 0: the length that the model was trained for, at most the 65536 that --fit finds memory for, or 16384 without it", most=(1 << 31) - 1, llama="LLAMA_ARG_CTX_SIZE")
     kv_unified: bool = row(True, ("-kvu", "--kv-unified"), "a request may fill the whole pool; off: at most an equal share of it for each slot, as in llama-server with -np", fixed={"-no-kvu": "off"}, llama="LLAMA_ARG_KV_UNIFIED")
     parallel: int = row(4, ("-np", "--parallel"), "slots: requests that run at the same time", least=1, most=127, words={"-1": 4}, llama="LLAMA_ARG_N_PARALLEL")
+    slot_prompt_similarity: float = row(0.1, ("-sps", "--slot-prompt-similarity"), "share of a prompt that a slot's history must begin with for the prompt to run there, from 0 to 1; a slot whose whole last prompt is continued goes first, and without a match the least recently used one runs it; 0: no match", most=1)
     batch_size: int = row(512, ("-b", "--batch-size"), "most tokens a step computes", least=1, llama="LLAMA_ARG_BATCH")
     ubatch_size: int = row(512, ("-ub", "--ubatch-size"), "most tokens a kernel computes", least=1, llama="LLAMA_ARG_UBATCH")
     prefill_budget: int = row(512, ("--prefill-budget",), "most prompt tokens a step computes while other requests generate", least=1)

@@ -507,6 +507,8 @@ def account(generations: Sequence[Generation]) -> Fields:
         "prompt": report.num_prompt,
         "cached": report.num_cached,
         "source": report.source,
+        "prefix_cache_tokens": report.num_cached,
+        "prefix_cache_ratio": round(report.prefix_cache_ratio, 3),
         **_miss(generation, report),
         "generated": sum(end.report.num_generated for _, end in ends),
         "ttft_ms": round(1000 * (report.queue_time + report.prompt_time), 1),

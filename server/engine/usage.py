@@ -11,7 +11,7 @@ from typing import NotRequired, TypedDict
 import numpy as np
 
 from ...slots.request import Layout
-from ...slots.reuse import ReusedSpan
+from ...slots.reuse import ReusedSpan, prefix_cache_ratio
 
 ID_BYTES = 8
 
@@ -116,6 +116,11 @@ class Report:
     retrieval: Mapping[str, object] | None = None
     moved: Sequence[Mapping[str, str]] | None = None
 
+    @property
+    def prefix_cache_ratio(self) -> float:
+        """The share of the prompt that was not computed."""
+        return prefix_cache_ratio(self.num_cached, self.num_prompt)
+
     def timings(self) -> Fields:
         """Return llama-server's `timings` of the whole answer."""
         return timings(
@@ -131,9 +136,12 @@ class Report:
     def slotcache(self) -> Fields:
         """Return our own object in the answer: the slot, the reuse, and where it ended."""
         fields: Fields = {
-            "lane": self.slot,
+            "slot": self.slot,
+            "lane": self.slot,  # its name before 0.2, for one release
             "source": self.source,
             "cached_tokens": self.num_cached,
+            "prefix_cache_tokens": self.num_cached,
+            "prefix_cache_ratio": self.prefix_cache_ratio,
             "documents": self.documents,
             "repeated": self.repeated,
             "miss": self.miss,

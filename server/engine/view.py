@@ -18,7 +18,7 @@ import numpy as np
 from ...slots.lower_tiers import LowerTier
 from ...slots.radix import Node, descendants, most_cached, path
 from ...slots.request import Job, Layout, Prompt
-from ...slots.reuse import Source
+from ...slots.reuse import Source, prefix_cache_ratio
 from ...slots.scheduler import Scheduler
 from ...slots.scope import Scope
 from ...slots.separate import num_kept
@@ -281,6 +281,8 @@ class SlotTask:
     source: str
     prompt_tokens: int
     cached_tokens: int
+    prefix_cache_tokens: int
+    prefix_cache_ratio: float
     computed_tokens: int
     generated_tokens: int
     limit: int
@@ -294,7 +296,9 @@ class SlotTask:
             state="generating" if job.decoding else "prefill",
             source=job.reuse.source,
             prompt_tokens=job.num_prompt,
-            cached_tokens=job.reuse.cached,
+            cached_tokens=(cached := job.reuse.cached),
+            prefix_cache_tokens=cached,
+            prefix_cache_ratio=prefix_cache_ratio(cached, job.num_prompt),
             computed_tokens=job.computed,
             generated_tokens=job.num_tokens - job.num_prompt,
             limit=job.request.limit,
@@ -306,13 +310,15 @@ class SlotTask:
 class SlotState:
     """A slot. sequence: the one with the history of its last request. last: that request; -1: none. tokens: of the history.
 
-    task: the request that it runs.
+    prefix_cache_tokens, prefix_cache_ratio: of that request. task: the request that it runs.
     """
 
     id: int
     sequence: int
     last: int
     tokens: int
+    prefix_cache_tokens: int
+    prefix_cache_ratio: float
     task: SlotTask | None
 
     @classmethod
@@ -322,6 +328,8 @@ class SlotState:
             sequence=slot.sequence_id,
             last=slot.last,
             tokens=len(slot.history),
+            prefix_cache_tokens=slot.prefix_cache_tokens,
+            prefix_cache_ratio=slot.prefix_cache_ratio,
             task=SlotTask.of(slot.job) if slot.job is not None else None,
         )
 

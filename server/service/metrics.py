@@ -23,6 +23,7 @@ from ..search.vectors import Computed
 from .idle import IdlePrefill
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+SHARES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 1.0)
 SMOOTHING = 0.1  # weight of the newest request in the mean time a request takes
 RECENT = 64  # finished requests that a rate is the mean of
 OF_LLAMA_SERVER = (
@@ -76,6 +77,10 @@ class Metrics:
         self._ttft = self._histogram("slotcache_ttft_seconds", "From arrival to the first token")
         self._queue = self._histogram("slotcache_queue_seconds", "From arrival to admission")
         self._itl = self._histogram("slotcache_itl_seconds", "Mean time between two tokens of a request")
+        name, help = "slotcache_prefix_cache_ratio", "Share of a finished request's prompt that was not computed"
+        self._ratio = Histogram(name, help, buckets=SHARES, registry=self._registry)
+        name, help = "slotcache_prefix_cache_tokens", "Prompt tokens of finished requests that were not computed"
+        self._prefix_tokens = Counter(name, help, registry=self._registry)
         self._mean_seconds = 1.0
         self._prompts, self._answers = Rate(), Rate()
         self._longest = 0  # tokens of a prompt and its answer
@@ -87,6 +92,8 @@ class Metrics:
         self._requests.labels(reason).inc()
         self._ttft.observe(report.queue_time + report.prompt_time)
         self._queue.observe(report.queue_time)
+        self._ratio.observe(report.prefix_cache_ratio)
+        self._prefix_tokens.inc(report.num_cached)
         if report.num_generated > 1:
             self._itl.observe(report.generation_time / (report.num_generated - 1))
         self._prompts.count(report.num_prompt - report.num_cached, report.prompt_time)

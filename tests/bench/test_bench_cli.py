@@ -37,7 +37,7 @@ class Cache:
             for i, key in enumerate(order)
         ]
         cached = TOKENS * arranged.reused_documents
-        own = {"lane": 0, "source": "fork", "cached_tokens": cached, "documents": used}
+        own = {"slot": 0, "source": "fork", "cached_tokens": cached, "documents": used}
         prompt = sum(len(message["content"].split()) for message in body["messages"]) + TOKENS * len(keys)
         for event in self.chat_events(["a", "b", "c"] * 4, prompt=prompt, cached=cached, own=own):
             await send(event)

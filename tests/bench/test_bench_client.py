@@ -43,7 +43,7 @@ def test_ttft_is_the_first_token_and_not_the_first_event(serve: Any, chat_events
 
 def test_slotcache_gets_documents_as_a_field_and_tells_their_use(serve: Any, chat_events: Any) -> None:
     used = [{"id": "b", "tokens": 4, "cached_tokens": 4}, {"id": "a", "tokens": 3, "cached_tokens": 0}]
-    own = {"lane": 1, "source": "fork", "cached_tokens": 7, "documents": used, "miss": None}
+    own = {"slot": 1, "source": "fork", "cached_tokens": 7, "documents": used, "miss": None}
 
     async def handler(path: str, body: Any, send: Any) -> None:
         for event in chat_events(["x"], prompt=20, cached=7, own=own):

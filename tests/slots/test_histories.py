@@ -98,7 +98,7 @@ def test_what_another_request_is_computing_has_not_come_back():
 def test_what_only_a_slot_held_is_erased():
     world = World(host=1000, idle=1000)
     world.run(range(100), stops=(50,))
-    world.run([*range(50), 7, 7, 7], stops=(50,))
+    world.run([*range(50), 7, 7, 7], stops=(50,), slot=1)
     slots = world.scheduler.slots
     before = world.scheduler.tree.device.num_ready
     assert histories(world).erase(slots[0]) == 51

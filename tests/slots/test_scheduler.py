@@ -440,6 +440,42 @@ def test_a_prompt_runs_in_the_slot_that_it_continues_wherever_its_kv_is():
     assert world.run([*range(50), 4, 4, 5, 5]).slot == longer.slot == 1
 
 
+def test_a_prompt_runs_in_the_slot_of_the_longest_prefix():
+    world = World(cells=2000, slots=4)
+    for start in (0, 1000, 2000):
+        world.run(range(start, start + 400))
+    assert world.run([*range(1000, 1399), 9]).slot == 1, "399 of 400 tokens"
+    assert world.run([*range(2000, 2200), *range(200)]).slot == 2, "a half"
+    assert world.run([*range(2000, 2020), *range(5000, 5200)]).slot == 3, "less than a tenth"
+    world.run([*range(3000, 3003), 9], slot=0)
+    world.run([*range(3000, 3008), 9], slot=3)
+    assert world.run(range(3000, 3010)).slot == 3, "8 of 10 tokens are there, and 3 on slot 0"
+    assert world.run(range(3000, 3010), scope=Scope.shared("other")).slot != 3, "another scope shares nothing"
+
+
+def test_without_similarity_only_a_continued_slot_is_preferred():
+    world = World(cells=2000, slots=2, similarity=0.0)
+    first = world.run(range(400))
+    assert world.run([*range(399), 9]).slot != first.slot
+    assert world.run([*range(400), 4, 4, 7]).slot == first.slot
+
+
+@pytest.mark.parametrize("shared", [20, 400])
+def test_two_chats_in_turn_that_share_an_opening_keep_their_slots(shared):
+    """However much of their prompts the system text is, and although their questions begin alike."""
+    world = World(cells=4000, slots=2)
+    opening = range(5000, 5000 + shared)
+    chats = {start: [*opening, 1, 2, 3, *range(start, start + 20)] for start in (1000, 2000)}
+    slots = {start: set() for start in chats}
+    for turn in range(4):
+        for start, text in chats.items():
+            slots[start].add(world.run(Fixed(text, opening=shared), limit=4).slot)
+            text += range(start + 100 * turn + 50, start + 100 * turn + 60)
+    assert [len(used) for used in slots.values()] == [1, 1] and slots[1000] != slots[2000]
+    edited = [*chats[1000][:-4], 7, 7, 7, 7]
+    assert {world.run(Fixed(edited, opening=shared)).slot} == slots[1000], "its last question is another one"
+
+
 def test_a_slot_that_holds_the_whole_history_is_continued_and_others_are_forked():
     world = World(slots=3)
     first = world.run(range(50))
@@ -447,7 +483,7 @@ def test_a_slot_that_holds_the_whole_history_is_continued_and_others_are_forked(
     history = first.tokens[: first.num_tokens - 1].tolist()
     follower = world.run([*history, 7, 8])
     assert follower.reuse.source == "own" and follower.slot == first.slot
-    forked = world.run([*range(30), 9, 9])
+    forked = world.run([*range(5), *range(60, 120)])
     assert forked.reuse.source == "fork" and forked.slot != first.slot
     again = follower.tokens[: follower.num_tokens - 1].tolist()
     assert world.run([*again, 5]).reuse.cached == len(again)

@@ -6,10 +6,11 @@ import numpy as np
 class Fixed:
     """Satisfies `slots.request.Prompt`: `tokens` with nodes ending at `stops`."""
 
-    def __init__(self, tokens, stops=(), documents=(), breakpoints=()):
+    def __init__(self, tokens, stops=(), documents=(), breakpoints=(), opening=0):
         from slotcache.slots.request import Layout
 
-        self.layout = Layout(np.asarray(tokens, np.int32), tuple(stops), tuple(documents), breakpoints=tuple(breakpoints))
+        tokens, places, breakpoints = np.array(tokens, np.int32), (tuple(stops), tuple(documents)), tuple(breakpoints)
+        self.layout = Layout(tokens, *places, breakpoints=breakpoints, opening=opening)
         self.num_tokens = len(self.layout.tokens)
         self.beginning = self.layout.tokens
         self.documents: frozenset[str] = frozenset()

@@ -38,6 +38,7 @@ class World:
         stall=math.inf,
         rows=0,
         drafter=None,
+        similarity=0.1,
         **costs,
     ):
         """costs: more fields of the device's costs. drafter: a toy, whose clock is the drafts'."""
@@ -48,6 +49,7 @@ class World:
         self.scheduler = Scheduler(
             tree,
             num_slots=slots,
+            similarity=similarity,
             batch_size=batch,
             prefill_budget=budget,
             max_stall=stall,

@@ -1,5 +1,6 @@
 """Metrics by llama-server's names, against the figures of the answers."""
 
+import json
 import re
 import time
 
@@ -33,6 +34,46 @@ def test_the_counters_are_the_sums_of_the_answers(counting):
     assert counting.metric("llamacpp:prompt_tokens_seconds") > 0 < counting.metric("llamacpp:predicted_tokens_seconds")
     steps = counting.metric("llamacpp:n_decode_total")
     assert steps >= 14 and counting.metric("llamacpp:n_busy_slots_per_decode") == 1
+
+
+BODIES = {
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "Who keeps the mill? " * 9}], "max_tokens": 3},
+    "/v1/completions": {"prompt": "Who keeps the mill? " * 9, "max_tokens": 3},
+    "/completion": {"prompt": "And who keeps the river? " * 9, "n_predict": 3},
+    "/v1/messages": {"messages": [{"role": "user", "content": "Who keeps the lock? " * 9}], "max_tokens": 3},
+    "/v1/responses": {"input": "Who keeps the bridge? " * 9, "max_output_tokens": 3},
+}
+
+
+def report_in(body):
+    """Return our report, wherever an API has it."""
+    found = [body, *(body.get(name) or {} for name in ("response", "message")), *body.get("choices", ())]
+    return next((one["slotcache"] for one in found if one.get("slotcache")), None)
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_the_reuse_of_a_prompt_is_told_wherever_a_request_shows(counting, path):
+    """`prefix_cache_tokens` and `prefix_cache_ratio`: in the answer, the end of a stream, /slots and /metrics."""
+    body = BODIES[path] | {"cache_prompt": True, "ignore_eos": True, "model": "m"}
+    names = "slotcache_prefix_cache_tokens_total", "slotcache_prefix_cache_ratio_sum", "slotcache_prefix_cache_ratio_count"
+    before = [counting.metric(name) for name in names]
+    first = report_in(counting.http.post(path, json=body).json())
+    whole = report_in(counting.http.post(path, json=body).json())
+    lines = counting.http.post(path, json=body | {"stream": True}).text.splitlines()
+    events = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+    told = [report for event in events if (report := report_in(event))]
+    assert len(told) == 1 and told[0] | {"conversation": None} == whole | {"conversation": None}
+    assert whole["slot"] == whole["lane"] == 0
+    assert whole["prefix_cache_tokens"] == whole["cached_tokens"] > 20 and 0.9 < whole["prefix_cache_ratio"] < 1
+    (slot,) = counting.http.get("/slots").json()
+    assert [slot[name] for name in ("prefix_cache_tokens", "prefix_cache_ratio")] == [
+        whole["prefix_cache_tokens"],
+        whole["prefix_cache_ratio"],
+    ]
+    tokens, ratio, count = (counting.metric(name) - value for name, value in zip(names, before, strict=True))
+    reports = [first, whole, *told]
+    assert (tokens, count) == (sum(one["prefix_cache_tokens"] for one in reports), 3)
+    assert ratio == pytest.approx(sum(one["prefix_cache_ratio"] for one in reports))
 
 
 def test_requests_that_run_and_wait_are_counted(counting):

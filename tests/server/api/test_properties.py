@@ -150,10 +150,10 @@ def test_a_busy_slot_shows_its_task_and_no_text(named):
 
 def test_a_request_runs_on_the_slot_that_it_names(named):
     for number in (1, 0, 1, 1, 0):
-        assert complete(named, id_slot=number)["slotcache"]["lane"] == number
+        assert complete(named, id_slot=number)["slotcache"]["slot"] == number
     chat = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2, "id_slot": 1, "n": 2}
     answer = named.http.post("/v1/chat/completions", json=chat).json()
-    assert answer["choices"][0]["slotcache"]["lane"] == 1
+    assert answer["choices"][0]["slotcache"]["slot"] == 1
     for wrong in (2, 10**12, -2, "1"):
         error = named.http.post("/completion", json=SHORT | {"id_slot": wrong}).json()["error"]
         assert error["code"] == 400 and error["param"] == "id_slot"
@@ -165,11 +165,11 @@ def test_a_request_waits_for_its_slot_while_others_go_by(named):
         read_text(lines)
         with named.http.stream("POST", "/completion", json=SHORT | {"stream": True, "id_slot": 1}) as waiting:
             until(lambda: named.metric("slotcache_requests_waiting") == 1)
-            assert [complete(named)["slotcache"]["lane"] for _ in range(3)] == [0] * 3
+            assert [complete(named)["slotcache"]["slot"] for _ in range(3)] == [0] * 3
             assert named.metric("slotcache_requests_waiting") == 1
             lines.close()
-            last = [line for line in waiting.iter_lines() if '"lane"' in line]
-            assert json.loads(last[-1][6:])["slotcache"]["lane"] == 1
+            last = [line for line in waiting.iter_lines() if '"slot"' in line]
+            assert json.loads(last[-1][6:])["slotcache"]["slot"] == 1
 
 
 def test_what_a_slot_ran_is_saved_from_it_and_restored_into_another(tiny, tmp_path):

@@ -213,5 +213,5 @@ def test_what_is_computed_ahead_does_not_change_what_a_slot_ran_last(model, tmp_
                 answer = up.chat(
                     messages=[*LONG["messages"], {"role": "assistant", "content": said}, {"role": "user", "content": "And?"}]
                 )
-                assert answer["slotcache"]["lane"] == 0, "the slot that the conversation is continued in"
+                assert answer["slotcache"]["slot"] == 0, "the slot that the conversation is continued in"
     assert saved[0] == saved[1] > 50

@@ -86,6 +86,26 @@ def test_choices_beside_each_other_and_a_next_turn(drafting):
     assert trial(drafting, **longer, cache_prompt=True)["content"] == fresh["content"]
 
 
+def test_two_chats_in_turn_keep_what_the_draft_model_has_read_of_them(floats):
+    """They have a system text in common, most of their first prompts, and begin their questions with the same words."""
+    with running(floats, draft_model=str(floats), parallel=2, cache_prompt=True) as up:
+        always_ask(up)
+        opening = {"role": "system", "content": "You answer from what the miller wrote down. " * 6}
+        chats = {name: [opening, {"role": "user", "content": f"What is a {name}? "}] for name in ("mill", "river")}
+        slots, read = {name: set() for name in chats}, []
+        for turn in range(4):
+            for name, messages in chats.items():
+                before = up.metric("slotcache_draft_model_tokens_total")
+                body = {"messages": messages, "max_tokens": 6, **GREEDY}
+                answer = up.http.post("/v1/chat/completions", json=body).json()
+                slots[name].add(answer["slotcache"]["slot"])
+                read.append(up.metric("slotcache_draft_model_tokens_total") - before)
+                messages.append(answer["choices"][0]["message"])
+                messages.append({"role": "user", "content": f"And the {name} {turn}? " + f"The {name} stood there. " * 20})
+        assert [len(used) for used in slots.values()] == [1, 1] and slots["mill"] != slots["river"]
+        assert max(read[2:]) < 1.5 * min(read[2:]), "each turn reads its own message, and none that came before"
+
+
 def test_sampled_tokens_have_the_distribution_that_they_have_without(floats, other, monkeypatch):
     with running(floats, draft_model=str(other), parallel=4) as up:
         check_the_distribution(up, monkeypatch, temperature=1.0)

@@ -43,8 +43,12 @@ def test_a_request_leaves_one_line_with_its_figures(tiny, lines):
         server.http.post("/v1/chat/completions", json=body)
         fields = the_line(lines, 2).fields
         assert fields["cached"] > 20 and fields["source"] == "fork" and fields["miss"] == "a document"
+        assert fields["prefix_cache_tokens"] == fields["cached"]
+        assert fields["prefix_cache_ratio"] == round(fields["cached"] / fields["prompt"], 3) > 0
         assert re.search(
-            r"POST /v1/chat/completions 200 in [\d.]+ s: prompt \d+, cached \d+, source fork", line_of(lines()[-1])
+            r"POST /v1/chat/completions 200 in [\d.]+ s: prompt \d+, cached \d+, source fork, "
+            r"prefix_cache_tokens \d+, prefix_cache_ratio 0\.\d+",
+            line_of(lines()[-1]),
         )
         told = "".join(line_of(line) + json.dumps(line.fields) for line in lines())
         assert "hidden" not in told and "secret" not in told and report["id"] not in told

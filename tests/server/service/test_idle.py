@@ -295,7 +295,7 @@ def test_what_is_computed_for_one_scope_goes_on_when_another_is_dropped(eager):
 @pytest.mark.parametrize("act", ["erase", "speculate"])
 def test_what_gave_way_to_something_else_goes_on(eager, act):
     before = settled(eager)
-    slot = begun(eager, f"beside {act}")["slotcache"]["lane"]
+    slot = begun(eager, f"beside {act}")["slotcache"]["slot"]
     if act == "erase":
         assert eager.http.post(f"/slots/{(slot + 1) % 4}", params={"action": "erase"}).status_code == 200
     else:
