@@ -59,6 +59,7 @@ def test_the_reuse_of_a_prompt_is_told_wherever_a_request_shows(counting, path):
     before = [counting.metric(name) for name in names]
     first = report_in(counting.http.post(path, json=body).json())
     whole = report_in(counting.http.post(path, json=body).json())
+    assert first and whole
     lines = counting.http.post(path, json=body | {"stream": True}).text.splitlines()
     events = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
     told = [report for event in events if (report := report_in(event))]
