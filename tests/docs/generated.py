@@ -9,11 +9,15 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
+README = ROOT / "README.md"
 CHART, RESULTS = ROOT / "docs/ttft.svg", ROOT / "docs/benchmarks/ttft.json"
 SETTINGS, SCALE, MODULES = ROOT / "docs/settings.md", ROOT / "docs/scale.md", ROOT / "docs/modules.md"
 ROOMS = ("server", "models", "slots", "ordering", "retrieval", "front", "bench")
 TABLE = re.compile(r"^\| flag \| environment \|.*?(?=^$|\Z)", re.M | re.S)
 ARGUMENTS = re.compile(r"^\| argument \| environment \|.*?(?=^$|\Z)", re.M | re.S)
+REPORT = re.compile(r"(?<=^```json\n).*?(?=^```$)", re.M | re.S)
+VARIES = ("lane", "slot", "source")  # of a report: they hang on time, as does whether earlier KV is still on the device
+WIDTH = 125  # of a line
 FOREIGN = re.compile(r"^\| llama-server's flag \|.*?(?=^$|\Z)", re.M | re.S)
 
 
@@ -93,9 +97,48 @@ def modules() -> str:
     return "\n".join(lines) + "\n"
 
 
+def with_report(page: str, report: dict[str, object]) -> str:
+    """The README with a report as its sample. What varies stays as it is there."""
+    from docs.markdown import blocks
+
+    told = json.loads(blocks(README, "json")[0].text)
+    return _with(packed(report | {name: told[name] for name in VARIES if name in told and name in report}), REPORT, page)
+
+
+def packed(fields: dict[str, object]) -> str:
+    """An object of JSON, with as many fields in a line as it has room for."""
+    lines = [" "]
+    for at, (name, value) in enumerate(fields.items(), 1):
+        text = f" {json.dumps(name)}: {json.dumps(value)}{',' * (at < len(fields))}"
+        if len(lines[-1] + text) > WIDTH:
+            lines.append(" ")
+        lines[-1] += text
+    return _lines("{", *lines, "}")
+
+
+def asked_report(url: str) -> dict[str, object]:
+    """The report that the README's example gets from a server of the built-in model, whose cache is empty."""
+    from docs.markdown import blocks
+    from docs.test_blocks import run
+
+    names = {"__name__": "document"}
+    run(blocks(README, "python")[0], names, url)
+    return names["answer"].slotcache
+
+
+def write() -> None:
+    """Write the generated parts anew. A server of the built-in model answers the README's questions."""
+    from server.conftest import running
+    from slotcache.models.demo import FILE
+
+    for path, text in generated().items():
+        path.write_text(text, "utf-8")
+    with running(FILE, flash_attn="auto") as server:
+        README.write_text(with_report(README.read_text("utf-8"), asked_report(server.url)), "utf-8")
+
+
 if __name__ == "__main__":
     sys.path.insert(0, str(ROOT / "tests"))
     import conftest  # noqa: F401  makes slotcache importable from a bare checkout
 
-    for path, text in generated().items():
-        path.write_text(text, "utf-8")
+    write()

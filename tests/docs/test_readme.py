@@ -1,15 +1,12 @@
 """The README: short, in its order, and with the answer that its example really gets."""
 
-import json
 import re
-from typing import Any
 
 from slotcache.server.config.settings import SETTINGS
 
-from docs.markdown import ROOT, blocks, read, rows, section
-from docs.test_blocks import run
+from docs.generated import README, asked_report, with_report
+from docs.markdown import read, rows, section
 
-README = ROOT / "README.md"
 ORDER = [
     "You have a folder of documents",
     "You have an agent, or a client of OpenAI or Anthropic",
@@ -38,10 +35,13 @@ def test_its_five_settings_are_as_it_says():
         assert default == (("on" if value else "off") if isinstance(value, bool) else str(value) or "-"), flag
 
 
+def test_its_two_commands_are_to_serve_and_what_ci_runs():
+    above, *_ = read("README.md").partition("\n## ")
+    serve, test = re.findall(r"`(make [^`]+)`", above)
+    assert serve == "make serve" and read(".ci/run").splitlines()[-1] == test
+
+
 def test_its_report_is_the_one_that_the_server_sends(demo_server, capsys):
     demo_server.http.delete("/v1/cache")
-    names: dict[str, Any] = {"__name__": "document"}
-    run(blocks(README, "python")[0], names, demo_server.url)
-    told = json.loads(blocks(README, "json")[0].text)
-    # The slot, and whether the first question's KV is still on the device, hang on time.
-    assert {**names["answer"].slotcache, "lane": told["lane"], "source": told["source"]} == told
+    page = read("README.md")
+    assert with_report(page, asked_report(demo_server.url)) == page, "tests/docs/generated.py writes it anew"
