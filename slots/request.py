@@ -94,12 +94,25 @@ class MovedDocument:
         return at == self.num_prefix + len(self.tokens)
 
 
+class Segment(NamedTuple):
+    """A part of a prompt, up to the token in front of `stop`. label: its origin, in words; verb: the one that goes with it."""
+
+    stop: int
+    label: str
+    verb: str = "is"
+
+    @property
+    def miss(self) -> str:
+        """The reason of a miss that begins in it, as a sentence."""
+        return f"{self.label} {self.verb} not cached here"
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Layout:
     """A prompt whose documents have their order.
 
-    tokens: int32. stops: ascending positions where nodes of the tree shall end. segments: (stop, label) of all parts of the
-    prompt, for the reason of a miss. repeated: ids of documents that are left out here, because an earlier turn holds them.
+    tokens: int32. stops: ascending positions where nodes of the tree shall end. segments: all parts of the prompt in order, for
+    the reason of a miss. repeated: ids of documents that are left out here, because an earlier turn holds them.
     moved: the documents that are read separately; their tokens are marked. reads: this is no prompt to be answered but the
     reading of one of these, by its place among them. breakpoints: the client's marks, (stop, seconds): prompts may part
     there, and what is in front is pinned for so long; 0: not at all. opening: the tokens in front of a chat's first
@@ -109,7 +122,7 @@ class Layout:
     tokens: np.ndarray
     stops: tuple[int, ...] = ()
     documents: tuple[PlacedDocument, ...] = ()
-    segments: tuple[tuple[int, str], ...] = ()
+    segments: tuple[Segment, ...] = ()
     repeated: tuple[str, ...] = ()
     moved: tuple[MovedDocument, ...] = ()
     reads: tuple[int, MovedDocument] | None = None
@@ -152,11 +165,12 @@ class Layout:
 
     def splits(self, position: int) -> bool:
         """Whether a segment begins before `position` and ends behind it."""
-        return 0 < position < len(self.tokens) and all(stop != position for stop, _ in self.segments)
+        return 0 < position < len(self.tokens) and all(segment.stop != position for segment in self.segments)
 
-    def segment_at(self, position: int) -> str:
-        """Return the label of the segment at `position`."""
-        return next((label for stop, label in self.segments if position < stop), "the prompt")
+    def segment_at(self, position: int) -> Segment:
+        """Return the segment at `position`; the whole prompt, if it has none there."""
+        whole = Segment(len(self.tokens), "the prompt")
+        return next((segment for segment in self.segments if position < segment.stop), whole)
 
 
 NO_LAYOUT = Layout(NO_TOKENS)

@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from .plan import HostCopy, Restore, Save, Span
 from .prefix_tree import PrefixTree
 from .radix import Node
-from .request import Job, KvPart, Layout, MovedDocument, PlacedDocument
+from .request import Job, KvPart, Layout, MovedDocument, PlacedDocument, Segment
 from .reuse import Source
 from .strategy import PlainKV
 
@@ -156,12 +156,12 @@ def _copy(tree: PrefixTree, node: Node) -> HostCopy:
 def _stage(whole: Layout, at: int, document: MovedDocument) -> Layout:
     """Return the layout of the prefix and one document."""
     num_prefix, text = document.num_prefix, document.text
-    segments = tuple(segment for segment in whole.segments if segment[0] <= num_prefix)
+    segments = tuple(segment for segment in whole.segments if segment.stop <= num_prefix)
     return Layout(
         text,
         stops=(num_prefix,),
         documents=(PlacedDocument(document.id, document.key, num_prefix, len(text)),),
-        segments=(*segments, (len(text), f"document {document.id}")),
+        segments=(*segments, Segment(len(text), f"document {document.id}")),
         reads=(at, document),
         opening=num_prefix,
     )

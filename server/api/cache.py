@@ -166,7 +166,7 @@ async def order(request: Request, asked: DocumentsOrderRequest) -> Response:
             "prompt_tokens": len(layout.tokens),
             "cached_tokens": reused,
             "tiers": {"device": on_device, "host": reused - on_device},
-            "miss": {"at": reused, "why": f"{layout.segment_at(reused)} is not cached here"},
+            "miss": {"at": reused, "why": layout.segment_at(reused).miss},
         }
     )
 

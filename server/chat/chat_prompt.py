@@ -15,7 +15,7 @@ from ...ordering.policy import Arrangement, Step, arrange, cached_ranks, walk
 from ...ordering.prompt import rank_hint
 from ...slots.host import PromptTree
 from ...slots.radix import NO_TOKENS, Node
-from ...slots.request import Layout, MovedDocument, PlacedDocument, Prompt
+from ...slots.request import Layout, MovedDocument, PlacedDocument, Prompt, Segment
 from ...slots.reuse import mark
 from ...slots.scope import Scope
 
@@ -322,7 +322,7 @@ class ChatPrompt:
                 layout.add_document(part.documents[at], part.tokens[at])
                 node = node and node.documents.get(part.keys[at])
             hint = part.hint_tokens(order)
-            layout.add(hint, "the hints", ends=False)
+            layout.add(hint, "the hints", ends=False, verb="are")
             layout.repeat(part.repeated)
             previous = index
         return layout.build()
@@ -361,7 +361,7 @@ class SeparatePrompt(ChatPrompt):
             else:
                 for at in part.order or ():
                     layout.add_separate(part.documents[at], part.tokens[at])
-                layout.add(part.hint_tokens(part.order or ()), "the hints", ends=False)
+                layout.add(part.hint_tokens(part.order or ()), "the hints", ends=False, verb="are")
             layout.repeat(part.repeated)
         return layout.build()
 
@@ -395,7 +395,7 @@ class _LayoutBuilder:
         self._tokens: list[np.ndarray] = []
         self._stops: list[int] = []
         self._documents: list[PlacedDocument] = []
-        self._segments: list[tuple[int, str]] = []
+        self._segments: list[Segment] = []
         self._repeated: list[str] = []
         self._length = 0
         self._prefix: np.ndarray | None = None  # in front of documents that are read separately
@@ -411,12 +411,12 @@ class _LayoutBuilder:
             self._breakpoints.append((self._length + len(part.tokens), part.pin))
         self.add(part.tokens, part.label, part.ends)
 
-    def add(self, tokens: np.ndarray, label: str, ends: bool) -> None:
+    def add(self, tokens: np.ndarray, label: str, ends: bool, *, verb: str = "is") -> None:
         if not len(tokens):
             return
         self._tokens.append(tokens)
         self._length += len(tokens)
-        self._segments.append((self._length, label))
+        self._segments.append(Segment(self._length, label, verb))
         if ends:
             self._stops.append(self._length)
 

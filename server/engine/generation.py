@@ -458,7 +458,7 @@ class Generation:
         if self.no_cache_reason:
             return {"at": cached, "why": self.no_cache_reason}
         at = first_gap(self._reused(layout))
-        why = f"{layout.segment_at(at)} is not cached here"
+        why = layout.segment_at(at).miss
         volatile = self._volatile(at) if layout.splits(at) else None
         miss: Miss = {"at": at, "why": f"{why}: {volatile} differs" if volatile else why}
         if change := self._change(at):
@@ -532,7 +532,7 @@ def _miss(generation: Generation, report: Report) -> Fields:
         return {}
     at = report.miss["at"]
     in_document = any(document.start <= at < document.stop for document in layout.documents)
-    part = "a document" if in_document else layout.segment_at(at)
+    part = "a document" if in_document else layout.segment_at(at).label
     return {"miss": generation.no_cache_reason or part, "miss_at": at}
 
 

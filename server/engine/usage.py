@@ -186,12 +186,12 @@ def first_gap(reused: Reused) -> int:
 
 def segment_reuse(layout: Layout, reused: Sequence[ReusedSpan], adapters: str = "") -> list[SegmentReuse]:
     """Return the parts of a prompt in order, each with the tokens of it that were not computed. adapters: as in `Scope`."""
-    ids = ids_at(layout.tokens, [stop for stop, _ in layout.segments], adapters)
-    starts = [0, *(stop for stop, _ in layout.segments)]
+    stops = [segment.stop for segment in layout.segments]
+    ids = ids_at(layout.tokens, stops, adapters)
     segments: list[SegmentReuse] = []
     rest = iter(reused)
     now = next(rest, None)
-    for start, (stop, label), id in zip(starts, layout.segments, ids, strict=False):
+    for start, (stop, label, _), id in zip([0, *stops], layout.segments, ids, strict=False):
         cached: dict[str, int] = {}
         saved = 0.0
         while now is not None and now.start < stop:

@@ -48,7 +48,7 @@ export function kindOf(label) {
  */
 export function missText(miss, titleOf, isFirst) {
   if (!miss) return "The whole prompt was cached; only its last tokens were computed, as always.";
-  const [, label, differs] = /^(.*) is not cached here(?:: (.*) differs)?$/s.exec(miss.why) ?? [];
+  const [, label, differs] = /^(.*) (?:is|are) not cached here(?:: (.*) differs)?$/s.exec(miss.why) ?? [];
   if (!label) return `Nothing was reused: ${miss.why}.`;
   const kind = kindOf(label);
   if (differs) return `Reuse ended inside “${nameOf(label, titleOf)}”, where ${differs} differs from what is cached.`;

@@ -31,6 +31,15 @@ def test_it_tells_what_the_chat_will_do_and_changes_nothing(server):
     assert order(server, shuffled, messages=MESSAGES, cache_scope="another")["cached_tokens"] == 0
 
 
+def test_its_miss_reads_as_the_answer_s(server):
+    fields = {"messages": MESSAGES, "cache_scope": "words"}
+    server.chat(**fields, documents=DOCUMENTS[:2])
+    shuffled = DOCUMENTS[1::-1]
+    told = order(server, shuffled, **fields)["miss"]
+    assert told["why"] == "the hints are not cached here", "the documents are, and their ranking is another one"
+    assert server.chat(**fields, documents=shuffled)["slotcache"]["miss"] == told
+
+
 def test_documents_alone_are_those_of_a_first_question(server):
     server.chat("Who was it?", documents=DOCUMENTS[:2], cache_scope="alone")
     told = order(server, [DOCUMENTS[1], DOCUMENTS[0]], cache_scope="alone")

@@ -5,6 +5,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from slotcache.slots.request import Segment
 
 from server.conftest import running
 
@@ -44,6 +45,14 @@ def test_each_file_that_is_referred_to_exists_and_has_its_kind(server):
     assert kinds == {path: wanted[Path(path).suffix] for path in kinds}
     unused = {f"/page/{module.name}" for module in OWN} - found
     assert len(kinds) > 20 and not unused
+
+
+@pytest.mark.parametrize("segment", [Segment(1, "document a is not cached here"), Segment(1, "the hints", "are")])
+def test_it_reads_the_reason_of_a_miss(segment):
+    (pattern,) = re.findall(r"/(\^.*\$)/s\.exec\(miss\.why\)", (FOLDER / "names.js").read_text("utf-8"))
+    for reason, differs in ((segment.miss, None), (f"{segment.miss}: a date (1.1.2026) differs", "a date (1.1.2026)")):
+        found = re.search(pattern, reason, re.S)
+        assert found and found.groups() == (segment.label, differs)
 
 
 def test_a_browser_that_has_a_file_gets_no_second_copy(server):

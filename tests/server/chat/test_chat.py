@@ -65,6 +65,9 @@ def test_documents_are_ordered_by_what_is_cached(server):
     assert second["slotcache"]["source"] == "fork"
     assert second["slotcache"]["miss"]["why"] == "document d3 is not cached here"
     assert second["usage"]["prompt_tokens_details"]["cached_tokens"] == second["timings"]["cache_n"]
+    third = ask(server, [2, 1, 0, 3], cache_scope="order")
+    assert used(third) == ["d0", "d1", "d2", "d3"]
+    assert third["slotcache"]["miss"]["why"] == "the hints are not cached here", "their ranking is another one"
 
 
 def test_retrieval_order_can_be_asked_for(server):
