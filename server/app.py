@@ -16,7 +16,7 @@ from starlette.responses import Response
 from .api.ollama import asks_whether_it_runs, greet
 from .api.routes import ROUTES, ApiRoute
 from .config.settings import Settings
-from .http.api_errors import RequestError, handlers
+from .http.api_errors import RequestError, handlers, no_route
 from .http.bodies import Bodies
 from .http.connection import Spelling
 from .http.log import RequestLog
@@ -86,11 +86,11 @@ def files() -> dict[str, File]:
 
 async def show(request: Request) -> Response:
     """Show the page in a browser, or a file of it. Ollama's clients ask here whether it runs."""
-    if request.url.path == "/" and asks_whether_it_runs(request):
+    if request.scope["path"] == "/" and asks_whether_it_runs(request):
         return await greet(request)
     file = files().get(request.path_params.get("path", FIRST))
     if file is None:
-        raise RequestError(f"no such route: {request.url.path}", status=404)
+        raise no_route(request.scope["path"])
     headers = HEADERS | {"ETag": file.tag}
     if file.tag in map(str.strip, request.headers.get("if-none-match", "").split(",")):
         return Response(status_code=304, headers=headers)

@@ -96,6 +96,17 @@ def test_the_wheel_has_every_file_that_a_room_reads() -> None:
     assert data <= packed, data - packed
 
 
+def test_no_route_reads_its_path_from_a_url() -> None:
+    """`request.url` is made of what the client says its host is: the path of a request is its scope's."""
+    found = {
+        str(path.relative_to(ROOT))
+        for room in ("server", "front")
+        for path in (ROOT / room).rglob("*.py")
+        if re.search(r"request\.(url|base_url)\b", path.read_text())
+    }
+    assert not found
+
+
 def test_structs_are_decoded_by_decoders_that_a_module_makes_when_it_is_loaded() -> None:
     """msgspec learns the fields of a struct at its first use, and two threads that do so at once end the process.
 

@@ -27,6 +27,7 @@ from ..engine.view import Prediction
 from ..formats.answer import Plain
 from ..http.api_errors import RequestError, failed
 from ..http.connection import SHORTCUT, Shortcut
+from ..http.log import on_one_line
 from ..search.folder import FolderIndex
 from ..search.retrieve import SearchReport, StagePrefetch, fitting, index_state, query_of, with_documents
 from ..search.vectors import Vectors
@@ -74,7 +75,7 @@ def warn(request: Request, warnings: Sequence[str]) -> None:
     if warnings:
         request.state.warnings += tuple(warnings)
         about = {"request_id": request.state.request_id}
-        logger.warning("%s: %s", request.url.path, "; ".join(warnings), extra={"fields": about})
+        logger.warning("%s: %s", on_one_line(request.scope["path"]), "; ".join(warnings), extra={"fields": about})
 
 
 def page(items: list[Fields], request: Request) -> Fields:
@@ -376,7 +377,7 @@ async def _refusing(handler: Handler, request: Request, asked: object) -> Respon
     if not isinstance(asked, Options):
         return await handler(request, asked)
     refusals: Refusals = request.app.state.app.refusals
-    path = request.url.path
+    path = request.scope["path"]
     key = partial(key_of, f"{path} {service_of(request).name}", asked)  # the address may name the model
     if refusals and (error := refusals.find(await beside_others(request, key), path)):
         request.state.is_quiet = True

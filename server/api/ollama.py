@@ -28,7 +28,7 @@ from ..config.settings import VERSION
 from ..engine.generation import Delta, End, PromptProgress
 from ..engine.usage import Fields
 from ..formats.answer import CallArguments, CallStart, ContentText, Fragment, ReasoningText, decoded_arguments
-from ..http.api_errors import RequestError, unknown_model
+from ..http.api_errors import RequestError, no_route, unknown_model
 from ..search.vectors import Vectors
 from ..service.models import ModelEntry
 from ..service.service import Service
@@ -470,7 +470,7 @@ def asks_whether_it_runs(request: Request) -> bool:
 async def greet(request: Request) -> Response:
     """Tell Ollama's clients that the server runs; there is no page for others."""
     if not asks_whether_it_runs(request):
-        raise RequestError(f"no such route: {request.url.path}", status=404)
+        raise no_route(request.scope["path"])
     return PlainTextResponse("Ollama is running")
 
 

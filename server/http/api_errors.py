@@ -100,6 +100,11 @@ def unknown_model(name: str, known: Iterable[str]) -> RequestError:
     return RequestError(message, status=404, code="model_not_found")
 
 
+def no_route(path: str) -> RequestError:
+    """Make the error of a request for a path that has no route."""
+    return RequestError(f"no such route: {path}", status=404)
+
+
 def reason_of(error: Exception) -> str:
     """Return what an error says, or its kind: some say nothing, as Python's own where no memory is left."""
     return str(error) or type(error).__name__
@@ -133,19 +138,19 @@ def handlers(program: str) -> dict[Any, ExceptionHandler]:
     """Return what answers the errors of an application's routes. program: its name, for an error of its own."""
 
     def fail(request: Request, error: Exception) -> Response:
-        return refusal(failed(error, program), request.url.path)
+        return refusal(failed(error, program), request.scope["path"])
 
     return {RequestError: _refuse, HTTPException: _refuse, ClientDisconnect: _let_go, Exception: fail}
 
 
 def _refuse(request: Request, error: Exception) -> Response:
-    path = request.url.path
+    path = request.scope["path"]  # not its URL's, which a client's `Host` is a part of
     if isinstance(error, HTTPException) and error.status_code == 405 and request.method == "OPTIONS":
         return Response(headers=error.headers)  # `Allow` is the answer; a page's preflight was answered before
     request.state.error = error
     if isinstance(error, HTTPException):
-        message = f"no such route: {path}" if error.status_code == 404 else error.detail
-        return refusal(RequestError(message, status=error.status_code, headers=error.headers), path)
+        status, detail, headers = error.status_code, error.detail, error.headers
+        error = no_route(path) if status == 404 else RequestError(detail, status=status, headers=headers)
     assert isinstance(error, RequestError)
     return refusal(error, path)
 

@@ -166,13 +166,13 @@ def _write(scope: Scope, status: int, seconds: float) -> None:
         figures |= {"error": error.code or error.status, "param": error.param}
     method, path, spent = scope["method"], scope["path"][:MAX_ID], round(seconds, 4)
     head: Fields = {"request_id": state["request_id"], "method": method, "path": path, "status": status, "seconds": spent}
-    shown = ", ".join(f"{name} {_on_one_line(str(value))}" for name, value in figures.items() if value is not None)
-    line = f"{method} {_on_one_line(path)} {status} in {spent} s{': ' if shown else ''}{shown}"
+    shown = ", ".join(f"{name} {on_one_line(str(value))}" for name, value in figures.items() if value is not None)
+    line = f"{method} {on_one_line(path)} {status} in {spent} s{': ' if shown else ''}{shown}"
     is_quiet = scope["path"] in QUIET or scope["path"].startswith(FILES) or "is_quiet" in state
     level = logging.WARNING if status >= 500 else logging.DEBUG if is_quiet else logging.INFO
     logger.log(level, "%s", line, extra={FIELDS: head | figures})
 
 
-def _on_one_line(text: str) -> str:
+def on_one_line(text: str) -> str:
     """Return a text, which may be a client's, so that it makes no line of its own."""
     return text if text.isprintable() else repr(text)

@@ -1,5 +1,7 @@
 """Who may ask: keys, the server's names, and pages in a browser."""
 
+from urllib.parse import unquote
+
 import httpx
 import pytest
 import uvicorn
@@ -231,6 +233,19 @@ def test_options_without_an_origin_says_what_may_be_asked(server, guarded):
 def test_a_foreign_name_is_refused_with_the_flag_that_allows_it(server):
     answer = server.http.get("/v1/models", headers={"Host": "host.docker.internal:8080"})
     assert answer.status_code == 403 and "--allowed-hosts host.docker.internal " in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "host"),
+    [("/none", "own/v1/messages/"), ("/none", "own/api/"), ("/v1/mess%0Aages/none", "own"), ("/ap%0Di/none", "own")],
+)
+def test_an_error_is_of_the_path_s_api_whatever_host_and_line_breaks_make_of_its_url(tiny, path, host):
+    """A URL of both is another one: `Host` may have a path of its own, and a URL loses its line breaks."""
+    with running(tiny, allowed_hosts="*") as server:
+        answer = server.http.get(path, headers={"Host": host})
+        assert answer.status_code == 404
+        assert answer.json()["error"]["message"] == f"no such route: {unquote(path)}"
+        assert set(answer.json()) == {"error"}, "the shape of OpenAI's API, not of Anthropic's or Ollama's"
 
 
 def test_a_preflight_names_the_header_of_a_key(tiny):
