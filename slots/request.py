@@ -95,7 +95,7 @@ class MovedDocument:
 
 
 class Segment(NamedTuple):
-    """A part of a prompt, up to the token in front of `stop`. label: its origin, in words; verb: the one that goes with it."""
+    """A part of a prompt, which ends in front of `stop`. label: its origin, in words; verb: the one that goes with it."""
 
     stop: int
     label: str
@@ -111,12 +111,12 @@ class Segment(NamedTuple):
 class Layout:
     """A prompt whose documents have their order.
 
-    tokens: int32. stops: ascending positions where nodes of the tree shall end. segments: all parts of the prompt in order, for
-    the reason of a miss. repeated: ids of documents that are left out here, because an earlier turn holds them.
-    moved: the documents that are read separately; their tokens are marked. reads: this is no prompt to be answered but the
-    reading of one of these, by its place among them. breakpoints: the client's marks, (stop, seconds): prompts may part
-    there, and what is in front is pinned for so long; 0: not at all. opening: the tokens in front of a chat's first
-    question: system text and documents, which new chats have in common; 0: this is no chat.
+    tokens: int32. stops: ascending positions where nodes of the tree shall end. segments: all parts of the prompt in order,
+    for the reason of a miss. repeated: ids of documents that are left out here, because an earlier turn holds them. moved:
+    the documents that are read separately; their tokens are marked. reads: this is no prompt to be answered but the reading
+    of one of these, by its place among them. breakpoints: the client's marks, (stop, seconds): prompts may part there, and
+    what is in front is pinned for so long; 0: not at all. opening: the tokens in front of a chat's first question: system
+    text and documents, which new chats have in common; 0: this is no chat.
     """
 
     tokens: np.ndarray
