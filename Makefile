@@ -9,6 +9,7 @@
 # make crowd                        2,000 half-open connections and 50 streams that nobody reads, 3 minutes: nobody else is hurt
 # make coverage                     the whole suite again, and the share of lines that it runs
 # make lint                         ruff and pyright
+# make audit                        known holes in what is installed, and in the oldest versions that pyproject.toml admits
 # make house                        how often each rule of the house is broken, and where
 # make fuzz CASES=420               requests made from /openapi.json of a server that runs: 5,000 in all, none may be a 5xx
 # make wheel                        the package as a wheel, in dist/; it has no compiled code
@@ -26,6 +27,7 @@ PROCESSES ?= 2
 URL ?= http://127.0.0.1:8080
 CASES ?= 420
 ENGINE_INDEX ?=
+HOLES ?= https://api.osv.dev/v1/query
 ROOMS := server slots ordering retrieval models front
 DEVICE := build/device
 DEVICE_TESTS ?= tests/device tests/slots tests/models tests/server
@@ -36,7 +38,7 @@ PROGRAMS := aider-chat==0.86.2 guidellm==0.8.1 llm==0.36
 ENGINE := $(shell sed -n 's/.*"\(llama-cpp-python==[^"]*\)".*/\1/p' pyproject.toml)
 PREBUILT := $(shell sed -n 's/.*"\(xllamacpp==[^"]*\)".*/\1/p' pyproject.toml)
 
-.PHONY: serve test coverage client-test scale-test device-test page-test mutations crowd lint house fuzz install native wheel \
+.PHONY: serve test coverage client-test scale-test device-test page-test mutations crowd lint audit house fuzz install native wheel \
 	wheel-test clean
 
 serve: $(VENV)/.serving
@@ -144,6 +146,28 @@ lint: $(VENV)/.developing build/types/slotcache
 build/types/slotcache:  # the package `slotcache`, for pyright: it cannot follow an editable install
 	mkdir -p build/types
 	ln -s ../.. $@
+
+# Each of the two is audited, also if the other has a hole. Where the index cannot be had, pip-audit ends with a traceback.
+audit: $(VENV)/.auditing
+	@$(BIN)/python -c 'import re, tomllib; project = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
+		asked = project["dependencies"] + sum(project["optional-dependencies"].values(), []); \
+		print(*sorted({re.sub(r"([\w-]+)(\[.*\])?(>=|~=|==)([\w.]+).*", r"\1==\4", one) for one in asked}), sep="\n")' \
+		> $(VENV)/audit/oldest.txt
+	@ended=0; \
+	for asked in "--skip-editable --path $$($(BIN)/python -c 'import site; print(site.getsitepackages()[0])')" \
+		"--no-deps --disable-pip --requirement $(VENV)/audit/oldest.txt"; do \
+		$(VENV)/audit/bin/pip-audit --vulnerability-service osv --osv-url $(HOLES) --progress-spinner off $$asked \
+			2> $(VENV)/audit/log || ended=1; \
+		if grep -q '^Traceback' $(VENV)/audit/log; then \
+			echo "no audit: the index of holes, $(HOLES), cannot be had here"; exit 1; \
+		fi; \
+		tail -n 1 $(VENV)/audit/log; \
+	done; exit $$ended
+
+$(VENV)/.auditing: $(VENV)/.developing
+	$(PYTHON) -m venv $(VENV)/audit
+	$(VENV)/audit/bin/pip install --quiet 'pip-audit>=2.10,<3'
+	@touch $@
 
 house:
 	$(PYTHON) tests/test_house.py -v

@@ -4,7 +4,9 @@ import json
 import re
 import shutil
 import subprocess
+import sys
 import tomllib
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -14,25 +16,71 @@ CONFIGURED = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PROJECT, WHEEL = CONFIGURED["project"], CONFIGURED["tool"]["setuptools"]
 
 
-@pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
-def test_the_makefile_installs_the_engine_that_pyproject_names(tmp_path: Path) -> None:
+REAL = ("cat", "cp", "dirname", "grep", "mkdir", "sed", "sh", "tail", "touch")  # programs that the Makefile's rules find
+MADE = {  # those in whose place others stand: each writes down how it was called
+    "python": '[ "$2" != venv ] || { mkdir -p "$3/bin"; cp "$(dirname "$0")/pip" "$3/bin"; }',
+    "pip": 'case "$*" in *cache*list*) cat "$FOLDER/cached";; *xllamacpp*) test -e "$FOLDER/wheels";; esac',
+    "npm": "",
+    "uname": "echo Linux x86_64",
+    "sleep": "",
+}
+needs_make = pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
+
+
+@dataclass
+class Workshop:
+    """Runs the Makefile's rules with programs that install nothing, and nothing of the shell that started the tests."""
+
+    folder: Path
+
+    def __post_init__(self) -> None:
+        (bin := self.folder / "bin").mkdir()
+        (self.folder / "cached").touch()
+        for name in REAL:
+            (bin / name).symlink_to(shutil.which(name) or name)
+        for name, does in MADE.items():
+            self.put(bin / name, does)
+
+    @property
+    def venv(self) -> Path:
+        return self.folder / "venv"
+
+    def put(self, program: Path, does: str) -> None:
+        """Put a program somewhere: lines of a shell."""
+        program.parent.mkdir(parents=True, exist_ok=True)
+        program.write_text(f'#!/bin/sh\necho "{program.name} $*" >> "$FOLDER/calls"\n{does}\n')
+        program.chmod(0o755)
+
+    def make(self, target: str, **variables: str) -> "subprocess.CompletedProcess[str]":
+        """Make a target, of VENV if it begins with a dot."""
+        make, bin = shutil.which("make"), self.folder / "bin"
+        goal = str(self.venv / target) if target.startswith(".") else target
+        given = {"VENV": self.venv, "PYTHON": bin / "python"} | variables
+        command = [str(make), goal, *(f"{name}={value}" for name, value in given.items())]
+        environment = {"PATH": str(bin), "FOLDER": str(self.folder)}
+        return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+
+    def calls(self) -> list[str]:
+        """Return the calls so far."""
+        return (self.folder / "calls").read_text().splitlines()
+
+
+@pytest.fixture
+def workshop(tmp_path: Path) -> Workshop:
+    return Workshop(tmp_path)
+
+
+@needs_make
+@pytest.mark.parametrize("index", ["", "https://abetlen.github.io/llama-cpp-python/whl/cu128"])
+def test_the_makefile_installs_the_engine_that_pyproject_names(workshop: Workshop, index: str) -> None:
+    """From its sources, or as a wheel of an index that is named."""
     (engine,) = PROJECT["optional-dependencies"]["llama"]
-    command = ["make", "--dry-run", f"VENV={tmp_path}", "install"]
-    printed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    assert f"pip install --verbose {engine} " in printed
+    ran = workshop.make("install", ENGINE_INDEX=index)
+    assert ran.returncode == 0, ran.stderr
+    wheel = f" --only-binary llama-cpp-python --extra-index-url {index}" if index else ""
+    (call,) = [call for call in workshop.calls() if call.startswith("pip install --verbose")]
+    assert call.rstrip() == f"pip install --verbose {engine}{wheel}"
     assert engine not in (ROOT / "Makefile").read_text()
-
-
-@pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
-def test_the_makefile_takes_a_wheel_of_an_index_where_it_is_named(tmp_path: Path) -> None:
-    index = "https://abetlen.github.io/llama-cpp-python/whl/cu128"
-    command = ["make", "--dry-run", f"VENV={tmp_path}", "install"]
-    plain, wheel = (
-        subprocess.run([*command, *more], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-        for more in ([], [f"ENGINE_INDEX={index}"])
-    )
-    assert f" --only-binary llama-cpp-python --extra-index-url {index} >" in wheel
-    assert "--only-binary" not in plain and "index-url" not in plain
 
 
 def test_prebuilt_libraries_are_pinned_to_the_byte_or_the_version() -> None:
@@ -46,14 +94,65 @@ def test_prebuilt_libraries_are_pinned_to_the_byte_or_the_version() -> None:
     assert not any("llama" in name for name in PROJECT["dependencies"])
 
 
-@pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
-def test_a_server_takes_what_is_compiled_before_what_is_prebuilt(tmp_path: Path) -> None:
-    command = ["make", "--dry-run", f"VENV={tmp_path}", "serve"]
-    printed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    (wheel,) = PROJECT["optional-dependencies"]["prebuilt"]
-    steps = ["/.engine; then", "pip cache list", "pip install --verbose", "npm ci", f"xllamacpp {wheel};", "no llama.cpp:"]
-    places = [printed.index(step) for step in steps]
-    assert places == sorted(places)
+@needs_make
+@pytest.mark.parametrize("there", ["compiled", "cached", "asked", "npm", "wheels", ""])
+def test_a_server_takes_what_is_compiled_before_what_is_prebuilt(workshop: Workshop, there: str) -> None:
+    """Of all that could be taken the first: each case has what it names, and all behind it."""
+    (engine,), (wheel,) = (PROJECT["optional-dependencies"][name] for name in ("llama", "prebuilt"))
+    order = ["compiled", "cached", "asked", "npm", "wheels", ""]
+    has = order[order.index(there) :]
+    if "compiled" in has:
+        workshop.put(workshop.venv / "bin/pip", MADE["pip"])
+        (workshop.venv / ".engine").touch()
+    if "cached" in has:
+        (workshop.folder / "cached").write_text("llama_cpp_python-1-py3-none-linux_x86_64.whl\n")
+    if "npm" not in has:
+        (workshop.folder / "bin/npm").unlink()
+    if "wheels" in has:
+        (workshop.folder / "wheels").touch()
+    ran = workshop.make(".serving", **({"CMAKE_ARGS": "-DGGML_CUDA=on"} if there == "asked" else {}))
+    assert (ran.returncode == 0) == bool(there), ran.stderr
+    taken = [call for call in workshop.calls() if re.match(r"npm |pip install .*(llama)", call)]
+    compiled, npm, prebuilt = "pip install --verbose", "npm ci", "pip install --quiet --only-binary"
+    wanted = {"compiled": [], "cached": [compiled], "asked": [compiled], "npm": [npm]}.get(there, [prebuilt])
+    assert len(taken) == len(wanted) and all(map(str.startswith, taken, wanted)), taken
+    assert all((engine if call.startswith(compiled) else wheel) in call for call in taken if not call.startswith(npm))
+    assert there or "no llama.cpp: make native" in ran.stdout
+
+
+@needs_make
+@pytest.mark.parametrize(
+    ("installed", "oldest", "told"),
+    [
+        ("echo none", "echo none", ["none", "none"]),
+        ("echo hole; exit 1", "echo none", ["hole", "none"]),
+        ("echo none", "echo hole; exit 1", ["none", "hole"]),
+        ("echo Traceback; exit 1", "", ["no audit: the index of holes, http://holes, cannot be had here"]),
+    ],
+)
+def test_an_audit_asks_for_what_is_installed_and_for_each_lower_bound(
+    workshop: Workshop, installed: str, oldest: str, told: list[str]
+) -> None:
+    audits = f'case "$*" in *--path*) {installed};; *) {oldest};; esac >&2'
+    workshop.put(workshop.venv / "audit/bin/pip-audit", audits)
+    (workshop.venv / "bin").mkdir()
+    (workshop.venv / "bin/python").symlink_to(sys.executable)
+    for stamp in (".engine", ".installed", ".developing", ".auditing"):
+        (workshop.venv / stamp).touch()
+    ran = workshop.make("audit", HOLES="http://holes")
+    assert ran.stdout.splitlines() == told
+    assert (ran.returncode == 0) == (told == ["none", "none"])
+    listed = dict(line.split("==") for line in (workshop.venv / "audit/oldest.txt").read_text().splitlines())
+    asked = [*PROJECT["dependencies"], *(one for some in PROJECT["optional-dependencies"].values() for one in some)]
+    assert set(listed) == {re.split(r"[^\w-]", one)[0] for one in asked} and listed["ray"] == "2.56"
+    assert all(f"{name}>={listed[name]}" in PROJECT["dependencies"] for name in ("starlette", "h11", "aiohttp", "mammoth"))
+
+
+def test_a_package_has_one_lower_bound() -> None:
+    """A second place for it is one that is forgotten when the first is raised."""
+    asked = [one for some in PROJECT["optional-dependencies"].values() for one in some]
+    names = [re.split(r"[^\w-]", one)[0] for one in (*PROJECT["dependencies"], *asked)]
+    assert len(names) == len(set(names)), names
 
 
 def test_a_container_is_built_from_every_room() -> None:
