@@ -6,6 +6,7 @@ from typing import Any
 
 import httpx
 import pytest
+from slotcache.models.demo import FILE
 from slotcache.models.errors import RunnerError
 from slotcache.models.runner import Runner, States
 from slotcache.server.engine import engine as engines
@@ -65,6 +66,29 @@ def is_poison(job):
     return job.request.limit == POISON
 
 
+MOST = 32  # tokens of an answer of a sentence
+RIVERS = {
+    "Tarnwick": "Ennick", "Oldhaven": "Morrow", "Skarrow": "Tellan", "Brennick": "Ashwater",
+    "Calder": "Vennet", "Dunmere": "Larrow", "Eastmoor": "Pellow", "Farwell": "Quenby",
+}  # fmt: skip
+
+
+def about(town):
+    """Ask the built-in model for a sentence of one of two documents. Each of its tokens is by 2.8 in its logarithm more
+    probable than the next one: how the rows of a batch round (0.05) chooses none.
+    """
+    towns = list(RIVERS)
+    shown = (town, towns[towns.index(town) - 3])
+    texts = {one: f"The river of {one} is {RIVERS[one]}. The mayor of {one} is Ilse {RIVERS[one]}." for one in shown}
+    documents = [{"id": one, "text": text} for one, text in texts.items()]
+    body = {"messages": [{"role": "user", "content": f"What is the river of {town}?"}], "documents": documents}
+    return body | {"max_tokens": MOST, "ignore_eos": False}
+
+
+def said(answer):
+    return answer["choices"][0]["message"]["content"]
+
+
 @pytest.mark.parametrize(
     ("generate", "share", "count"), [(None, 0.0, 20), (None, 1.0, 5), (hybrid, 1.0, 5), (recurrent, 0.5, 4)]
 )
@@ -90,15 +114,14 @@ def test_conversations_that_were_idle_go_on_from_their_copies_to_the_bit(
             assert one["timings"]["cache_n"] >= 0.95 * other["timings"]["cache_n"] > 300
 
 
-def test_requests_without_a_token_run_again_and_only_streams_end(tiny, monkeypatch):
-    with running(tiny, failed_steps=1, parallel=2) as server:
-        alone = server.chat("Another question", max_tokens=8)["choices"]
-        stream = Stream(server)
+def test_requests_without_a_token_run_again_and_only_streams_end(monkeypatch):
+    with running(FILE, failed_steps=1, parallel=2) as server:
+        stream = Stream(server, LONG | {"max_tokens": 4000})  # it is open until the step fails
         assert stream.began.wait(DEADLINE)
         engine = server.service.engine
-        failed = fail(engine, monkeypatch, lambda job: job.request.limit == 8)
-        answers = asked(server, *[{"content": "Another question", "max_tokens": 8}] * 3)
-        assert [answer["choices"] for answer in answers] == [alone] * 3 and len(failed) == 1
+        failed = fail(engine, monkeypatch, lambda job: job.request.limit == MOST)
+        answers = asked(server, *[about("Calder")] * 3)
+        assert list(map(said, answers)) == ["The river of Calder is Vennet."] * 3 and len(failed) == 1
         assert [event["error"]["type"] for event in stream.finals] == ["server_error"]
         assert server.metric("slotcache_restarted_requests_total") >= 1
 
@@ -118,30 +141,13 @@ def asked(server, *bodies):
     return answers
 
 
-NEAR = 0.1  # of a log-probability: more than the rows of a batch round differently (0.013), less than other KV changes
-
-
-def is_same(found, expected):
-    """Whether two greedy answers with their log-probabilities are the same, up to a token that was as likely as another."""
-    found, expected = ([*answer["choices"][0]["logprobs"]["content"]] for answer in (found, expected))
-    for one, other in zip(found, expected, strict=True):
-        likely = {token["token"]: token["logprob"] for token in other["top_logprobs"]}
-        assert abs(one["logprob"] - likely.get(one["token"], -99)) < NEAR, (one, other)
-        if one["token"] != other["token"]:
-            return max(likely.values()) - likely[one["token"]] < NEAR
-    return True
-
-
-def test_a_request_that_fails_each_step_takes_no_other_one_with_it(tiny, monkeypatch):
-    with running(tiny, failed_steps=3, parallel=4) as server:
+def test_a_request_that_fails_each_step_takes_no_other_one_with_it(monkeypatch):
+    with running(FILE, failed_steps=3, parallel=4) as server:
         engine = server.service.engine
         failed = fail(engine, monkeypatch, is_poison, times=1000)
-        told = {"max_tokens": 24, "logprobs": True, "top_logprobs": 2}
-        questions = [told | {"content": question(number, 0)} for number in range(8)]
-        alone = [server.chat(**one) for one in questions]
-        server.http.delete("/v1/cache")
+        questions = [about(town) for town in RIVERS]
         poisoned = []
-        body = {"messages": [{"role": "user", "content": question(9, 0)}], "max_tokens": POISON, "temperature": 0}
+        body = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": POISON}  # the shortest is the first
         ask = threading.Thread(target=lambda: poisoned.append(server.http.post(CHAT, json=body)))
         # All come at once, so that the first step that fails has requests without a token beside the poisonous one.
         with held(server):
@@ -155,7 +161,7 @@ def test_a_request_that_fails_each_step_takes_no_other_one_with_it(tiny, monkeyp
         (refused,) = [one for one in poisoned if not isinstance(one, list)]
         assert refused.status_code == 500 and refused.json()["error"]["type"] == "server_error"
         (found,) = [one for one in poisoned if isinstance(one, list)]
-        assert all(map(is_same, found, alone))
+        assert list(map(said, found)) == [f"The river of {town} is {river}." for town, river in RIVERS.items()]
         assert len(failed[0]) > 1 and [len(one) for one in failed[1:]] == [1, 1]
         assert server.chat()["usage"]["completion_tokens"] == 4
 
