@@ -105,7 +105,7 @@ def found(name):
 
 
 def run(program, url, folder):
-    """What a program prints. It finds nothing of this user, and its servers are on this machine alone."""
+    """Run a program to its end. It finds nothing of this user, and its servers are on this machine alone."""
     places = {"url": url, "port": url.rpartition(":")[2], "folder": folder}
     for name, text in program.files.items():
         (folder / name).write_text(text.format(**places))
@@ -124,7 +124,6 @@ def run(program, url, folder):
         timeout=DEADLINE,
     )
     assert ran.returncode == 0, f"{command}\n{ran.stdout}\n{ran.stderr}"
-    return ran.stdout
 
 
 def counted(server):
@@ -139,15 +138,16 @@ def counted(server):
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_task_is_done_twice(wide, name, tmp_path):
-    """No request is refused; the second time the prompts come from the cache, as the server has --cache-prompt."""
+    """No request is refused, and each program ends well; the second time the prompts come from the cache, as the server has
+    --cache-prompt. What a program prints is not asked for: the first token of the made model may be the end of its answer.
+    """
     program = PROGRAMS[name]
     if found(program.needs or name) is None or (name == "ai" and not SDK.is_dir()):
         pytest.skip(f"{name} is not installed: make client-test does")
-    counts, printed = [counted(wide)], ""
+    counts = [counted(wide)]
     for _ in range(2):
-        printed += run(program, wide.url, tmp_path)
+        run(program, wide.url, tmp_path)
         counts.append(counted(wide))
-    assert printed.strip()  # of one of them: an answer may end with its first token
     (answered, refused, first), (again, refused_again, second) = (
         [after - before for before, after in zip(*pair, strict=True)] for pair in pairwise(counts)
     )
