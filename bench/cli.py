@@ -59,7 +59,6 @@ _ALL = (
     Scenario("relay", ".scenarios.relaying", "what the front adds to a request and to a chunk"),
     Scenario("replicas", ".scenarios.replicas", "replicas on Ray Serve, with one router or another"),
     Scenario("facts", ".scenarios.facts", "answers about files that an agent has read"),
-    Scenario("batch-http", ".scenarios.batch_http", "a batch on a server, and a chat beside it"),
     Scenario("paper", ".scenarios.paper", "the evaluations of the papers, in their shapes"),
     Scenario("arrange", ".offline.arrange", "time to choose an order and write the prompt"),
     Scenario("attention", ".offline.attention", "documents read separately: likelihood of human answers, without a server"),

@@ -23,7 +23,6 @@ from .http.log import RequestLog
 from .http.security import guards
 from .search.folder import FolderIndex
 from .search.vectors import Vectors
-from .service.batch_files import Batches
 from .service.metrics import exposition_of_vectors
 from .service.models import Models
 from .service.repeats import Refusals, Repeats
@@ -112,8 +111,8 @@ class AppState:
 
     started: seconds since 1970. vectors: None while the model loads. service: likewise, and with an encoder, which generates
     no text. folder_index: likewise, and without --docs. refusals: of bodies that were too long. repeats: of
-    prompts that leave the cache alone. batches: None while the model loads, and where no port is served. models: those that
-    share the device, of which `service` is the first one's; None: one is served alone.
+    prompts that leave the cache alone. models: those that share the device, of which `service` is the first one's; None: one
+    is served alone.
     """
 
     settings: Settings
@@ -124,7 +123,6 @@ class AppState:
     folder_index: FolderIndex | None = None
     refusals: Refusals = field(default_factory=Refusals)
     repeats: Repeats = field(default_factory=Repeats)
-    batches: Batches | None = None
     models: Models | None = None
 
     @property

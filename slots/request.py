@@ -20,8 +20,7 @@ from .reuse import Reuse, ids_of
 from .scope import Scope
 from .tier import Record
 
-BATCH = -101  # the priority of a batch's requests: below all that clients may ask for
-LEAST = -102  # that of a prompt which is computed ahead of a request, beside others
+LEAST = -101  # the priority of a prompt that is computed ahead of a request: below all that clients may ask for
 PATIENCE = 0.07  # of the time to compute what is fetched, that a request waits at most while nothing arrives: 0.1 in all
 
 
@@ -222,19 +221,9 @@ class Request:
         return self.snapshot_scope or self.scope
 
     @property
-    def is_batch(self) -> bool:
-        """Whether it is one of a batch, for whose answer nobody waits: it gives way to all others."""
-        return self.priority == BATCH
-
-    @property
     def background(self) -> bool:
-        """Whether it is a prompt that is computed ahead of a request, in small steps: all others go first."""
+        """Whether it is a prompt that is computed ahead of a request, in small steps: no client waits for it."""
         return self.priority == LEAST
-
-    @property
-    def gives_way(self) -> bool:
-        """Whether no client waits for it."""
-        return self.is_batch or self.background
 
     @property
     def keeps(self) -> bool:

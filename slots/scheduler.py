@@ -4,8 +4,6 @@ A step is `plan()`, then the runner, then `commit()`. Prefill is no phase of its
 known ones (vLLM's scheduler). When cells run out: evict a leaf, else preempt the youngest request, which resumes later
 from its KV that is still in the tree. No later prompt of its priority passes one that is due, and the oldest request is
 preempted last, so none starves beside others of its priority.
-
-Requests of a batch give their slots and cells to all others, and pause while one of these runs.
 """
 
 from __future__ import annotations
@@ -71,7 +69,7 @@ class StepBuilder:
     @property
     def background(self) -> bool:
         """Whether no client waits for its results."""
-        return all(job.request.background or job.request.is_batch for job in self.jobs)
+        return all(job.request.background for job in self.jobs)
 
     def decode(self, jobs: Iterable[Job], drafts: Sequence[np.ndarray] = ()) -> None:
         """Add the last token of each request, and its draft. Their cells are free. drafts: of each request, or none."""
@@ -348,7 +346,7 @@ class Scheduler:
         self.snapshots.clear()
 
     def _new_step(self) -> StepBuilder:
-        beside = any(not (job.request.background or job.request.is_batch) for job in self.running)
+        beside = any(not job.request.background for job in self.running)
         return StepBuilder(self.tree, self.cells, self.counters, most_told=self._most_told, beside=beside)
 
     def _next_step(self) -> StepBuilder:
@@ -358,24 +356,22 @@ class Scheduler:
         """
         last, apart = self.step.adapters, self.cells.num_used >= self.tree.costs.apart_from_cells
         streams = any(one.decoding for one in self.running) or len({one.answering for one in self.running}) > 1
-        is_awaited = streams and any(not one.request.is_batch for one in self.running)
-        holds = apart and is_awaited and self._holds_prompts()
+        holds = apart and streams and self._holds_prompts()
         if apart and self.step.is_decode_turn and streams and not holds:
             step = self._new_step()
-            same = [job for job in self._computing() if job.request.scope.adapters == last and not job.decoding]
-            cells = partial(self.cells.passed_over, same)
-            step.prefill(same, self.budget.limit(self.batch_size, cells) if is_awaited else self.batch_size)
+            same = [job for job in self.running if job.request.scope.adapters == last and not job.decoding]
+            step.prefill(same, self.budget.limit(self.batch_size, partial(self.cells.passed_over, same)))
             if step.spans:
                 return step
         while True:
             step = self._new_step()
-            while not self.cells.reserve(len(decoding := in_turn(self._computing(), last, decoding=True))):
+            while not self.cells.reserve(len(decoding := in_turn(self.running, last, decoding=True))):
                 self._preempt()
             step.decode(decoding, self.drafts.propose(decoding, self.running, self.cells))
             step.is_decode_turn = apart and bool(step.spans)
-            if not step.is_decode_turn and (prompts := in_turn(self._computing(), last, decoding=False)):
+            if not step.is_decode_turn and (prompts := in_turn(self.running, last, decoding=False)):
                 left, cells = self.batch_size - step.num_tokens, partial(self.cells.passed_over, [*decoding, *prompts])
-                step.prefill(prompts, self.budget.limit(left, cells) if is_awaited else left)
+                step.prefill(prompts, self.budget.limit(left, cells) if streams else left)
             if step.spans or not self.running:
                 return step
             self._preempt()  # all requests lack cells: the youngest gives up its own
@@ -386,12 +382,12 @@ class Scheduler:
         With parts, the shortest prompt would wait for as many steps of these streams. Others may come meanwhile, so a
         prompt waits for the longest stall in all.
         """
-        budget, computing = self.budget, self._computing()
-        prompts = [job for job in computing if not (job.decoding or job.request.background)]
-        streams = [job for job in computing if job.decoding]
+        budget = self.budget
+        prompts = [job for job in self.running if not (job.decoding or job.request.background)]
+        streams = [job for job in self.running if job.decoding]
         if not (streams and prompts) or any(job.answering for job in prompts):
             return False
-        if len({job.request.scope.adapters for job in computing}) > 1:
+        if len({job.request.scope.adapters for job in self.running}) > 1:
             return False  # sets take turns: another one's prompts would be computed meanwhile
         left = max(job.num_prompt + job.request.limit - job.num_tokens for job in streams)
         seconds = max(job.held for job in prompts) + left * budget.decode
@@ -404,10 +400,6 @@ class Scheduler:
             job.held += budget.decode
         self.counters.held_steps += 1
         return True
-
-    def _computing(self) -> list[Job]:
-        """Return the running requests that may have a part of the next step: those of batches if no other one runs."""
-        return [job for job in self.running if not job.request.is_batch] or self.running
 
     # ---- admission and memory --------------------------------------------------------------------------------------
 
@@ -446,11 +438,11 @@ class Scheduler:
         return started
 
     def _has_slot(self) -> bool:
-        """Return whether a slot is idle. One that gives way gives up its own for another request that waits for it."""
+        """Return whether a slot is idle. A background request gives up its own for a client's that waits for it."""
         if not self.admits:
             return False
-        for job in self.waiting if any(one.request.gives_way for one in self.running) else ():
-            if not job.request.gives_way and (job.fetch is None or job.fetch.is_over):
+        for job in self.waiting if any(one.request.background for one in self.running) else ():
+            if not job.request.background and (job.fetch is None or job.fetch.is_over):
                 if self.slots.any_idle and self.slots.may_take(job):
                     break
                 if self._give_way(job, slot=job.request.wanted_slot):
@@ -458,20 +450,18 @@ class Scheduler:
         return self.slots.any_idle
 
     def _give_way(self, job: Job, slot: int) -> bool:
-        """Pause a request that gives way, the youngest of the lowest priority, for one that does not.
+        """Pause the youngest background request for a client's.
 
-        slot: of that request; -1: any. False: there is none.
+        slot: of the paused one; -1: any. False: there is none.
         """
-        found = [one for one in self.running if one.request.gives_way and slot in (-1, one.slot)]
-        if job.request.gives_way or not found:
+        found = [one for one in self.running if one.request.background and slot in (-1, one.slot)]
+        if job.request.background or not found:
             return False
-        self._pause(min(reversed(found), key=lambda one: one.request.priority), blocks=False)
+        self._pause(found[-1], blocks=False)
         return True
 
     def _may_start(self, job: Job) -> bool:
-        """Return whether a slot is idle for a request, and it waits neither for a lower tier nor, of a batch, for others."""
-        if job.request.is_batch and any(not one.request.is_batch for one in self.running):
-            return False
+        """Return whether a slot is idle for a request, and it does not wait for a lower tier."""
         return (job.fetch is None or job.fetch.is_over) and self.slots.may_take(job)
 
     def _strategy(self, request: Request, whole: Layout) -> Strategy:

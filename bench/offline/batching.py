@@ -17,7 +17,7 @@ from ...ordering.tree import KnowledgeTree
 from ...server.chat.chat_prompt import ChatPrompt
 from ...server.service.batch import AHEAD, BatchLine, in_order
 from ...slots.prefix_tree import PrefixTree
-from ...slots.request import BATCH, Job, Request
+from ...slots.request import Job, Request
 from ...slots.scheduler import Scheduler
 from ..journal import note
 from ..report import Bar, Report, Table
@@ -84,7 +84,7 @@ def answer(prompts: Sequence[ChatPrompt], ahead: int) -> Outcome:
     now, num_open = 0.0, 0
     while len(jobs) < len(prompts) or not scheduler.idle:
         while len(jobs) < len(prompts) and num_open < ahead:
-            jobs.append(scheduler.submit(Request(len(jobs), prompts[len(jobs)], ANSWER, SCOPE, priority=BATCH)))
+            jobs.append(scheduler.submit(Request(len(jobs), prompts[len(jobs)], ANSWER, SCOPE)))
             num_open += 1
         plan = scheduler.plan()
         now += STEP + TOKEN * plan.num_tokens

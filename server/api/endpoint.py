@@ -67,7 +67,7 @@ async def read_body(request: Request, kind: type[R]) -> R:
     )
     request.state.warnings = ()
     warn(request, warnings)
-    return decoded.in_batch() if isinstance(decoded, Options) and hasattr(request.state, "batch") else decoded
+    return decoded
 
 
 def warn(request: Request, warnings: Sequence[str]) -> None:

@@ -25,8 +25,7 @@ from ..chat.body import (
 from ..config.settings import VERSION
 from ..engine.usage import Fields
 from ..search.retrieve import SearchRequest
-from . import batches, cache, chat, completions, embeddings, llama_server, messages, ollama, responses, search
-from .batches import BatchRequest
+from . import cache, chat, completions, embeddings, llama_server, messages, ollama, responses, search
 from .completions import DetokenizeRequest, TokenizeRequest
 from .embeddings import EmbeddingRequest, RerankRequest
 from .endpoint import MOST_ITEMS, ORDERS, Handler, Opening, endpoint
@@ -171,15 +170,6 @@ ROUTES = (
     ApiRoute("DELETE", "/v1/speculate", cache.forget_speculation, query=SCOPE | {"id": NAME}),
     ApiRoute("GET", "/v1/conversations/{id:path}", cache.show_conversation, query=SCOPE),
     ApiRoute("DELETE", "/v1/conversations/{id:path}", cache.forget_conversation, query=SCOPE),
-    ApiRoute("POST", "/v1/files", batches.upload, chooses=False),
-    ApiRoute("GET", "/v1/files", batches.list_files, query=PAGE | {"purpose": AFTER}, chooses=False),
-    ApiRoute("GET", "/v1/files/{id}", batches.show_file, chooses=False),
-    ApiRoute("DELETE", "/v1/files/{id}", batches.delete_file, chooses=False),
-    ApiRoute("GET", "/v1/files/{id}/content", batches.file_content, chooses=False),
-    ApiRoute("POST", "/v1/batches", batches.create, BatchRequest, chooses=False),
-    ApiRoute("GET", "/v1/batches", batches.list_batches, query=PAGE, chooses=False),
-    ApiRoute("GET", "/v1/batches/{id}", batches.show, chooses=False),
-    ApiRoute("POST", "/v1/batches/{id}/cancel", batches.cancel, chooses=False),
     ApiRoute("POST", "/v1/search", search.search, SearchRequest, chooses=False),
     ApiRoute("GET", "/v1/sources", search.list_sources, query=SCOPE | SOURCES, chooses=False),
     ApiRoute("POST", "/v1/sources/refresh", search.refresh_sources, RefreshRequest, chooses=False),

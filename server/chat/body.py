@@ -11,7 +11,6 @@ from msgspec import Meta, Struct
 
 from ...models.json_schema import GrammarSource, Kind
 from ...ordering.policy import ORDERS
-from ...slots.request import BATCH
 from ...slots.scope import MAX_NAME, SEPARATOR
 from ..config.settings import Attention, Draft, ReasoningFormat, Volatile
 from ..formats.answer import GrammarSpec
@@ -207,13 +206,6 @@ class Options(GrammarOptions, Struct, frozen=True):
     def warnings(self) -> Iterator[str]:
         """Yield a warning for each wish that has no effect and is no unknown field. Raises RequestError."""
         yield from ()
-
-    def in_batch(self) -> Self:
-        """Return it as one of a batch: below all others, and cached unless it says otherwise. Raises RequestError."""
-        if self.stream:
-            raise RequestError("stream: a batch's answers are whole: leave it out", param="stream")
-        caches = self.cache_prompt is not False
-        return msgspec.structs.replace(self, priority=BATCH, cache_prompt=caches)
 
     @property
     def opts_in(self) -> bool:

@@ -278,8 +278,6 @@ class Settings(Numbers):
     conversation_ttl: int = row(86400, ("--conversation-ttl",), "seconds after its last use that a conversation stays stored; 0: no limit")
     idle_prefill: bool = row(True, ("--idle-prefill",), "while the server is idle, prefill the start of each conversation's next turn, the rest of a prompt whose client left when more than half of it was computed, and what a client goes on with when it has shortened a history as before")
     idle_sets: int = row(0, ("--idle-sets",), "after a chat's first answer, while the server is idle, prefill this many sets of its documents at the front of a prompt, where other chats can reuse them: each document alone, then pairs, and so on")
-    files: int = row(1000, ("--files",), "files that are stored for batches, those of all API keys together; one more is refused; 0: none")
-    files_disk: int = row(1024, ("--files-disk",), "MiB that these files may take, in --cache-dir, or without one in a folder that ends with the server", least=0)
     chat_template: str = row("", ("--chat-template",), "a chat template to use instead of the model's: a name, such as chatml or llama3, or Jinja", llama="LLAMA_ARG_CHAT_TEMPLATE")
     chat_template_file: str = row("", ("--chat-template-file",), "a Jinja chat template to use instead of the model's", llama="LLAMA_ARG_CHAT_TEMPLATE_FILE")
     sse_ping_interval: int = row(9, ("--sse-ping-interval",), "seconds of silence in a stream after which it gets an event that says nothing, so that neither a proxy nor its client hangs up; -1: none", least=-1, llama="LLAMA_ARG_SSE_PING_INTERVAL")

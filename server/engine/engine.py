@@ -441,8 +441,7 @@ class Engine:
             for sampler in samplers:
                 sampler.close()
             raise
-        if any(not generation.request.is_batch for generation in generations):
-            self.runner.interrupt.set()  # no request of a batch is worth the step that it would abort
+        self.runner.interrupt.set()
 
     def cancel(self, generation: Generation) -> Future[None]:
         """End a generation whose client has gone, before the next step. The future is done when the engine has ended it."""

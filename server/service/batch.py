@@ -18,16 +18,15 @@ from msgspec import Raw, Struct
 
 from ...ordering.clusters import depth_first
 from ...ordering.document import Document, DocumentError, find_documents
+from ..http.api_errors import RequestError
+from ..http.bodies import check_elements
 
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings")
 AHEAD = 64  # lines that wait in the queue beside those that run: it looks at as many that share documents
 BUSY = (429, 503)  # statuses of a server that will have room
-FINAL = b'"code":"model_failed"'  # of such an answer, where no later try can do better
 PAUSE = 1.0  # s until such a line is tried again
 COSTLY = b'"code":"loading_failed"'  # where each try loads a model: the pause doubles
 LONGEST = 60.0  # s of such a pause
-MAX_ERRORS = 20  # lines that are named where none can be read
-MOST_LINES = 50_000  # of a client's file, as OpenAI has it
 MOST_ORDERED = 16  # documents of a line that its place depends on: planning takes time that grows with their square
 
 encode = msgspec.json.Encoder().encode
@@ -42,11 +41,7 @@ class LineError(Struct, frozen=True):
 
 
 class NoLines(Exception):
-    """A file of which no line can be read."""
-
-    def __init__(self, errors: Sequence[LineError]) -> None:
-        super().__init__(errors[0].message if errors else "the file is empty: expected a request a line")
-        self.errors = errors or [LineError("empty_file", str(self), 1)]
+    """A file of which no line can be asked. The message says what is wrong with the first one."""
 
 
 class _Line(Struct, frozen=True):
@@ -58,7 +53,7 @@ class _Line(Struct, frozen=True):
     body: Raw
 
 
-LINES = msgspec.json.Decoder(_Line)
+LINES, STREAMS = msgspec.json.Decoder(_Line), Raw(b"true")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,37 +72,37 @@ class BatchLine:
         return self.number if self.custom_id is None or self.error else self.custom_id
 
 
-def read_lines(data: bytes, endpoint: str = "") -> list[BatchLine]:
-    """Return the lines of a batch; blank ones are left out. endpoint: the only one that they may ask; empty: any.
-
-    Raises NoLines if none can be asked, or if a client's are too many.
-    """
-    if endpoint and data.count(b"\n") + data.count(b"\r") > MOST_LINES:
-        raise NoLines([LineError("too_many_lines", f"the file has more lines than {MOST_LINES:,}: send several", 0)])
-    expected = (endpoint,) if endpoint else ENDPOINTS
+def read_lines(data: bytes) -> list[BatchLine]:
+    """Return the lines of a batch; blank ones are left out. Raises NoLines if none can be asked."""
     lines: list[BatchLine] = []
     seen: set[str] = set()
     for number, text in enumerate(data.splitlines(), 1):
         if text.strip():
-            lines.append(line := _read_line(number, text, expected, seen))
+            lines.append(line := _read_line(number, text, seen))
             if line.custom_id is not None:
                 seen.add(line.custom_id)
     if all(line.error for line in lines):
-        raise NoLines([line.error for line in lines[:MAX_ERRORS] if line.error])
+        first = next((line.error.message for line in lines if line.error), "the file is empty: expected a request a line")
+        raise NoLines(first)
     return lines
 
 
-def _read_line(number: int, text: bytes, endpoints: Sequence[str], seen: set[str]) -> BatchLine:
+def _read_line(number: int, text: bytes, seen: set[str]) -> BatchLine:
     def wrong(code: str, message: str) -> BatchLine:
         return BatchLine(number, error=LineError(code, f"line {number}: {message}", number))
 
     try:
+        check_elements(text)
         line = LINES.decode(text)
-        msgspec.json.decode(line.body, type=dict[str, Raw])
+        fields = msgspec.json.decode(line.body, type=dict[str, Raw])
+    except RequestError as error:
+        return wrong("invalid_line", error.message)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         return wrong("invalid_line", f"{error}: expected custom_id, method, url and body")
-    if line.url not in endpoints:
-        return wrong("invalid_url", f"url is {line.url[:80]!r}: expected {' or '.join(endpoints)}")
+    if fields.get("stream") == STREAMS:
+        return wrong("invalid_line", "stream: an answer in a file is whole: leave it out")
+    if line.url not in ENDPOINTS:
+        return wrong("invalid_url", f"url is {line.url[:80]!r}: expected {' or '.join(ENDPOINTS)}")
     if line.custom_id in seen:
         return wrong("duplicate_custom_id", f"custom_id {line.custom_id[:80]!r} is that of an earlier line")
     return BatchLine(number, line.custom_id, line.url, bytes(line.body))
@@ -152,7 +147,7 @@ def _parts(line: BatchLine) -> tuple[bytes, dict[str, float], bytes]:
     try:
         texts = TEXTS.decode(line.body)
         found = find_documents(texts.messages, texts.documents, takes_results=False)
-    except (msgspec.MsgspecError, DocumentError, KeyError, TypeError, AttributeError):
+    except (msgspec.MsgspecError, DocumentError, KeyError, TypeError, AttributeError, RecursionError):
         return line.body, {}, b""
     at = min((at for at, documents in found.items() if documents), default=len(texts.messages))
     documents: Sequence[Document] = found.get(at, ())
@@ -271,7 +266,7 @@ async def run(
 
 async def _patiently(ask: Ask, line: BatchLine) -> LineAnswer:
     pause = PAUSE
-    while (answered := await ask(line)).status_code in BUSY and FINAL not in (body := bytes(answered.body)):
+    while (answered := await ask(line)).status_code in BUSY:
         await asyncio.sleep(pause)
-        pause = min(2 * pause, LONGEST) if COSTLY in body else PAUSE
+        pause = min(2 * pause, LONGEST) if COSTLY in bytes(answered.body) else PAUSE
     return answered

@@ -17,7 +17,6 @@ from ...models.model import Model
 from ...models.sampling_params import GREEDY
 from ...models.template import ChatTemplate
 from ...slots.lower_tiers import LowerTier
-from ...slots.request import BATCH
 from ..chat.body import ChatRequest, CompletionRequest, InfillRequest, TextRequest
 from ..chat.builder import PromptBuilder
 from ..chat.content import take
@@ -145,8 +144,7 @@ class Service:
 
     def submit(self, prepared: Prepared) -> list[Generation]:
         """Hand a request to the engine; return the generations of its choices. Raises RequestError: too long, no room."""
-        if prepared.options.priority != BATCH:
-            self._check_queue(prepared.num_choices)
+        self._check_queue(prepared.num_choices)
         generations = self.submitter.generations(prepared)
         for generation in generations:
             generation.question = prepared.question
@@ -191,7 +189,7 @@ class Service:
 
     def _close_abandoned(self, generation: Generation, ended: asyncio.Future[None]) -> None:
         """Close a generation that the engine has ended, for its client or because the engine stopped."""
-        if not (ended.cancelled() or ended.exception() or generation.request.is_batch):
+        if not (ended.cancelled() or ended.exception()):
             self.idle.add_abandoned(generation)
         self._close(generation)
 
@@ -233,7 +231,7 @@ class Service:
         entries = turn.entries(layout, answer, sampled if is_content else None)
         self._note(generation, session, entries)
         remembered = turn.ref is not None and self.conversations.remember(turn.ref, turn.id, entries)
-        if request.index_scope.is_shared and generation.limit and not request.is_batch:
+        if request.index_scope.is_shared and generation.limit:
             found = answer_sources.found if answer_sources else None
             answered = AnsweredChat(request.id, request.index_scope, turn.options, entries, found=found, session=session)
             self.idle.add(answered, turn.chat.prompt)
@@ -280,7 +278,7 @@ class Service:
     def _check_queue(self, num_new: int) -> None:
         if num_new > self.max_open:
             raise RequestError(f"{num_new} answers at once: expected at most {self.max_open}", param="n")
-        num_open = sum(not generation.request.is_batch for generation in self.open)
+        num_open = len(self.open)
         if num_open + num_new > self.max_open:
             self.metrics.count_unanswered("refused")
             raise RequestError(

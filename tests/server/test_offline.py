@@ -4,6 +4,8 @@ import json
 import subprocess
 
 import pytest
+from slotcache.server.config.settings import Settings
+from slotcache.server.offline import unattended
 
 from server.conftest import until
 from server.test_cli import command, run
@@ -16,9 +18,9 @@ def write(path, number, **body):
     path.write_text("".join(line(f"n{at}", usual | body) for at in range(number)))
 
 
-def line(custom_id, body):
-    chat = {"messages": [{"role": "user", "content": f"What is {custom_id}?"}]} | body
-    return json.dumps({"custom_id": custom_id, "method": "POST", "url": "/v1/chat/completions", "body": chat}) + "\n"
+def line(custom_id, body, url="/v1/chat/completions"):
+    chat = {"messages": [{"role": "user", "content": f"What is {custom_id}?"}]} if url.endswith("chat/completions") else {}
+    return json.dumps({"custom_id": custom_id, "method": "POST", "url": url, "body": chat | body}) + "\n"
 
 
 def rows(path):
@@ -36,6 +38,35 @@ def test_a_file_is_answered_with_the_bad_line_named_and_once(tiny, tmp_path):
     before = target.read_bytes()
     again = run("batch", source, "-o", target, "-m", "/nowhere.gguf")
     assert again.returncode == 1 and target.read_bytes() == before, "nothing is left: no model is loaded"
+
+
+def test_each_route_answers_as_a_server_does_also_where_it_refuses(tiny, tmp_path):
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    documents = [{"id": "tides", "text": "Two tides a day. " * 20}]
+    source.write_text(
+        line("text", {"prompt": "Hello", "max_tokens": 2}, "/v1/completions")
+        + line("response", {"input": "Hello", "max_output_tokens": 2}, "/v1/responses")
+        + line("many", {"max_tokens": 2, "n": 9})
+        + line("wrong", {"max_tokens": "many"})
+        + line("stream", {"stream": True})
+        + "".join(line(name, {"max_tokens": 2, "cache_prompt": False, "documents": documents}) for name in ("p", "q"))
+    )
+    result = run("batch", source, "-o", target, "-m", tiny, *FLAGS, "--max-queue", 0, "--parallel", 2)
+    assert result.returncode == 1 and "7 of 7 lines are answered" in result.stderr
+    (unread,) = [row for row in rows(target) if row["error"]]
+    assert unread["error"]["line"] == 5 and "stream" in unread["error"]["message"]
+    answers = {row["custom_id"]: row["response"] for row in rows(target) if row["response"]}
+    assert answers.pop("wrong")["status_code"] == 400
+    assert {name: answer["status_code"] for name, answer in answers.items()} == dict.fromkeys(answers, 200)
+    assert len(answers["many"]["body"]["choices"]) == 9, "no queue is too short for it"
+    usages = [answers[name]["body"]["usage"]["prompt_tokens_details"] for name in ("p", "q")]
+    assert [usage["cached_tokens"] for usage in usages] == [0, 0]
+
+
+def test_nothing_waits_for_a_line():
+    settings = unattended(Settings(max_queue=1, cache_prompt=False, idle_sets=3))
+    assert settings.cache_prompt and settings.max_queue > 1000
+    assert not (settings.max_stall or settings.idle_prefill or settings.idle_sets)
 
 
 def test_after_a_kill_finished_lines_are_not_computed_again(tiny, tmp_path):

@@ -7,7 +7,7 @@ import pytest
 from slotcache.slots.plan import Clear, Plan, Restore, Save, Span
 from slotcache.slots.prefix_tree import OutOfSequences, PrefixTree
 from slotcache.slots.radix import descendants
-from slotcache.slots.request import BATCH, LEAST, Request
+from slotcache.slots.request import LEAST, Request
 from slotcache.slots.scheduler import BESIDE, check, check_tree
 from slotcache.slots.scope import Scope
 from support.fixed_prompt import Fixed
@@ -240,28 +240,6 @@ def test_a_prompt_waits_for_no_stream_of_another_set_of_adapters():
         timed(world)
     prompt = world.submit(range(1000, 1700), scope=Scope.shared("", "lora"))
     assert any(computed(timed(world), prompt) for _ in range(3)) and not world.scheduler.counters.held_steps
-    world.finish()
-
-
-@pytest.mark.parametrize("size", [50, 3000])
-def test_a_prompt_of_a_batch_counts_for_nobody(size):
-    """It pauses while others run."""
-    world = World(cells=9000, batch=1024, budget=512, stall=0.2, apart=0, slots=3)
-    world.submit(range(300), limit=3)
-    for _ in range(4):
-        timed(world)
-    batch = world.submit(range(2000, 2000 + size), priority=BATCH)
-    world.scheduler._admit()  # before the client's request comes
-    stream = world.submit(range(300), limit=6)
-    while not stream.decoding:
-        timed(world)
-    timed(world)
-    assert batch.sequence is not None and not world.scheduler.counters.held_steps
-    long = world.submit(range(1000, 1700))
-    while stream.sequence is not None:
-        plan = timed(world)
-        assert not computed(plan, long) and not computed(plan, batch)
-    assert world.scheduler.counters.held_steps
     world.finish()
 
 
@@ -699,13 +677,12 @@ def test_the_background_computes_in_small_steps_and_only_what_is_missing_and_fit
     assert world.scheduler.cells.forecast(Fixed(range(200, 400)), COMMON) == (200, False)  # no KV leaves for it
 
 
-def test_what_is_computed_ahead_takes_no_cells_from_a_batch():
-    """It has the lower priority: the batch's request came back at once, for ever."""
+def test_what_is_computed_ahead_takes_no_cells_from_a_request_of_the_lowest_priority():
     world = World(cells=40, slots=2)
-    batch = world.submit(range(25), limit=3, priority=BATCH)
+    client = world.submit(range(25), limit=3, priority=-100)
     world.step()
     ahead = world.submit(range(100, 124), limit=1, priority=LEAST)
-    assert computed(world.step(), batch) == 1 and ahead.sequence is None
+    assert computed(world.step(), client) == 1 and ahead.sequence is None
     assert world.scheduler.counters.preemptions == 0
 
 
@@ -904,49 +881,14 @@ def test_a_front_that_is_in_use_has_a_copy_once_what_stands_on_it_has_one():
     assert [world.run(tokens, limit=1).reuse.cached for tokens in others] == [119] * 3
 
 
-def test_a_batch_gives_up_a_slot_for_any_other_request():
+def test_of_several_prompts_that_are_computed_ahead_the_youngest_gives_way():
     world = World(slots=2)
-    batch = [world.submit(range(100 * n, 100 * n + 20), limit=20, priority=BATCH) for n in range(3)]
+    ahead = [world.submit(range(1000 * n, 1000 * n + 400), limit=1, priority=LEAST) for n in range(3)]
     world.step()
-    asked = world.submit(range(900, 920), limit=3)
+    asked = world.submit(range(9000, 9020), limit=3)
     assert asked.request.id in world.step().admitted
-    assert [job.reuse.num_preempted for job in batch] == [0, 1, 0]
-    wanted = world.submit(range(950, 970), limit=3, slot=batch[0].slot)
+    assert [job.reuse.num_preempted for job in ahead] == [0, 1, 0]
+    wanted = world.submit(range(9500, 9520), limit=3, slot=ahead[0].slot)
     assert wanted.request.id in world.step().admitted
     world.finish()
-    assert all(job.num_tokens == 40 for job in batch)
-
-
-def test_a_batch_gives_up_its_cells_for_any_other_request():
-    world = World(cells=100, slots=4)
-    batch = world.submit(range(40), limit=40, priority=BATCH)
-    world.step()
-    asked = world.submit(range(100, 170), limit=10)
-    assert asked.request.id in world.step().admitted and batch.reuse.num_preempted
-    world.finish()
-    assert (batch.num_tokens, asked.num_tokens) == (80, 80)
-
-
-def test_a_batch_pauses_while_any_other_request_runs():
-    world = World(slots=3)
-    batch = world.submit(range(20), limit=60, priority=BATCH)
-    world.step()
-    asked = world.submit(range(100, 180), limit=30)
-    long = world.submit(range(300, 400), limit=2, priority=BATCH)
-    while asked.num_tokens < asked.num_prompt + 30:
-        plan = world.step()
-        assert computed(plan, asked) and not computed(plan, batch) and not computed(plan, long)
-    world.finish()
-    assert (batch.num_tokens, long.num_tokens) == (80, 102)
-
-
-def test_nobody_waits_for_the_prompts_of_a_batch_and_a_step_of_it_alone_may_be_aborted():
-    world = World(slots=3)
-    first = world.submit(range(20), limit=60, priority=BATCH)
-    world.step()
-    second = world.submit(range(100, 180), limit=2, priority=BATCH)
-    plan = world.step()
-    assert (computed(plan, first), computed(plan, second), plan.background) == (1, 80, True)
-    world.submit(range(500, 520), limit=2)
-    assert not world.step().background
-    world.finish()
+    assert all(job.num_tokens == 401 for job in ahead)

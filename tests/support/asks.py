@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 
 from hypothesis import strategies as st
-from slotcache.slots.request import BATCH
 from slotcache.slots.scope import Scope
 
 CONTEXT = 48  # tokens of a prompt with its answer, at most
@@ -39,7 +38,7 @@ ASKS = st.builds(
     limit=st.integers(1, 10),
     scope=SCOPES,
     cache=st.sampled_from([True, True, True, False]),
-    priority=st.sampled_from([0, 0, 1, BATCH]),
+    priority=st.sampled_from([0, 0, 1, -100]),
     background=st.sampled_from([False, False, True]),
     slot=st.sampled_from([0, 0, 0, 1, 2]),
     forced=st.sampled_from([0, 0, 0, 1, 4]),

@@ -748,18 +748,6 @@ def test_an_embedder_beside_is_kept_as_long_as_ollama_s_clients_say(files, tmp_p
         until(lambda: status(up)["e"] == "unloaded")
 
 
-def test_a_batch_ends_whose_model_cannot_be_loaded(files):
-    with sharing([files[0], files[3]]) as up:
-        lines = [{"custom_id": name, "method": "POST", "url": "/v1/completions"} for name in ("a", "broken")]
-        lines = [line | {"body": {"model": line["custom_id"], "prompt": "Hi", "max_tokens": 2}} for line in lines]
-        content = "\n".join(map(json.dumps, lines)).encode()
-        sent = up.http.post("/v1/files", data={"purpose": "batch"}, files={"file": ("x.jsonl", content)}).json()
-        asked = {"input_file_id": sent["id"], "endpoint": "/v1/completions", "completion_window": "24h"}
-        id = up.http.post("/v1/batches", json=asked).json()["id"]
-        until(lambda: up.http.get(f"/v1/batches/{id}").json()["status"] == "completed")
-        assert up.http.get(f"/v1/batches/{id}").json()["request_counts"] == {"total": 2, "completed": 1, "failed": 1}
-
-
 STREAMS = {
     "/completion": ({"prompt": "Hello", "n_predict": 2}, ":"),
     "/v1/completions": ({"prompt": "Hello", "max_tokens": 2}, '"text":""'),

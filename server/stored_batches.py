@@ -1,0 +1,64 @@
+"""What `/v1/files` and `/v1/batches` of earlier versions stored in a cache folder: named at a start, deleted on command."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..slots.tier import locked_folder, places
+
+NAME = re.compile(r"file-[0-9a-f]{24}\.(json|data)|batch_[0-9a-f]{24}\.(json|part)|\.[0-9a-f]{16}\.tmp")
+
+
+@dataclass(frozen=True, slots=True)
+class StoredBatches:
+    """Files with the texts of clients, and their size."""
+
+    num_files: int
+    num_bytes: int
+
+    @classmethod
+    def of(cls, root: Path) -> StoredBatches:
+        """Return what a cache folder has of them. Raises OSError."""
+        sizes = [path.lstat().st_size for folder in _folders(root) for path in _files(folder)]
+        return cls(len(sizes), sum(sizes))
+
+    def __str__(self) -> str:
+        return f"{self.num_files:,} files of /v1/files and /v1/batches, {self.num_bytes / 2**20:,.1f} MiB"
+
+
+def at_start(cache_dir: str) -> str:
+    """Return the line that names what is there and how to delete it; empty: nothing is. cache_dir: the setting."""
+    if not cache_dir:
+        return ""
+    with suppress(OSError):  # the start itself refuses a folder that it cannot use
+        root = Path(cache_dir).expanduser()
+        if (stored := StoredBatches.of(root)).num_files:
+            return f"{root}: {stored}, which are not served any more: `slotcache cache prune {root} --batches` deletes them"
+    return ""
+
+
+def delete(root: Path) -> None:
+    """Delete them, and nothing else in their folders. Raises BlockingIOError: a server serves them; FolderError, OSError."""
+    for folder in _folders(root):
+        _, lock = locked_folder(folder)
+        try:
+            for path in _files(folder):
+                path.unlink(missing_ok=True)
+            (folder / "lock").unlink()
+        finally:
+            os.close(lock)
+        with suppress(OSError):  # something else is there
+            folder.rmdir()
+
+
+def _folders(root: Path) -> list[Path]:
+    return [path for path in places(root / "files") if path.is_dir() and not path.is_symlink()]
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    return (path for path in folder.iterdir() if NAME.fullmatch(path.name))
