@@ -264,11 +264,11 @@ class WarmUpProxy(ChatProxy):
 
         What to compute: the parts in front of its documents; none if the upstream should have them.
         """
-        state, told = self._state, decode(body)
+        state, whole, body = self._state, body, opening(body)  # first: it checks how much there is to decode
+        told = decode(whole)
         name = told.get("id", "default") if isinstance(told, Mapping) else ""
         if not isinstance(name, str):
             raise RequestError("id: expected a string", param="id")
-        body = opening(body)
         chat = read_chat(body, state.settings.tool_documents)
         parts: Sequence[PromptPart] = [PromptPart.of(chat.before_last)] if chat.before_last.chars else []
         plan: OrderPlan | None = None

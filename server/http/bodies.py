@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from io import BytesIO
@@ -15,8 +14,6 @@ from .api_errors import RequestError
 FREE = 64 << 10  # bytes of each body that do not count: uvicorn buffers as many for a connection anyway
 MAX_COMMAS, MAX_BRACKETS = 1 << 20, 1 << 18  # in a body: to decode it stops all other threads, at this size for 0.1 s
 LARGEST = 4  # bodies of the largest size that may be unfinished at a time
-
-NAMES = re.compile(rb'[; ](name|filename)="([^"]*)"')  # in the head of a form's field
 
 
 @dataclass(slots=True)
@@ -93,31 +90,17 @@ class Held:
 
 
 def check_elements(body: bytes) -> None:
-    """Refuse more lists, objects and numbers than any context could hold. Those in texts count, too: nothing is parsed."""
+    """Refuse more lists, objects and numbers than any context could hold.
+
+    Those in texts count, too: nothing is parsed, and some texts are JSON themselves, such as the arguments of a call. So do
+    escaped ones, which are only there once their text is read.
+    """
     if len(body) <= MAX_BRACKETS:
         return
-    for name, found, most in (
-        ("commas", body.count(b","), MAX_COMMAS),
-        ("brackets", body.count(b"[") + body.count(b"{"), MAX_BRACKETS),
-    ):
+    num_escapes = body.count(rb"\u00")  # those of accents, too, which most texts have
+    for name, marks, most in (("commas", b",", MAX_COMMAS), ("brackets", b"[{", MAX_BRACKETS)):
+        found = sum(body.count(mark) for mark in marks)
+        if found + num_escapes > most:
+            found += sum(body.count(escape) for mark in marks for escape in (b"\\u%04x" % mark, b"\\u%04X" % mark))
         if found > most:
             raise RequestError(f"the body has {found:,} {name}: expected at most {most:,}", status=413)
-
-
-def read_form(kind: str, body: bytes) -> dict[str, tuple[str, bytes]]:
-    """Return the fields of a form that holds files (multipart/form-data): the name of each one's file, and its content.
-
-    kind: the header Content-Type. Raises RequestError.
-    """
-    boundary = re.search(r'\bboundary="?([^";]+)', kind)
-    if not kind.lower().startswith("multipart/form-data") or boundary is None:
-        raise RequestError(f"the body is {kind[:80]!r}: expected multipart/form-data with a file")
-    _, *parts = (b"\r\n" + body).split(b"\r\n--" + boundary[1].encode("latin-1"))
-    if not parts or not parts.pop().startswith(b"--"):
-        raise RequestError("the form is not whole: its last boundary is missing")
-    fields: dict[str, tuple[str, bytes]] = {}
-    for part in parts:
-        head, _, content = part.partition(b"\r\n\r\n")
-        names = {name: value.decode("utf-8", "replace") for name, value in NAMES.findall(head)}
-        fields[names.get(b"name", "")] = (names.get(b"filename", ""), content)
-    return fields

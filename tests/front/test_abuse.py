@@ -5,6 +5,7 @@ import socket
 from concurrent.futures import ThreadPoolExecutor
 from threading import Event
 
+import msgspec
 import pytest
 from server.conftest import DEADLINE, until
 from slotcache.front import app
@@ -79,14 +80,18 @@ def test_a_body_that_is_no_json_is_a_bad_request(field, more):
     assert (answer.status_code, "is not a chat" in answer.json()["error"]["message"]) == (400, True)
 
 
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/speculate"])
 @pytest.mark.parametrize(("element", "says"), [(b"[]", b"brackets"), (b"1", b"commas")])
-def test_a_body_of_more_elements_than_any_context_holds_is_not_decoded(element, says):
+def test_a_body_of_more_elements_than_any_context_holds_is_not_decoded(element, says, path, monkeypatch):
     """It would stop all threads of the front while it is: 10 s for each 16 MiB of empty lists."""
     content = b",".join([element] * (1_100_000 if says == b"commas" else 270_000))
     body = b'{"messages":[{"role":"user","content":[' + content + b"]}]}"
+    sizes, real = [], msgspec.json.decode
     with ordering("http://127.0.0.1:9", dialect="openai") as front:
-        answer = front.http.post("/v1/chat/completions", content=body)
+        monkeypatch.setattr(msgspec.json, "decode", lambda data, **named: (sizes.append(len(data)), real(data, **named))[1])
+        answer = front.http.post(path, content=body)
     assert answer.status_code == 413 and says in answer.content
+    assert all(size < 1000 for size in sizes)
 
 
 MANY = 10_001
