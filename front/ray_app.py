@@ -33,7 +33,7 @@ from ..server import load
 from ..server.app import AppState, make_app
 from ..server.config.settings import Settings
 from ..server.http.api_errors import RequestError, handlers
-from ..server.http.bodies import Bodies
+from ..server.http.bodies import Bodies, Held
 from ..server.http.log import configure
 from ..server.http.security import CrossOrigin, Gate, Keys, Origins
 from ..server.serve import prepare, start
@@ -138,14 +138,16 @@ class Ingress:
             await self._pass_on(Asked(Forward.of(scope, b""), Needs(), self._fleets), send)
             return
         only = headers.get(REPLICA, "")
-        forward = Forward.of(scope, await self._bodies.read(Request(scope, receive)), only)
+        with Held(self._bodies) as held:  # until it is decoded, as in `read_body`
+            forward = Forward.of(scope, await self._bodies.read(Request(scope, receive), held), only)
+            needs = await asyncio.to_thread(Needs.of, forward, self._fleets.tool_documents)
         if (forward.method, forward.path) == LIST:
             scope.setdefault("state", {})
             await self._listed(scope, receive, send)
             return
         if only and only not in self._fleets.names and only not in await self._names():
             raise unknown(only)
-        asked = Asked(forward, await asyncio.to_thread(Needs.of, forward, self._fleets.tool_documents), self._fleets)
+        asked = Asked(forward, needs, self._fleets)
         if not only and _is_for_all(forward):
             await self._tell_all(forward, scope, send)
             return

@@ -6,6 +6,7 @@ import logging
 import os
 import re
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import accumulate, chain
 from pathlib import Path
@@ -26,6 +27,7 @@ logger = logging.getLogger("slotcache.docs")
 
 BATCH_TOKENS = 512  # of the chunks that are embedded at once: a request waits for them at most
 LOOKAHEAD = 64  # chunks that are fetched at once to be embedded
+ASKING = 2  # threads: one may read the database at a time, and another one compare vectors
 LOOK = 0.1  # seconds between two looks whether the work is to end, while clusters are made
 
 EmbedTexts = Callable[[Sequence[str]], np.ndarray]
@@ -74,7 +76,8 @@ class Scan:
 class Index:
     """One thread keeps it up to date, all at once (`refresh`) or step by step; any thread may search it.
 
-    progress: how far it is, for any thread to read.
+    progress: how far it is, for any thread to read. threads: in which it is asked: however many ask, they take no other
+    thread of the process.
     """
 
     def __init__(
@@ -102,6 +105,7 @@ class Index:
         self._embedder, self._chunk_tokens = embedder, chunk_tokens
         self._embedded = 0  # all chunks up to this number have vectors: numbers only grow
         self._reader = FileReader(database)
+        self.threads = ThreadPoolExecutor(ASKING, "index")
         self._count()
 
     def interrupt(self) -> None:
@@ -110,13 +114,14 @@ class Index:
 
     def close(self) -> None:
         """End the reading of files, and close the database."""
+        self.threads.shutdown(cancel_futures=True)
         self._reader.close()
         self._maker.close()
         self.store.close()
 
     def search(self, embed: EmbedQuery | None = None, rerank: Rerank | None = None) -> Search:
         """Return a search of this index. embed: of the same model as the index's vectors."""
-        return Search(self.store, self.vectors, folders=self.folders, embed=embed, rerank=rerank)
+        return Search(self.store, self.vectors, folders=self.folders, embed=embed, rerank=rerank, threads=self.threads)
 
     def expand(self, id: str, before: int = 1, after: int = 1) -> list[StoredChunk]:
         """Return a chunk between its neighbours in the first file that has it, in order; empty for an unknown id."""

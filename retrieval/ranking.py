@@ -6,7 +6,9 @@ import asyncio
 import json
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain, islice
 from threading import Lock
 from typing import Protocol
@@ -264,7 +266,10 @@ class Stage:
 
 
 class Search:
-    """Searches an index. Any number of searches may run at once, while the index grows."""
+    """Searches an index. Any number of searches may run at once, while the index grows.
+
+    threads: in which it searches; None: the event loop's own.
+    """
 
     def __init__(
         self,
@@ -274,21 +279,23 @@ class Search:
         folders: Sequence[Folder] = (),
         embed: EmbedQuery | None = None,
         rerank: Rerank | None = None,
+        threads: Executor | None = None,
     ) -> None:
         self._store, self._vectors, self._folders = store, vectors, folders
-        self._embed, self._rerank = embed, rerank
+        self._embed, self._rerank, self._threads = embed, rerank, threads
 
     async def stages(self, query: Query) -> AsyncIterator[Stage]:
         """Yield the stages of a search. Without an embedder the first is the last, unless a reranker follows."""
+        run = partial(asyncio.get_running_loop().run_in_executor, self._threads)
         embed = self._embed if len(self._vectors) else None
         embedding = asyncio.ensure_future(embed(query.text)) if embed else None
         try:
-            found = await asyncio.to_thread(self._by_words, query)
+            found = await run(self._by_words, query)
             yield _stage(LEXICAL, found.hits, query, is_last=embedding is None and self._rerank is None)
             if embedding is not None:
                 fused, is_whole = self._fused(query, found.by_words, await embedding), False
                 while not is_whole:
-                    found, is_whole = await asyncio.to_thread(next, fused)
+                    found, is_whole = await run(next, fused)
                     name = FUSED if is_whole else PROVISIONAL
                     yield _stage(name, found.hits, query, is_last=is_whole and self._rerank is None)
             if self._rerank is not None:

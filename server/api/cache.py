@@ -127,10 +127,10 @@ async def show_conversation(request: Request) -> Response:
 async def forget_conversation(request: Request) -> Response:
     """Forget a conversation with all its answers."""
     id, scope = request.path_params["id"], scope_of(request)
-    conversations = service_of(request).conversations
-    if not conversations.forget(scope, id):
+    service = service_of(request)
+    if not service.conversations.forget(scope, id):
         raise _unknown(id)
-    await asyncio.to_thread(conversations.settle)
+    await service.view.disk_thread.run(service.conversations.settle)
     return JsonReply({"id": id, "object": "conversation.deleted", "deleted": True, "scope": scope})
 
 

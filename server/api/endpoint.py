@@ -26,6 +26,7 @@ from ..engine.usage import Fields
 from ..engine.view import Prediction
 from ..formats.answer import Plain
 from ..http.api_errors import RequestError, failed
+from ..http.bodies import Held
 from ..http.connection import SHORTCUT, Shortcut
 from ..http.log import on_one_line
 from ..search.folder import FolderIndex
@@ -59,12 +60,10 @@ async def read_body(request: Request, kind: type[R]) -> R:
     `request.state` keeps its length as `num_bytes`, and a warning for each unknown field as `warnings`.
     """
     state = request.app.state.app
-    body = await state.bodies.read(request)
-    request.state.num_bytes = len(body)
-    arguments = (body, kind, state.settings.strict)
-    decoded, warnings = (
-        decode_request(*arguments) if len(body) < LARGE else await asyncio.to_thread(decode_request, *arguments)
-    )
+    with Held(state.bodies) as held:  # until it is decoded: what waits for a thread takes memory, too
+        body = await state.bodies.read(request, held)
+        request.state.num_bytes = len(body)
+        decoded, warnings = await beside_others(request, partial(decode_request, body, kind, state.settings.strict))
     request.state.warnings = ()
     warn(request, warnings)
     return decoded

@@ -21,6 +21,7 @@ from ..engine.generation import Generation
 from ..engine.usage import Fields
 from ..engine.view import SlotState
 from ..http.api_errors import RequestError, unknown_model
+from ..http.bodies import Held
 from ..search.vectors import about
 from ..service.models import Loaded, Models
 from ..service.service import Service
@@ -48,9 +49,11 @@ async def adapters(request: Request) -> Response:
 
 async def set_adapters(request: Request) -> Response:
     """Change these scales. Requests that are open keep theirs."""
-    service, body = service_of(request), await request.app.state.app.bodies.read(request)
-    given = b'{"adapters":%b}' % body if body.lstrip()[:1] == b"[" else body
-    asked = await asyncio.to_thread(decode, given, AdapterScales)  # it may be large
+    service, bodies = service_of(request), request.app.state.app.bodies
+    with Held(bodies) as held:
+        body = await bodies.read(request, held)
+        given = b'{"adapters":%b}' % body if body.lstrip()[:1] == b"[" else body
+        asked = await asyncio.to_thread(decode, given, AdapterScales)  # it may be large
     with_scales(asked.adapters, "adapters", service.submitter.adapters.set_usual)
     return JsonReply({"success": True})
 
@@ -270,7 +273,7 @@ async def act(request: Request) -> Response:
             return JsonReply({"id_slot": number, "n_erased": await service.view.slot_store.erase(number)})
         path = _path(service, (await read_body(request, FileName)).filename)
         began = perf_counter()
-        about = await _move(service, action, number, path)
+        about = await while_connected(request, _move(service, action, number, path))
         return JsonReply(about | {"timings": {f"{action}_ms": 1000 * (perf_counter() - began)}})
     finally:
         service.idle.resume()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 import reprlib
@@ -654,10 +653,10 @@ async def show(request: Request) -> Response:
 async def forget(request: Request) -> Response:
     """Delete a stored response; later ones keep what they have of it in their history."""
     id, scope = request.path_params["id"], scope_of(request)
-    conversations = service_of(request).conversations
-    if not conversations.forget_answer(scope, id):
+    service = service_of(request)
+    if not service.conversations.forget_answer(scope, id):
         raise _unknown(id)
-    await asyncio.to_thread(conversations.settle)
+    await service.view.disk_thread.run(service.conversations.settle)
     return JsonReply({"id": id, "object": "response", "deleted": True})
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import AsyncIterator, Sequence
 
@@ -41,13 +40,13 @@ async def list_sources(request: Request) -> Response:
     if not (limit.isdecimal() and len(limit) < 10 and 1 <= int(limit) <= MOST_FILES):
         raise RequestError(f"limit is {limit[:80]!r}: expected 1 to {MOST_FILES}", param="limit")
     after = request.query_params.get("after", "")
-    return JsonReply(await asyncio.to_thread(retrieve.collections, folder_index, after, int(limit)))
+    return JsonReply(await folder_index.ask(retrieve.collections, folder_index, after, int(limit)))
 
 
 async def document(request: Request) -> Response:
     """Show a document with its neighbours in the file (`?scope=`)."""
     folder_index = folder_index_of(request, scope_of(request), "scope")
-    return JsonReply(await asyncio.to_thread(retrieve.document, folder_index, request.path_params["id"]))
+    return JsonReply(await folder_index.ask(retrieve.document, folder_index, request.path_params["id"]))
 
 
 async def refresh_sources(request: Request, asked: RefreshRequest) -> Response:

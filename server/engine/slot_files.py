@@ -13,6 +13,7 @@ from ...slots.record import CorruptFile, ForeignFile
 from ...slots.slot import Histories, Slot
 from ...slots.tier import Provenance, Record
 from ..http.api_errors import RequestError
+from ..http.threads import WaitingThread
 from .engine import Engine
 
 logger = logging.getLogger("slotcache.engine")
@@ -52,29 +53,42 @@ class SlotStore:
         tree, snapshots = engine.scheduler.tree, engine.scheduler.snapshots
         self._histories = Histories(tree, snapshots, carry_out=engine.carry_out)
         self._arrivals, self._made_by = Arrivals(engine), made_by
+        self._thread = WaitingThread("slot-files")  # one file at a time: each copy of a history may take gigabytes
 
     async def save(self, number: int, path: Path) -> tuple[int, int]:
         """Write a slot's history; return its tokens, and the file's bytes. Raises RequestError."""
-        records = await asyncio.wrap_future(self._inbox.ask(lambda: self._records(number)))
-        try:
-            written = await asyncio.to_thread(record.write, path, records, self._provenance)
-        except OSError as error:
-            raise RequestError(f"cannot write {path.name}: {error.strerror}", status=500) from None
-        return len(records[-1].tokens) if records else 0, written
+        return await self._thread.run(self._save, number, path)
 
     async def restore(self, number: int, path: Path) -> tuple[int, int]:
         """Make a file a slot's history; return the tokens that came back, and the file's bytes. Raises RequestError."""
-        last, size = await asyncio.to_thread(self._adopt_all, path)
-        if last is None:
-            return 0, size
-        restored = await asyncio.wrap_future(self._inbox.ask(lambda: self._remember(number, last)))
-        if not restored:
-            raise RequestError(f"{path.name} does not fit: --cache-ram has no room, or it is damaged", param="filename")
-        return restored, size
+        return await self._thread.run(self._restore, number, path)
+
+    def close(self) -> None:
+        """Wait until a file that is being written or read is done with."""
+        self._thread.close()
 
     async def erase(self, number: int) -> int:
         """Forget the KV that only a slot's history holds; return its tokens. Raises RequestError."""
         return await asyncio.wrap_future(self._inbox.ask(lambda: self._histories.erase(self._slot(number))))
+
+    # ---- in the thread of the files --------------------------------------------------------------------------------
+
+    def _save(self, number: int, path: Path) -> tuple[int, int]:
+        records = self._inbox.ask(lambda: self._records(number)).result()
+        try:
+            written = record.write(path, records, self._provenance)
+        except OSError as error:
+            raise RequestError(f"cannot write {path.name}: {error.strerror}", status=500) from None
+        return len(records[-1].tokens) if records else 0, written
+
+    def _restore(self, number: int, path: Path) -> tuple[int, int]:
+        last, size = self._adopt_all(path)
+        if last is None:
+            return 0, size
+        restored = self._inbox.ask(lambda: self._remember(number, last)).result()
+        if not restored:
+            raise RequestError(f"{path.name} does not fit: --cache-ram has no room, or it is damaged", param="filename")
+        return restored, size
 
     @property
     def _provenance(self) -> Provenance:

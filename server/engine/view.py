@@ -24,6 +24,7 @@ from ...slots.scope import Scope
 from ...slots.separate import num_kept
 from ...slots.slot import Slot
 from ...slots.tier import Provenance
+from ..http.threads import WaitingThread
 from .engine import Engine
 from .generation import Generation
 from .slot_files import SlotStore
@@ -353,13 +354,14 @@ class View:
     """Safe from any thread. Scopes are given by the clients' names.
 
     lower: the tiers below host memory. token_bytes: of one token's KV. made_by: as in `SlotStore`. slot_store: the
-    histories of slots in files.
+    histories of slots in files. disk_thread: for what waits until a disk is as the cache is, or as the conversations are.
     """
 
     def __init__(self, engine: Engine, lower: Sequence[LowerTier], *, token_bytes: int, made_by: Provenance | None) -> None:
         self._engine, self._scheduler, self._lower = engine, engine.scheduler, lower
         self._token_bytes = token_bytes
         self.slot_store = SlotStore(engine, made_by)
+        self.disk_thread = WaitingThread("disk-requests")
 
     @property
     def keeps_snapshots(self) -> bool:
@@ -442,7 +444,7 @@ class View:
         """Drop a scope from all tiers, except KV that running requests use; return the tokens dropped."""
         dropped = await self._ask(lambda: self._drop(scope))
         for tier in self._lower:
-            await asyncio.to_thread(tier.drop, Scope.shared(scope))
+            await self.disk_thread.run(tier.drop, Scope.shared(scope))
             # Again: a run that was fetched may have been adopted before it was dropped from the tier.
             await self._ask(lambda: self._drop(scope))
         return dropped
@@ -450,6 +452,11 @@ class View:
     async def slots(self) -> list[SlotState]:
         """Return the slots, with the progress of the request on each."""
         return await self._ask(lambda: [SlotState.of(slot) for slot in self._scheduler.slots])
+
+    def close(self) -> None:
+        """Wait for the threads of requests that wait for a disk."""
+        self.slot_store.close()
+        self.disk_thread.close()
 
     async def stats(self) -> EngineStats:
         """Return counters and gauges."""

@@ -1,4 +1,4 @@
-"""Threads for work that takes processor time, so that requests which only wait for a file are not held up by it."""
+"""Threads of their own for what takes long, so that it holds up no other request: prompts, and what waits for a disk."""
 
 from __future__ import annotations
 
@@ -48,3 +48,21 @@ class PromptThreads:
         """Wait for running work to end; waiting work is not run."""
         for executor in (self._small, self._large):
             executor.shutdown(cancel_futures=True)
+
+
+class WaitingThread:
+    """One thread for requests that wait for a disk or for the engine: however many there are, they take no other thread.
+
+    What has begun goes on when its caller is cancelled, and what waits for its thread is not run then. Any thread's.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._executor = ThreadPoolExecutor(1, name)
+
+    async def run(self, work: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
+        """Run `work` behind all that came before, and return its result."""
+        return await asyncio.get_running_loop().run_in_executor(self._executor, partial(work, *arguments, **named))
+
+    def close(self) -> None:
+        """Wait for running work to end; waiting work is not run."""
+        self._executor.shutdown(cancel_futures=True)

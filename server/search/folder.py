@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import hashlib
 import logging
@@ -11,10 +12,11 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import astuple, dataclass
+from functools import partial
 from pathlib import Path
 from threading import Event, Lock, Thread
 from time import monotonic
-from typing import Protocol
+from typing import ParamSpec, Protocol, TypeVar
 
 from ...models.demo.corpus import SUGGESTED
 from ...models.model import Model
@@ -28,6 +30,8 @@ from ..http.api_errors import RequestError
 from .vectors import Embedding, Reranking, Vectors, can_search
 
 logger = logging.getLogger("slotcache.docs")
+P = ParamSpec("P")
+T = TypeVar("T")
 OPENING, READING, EMBEDDING, READY, FAILED = "opening", "reading", "embedding", "ready", "failed"
 NICENESS = 10  # the engine's threads come first where both want a core
 POLL = 0.02  # seconds between two looks whether the engine is idle
@@ -84,6 +88,10 @@ class FolderIndex:
         self.num_searches += 1
         embedding, reranking = self.embedding, self.reranking
         return self.index.search(embedding.query if embedding else None, reranking.scores if reranking else None)
+
+    async def ask(self, work: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
+        """Return what `work` on the index returns, in one of its threads."""
+        return await asyncio.get_running_loop().run_in_executor(self.index.threads, partial(work, *arguments, **named))
 
     def check_scope(self, scope: str, where: str) -> None:
         """Raise RequestError 403 for a scope that may not search these documents. where: the scope's field."""

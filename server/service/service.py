@@ -258,6 +258,7 @@ class Service:
 
     def close(self) -> None:
         self.engine.stop()
+        self.view.close()
         self.builder.close()
         self.grammars.close()
         for tier in self.tiers:
