@@ -28,10 +28,6 @@ from .api_errors import RequestError, refusal
 # The API keys of a server: those on its command line, and those in a file; and who may ask where there are none.
 
 
-EVERYONE = "everyone"  # the owner of what is stored, on a server without keys
-OWNER_DIGITS = 32
-
-
 class Keys:
     """Compares in a time that shows neither a key nor which of them it was. Without keys any request is admitted."""
 
@@ -54,12 +50,9 @@ class Keys:
                 raise SettingsError(f"{flag} is given, and holds nothing: expected a key, or several; {without}")
         return cls(given | _keys_in(settings.api_key_file) if settings.api_key_file else given)
 
-    def admit(self, headers: Headers) -> str | None:
-        """Return who asks, a name made of the key in a request; None: it carries none. Without keys all are one."""
-        if not self._digests:
-            return EVERYONE
-        found = [key for key in _presented(headers) if self._has(key)]
-        return _digest(b"owner " + found[0]).hex()[:OWNER_DIGITS] if found else None
+    def admit(self, headers: Headers) -> bool:
+        """Return whether a request carries a key."""
+        return not self._digests or any([self._has(key) for key in _presented(headers)])
 
     def _has(self, key: bytes) -> bool:
         presented = _digest(key)
@@ -203,15 +196,15 @@ class Gate:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and not is_open(scope):
             try:
-                scope["state"]["owner"] = self._check(scope["method"], scope["path"], Headers(scope=scope))
+                self._check(scope["method"], scope["path"], Headers(scope=scope))
             except RequestError as error:
                 scope["state"]["error"] = error
                 await refusal(error, scope["path"])(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 
-    def _check(self, method: str, path: str, headers: Headers) -> str:
-        """Return who asks: see `Keys.admit`. Raises RequestError for a request that is not allowed."""
+    def _check(self, method: str, path: str, headers: Headers) -> None:
+        """Raise RequestError for a request that is not allowed."""
         host = headers.get("host", "").lower()
         if host and not self._is_ours(host):
             name = _name(host)[:80]
@@ -219,14 +212,12 @@ class Gate:
                 f"this server is not called {host[:80]!r}: start it with --allowed-hosts {name} if it is", status=403
             )
         self._check_page(method, headers, host)
-        owner = self._keys.admit(headers)
-        if owner is None and not (self._has_page and PAGE.fullmatch(path)):
+        if not self._keys.admit(headers) and not (self._has_page and PAGE.fullmatch(path)):
             raise RequestError(
                 "expected `Authorization: Bearer <key>` or `X-Api-Key: <key>` with a key of the server's --api-key",
                 status=401,
                 headers={"WWW-Authenticate": "Bearer"},
             )
-        return owner or ""
 
     def _is_ours(self, host: str) -> bool:
         if ANY in self._names or (name := _name(host)) in self._names:

@@ -1,4 +1,4 @@
-"""Threads of their own for what takes long, so that it holds up no other request: prompts, and what waits for a disk."""
+"""Threads for work that takes processor time, so that requests which only wait for a file are not held up by it."""
 
 from __future__ import annotations
 

@@ -98,10 +98,12 @@ def test_one_history_at_a_time_is_copied_for_a_file(tiny, tmp_path, monkeypatch)
         monkeypatch.setattr(up.service.view.slot_store._histories, "save", lambda slot: (copied.append(1), save(slot))[1])
         body = {"filename": "a"}
         saves = [clients.submit(up.http.post, "/slots/0?action=save", json=body) for _ in range(3)]
-        until(lambda: copied and connections(up) >= 3)
-        assert up.http.get("/slots").status_code == 200  # the engine has answered what came before it
-        assert len(copied) == 1
-        gate.set()
+        try:
+            until(lambda: copied and connections(up) >= 3)
+            assert up.http.get("/slots").status_code == 200  # the engine has answered what came before it
+            assert len(copied) == 1
+        finally:
+            gate.set()
         assert {one.result().status_code for one in saves} == {200} and len(copied) == 3
 
 
@@ -114,9 +116,11 @@ def test_bodies_take_their_room_until_they_are_decoded(tiny, monkeypatch):
         room = up.host.bodies.room
         first = [clients.submit(up.http.post, "/tokenize", content=body) for _ in range(LARGEST)]
         until(lambda: up.host.bodies.room < 500_000)
-        refused = up.http.post("/tokenize", content=body)
-        assert refused.status_code == 503 and refused.headers["Retry-After"]
-        gate.set()
+        try:
+            refused = up.http.post("/tokenize", content=body)
+            assert refused.status_code == 503 and refused.headers["Retry-After"]
+        finally:
+            gate.set()
         assert [one.result().status_code for one in first] == [200] * LARGEST
         until(lambda: up.host.bodies.room == room)
         assert up.http.post("/tokenize", content=body).status_code == 200
