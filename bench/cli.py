@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from types import FrameType, ModuleType
+from types import ModuleType
 
+from ..slots.child import ends_in_order
 from . import journal
 from . import report as machine
 from .report import BenchError, Skip
@@ -80,10 +80,13 @@ SCENARIOS = {scenario.name: scenario for scenario in _ALL}
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one scenario and print its report. Return the exit code.
 
-    0: it ran, even if a bar was missed. 1: requests failed that must not. 2: it cannot run. 130: ctrl-C.
+    0: it ran, even if a bar was missed. 1: requests failed that must not. 2: it cannot run. 130: ctrl-C, SIGTERM, SIGHUP.
     """
-    arguments = sys.argv[1:] if argv is None else argv
-    before = signal.signal(signal.SIGTERM, _interrupt)
+    with ends_in_order():
+        return _main(sys.argv[1:] if argv is None else argv)
+
+
+def _main(arguments: Sequence[str]) -> int:
     kept = None
     try:
         chosen = next((name for name in arguments if name in SCENARIOS), None)
@@ -108,7 +111,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("\nstopped", file=sys.stderr)
         return 130
     finally:
-        signal.signal(signal.SIGTERM, before)
         journal.end(is_finished=False)  # nothing is left to end behind a run that is done
         if kept is not None and kept.path.exists():
             print(f"what was measured before the end is in {kept.path}", file=sys.stderr)
@@ -123,15 +125,6 @@ def _parser(chosen: str | None, module: ModuleType | None) -> argparse.ArgumentP
         if module is not None and name == chosen:
             module.add_arguments(subparser)
     return parser
-
-
-def _interrupt(signum: int, frame: FrameType | None) -> None:
-    """Handle SIGTERM like ctrl-C, so that the servers of the benchmark are stopped.
-
-    An event loop has a handler of its own for ctrl-C, which cancels its tasks.
-    """
-    ctrl_c = signal.getsignal(signal.SIGINT)
-    (ctrl_c if callable(ctrl_c) else signal.default_int_handler)(signum, frame)
 
 
 if __name__ == "__main__":

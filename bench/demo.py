@@ -17,6 +17,7 @@ from urllib.request import ProxyHandler, Request, build_opener
 
 from ..models.demo import FILE
 from ..models.demo.corpus import Corpus, CorpusQuestion
+from ..slots.child import ends_in_order
 from .report import ServerError
 from .servers import Server, ServerOptions, free_port, slotcache_command
 
@@ -55,9 +56,9 @@ class Exchange:
 
 
 def demo(url: str = "", model: Path | None = None) -> int:
-    """Hold the conversation with the server at `url`, or with a server started for it. Return the exit code."""
+    """Hold the conversation with the server at `url`, or with a server started for it. The exit code; 130: ctrl-C."""
     try:
-        with _server(url, model) as address:
+        with ends_in_order(), _server(url, model) as address:
             steps = []
             for step in converse(address):
                 print(_describe(len(steps) + 1, step), flush=True)
@@ -67,6 +68,8 @@ def demo(url: str = "", model: Path | None = None) -> int:
     except (ServerError, URLError, TimeoutError) as error:
         print(f"slotcache: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        return 130
 
 
 def open_page(url: str) -> None:

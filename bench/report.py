@@ -6,7 +6,6 @@ import json
 import os
 import platform
 import shutil
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -15,9 +14,12 @@ from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from math import isfinite, isnan, nan
 from pathlib import Path
+from subprocess import TimeoutExpired
 from time import monotonic
 from types import TracebackType
 from typing import Any, TextIO
+
+from ..slots.child import run_child
 
 # ---- Errors that end a benchmark early. ---------------------------------------------------------------------------------
 #
@@ -86,11 +88,11 @@ def _output(program: str, arguments: Sequence[str]) -> str | None:
     if shutil.which(program) is None:
         return None
     try:
-        done = subprocess.run([program, *arguments], capture_output=True, text=True, timeout=20, check=True)
-    except (OSError, subprocess.SubprocessError):
+        done = run_child([program, *arguments], timeout=20)
+    except (OSError, TimeoutExpired):
         return None
     # llama-server prints its version to stderr.
-    return (done.stdout or done.stderr).strip()
+    return None if done.returncode else (done.stdout or done.stderr).decode("utf-8", "replace").strip()
 
 
 # ---- One line on stderr with the progress of a benchmark. ---------------------------------------------------------------

@@ -18,12 +18,14 @@ from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, replace
 from importlib import import_module
+from multiprocessing import parent_process
 from pathlib import Path
 from time import monotonic, sleep
 from types import ModuleType, TracebackType
 from typing import Any, TypeVar
 from urllib.request import ProxyHandler, build_opener
 
+from ..slots.child import start_child, stop_child, tie
 from .client import Client
 from .journal import note
 from .report import BenchError, ServerError
@@ -159,6 +161,12 @@ def own_command() -> list[str]:
     return [script] if script else [sys.executable, "-m", "slotcache.server.cli"]
 
 
+def tie_to_parent() -> None:
+    """Let the process of multiprocessing that calls this end with the one that started it."""
+    if (parent := parent_process()) is not None:
+        tie(os.getpid(), parent.sentinel)
+
+
 def free_port() -> int:
     """Return a port that no program listens on now."""
     with socket.socket() as probe:
@@ -193,9 +201,7 @@ class Server:
         with self.log.open("wb") as log:
             try:
                 # A session of its own: ctrl-C reaches only the benchmark, which then stops the server in order.
-                self._process = subprocess.Popen(
-                    self.command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
-                )
+                self._process = start_child(self.command, is_asked=True, stdout=log, stderr=log, start_new_session=True)
             except OSError as error:
                 raise ServerError(f"cannot start {self.command[0]}: {error}") from error
         try:
@@ -217,14 +223,8 @@ class Server:
     def stop(self, patience: float = 10.0) -> None:
         """Ask the process to end; kill it after `patience` seconds."""
         process, self._process = self._process, None
-        if process is None:
-            return
-        process.terminate()
-        try:
-            process.wait(patience)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        if process is not None:
+            stop_child(process, patience)
 
     def tail(self) -> str:
         """Return the last lines of the log, of a crash all of them."""

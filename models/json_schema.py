@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Literal
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from llguidance.gbnf_to_lark import GbnfToLarkError, gbnf_to_lark
 
+from ..slots.child import start_child
 from .hardware import command
 
 if TYPE_CHECKING:
@@ -535,7 +536,7 @@ class TrialProcess:
     """One grammar at a time. Call `close` at the end."""
 
     def __init__(self) -> None:
-        self._process: subprocess.Popen[str] | None = None
+        self._process: subprocess.Popen[bytes] | None = None
         self._code = 0  # that it ended with over a grammar
 
     def define(self, source: GrammarSource) -> tuple[str, tuple[str, ...]]:
@@ -553,20 +554,20 @@ class TrialProcess:
             raise GrammarError(answer["error"])
         return answer["grammar"], tuple(answer["left_out"])
 
-    def _ask(self, source: GrammarSource) -> str:
+    def _ask(self, source: GrammarSource) -> bytes:
         """Return the line that answers a source; empty if the process ended over it."""
         if self._process is not None and self._process.poll() is not None:
             self.close()  # it ended between two grammars, which says nothing of the next one
         process = self._process = self._process or _start()
         assert process.stdin is not None and process.stdout is not None
         try:
-            process.stdin.write(json.dumps(asdict(source)) + "\n")
+            process.stdin.write(json.dumps(asdict(source)).encode() + b"\n")
             process.stdin.flush()
             line = process.stdout.readline()
         except OSError:
-            line = ""
-        if not line.endswith("\n"):
-            line = ""
+            line = b""
+        if not line.endswith(b"\n"):
+            line = b""
             self.close()
             self._code = process.returncode
         return line
@@ -579,9 +580,9 @@ class TrialProcess:
             self._process = None
 
 
-def _start() -> subprocess.Popen[str]:
-    trial = command("models.json_schema")
-    return subprocess.Popen(trial, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+def _start() -> subprocess.Popen[bytes]:
+    pipe = subprocess.PIPE
+    return start_child(command("models.json_schema"), stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL)
 
 
 # ---- Compiles grammars in a process of its own, with limits of time, memory and depth. ----------------------------------

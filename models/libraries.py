@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from subprocess import TimeoutExpired
 from time import perf_counter
 
+from ..slots.child import run_child
 from . import gate, llama
 from .context import Context, ContextSettings
 from .hardware import command
@@ -66,14 +67,14 @@ def _speed(library: Library, model: Path, threads: int, gpu_layers: int) -> Libr
     child = command("models.libraries", str(model), str(threads), str(gpu_layers))
     environment = os.environ | {VARIABLES[0]: str(folder)}
     try:
-        done = subprocess.run(child, env=environment, capture_output=True, text=True, timeout=PATIENCE)
-    except (OSError, subprocess.TimeoutExpired) as error:
+        done = run_child(child, env=environment, timeout=PATIENCE)
+    except (OSError, TimeoutExpired) as error:
         return LibrarySpeed(refused=str(error))
     try:
         prefill, decode = map(float, done.stdout.splitlines()[-1].split())
         return LibrarySpeed(prefill, decode)
     except (IndexError, ValueError):  # it ended before its last line, which is two numbers
-        said = (done.stderr.splitlines() or [f"ended with code {done.returncode}"])[-1]
+        said = (done.stderr.decode("utf-8", "replace").splitlines() or [f"ended with code {done.returncode}"])[-1]
         return LibrarySpeed(refused=said.partition("Error: ")[2] or said)
 
 

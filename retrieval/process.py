@@ -13,6 +13,7 @@ from typing import IO
 
 import msgspec
 
+from ..slots.child import start_child
 from .files import Stamp
 from .markdown import Unreadable
 from .writing import WriteOutcome
@@ -136,7 +137,7 @@ class FileReader:
 def start_module(name: str, *arguments: str, stderr: int = subprocess.DEVNULL) -> subprocess.Popen[bytes]:
     """Start a process that calls `main` of a module of this room."""
     command = [sys.executable, "-c", START, str(ROOM.parent), str(ROOM), name, *arguments]
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr)
+    return start_child(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr)
 
 
 def _pipe(pipe: IO[bytes] | None) -> IO[bytes]:

@@ -57,6 +57,27 @@ class FolderError(Exception):
     """A folder that must not or cannot hold them. The message names it, the reason, and the right state."""
 
 
+def user_folder(variable: str, usual: str) -> Path:
+    """Return a base folder of the user's, as the XDG Base Directory Specification has it. Raises FolderError: no home.
+
+    variable: names it, unless its path is relative: that is to be ignored. usual: where it is else, below the home.
+    """
+    named = os.environ.get(variable, "")
+    return Path(named) if os.path.isabs(named) else home_folder() / usual
+
+
+def home_folder() -> Path:
+    """Return the user's home. An empty or relative HOME is none: then the system says where it is. Raises FolderError."""
+    try:
+        if os.path.isabs(os.environ.get("HOME", os.sep)):
+            return Path.home()
+        import pwd
+
+        return Path(pwd.getpwuid(os.getuid()).pw_dir)
+    except (ImportError, KeyError, RuntimeError):
+        raise FolderError("this user has no home: expected an absolute path in HOME") from None
+
+
 def own_folder(path: Path, flag: str) -> Path:
     """Return the folder, made if it is missing, and checked. flag: the setting that names it. Raises FolderError."""
     try:
@@ -67,10 +88,10 @@ def own_folder(path: Path, flag: str) -> Path:
     except OSError as error:
         raise FolderError(f"{flag} {path}: {error.strerror or error}: expected a folder to write to") from None
     if hasattr(os, "geteuid") and about.st_uid != os.geteuid():
-        raise FolderError(f"{flag} {path}: it belongs to user {about.st_uid}: expected one of the server's own user")
+        raise FolderError(f"{flag} {path}: it belongs to user {about.st_uid}: expected one of your own")
     if about.st_mode & 0o022:
         raise FolderError(
-            f"{flag} {path}: other users may write to it (mode {about.st_mode & 0o777:o}), and so change answers: "
+            f"{flag} {path}: other users may write to it (mode {about.st_mode & 0o777:o}): "
             f"expected a folder that only its owner can write to (chmod go-w)"
         )
     if not os.access(path, os.W_OK | os.X_OK):

@@ -23,7 +23,7 @@ import aiohttp
 from ...models.demo import FILE as MODEL
 from .. import rude
 from ..report import Bar, BenchError, Report, Table
-from ..servers import HOST, Server, ServerOptions, free_port
+from ..servers import HOST, Server, ServerOptions, free_port, tie_to_parent
 
 ASKING = 0.2  # s between two questions of the client that is answered
 BACK = 1.0  # s until a client whose connection was closed opens another one
@@ -171,7 +171,7 @@ def _descriptors(server: Server) -> int:
 
 async def _half_open(port: int, args: argparse.Namespace, outcome: Outcome) -> None:
     """Hold many connections half open in another process, so that the client which asks has this one for itself."""
-    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+    with ProcessPoolExecutor(1, get_context("spawn"), tie_to_parent) as pool:
         outcome.opened = await asyncio.wrap_future(pool.submit(_crowd, port, args.connections, args.seconds))
 
 

@@ -6,12 +6,12 @@ import argparse
 import asyncio
 import json
 import shutil
-import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from ...slots.child import run_child
 from ..client import Client, PromptSizer, Result
 from ..journal import note
 from ..report import Bar, BenchError, Report, ServerError, Table, median
@@ -100,14 +100,13 @@ def _engine_speeds(binary: Path, args: argparse.Namespace) -> dict[int, float]:
     command += ["-fa", args.flash_attn, "-npp", str(args.prompt_tokens), "-ntg", str(args.max_tokens), "-npl", streams]
     command += llama_repack(args.repack)
     print(f"  {BATCHED_BENCH} with {streams} streams", file=sys.stderr, flush=True)
-    done = subprocess.run([*command, "--output-format", "jsonl"], capture_output=True, text=True)
-    rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    done = run_child([*command, "--output-format", "jsonl"])
+    rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith(b"{")]
     speeds = {row["pl"]: row["speed_tg"] for row in rows}
     note(arm=BATCHED_BENCH, speeds=speeds)
     if missing := set(args.streams) - set(speeds):
-        raise ServerError(
-            f"{' '.join(command)}\nended with code {done.returncode}, without {missing}:\n{done.stderr[-2000:]}"
-        )
+        said = done.stderr[-2000:].decode("utf-8", "replace")
+        raise ServerError(f"{' '.join(command)}\nended with code {done.returncode}, without {missing}:\n{said}")
     return speeds
 
 

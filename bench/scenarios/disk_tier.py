@@ -24,7 +24,7 @@ from ...slots.scope import Scope
 from ...slots.tier import Provenance, Record
 from ..client import Client, PromptSizer, Result
 from ..report import Bar, BenchError, Progress, Report, Summary, Table
-from ..servers import Arm, Server, add_options, arms_for, free_port, sampling
+from ..servers import Arm, Server, add_options, arms_for, free_port, sampling, tie_to_parent
 from ..trace import Query
 
 SETTLED = 1.0  # s in which nothing is written to disk
@@ -188,7 +188,8 @@ def _made(count: int, root: Path) -> dict[str, Index]:
                 progress.step()
     found: dict[str, Index] = {}
     for name in ("heads read", "index read"):
-        with ProcessPoolExecutor(1, get_context("fork")) as fresh:  # so that its memory is the index's alone
+        # A process of its own, so that its memory is the index's alone.
+        with ProcessPoolExecutor(1, get_context("fork"), tie_to_parent) as fresh:
             found[name] = fresh.submit(_opened, root, count).result()
     return found
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from ..journal import note
 from ..report import Bar, Report, Table, median
-from ..servers import HOST, Server, free_port, own_command
+from ..servers import HOST, Server, free_port, own_command, tie_to_parent
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 HEALTH = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}"
@@ -130,6 +130,8 @@ def program(serve: Callable[..., Awaitable[None]], *arguments: int) -> Iterator[
 
 
 def _run(serve: Callable[..., Awaitable[None]], *arguments: int) -> None:
+    tie_to_parent()
+
     async def main() -> None:
         await serve(*arguments)
 

@@ -16,6 +16,7 @@ from server.conftest import until
 from slotcache.bench.cli import SCENARIOS, main
 from slotcache.ordering.policy import arrange
 from slotcache.ordering.tree import KnowledgeTree
+from support.processes import DEADLINE, ended, watched
 
 TOKENS = 10
 
@@ -175,7 +176,7 @@ sys.exit(cli.main(["conversations", "--model", sys.executable]))
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
 def test_ctrl_c_leaves_no_server_behind(tmp_path: Path, number: signal.Signals) -> None:
     told = tmp_path / "told"
     arguments = [sys.executable, "-c", BENCH, str(Path(__file__).parents[1]), HANG, str(told)]
@@ -186,12 +187,13 @@ def test_ctrl_c_leaves_no_server_behind(tmp_path: Path, number: signal.Signals) 
         signal.signal(signal.SIGINT, before)
     until(lambda: told.exists() or bench.poll() is not None)  # a request has arrived
     assert bench.returncode is None, bench.communicate()[1]
-    server = int(told.read_text())
-    bench.send_signal(number)
-    _, said = bench.communicate(timeout=300)
+    with watched(int(told.read_text())) as (server,):
+        bench.send_signal(number)
+        _, said = bench.communicate(timeout=300)
+        assert ended(server, 0 if number != signal.SIGKILL else DEADLINE)
+    if number == signal.SIGKILL:
+        return
     assert bench.returncode == 130 and said.endswith("stopped\n") and "Traceback" not in said
-    with pytest.raises(ProcessLookupError):
-        os.kill(server, 0)
     assert [path.name for path in tmp_path.iterdir()] == ["told"], "no log is left"
 
 

@@ -77,7 +77,6 @@ def test_weights_are_repacked_where_a_turn_takes_clearly_less_time(tiny, monkeyp
 def test_the_layouts_take_turns_and_the_fastest_turns_count(monkeypatch, capsys, enough, told):
     """A machine that slows down after a time shows it in both."""
     times = iter([3.0, 4.0, 5.0, 2.0, 9.0, 9.0, 9.0, 9.0])
-    monkeypatch.setattr(timing.signal, "alarm", lambda seconds: None)
     monkeypatch.setattr(timing, "_runner", lambda path, threads, repack: repack)
     monkeypatch.setattr(timing, "_turn", lambda repack: next(times))
     monkeypatch.setattr(timing, "ENOUGH", enough)

@@ -319,17 +319,6 @@ def test_a_maker_that_is_ended_leaves_no_file(folder, make, tmp_path):
     make()
 
 
-def test_a_maker_ends_with_a_server_that_is_killed(folder, make, tmp_path):
-    write(folder, range(100))
-    index = make(clusters_from=1000)
-    index._clusters_from = FROM
-    assert index._tend_clusters()
-    process = index._maker._process
-    process.stdin.close()
-    process.stdin = None
-    assert process.wait(60) == 1 and not of_clusters(tmp_path)
-
-
 def test_clusters_that_were_made_and_cannot_be_read_are_not_made_again_and_again(folder, make, tmp_path, monkeypatch):
     write(folder, range(100))
     starts, really = [], ann.ClusterMaker.start

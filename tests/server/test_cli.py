@@ -24,6 +24,7 @@ from slotcache.server.config.settings import SETTINGS, Settings
 from slotcache.server.engine import fit
 from slotcache.server.serve import make_server
 from support.on_device import needs_cpu
+from support.processes import children, ended, watched
 
 from server.conftest import DEADLINE
 
@@ -173,6 +174,26 @@ def test_the_demo_opens_the_page_over_the_bundled_documents_without_gguf(tmp_pat
     finally:
         process.kill()
     assert process.returncode == 0 and shown == f"the page is at {url}\n"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux alone ends what a killed process has started")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGKILL])
+def test_the_server_of_a_demo_ends_with_it(tmp_path, number):
+    variables = os.environ | {"TMPDIR": str(tmp_path)}
+    process = subprocess.Popen(command("demo"), env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout.readline(), "the first answer"
+        (server,) = children(process.pid)
+        with watched(server) as (watch,):
+            process.send_signal(number)
+            _, said = process.communicate(timeout=DEADLINE)
+            assert ended(watch)
+    finally:
+        process.kill()
+    assert process.returncode == (130 if number != signal.SIGKILL else -number)
+    assert "Traceback" not in said
+    if number != signal.SIGKILL:
+        assert not list(tmp_path.glob("slotcache-*.log"))
 
 
 def test_doctor_names_devices_and_what_fits_without_gguf(tiny, bare):

@@ -1,0 +1,38 @@
+"""Processes of others, watched by their ids: whether they have ended, and which a process has started."""
+
+import os
+import select
+from contextlib import contextmanager
+from pathlib import Path
+
+DEADLINE = 60.0  # s; far more than anything here takes on a machine that is busy
+START = (  # an installed package, or a bare checkout at sys.argv[1]
+    "import sys, types; from importlib.util import find_spec\n"
+    "if find_spec('slotcache') is None:\n"
+    "    package = sys.modules['slotcache'] = types.ModuleType('slotcache'); package.__path__ = [sys.argv[1]]\n"
+)
+
+
+@contextmanager
+def watched(*pids):
+    """Descriptors of processes, which stay theirs when an id is used again."""
+    descriptors = [os.pidfd_open(pid) for pid in pids]
+    try:
+        yield descriptors
+    finally:
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+
+def ended(descriptor, seconds=DEADLINE):
+    """Whether a process has ended, at the latest after so many seconds."""
+    return bool(select.select([descriptor], [], [], seconds)[0])
+
+
+def children(pid):
+    """The ids of the processes that a process has started, with their command lines."""
+    found = {}
+    for thread in Path(f"/proc/{pid}/task").iterdir():
+        for child in (thread / "children").read_text().split():
+            found[int(child)] = Path(f"/proc/{child}/cmdline").read_bytes().decode().split("\0")
+    return found
