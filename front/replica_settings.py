@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ..server.config.flags import from_environment, variable_of
 from ..server.config.settings import SETTINGS, Setting, Settings, SettingsError, Value, row, table_of, written
-from ..slots.tier import lock
+from ..slots.tier import lock, own_folder
 
 ROUTER = "slotcache.front.ray_router:CacheRouter"
 OF_RAY = ("host", "port")  # Ray's proxy has the port: `http_options` of Serve's YAML
@@ -95,8 +95,7 @@ def at_rank(settings: Settings, rank: int) -> Settings:
     """
     if not settings.cache_dir:
         return settings
-    whole = Path(settings.cache_dir).expanduser()
-    whole.mkdir(mode=0o700, parents=True, exist_ok=True)
+    whole = own_folder(Path(settings.cache_dir).expanduser(), "--cache-dir")
     number = next(number for number in chain((rank,), count()) if _locks(whole / f"replica-{number}.lock"))
     return replace(settings, cache_dir=str(whole / f"replica-{number}"))
 

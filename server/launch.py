@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import shutil
 import signal
-import subprocess
+import stat
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,6 +25,8 @@ from urllib.error import HTTPError, URLError
 from urllib.request import ProxyHandler, Request, build_opener
 
 from ..models.errors import ModelError
+from ..slots.child import ends_in_order, start_child, stop_child
+from ..slots.tier import FolderError, own_folder, user_folder, written_aside
 from .config.settings import SETTINGS, Settings, SettingsError, listed, written
 from .engine.fit import Decision, fit, mib
 from .serve import model_path
@@ -90,18 +93,21 @@ def codex(model: ServedModel, folder: Path) -> AgentSetup:
         "stream_idle_timeout_ms": PATIENCE,
     }
     lines = ['model_provider = "slotcache"', 'web_search = "disabled"', "", "[model_providers.slotcache]"]
-    text = "\n".join([*lines, *(f"{name} = {json.dumps(value)}" for name, value in provider.items()), ""])
+    text = "\n".join([*lines, *(f"{name} = {_toml(value)}" for name, value in provider.items()), ""])
     changing = {
         "model": model.name,
         "model_context_window": model.context,
         "model_providers.slotcache.base_url": model.v1,
     }
-    arguments = [part for name, value in changing.items() for part in ("-c", f"{name}={json.dumps(value)}")]
+    arguments = [part for name, value in changing.items() for part in ("-c", f"{name}={_toml(value)}")]
     return AgentSetup({"config.toml": text}, {"CODEX_HOME": str(folder), KEY: model.key}, arguments, kept=("config.toml",))
 
 
 def opencode(model: ServedModel, folder: Path) -> AgentSetup:
-    """The key of the cache opts in to it, also where the server was started without --cache-prompt."""
+    """The key of the cache opts in to it, also where the server was started without --cache-prompt.
+
+    OpenCode replaces {env:...} and {file:...} in the text of its file: their brace is written as an escape.
+    """
     limit = {"context": model.context, "output": model.output}
     provider = {
         "npm": "@ai-sdk/openai-compatible",
@@ -112,14 +118,19 @@ def opencode(model: ServedModel, folder: Path) -> AgentSetup:
     chosen = f"slotcache/{model.name}"
     settings: dict[str, object] = {"$schema": "https://opencode.ai/config.json", "provider": {"slotcache": provider}}
     settings |= {"model": chosen, "small_model": chosen}
-    return AgentSetup({"opencode.json": _json(settings)}, {"OPENCODE_CONFIG": str(folder / "opencode.json")})
+    text = re.sub(r"\{(?=env:|file:)", r"\\u007b", _json(settings))
+    return AgentSetup({"opencode.json": text}, {"OPENCODE_CONFIG": str(folder / "opencode.json")})
 
 
 def qwen(model: ServedModel, folder: Path) -> AgentSetup:
-    """Variables that it also reads win over its files, so those of OpenAI are set, too."""
+    """Variables that it also reads win over its files, so those of OpenAI are set, too.
+
+    It replaces $NAME in its files, once: a name with a $ comes from such a variable.
+    """
+    name = "$OPENAI_MODEL" if "$" in model.name else model.name
     entry = {
-        "id": model.name,
-        "name": model.name,
+        "id": name,
+        "name": name,
         "baseUrl": model.v1,
         "envKey": KEY,
         "generationConfig": {"timeout": PATIENCE, "maxRetries": 1, "contextWindowSize": model.context},
@@ -127,7 +138,7 @@ def qwen(model: ServedModel, folder: Path) -> AgentSetup:
     settings = {
         "modelProviders": {"openai": [entry]},
         "security": {"auth": {"selectedType": "openai"}},
-        "model": {"name": model.name},
+        "model": {"name": name},
     }
     variables = {
         "QWEN_CODE_SYSTEM_SETTINGS_PATH": str(folder / "settings.json"),
@@ -140,21 +151,24 @@ def qwen(model: ServedModel, folder: Path) -> AgentSetup:
 
 
 def crush(model: ServedModel, folder: Path) -> AgentSetup:
-    """Its data has a folder of its own as well: the model that was chosen last is kept there, and wins."""
+    """Its data has a folder of its own as well: the model that was chosen last is kept there, and wins.
+
+    It reads a key as a shell would, $(commands) as well, so the key stands in a variable.
+    """
     entry = {
         "id": model.name,
         "name": model.name,
         "context_window": model.context,
         "default_max_tokens": model.output,
     }
-    provider = {"name": "slotcache", "type": "openai-compat", "base_url": model.v1, "api_key": model.key, "models": [entry]}
+    provider = {"name": "slotcache", "type": "openai-compat", "base_url": model.v1, "api_key": f"${KEY}", "models": [entry]}
     chosen = {"model": model.name, "provider": "slotcache"}
     settings = {
         "$schema": "https://charm.land/crush.json",
         "providers": {"slotcache": provider},
         "models": {"large": chosen, "small": chosen},
     }
-    variables = {"CRUSH_GLOBAL_CONFIG": str(folder), "CRUSH_GLOBAL_DATA": str(folder / "data")}
+    variables = {"CRUSH_GLOBAL_CONFIG": str(folder), "CRUSH_GLOBAL_DATA": str(folder / "data"), KEY: model.key}
     return AgentSetup({"crush.json": _json(settings)}, variables)
 
 
@@ -170,6 +184,11 @@ def cline(model: ServedModel, folder: Path) -> AgentSetup:
 
 def _json(settings: object) -> str:
     return json.dumps(settings, indent=2, ensure_ascii=False) + "\n"
+
+
+def _toml(value: str | int) -> str:
+    """Return a value as TOML. It has JSON's escapes, but no pairs of surrogates, and U+007F has to be one."""
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 CLIENTS: dict[str, tuple[Callable[[ServedModel, Path], AgentSetup], str]] = {
@@ -194,21 +213,58 @@ class LaunchError(Exception):
 
 
 def folder_of(client: str) -> Path:
-    """Return the folder of a client's settings."""
-    return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "slotcache" / "launch" / client
+    """Return the folder of a client's settings. Raises FolderError: the user has no home."""
+    return user_folder("XDG_CONFIG_HOME", ".config") / "slotcache" / "launch" / client
+
+
+def make_folder(folder: Path) -> None:
+    """Make the folder of a client, for its owner alone, unless it is there.
+
+    Raises FolderError where others could lead it elsewhere: the folder, or one above it in the user's, is not their own.
+    """
+    base = folder.parents[2]
+    if not os.path.isabs(os.environ.get("XDG_CONFIG_HOME", "")):
+        own_folder(base.parent, "HOME")
+    for part in (base, *reversed(folder.parents[:2]), folder):
+        own_folder(part, "settings in")
+    folder.chmod(0o700)
 
 
 def write(folder: Path, setup: AgentSetup) -> None:
-    """Write the files of a client, which only their owner may read. Raises LaunchError: one there is somebody else's."""
+    """Write the files of a client, which only their owner may read, each whole or not at all.
+
+    Raises LaunchError: one there is somebody else's.
+    """
     mark = folder / MARK
     if not mark.exists() and (others := [name for name in setup.files if (folder / name).exists()]):
         raise LaunchError(f"{folder / others[0]} was not written by slotcache launch: move it, then start again")
     files = {name: text for name, text in setup.files.items() if not (name in setup.kept and (folder / name).exists())}
     for name, text in ({MARK: NOTE} | files).items():
-        file = folder / name
-        file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as out:
-            out.write(text)
+        for part in reversed(Path(name).parents[:-1]):
+            own_folder(folder / part, "settings in")
+        with written_aside(_place_of(folder / name)) as out:
+            out.write(text.encode())
+
+
+def _place_of(file: Path) -> Path:
+    """Return where a file is to be written: behind links, as a user makes who keeps settings in a folder of dotfiles.
+
+    Raises LaunchError where a link leads to a place that is not the user's own alone: the file may hold a key.
+    """
+    if not file.is_symlink():
+        return file
+    place = file.resolve()
+    problem = "it leads to no file" if place.exists() and not place.is_file() else ""
+    steps = {place, *place.parents, *file.parent.joinpath(file.readlink()).parents}
+    for step in sorted(one for one in steps if one.exists()):
+        about = step.stat()
+        if hasattr(os, "geteuid") and about.st_uid not in (os.geteuid(), 0):
+            problem = f"{step} belongs to user {about.st_uid}"
+        elif step.is_dir() and about.st_mode & 0o022 and not about.st_mode & stat.S_ISVTX:
+            problem = f"other users may write to {step}"
+    if problem or not place.parent.is_dir():
+        raise LaunchError(f"{file} is a link: {problem or f'{place.parent} does not exist'}: remove the link")
+    return place
 
 
 # ---- The server that runs already, or the one to start. -----------------------------------------------------------------
@@ -216,6 +272,7 @@ def write(folder: Path, setup: AgentSetup) -> None:
 LEAST_CONTEXT = 32768  # tokens: Claude Code opens with 25,000
 LAST_LINES = 5  # of a server's log, where it cannot be started
 LAST_SECONDS = 30.0  # that a server has to end in
+CLIENT_SECONDS = 5.0  # that a client has, where this command is to end before it
 POLL = 0.2  # s between two looks at a server that loads its model
 
 _open = build_opener(ProxyHandler({})).open  # a proxy would not know this machine's addresses
@@ -295,26 +352,17 @@ def _serving(settings: Settings, url: str, log: Path) -> Iterator[None]:
     given = {one.variable: written(getattr(settings, one.name)) for one in SETTINGS if settings.is_given(one.name)}
     script = shutil.which("slotcache", path=str(Path(sys.executable).parent))
     command = [script] if script else [sys.executable, "-m", "slotcache.server.cli"]
-    with log.open("wb") as out:
+    log.unlink(missing_ok=True)  # a link, or a file that others may read
+    with open(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as out:
         # A session of its own: ctrl-C is the client's.
-        process = subprocess.Popen(
-            [*command, "serve"],
-            env=os.environ | given,
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=out,
-            start_new_session=True,
+        process = start_child(
+            [*command, "serve"], is_asked=True, env=os.environ | given, stdout=out, stderr=out, start_new_session=True
         )
     try:
         _wait(url, lambda: process.poll() is None, log)
         yield
     finally:
-        process.terminate()
-        try:
-            process.wait(LAST_SECONDS)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        stop_child(process, LAST_SECONDS)
 
 
 def _wait(url: str, lives: Callable[[], bool], log: Path | None = None) -> None:
@@ -336,20 +384,18 @@ def launch(settings: Settings, client: str, arguments: Sequence[str], *, prints:
 
     arguments: its own. prints: show its settings, and write and start nothing.
     """
-    before = signal.signal(signal.SIGTERM, _end)
     try:
-        return _launch(settings, client, arguments, prints)
-    except (LaunchError, ModelError, SettingsError, OSError) as error:
+        with ends_in_order(_end):
+            return _launch(settings, client, arguments, prints)
+    except (LaunchError, FolderError, ModelError, SettingsError, OSError) as error:
         print(f"slotcache: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _end(number: int, frame: object) -> None:
-    """End by an exception, which ends the server on its way."""
+    """End by an exception, which ends the client and the server on its way."""
     sys.exit(128 + number)
 
 
@@ -368,7 +414,7 @@ def _launch(settings: Settings, client: str, arguments: Sequence[str], prints: b
         note = f"no server answers at {url}: without --print one is started with --cache-prompt; {cost}"
         model = ServedModel(url, settings.names(model_path(settings))[0], context, key)
         return _with_model(model, note, make, folder, [client, *arguments], prints)
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    make_folder(folder)
     print(f"slotcache: starting a server at {url}: {cost}", file=sys.stderr)
     with _serving(settings, url, folder.parent / f"{client}.log"):
         return _with_model(*_checked(url, key), make, folder, [client, *arguments], prints)
@@ -391,7 +437,10 @@ def _with_model(
     command: Sequence[str],
     prints: bool,
 ) -> int:
-    """Start a client with its settings, or print these."""
+    """Start a client with its settings, or print these. Raises LaunchError: a name or a key that none can have."""
+    for name, text in (("name of the model", model.name), ("key", model.key)):
+        if re.search("[\0\ud800-\udfff]", text):  # in a variable, a file or an argument
+            raise LaunchError(f"the {name} is no text, {text!r}: choose another one with --alias or --api-key")
     setup = make(model, folder)
     line = [command[0], *setup.arguments, *command[1:]]
     if prints:
@@ -401,6 +450,7 @@ def _with_model(
         print(" ".join([*(f"{name}={shlex.quote(value)}" for name, value in setup.variables.items()), shlex.join(line)]))
         return 0
     print(f"slotcache: {note}", file=sys.stderr)
+    make_folder(folder)
     write(folder, setup)
     return _run(line, os.environ | setup.variables)
 
@@ -409,6 +459,11 @@ def _run(command: Sequence[str], variables: Mapping[str, str]) -> int:
     """Run a client in this terminal, whose ctrl-C is the client's; return its exit code."""
     before = signal.signal(signal.SIGINT, lambda number, frame: None)  # a function: a client would inherit SIG_IGN
     try:
-        return subprocess.call(list(command), env=dict(variables))
+        process = start_child(command, is_asked=True, stdin=None, env=variables)
+        try:
+            code = process.wait()
+        finally:
+            stop_child(process, CLIENT_SECONDS)
+        return code if code >= 0 else 128 - code
     finally:
         signal.signal(signal.SIGINT, before)
