@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from subprocess import DEVNULL, PIPE
 from types import FrameType
@@ -102,7 +102,7 @@ def as_ctrl_c(number: int, frame: FrameType | None) -> None:
 
 
 @contextmanager
-def ends_in_order(handler: Callable[[int, FrameType | None], object] = as_ctrl_c) -> Iterator[None]:
+def ends_in_order(handler: Callable[[int, FrameType | None], object] = as_ctrl_c) -> Generator[None]:
     """Have a handler for the signals that end this process, so that what it started is ended in order. Main thread only.
 
     A signal that is ignored stays so: SIGHUP under nohup.
