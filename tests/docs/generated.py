@@ -7,6 +7,7 @@ import json
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
@@ -121,7 +122,7 @@ def asked_report(url: str) -> dict[str, object]:
     from docs.markdown import blocks
     from docs.test_blocks import run
 
-    names = {"__name__": "document"}
+    names: dict[str, Any] = {"__name__": "document"}
     run(blocks(README, "python")[0], names, url)
     return names["answer"].slotcache
 
