@@ -348,8 +348,12 @@ class Fetches:
         return self._speeds[tier].seconds(entry.size) / self._seconds(entry.start, entry.stop - entry.start)
 
     def _found(self, records: RecordIndex, scope: Scope, text: np.ndarray) -> tuple[int, list[Stretch]]:
-        """Return how much of a text host memory and the device have, and what records have behind that."""
-        at = self._scheduler.index.num_cached(scope, text)
+        """Return how much of a text need not be computed as things are, and what records have behind that.
+
+        Of runs that outlived the state behind them, that is nothing.
+        """
+        index = self._scheduler.index
+        at = min(index.num_cached(scope, text), index.reusable(scope, text))
         return at, records.continuing(scope, text, at)
 
     def _usable(self, layout: Layout, reached: int) -> int:

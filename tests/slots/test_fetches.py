@@ -11,9 +11,11 @@ from slotcache.slots.host import HostMemory
 from slotcache.slots.lower_tiers import Fetches, Readers, WriteBehind
 from slotcache.slots.plan import Clear
 from slotcache.slots.prefix_tree import PrefixTree
+from slotcache.slots.radix import CopySizes
 from slotcache.slots.request import PATIENCE, Request
 from slotcache.slots.scheduler import Scheduler, check
 from slotcache.slots.scope import Scope
+from slotcache.slots.snapshots import Snapshots
 from slotcache.slots.tier import Record
 from support.fixed_prompt import Fixed
 from support.life import greedy
@@ -30,14 +32,19 @@ def record(tokens, start, **fields):
 
 
 class Lab:
-    """A scheduler and a tier below it. `reads` are what threads would do; `now` is what the clock says."""
+    """A scheduler and a tier below it. `reads` are what threads would do; `now` is what the clock says.
 
-    def __init__(self, host=100, cells=100, slots=2, ends=(10, 20, 30, 40), recompute_last=1, idle=0):
-        self.memory, self.remote, self.reads, self.now = Memory(cells), Remote(10_000), [], 1.0
+    states: of a hybrid, the bytes of its runs and states, one a token and two a state.
+    """
+
+    def __init__(self, host=100, cells=100, slots=2, ends=(10, 20, 30, 40), recompute_last=1, idle=0, states=0):
+        self.memory, self.remote, self.reads, self.now = Memory(cells, can_cut=not states), Remote(10_000), [], 1.0
         costs = replace(UNMEASURED, recompute_last=recompute_last)
-        self.tree = PrefixTree(cells, 12, HostMemory(host, cut=cut), costs=costs)
-        self.scheduler = Scheduler(self.tree, num_slots=slots, idle_cells=idle)
-        self.behind = WriteBehind(self.tree.host, [self.remote])
+        self.tree = PrefixTree(cells, 12, HostMemory(0 if states else host, cut=cut), costs=costs)
+        of_states = HostMemory(states, sizes=CopySizes(run_token=1, state=2), cut=cut)
+        self.snapshots = Snapshots(self.tree, of_states, spacing=4)
+        self.scheduler = Scheduler(self.tree, num_slots=slots, idle_cells=idle, snapshots=self.snapshots)
+        self.behind = WriteBehind(self.scheduler.index.host, [self.remote])
         self.fetches = Fetches(
             self.scheduler, [self.remote], hand_over=lambda act: act(), read=self.reads.append, clock=lambda: self.now
         )
@@ -362,6 +369,20 @@ def test_kv_that_only_the_device_has_is_written_before_it_leaves_where_host_memo
     assert (written, lab.tree.host.num_lost) == (([15], 0) if takes_more else ([], 17))
     lab.finish()
     assert job.reuse.cached == 39
+
+
+def test_a_state_that_has_left_comes_back_though_its_runs_are_there():
+    lab = Lab(states=200, ends=())
+    for number, stop in enumerate((20, 40)):
+        lab.submit(PROMPT[:stop], number, 1, cache=False, snapshot_scope=S)
+        lab.finish()
+    node = lab.snapshots.longest(S, np.array(PROMPT[:39], np.int32))
+    assert node is not None and node.end == 20
+    lab.snapshots.forget(node)
+    job = lab.submit([*PROMPT[:30], 7, 7], 2, 1, cache=False, snapshot_scope=S)
+    lab.arrive(1)
+    lab.finish()
+    assert (job.reuse.cached, job.reuse.source) == (20, "remote")
 
 
 def test_a_request_that_ends_lets_go():
