@@ -46,13 +46,13 @@ class EvictionPolicy:
     def __init__(self, policy: str = "pgdsf") -> None:
         if policy not in POLICIES:
             raise ValueError(f"unknown eviction policy {policy!r}: expected one of {', '.join(POLICIES)}")
-        self._worth = POLICIES[policy]
+        self.worth = POLICIES[policy]
         self._ages = policy in AGEING
         self._clock = 0.0
 
     def priority(self, node: Node) -> float:
         """Return the priority of a run that is used now or comes to this tier. Pinned runs leave last."""
-        return math.inf if node.pinned_until else self._clock + self._worth(node)
+        return math.inf if node.pinned_until else self._clock + self.worth(node)
 
     def on_evict(self, priority: float) -> None:
         """Note the priority of a run that leaves: every later use counts for more."""

@@ -201,6 +201,13 @@ class HostMemory:
         node.host_priority = self._policy.priority(node)
         self.offer(node)
 
+    def revalue(self, node: Node, token_cost: float) -> None:
+        """Set what a token of a copy costs to compute. It does not count as used now."""
+        node.host_priority -= self._policy.worth(node)
+        node.token_cost = token_cost
+        node.host_priority += self._policy.worth(node)
+        self.offer(node)
+
     def offer(self, node: Node) -> None:
         """Consider a copy that may leave from now on: it is not needed any more, or the copy behind it has left."""
         if node.copy is not None:

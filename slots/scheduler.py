@@ -579,7 +579,8 @@ def check_states(tree: StateTree) -> None:
     nodes = [node for root in tree.roots.values() for node in descendants(root)]
     for node in nodes:
         assert node.parent is not None and node.parent.end == node.start and node.copy is not None
-    assert all(node.state is not None and node.frequency < 2 for node in tree.unused)
+    assert all(node.state is not None and node.frequency < 2 for node in (*tree.unused, *tree.passed))
+    assert not tree.passed & set(tree.unused)
     assert all(node.state is None for node in tree.aged) and tree.aged <= set(nodes)
     check_host(tree, nodes)
 

@@ -2,14 +2,14 @@
 
 A recurrent state stands for exactly the tokens that led to it, so only a prompt that begins with all of them can use it. The
 KV of a hybrid's attention layers can be cut, so it is kept run by run, each run once, and a state is a small record at the
-end of one. States are taken where a later prompt may part from this one: at the ends of documents, questions and answers. A
-prompt continues from the deepest state that it begins with; the runs in front of that and the state are put together in its
-sequence. llama-server keeps whole states, and calls them context checkpoints.
+end of one. States are taken where a later prompt may part from this one: at the ends of documents, questions and answers,
+and where one has parted before. A prompt continues from the deepest state that it begins with; the runs in front of that and
+the state are put together in its sequence. llama-server keeps whole states, and calls them context checkpoints.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from .cells import Cells
 from .counters import Counters
@@ -42,7 +42,9 @@ class Snapshots(StateTree):
         self._tree, self._spacing, self._most_unused = tree, max(spacing, tree.recompute_last), unused
 
     def stops(self, job: Job, waiting: Iterable[Job] = ()) -> tuple[int, ...]:
-        """Return the positions of states to take while the rest of a prompt is computed: ends of its segments, well apart.
+        """Return the positions of states to take while the rest of a prompt is computed, well apart.
+
+        They are ends of its segments, and where an earlier prompt went on otherwise or ended.
 
         A state behind a short last question is not worth a batch for the few tokens that open the answer: the next turn
         continues from the state behind the answer, and other questions part from this one at its beginning. It is worth one
@@ -64,7 +66,23 @@ class Snapshots(StateTree):
                 chosen.pop()
             if not chosen or chosen[-1] - stop >= space:
                 chosen.append(stop)
-        return tuple(reversed(chosen))
+        return self._with_branch(job, chosen[::-1], marked, waiting)
+
+    def _with_branch(self, job: Job, stops: list[int], marked: set[int], waiting: Iterable[Job]) -> tuple[int, ...]:
+        """Return stops, with the position up to which an earlier prompt had the same tokens, if no state is close to it.
+
+        What has come twice is likely to come again: so Marconi admits states (Pan et al. 2024). If the whole prompt has
+        come, or waits for another answer, the state is in front of the last tokens, which are computed whatever is kept.
+        """
+        is_awaited = any(other.request.prompt is job.request.prompt for other in waiting)
+        known = job.num_prompt if is_awaited else self.match(job.request.snapshot_scope, job.tokens[: job.num_prompt]).length
+        at = min(known, job.num_prompt - self._tree.recompute_last)
+        if at - max([job.computed, *(stop for stop in stops if stop <= at)]) < self._spacing:
+            return tuple(stops)
+        further = [stop for stop in stops if stop > at and (stop in marked or stop - at >= self._spacing)]
+        if further and further[0] - at < self._tree.recompute_last:
+            return tuple(stops)
+        return (*(stop for stop in stops if stop < at), at, *further)
 
     def load(self, job: Job) -> tuple[str, int]:
         """Bring the deepest state that a request's prompt begins with into its sequence, with the runs in front of it.
@@ -142,31 +160,67 @@ class Snapshots(StateTree):
     def _count_use(self, node: Node, job: Job) -> None:
         """Count a request that begins with a state. The next turn of a conversation does not count again."""
         self._clock += 1
+        self.passed.discard(node)
         node.frequency += bool(node.children) and not job.request.is_prefetch
         if node.frequency > 1:
             self.unused.pop(node, None)
         self.price(node)
 
     def _thin_out(self, node: Node, job: Job) -> None:
-        """Forget states that count for little beside a new one.
+        """Forget states that count for little beside a new one, and that no second prompt has used.
 
-        Such is the one that the request has continued from, if it is close and no other prompt has used it. And within
-        prompts, states that no second prompt has used: it comes soon or not at all. The last state of a prompt stays.
+        The last two turns of a chat keep theirs: the next turn continues from the last one, another last question from the
+        one in front of it. What is computed ahead of a turn replaces the answer's end: every turn passes it. States within
+        a prompt wait for a second prompt: it comes soon or not at all.
         """
-        above = next((one for one in upward(node) if one is not node and one.state is not None), None)
-        if above is None or above.frequency > 1 or above.pinned_until:
+        states = (one for one in upward(node) if one is not node and one.state is not None)
+        if (above := next(states, None)) is None:
             return
-        is_close = above.end == job.started_at and node.end - above.end < self._spacing
-        if is_close and len(above.children) == 1 and not above.document_of:
-            self.forget(above)
+        if job.request.background and node.end - above.end < self._spacing:
+            if _is_passed(above):
+                self.forget(above)
+        elif above.end != job.started_at or above.document_of:
+            self._wait_for_second(above)
+        else:
+            self._pass_over(above, states)
+
+    def _pass_over(self, last: Node, states: Iterator[Node]) -> None:
+        """Forget the state of a turn that two later ones have passed, if the gap stays small; else it is worth less now.
+
+        last: the state of the turn behind it. states: those in front of that one, the nearest first.
+        """
+        below = last
+        for node in states:
+            if not (node.document_of or node in self.unused):
+                break
+            below = node
+        else:
             return
-        self.unused[above] = None
+        if not _is_passed(node):
+            return
+        further = next(states, None)
+        if below.end - (further.end if further is not None else 0) < self._spacing:
+            self.forget(node)
+        else:
+            self.passed.add(node)
+            self.revalue(node)
+
+    def _wait_for_second(self, node: Node) -> None:
+        """Let a state within a prompt wait for a second prompt. Where too many wait, the oldest ones are forgotten."""
+        if node.frequency > 1 or node.pinned_until:
+            return
+        self.unused[node] = None
         while len(self.unused) > self._most_unused:
             oldest = next(iter(self.unused))
             del self.unused[oldest]
             if oldest.children and not oldest.pinned_until:  # without children it is a prompt's end by now
                 self.forget(oldest)
                 self.aged.add(oldest)
+
+
+def _is_passed(node: Node) -> bool:
+    """Return whether a state was of use only to the prompt that went on from it."""
+    return node.frequency < 2 and len(node.children) == 1 and not (node.pinned_until or node.document_of)
 
 
 def _is_passed_by(job: Job, waiting: Iterable[Job]) -> bool:

@@ -20,6 +20,9 @@ from .host import HostMemory, PromptTree
 from .radix import Match, Node, descendants, path, upward
 from .scope import Scope
 
+DEARER = 1.25  # times its last price, from which on a state is priced anew: the profile alone moves prices by less
+PASSED = 1 / 8  # of its worth that is left to the state of an earlier turn: only a change of the history uses it
+
 
 class StateTree(PromptTree):
     """A node is a run with a copy in host memory, and may have a state at its end. profile: the time that tokens take."""
@@ -28,6 +31,7 @@ class StateTree(PromptTree):
         super().__init__(costs, host)
         self.unused: dict[Node, None] = {}  # states within prompts that no second prompt has used, the oldest first
         self.aged: set[Node] = set()  # nodes whose states have left for that reason
+        self.passed: set[Node] = set()  # states of a chat's turns that two later ones have passed
         self._profile = profile
 
     def reusable(self, scope: Scope, tokens: np.ndarray) -> int:
@@ -72,12 +76,13 @@ class StateTree(PromptTree):
 
     def clear(self) -> None:
         super().clear()
-        self.unused, self.aged = {}, set()
+        self.unused, self.aged, self.passed = {}, set(), set()
 
     def forget(self, node: Node) -> int:
         """Drop the state at the end of a node, and the runs that no other state needs. Return how many tokens these had."""
         self.host.release_state(node)
         self.unused.pop(node, None)
+        self.passed.discard(node)
         num_tokens = 0
         while node.parent and node.copy and not node.children and node.state is None:
             parent = node.parent
@@ -88,22 +93,35 @@ class StateTree(PromptTree):
         return num_tokens
 
     def lose(self, node: Node) -> int:
+        """Forget a state, unless it saves more than when it was priced, since the one in front of it was forgotten."""
+        if node.state is not None and self._token_cost(node) > DEARER * node.token_cost:
+            self.revalue(node)
+            return 0
         return self.forget(node)
+
+    def revalue(self, node: Node) -> None:
+        """Set the priority of a state that is not used now, but saves more or less than before."""
+        self.host.revalue(node, self._token_cost(node))
 
     def price(self, node: Node, *, is_used: bool = True) -> None:
         """Set the priority of a state that is used or new: the time that it saves, a byte that leaves with it."""
         self.aged.discard(node)
         if not self.host.may_leave(node):
             return  # a run that states stand on leaves with them
+        node.token_cost = self._token_cost(node)
+        node.last_use = self._clock if is_used else 0
+        self.host.touch(node)
+
+    def _token_cost(self, node: Node) -> float:
+        """Return the time that a state saves beside the one in front of it, for each byte that its loss frees."""
         above = node.parent
         while above is not None and above.parent is not None and above.state is None:
             above = above.parent
         begin, size = above.end if above is not None else 0, self.host.size_of(node.end)
         size += 0 if node.children else (node.end - begin) * self.host.sizes.run_token
         length = node.end - begin
-        node.token_cost = self._profile.cost(begin, length) * length / max(size, 1)
-        node.last_use = self._clock if is_used else 0
-        self.host.touch(node)
+        share = PASSED if node in self.passed else 1.0
+        return share * self._profile.cost(begin, length) * length / max(size, 1)
 
     def make_room(self, node: Node) -> None:
         """Let states leave until the budget holds. `node` is new, or used now, and stays."""

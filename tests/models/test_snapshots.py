@@ -120,6 +120,38 @@ def test_the_last_token_is_computed_again(model, prompt):
     lab.close()
 
 
+def test_a_prompt_that_comes_again_continues_a_few_tokens_in_front_of_its_end(model, prompt):
+    lab, expected = lab_of(model), fresh(model, prompt, 4)
+    answers = [lab.run(prompt, limit=4, cache=False, snapshots=S) for _ in range(4)]
+    near = len(prompt) - lab.scheduler.tree.recompute_last
+    assert [one.job.reuse.cached for one in answers] == [0, 0, near, near] and near < len(prompt) - 1
+    for answer in answers:
+        equal(answer, expected)
+    other = np.concatenate([prompt[:250], prompt[:70]]).astype(np.int32)
+    assert lab.run(other, limit=1, cache=False, snapshots=S).job.reuse.cached == 0
+    parted = lab.run(other, limit=4, cache=False, snapshots=S)
+    equal(parted, fresh(model, other, 4))
+    branch = np.concatenate([prompt[:250], prompt[70:140]]).astype(np.int32)
+    third = lab.run(branch, limit=4, cache=False, snapshots=S)
+    assert third.job.reuse.cached == 250, "where the two before it part"
+    equal(third, fresh(model, branch, 4))
+    lab.close()
+
+
+def test_another_last_question_of_a_chat_of_short_turns(model, prompt):
+    lab, chat = lab_of(model), prompt[:30]
+    for turn in range(8):
+        asked = lab.run(chat, limit=9, stops=(len(chat) - 10,), cache=False, snapshots=S)
+        before, chat = chat, np.concatenate([chat, asked.tokens, prompt[30 + 20 * turn :][:20]]).astype(np.int32)
+    again = lab.run(before, limit=4, cache=False, snapshots=S)
+    edited = np.concatenate([before[:-20], prompt[-20:]]).astype(np.int32)
+    other = lab.run(edited, limit=4, cache=False, snapshots=S)
+    assert again.job.reuse.cached == other.job.reuse.cached == len(before) - 21, "the last token of an answer has no KV"
+    equal(again, fresh(model, before, 4))
+    equal(other, fresh(model, edited, 4))
+    lab.close()
+
+
 def test_stops_are_well_apart_and_not_many(model, prompt):
     lab = lab_of(model, spacing=60)
     lab.run(prompt, limit=1, stops=(20, 100, 130, 300, 380, 390), cache=False, snapshots=S)

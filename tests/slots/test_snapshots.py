@@ -9,7 +9,7 @@ from slotcache.slots.host import HostMemory
 from slotcache.slots.plan import Clear
 from slotcache.slots.prefix_tree import PrefixTree
 from slotcache.slots.radix import CopySizes
-from slotcache.slots.request import Request
+from slotcache.slots.request import LEAST, Request
 from slotcache.slots.scheduler import Scheduler, check
 from slotcache.slots.scope import Scope
 from slotcache.slots.snapshots import Snapshots
@@ -170,11 +170,122 @@ def test_a_state_that_is_taken_again_counts_as_gone_no_more_while_a_waiting_requ
     node.copy.num_holders -= 1
 
 
-def test_a_next_turn_replaces_the_state_close_in_front_of_it():
-    server = Server(budget=1000)
-    server.ask(PROMPT[:20])
-    assert server.ask(PROMPT[:21]) == 20 and server.kept() == [21]
-    assert server.ask(PROMPT) == 21 and server.kept() == [21, 30]
+# ---- Chats of short turns. -----------------------------------------------------------------------------------------------
+
+
+def chat(server, turns, turn=10, first=0):
+    """Lead a chat in which a turn has so many tokens; return what was spared of each prompt."""
+    text = np.arange(first, first + turn * turns, dtype=np.int32)
+    return [server.ask(text[: end * turn]) for end in range(1, turns + 1)]
+
+
+def edited(tokens, at):
+    """Return a prompt with other tokens from a position on."""
+    return np.append(tokens[:at], np.arange(900, 905, dtype=np.int32))
+
+
+def test_the_states_of_the_last_two_turns_stay_and_earlier_ones_only_where_they_are_apart():
+    server = Server(budget=1000, spacing=20)
+    assert chat(server, turns=8, turn=9) == [0, *range(9, 72, 9)]
+    assert server.kept() == [18, 36, 54, 63, 72]
+    assert server.ask(edited(np.arange(72), 63)) == 63, "another last question"
+    assert server.ask(edited(np.arange(72), 50)) == 36, "an earlier one"
+
+
+def test_turns_that_are_as_far_apart_as_states_may_be_all_stay():
+    server = Server(budget=1000, spacing=20)
+    chat(server, turns=6, turn=10)
+    assert server.kept() == [10, 20, 30, 40, 50, 60], "without one of them a gap would be 20"
+
+
+def test_many_chats_do_not_let_each_others_turns_leave():
+    server = Server(budget=10_000, cells=100, unused=2)
+    for first in range(0, 1000, 100):
+        chat(server, turns=4, first=first)
+    assert [server.ask(edited(np.arange(first, first + 40), 30)) for first in range(0, 1000, 100)] == 10 * [30]
+
+
+def test_the_turn_that_was_computed_ahead_replaces_the_end_of_the_answer():
+    server = Server(budget=1000, spacing=8)
+    chat(server, turns=2)
+    request = Request(1, Fixed(PROMPT[:23]), 1, Scope.private(1), cache=False, snapshot_scope=S, priority=LEAST)
+    job = server.scheduler.submit(request)
+    while job.num_tokens == job.num_prompt:
+        plan = server.scheduler.plan()
+        server.scheduler.commit(plan, server.memory.run(plan))
+    server.scheduler.finish(job)
+    server.memory.run(server.scheduler.plan())
+    check(server.scheduler)
+    assert server.kept() == [10, 23]
+
+
+@pytest.mark.parametrize(
+    ("states", "kept"), [(9, [20, 40, 60, 80, 100, 120, 140, 150, 160]), (5, [80, 120, 140, 150, 160]), (3, [130, 150, 160])]
+)
+def test_a_chat_under_a_small_budget_keeps_states_all_along_it(states, kept):
+    """Of those that save equally little the oldest leaves, and the next one then saves twice as much."""
+    server = Server(budget=160 + 200 * states, cells=400, spacing=8)
+    server.snapshots.host.sizes = CopySizes(run_token=1, state=200)
+    chat(server, turns=16)
+    assert server.kept() == kept
+    assert server.ask(edited(np.arange(160), 150)) >= 0.8 * 150
+
+
+@pytest.mark.parametrize("stops", [(), (20, 60, 100)])
+def test_earlier_turns_leave_before_the_ends_of_other_chats(stops):
+    """However much more each of them saves. stops: ends of texts within the turns, which no second prompt uses."""
+    server = Server(budget=10_000, cells=400, spacing=8, unused=1)
+    host = server.snapshots.host
+    host.sizes = CopySizes(run_token=1, state=1000)
+    server.ask(np.arange(200, 220, dtype=np.int32))
+    for end in (40, 80, 120):
+        server.ask(np.arange(end, dtype=np.int32), stops=[stop for stop in stops if stop < end])
+    before, host.max_bytes = server.kept(), host.num_bytes + 20
+    server.ask(np.arange(300, 320, dtype=np.int32))
+    assert sorted([*server.kept(), 40]) == sorted([*before, 20])
+
+
+# ---- What has come before comes again. -----------------------------------------------------------------------------------
+
+
+def test_a_prompt_that_has_come_twice_has_a_state_in_front_of_its_last_tokens():
+    server = Server(budget=1000, recompute_last=4, cells=200)
+    assert [server.ask(PROMPT, limit=3) for _ in range(4)] == [0, 0, 26, 26]
+    assert server.pieces[:1] == [30] and server.kept() == [26, 32]
+
+
+def test_a_prompt_that_parts_from_an_earlier_one_has_a_state_there():
+    server = Server(budget=1000, spacing=8)
+    prompts = [np.append(PROMPT[:20], np.arange(at, at + 9, dtype=np.int32)) for at in (100, 200, 300)]
+    assert [server.ask(prompt) for prompt in prompts] == [0, 0, 20]
+    assert server.ask(edited(PROMPT, 26)) == 20
+    assert 26 not in server.kept(), "there is a state close in front of it"
+
+
+def test_the_state_where_prompts_part_makes_no_piece_that_is_too_small_for_its_bits():
+    server = Server(budget=1000, recompute_last=4, spacing=8)
+    server.ask(PROMPT)
+    other = np.append(edited(PROMPT, 20), PROMPT[:8])
+    server.pieces.clear()
+    server.ask(other, stops=[8, 22], breakpoints=[(22, 0.0)])
+    assert server.pieces == [8, 14, 11], "20 is too close to the client's breakpoint"
+    server.pieces.clear()
+    server.ask(np.append(other[:20], PROMPT), stops=[8, 24, 40])
+    assert server.pieces == [12, 20, 10], "behind the state at 8; 24 is too close to 20"
+
+
+def test_several_answers_to_a_prompt_share_a_state_in_front_of_its_last_tokens():
+    server = Server(budget=1000, cells=200, spacing=8, recompute_last=4)
+    prompt = Fixed(PROMPT, [30])
+    requests = [Request(one, prompt, 2, Scope.private(one), cache=False, snapshot_scope=S) for one in range(3)]
+    asked = [server.scheduler.submit(request) for request in requests]
+    while not server.scheduler.idle:
+        plan = server.scheduler.plan()
+        for job, _ in server.scheduler.commit(plan, server.memory.run(plan)):
+            if job.num_tokens == job.num_prompt + 2:
+                server.scheduler.finish(job)
+        check(server.scheduler)
+    assert [job.reuse.cached for job in asked] == [0, 26, 26]
 
 
 @pytest.mark.parametrize("stops, states", [([14, 29], [14]), ([13, 29], [13, 29]), ([14, 26], [14, 26]), ([29], [29])])
