@@ -158,10 +158,11 @@ class Snapshots(StateTree):
         return node if node is not None and node.copy is not None and node.end <= length else None
 
     def _count_use(self, node: Node, job: Job) -> None:
-        """Count a request that begins with a state. The next turn of a conversation does not count again."""
+        """Count a request that begins with a state. The next turn of a conversation does not count again, nor its start."""
         self._clock += 1
         self.passed.discard(node)
-        node.frequency += bool(node.children) and not job.request.is_prefetch
+        is_new = not (job.request.is_prefetch or job.request.follows is not None)
+        node.frequency += is_new and bool(node.children)
         if node.frequency > 1:
             self.unused.pop(node, None)
         self.price(node)
