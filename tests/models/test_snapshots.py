@@ -139,7 +139,8 @@ def test_a_prompt_that_comes_again_continues_a_few_tokens_in_front_of_its_end(mo
 
 
 def test_another_last_question_of_a_chat_of_short_turns(model, prompt):
-    lab, chat = lab_of(model), prompt[:30]
+    lab = lab_of(model)
+    before = chat = prompt[:30]
     for turn in range(8):
         asked = lab.run(chat, limit=9, stops=(len(chat) - 10,), cache=False, snapshots=S)
         before, chat = chat, np.concatenate([chat, asked.tokens, prompt[30 + 20 * turn :][:20]]).astype(np.int32)
