@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 
@@ -89,14 +90,18 @@ class EmbeddingModel:
             llama.llama_free(self.handle)
             self.handle = CLOSED
 
-    def tokens(self, text: str) -> np.ndarray:
+    def tokens(self, text: str, most: int | None = None) -> np.ndarray:
         """Return the tokens of a text, int32, in the frame that the model expects, such as [CLS] and [SEP].
 
-        The text stays text: nothing in it becomes a control token.
+        The text stays text: nothing in it becomes a control token. most: a text of more tokens may end behind so many.
         """
-        return np.concatenate(
-            [self._begin, self.model.tokenize(text, begin=True)[len(self.model.tokenizer.begin) :], self._end]
-        )
+        made, parts = 0, [self._begin]
+        for run in islice(self.model.tokenizer.runs(text, begin=True), 1, None):
+            parts.append(run)
+            made += len(run)
+            if most is not None and made >= most:
+                break
+        return np.concatenate([*parts, self._end])
 
     def shortened(self, tokens: np.ndarray, from_start: bool = False) -> np.ndarray:
         """Return the tokens of a framed text without those beyond the limit, at its end or its start; the frame stays."""
@@ -180,13 +185,14 @@ class Pairing:
         between = [*end, sep] if llama.llama_vocab_get_add_sep(vocab) else end
         self._between, self._end = np.array(between, np.int32), np.array(end, np.int32)
 
-    def __call__(self, query: str, documents: Sequence[str]) -> list[np.ndarray]:
-        """Return the tokens, int32, of the query with each document."""
+    def __call__(self, query: str, documents: Sequence[str]) -> Iterator[np.ndarray]:
+        """Yield the tokens, int32, of the query with each document."""
         if self._pieces:
             pieces = self._pieces
-            return [np.concatenate([self._piece(piece, query, text) for piece in pieces]) for text in documents]
+            yield from (np.concatenate([self._piece(piece, query, text) for piece in pieces]) for text in documents)
+            return
         head = np.concatenate([self._model.tokenizer.begin, self._model.tokenize(query), self._between])
-        return [np.concatenate([head, self._model.tokenize(text), self._end]) for text in documents]
+        yield from (np.concatenate([head, self._model.tokenize(text), self._end]) for text in documents)
 
     def _piece(self, piece: np.ndarray | str, query: str, document: str) -> np.ndarray:
         if isinstance(piece, np.ndarray):

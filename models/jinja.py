@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from jinja2 import TemplateSyntaxError, Undefined, nodes
 from jinja2.exceptions import SecurityError
@@ -22,6 +22,9 @@ MAX_BITS = 1 << 12
 
 MAX_STEPS = 300_000
 """The most rounds of its loops and macros in one rendering: about a second."""
+
+BETWEEN = 256
+"""Steps between two calls of what a rendering gives way with: about a millisecond."""
 
 _STEP, _LIST = "_slotcache_step", "_slotcache_list"
 
@@ -47,11 +50,11 @@ class Template:
         except Exception as error:  # nested too deep for Python, a number too long for it, ...
             raise TemplateError(f"the chat template cannot be compiled: {error or type(error).__name__}") from None
 
-    def render(self, variables: Mapping[str, object]) -> str:
-        """Render to text. Raises TemplateError for any failure."""
+    def render(self, variables: Mapping[str, object], between: Callable[[], None] | None = None) -> str:
+        """Render to text. between: called every few milliseconds. Raises TemplateError for any failure."""
         written, parts = 0, []
         try:
-            for part in self._template.generate({**variables, _STEP: _Steps(), _LIST: _OwnList}):
+            for part in self._template.generate({**variables, _STEP: _Steps(between), _LIST: _OwnList}):
                 parts.append(part)
                 written += len(part)
                 if written > MAX_CHARACTERS:
@@ -92,11 +95,13 @@ class _Environment(ImmutableSandboxedEnvironment):
 class _Steps:
     """Counts the steps of one rendering."""
 
-    def __init__(self) -> None:
-        self._count = 0
+    def __init__(self, between: Callable[[], None] | None) -> None:
+        self._count, self._between = 0, between
 
     def __call__(self) -> bool:
         self._count += 1
+        if self._between is not None and self._count % BETWEEN == 0:
+            self._between()
         if self._count > MAX_STEPS:
             raise TemplateError(f"the chat template takes more than {MAX_STEPS} steps")
         return True

@@ -164,7 +164,7 @@ ggml_abort_callback = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p)
 llama_log_callback = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
 llama_progress_callback = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_float, ctypes.c_void_p)
 
-LLAMA_VOCAB_TYPE_SPM, LLAMA_VOCAB_TYPE_BPE = 1, 2
+LLAMA_VOCAB_TYPE_SPM, LLAMA_VOCAB_TYPE_BPE, LLAMA_VOCAB_TYPE_WPM = 1, 2, 3
 LLAMA_ROPE_TYPE_NORM, LLAMA_ROPE_TYPE_NEOX = 0, 2
 LLAMA_TOKEN_ATTR_UNKNOWN, LLAMA_TOKEN_ATTR_CONTROL, LLAMA_TOKEN_ATTR_USER_DEFINED = 1 << 0, 1 << 3, 1 << 4
 LLAMA_TOKEN_ATTR_LSTRIP, LLAMA_TOKEN_ATTR_RSTRIP = 1 << 7, 1 << 8

@@ -326,8 +326,11 @@ class ChatTemplate:
     """A Jinja chat template as models carry it (`tokenizer.chat_template`).
 
     source: its text. digest: that text's SHA-256. `bos` and `eos` are the texts of those tokens, `controls` the spellings
-    of the tokens that only a template may write. Raises TemplateError with the line at which the source is not Jinja.
+    of the tokens that only a template may write. between: called again and again while it renders; what it raises ends that.
+    Raises TemplateError with the line at which the source is not Jinja.
     """
+
+    between: Callable[[], None] | None = None
 
     def __init__(self, source: str, bos: str, eos: str, controls: Spellings | None = None) -> None:
         self.source = source
@@ -435,7 +438,8 @@ class ChatTemplate:
         features = features or self._features
         nones = {"tools": None, "documents": None} if features.nones else {}
         shown = features.show(said, marks)
-        return self._template.render({**nones, **self._tokens, **marks.values(settings), "messages": shown})
+        variables = {**nones, **self._tokens, **marks.values(settings), "messages": shown}
+        return self._template.render(variables, self.between)
 
     def _try(self, features: TemplateFeatures, messages: Sequence[Message], add_generation_prompt: bool) -> str:
         """Render for learning; empty if the template refuses."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import faulthandler
+import gc
 import logging
 import socket
 import sys
@@ -79,6 +80,8 @@ def prepare(settings: Settings) -> tuple[Settings, Path]:
     if line := stored_batches.at_start(settings.cache_dir):
         logger.warning("%s", line)
     sys.setswitchinterval(SWITCH_INTERVAL)
+    gc.collect()
+    gc.freeze()  # the modules are never garbage: a prompt of 10,000 messages had them looked at again and again
     if not faulthandler.is_enabled():
         with suppress(OSError, ValueError, RuntimeError):  # stderr is closed, or no file
             faulthandler.enable()  # a crash inside a library tells where each thread was

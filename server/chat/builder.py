@@ -5,11 +5,10 @@ from __future__ import annotations
 import itertools
 import reprlib
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from hashlib import blake2b
-from operator import itemgetter
 
 import msgspec
 import numpy as np
@@ -28,13 +27,14 @@ from ..formats.answer import AnswerFormat, GrammarSpec
 from ..formats.call_grammar import GrammarWriter
 from ..formats.families import detect
 from ..http.api_errors import RequestError, too_long
-from ..http.threads import PromptThreads
+from ..http.threads import PromptThreads, give_way
 from .body import ChatRequest, CompletionRequest, InfillRequest, Options, TextRequest
 from .chat_prompt import ChatPrompt, DocumentSet, Fixed, SeparatePrompt
 from .content import Breakpoints
 from .conversations import ConversationRef
 from .history import ChatHistory, History, HistoryMessage, Prefilled, continue_history, continues_answer
-from .text_prompt import Infill, TextTokens, split_prompts, texts_of
+from .prompt_length import PromptLength
+from .text_prompt import Infill, TextTokens, split_prompts
 from .tokens import AnswerMemory, Sampled, Shown, TokenCache, answer_key, place_answers
 from .tool_results import make_places
 from .tool_results import rewrite as rewrite_results
@@ -188,9 +188,7 @@ def _opening(pieces: Sequence[TextPiece]) -> str:
     return "".join(piece.text for piece in pieces[last:])
 
 
-MOST_COUNTED = 4 << 20  # bytes of a prompt that are tokenised although it must be too long: this many take some 4 s
 TEMPLATE_BYTES = 8 << 20  # of the template's own texts between messages, with their tokens
-SAMPLE = 1 << 18  # characters of a larger one, by which its tokens are estimated
 MAX_PROMPTS = 128  # of one request
 NO_BREAKPOINTS: Breakpoints = {}
 NEXT_TURN = {"role": "user", "content": "?"}  # a stand-in for the user's next message
@@ -217,6 +215,7 @@ class PromptBuilder:
         self.volatile = VolatileText.of(settings)
         self._rendering = Rendering(template, self._forms.format.written, variables, retrieval_prompt=asks)
         self.threads = PromptThreads(room)
+        model.tokenizer.between = template.between = give_way
 
     def close(self) -> None:
         self.threads.close()
@@ -241,7 +240,9 @@ class PromptBuilder:
         """Build the prompt that fills a gap in a text. Raises RequestError 501 for a model that cannot."""
         if self._infill is None:
             raise RequestError("this model has no tokens for filling in the middle of a text", status=501)
-        return ChatPrompt(self._infill.parts(request, partial(self.tokens, request.cache_scope)))
+        length = PromptLength(self._model, self._limit)
+        length.extend([request.prompt])
+        return ChatPrompt(self._infill.parts(request, partial(self.tokens, request.cache_scope, tokenise=length.tokenise)))
 
     @property
     def can_infill(self) -> bool:
@@ -256,8 +257,10 @@ class PromptBuilder:
 
     def text(self, prompt: object, where: str = "prompt") -> ChatPrompt:
         """Build a prompt from a text, in which control tokens count, token ids, or both mixed. Raises RequestError."""
-        self._check_size(texts_of(prompt, where))
-        return ChatPrompt([Fixed(self.texts.tokens(prompt, where), "the prompt")])
+        tokens = self.texts.tokens(prompt, where, limit=self._limit)
+        if len(tokens) >= self._limit:  # of many prompts none is tokenised behind the first one that is too long
+            raise too_long(len(tokens), self._limit)
+        return ChatPrompt([Fixed(tokens, "the prompt")])
 
     def chat(
         self,
@@ -311,8 +314,9 @@ class PromptBuilder:
         continues = continues_answer(request, messages, prefills=self._settings.prefill_assistant)
         pieces = self._rendering.pieces(messages, request, continues)
         pieces += [] if continues else self._forms.closing(request, pieces)
-        self._check_size(piece.text for piece in pieces)
-        sets = self._document_sets(history, request)
+        length = PromptLength(self._model, self._limit)
+        length.extend([piece.text for piece in pieces])
+        sets = self._document_sets(history, request, length)
         entries = [
             *history.kept,
             *(
@@ -329,18 +333,24 @@ class PromptBuilder:
         for shown in shown_pieces:
             piece = shown.piece
             if piece.message is None:
-                parts.append(self._template_text(piece, request.cache_scope, first=not parts))
+                parts.append(self._template_text(piece, request.cache_scope, length, first=not parts))
             else:
                 if documents := sets.pop(piece.message, None):
                     parts.append(documents)
                 if piece.message == end:
                     break
-                content = self._content(shown, messages[piece.message], entries[piece.message].sampled, request.cache_scope)
-                parts.append(replace(content, repeated=repeated.get(piece.message, ())))
+                message, sampled = messages[piece.message], entries[piece.message].sampled
+                tokens = self._known_tokens(shown, message, sampled, request.cache_scope)
+                if tokens is None:
+                    tokens = self.tokens(request.cache_scope, piece.text, length.tokenise)
+                label = _label(piece.message, message)
+                is_question = message["role"] == "user"
+                parts.append(Fixed(tokens, label, repeated=repeated.get(piece.message, ()), is_question=is_question))
                 ends[piece.message] = len(parts) - 1
             if shown.rewritten is not None:
                 label = _label(shown.rewritten, messages[shown.rewritten])
                 parts.append(replace(parts.pop(), label=f"{label}, which the template writes in other words,"))
+            length.add(parts[-1].num_tokens)
         _mark(parts, ends, breakpoints)
         if sets:
             at = next(iter(sets)) - history.shift
@@ -379,25 +389,11 @@ class PromptBuilder:
             return prompt
         return ChatPrompt([part.without_hint() if isinstance(part, DocumentSet) else part for part in parts])
 
-    def _check_size(self, texts: Iterable[str]) -> None:
-        """Refuse texts that are too long even if every token is the longest one, if to tokenise them takes too long, too.
-
-        Shorter ones are tokenised, so that their refusal says how many tokens they have.
-        """
-        sizes = [(len(text.encode("utf-8", "replace")), text) for text in texts]
-        size = sum(length for length, _ in sizes)
-        if size > MOST_COUNTED and size // self._model.tokenizer.longest >= self._limit:
-            longest = max(sizes, key=itemgetter(0))[1][:SAMPLE]
-            num_tokens = size * len(self._model.tokenize(longest)) // len(longest.encode("utf-8", "replace"))
-            raise too_long(max(num_tokens, self._limit), self._limit, about=True)
-
-    def _template_text(self, piece: TextPiece, scope: str, first: bool) -> Fixed:
-        if piece.is_plain:
-            return Fixed(self.tokens(scope, piece.text), "the chat template", ends=False)
-        begin = first and not (self._model.bos and piece.text.startswith(self._model.bos))
-        text = piece.text
-        tokens = self._first_tokens(scope, text) if begin else self._template_tokens(scope, text)
-        return Fixed(tokens, "the chat template", ends=False)
+    def _template_text(self, piece: TextPiece, scope: str, length: PromptLength, *, first: bool) -> Fixed:
+        begin = first and not piece.is_plain and not (self._model.bos and piece.text.startswith(self._model.bos))
+        kept = self.tokens if piece.is_plain else self._first_tokens if begin else self._template_tokens
+        tokenise = partial(length.tokenise, special=not piece.is_plain, begin=begin)
+        return Fixed(kept(scope, piece.text, tokenise), "the chat template", ends=False)
 
     def _with_answers(self, pieces: Sequence[TextPiece], messages: Sequence[Message], scope: str) -> list[Shown]:
         """Find answers of the model that are more than their content: reasoning, calls."""
@@ -407,31 +403,33 @@ class PromptBuilder:
                 known[at] = Sampled(self._model.detokenize(tokens, special=True), tokens)
         return place_answers(pieces, known, self._model.tokenizer.controls.touches)
 
-    def _content(self, shown: Shown, message: Message, sampled: np.ndarray | None, scope: str) -> Fixed:
-        """Tokenise a message, an answer of ours as it was sampled. Control tokens in it are only text."""
-        piece, tokens = shown.piece, shown.tokens
-        if tokens is None and message["role"] == "assistant":
-            # The sampled ids spell the whole answer: they are of no use if the template shows only a part of it.
-            is_whole = sampled is not None and piece.part == "content" and piece.text == message.get("content")
-            tokens = sampled if is_whole else self._answers.recall(scope, piece.text)
-        assert piece.message is not None
-        tokens = self.tokens(scope, piece.text) if tokens is None else tokens
-        return Fixed(tokens, _label(piece.message, message), is_question=message["role"] == "user")
+    def _known_tokens(self, shown: Shown, message: Message, sampled: np.ndarray | None, scope: str) -> np.ndarray | None:
+        """Return the ids of a message that is an answer of ours, as it was sampled; None: it is to be tokenised."""
+        piece = shown.piece
+        if shown.tokens is not None or message["role"] != "assistant":
+            return shown.tokens
+        # The sampled ids spell the whole answer: they are of no use if the template shows only a part of it.
+        is_whole = sampled is not None and piece.part == "content" and piece.text == message.get("content")
+        return sampled if is_whole else self._answers.recall(scope, piece.text)
 
     def length(self, scope: str, document: Document) -> int:
         """Return the tokens of a document in a prompt."""
         return len(self.tokens(scope, document_text(document)))
 
-    def _document_sets(self, history: History, options: Options) -> dict[int, DocumentSet]:
+    def _document_sets(self, history: History, options: Options, length: PromptLength) -> dict[int, DocumentSet]:
         """Return the documents of each message that has some: of kept messages as they stood, of new ones made here."""
         sets = {at: entry.shown for at, entry in enumerate(history.kept) if entry.shown}
         held: set[str] | None = None
         if (options.dedup or self._settings.dedup) == "auto":
             held = {key for shown in sets.values() for key in shown.keys}
-        new = {at: self._document_set(given, options, held) for at, given in sorted(history.documents.items()) if given}
+        new = {
+            at: self._document_set(given, options, held, length) for at, given in sorted(history.documents.items()) if given
+        }
         return sets | new
 
-    def _document_set(self, given: tuple[Document, ...], options: Options, held: set[str] | None) -> DocumentSet:
+    def _document_set(
+        self, given: tuple[Document, ...], options: Options, held: set[str] | None, length: PromptLength
+    ) -> DocumentSet:
         """Tokenise documents. held: keys of earlier turns' documents, not shown again (RAGBoost, 6); None: show all."""
         hint = self._settings.order_hint if options.order_hint is None else options.order_hint
         tokenize = partial(self.tokens, options.cache_scope)
@@ -439,10 +437,14 @@ class PromptBuilder:
         if held is not None:
             held.update(document.key for document in documents)
         texts = list(map(document_text, documents))
-        self._check_size(texts)
+        length.extend(texts)
+        tokens: list[np.ndarray] = []
+        for text in texts:
+            tokens.append(self.tokens(options.cache_scope, text, length.tokenise))
+            length.add(len(tokens[-1]))
         return DocumentSet(
             documents,
-            tuple(map(tokenize, texts)),
+            tuple(tokens),
             policy=options.document_order or self._settings.document_order,
             hint=tokenize if hint else None,
             repeated=repeated,

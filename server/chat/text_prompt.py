@@ -14,6 +14,7 @@ from ...slots.radix import NO_TOKENS
 from ..http.api_errors import RequestError
 from .body import InfillRequest, OtherFile
 from .chat_prompt import Fixed, Tokenize
+from .prompt_length import PromptLength
 
 
 def split_prompts(given: object, where: str = "prompt") -> Iterator[tuple[str, object]]:
@@ -30,28 +31,42 @@ def split_prompts(given: object, where: str = "prompt") -> Iterator[tuple[str, o
         yield f"{where}[{at}]", prompt
 
 
+MOST_TEXTS = 10_000  # of one prompt: each is a call of llama.cpp, which takes as long as hundreds of ids
+
+
 class TextTokens:
     """Turns a text, token ids or a list of both into tokens. Safe from several threads."""
 
     def __init__(self, model: Model) -> None:
         self._model = model
 
-    def tokens(self, given: object, where: str, *, special: bool = True, begin: bool = True) -> np.ndarray:
-        """Return the ids, int32. Raises RequestError that names the wrong part.
+    def tokens(
+        self, given: object, where: str, *, special: bool = True, begin: bool = True, limit: int | None = None
+    ) -> np.ndarray:
+        """Return the ids, int32. Raises RequestError that names the wrong part, or for more than `MOST_TEXTS` texts.
 
         special: control tokens count in texts. begin: add BOS in front of a text if the model wants it; in front of ids
-        it is never added.
+        it is never added. limit: of a prompt, which may raise RequestError for its length: see `PromptLength`.
         """
+        parts = _parts(given, where)
+        texts = [part for part in parts if isinstance(part, str)]
+        length = PromptLength(self._model, limit)
+        length.extend(texts, len(parts) - len(texts))
+        if len(texts) > MOST_TEXTS:
+            wrong = f"{where} has {len(texts):,} texts among its ids: expected at most {MOST_TEXTS:,}"
+            raise RequestError(wrong, param=where)
         runs, at = [NO_TOKENS], 0
-        for is_text, group in itertools.groupby(_parts(given, where), lambda part: isinstance(part, str)):
+        for is_text, group in itertools.groupby(parts, lambda part: isinstance(part, str)):
             run = list(group)
-            runs += self._texts(run, special, begin and at == 0) if is_text else [self._ids(run, where, at)]
+            runs += self._texts(run, length, special, begin and at == 0) if is_text else [self._ids(run, where, at)]
             at += len(run)
         return np.concatenate(runs)
 
-    def _texts(self, texts: list[object], special: bool, begin: bool) -> Iterator[np.ndarray]:
+    def _texts(self, texts: list[object], length: PromptLength, special: bool, begin: bool) -> Iterator[np.ndarray]:
         for at, text in enumerate(texts):
-            yield self._model.tokenize(str(text), special=special, begin=begin and at == 0)
+            tokens = length.tokenise(str(text), special, begin and at == 0)
+            length.add(len(tokens))
+            yield tokens
 
     def _ids(self, ids: list[object], where: str, start: int) -> np.ndarray:
         most = self._model.num_vocab - 1
@@ -62,11 +77,6 @@ class TextTokens:
                     param=f"{where}[{at}]",
                 )
         return np.array(ids, np.int32)
-
-
-def texts_of(given: object, where: str) -> Iterator[str]:
-    """Yield the texts of a prompt. Raises RequestError."""
-    return (part for part in _parts(given, where) if isinstance(part, str))
 
 
 def _parts(given: object, where: str) -> list[object]:
@@ -145,7 +155,9 @@ class Infill:
     def _last_files(self, files: Sequence[OtherFile], tokenize: Tokenize, room: int) -> Iterator[Fixed]:
         """Yield the last file first. Whole files only: a cut one would be another prefix for each request."""
         for file in reversed(files):
-            if len(file.text) > room * self._longest or (part := self._file(file, tokenize)).num_tokens > room:
+            if len(file.filename) + len(file.text) > room * self._longest:
+                return
+            if (part := self._file(file, tokenize)).num_tokens > room:
                 return
             room -= part.num_tokens
             yield part

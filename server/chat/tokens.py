@@ -167,11 +167,11 @@ class TokenCache(TokensByText):
         super().__init__(max_bytes)
         self._tokenize = tokenize
 
-    def __call__(self, scope: str, text: str) -> np.ndarray:
-        """Return the ids of `text`, int32; do not write to them."""
+    def __call__(self, scope: str, text: str, tokenise: Callable[[str], np.ndarray] | None = None) -> np.ndarray:
+        """Return the ids of `text`, int32; do not write to them. tokenise: makes the same ids, and may refuse the text."""
         tokens = self.recall(scope, text)
         if tokens is None:
-            tokens = self._tokenize(text)
+            tokens = (tokenise or self._tokenize)(text)
             self.remember(scope, text, tokens)
         return tokens
 

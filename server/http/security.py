@@ -23,6 +23,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ..config.settings import Settings, SettingsError, listed
 from .api_errors import RequestError, refusal
+from .threads import note_client
 
 # ---- Keys ---------------------------------------------------------------------------------------------------------------
 # The API keys of a server: those on its command line, and those in a file; and who may ask where there are none.
@@ -201,6 +202,7 @@ class Gate:
                 scope["state"]["error"] = error
                 await refusal(error, scope["path"])(scope, receive, send)
                 return
+            note_client(scope)
         await self._app(scope, receive, send)
 
     def _check(self, method: str, path: str, headers: Headers) -> None:

@@ -28,11 +28,12 @@ from ...models.model import Model
 from ...models.model_files import digest, files_of
 from ...retrieval.index import Embedder, Prefixes, prefixes_of
 from ..chat.decode import check_number
+from ..chat.prompt_length import MOST_COUNTED
 from ..chat.text_prompt import TextTokens, split_prompts
 from ..config.settings import Settings, SettingsError
 from ..http.api_errors import RequestError, not_loaded
 from ..http.bodies import LARGEST
-from ..http.threads import PromptThreads
+from ..http.threads import PromptThreads, give_way
 
 # ---- Texts that wait to become vectors, and the thread that computes them while any wait. -------------------------------
 
@@ -249,11 +250,15 @@ def _fail(job: VectorJob, error: RequestError) -> None:
 # ---- The texts of a request for vectors, as tokens. ---------------------------------------------------------------------
 
 
-def tokens_of(embedder: EmbeddingModel, given: object, name: str) -> Iterator[tuple[str, np.ndarray]]:
+def tokens_of(
+    embedder: EmbeddingModel, given: object, name: str, *, cut: Literal["start", "end"] | None
+) -> Iterator[tuple[str, np.ndarray]]:
     """Yield the tokens of each text, int32, with its place in the body. Raises RequestError.
 
     given: a text, a list of token ids or of both mixed, `{"prompt_string": text}`, `{"content": [parts]}`, or a list of
     these. name: of the field. Only a text alone gets the tokens that the model expects around it; ids stay as they are.
+    cut: the end of a text that will be cut off where it is too long; None: such a text will be refused. A text whose end
+    will be cut off, or one of more than `MOST_COUNTED` letters that will be refused, is tokenised to the limit only.
     """
     if isinstance(given, list):
         check_number(len(given), name)
@@ -261,7 +266,9 @@ def tokens_of(embedder: EmbeddingModel, given: object, name: str) -> Iterator[tu
     for where, one in split_prompts(given, name):
         text = _plain(one, where)
         alone = isinstance(text, str)
-        yield where, embedder.tokens(text) if alone else texts.tokens(text, where, special=False, begin=False)
+        is_cut = cut == "end" or (cut is None and alone and len(text) > MOST_COUNTED)
+        most = embedder.limit + 1 if is_cut else None
+        yield where, embedder.tokens(text, most) if alone else texts.tokens(text, where, special=False, begin=False)
 
 
 def _plain(one: object, where: str) -> object:
@@ -343,23 +350,24 @@ class EmbeddingWorker:
 
         cut: the end of a text that is cut off where it is too long; None: that is an error.
         """
-        found = list(tokens_of(self.embedder, given, name))
-        if cut:
-            found = [(where, self.embedder.shortened(tokens, cut == "start")) for where, tokens in found]
-        for where, tokens in found:
-            self._check_length(tokens, where)
-        return [tokens for _, tokens in found]
+        texts: list[np.ndarray] = []
+        for where, tokens in tokens_of(self.embedder, given, name, cut=cut):
+            kept = self.embedder.shortened(tokens, cut == "start") if cut else tokens
+            self._check_length(kept, where)  # before the next text is tokenised
+            texts.append(kept)
+        return texts
 
     def pairs(self, query: str, documents: Sequence[str], name: str) -> list[np.ndarray]:
         """Return the tokens of the query with each document. Raises RequestError. name: of the documents' field."""
-        pairs = self._pairing(query, documents)
-        for at, pair in enumerate(pairs):
-            self._check_length(pair, f"{name}[{at}]")
+        pairs: list[np.ndarray] = []
+        for at, pair in enumerate(self._pairing(query, documents)):
+            self._check_length(pair, f"{name}[{at}]")  # before the next one is tokenised
+            pairs.append(pair)
         return pairs
 
     def pair(self, query: str, document: str) -> np.ndarray:
         """Return the tokens of the query with a document, however many they are."""
-        return self._pairing(query, [document])[0]
+        return next(self._pairing(query, [document]))
 
     def _check_length(self, tokens: np.ndarray, where: str) -> None:
         """Raise RequestError for a text that is empty or too long for the model. where: its place in the body."""
@@ -570,7 +578,7 @@ def load_vectors(settings: Settings, model: Model, name: str, is_busy: Callable[
     reranks = settings.reranking or (settings.embeddings and settings.pooling == "rank")
     embeds = settings.embeddings and not reranks
     loader = _Loader(settings, model, name, is_busy)
-    return Vectors(
+    vectors = Vectors(
         settings=settings,
         model=model,
         name=name,
@@ -580,6 +588,9 @@ def load_vectors(settings: Settings, model: Model, name: str, is_busy: Callable[
         threads=PromptThreads(LARGEST * settings.max_body << 20),
         beside=loader.beside,
     )
+    for one in (model, *vectors.beside):
+        one.tokenizer.between = give_way
+    return vectors
 
 
 @dataclass(slots=True)

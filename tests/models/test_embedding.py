@@ -97,7 +97,7 @@ def test_norms(norm):
 
 def test_a_reranker_scores_pairs(made, tmp_path):
     ranker = made(bert(tmp_path / "ranker.gguf", PoolingType.RANK), pooling="rank")
-    pairs = Pairing(ranker.model)("machine [SEP] learning", ["the city", "a [CLS] text", "machine"])
+    pairs = list(Pairing(ranker.model)("machine [SEP] learning", ["the city", "a [CLS] text", "machine"]))
     assert ranker.is_ranker and ranker.width == 1 and all(pair.tolist().count(3) == 3 for pair in pairs)
     scores = [ranker.vectors([pair])[0] for pair in pairs]
     assert len({score.item() for score in scores}) == 3

@@ -29,7 +29,7 @@ def scores(ranker):
     """The score of each document, and the tokens of all pairs, by an embedder in this thread."""
     model = Model(ranker)
     embedder = EmbeddingModel(model, EmbedderSettings(pooling="rank", flash_attention="off"))
-    pairs = Pairing(model)(QUERY, DOCUMENTS)
+    pairs = list(Pairing(model)(QUERY, DOCUMENTS))
     found = [embedder.vectors([pair])[0].item() for pair in pairs]
     embedder.close()
     model.close()

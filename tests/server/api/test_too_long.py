@@ -3,7 +3,7 @@
 import logging
 
 import pytest
-from slotcache.server.chat.builder import MOST_COUNTED
+from slotcache.server.chat.prompt_length import MOST_COUNTED
 from slotcache.server.http.log import FIELDS, HEADER
 
 from server.conftest import running, until

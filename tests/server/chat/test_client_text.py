@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx
 import pytest
-from slotcache.server.chat.builder import MOST_COUNTED
+from slotcache.server.chat.prompt_length import MOST_COUNTED
 from slotcache.server.http.threads import LARGE
 
 from server.conftest import DEADLINE, running, until
@@ -139,8 +139,8 @@ def test_what_a_client_that_has_gone_waited_for_is_not_done(tiny):
                 until(lambda: threads.num_open == 1)
             until(lambda: threads.num_open == 0)
         free.set()
-        for future in busy:
-            future.result(DEADLINE)
+        for work in busy:
+            work.future.result(DEADLINE)
         assert server.chat()["usage"]["completion_tokens"] == 4
         assert made == []
 
@@ -155,7 +155,7 @@ def test_large_prompts_hold_up_no_small_ones_and_no_files(tiny):
         until(lambda: server.service.builder.threads.num_open == 12)
         assert server.chat()["usage"]["completion_tokens"] == 4
         free.set()
-        busy.result(DEADLINE)
+        busy.future.result(DEADLINE)
         assert {future.result().status_code for future in waiting} == {400}
 
 
@@ -177,7 +177,7 @@ def test_large_requests_that_wait_are_bounded_however_they_are_sent(tiny):
         assert all(answer.headers["Retry-After"] for answer in refused)
         assert server.chat()["usage"]["completion_tokens"] == 4
         free.set()
-        busy.result(DEADLINE)
+        busy.future.result(DEADLINE)
         assert sorted(future.result().status_code for future in waiting) == [400] * 4 + [503] * 4
         assert threads.num_open == 0 and threads.room == 4 << 20
 

@@ -1,0 +1,79 @@
+"""Prompts that are too long: refused before their texts are tokenised, or as soon as enough of them is.
+
+A prompt of up to `MOST_COUNTED` bytes is tokenised to its end, so that its refusal says how many tokens it has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from operator import itemgetter
+
+import numpy as np
+
+from ...models.model import Model
+from ..http.api_errors import too_long
+from ..http.threads import give_way
+
+MOST_COUNTED = 1 << 20  # bytes: this many take about a second
+SAMPLE = 1 << 18  # characters of a larger prompt, by which its tokens are estimated
+
+
+class PromptLength:
+    """The length of one prompt, while it is tokenised. limit: what it and its answer may have; None: there is no limit."""
+
+    def __init__(self, model: Model, limit: int | None) -> None:
+        self._model, self._limit = model, limit
+        self._size = self._num_tokens = 0  # bytes of all texts; tokens that are counted
+        self._longest = ""
+        self._stops = False
+
+    def extend(self, texts: Sequence[str], num_ids: int = 0) -> None:
+        """Count texts to come by their bytes, and ids. Raises RequestError if all of it must be too long.
+
+        An id is a token, and so is a text at least; a large prompt has at least as many as of the longest token.
+        """
+        sizes = [_num_bytes(text) for text in texts]
+        self._size += sum(sizes)
+        self._num_tokens += num_ids
+        self._longest = max(zip(sizes, texts, strict=True), key=itemgetter(0), default=(0, ""))[1] or self._longest
+        self._stops = self._limit is not None and self._size > MOST_COUNTED
+        if self._limit is None:
+            return
+        if num_ids and num_ids + sum(map(bool, sizes)) >= self._limit:
+            raise too_long(num_ids + self._estimate(), self._limit, about=self._size > 0)
+        if self._stops and num_ids + self._size // self._model.tokenizer.longest >= self._limit:
+            self._refuse()
+
+    def tokenise(self, text: str, special: bool = False, begin: bool = False) -> np.ndarray:
+        """Return the ids of a text, int32. Those of a large prompt count at once: see `add`. Raises RequestError."""
+        if not self._stops:
+            return self._model.tokenize(text, special=special, begin=begin)
+        runs, made = [np.empty(0, np.int32)], 0
+        for run in self._model.tokenizer.runs(text, special, begin):
+            runs.append(run)
+            made += len(run)
+            self._check(made)
+        return np.concatenate(runs)
+
+    def add(self, num_tokens: int) -> None:
+        """Count tokens that were made. Raises RequestError for a large prompt once it is too long."""
+        give_way()
+        self._num_tokens += num_tokens
+        self._check()
+
+    def _check(self, more: int = 0) -> None:
+        if self._stops and self._limit is not None and self._num_tokens + more >= self._limit:
+            self._refuse()
+
+    def _refuse(self) -> None:
+        assert self._limit is not None
+        raise too_long(max(self._num_tokens, self._estimate(), self._limit), self._limit, about=True)
+
+    def _estimate(self) -> int:
+        """Estimate the tokens of all texts by the first ones of a long one."""
+        sample = self._longest[:SAMPLE]
+        return self._size * len(self._model.tokenize(sample)) // _num_bytes(sample) if sample else 0
+
+
+def _num_bytes(text: str) -> int:
+    return len(text) if text.isascii() else len(text.encode("utf-8", "replace"))

@@ -1,0 +1,201 @@
+"""Large prompts take turns: one client's never stand in front of another's, and what nobody waits for ends."""
+
+import asyncio
+import socket
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event
+
+import httpx
+import pytest
+from slotcache.server.http import threads as turns
+from slotcache.server.http.threads import CLIENT, MOST_BEGUN, ClientLeft, PromptThreads, Turns, give_way
+
+from server.conftest import DEADLINE, running, until
+
+WORDS = "some words of a text " * 20_000  # of more than one call
+
+
+@pytest.fixture
+def eager(monkeypatch):
+    """Each call of `give_way` ends a turn."""
+    monkeypatch.setattr(turns, "TURN", 0.0)
+
+
+@pytest.fixture
+def patient(monkeypatch):
+    """A turn lasts until its work has ended."""
+    monkeypatch.setattr(turns, "TURN", 1e6)
+
+
+def gated(done):
+    """Turns in which nothing begins before `done` is set."""
+    made, began = Turns("test"), Event()
+    made.submit(lambda: began.set() or done.wait(DEADLINE), ("gate",))
+    assert began.wait(DEADLINE)
+    return made
+
+
+def test_clients_take_turns_whatever_each_of_them_has_queued(eager):
+    order, go = [], Event()
+    made = gated(go)
+
+    def work(name):
+        for _ in range(3):
+            order.append(name)
+            give_way()
+
+    asked = [made.submit(lambda name=name: work(name), (name[0],)) for name in ("a1", "a2", "a3", "b1")]
+    go.set()
+    for one in asked:
+        one.future.result(DEADLINE)
+    made.close()
+    assert [name[0] for name in order[:6]] == ["a", "b"] * 3, "b waits for a turn of a, not for all that a has queued"
+    assert order[:6:2] == ["a1", "a2", "a3"], "the work of one client takes turns, too"
+    assert sorted(order) == sorted(["a1", "a2", "a3", "b1"] * 3)
+
+
+def test_one_piece_of_work_runs_at_a_time(eager):
+    running_now, most, go = set(), [], Event()
+    made = gated(go)
+
+    def work(name):
+        for _ in range(20):
+            running_now.add(name)
+            most.append(len(running_now))
+            running_now.remove(name)
+            give_way()
+
+    asked = [made.submit(lambda name=name: work(name), (name % 3,)) for name in range(2 * MOST_BEGUN)]
+    go.set()
+    for one in asked:
+        one.future.result(DEADLINE)
+    made.close()
+    assert set(most) == {1}
+
+
+def test_work_that_nobody_waits_for_ends_where_it_gives_way_and_later_work_runs(patient):
+    seen, began = [], Event()
+
+    def endless():
+        try:
+            while True:
+                began.set()
+                give_way()
+        except BaseException as error:
+            seen.append(type(error))
+            raise
+
+    async def leave():
+        made = PromptThreads(1 << 30)
+        first = asyncio.ensure_future(made.run(1 << 20, endless))
+        await asyncio.to_thread(began.wait, DEADLINE)
+        second = asyncio.ensure_future(made.run(1 << 20, seen.append, "never begun"))
+        await asyncio.sleep(0)
+        second.cancel()
+        first.cancel()
+        await asyncio.wait({first, second})
+        assert await made.run(1 << 20, lambda: "later") == "later"
+        assert (made.num_open, made.room) == (0, 1 << 30)
+        made.close()
+
+    asyncio.run(leave())
+    assert seen == [ClientLeft]
+
+
+def test_a_close_ends_what_runs_and_begins_nothing(patient):
+    began, begun = Event(), []
+    made = Turns("test")
+
+    def endless():
+        while True:
+            began.set()
+            give_way()
+
+    first, second = made.submit(endless), made.submit(lambda: begun.append(1))
+    assert began.wait(DEADLINE)
+    made.close()
+    assert isinstance(first.future.exception(DEADLINE), ClientLeft) and second.future.cancelled() and not begun
+
+
+def test_a_client_is_an_address_and_a_key():
+    async def client(headers, address):
+        turns.note_client({"type": "http", "headers": headers, "client": address})
+        return CLIENT.get()
+
+    async def clients():
+        key = [(b"authorization", b"Bearer a")]
+        made = [client(*one) for one in ((key, ("1.1.1.1", 1)), (key, ("1.1.1.1", 2)), (key, ("2.2.2.2", 1)), ([], None))]
+        return [await one for one in made]
+
+    same, again, other, nobody = asyncio.run(clients())
+    assert same == again and len({same, other, nobody}) == 3
+
+
+# ---- on a real port -----------------------------------------------------------------------------------------------------
+
+
+def hooked(up, hook):
+    """Have `hook` called within the first large text that is tokenised, instead of the first time to give way."""
+    began = Event()
+
+    def between():
+        if not began.is_set() and threads_work() is not None:
+            began.set()
+            hook()
+        give_way()
+
+    up.service.model.tokenizer.between = between
+
+
+def threads_work():
+    return getattr(turns._running, "work", None)
+
+
+@pytest.mark.parametrize("path", ["/tokenize", "/v1/chat/completions/input_tokens"])
+def test_a_large_text_of_one_client_holds_up_no_large_text_of_another(tiny, eager, path):
+    bodies = {
+        "/tokenize": {"content": WORDS},
+        "/v1/chat/completions/input_tokens": {"messages": [{"role": "user", "content": WORDS}]},
+    }
+    answered, began = Event(), Event()
+
+    def hold():  # as if the text never ended
+        began.set()
+        until(lambda: give_way() or answered.is_set())
+
+    with running(tiny) as up, ThreadPoolExecutor(1) as clients:
+        hooked(up, hold)
+        ask = {"json": bodies[path], "timeout": DEADLINE}
+        first = clients.submit(httpx.post, up.url + path, **ask)
+        try:
+            assert began.wait(DEADLINE)
+            assert up.http.post(path, json=bodies[path] | {"model": None}).status_code == 200
+            assert not first.done()
+        finally:
+            answered.set()
+        assert first.result(DEADLINE).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/tokenize", "/completion"])
+def test_the_text_of_a_client_that_leaves_is_not_tokenised_to_its_end(tiny, path):
+    body = b'{"%b":"%b"}' % (b"content" if path == "/tokenize" else b"prompt", WORDS.encode())
+    ended, began = [], Event()
+
+    def hold():
+        began.set()
+        try:
+            until(lambda: give_way())  # it returns nothing
+        except BaseException as error:
+            ended.append(type(error))
+            raise
+
+    with running(tiny) as up:
+        hooked(up, hold)
+        with socket.create_connection(("127.0.0.1", httpx.URL(up.url).port)) as client:
+            client.sendall(b"POST %b HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % (path.encode(), len(body)))
+            client.sendall(body)
+            assert began.wait(DEADLINE)
+        threads = up.vectors.threads if path == "/tokenize" else up.service.builder.threads
+        until(lambda: ended and threads.num_open == 0)
+        assert ended == [ClientLeft]
+        assert up.http.post("/tokenize", json={"content": WORDS}).status_code == 200
