@@ -250,7 +250,9 @@ class Tokenizer:
         if self._strips or (len(self._guard) and LINED_SPACE.search(spelt)):
             return re.compile("(?!)")
         words = specials.values()
-        places = [place for place, crosses in SURE if not (crosses.search(spelt) or any(re.search(place, one) for one in words))]
+        places = [
+            place for place, crosses in SURE if not (crosses.search(spelt) or any(re.search(place, one) for one in words))
+        ]
         return re.compile("|".join(places) or "(?!)")
 
     def _guarded(self, text: str, special: bool) -> np.ndarray:

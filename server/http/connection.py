@@ -147,6 +147,7 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
             state[SHORTCUT] = Shortcut(self)
 
     def eof_received(self) -> None:
+        """Take a client that sends no more as one that has left: that it still reads shows only once it is written to."""
         self.gathering.flush()  # asyncio closes behind this
 
     def on_response_complete(self) -> None:

@@ -118,7 +118,10 @@ FRAGMENTS = [
     "b",
     "ab",
     " ",
+    " a",
     "  a",
+    ".",
+    "\r\n",
     "1",
     "\u4e2d",
     "\u00e9",
@@ -134,6 +137,7 @@ def test_slices_joined_are_what_one_call_makes(
     model, text = request.getfixturevalue(kind), "".join(parts)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tokenizer, "SLICE", 8)
+        patch.setattr(tokenizer, "PIECE", 12)
         sliced = [model.tokenizer.begin, model.tokenize(text, special, begin=True)]
     assert sliced[1].tolist() == [*sliced[0].tolist(), *whole(model, text, special)]
 
@@ -153,6 +157,43 @@ def test_no_call_takes_more_special_tokens_for_a_longer_text(kind: str, unit: st
     slices = list(model.tokenizer.slices(text, special=True))
     most = tokenizer.LONGEST_RUN if unit == CROSSING else tokenizer.SLICE
     assert "".join(slices) == text and max(map(len, slices)) <= most + 20
+
+
+@pytest.mark.parametrize("kind", ["spaced", "lined", "crossing"])
+@pytest.mark.parametrize("unit", ["ab a, ", "a 1 . ", "a\n", "a b\n\n", "\u4e2d\u4e2d\n"])
+def test_a_text_of_words_is_cut_where_a_token_begins(
+    kind: str, unit: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tokenizer, "PIECE", 600)
+    model, text = request.getfixturevalue(kind), unit * (6000 // len(unit))
+    slices = list(model.tokenizer.slices(text, special=False))
+    assert "".join(slices) == text and max(map(len, slices)) <= tokenizer.PIECE + 20
+    assert model.tokenize(text, begin=True).tolist() == [*model.tokenizer.begin.tolist(), *whole(model, text, False)]
+
+
+def test_a_vocabulary_with_a_token_across_a_space_has_no_cut_there(tmp_path: Path) -> None:
+    words = ["\u2581", "a", "b", "a\u2581b", "b\na"]
+    tokens = [*CONTROLS, *(f"<0x{byte:02X}>" for byte in range(256)), *words]
+    types = [TokenType.UNKNOWN, *[TokenType.CONTROL] * 3, *[TokenType.BYTE] * 256, *[TokenType.NORMAL] * len(words)]
+    model = vocabulary(tmp_path / "v.gguf", "llama", tokens, types, [0.0] * len(tokens))
+    text = "a b\na " * (tokenizer.MOST_IN_CALL // 2)
+    slices = list(model.tokenizer.slices(text, special=False))
+    assert min(map(len, slices[:-1])) >= tokenizer.MOST_IN_CALL // 2, "only so that no call takes too long"
+    assert max(map(len, slices)) <= tokenizer.MOST_IN_CALL and "".join(slices) == text
+
+
+def test_what_is_called_between_calls_may_end_them(lined: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+
+    def between() -> None:
+        made.append(1)
+        if len(made) == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(lined.tokenizer, "between", between)
+    with pytest.raises(KeyboardInterrupt):
+        lined.tokenize("ab a " * 100_000)
+    assert len(made) == 3
 
 
 RUN = """

@@ -4,6 +4,7 @@ import logging
 
 import pytest
 from slotcache.server.chat.prompt_length import MOST_COUNTED
+from slotcache.server.chat.text_prompt import MOST_TEXTS
 from slotcache.server.http.log import FIELDS, HEADER
 
 from server.conftest import running, until
@@ -24,6 +25,12 @@ def refused(server, path, body):
     return error
 
 
+@pytest.fixture(scope="module")
+def large(tiny):
+    with running(tiny, ctx_size=131072) as up:
+        yield up
+
+
 @pytest.mark.parametrize("size", [600, 40_000, 300_000])
 def test_the_refusal_has_the_true_length(small, size):
     words = " ".join(str(at % 977) for at in range(size // 3))
@@ -40,6 +47,61 @@ def test_a_huge_prompt_is_estimated(small):
     tokens = len(small.http.post("/tokenize", json={"content": words}).json()["tokens"])
     error = refused(small, CHAT, {"messages": [{"role": "user", "content": words}]})
     assert "has about" in error["message"] and 0.95 < error["n_prompt_tokens"] / tokens < 1.05
+
+
+def calls(monkeypatch, server):
+    """Count the calls of llama.cpp that tokenise, in a list."""
+    made, tokenizer = [], server.service.model.tokenizer
+    call = type(tokenizer)._call
+    monkeypatch.setattr(
+        type(tokenizer), "_call", lambda self, text, special: made.append(len(text)) or call(self, text, special)
+    )
+    return made
+
+
+@pytest.mark.parametrize("prompt", [["a", 5] * 100_000, [5, "", "a"] * 100_000, [{"prompt_string": ["a", 5] * 50_000}]])
+def test_texts_and_ids_that_are_too_many_are_refused_before_they_are_tokenised(small, monkeypatch, prompt):
+    made = calls(monkeypatch, small)
+    error = refused(small, "/completion", {"prompt": prompt})
+    assert error["n_prompt_tokens"] >= 50_000 and len(made) <= 1, "the sample for the estimate"
+    assert "has about" in error["message"]
+
+
+def test_ids_that_are_too_many_are_counted(small, monkeypatch):
+    made = calls(monkeypatch, small)
+    assert refused(small, "/completion", {"prompt": [5] * 70_000})["n_prompt_tokens"] == 70_000 and not made
+
+
+def test_of_many_prompts_none_is_tokenised_behind_one_that_is_too_long(small, monkeypatch):
+    made = calls(monkeypatch, small)
+    refused(small, "/completion", {"prompt": ["word " * 1000] * 100})
+    assert len(made) == 1
+
+
+@pytest.mark.parametrize(
+    "path", ["/completion", CHAT, f"{CHAT}/input_tokens", "/v1/messages/count_tokens", "/apply-template"]
+)
+@pytest.mark.parametrize("as_documents", [False, True])
+def test_a_large_prompt_is_tokenised_until_it_is_too_long(large, monkeypatch, path, as_documents):
+    text, made = "some words of a text, " * (2 * MOST_COUNTED // 22), calls(monkeypatch, large)
+    if path == "/completion":
+        body = {"prompt": text}
+    elif as_documents and "messages/" not in path:
+        texts = [f"{at} {text[: len(text) // 40]}" for at in range(40)]
+        body = {"messages": [{"role": "user", "content": "?", "documents": texts[at::2]} for at in range(2)]}
+    else:
+        body = {"messages": [{"role": "user", "content": text}]}
+    error = refused(large, path, body)
+    assert "has about" in error["message"] and error["n_prompt_tokens"] > error["n_ctx"]
+    assert sum(made) < 0.6 * len(text), "as far as the context goes, and the sample"
+
+
+def test_a_text_for_its_tokens_may_be_longer_than_the_context_and_has_few_texts_among_its_ids(small):
+    text = "some words of a text, " * 20_000
+    assert len(small.http.post("/tokenize", json={"content": text}).json()["tokens"]) > 10 * 512
+    answer = small.http.post("/tokenize", json={"content": ["a", 5] * (MOST_TEXTS + 1)})
+    assert answer.status_code == 400 and answer.json()["error"]["param"] == "content"
+    assert len(small.http.post("/tokenize", json={"content": ["a", 5] * MOST_TEXTS}).json()["tokens"]) == 2 * MOST_TEXTS
 
 
 def num_logged(caplog, id):

@@ -129,6 +129,21 @@ def test_a_client_that_half_closes_gets_the_answers_that_were_made_at_once(serve
             assert b"".join(iter(lambda: client.recv(4096), b"")).count(b"HTTP/1.1 200 OK") == number
 
 
+@pytest.mark.parametrize("asked", [CHATTED, CHATTED | {"stream": False}], ids=["stream", "whole"])
+def test_a_client_that_half_closes_has_left_as_one_that_closes_has(server, asked):
+    body = json.dumps(asked | {"max_tokens": 4000}).encode()
+    head = b"POST %b HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % (CHAT.encode(), len(body))
+    with held(server) as go, opened(server, 1, head + body) as (client,):
+        until(lambda: len(server.service.open) == 1)
+        client.shutdown(socket.SHUT_WR)
+        until(lambda: not server.uvicorn.server_state.connections)
+        assert b'"usage"' not in b"".join(iter(lambda: client.recv(4096), b""))
+        go.set()
+    until(lambda: not server.service.open)
+    with httpx.Client(base_url=server.url, timeout=30) as client:
+        assert 'slotcache_requests_total{end="cancelled"} 1' in client.get("/metrics").text
+
+
 def test_an_answer_that_ends_as_its_connection_makes_room_is_whole():
     asked, goes_on = Event(), Event()
 
