@@ -83,14 +83,18 @@ class MovedDocument:
             if start < stop:
                 yield node, start, stop
 
+    def cached_runs(self, tree: RadixTree, scope: Scope) -> list[tuple[Node, int, int]]:
+        """Return the same, if all of its KV is on the device or in host memory; else none."""
+        at, runs = self.needed_from, list(self.runs(tree, scope))
+        for node, start, stop in runs:
+            if start != at or (node.copy is None and node.start + node.ready < stop):
+                return []
+            at = stop
+        return runs if at == self.num_prefix + len(self.tokens) else []
+
     def is_cached(self, tree: RadixTree, scope: Scope) -> bool:
         """Return whether all of its KV is on the device or in host memory."""
-        at = self.needed_from
-        for node, start, stop in self.runs(tree, scope):
-            if start != at or (node.copy is None and node.start + node.ready < stop):
-                return False
-            at = stop
-        return at == self.num_prefix + len(self.tokens)
+        return bool(self.cached_runs(tree, scope))
 
 
 class Segment(NamedTuple):
@@ -113,9 +117,9 @@ class Layout:
     tokens: int32. stops: ascending positions where nodes of the tree shall end. segments: all parts of the prompt in order,
     for the reason of a miss. repeated: ids of documents that are left out here, because an earlier turn holds them. moved:
     the documents that are read separately; their tokens are marked. reads: this is no prompt to be answered but the reading
-    of one of these, by its place among them. breakpoints: the client's marks, (stop, seconds): prompts may part there, and
-    what is in front is pinned for so long; 0: not at all. opening: the tokens in front of a chat's first question: system
-    text and documents, which new chats have in common; 0: this is no chat.
+    of a document, by its place among the moved ones of a whole prompt. breakpoints: the client's marks, (stop, seconds):
+    prompts may part there, and what is in front is pinned for so long; 0: not at all. opening: the tokens in front of a
+    chat's first question: system text and documents, which new chats have in common; 0: this is no chat.
     """
 
     tokens: np.ndarray
@@ -124,7 +128,7 @@ class Layout:
     segments: tuple[Segment, ...] = ()
     repeated: tuple[str, ...] = ()
     moved: tuple[MovedDocument, ...] = ()
-    reads: tuple[int, MovedDocument] | None = None
+    reads: tuple[int, Layout] | None = None
     breakpoints: tuple[tuple[int, float], ...] = ()
     opening: int = 0
 
