@@ -327,6 +327,8 @@ class HostMemory:
             for part in path(node, start)[1:]:  # a run that is claimed may be cut already
                 part.copy, part.record = copy, key
                 copy.users += 1
+            for part in path(node, start):
+                part.note_session("")  # who computed it is not known
         if needs_state:
             source = tier or Source.SNAPSHOT
             self.keep(node, state=HostCopy(0, stop, record.state, source=source), record=key)
@@ -399,10 +401,11 @@ class PromptTree(RadixTree):
     def price(self, node: Node, *, is_used: bool = True) -> None:
         """Set the priority of a run that is used, pinned or unpinned now."""
 
-    def retire(self, scope: Scope, tokens: np.ndarray) -> int:
-        """Let the runs that a prompt (int32) shares with no other leave first. Return how many tokens they have.
+    def retire(self, scope: Scope, tokens: np.ndarray, session: str) -> int:
+        """Let the runs of a session's prompt (int32) leave first that its requests alone computed and used, and no other
+        prompt of it shares. Return how many tokens they have.
 
-        One run behind it, which nothing follows, is the beginning of its next turn, and goes with it.
+        One run behind the prompt, which nothing follows, is the beginning of its next turn, and goes with it.
         """
         match, retired = self.match(scope, tokens), 0
         ahead = list(match.node.children.values()) if match.node.end == match.length else []
@@ -411,7 +414,7 @@ class PromptTree(RadixTree):
             nodes.insert(0, ahead[0])
         for node in nodes:
             is_shared = node.frequency > 1 or any(child.frequency for child in node.children.values())
-            if node.in_use or node.pinned_until or is_shared:
+            if node.in_use or node.pinned_until or is_shared or node.session != session:
                 break
             node.frequency = node.last_use = 0
             self.price(node, is_used=False)

@@ -152,14 +152,15 @@ class PrefixTree(PromptTree):
         is_prefetch: bool = False,
         sections: Seq[Section] = (),
         is_begun: bool = False,
+        session: str = "",
     ) -> Claim:
         """Put a prompt's whole path into the tree, in use, and give it a sequence that holds its cached prefix.
 
         An idle sequence that is a prefix of the prompt is continued in place; any other match is forked, and its donor
         stays as it is. stops: ascending positions where nodes must end. documents: (key, start, stop) of each. is_prefetch:
         no client asked for the prompt yet, so its runs do not count as used. sections: what is computed of it, all if there
-        are none. is_begun: the token behind it is known, so that none has to be computed. Raises OutOfSequences, and
-        ValueError for a document outside the prompt; the tree is as before then.
+        are none. is_begun: the token behind it is known, so that none has to be computed. session: of its request, if it has
+        one. Raises OutOfSequences, and ValueError for a document outside the prompt; the tree is as before then.
         """
         if not all(0 <= start <= stop <= len(tokens) for _, start, stop in documents):
             raise ValueError(f"documents at {[span for _, *span in documents]} of a prompt of {len(tokens)} tokens")
@@ -181,17 +182,20 @@ class PrefixTree(PromptTree):
             self.device.begin_use(node)
         sequence = own or self._begin(last_node)
         sequence.sections, sequence.is_begun = tuple(sections), is_begun
-        self._count_use(nodes, continues=continues, is_prefetch=is_prefetch)
+        self._count_use(nodes, session, continues=continues, is_prefetch=is_prefetch)
         if own is not None:
             self.device.resume(own, last_node)
         elif cached:
             self.device.share(sequence, cached)
         return Claim(sequence, cached, Source.OWN if own else Source.FORK if cached else Source.NONE)
 
-    def release(self, sequence: Sequence, private: np.ndarray = NO_TOKENS, num_scattered: int = 0) -> None:
+    def release(
+        self, sequence: Sequence, private: np.ndarray = NO_TOKENS, num_scattered: int = 0, session: str = ""
+    ) -> None:
         """End a request's use of `sequence`, which stays, idle.
 
-        private: its generated tokens that have KV (int32). num_scattered: stretches of cells that they stand in.
+        private: its generated tokens that have KV (int32). num_scattered: stretches of cells that they stand in. session: as
+        for `claim`.
         """
         self._clock += 1
         claimed = sequence.last_node
@@ -202,7 +206,7 @@ class PrefixTree(PromptTree):
             sequence.last_node = self._descend(claimed, private)
             for node in (nodes := path(sequence.last_node, claimed.end)):
                 node.num_scattered = node.num_scattered if node.ready else min(num_scattered, len(node.tokens))
-            self._count_use(nodes)
+            self._count_use(nodes, session)
             self.device.advance(sequence, sequence.last_node.end)
         self._prune(sequence)
         self.device.keep_idle(sequence)
@@ -287,9 +291,10 @@ class PrefixTree(PromptTree):
                 raise OutOfSequences("no sequence id is free and nothing can be evicted")
         return self.device.begin(last_node)
 
-    def _count_use(self, nodes: list[Node], continues: bool = False, is_prefetch: bool = False) -> None:
+    def _count_use(self, nodes: list[Node], session: str, continues: bool = False, is_prefetch: bool = False) -> None:
         count_use(nodes, self.profile, continues=continues, is_prefetch=is_prefetch)
         for node in nodes:
+            node.note_session(session)
             self.price(node)
 
     def _leave_device(self, leaf: Node, keep: bool = True) -> None:

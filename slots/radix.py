@@ -38,7 +38,8 @@ class Node:
     in use is not evicted. num_scattered: stretches of cells that its KV stands in, about, if it is of an answer that was
     computed beside others; 0: in one. cells_end: none of its cells is at or above this one (see `Cells`). record: the key of
     the record that a lower tier took of it, with its state. documents: the ends of documents that begin behind this run, by
-    their keys. document_of: the inverse, (run before the document, key) of each document that ends with this run.
+    their keys. document_of: the inverse, (run before the document, key) of each document that ends with this run. session:
+    the one whose requests alone computed and used it; empty: there is no such one; None: no request had it so far.
     """
 
     tokens: np.ndarray
@@ -60,6 +61,7 @@ class Node:
     copy: HostCopy | None = field(default=None, repr=False)
     state: HostCopy | None = field(default=None, repr=False)
     record: str = ""
+    session: str | None = None
     documents: dict[str, Node] = field(default_factory=dict[str, "Node"], repr=False)
     document_of: set[tuple[Node, str]] = field(default_factory=set[tuple["Node", str]], repr=False)
 
@@ -80,6 +82,11 @@ class Node:
         """Count a request that has to compute it, at `token_cost` a token (RAGCache, formula 4)."""
         self.num_misses += 1
         self.token_cost += (token_cost - self.token_cost) / self.num_misses
+
+    def note_session(self, session: str) -> None:
+        """Note a request that computes or uses it; empty: it is of no session."""
+        if self.session != session:
+            self.session = session if self.session is None else ""
 
     def place(self, key: str, end: Node) -> None:
         """Note that a document begins behind this run and ends with the run `end`. A key has one end."""
@@ -259,7 +266,7 @@ class RadixTree:
         upper.ready, upper.in_use, upper.last_use = min(lower.ready, at), lower.in_use, lower.last_use
         upper.frequency, upper.token_cost, upper.num_misses = lower.frequency, lower.token_cost, lower.num_misses
         upper.priority, upper.host_priority = lower.priority, lower.host_priority
-        upper.pinned_until = lower.pinned_until
+        upper.pinned_until, upper.session = lower.pinned_until, lower.session
         upper.num_scattered = lower.num_scattered * at // len(lower.tokens)
         lower.num_scattered -= upper.num_scattered
         upper.sequences = set(lower.sequences)

@@ -203,7 +203,7 @@ class Request:
     is_prefetch: a background request for no client in particular; its KV does not count as used. follows: the request
     whose next turn a background one prefills. wanted_slot: the one that it waits for; -1: any. snapshot_scope: of its
     snapshots, if its model cannot be cut and may keep them. draft: the source of its drafts, if it has any. tells_prompt:
-    its prompt is told with logprobs, so all of it is computed, in a scope of its own.
+    its prompt is told with logprobs, so all of it is computed, in a scope of its own. session: its name; empty: it has none.
     """
 
     id: int
@@ -218,6 +218,7 @@ class Request:
     snapshot_scope: Scope | None = None
     draft: Lookup | None = None
     tells_prompt: bool = False
+    session: str = ""
 
     @property
     def index_scope(self) -> Scope:
@@ -402,6 +403,7 @@ class Job:
             is_prefetch=request.is_prefetch,
             sections=sections,
             is_begun=self.first_token is not None,
+            session=request.session,
         )
 
     def ids(self, start: int, stop: int) -> np.ndarray:

@@ -121,6 +121,8 @@ class Snapshots(StateTree):
         for document in documents:
             nodes[document.start - begin].place(document.key, nodes[document.stop - begin])
         node = nodes[len(tokens) - begin]
+        for run in path(node, origin.end):
+            run.note_session(job.request.session)
         new = [run for run in path(node, origin.end) if run.copy is None]
         for run in reversed(new):
             self.host.keep(run, copy := HostCopy(run.start, run.end))
@@ -160,6 +162,8 @@ class Snapshots(StateTree):
     def _count_use(self, node: Node, job: Job) -> None:
         """Count a request that begins with a state. The next turn of a conversation does not count again, nor its start."""
         self._clock += 1
+        for run in path(node):
+            run.note_session(job.request.session)
         self.passed.discard(node)
         is_new = not (job.request.is_prefetch or job.request.follows is not None)
         node.frequency += is_new and bool(node.children)

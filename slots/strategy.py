@@ -62,7 +62,8 @@ class PlainKV:
 
     def leave(self, job: Job) -> None:
         assert job.sequence is not None
-        self._tree.release(job.sequence, job.tokens[job.claimed : max(job.computed, job.claimed)], job.num_scattered)
+        private = job.tokens[job.claimed : max(job.computed, job.claimed)]
+        self._tree.release(job.sequence, private, job.num_scattered, job.request.session)
         job.num_scattered = 0
 
     def _fetch(self, job: Job, num_cells: int = 0) -> None:

@@ -96,7 +96,7 @@ async def _end_session(service: Service, scope: str, id: str) -> int | None:
     service.idle.forget_session(scope, id)
     if not branches:
         return None
-    return await asyncio.wrap_future(service.view.retire([(branch.scope, branch.tokens) for branch in branches]))
+    return await asyncio.wrap_future(service.view.retire(id, [(branch.scope, branch.tokens) for branch in branches]))
 
 
 # ---- The routes that show and forget a stored conversation. -------------------------------------------------------------

@@ -429,12 +429,12 @@ class View:
         pins, scope = self._scheduler.pins, generation.request.index_scope
         await self._ask(lambda: [pins.unpin(scope, text) for text in generation.job.layout.texts])
 
-    def retire(self, branches: Sequence[tuple[Scope, np.ndarray]]) -> Future[int]:
-        """Let what only these prompts (int32) have leave the cache first; the result is how many tokens that are."""
+    def retire(self, session: str, branches: Sequence[tuple[Scope, np.ndarray]]) -> Future[int]:
+        """Let what only these prompts (int32) of a session have leave the cache first; the result is how many tokens that are."""
         index, counters = self._scheduler.index, self._scheduler.counters
 
         def retire_all() -> int:
-            retired = sum(index.retire(scope, tokens) for scope, tokens in branches)
+            retired = sum(index.retire(scope, tokens, session) for scope, tokens in branches)
             counters.retired_tokens += retired
             return retired
 

@@ -430,6 +430,7 @@ class AbandonedPrompt:
 
     prompt: Prompt
     scope: Scope
+    session: str
 
     @property
     def num_bytes(self) -> int:
@@ -538,7 +539,8 @@ class IdlePrefill:
 
     def add_abandoned(self, generation: Generation) -> None:
         """Queue the rest of a prompt whose client has gone, where more than half of it is computed and may be kept."""
-        abandoned = AbandonedPrompt(generation.request.prompt, generation.request.index_scope)
+        request = generation.request
+        abandoned = AbandonedPrompt(request.prompt, request.index_scope, request.session)
         if self._next_turns and abandoned.scope.is_shared and generation.is_past_half:
             self._abandoned.add(abandoned, abandoned.num_bytes)
 
@@ -601,7 +603,9 @@ class IdlePrefill:
                 self._abandoned.remove(abandoned)
             while self._shortened:
                 shortened = self._shortened.newest
-                if not await self._prefill_made(shortened.scope, LARGE, partial(self._prompt_of, shortened.chat)):
+                chat = shortened.chat
+                make = partial(self._prompt_of, chat)
+                if not await self._prefill_made(shortened.scope, LARGE, make, session=chat.session):
                     return
                 self._shortened.remove(shortened)
             while self._answers:
@@ -638,7 +642,9 @@ class IdlePrefill:
         """Compute the rest of a prompt, unless it would evict. False: stop for now."""
         missing = await self._view.missing(abandoned.prompt, abandoned.scope)
         has_room = missing.fits or not missing.idle
-        return not has_room or await self._prefill(abandoned.prompt, abandoned.scope, is_prefetch=True)
+        if not has_room:
+            return True
+        return await self._prefill(abandoned.prompt, abandoned.scope, is_prefetch=True, session=abandoned.session)
 
     async def _prefill_next_turn(self, answered: AnsweredChat) -> bool:
         """Prefill the prefix of the turn after an answer. False: stop for now."""
@@ -649,16 +655,21 @@ class IdlePrefill:
         def make() -> ChatPrompt | None:
             return self._builder.ahead(decode(answered.options, ChatRequest), answered.entries)
 
-        return await self._prefill_made(answered.scope, size, make, follows=answered.request)
+        return await self._prefill_made(answered.scope, size, make, follows=answered.request, session=answered.session)
 
     async def _prefill_made(
-        self, scope: Scope, size: int, make: Callable[[], ChatPrompt | None], follows: int | None = None
+        self,
+        scope: Scope,
+        size: int,
+        make: Callable[[], ChatPrompt | None],
+        follows: int | None = None,
+        session: str = "",
     ) -> bool:
         """Prefill a prompt that is made first, if it can be. False: stop for now. size: bytes that it counts for."""
         try:
             # In the builder's threads, since those end before the model is freed.
             prompt = await self._builder.threads.run(size, make)
-            return prompt is None or await self._prefill(prompt, scope, follows=follows)
+            return prompt is None or await self._prefill(prompt, scope, follows=follows, session=session)
         except RequestError:
             raise
         except Exception:
@@ -682,14 +693,16 @@ class IdlePrefill:
         except RequestError:
             return None
 
-    async def _prefill(self, prompt: Prompt, scope: Scope, is_prefetch: bool = False, follows: int | None = None) -> bool:
+    async def _prefill(
+        self, prompt: Prompt, scope: Scope, is_prefetch: bool = False, follows: int | None = None, session: str = ""
+    ) -> bool:
         """Prefill `prompt` into the cache. False: stop for now (a request came, the engine failed, or it would evict).
 
         True where it can never be cached, too: then the next one has its turn.
         """
         if prompt.num_tokens >= self._submitter.limit:
             return True
-        generation = self._submitter.idle_prefill(prompt, scope, is_prefetch, follows)
+        generation = self._submitter.idle_prefill(prompt, scope, is_prefetch, follows, session)
         missing = await self._view.missing(prompt, scope)
         if not missing.tokens or not (missing.fits or is_prefetch):
             return True

@@ -245,7 +245,7 @@ class Service:
             answer, heard = spoken(entries)
             branch = Branch(scope, job.tokens[: job.computed], job.num_prompt, answer)
             if done := self.sessions.note((generation.scope, session), branch, heard):
-                self.view.retire([(one.scope, one.tokens) for one in done])
+                self.view.retire(session, [(one.scope, one.tokens) for one in done])
 
     def _resume_after(self, generation: Generation, event: Final) -> Final:
         """Resume the idle prefill that gave way to a prompt that was computed ahead."""

@@ -170,6 +170,7 @@ class Submitter:
             snapshot_scope=shared if caches and self._view.keeps_snapshots else None,
             draft=None if background else self._draft(options),
             tells_prompt=tells,
+            session=options.session,
         )
         piece, keeps = self._pieces(prepared), request.keeps
         # Only the first choice is read as a chat's answer, so the control tokens of others would count as text.
@@ -229,9 +230,9 @@ class Submitter:
         return self._model.piece_with(spelt) if spelt else self._model.piece
 
     def idle_prefill(
-        self, prompt: Prompt, scope: Scope, is_prefetch: bool = False, follows: int | None = None
+        self, prompt: Prompt, scope: Scope, is_prefetch: bool = False, follows: int | None = None, session: str = ""
     ) -> Generation:
-        """Return a generation that only computes a prompt, in idle time. is_prefetch, follows: as in `Request`."""
+        """Return a generation that only computes a prompt, in idle time. The rest is as in `Request`."""
         number, can_cut = next(self._ids), self._model.can_trim
         request = Request(
             id=number,
@@ -243,6 +244,7 @@ class Submitter:
             priority=LEAST,
             is_prefetch=is_prefetch,
             follows=follows,
+            session=session,
         )
         text = TextStream((), self._model.piece)
         return Generation(id="", request=request, sampling=GREEDY, text=text, limit=0, scope=scope.name)

@@ -1,8 +1,10 @@
 """Pinned prompts leave last, but never stand in the way of a running request."""
 
 import numpy as np
+import pytest
 from slotcache.slots.host import HostMemory
 from slotcache.slots.prefix_tree import Pins, PrefixTree
+from slotcache.slots.radix import path
 from slotcache.slots.scheduler import check_tree
 from slotcache.slots.scope import Scope
 from support.fixed_prompt import Fixed
@@ -17,13 +19,13 @@ class Cache:
         self.tree, self.now = PrefixTree(cells, 16, HostMemory(host)), 0.0
         self.pins = Pins(self.tree, lambda: self.now)
 
-    def use(self, tokens, stops=()):
+    def use(self, tokens, stops=(), session=""):
         """Compute a prompt. Return how much of it was cached."""
         tokens = np.array(tokens, np.int32)
         missing = len(tokens) - self.tree.match(COMMON, tokens).ready
         while self.tree.device.num_cells - self.tree.device.num_ready < missing:
             assert self.tree.evict()
-        sequence = self.tree.claim(COMMON, tokens, stops).sequence
+        sequence = self.tree.claim(COMMON, tokens, stops, session=session).sequence
         self.tree.copies.restore(sequence)
         found = sequence.length
         self.tree.device.advance(sequence, len(tokens))
@@ -36,6 +38,14 @@ class Cache:
 
     def unpin(self, tokens):
         return self.pins.unpin(COMMON, np.array(tokens, np.int32))
+
+    def retire(self, tokens, session="s"):
+        return self.tree.retire(COMMON, np.array(tokens, np.int32), session)
+
+    def worths(self, tokens):
+        """Return what the runs of a prompt are worth, by their ends."""
+        nodes = path(self.tree.match(COMMON, np.array(tokens, np.int32)).node)
+        return {node.end: (node.frequency, node.priority, node.last_use) for node in nodes}
 
 
 def others(cache, count=12):
@@ -187,10 +197,10 @@ def test_what_a_client_marks_is_pinned_when_its_request_ends():
 def test_what_a_session_alone_has_leaves_first():
     cache = Cache(cells=130)
     shared, ended = list(range(20)), [*range(20), *range(100, 140)]
-    cache.use(ended, [20])
+    cache.use(ended, [20], session="s")
     for text in ([*shared, *range(200, 230)], range(300, 330)):
         cache.use(text, [20])
-    assert cache.tree.retire(COMMON, np.array(ended, np.int32)) == 40
+    assert cache.retire(ended) == 40
     cache.use(range(400, 430))
     assert cache.use(range(300, 330)) == 29 and cache.use([*shared, *range(200, 230)]) == 49, "they were used before"
     assert cache.use([*shared, 1000]) == 20 and cache.tree.match(COMMON, np.array(ended, np.int32)).ready == 20
@@ -198,11 +208,41 @@ def test_what_a_session_alone_has_leaves_first():
 
 def test_what_another_prompt_has_too_stays_as_it_is():
     cache = Cache(cells=200)
-    cache.use(range(40))
-    cache.use(range(80))
-    cache.use([*range(40), 1000, *range(80)])
-    assert cache.tree.retire(COMMON, np.arange(40, dtype=np.int32)) == 0, "two others begin with it"
-    cache.use(range(200, 240))
+    for text in (range(40), range(80), [*range(40), 1000, *range(80)]):
+        cache.use(text, session="s")
+    assert cache.retire(range(40)) == 0, "two others of the session begin with it"
+    cache.use(range(200, 240), session="s")
     cache.pin(range(200, 240))
-    assert cache.tree.retire(COMMON, np.array(range(200, 240), np.int32)) == 0
-    assert cache.tree.retire(COMMON, np.array(range(700, 720), np.int32)) == 0
+    assert cache.retire(range(200, 240)) == 0
+    assert cache.retire(range(700, 720)) == 0
+
+
+@pytest.mark.parametrize("other", ["", "t"])
+@pytest.mark.parametrize(
+    ("before", "behind", "retired"),
+    [
+        ((range(40),), (), 40),  # it warmed the system prompt and the documents
+        ((), (range(80),), 0),  # the same prompt
+        ((), (range(120),), 0),  # it goes on from this prompt
+        ((), (range(60),), 20),  # a part of the prompt, to no segment's end
+        ((), ([*range(40), *range(300, 340)],), 40),  # the same documents, another question
+    ],
+)
+def test_what_another_client_computed_or_used_keeps_its_worth_when_a_session_ends(before, behind, retired, other):
+    cache = Cache(cells=300)
+    for text in before:
+        cache.use(text, session=other)
+    cache.use(range(80), [20, 40], session="s")
+    for text in behind:
+        cache.use(text, [20, 40], session=other)
+    known = [cache.worths(text) for text in (*before, *behind)]
+    assert cache.retire(range(80), session="other") == 0
+    assert cache.retire(range(80)) == retired
+    assert [cache.worths(text) for text in (*before, *behind)] == known
+
+
+def test_the_next_turn_of_a_session_goes_with_it():
+    cache = Cache(cells=300)
+    for size in (40, 80):
+        cache.use(range(size), session="s")
+    assert cache.retire(range(40)) == 80

@@ -31,13 +31,14 @@ class Server:
         self.snapshots = Snapshots(tree, HostMemory(budget, sizes=SIZES, cut=cut), spacing=spacing, unused=unused)
         self.scheduler = Scheduler(tree, num_slots=2, snapshots=self.snapshots)
 
-    def ask(self, tokens, stops=(), forced=(), limit=1, breakpoints=()):
+    def ask(self, tokens, stops=(), forced=(), limit=1, breakpoints=(), session=""):
         """Return how much of a prompt a snapshot spared. stops: ends of segments before its own end. forced: tokens that
         follow the first one of the answer, which has one more behind them.
         """
         prompt = Fixed(tokens, [*stops, len(tokens)], breakpoints=breakpoints)
         limit = len(forced) + 2 if forced else limit
-        request = Request(len(tokens), prompt, limit, Scope.private(len(tokens)), cache=False, snapshot_scope=S)
+        scopes = {"scope": Scope.private(len(tokens)), "snapshot_scope": S}
+        request = Request(len(tokens), prompt, limit, cache=False, session=session, **scopes)
         job = self.scheduler.submit(request)
         while job.num_tokens < job.num_prompt + limit:
             plan = self.scheduler.plan()
@@ -441,8 +442,19 @@ def test_by_last_use_too_the_states_of_an_ended_session_leave_first():
     server = Server(1000)
     server.snapshots.host._policy = EvictionPolicy("lru")
     ended = np.arange(100, 130, dtype=np.int32)
-    server.ask(ended)
+    server.ask(ended, session="s")
     server.ask(PROMPT)
-    assert server.snapshots.retire(S, ended) == 30
+    assert server.snapshots.retire(S, ended, "s") == 30
     first = server.snapshots.host.candidates.pop()
     assert first is not None and first.tokens[0] >= 100 and first.host_priority == 0
+
+
+def test_states_that_another_client_took_or_used_keep_their_worth_when_a_session_ends():
+    server, tokens = Server(1000, cells=200), np.arange(200, 260, dtype=np.int32)
+    server.ask(tokens[:30])
+    assert server.ask(tokens, session="s") == 30
+    worth = {node.end: (node.frequency, node.host_priority) for node in server.snapshots.of(S)}
+    assert server.snapshots.retire(S, tokens, "s") == 30
+    assert {node.end: (node.frequency, node.host_priority) for node in server.snapshots.of(S)}[30] == worth[30]
+    server.ask(tokens)
+    assert server.snapshots.retire(S, tokens, "s") == 0
