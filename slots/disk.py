@@ -105,14 +105,15 @@ def names(folder: Path) -> set[str]:
 
 
 def stock(folder: Path) -> dict[str, tuple[int, int]]:
-    """Return the names of the records in a folder with their sizes and the times of their last use (ns)."""
+    """Return the names of the records in a folder with their sizes and the times of their last use (ns), now at the latest."""
     found: dict[str, tuple[int, int]] = {}
+    now = time.time_ns()
     with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
         for entry in entries:
             if entry.name.endswith(SUFFIX):
                 with contextlib.suppress(FileNotFoundError):
                     about = entry.stat(follow_symlinks=False)
-                    found[entry.name] = about.st_size, about.st_mtime_ns
+                    found[entry.name] = about.st_size, min(about.st_mtime_ns, now)
     return found
 
 

@@ -4,8 +4,9 @@
     slotcache-kv.json    last, the manifest: which model, which build, how many
 
 An archive is read as if an enemy had made it: each member is a plain file with a name that an export gives, its size is that
-of its record, and all records are read once, to their last byte, before one is kept. Whoever makes an archive chooses the KV
-in it all the same, as whoever makes a model chooses its weights.
+of its record, and all records are read once, to their last byte, before one is kept. How often a record was used elsewhere does
+not count: it is worth one use here. Whoever makes an archive chooses the KV in it all the same, as whoever makes a model chooses
+its weights.
 """
 
 from __future__ import annotations
@@ -102,7 +103,7 @@ def _write_all(
     file: BufferedIOBase, chosen: list[StoredRecord], origin: Origin, made_by: Provenance, progress: Progress
 ) -> tuple[list[StoredRecord], Manifest]:
     written: list[StoredRecord] = []
-    done, total = 0, sum(stored.size for stored in chosen)
+    done, size, total = 0, 0, sum(stored.size for stored in chosen)
     for stored in chosen:
         done += stored.size
         try:
@@ -110,10 +111,9 @@ def _write_all(
                 record = read(source, stored.size, made_by)
         except (OSError, CorruptFile):
             continue
-        _write_member(file, stored.path.name, encode(record, made_by))
+        size += _write_member(file, stored.path.name, encode(record, made_by))
         written.append(stored)
         progress(done, total)
-    size = sum(stored.size for stored in written)
     manifest = Manifest(
         format=FORMAT, model=made_by.model, settings=made_by.settings, origin=origin, records=len(written), bytes=size
     )
@@ -122,12 +122,14 @@ def _write_all(
     return written, manifest
 
 
-def _write_member(file: BufferedIOBase, name: str, parts: list[bytes | memoryview] | list[bytes]) -> None:
+def _write_member(file: BufferedIOBase, name: str, parts: list[bytes | memoryview] | list[bytes]) -> int:
+    """Return the bytes of its content."""
     info = tarfile.TarInfo(name)
     info.size, info.mode = sum(map(len, parts)), 0o600
     file.write(info.tobuf(tarfile.GNU_FORMAT))
     file.writelines(parts)
     file.write(bytes(-info.size % BLOCK))
+    return info.size
 
 
 # ---- import -------------------------------------------------------------------------------------------------------------
@@ -259,10 +261,10 @@ def _record(file: BufferedIOBase, member: Member, made_by: Provenance) -> Record
 
 
 def _keep(record: Record, made_by: Provenance, folder: Path) -> bool:
-    """Write a record aside and rename it, unless it is there. Raises OSError."""
+    """Write a record aside and rename it, unless it is there: no request has used it here so far. Raises OSError."""
     path = folder / file_name(record)
     if path.exists():
         return False
     with written_aside(path, syncs=True, used=time.time_ns()) as file:
-        file.writelines(encode(record, made_by))
+        file.writelines(encode(record.used_once(), made_by))
     return True

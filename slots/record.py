@@ -38,6 +38,7 @@ HexDigest = Annotated[str, Meta(pattern="^[0-9a-f]{32}$")]
 Position = Annotated[int, Meta(ge=0, lt=1 << 31)]
 Large = Annotated[int, Meta(ge=0, lt=1 << 53)]
 Cost = Annotated[float, Meta(ge=0.0, le=1e6)]
+MOST_USES, MOST_COST = 1 << 10, 1e3  # that count of what a file says: it steers eviction, and may keep no record for ever
 
 
 class CorruptFile(ValueError):
@@ -103,8 +104,8 @@ def encode(record: Record, made_by: Provenance) -> list[bytes | memoryview]:
         tokens=len(record.tokens),
         size=record.num_bytes,
         documents=record.documents,
-        frequency=record.frequency,
-        token_cost=record.token_cost,
+        frequency=min(record.frequency, MOST_USES),
+        token_cost=min(record.token_cost, MOST_COST),
         path=_digest(tokens),
         data=_digest(*data),
         state=0 if record.state is None else len(record.state),
@@ -168,6 +169,9 @@ def read_head(file: BufferedIOBase) -> tuple[Head, int]:
         head = HEADS.decode(text)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise CorruptFile(f"its head is not as expected: {error}") from None
+    head = msgspec.structs.replace(
+        head, frequency=min(head.frequency, MOST_USES), token_cost=min(head.token_cost, MOST_COST)
+    )
     return head, len(MAGIC) + LENGTH + DIGEST + length
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 import threading
 from collections.abc import Callable, Collection, Iterator, MutableMapping
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from msgspec import Struct
 from .costs import UNMEASURED
 from .host import HostMemory, PromptTree
 from .radix import Match, Node, descendants, path, scope_of
+from .record import MOST_COST, MOST_USES, Cost, Large, Position
 from .scope import Scope
 
 NO_NODES: dict[int, Node] = {}
@@ -160,11 +162,11 @@ class StoredEntry(Struct, frozen=True, array_like=True):
     key: str
     parent: str
     scope: str
-    start: int
-    size: int
+    start: Position
+    size: Large
     used: int
-    frequency: int
-    token_cost: float
+    frequency: Large
+    token_cost: Cost
     priority: float
     has_state: bool
     documents: tuple[tuple[str, int], ...]
@@ -387,9 +389,13 @@ class RecordIndex(PromptTree):
         return msgspec.msgpack.encode(StoredIndex(self._age, stored))
 
     def restore(self, content: bytes) -> None:
-        """Add the records of `stored`. Raises ValueError for any other content. Needs the lock."""
-        stored = INDEXES.decode(content)
-        self._age, scopes = stored.clock, dict[str, Scope]()
+        """Add the records of `stored`, the clock at 0 again. Raises ValueError for any other content. Needs the lock.
+
+        What records are worth beyond the clock is bounded, whatever the file says.
+        """
+        stored, scopes = INDEXES.decode(content), dict[str, Scope]()
+        if not math.isfinite(stored.clock):
+            raise ValueError(f"its clock is {stored.clock}")
         stored.entries.reverse()
         while stored.entries:  # so that the index takes the memory that they leave
             one = ENTRIES.decode(stored.entries.pop())
@@ -399,7 +405,10 @@ class RecordIndex(PromptTree):
             if origin is None or not len(tokens) or one.key in self.entries:
                 continue  # its head is read
             node = _as_index(self.insert(origin, tokens, ())[len(tokens)])
-            self._enter(RecordEntry(node=node, **_kept_of(one)))
+            frequency, token_cost = min(one.frequency, MOST_USES), min(one.token_cost, MOST_COST)
+            priority = min(max(0.0, one.priority - stored.clock), MOST_USES * MOST_COST)  # of no number: 0
+            worth = {"frequency": frequency, "token_cost": token_cost, "priority": priority}
+            self._enter(RecordEntry(node=node, **_kept_of(one) | worth))
             for document, at in one.documents:
                 if (begin := self._end_at(self.entries[one.key], at) if at else self.root(scope)) is not None:
                     _place(begin, document, node)

@@ -10,7 +10,7 @@ import secrets
 import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from io import BufferedWriter
 from pathlib import Path
 
@@ -44,6 +44,10 @@ class Record:
     def num_bytes(self) -> int:
         """Return the size of the KV and the state."""
         return len(self.data) + (len(self.state) if self.state is not None else 0)
+
+    def used_once(self) -> Record:
+        """Return it as if one request had used it, at the cost of a mean token at most: for one whose worth others state."""
+        return replace(self, frequency=1, token_cost=min(self.token_cost, 1.0))
 
 
 # ---- Folder -------------------------------------------------------------------------------------------------------------

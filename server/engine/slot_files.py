@@ -33,7 +33,7 @@ class Arrivals:
         if not engine.accepts(record):
             logger.warning("the KV of %d tokens in a file does not fit this model", len(record.tokens) - record.start)
             return False
-        return engine.inbox.ask(lambda: engine.scheduler.index.host.put(record)).result(ADOPT_SECONDS)
+        return engine.inbox.ask(lambda: engine.scheduler.index.host.put(record.used_once())).result(ADOPT_SECONDS)
 
     def _await_warm_up(self) -> None:
         """Wait until the engine takes acts: before, neither the layout of KV nor the budgets are known."""

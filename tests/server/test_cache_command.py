@@ -3,6 +3,7 @@
 import io
 import os
 import random
+import re
 import tarfile
 import time
 
@@ -17,7 +18,7 @@ from slotcache.slots.record import encode, file_name, read
 from slotcache.slots.scope import Scope
 from slotcache.slots.tier import Provenance, Record
 from support.mutation import cases, forged, mutated
-from support.record_files import split
+from support.record_files import head_of, resealed, split
 
 from server.conftest import REST, running
 from server.engine.test_disk import BODY, cached, files, settled
@@ -305,6 +306,39 @@ def test_a_forged_record_is_taken_or_refused_and_never_more(tmp_path):
         archive_of(tmp_path / "kv.tar", [(NAME, content, {}), (MANIFEST, manifest_of(content), {})])
         if takes(tmp_path, str(number)):
             assert len(files(tmp_path / str(number))) == 1
+
+
+def boasting(uses=(1 << 53) - 1, token_cost=1e6):
+    """The file of a record that says how much it is worth."""
+    head = msgspec.json.decode(head_of(GOOD)) | {"frequency": uses, "token_cost": token_cost}
+    return resealed(GOOD, msgspec.json.encode(head))
+
+
+@pytest.mark.parametrize(("cost", "kept"), [(1e6, 1.0), (0.25, 0.25)])
+@pytest.mark.parametrize("machine", ["2" * 32, "4" * 32])
+def test_what_an_archive_says_of_the_worth_of_a_record_does_not_count(tmp_path, machine, cost, kept):
+    content = boasting(token_cost=cost)
+    archive_of(tmp_path / "kv.tar", [(NAME, content, {}), (MANIFEST, manifest_of(content), {})])
+    imported = import_archive(tmp_path / "kv.tar", tmp_path, machine, True, lambda done, total: None)
+    head = split(imported.folder / NAME)
+    assert (head["frequency"], head["token_cost"]) == (1, kept)
+
+
+def test_a_record_that_was_used_very_often_is_carried_whole(tmp_path, capsys):
+    (path,) = fill(tmp_path / "there", RECORD)
+    path.write_bytes(boasting())
+    _, out, _ = run(capsys, "export", tmp_path / "there", "-o", tmp_path / "kv.tar")
+    assert out.startswith("1 records")
+    assert takes(tmp_path, "here")
+
+
+@pytest.mark.parametrize("wrong", ["-1", "9007199254740992", "1.5", "1e999", "null"])
+@pytest.mark.parametrize("field", ["frequency", "token_cost", "start", "size"])
+def test_a_record_whose_numbers_are_none_is_refused(tmp_path, field, wrong):
+    head = re.sub(rb'"%b":[0-9.]+' % field.encode(), b'"%b":%b' % (field.encode(), wrong.encode()), head_of(GOOD))
+    content = resealed(GOOD, head)
+    archive_of(tmp_path / "kv.tar", [(NAME, content, {}), (MANIFEST, manifest_of(content), {})])
+    assert takes(tmp_path, "here") == (field == "token_cost" and wrong == "1.5")
 
 
 def test_an_archive_that_others_may_change_and_a_link_are_refused(tmp_path, capsys):

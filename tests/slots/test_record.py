@@ -3,16 +3,19 @@
 import io
 import subprocess
 import sys
+from dataclasses import replace
 
+import msgspec
 import numpy as np
 import pytest
 from slotcache.slots.host import HostMemory
 from slotcache.slots.prefix_tree import PrefixTree
 from slotcache.slots.radix import CopySizes
-from slotcache.slots.record import encode, read
+from slotcache.slots.record import MOST_COST, MOST_USES, encode, read
 from slotcache.slots.scope import Scope
 from slotcache.slots.snapshots import Snapshots
 from slotcache.slots.tier import Provenance, Record
+from support.record_files import head_of, resealed
 
 S = Scope.shared("s")
 HERE = Provenance("0" * 32, "1" * 32)
@@ -53,6 +56,14 @@ def test_a_record_is_written_as_it_always_was(record, file):
 
 def opened(file):
     return read(io.BytesIO(file), len(file), HERE)
+
+
+def test_what_a_file_says_of_its_worth_is_bounded():
+    head = msgspec.json.decode(head_of(RUN_FILE)) | {"frequency": (1 << 53) - 1, "token_cost": 1e6}
+    record = opened(resealed(RUN_FILE, msgspec.json.encode(head)))
+    assert (record.frequency, record.token_cost) == (MOST_USES, MOST_COST)
+    again = opened(b"".join(bytes(part) for part in encode(replace(RUN, frequency=1 << 60, token_cost=1e9), HERE)))
+    assert (again.frequency, again.token_cost) == (MOST_USES, MOST_COST)
 
 
 def test_a_run_goes_through_host_memory_unchanged():

@@ -1,5 +1,6 @@
 """The index of records: what continues a prompt, in what order records leave, and what it takes in memory and time."""
 
+import math
 from itertools import pairwise
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from slotcache.slots.radix import common_prefix
+from slotcache.slots.record import MOST_COST, MOST_USES
 from slotcache.slots.record_index import MOST_COMPARED, RecordIndex
 from slotcache.slots.scope import Scope
 
@@ -45,6 +47,11 @@ def filled(paths, runs, data):
     return index, records
 
 
+def place(entry, index):
+    """Where a record stands, and when it leaves. The clock of an index begins anew with each start."""
+    return entry.start, entry.stop, max(entry.priority - index._age, 0.0), *entry.place[1:]
+
+
 def evicted(index):
     gone = index.evict()
     assert gone is not None
@@ -63,8 +70,8 @@ def test_beginnings_leave_last_also_behind_a_restart(paths, runs, data):
     index, records = filled(paths, runs, data)
     again = RecordIndex()
     again.restore(index.stored())
-    places = [{key: (one.start, one.stop, one.place) for key, one in kept.entries.items()} for kept in (again, index)]
-    assert places[0].items() <= places[1].items()
+    places = [{key: place(one, kept) for key, one in kept.entries.items()} for kept in (again, index)]
+    assert again._age == 0 and places[0].items() <= places[1].items()
     for one in (index, again):
         left = {key: record for key, record in records.items() if key in one.entries}
         while left:
@@ -127,6 +134,37 @@ def test_what_is_used_often_or_dear_stays_and_grows_old():
     for number in range(3, 6):  # each counts from the worth of what left last
         index.add(f"{number}", S, 0, ids(number, 1), size=1, used=10 + number, token_cost=1.0)
     assert [evicted(index) for _ in range(5)] == ["0", "3", "4", "5", "2"]
+
+
+@pytest.mark.parametrize("priority", [-math.inf, -1.0, math.inf, math.nan, 1e300, 3.0])
+@pytest.mark.parametrize("clock", [0.0, 1e300, -1e300])
+def test_what_a_file_says_of_the_worth_of_records_is_bounded(priority, clock):
+    index = RecordIndex()
+    entry = index.add("0", S, 0, ids(1, 2), size=1, used=0, frequency=1 << 52, token_cost=1e5)
+    entry.priority, index._age = priority, clock
+    again = RecordIndex()
+    again.restore(index.stored())
+    (kept,) = again.entries.values()
+    assert (kept.frequency, kept.token_cost) == (MOST_USES, MOST_COST)
+    assert 0 <= kept.priority <= MOST_USES * MOST_COST and again._age == 0
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"token_cost": math.nan}, {"token_cost": math.inf}, {"token_cost": -1.0}, {"frequency": -1}, {"frequency": 1 << 60}]
+)
+def test_a_file_with_a_worth_that_is_none_is_a_value_error(wrong):
+    index = RecordIndex()
+    index.add("0", S, 0, ids(1, 2), size=1, used=0, **wrong)
+    with pytest.raises(ValueError):
+        RecordIndex().restore(index.stored())
+
+
+@pytest.mark.parametrize("clock", [math.nan, math.inf])
+def test_a_file_without_a_clock_is_a_value_error(clock):
+    index = RecordIndex()
+    index._age = clock
+    with pytest.raises(ValueError):
+        RecordIndex().restore(index.stored())
 
 
 def test_a_file_of_anything_else_is_a_value_error():

@@ -47,6 +47,20 @@ def test_what_was_saved_is_restored_by_another_server_and_answers_the_same(model
         assert up.chat(messages=messages, max_tokens=8, cache_prompt=False)["choices"] == again["choices"]
 
 
+def test_a_slot_that_comes_back_is_worth_one_use(tiny, tmp_path):
+    """Its file may come from anywhere."""
+
+    def uses():
+        return {run["frequency"] for run in up.http.get("/v1/cache").json()["runs"] if run["tokens"] > 50}
+
+    with running(tiny, slot_save_path=str(tmp_path), parallel=1, idle_prefill=False) as up:
+        for _ in range(3):
+            up.chat(**LONG)
+        assert uses() == {3} and act(up, "save", filename="mill.bin").json()["n_saved"]
+        up.http.delete("/v1/cache")
+        assert act(up, "restore", filename="mill.bin").json()["n_restored"] and uses() == {1}
+
+
 def test_a_restored_slot_reaches_the_cache_folder(model, tmp_path):
     """`GET /v1/cache` says of a run that it is on disk when it is, and the next server finds it there."""
     question = {"role": "user", "content": "Tell me of the old mill. " * 40}

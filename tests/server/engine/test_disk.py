@@ -6,6 +6,7 @@ import resource
 import signal
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -225,6 +226,25 @@ def test_the_budget_holds_and_the_oldest_leave(tmp_path):
     found = [int(one.data[0]) for one in read_all(again)]
     assert sorted(found) == [4, 5, 6, 7] or sorted(found) == [5, 6, 7]
     assert again.num_bytes == sum(one.stat().st_size for one in files(tmp_path)) <= 5000
+    again.close()
+
+
+@pytest.mark.parametrize("has_index", [True, False])
+def test_a_file_of_the_future_leaves_before_what_is_used_later(tmp_path, has_index):
+    disk = DiskTier(tmp_path, 1 << 20, HERE)
+    for number in range(3):
+        disk.put(record(number))
+    disk.close()
+    far = time.time_ns() + 10**18
+    for file in files(tmp_path):
+        os.utime(file, ns=(far, far))
+    if not has_index:
+        next(tmp_path.glob("*/records.index")).unlink()
+    again = DiskTier(tmp_path, 4 * files(tmp_path)[0].stat().st_size, HERE)
+    for number in range(100, 104):
+        again.put(record(number))
+    until(lambda: again.idle)
+    assert sorted(int(one.data[0]) for one in read_all(again)) == [100, 101, 102, 103]
     again.close()
 
 
