@@ -144,11 +144,6 @@ class AppState:
         engines = [service.engine.sleep for service in self.services]
         return all(one.is_asleep for one in (*engines, *workers))
 
-    def wake(self, chosen: Service | None = None) -> None:
-        """Wake the model that generates, or the chosen one of several, since a request will follow."""
-        if (service := chosen or self.service) is not None:
-            service.engine.sleep.wake()
-
     def loaded(self) -> Vectors:
         """Return the models. Raises RequestError 503 while they load, and once the engine has ended."""
         if self.vectors is None:

@@ -12,6 +12,7 @@ from starlette.responses import Response
 
 from ...slots.scope import MAX_NAME
 from ..chat.body import DocumentsOrderRequest, SpeculateRequest, WarmRequest
+from ..engine.engine import Sleep
 from ..engine.generation import Generation
 from ..engine.usage import Fields, document_reuse
 from ..http.api_errors import RequestError
@@ -187,7 +188,7 @@ async def speculate(request: Request, asked: SpeculateRequest) -> Response:
     asked = asked.prefill_only()
     last = asked.messages[-1] if asked.messages else {}
     is_open = last.get("role") == "user" and not (asked.documents or last.get("documents") or asked.retrieves)
-    prepared = await accept(request, asked, is_open)
+    prepared = await accept(request, asked, is_open, wake=Sleep.bring)
     started = await start_ahead(service, ("speculation", asked.id), prepared, is_whole=not is_open)
     return _answer(asked, "started" if started else "skipped")
 

@@ -21,6 +21,7 @@ from ...retrieval.ranking import Hit
 from ...slots.scope import MAX_NAME
 from ..chat.body import ChatRequest, Options, check_scope
 from ..chat.decode import LARGE, R, decode_request
+from ..engine.engine import Sleep
 from ..engine.generation import Delta, End, Event, Failure, Generation, account
 from ..engine.usage import Fields
 from ..engine.view import Prediction
@@ -120,6 +121,12 @@ def service_of(request: Request) -> Service:
     return service if chosen is None or chosen.service is None else chosen.service
 
 
+def served_of(request: Request) -> Service | None:
+    """Return the service of the chosen model; None for an encoder."""
+    chosen = chosen_of(request)
+    return request.app.state.app.service if chosen is None else chosen.service
+
+
 def chosen_of(request: Request) -> Loaded | None:
     """Return what serves the model of a request: its body's, else `?model=`, else the first one. None: there is only one.
 
@@ -169,12 +176,20 @@ def _name_in(request: Request, asked: object) -> str | None:
 STAGE = 0.03  # s that a stage of a chat's search has to last before its documents are computed ahead
 
 
-async def accept(request: Request, asked: ChatRequest, open_turn: bool = False, *, kind: str = "chatcmpl-") -> Prepared:
+async def accept(
+    request: Request,
+    asked: ChatRequest,
+    open_turn: bool = False,
+    *,
+    kind: str = "chatcmpl-",
+    wake: Callable[[Sleep], None] = Sleep.wake,
+) -> Prepared:
     """Find the documents of a chat with `retrieval`, and accept it: see `Service.accept_chat`. Raises RequestError."""
 
     async def find_and_accept() -> Prepared:
         chat, found = await _retrieve(request, asked) if asked.retrieves else (asked, None)
-        return await service.accept_chat(chat, request.state.num_bytes, open_turn, id=id_of(request, kind), found=found)
+        id = id_of(request, kind)
+        return await service.accept_chat(chat, request.state.num_bytes, open_turn, id=id, found=found, wake=wake)
 
     service = service_of(request)
     return await while_connected(request, find_and_accept())
@@ -188,7 +203,7 @@ def id_of(request: Request, kind: str) -> str:
 
 async def predict(request: Request, asked: ChatRequest) -> Prediction:
     """Return the prompt that a chat would have now, and its reuse. A hint after its documents depends on their order."""
-    service, prepared = service_of(request), await accept(request, asked)
+    service, prepared = service_of(request), await accept(request, asked, wake=Sleep.expect)
     return await service.view.predict(prepared.prompt, service.submitter.scope(asked))
 
 
@@ -206,7 +221,7 @@ async def prefetch_documents(
     """
     if service.is_full:
         return False
-    prepared = await service.accept_chat(asked.prefill_only(), num_bytes, open_turn)
+    prepared = await service.accept_chat(asked.prefill_only(), num_bytes, open_turn, wake=Sleep.bring)
     return await start_ahead(service, key, prepared, is_whole=not open_turn)
 
 

@@ -26,14 +26,8 @@ from ..search.vectors import about
 from ..service.models import Loaded, Models
 from ..service.service import Service
 from ..service.submitter import with_scales
-from .endpoint import chosen_of, read_body, service_of, vectors_of, while_connected
+from .endpoint import read_body, served_of, service_of, vectors_of, while_connected
 from .reply import JsonReply
-
-
-def served_of(request: Request) -> Service | None:
-    """Return the service of the chosen model; None for an encoder."""
-    chosen = chosen_of(request)
-    return request.app.state.app.service if chosen is None else chosen.service
 
 
 async def adapters(request: Request) -> Response:
@@ -167,7 +161,7 @@ async def load_model(request: Request, asked: ModelAction) -> Response:
     models.retry(entry)
     loaded = await while_connected(request, models.ready(entry))
     if loaded.service is not None:
-        loaded.service.engine.sleep.wake()
+        loaded.service.engine.sleep.bring()
     return JsonReply({"success": True})
 
 

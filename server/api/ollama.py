@@ -622,7 +622,7 @@ def _keep_only(request: Request, asked: OllamaFields, name: str, said: Fields) -
     _note(request, asked)
     sleep, seconds = service_of(request).engine.sleep, None if asked.keep_alive is None else seconds_of(asked.keep_alive)
     if seconds != 0:
-        sleep.wake()
+        sleep.bring()
     if seconds is not None:
         sleep.keep(seconds)
     body: Fields = {"model": name, "created_at": _written()} | said

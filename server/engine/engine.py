@@ -124,7 +124,8 @@ class Sleep:
     """Belongs to the engine's thread, but for what any thread may call. A load has a thread of its own: acts run meanwhile.
 
     seconds: without a step until sleep; 0: never. on_wake: called in the engine's thread behind a load; with its error, if
-    it failed. is_awake: whether steps can be computed. last_use: when one ended, or the model was asked for.
+    it failed. is_awake: whether steps can be computed. last_use: when one ended, or a request came. A model that is only asked
+    what its vocabulary and its cache tell, which stay, needs no device: it neither gets nor keeps one that others share.
     """
 
     def __init__(
@@ -144,6 +145,7 @@ class Sleep:
         self.device: DeviceTurns | None = None  # which other models may have; None: it belongs to this one
         self._is_granted = True  # this model may be on the device
         self.is_used = True  # by a step since the last load: each turn answers something, however short it is
+        self._loaded_at = 0.0
         self._load_seconds = 0.0  # of the last load; so long a turn goes on without a request, where that was of use
         self._lingers, self._was_asked = True, False  # the last: since another model waits
         self._too_early = 0.0  # a request that comes until then would have found it, had it waited
@@ -186,6 +188,17 @@ class Sleep:
             self._is_wanted = True
             self._inbox.put(self._wake)
 
+    def bring(self) -> None:
+        """Load the model, if it is asleep, where no request follows at once: its turn lasts no longer for that."""
+        if self.can_sleep:
+            self._is_wanted = True
+            self._inbox.put(self._bring)
+
+    def expect(self) -> None:
+        """Load the model, if it is asleep and has the device to itself, for a request that is likely to follow."""
+        if self.device is None:
+            self.bring()
+
     def keep(self, seconds: float) -> None:
         """Let it sleep after so many seconds without a step, if it sleeps at all, until another request wakes it."""
         if self.can_sleep:
@@ -201,7 +214,8 @@ class Sleep:
         end = self.last_use + self._seconds
         if self._ends is not None:
             wait = self._load_seconds if self._lingers or not self.is_used else 0
-            end = min(end, self.last_use + wait, self._ends if self.is_used else inf)
+            last = self._ends if self.is_used else max(self._ends, self._loaded_at + self._load_seconds)
+            end = min(end, self.last_use + wait, last)
         return max(end - perf_counter(), 0)
 
     @property
@@ -228,7 +242,14 @@ class Sleep:
     def _wake(self) -> None:
         self._was_asked = True
         self._lingers |= not self.is_awake and perf_counter() < self._too_early
+        self.last_use = perf_counter()
         self._set(self._usual)
+        self.load()
+
+    def _bring(self) -> None:
+        if not self.is_leaving:
+            self.last_use = perf_counter()
+            self._set(self._usual)
         self.load()
 
     def begin(self) -> None:
@@ -253,7 +274,6 @@ class Sleep:
 
     def load(self) -> None:
         """Begin to load the model, unless it is awake or on its way."""
-        self.last_use = perf_counter()
         self._is_wanted = not self.is_awake
         if self.device is not None and not (self.is_awake or self._is_granted):
             self.device.on_want()
@@ -293,7 +313,7 @@ class Sleep:
     def _end_load(self, error: Exception | None, seconds: float) -> None:
         self._load = None
         self._is_wanted, self.is_awake = False, error is None
-        self.last_use = perf_counter()
+        self.last_use = self._loaded_at = perf_counter()
         if error:
             sleep_logger.error("cannot wake up: %s", reason_of(error))
         else:
@@ -535,7 +555,9 @@ class Engine:
             self._use_idle_time()
             if self._checks and self.scheduler.idle:
                 check(self.scheduler)
-            act = self.inbox.wait(self.sleep.seconds_left)
+            seconds = self.sleep.seconds_left
+            # Its turn is over: it leaves, however many acts come that need no device.
+            act = None if self.sleep.is_leaving and not seconds else self.inbox.wait(seconds)
             act() if act else self._fall_asleep()
         elif (seconds := self._seconds_left) is not None and (act := self.inbox.wait(seconds)) is not None:
             act()

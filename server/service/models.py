@@ -410,7 +410,7 @@ class Models:
     def _bring_back(self) -> None:
         """Let the model that left for one that failed come back, if no other one wants its place."""
         if self._last is not None and self._last.loaded and self._last.loaded.service and not self._waiting:
-            self._last.loaded.service.engine.sleep.wake()
+            self._last.loaded.service.engine.sleep.bring()
 
     @staticmethod
     def _check_unchanged(entry: ModelEntry, loaded: Loaded) -> None:

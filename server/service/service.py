@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -24,7 +24,7 @@ from ..chat.conversations import Conversations, PendingTurn
 from ..chat.history import HistoryMessage
 from ..chat.tokens import AnswerMemory
 from ..config.settings import Settings
-from ..engine.engine import Engine
+from ..engine.engine import Engine, Sleep
 from ..engine.fit import Decision
 from ..engine.generation import End, Failure, Final, Generation
 from ..engine.view import View
@@ -74,14 +74,21 @@ class Service:
     # ---- a request comes -------------------------------------------------------------------------------------------
 
     async def accept_chat(
-        self, asked: ChatRequest, num_bytes: int, open_turn: bool = False, *, id: str = "", found: Found = None
+        self,
+        asked: ChatRequest,
+        num_bytes: int,
+        open_turn: bool = False,
+        *,
+        id: str = "",
+        found: Found = None,
+        wake: Callable[[Sleep], None] = Sleep.wake,
     ) -> Prepared:
         """Check a chat, find the answer that it continues, and build its prompt in a thread. Raises RequestError.
 
         num_bytes: of its body. open_turn: as in `PromptBuilder.chat`. id: the answer's. found: what the server found for
-        it.
+        it. wake: `Sleep.bring` where no client waits for an answer, `Sleep.expect` where nothing is computed.
         """
-        self.engine.sleep.wake()
+        wake(self.engine.sleep)
         asked.check()
         asked, breakpoints, warnings = take(asked)
         if asked.volatile == "move" and not asked.is_named:

@@ -363,6 +363,67 @@ def test_a_model_waits_for_requests_of_its_own_only_where_that_was_of_use(files)
         end_wait(ask_another())
 
 
+NO_DEVICE = [
+    ("POST", "/tokenize", {"content": "Hello"}),
+    ("POST", "/detokenize", {"tokens": [1, 2]}),
+    ("POST", "/apply-template", CHAT),
+    ("POST", "/v1/chat/completions/input_tokens", CHAT),
+    ("POST", "/v1/messages/count_tokens", CHAT),
+    ("POST", "/v1/responses/input_tokens", {"input": "Hello"}),
+    ("POST", "/v1/documents/order", {"documents": [{"id": "a", "text": "Some text."}]}),
+    ("POST", "/api/show", {}),
+    *(("GET", path, None) for path in ("/props", "/slots", "/metrics", "/lora-adapters", "/v1/cache", "/api/ps", "/v1/models/b")),
+    ("DELETE", "/v1/cache", None),
+    ("DELETE", "/v1/speculate", None),
+]
+
+
+def test_what_needs_no_device_does_not_take_it(files):
+    """Else two clients that only count change the model in memory with each call."""
+    with sharing(files[:2], lora_init_without_apply=True) as up:
+        for name in "ba":
+            up.chat(QUESTION, model=name)
+        models, engine = models_of(up), up.host.services[1].engine
+        swaps = models.num_swaps
+        for method, path, body in NO_DEVICE:
+            asked = {"json": body | {"model": "b"}} if body is not None else {"params": {"model": "b"}}
+            assert up.http.request(method, path, **asked).status_code == 200, path
+            engine.inbox.ask(lambda: None).result(DEADLINE)  # behind what would have asked for the device
+            assert up.http.get("/health").json()["models"] == {"a": "loaded", "b": "unloaded"}, path
+        assert models.num_swaps == swaps and not models._waiting and up.chat(QUESTION, model="a")["model"] == "a"
+
+
+WITHOUT_STEPS = [
+    ("/tokenize", {"content": "Hello"}, 200),
+    ("/v1/chat/completions/input_tokens", CHAT, 200),
+    ("/models/load", {}, 200),
+    ("/api/generate", {"stream": False}, 200),
+    ("/v1/speculate", CHAT, 200),
+    ("/v1/chat/completions", CHAT | {"stop": ["x"] * 100}, 400),
+]
+
+
+@pytest.mark.parametrize("model_turn", [0, 4])
+def test_a_turn_ends_whatever_is_asked_that_computes_nothing(files, model_turn):
+    def go_on(ended):
+        with httpx.Client(base_url=up.url, timeout=DEADLINE) as client:
+            while not ended.is_set():
+                for path, body, status in WITHOUT_STEPS:
+                    assert client.post(path, json=body | {"model": "b"}).status_code == status, path
+
+    with sharing(files[:2], model_turn=model_turn) as up, ThreadPoolExecutor(2) as pool:
+        ended = threading.Event()
+        assert up.http.post("/models/load", json={"model": "b"}).json() == {"success": True}
+        engine = up.host.services[1].engine
+        engine.inbox.put(lambda: setattr(engine.sleep, "_load_seconds", 4))  # a larger model's: calls come far closer
+        try:
+            others = [pool.submit(go_on, ended) for _ in range(2)]
+            assert up.chat(QUESTION, model="a")["model"] == "a"
+        finally:
+            ended.set()
+        assert [other.result(DEADLINE) for other in others] == [None, None]
+
+
 def test_a_client_that_leaves_during_a_load_cancels_nothing_of_others(files):
     with sharing(files[:2]) as up, ThreadPoolExecutor(2) as pool:
         up.chat(QUESTION, model="b")
