@@ -2,6 +2,7 @@
 
 LibraryError        no library of llama.cpp that can be used
 ModelError          the file cannot be served: missing, not a GGUF, too big for the memory
+ChangedFile         the file has other bytes than when it was loaded: KV of those may be in memory
 NotCounted          this build of llama.cpp does not tell the memory that it takes
 RunnerError         llama.cpp failed while computing; the context is no longer to be trusted
 NoRoom              the batch did not fit; memory is as it was before, so free something and try again
@@ -18,6 +19,10 @@ class LibraryError(ImportError):
 
 class ModelError(Exception):
     """A model that cannot be loaded or served. The message names the file, the error and the remedy."""
+
+
+class ChangedFile(ModelError):
+    """A file that holds something else than what was loaded of it."""
 
 
 class NotCounted(ModelError):

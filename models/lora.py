@@ -13,7 +13,7 @@ from ..slots.scope import OF_PROCESS
 from . import llama
 from .errors import ModelError, UnknownAdapter
 from .model import Model, check_file
-from .model_files import check_unchanged, digest, stamp
+from .model_files import KnownFiles
 
 NO_ADAPTERS = ""  # the name of the empty set
 
@@ -32,15 +32,15 @@ class Adapters:
         self.paths, self.usual = tuple(paths), dict.fromkeys(range(len(paths)), 0.0) | dict(enumerate(scales))
         for path in paths:
             check_file(path)
-        self._model, self._stamps = model, {path: stamp(path) for path in paths}
+        self._model, files = model, [KnownFiles([path]) for path in paths]
         self._load()
-        self._digests = [digest([path])[:16] for path in paths]
+        self._digests = [known.digest()[:16] for known in files]
+        model.weights.known += files
         self._process = secrets.token_hex(4)
         model.weights.on_load.append(self._load)
 
     def _load(self) -> None:
         """Load all, which go with the model's weights. Raises ModelError."""
-        check_unchanged(self._stamps)
         self._handles = [_load(self._model, path) for path in self.paths]
 
     def __len__(self) -> int:

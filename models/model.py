@@ -16,7 +16,7 @@ from . import llama
 from .errors import ModelError
 from .hardware import HOST, Device, buffer_types, devices, load_backends
 from .heap import return_freed_memory
-from .model_files import check_unchanged, digest, files_of, stamp
+from .model_files import KnownFiles, files_of
 from .tokenizer import Tokenizer
 
 # ---- Overrides ----------------------------------------------------------------------------------------------------------
@@ -79,12 +79,13 @@ class Weights:
 
     may_unload: they are freed when the last context leaves, and loaded again when one enters. head: the model's metadata and
     vocabulary, which stay; such weights have no other vocabulary, whose making takes most of a small model's load.
-    stamps: of its files. on_load: called behind each later load, to make again what was freed with them; may raise
+    files: those of the model, and `known` those of its adapters, too: what they hold must not change. on_load: called behind each later load, to make again what was freed with them; may raise
     ModelError.
     """
 
     def __init__(self, path: Path, params: llama.llama_model_params, *, may_unload: bool) -> None:
-        self.stamps = {file: stamp(file) for file in files_of(path)}
+        self.files = KnownFiles(files_of(path))
+        self.known = [self.files]
         self.on_load: list[Callable[[], None]] = []
         self._path, self._params, self._may_unload = path, params, may_unload
         self._lock, self._num_contexts = Lock(), 0
@@ -100,6 +101,7 @@ class Weights:
                     self._free()
                     params.kv_overrides = None
                     self._handle = _load(path, params)
+                self.files.digest()  # by which they are known again
             except ModelError:
                 self.close()
                 raise
@@ -126,6 +128,14 @@ class Weights:
                 self._free()
                 return_freed_memory()
 
+    def check(self) -> None:
+        """Raise ChangedFile where a file holds something else than what was loaded, ModelError where it cannot be read.
+
+        It takes as long as reading them where their stamps are others.
+        """
+        for files in self.known:
+            files.check()
+
     def close(self) -> None:
         """Free all. No context is left."""
         if self.head != self._handle:
@@ -139,9 +149,10 @@ class Weights:
         self._handle = CLOSED
 
     def _load_again(self) -> None:
-        check_unchanged(self.stamps)  # KV of other weights may be in host memory
+        self.check()  # KV of other weights may be in host memory
         self._handle = _load(self._path, self._params)
         try:
+            self.check()  # nothing was put in their place meanwhile
             for act in self.on_load:
                 act()
         except BaseException:
@@ -231,7 +242,6 @@ class Model:
         load_backends()
         self.path, self.gpu_layers, self.repack = path, gpu_layers, repack
         check_file(path)
-        self._digest = ""
         params = llama.llama_model_default_params()
         params.n_gpu_layers, params.vocab_only, params.use_extra_bufts = gpu_layers, vocab_only, repack
         params.load_mtp = with_heads
@@ -338,10 +348,7 @@ class Model:
 
         Raises ModelError if a file has changed since it was loaded.
         """
-        if not self._digest:
-            self._digest = digest(self.weights.stamps)
-            check_unchanged(self.weights.stamps)
-        return self._digest
+        return self.weights.files.digest()
 
     @property
     def can_trim(self) -> bool:

@@ -12,7 +12,7 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +23,7 @@ from zipfile import BadZipFile, ZipFile
 
 from ..slots.child import start_child
 from ..slots.tier import FolderError, user_folder, written_aside
-from .errors import ModelError
+from .errors import ChangedFile, ModelError
 
 logger = logging.getLogger("slotcache")
 CHUNK = 64 << 20  # bytes that one thread reads before it takes the next
@@ -59,15 +59,39 @@ def stamp(path: Path) -> Stamp:
     return about.st_dev, about.st_ino, about.st_size, about.st_mtime_ns, about.st_ctime_ns
 
 
-def check_unchanged(stamps: Mapping[Path, Stamp]) -> None:
-    """Raise ModelError if a file is not as it was when it got its stamp."""
-    for path, before in stamps.items():
+class KnownFiles:
+    """The files of a model or of an adapter, as they were loaded. stamps: of each.
+
+    A copy, a backup or `touch` leaves the same bytes with other stamps: such files are read, and are the same ones. Where the
+    digest was never asked for, they are not known again.
+    """
+
+    def __init__(self, files: Iterable[Path]) -> None:
+        self.stamps = {file: stamp(file) for file in files}
+        self._digest = ""
+
+    def digest(self) -> str:
+        """Return their digest. Slow for files that were not read before. Raises ModelError: one changed since it was loaded."""
+        if not self._digest:
+            found = digest(self.stamps)
+            if self._stamps_now() != self.stamps:
+                raise ChangedFile(f"{next(iter(self.stamps))} changed since it was loaded: start again")
+            self._digest = found
+        return self._digest
+
+    def check(self) -> None:
+        """Raise ChangedFile unless they hold what was loaded, and ModelError where one cannot be read."""
+        stamps = self._stamps_now()
+        if stamps != self.stamps:
+            if digest(stamps) != self._digest:
+                raise ChangedFile(f"{next(iter(stamps))} changed since it was loaded: start again")
+            self.stamps = stamps
+
+    def _stamps_now(self) -> dict[Path, Stamp]:
         try:
-            after = stamp(path)
+            return {file: stamp(file) for file in self.stamps}
         except OSError as error:
-            raise ModelError(f"cannot read {path}: {error.strerror}") from None
-        if after != before:
-            raise ModelError(f"{path} changed since it was loaded: start again")
+            raise ModelError(f"cannot read {error.filename}: {error.strerror}") from None
 
 
 def cache_folder() -> Path:

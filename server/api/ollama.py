@@ -350,7 +350,7 @@ def _service_with(request: Request, model: Model) -> Service | None:
 
 def _listed(name: str, model: Model) -> Fields:
     """Return a model as Ollama lists it. digest: of its files' sizes and times, not of what they hold."""
-    stamps, family, count = sorted(model.weights.stamps.values()), _family(model), model.num_parameters
+    stamps, family, count = sorted(model.weights.files.stamps.values()), _family(model), model.num_parameters
     level = re.sub(r" - ([SML])\w*$", r"_\1", model.file_type).removeprefix("all ")  # llama.cpp's `Q4_K - Medium`
     size = f"{count / 1e9:.1f}B" if count >= 1e9 else f"{count / 1e6:.2f}M"
     about: Fields = {"parent_model": "", "format": "gguf", "family": family, "families": [family]}

@@ -1,5 +1,6 @@
 """Weights leave memory with their last context, and the vocabulary stays."""
 
+import os
 import shutil
 from contextlib import closing
 from pathlib import Path
@@ -9,7 +10,7 @@ from slotcache.bench.random_models import SHAPES
 from slotcache.models import llama
 from slotcache.models.context import Context, ContextSettings
 from slotcache.models.embedding import EmbedderSettings, EmbeddingModel
-from slotcache.models.errors import ModelError
+from slotcache.models.errors import ChangedFile, ModelError
 from slotcache.models.lora import Adapters
 from slotcache.models.model import Model
 from slotcache.slots.scope import Scope
@@ -107,11 +108,58 @@ def test_files_that_changed_are_not_loaded(file, tmp_path, changed):
         adapters = Adapters(model, [lora(tmp_path / "lora.gguf", SHAPES["tiny"], 1)])
         context = Context(model, SMALL)
         context.unload()
-        (tmp_path / changed).touch()
+        held = (tmp_path / changed).read_bytes()
+        (tmp_path / changed).write_bytes(held[:-1] + bytes([held[-1] ^ 1]))
         for _ in range(2):
-            with pytest.raises(ModelError, match=f"{changed} changed since it was loaded"):
+            with pytest.raises(ChangedFile, match=f"{changed} changed since it was loaded"):
                 context.open()
+        (tmp_path / changed).write_bytes(held)
+        context.open()
+        context.close()
         assert Scope.shared("", adapters.name({0: 1.0})).is_lasting
+
+
+def copied(file):
+    shutil.copy(file, file.with_suffix(".new")).replace(file)
+
+
+def moved_back(file):
+    os.utime(file, (1, 1))
+
+
+@pytest.mark.parametrize("act", [Path.touch, copied, moved_back])
+@pytest.mark.parametrize("has_digests", [True, False])
+def test_files_with_the_same_bytes_are_the_same_files(file, tmp_path, act, has_digests, monkeypatch):
+    if not has_digests:
+        monkeypatch.setenv("XDG_CACHE_HOME", os.devnull)
+    with closing(Model(file, may_unload=True)) as model:
+        Adapters(model, [lora(tmp_path / "lora.gguf", SHAPES["tiny"], 1)])
+        context, known = Context(model, SMALL), model.digest()
+        for changed in ("own.gguf", "lora.gguf"):
+            context.unload()
+            before = model.weights.files.stamps
+            act(tmp_path / changed)
+            context.open()
+            assert model.digest() == known and (model.weights.files.stamps != before) == (changed == "own.gguf")
+        context.close()
+
+
+def test_a_file_that_is_replaced_while_it_is_loaded_is_not_used(file):
+    with closing(Model(file, may_unload=True)) as model:
+        context = Context(model, SMALL)
+        context.unload()
+        really = model.weights.check
+
+        def replace():
+            really()
+            file.write_bytes(file.read_bytes() + b"0")
+            model.weights.check = really
+
+        model.weights.check = replace
+        with pytest.raises(ChangedFile):
+            context.open()
+        with pytest.raises(ModelError, match="not in memory"):
+            _ = model.handle
 
 
 def test_a_first_load_that_fails_frees_the_vocabulary(file, monkeypatch):

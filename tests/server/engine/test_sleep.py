@@ -285,12 +285,20 @@ def test_a_load_that_fails_is_an_error_and_the_next_request_tries_again(file, st
         assert text(answer) == expected and cached(answer) > 0
 
 
-def test_a_file_that_changed_is_not_loaded(file):
-    with dozing(file) as up:
-        doze(up)
-        file.touch()
-        answer = up.http.post("/completion", json={"prompt": "Hello"})
-        assert answer.status_code == 503 and "changed since it was loaded" in answer.json()["error"]["message"]
+@pytest.mark.parametrize("name", ["own", "draft", "adapter"])
+def test_a_file_that_was_touched_is_loaded_and_its_kv_is_found(file, tiny, tmp_path, name):
+    """As by a backup, or by rsync, which puts an equal file in its place."""
+    files = {"own": file, "draft": tmp_path / "draft.gguf", "adapter": tmp_path / "adapter.gguf"}
+    shutil.copy(tiny, files["draft"])
+    lora(files["adapter"], SHAPES["tiny"], 1)
+    with dozing(file, draft_model=str(files["draft"]), lora=str(files["adapter"])) as up:
+        first = up.chat(QUESTION)
+        for _ in range(2):
+            doze(up)
+            shutil.copy(files[name], tmp_path / "copy").replace(files[name])
+            again = up.chat(QUESTION)
+            assert text(again) == text(first) and cached(again) == again["usage"]["prompt_tokens"] - REST
+            assert not up.http.get("/props").json()["draft"]["is_off"]
 
 
 @pytest.mark.parametrize(
