@@ -190,7 +190,7 @@ async def _load(state: AppState, path: Path, server: Server) -> str:
     try:
         loaded = await asyncio.to_thread(load.load_all, state.settings, path, progress)
         if state.models is not None:
-            share_device(state.models, loaded, time.perf_counter() - began, server)
+            share_device(state, state.models, loaded, time.perf_counter() - began, server)
         start(state, loaded, lambda: setattr(server, "should_exit", True))
     except BaseException as error:
         if server.should_exit and isinstance(error, ModelError):
@@ -204,18 +204,27 @@ async def _load(state: AppState, path: Path, server: Server) -> str:
     return addresses[0]
 
 
-def share_device(models: Models, first: load.Loaded, seconds: float, server: Server) -> None:
+def share_device(state: AppState, models: Models, first: load.Loaded, seconds: float, server: Server) -> None:
     """Let the first model, which was loaded in so many seconds, have the device in turn with the others."""
     loop = asyncio.get_running_loop()
+
+    def end() -> None:
+        server.should_exit = True
 
     def open_one(entry: ModelEntry) -> load.Loaded:
         return load.load_all(entry.settings, entry.path, lambda share: not server.should_exit)
 
     def start_one(loaded: load.Loaded) -> None:
         assert loaded.service is not None
-        loaded.service.engine.start(loop, lambda: setattr(server, "should_exit", True))
+        if loaded is models.first.loaded:
+            start(state, loaded, end)
+        else:
+            loaded.service.engine.start(loop, end)
 
-    models.open, models.start = open_one, start_one
+    def lose_documents() -> None:
+        state.folder_index = None
+
+    models.open, models.start, models.lose_documents = open_one, start_one, lose_documents
     models.adopt(models.first, first, seconds)
 
 

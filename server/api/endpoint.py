@@ -130,15 +130,15 @@ def served_of(request: Request) -> Service | None:
 def chosen_of(request: Request) -> Loaded | None:
     """Return what serves the model of a request: its body's, else `?model=`, else the first one. None: there is only one.
 
-    Raises RequestError: 404 for an unknown model, 503 for one of the address that was never loaded.
+    Raises RequestError: 404 for an unknown model, 503 for one that is not loaded.
     """
     models: Models | None = request.app.state.app.models
     if models is None:
         return None
     if CHOSEN in request.scope:
         return request.scope[CHOSEN]
-    entry = models.find(name := request.query_params.get("model"))
-    if name and entry.loaded is None:
+    entry = models.find(request.query_params.get("model"))
+    if entry.loaded is None:
         told = f"{entry.name} was not loaded yet: a request for it or POST /models/load does that"
         raise RequestError(told, status=503, param="model", code="model_not_loaded")
     return entry.loaded

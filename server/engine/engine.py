@@ -440,9 +440,9 @@ class Engine:
         self.outbox.loop, self._on_failure = loop, on_failure
         self._thread.start()
 
-    def stop(self) -> None:
+    def stop(self, why: str = "the server is shutting down") -> None:
         """End every open generation with a Failure and the thread with it. Returns when it has ended."""
-        self.inbox.close(self._stop, "the server is shutting down")
+        self.inbox.close(partial(self._stop, why), why)
         if self._thread.is_alive():
             self._thread.join()
 
@@ -688,10 +688,10 @@ class Engine:
         self.generations.restart(again)
         self.generations.fail_rejected()
 
-    def _stop(self) -> None:
+    def _stop(self, why: str) -> None:
         """Fail all open generations and leave the loop; the inbox's last act."""
         self._stopping = True
-        self.generations.close("the server is shutting down")
+        self.generations.close(why)
         self.background.first_tokens.drop()
 
     def _end_for_good(self, error: BaseException) -> None:

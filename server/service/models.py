@@ -17,10 +17,10 @@ from functools import partial
 from pathlib import Path
 from time import perf_counter
 
-from ...models.errors import ModelError
+from ...models.errors import ChangedFile, ModelError
 from ...models.hardware import free_memory
 from ...models.model import Model, check_file
-from ...models.model_files import PART, Stamp, check_unchanged, files_of, stamp
+from ...models.model_files import PART, Stamp, files_of, stamp
 from ...slots.tier import FolderError
 from ..chat.conversations import Conversations
 from ..config.settings import Settings, SettingsError
@@ -60,6 +60,7 @@ class Loaded:
 class ModelEntry:
     """A model by its name. loaded: once it was loaded for the first time. opening: done when that is so, or has failed.
 
+    checking: the look at its files before it comes back. closing: what was loaded of a file in whose place another one is now.
     value: unloaded, loading, loaded or failed. failure: why. stamps: of the files that failed. num_turns: that it has had.
     num_bytes: of its weights and its cells, once it was loaded.
     """
@@ -69,6 +70,8 @@ class ModelEntry:
     settings: Settings
     loaded: Loaded | None = None
     opening: asyncio.Future[Loaded] | None = None
+    checking: asyncio.Task[None] | None = None
+    closing: asyncio.Task[None] | None = None
     value: str = "unloaded"
     is_leaving: bool = False
     failure: str = ""
@@ -153,6 +156,7 @@ class Models:
         self.first = entries[0]
         self.open: Callable[[ModelEntry], Loaded] | None = None  # runs in a thread; may raise ModelError, FolderError
         self.start: Callable[[Loaded], None] = lambda loaded: None
+        self.lose_documents: Callable[[], None] = lambda: None  # the first model, whose they are, is loaded anew
         self.num_swaps = 0
         self._places, self._turn, self._any = settings.models_loaded, settings.model_turn, settings.any_model
         self._waiting: deque[ModelEntry] = deque()
@@ -194,14 +198,19 @@ class Models:
         """Return what serves a model, which is loaded for the first time if need be. Raises RequestError: 503; 429 where
         as many wait for that as may be open.
 
-        The caller may be cancelled: the load goes on for the others. One that failed is tried again once its files change.
+        The caller may be cancelled: the load goes on for the others. One that failed is tried again once its files change,
+        and one whose file holds another model by now is loaded for the first time.
         """
         if self._closed:
             raise _shutting_down()
+        if entry.loaded is not None and not entry.is_placed:
+            if entry.checking is None:
+                entry.checking = asyncio.get_running_loop().create_task(self._look_at_files(entry, entry.loaded))
+            await asyncio.shield(entry.checking)
         if entry.loaded is not None:
-            if not entry.is_placed:
-                self._check_unchanged(entry, entry.loaded)
             return entry.loaded
+        if self._closed:
+            raise _shutting_down()
         if entry.opening is None:
             self._check(entry)
             entry.failure = ""
@@ -346,6 +355,8 @@ class Models:
     async def _open(self, entry: ModelEntry) -> None:
         """Load a model for the first time. Where that fails, the one that left for it comes back."""
         assert entry.opening is not None
+        if entry.closing is not None:
+            await asyncio.shield(entry.closing)
         began = perf_counter()
         try:
             loaded = await asyncio.to_thread(self._open_beside, entry)
@@ -380,12 +391,22 @@ class Models:
     async def _give_up(self, entry: ModelEntry, loaded: Loaded) -> None:
         """Free a model that was loaded and cannot start."""
         entry.loaded, entry.value = None, "loading"
+        await self._free(loaded)
+
+    async def _free(self, loaded: Loaded, why: str = "the server is shutting down", *, keeps_vocabulary: bool = False) -> None:
+        """Free what was loaded of a model; why: for what still waits for it. keeps_vocabulary: as in `Service.close`."""
         self._share_host()
+        if loaded.service is not None:
+            loaded.service.idle.stop()
+            await asyncio.to_thread(loaded.service.engine.stop, why)
+        if loaded.folder_index is not None:
+            await asyncio.to_thread(loaded.folder_index.watcher.stop)
+            await asyncio.to_thread(loaded.folder_index.close)
         await asyncio.to_thread(loaded.vectors.close)
         if loaded.service is not None:
             with suppress(ValueError):  # `adopt` has not come so far
                 self._conversations.remove(loaded.service.conversations)
-            await asyncio.to_thread(loaded.service.close)
+            await asyncio.to_thread(loaded.service.close, why, keeps_vocabulary=keeps_vocabulary)
 
     def _open_beside(self, entry: ModelEntry) -> Loaded:
         """Load a model beside the embedder and the reranker, fitted to what they leave free; if that fails, alone."""
@@ -412,14 +433,35 @@ class Models:
         if self._last is not None and self._last.loaded and self._last.loaded.service and not self._waiting:
             self._last.loaded.service.engine.sleep.bring()
 
-    @staticmethod
-    def _check_unchanged(entry: ModelEntry, loaded: Loaded) -> None:
-        """Refuse, while the loaded model stays, a model whose file is not as it was. Raises RequestError 503."""
+    async def _look_at_files(self, entry: ModelEntry, loaded: Loaded) -> None:
+        """Look whether a model that comes back is the one that left, while the one in memory stays. Raises RequestError 503."""
         try:
-            check_unchanged(loaded.vectors.model.weights.stamps)
+            await asyncio.to_thread(loaded.vectors.model.weights.check)
+        except ChangedFile:
+            if entry.loaded is loaded and not (entry.is_placed or self._closed):
+                self._replace(entry, loaded)
         except ModelError as error:
-            entry.value, entry.failure = "failed", str(error)
+            if not entry.is_placed:
+                entry.value, entry.failure = "failed", str(error)
             raise _not_loaded(entry) from None
+        else:
+            if entry.value == "failed":
+                entry.value, entry.failure = "unloaded", ""
+        finally:
+            entry.checking = None
+
+    def _replace(self, entry: ModelEntry, loaded: Loaded) -> None:
+        """Forget a model whose file holds another one now, with its cache. What waits for it ends with an error."""
+        logger.info("%s is another model by now: it is loaded anew", entry.name)
+        entry.loaded, entry.opening, entry.value, entry.failure = None, None, "unloaded", ""
+        if self._last is entry:
+            self._last = None
+        if entry is self.first:
+            self.lose_documents()
+        why = f"the file of {entry.name} has changed: ask again"
+        entry.closing = asyncio.get_running_loop().create_task(self._free(loaded, why, keeps_vocabulary=True))
+        self._tasks.add(entry.closing)
+        entry.closing.add_done_callback(self._tasks.discard)
 
     def _check(self, entry: ModelEntry) -> None:
         """Refuse at once, while the loaded model stays, what cannot be loaded. Raises RequestError 503."""

@@ -263,8 +263,9 @@ class Service:
         self.open.pop(generation, None)
         self.idle.resume()
 
-    def close(self) -> None:
-        self.engine.stop()
+    def close(self, why: str = "the server is shutting down", *, keeps_vocabulary: bool = False) -> None:
+        """End what is open, and free all. keeps_vocabulary: of a model that leaves while routes are served, which may read it."""
+        self.engine.stop(why)
         self.view.close()
         self.builder.close()
         self.grammars.close()
@@ -274,7 +275,8 @@ class Service:
         if self.engine.draft_model is not None:
             self.engine.draft_model.close()
         self.context.close()
-        self.model.close()
+        if not keeps_vocabulary:
+            self.model.close()
 
     # ---- limits and properties -------------------------------------------------------------------------------------
 

@@ -424,6 +424,76 @@ def test_a_turn_ends_whatever_is_asked_that_computes_nothing(files, model_turn):
         assert [other.result(DEADLINE) for other in others] == [None, None]
 
 
+@pytest.fixture
+def own(files, tmp_path):
+    """Files of this test alone, and the answers of their models."""
+    copies = [Path(shutil.copy(file, tmp_path / file.name)) for file in files[:3]]
+    with sharing(copies) as up:
+        return copies, {name: text(up.chat(QUESTION, model=name)) for name in "abc"}
+
+
+def put_again(file):
+    shutil.copy(file, file.with_suffix(".new")).replace(file)
+
+
+@pytest.mark.parametrize("act", [Path.touch, put_again])
+def test_a_file_that_was_touched_is_the_same_model_with_its_kv(own, act):
+    (a, b, _), known = own
+    with sharing([a, b]) as up:
+        for name in "ab":
+            up.chat(QUESTION, model=name)
+        for name, file in (("a", a), ("b", b)):
+            act(file)
+            again = up.chat(QUESTION, model=name)
+            assert text(again) == known[name] and again["slotcache"]["source"] == "host"
+            assert up.http.get("/health").json()["models"] == {"a": "unloaded", "b": "unloaded"} | {name: "loaded"}
+
+
+@pytest.mark.parametrize("name", ["a", "b"])
+def test_another_file_is_another_model_and_finds_none_of_the_old_kv(own, name, tmp_path):
+    (a, b, c), known = own
+    file, other = {"a": (a, "b"), "b": (b, "a")}[name]
+    with sharing([a, b], cache_dir=str(tmp_path / "kv"), conversations=5) as up:
+        for one in (name, other):
+            up.chat(QUESTION, model=one, conversation="x")
+        old = models_of(up).entries[name].loaded
+        shutil.copy(c, file.with_suffix(".new")).replace(file)
+        with ThreadPoolExecutor(4) as pool:  # at once, as clients ask
+            answers = list(pool.map(lambda _: up.chat(QUESTION, model=name, cache_prompt=False), range(4)))
+        assert {text(one) for one in answers} == {known["c"]} != {known[name]}
+        assert [cached(up.chat(QUESTION, model=name)) > 0 for _ in range(2)] == [False, True]
+        assert models_of(up).entries[name].loaded is not old and up.http.get("/slots").status_code == 200
+        assert up.http.get(f"/v1/conversations/x?model={name}").status_code == 404
+        assert text(up.chat(QUESTION, model=other)) == known[other]
+        assert up.http.get("/health").json()["models"] == {name: "unloaded", other: "loaded"}
+
+
+@pytest.mark.parametrize("name", ["a", "b"])
+def test_a_file_that_is_away_or_half_copied_fails_alone_and_is_tried_again(own, name):
+    (a, b, c), known = own
+    file, other = {"a": (a, "b"), "b": (b, "a")}[name]
+    body = {"model": name, "prompt": "Hello", "n_predict": 2}
+    with sharing([a, b]) as up:
+        for one in (name, other):
+            up.chat(QUESTION, model=one)
+        away = file.rename(file.with_suffix(".away"))
+        for _ in range(2):
+            answer = up.http.post("/completion", json=body)
+            assert answer.status_code == 503 and "cannot read" in answer.text
+            assert up.http.get("/health").json()["models"] == {name: "failed", other: "loaded"}
+        away.rename(file)
+        back = up.chat(QUESTION, model=name)
+        assert text(back) == known[name] and cached(back) > 0
+        up.chat(QUESTION, model=other)
+        file.write_bytes(c.read_bytes()[:5000])
+        for _ in range(2):
+            assert up.http.post("/completion", json=body).status_code == 503
+            assert up.http.get("/health").json()["models"][name] == "failed"
+            assert text(up.chat(QUESTION, model=other)) == known[other]
+        file.write_bytes(c.read_bytes())
+        assert text(up.chat(QUESTION, model=name)) == known["c"]
+
+
 def test_a_client_that_leaves_during_a_load_cancels_nothing_of_others(files):
     with sharing(files[:2]) as up, ThreadPoolExecutor(2) as pool:
         up.chat(QUESTION, model="b")
