@@ -153,6 +153,16 @@ class AppState:
         return self.vectors
 
     @property
+    def away(self) -> str:
+        """Why the model that is served could not come back when a request asked for it, nor any of several; else empty."""
+        if self.models is not None:
+            return self.models.failure
+        if self.service is not None:
+            return self.service.engine.sleep.failure
+        failures = [worker.failure for worker in self.vectors.workers] if self.vectors else []
+        return next((failure for failure in failures if failure), "")
+
+    @property
     def hanging(self) -> float:
         """For how many seconds a step has run that should have ended long ago; else 0."""
         return max((service.engine.watchdog.hanging for service in self.services), default=0.0)

@@ -313,6 +313,8 @@ async def health(request: Request) -> Response:
     state.loaded()
     if seconds := state.hanging:
         raise RequestError(f"a step hangs: it has taken {seconds:.0f} s so far", status=503, code="step_hangs")
+    if reason := state.away:
+        raise RequestError(f"no model can be loaded: {reason}", status=503, code="loading_failed")
     return JsonReply({"status": "ok"} | (state.models.shown() if state.models else {}))
 
 

@@ -139,6 +139,7 @@ class Sleep:
         self.is_awake, self._is_wanted = True, False
         self.last_use = perf_counter()
         self.num_wakes = 0
+        self.failure = ""  # why the last load failed, until one does not
         self._usual = self._seconds = seconds or inf
         self._runner, self._inbox, self._on_wake, self._draft_model = runner, inbox, on_wake, draft_model
         self._load: Thread | None = None  # until its end is noted
@@ -314,6 +315,7 @@ class Sleep:
         self._load = None
         self._is_wanted, self.is_awake = False, error is None
         self.last_use = self._loaded_at = perf_counter()
+        self.failure = reason_of(error) if error else ""
         if error:
             sleep_logger.error("cannot wake up: %s", reason_of(error))
         else:

@@ -86,6 +86,7 @@ class VectorQueue:
         self._embedder, self._is_busy = embedder, is_busy
         self._usual = self._seconds = sleep_after or inf
         self.computed = Computed()
+        self.failure = ""  # why the embedder could not come back, until it has
         self._lock = Lock()
         self._jobs: deque[VectorJob] = deque()
         self._in_gaps: deque[VectorJob] = deque()
@@ -157,6 +158,7 @@ class VectorQueue:
         if not self._embedder.is_open:
             began = perf_counter()
             self._embedder.open()
+            self.failure = ""
             self.computed += Computed(loads=1)
             logger.info("%s is back in memory after %.1f s", self._embedder.model.path.name, perf_counter() - began)
 
@@ -169,6 +171,7 @@ class VectorQueue:
                 vectors = self._embedder.vectors([text for _, text in batch], threads=1 if self._is_busy() else 0)
                 self._computes = False
             except ModelError as error:
+                self.failure = str(error)
                 self._drop(batch, not_loaded(error))
                 continue
             except Exception:
@@ -306,6 +309,11 @@ class EmbeddingWorker:
     def is_asleep(self) -> bool:
         """Whether the model has left memory and no request wants it back."""
         return not (self.num_open or self.embedder.is_open)
+
+    @property
+    def failure(self) -> str:
+        """Why the model could not come back when a text asked for it; empty: it could."""
+        return self._queue.failure
 
     async def compute(self, texts: Sequence[np.ndarray]) -> list[np.ndarray]:
         """Return the vectors of texts, int32 each. Cancelling it drops the texts. Raises RequestError: the queue is full."""

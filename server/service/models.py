@@ -188,6 +188,12 @@ class Models:
         """Return the embedder or the reranker of this name; None: there is no such one."""
         return self.beside.get((name or "").removesuffix(LATEST))
 
+    @property
+    def failure(self) -> str:
+        """Why no model can answer; empty: some can."""
+        entries = self.entries.values()
+        return self.first.failure if all(entry.value == "failed" for entry in entries) else ""
+
     def opened(self) -> list[Loaded]:
         """Return what serves the models that were loaded so far."""
         return [entry.loaded for entry in self.entries.values() if entry.loaded is not None]
@@ -478,13 +484,19 @@ class Models:
     def shown(self) -> dict[str, object]:
         """Return the models and their status, by name, and those that stand beside them."""
         told: dict[str, object] = {"models": {entry.name: entry.value for entry in self.entries.values()}}
+        failures = {entry.name: entry.failure for entry in self.entries.values() if entry.value == "failed"}
+        failures |= {name: worker.failure for name, worker in self.beside.items() if worker.failure}
+        told |= {"failed": failures} if failures else {}
         beside = {name: _status(worker) for name, worker in self.beside.items()}
         return told | {"beside": beside} if beside else told
 
     def status_beside(self, name: object) -> dict[str, object]:
         """Return the status of an embedder or a reranker in the words of llama-server's router."""
-        worker = self.beside.get(str(name))
-        return {} if worker is None else {"path": str(worker.embedder.model.path), "status": {"value": _status(worker)}}
+        if (worker := self.beside.get(str(name))) is None:
+            return {}
+        told: dict[str, object] = {"value": LISTED[_status(worker)]}
+        told |= {"failed": True, "reason": worker.failure} if worker.failure else {}
+        return {"path": str(worker.embedder.model.path), "status": told}
 
     @staticmethod
     def listed(entry: ModelEntry, started: int) -> dict[str, object]:
@@ -500,6 +512,8 @@ class Models:
 
 
 def _status(worker: EmbeddingWorker) -> str:
+    if worker.failure:
+        return "failed"
     return "loaded" if worker.embedder.is_open else "unloaded" if worker.is_asleep else "loading"
 
 

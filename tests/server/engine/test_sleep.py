@@ -279,9 +279,11 @@ def test_a_load_that_fails_is_an_error_and_the_next_request_tries_again(file, st
         for _ in range(2):
             answer = up.http.post("/v1/chat/completions", json=body)
             assert (stream or answer.status_code == 503) and "loading_failed" in answer.text and str(file) in answer.text
-            assert up.http.get("/health").status_code == 200 and is_sleeping(up)
+            health = up.http.get("/health")
+            assert health.status_code == 503 and str(file) in health.json()["error"]["message"] and is_sleeping(up)
         away.rename(file.parent)
         answer = up.chat(QUESTION)
+        assert up.http.get("/health").json() == {"status": "ok"}
         assert text(answer) == expected and cached(answer) > 0
 
 
@@ -439,6 +441,7 @@ def test_vectors_have_a_sleep_of_their_own(file, tmp_path):
         away = file.parent.rename(file.parent.with_name("away"))
         failed = up.http.post("/v1/embeddings", json={"input": "a text"})
         assert failed.status_code == 503 and failed.json()["error"]["code"] == "loading_failed"
+        assert up.http.get("/health").status_code == 200, "chats are answered"
         away.rename(file.parent)
         assert vector() == expected
 

@@ -249,7 +249,8 @@ def test_a_model_that_can_neither_stay_nor_come_back_is_tried_once(files):
         go.set()
         assert up.http.post("/completion", json={"model": "b", "prompt": "Hello"}).status_code == 503
         until(lambda: models_of(up).entries["a"].value == "failed")
-        assert {up.http.get("/health").json()["models"]["a"] for _ in range(20)} == {"failed"} and len(tries) == 1
+        told = [up.http.get("/health") for _ in range(20)]
+        assert {one.status_code for one in told} == {503} and "no memory is left" in told[0].text and len(tries) == 1
         answer = up.http.post("/completion", json={"model": "a", "prompt": "Hello"})
         assert answer.status_code == 503 and "no memory is left" in answer.text
 
@@ -480,7 +481,8 @@ def test_a_file_that_is_away_or_half_copied_fails_alone_and_is_tried_again(own, 
         for _ in range(2):
             answer = up.http.post("/completion", json=body)
             assert answer.status_code == 503 and "cannot read" in answer.text
-            assert up.http.get("/health").json()["models"] == {name: "failed", other: "loaded"}
+            health = up.http.get("/health").json()
+            assert health["models"] == {name: "failed", other: "loaded"} and "cannot read" in health["failed"][name]
         away.rename(file)
         back = up.chat(QUESTION, model=name)
         assert text(back) == known[name] and cached(back) > 0
@@ -492,6 +494,38 @@ def test_a_file_that_is_away_or_half_copied_fails_alone_and_is_tried_again(own, 
             assert text(up.chat(QUESTION, model=other)) == known[other]
         file.write_bytes(c.read_bytes())
         assert text(up.chat(QUESTION, model=name)) == known["c"]
+
+
+def test_a_server_none_of_whose_models_can_come_back_says_so(own):
+    (a, b, _), _ = own
+    with sharing([a, b]) as up:
+        for name in "ab":
+            up.chat(QUESTION, model=name)
+        assert up.http.post("/models/unload", json={"model": "b"}).json() == {"success": True}
+        until(lambda: status(up) == {"a": "unloaded", "b": "unloaded"})
+        away = a.parent.rename(a.parent.with_name("away"))
+        for name in "ab":
+            assert up.http.get("/health").status_code == 200, "some may be loaded, as far as is known"
+            assert up.http.post("/completion", json={"model": name, "prompt": "Hello"}).status_code == 503
+        health = up.http.get("/health")
+        assert health.status_code == 503 and "cannot read" in health.json()["error"]["message"]
+        away.rename(a.parent)
+        assert up.chat(QUESTION, model="b")["model"] == "b" and up.http.get("/health").json()["models"]["b"] == "loaded"
+
+
+def test_an_embedder_beside_whose_file_is_another_one_is_refused_and_shown_so(files, tmp_path):
+    bert(embedder := tmp_path / "e.gguf")
+    with sharing(files[:2], embedding_model=str(embedder)) as up:
+        held = embedder.read_bytes()
+        for content, value in ((held, "loaded"), (held[:-1] + bytes([held[-1] ^ 1]), "failed"), (held, "loaded")):
+            assert up.http.post("/models/unload", json={"model": "e"}).status_code in (200, 400)
+            until(lambda: not up.vectors.workers[0].embedder.is_open)
+            embedder.write_bytes(content)
+            answer = up.http.post("/v1/embeddings", json={"input": "x", "model": "e"})
+            assert answer.status_code == (200 if value == "loaded" else 503)
+            health = up.http.get("/health").json()
+            assert health["beside"] == {"e": value} and ("e" in health.get("failed", {})) == (value == "failed")
+            assert status(up)["e"] == ("loaded" if value == "loaded" else "unloaded")
 
 
 def test_a_client_that_leaves_during_a_load_cancels_nothing_of_others(files):
