@@ -79,8 +79,8 @@ class Weights:
 
     may_unload: they are freed when the last context leaves, and loaded again when one enters. head: the model's metadata and
     vocabulary, which stay; such weights have no other vocabulary, whose making takes most of a small model's load.
-    files: those of the model, and `known` those of its adapters, too: what they hold must not change. on_load: called behind each later load, to make again what was freed with them; may raise
-    ModelError.
+    files: those of the model, and `known` those of its adapters, too: what they hold must not change. on_load: called
+    behind each later load, to make again what was freed with them; may raise ModelError.
     """
 
     def __init__(self, path: Path, params: llama.llama_model_params, *, may_unload: bool) -> None:

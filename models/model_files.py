@@ -62,8 +62,8 @@ def stamp(path: Path) -> Stamp:
 class KnownFiles:
     """The files of a model or of an adapter, as they were loaded. stamps: of each.
 
-    A copy, a backup or `touch` leaves the same bytes with other stamps: such files are read, and are the same ones. Where the
-    digest was never asked for, they are not known again.
+    A copy, a backup or `touch` leaves the same bytes with other stamps: such files are read, and are the same ones. Where
+    the digest was never asked for, they are not known again.
     """
 
     def __init__(self, files: Iterable[Path]) -> None:
@@ -71,11 +71,11 @@ class KnownFiles:
         self._digest = ""
 
     def digest(self) -> str:
-        """Return their digest. Slow for files that were not read before. Raises ModelError: one changed since it was loaded."""
+        """Return their digest. Slow for files that were not read before. Raises ChangedFile: since they were loaded."""
         if not self._digest:
             found = digest(self.stamps)
             if self._stamps_now() != self.stamps:
-                raise ChangedFile(f"{next(iter(self.stamps))} changed since it was loaded: start again")
+                raise ChangedFile(f"{next(iter(self.stamps))} changed since it was loaded")
             self._digest = found
         return self._digest
 
@@ -84,7 +84,7 @@ class KnownFiles:
         stamps = self._stamps_now()
         if stamps != self.stamps:
             if digest(stamps) != self._digest:
-                raise ChangedFile(f"{next(iter(stamps))} changed since it was loaded: start again")
+                raise ChangedFile(f"{next(iter(stamps))} changed since it was loaded")
             self.stamps = stamps
 
     def _stamps_now(self) -> dict[Path, Stamp]:

@@ -20,7 +20,7 @@ import uvicorn
 from ..models.demo import FILE as DEMO_MODEL
 from ..models.demo.corpus import Corpus
 from ..models.errors import ModelError
-from ..models.model import check_file
+from ..models.model import Model, check_file
 from ..models.model_files import PACKAGED, fetch_hub, fetch_packaged
 from ..slots.tier import FolderError
 from . import load, stored_batches
@@ -47,6 +47,7 @@ class Server(ListeningServer):
     def __init__(self, config: uvicorn.Config, state: AppState) -> None:
         super().__init__(config, most_connections())
         self._state = state
+        self.reload: asyncio.Task[None] | None = None  # since the file holds another model
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         if self._state.models is not None:
@@ -161,6 +162,8 @@ async def run(server: Server, state: AppState, path: Path, when_ready: Ready | N
         load.add_done_callback(lambda done: _tell_ready(done, when_ready))
     await server.serve()
     await load
+    if server.reload is not None:
+        await server.reload
     if state.models is not None:
         state.models.close()
         await state.models.settled()
@@ -191,7 +194,7 @@ async def _load(state: AppState, path: Path, server: Server) -> str:
         loaded = await asyncio.to_thread(load.load_all, state.settings, path, progress)
         if state.models is not None:
             share_device(state, state.models, loaded, time.perf_counter() - began, server)
-        start(state, loaded, lambda: setattr(server, "should_exit", True))
+        _start(state, path, server, loaded)
     except BaseException as error:
         if server.should_exit and isinstance(error, ModelError):
             logger.info("stopped before the model was loaded")
@@ -202,6 +205,48 @@ async def _load(state: AppState, path: Path, server: Server) -> str:
     addresses = [f"http://{name}:{state.settings.port}" for name in hosts]
     logger.info("ready on %s after %.1f s", ", ".join(addresses), time.perf_counter() - began)
     return addresses[0]
+
+
+def _start(state: AppState, path: Path, server: Server, loaded: load.Loaded) -> None:
+    """Start what was loaded; of one model alone, which may sleep, its file is loaded anew where it holds another one by then."""
+
+    def reload() -> None:
+        if server.reload is None or server.reload.done():
+            server.reload = asyncio.get_running_loop().create_task(_load_anew(state, path, server))
+
+    start(state, loaded, lambda: setattr(server, "should_exit", True))
+    if loaded.service is not None:
+        loaded.service.engine.on_changed = reload
+
+
+async def _load_anew(state: AppState, path: Path, server: Server) -> None:
+    """Serve the model that the file holds now, and nothing of the cache of the one before.
+
+    Until then the server says that it loads, as at its start; a model that cannot be served ends it, too. A file that is no
+    whole model, since it is still copied, say, is left alone until the next request.
+    """
+    if state.vectors is None or server.should_exit:
+        return
+    loaded = load.Loaded(state.service, state.vectors, state.folder_index)
+    try:
+        await asyncio.to_thread(lambda: Model(path, vocab_only=True).close())
+    except ModelError as error:
+        logger.error("%s", error)
+        return
+    logger.info("%s is another model by now: it is loaded anew", path)
+    state.service = state.vectors = state.folder_index = None
+    await loaded.close(f"{path.name} has changed: ask again", keeps_vocabulary=True)
+    try:
+        _start(
+            state,
+            path,
+            server,
+            await asyncio.to_thread(load.load_all, state.settings, path, lambda share: not server.should_exit),
+        )
+    except BaseException:
+        if not server.should_exit:
+            server.should_exit = True
+            raise
 
 
 def share_device(state: AppState, models: Models, first: load.Loaded, seconds: float, server: Server) -> None:

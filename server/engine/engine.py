@@ -22,7 +22,7 @@ from time import perf_counter
 from typing import TypeVar
 
 from ...models.draft_model import DraftModel
-from ...models.errors import Interrupted, ModelError, NoRoom
+from ...models.errors import ChangedFile, Interrupted, ModelError, NoRoom
 from ...models.runner import NO_SAMPLERS, Runner
 from ...models.sampling import Sampler
 from ...slots.lower_tiers import Fetches, LowerTier, WriteBehind
@@ -124,8 +124,9 @@ class Sleep:
     """Belongs to the engine's thread, but for what any thread may call. A load has a thread of its own: acts run meanwhile.
 
     seconds: without a step until sleep; 0: never. on_wake: called in the engine's thread behind a load; with its error, if
-    it failed. is_awake: whether steps can be computed. last_use: when one ended, or a request came. A model that is only asked
-    what its vocabulary and its cache tell, which stay, needs no device: it neither gets nor keeps one that others share.
+    it failed. is_awake: whether steps can be computed. last_use: when one ended, or a request came. A model that is only
+    asked what its vocabulary and its cache tell, which stay, needs no device: it neither gets nor keeps one that others
+    share.
     """
 
     def __init__(
@@ -433,6 +434,7 @@ class Engine:
         self._checks, self._stopping = checks, False
         self._failed_idle = False  # the last failure was no request's, and no step has been computed since
         self._on_failure: Callable[[], None] = lambda: None
+        self.on_changed: Callable[[], None] = lambda: None  # in the event loop: the file is not what was loaded of it
         self._thread = Thread(target=self._live, name="engine", daemon=True)
 
     # ---- from other threads ----------------------------------------------------------------------------------------
@@ -667,6 +669,8 @@ class Engine:
         """Let what waits fail without the model; the next request tries again. What a warm-up learns is known by now."""
         if error is not None:
             self.generations.fail(list(self.scheduler.waiting), not_loaded(error))
+        if isinstance(error, ChangedFile) and self.sleep.device is None:
+            self.outbox.call(self.on_changed)
 
     # ---- ends ------------------------------------------------------------------------------------------------------
 

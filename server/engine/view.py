@@ -430,7 +430,7 @@ class View:
         await self._ask(lambda: [pins.unpin(scope, text) for text in generation.job.layout.texts])
 
     def retire(self, session: str, branches: Sequence[tuple[Scope, np.ndarray]]) -> Future[int]:
-        """Let what only these prompts (int32) of a session have leave the cache first; the result is how many tokens that are."""
+        """Let what only a session's prompts (int32) have leave the cache first; the result is how many tokens that are."""
         index, counters = self._scheduler.index, self._scheduler.counters
 
         def retire_all() -> int:

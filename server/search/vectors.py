@@ -22,7 +22,7 @@ from typing import Literal, Self
 import numpy as np
 
 from ...models.embedding import EmbedderSettings, EmbeddingModel, Pairing
-from ...models.errors import ModelError
+from ...models.errors import ChangedFile, ModelError
 from ...models.hardware import fast_cores
 from ...models.model import Model
 from ...models.model_files import digest, files_of
@@ -171,8 +171,8 @@ class VectorQueue:
                 vectors = self._embedder.vectors([text for _, text in batch], threads=1 if self._is_busy() else 0)
                 self._computes = False
             except ModelError as error:
-                self.failure = str(error)
-                self._drop(batch, not_loaded(error))
+                self.failure = f"{error}: start again" if isinstance(error, ChangedFile) else str(error)
+                self._drop(batch, not_loaded(ModelError(self.failure)))
                 continue
             except Exception:
                 logger.exception("texts could not be computed")

@@ -55,6 +55,18 @@ class Loaded:
     vectors: Vectors
     folder_index: FolderIndex | None
 
+    async def close(self, why: str, *, keeps_vocabulary: bool) -> None:
+        """Free all while the server goes on; why: for what still waits for it. keeps_vocabulary: as in `Service.close`."""
+        if self.service is not None:
+            self.service.idle.stop()
+            await asyncio.to_thread(self.service.engine.stop, why)
+        if self.folder_index is not None:
+            await asyncio.to_thread(self.folder_index.watcher.stop)
+            await asyncio.to_thread(self.folder_index.close)
+        await asyncio.to_thread(self.vectors.close)
+        if self.service is not None:
+            await asyncio.to_thread(self.service.close, why, keeps_vocabulary=keeps_vocabulary)
+
 
 @dataclass(slots=True, eq=False)
 class ModelEntry:
@@ -399,20 +411,15 @@ class Models:
         entry.loaded, entry.value = None, "loading"
         await self._free(loaded)
 
-    async def _free(self, loaded: Loaded, why: str = "the server is shutting down", *, keeps_vocabulary: bool = False) -> None:
-        """Free what was loaded of a model; why: for what still waits for it. keeps_vocabulary: as in `Service.close`."""
+    async def _free(
+        self, loaded: Loaded, why: str = "the server is shutting down", *, keeps_vocabulary: bool = False
+    ) -> None:
+        """Free what was loaded of a model, which is not among the others any more: see `Loaded.close`."""
         self._share_host()
-        if loaded.service is not None:
-            loaded.service.idle.stop()
-            await asyncio.to_thread(loaded.service.engine.stop, why)
-        if loaded.folder_index is not None:
-            await asyncio.to_thread(loaded.folder_index.watcher.stop)
-            await asyncio.to_thread(loaded.folder_index.close)
-        await asyncio.to_thread(loaded.vectors.close)
         if loaded.service is not None:
             with suppress(ValueError):  # `adopt` has not come so far
                 self._conversations.remove(loaded.service.conversations)
-            await asyncio.to_thread(loaded.service.close, why, keeps_vocabulary=keeps_vocabulary)
+        await loaded.close(why, keeps_vocabulary=keeps_vocabulary)
 
     def _open_beside(self, entry: ModelEntry) -> Loaded:
         """Load a model beside the embedder and the reranker, fitted to what they leave free; if that fails, alone."""

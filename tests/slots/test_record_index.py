@@ -150,7 +150,8 @@ def test_what_a_file_says_of_the_worth_of_records_is_bounded(priority, clock):
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"token_cost": math.nan}, {"token_cost": math.inf}, {"token_cost": -1.0}, {"frequency": -1}, {"frequency": 1 << 60}]
+    "wrong",
+    [{"token_cost": math.nan}, {"token_cost": math.inf}, {"token_cost": -1.0}, {"frequency": -1}, {"frequency": 1 << 60}],
 )
 def test_a_file_with_a_worth_that_is_none_is_a_value_error(wrong):
     index = RecordIndex()

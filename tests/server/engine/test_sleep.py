@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import numpy as np
 import pytest
-from slotcache.bench.random_models import SHAPES
+from slotcache.bench.random_models import SHAPES, generate
 from slotcache.models import llama
 from slotcache.server.engine import engine as engines
 from slotcache.server.search import vectors
@@ -285,6 +285,55 @@ def test_a_load_that_fails_is_an_error_and_the_next_request_tries_again(file, st
         answer = up.chat(QUESTION)
         assert up.http.get("/health").json() == {"status": "ok"}
         assert text(answer) == expected and cached(answer) > 0
+
+
+def test_a_file_that_holds_another_model_is_loaded_and_finds_none_of_the_old_kv(file, tmp_path):
+    other = generate(tmp_path / "other.gguf", SHAPES["tiny"], seed=7)
+    cache = str(tmp_path / "cache")
+    with dozing(other) as up:
+        expected = text(up.chat(QUESTION))
+
+    def asked():
+        answer = up.http.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": QUESTION}]})
+        return answer.json() if answer.status_code == 200 else None
+
+    with dozing(file, cache_dir=cache, seed=1) as up:
+        assert text(up.chat(QUESTION)) != expected
+        old = up.service
+        doze(up)
+        file.write_bytes(other.read_bytes()[:5000])  # it is still copied
+        assert asked() is None and up.http.get("/health").status_code == 503
+        file.write_bytes(other.read_bytes())
+        first = up.http.post("/completion", json={"prompt": "Hello", "n_predict": 2})
+        assert first.status_code == 503 and "changed since it was loaded" in first.text
+        until(lambda: up.http.get("/health").status_code == 200)
+        found = [up.chat(QUESTION) for _ in range(2)]
+        assert list(map(text, found)) == [expected] * 2 and cached(found[0]) == 0 < cached(found[1])
+        assert not old.engine._thread.is_alive()
+
+
+def test_a_model_that_cannot_be_loaded_anew_ends_the_server(tiny, tmp_path):
+    """As one that cannot be served ends it at the start: whoever started it learns so."""
+    file = Path(shutil.copy(tiny, tmp_path / "own.gguf"))
+    url = f"http://127.0.0.1:{(port := free_port())}"
+    arguments = ("serve", "-m", file, "--port", port, "-c", 1024, "-t", 1, "--sleep-idle-seconds", 1)
+    with subprocess.Popen(command(*arguments), stderr=subprocess.PIPE, text=True) as process:
+        try:
+
+            def sleeps():
+                assert process.poll() is None
+                try:
+                    return httpx.get(f"{url}/props", timeout=DEADLINE).json().get("is_sleeping")
+                except httpx.TransportError:
+                    return False
+
+            until(sleeps, 60)
+            bert(file)  # it generates no text
+            assert httpx.post(f"{url}/completion", json={"prompt": "Hello"}, timeout=DEADLINE).status_code == 503
+            _, log = process.communicate(timeout=DEADLINE)
+        finally:
+            process.kill()
+    assert process.returncode == 2 and "not a text generation model" in log and "Traceback" not in log
 
 
 @pytest.mark.parametrize("name", ["own", "draft", "adapter"])

@@ -373,7 +373,10 @@ NO_DEVICE = [
     ("POST", "/v1/responses/input_tokens", {"input": "Hello"}),
     ("POST", "/v1/documents/order", {"documents": [{"id": "a", "text": "Some text."}]}),
     ("POST", "/api/show", {}),
-    *(("GET", path, None) for path in ("/props", "/slots", "/metrics", "/lora-adapters", "/v1/cache", "/api/ps", "/v1/models/b")),
+    *(
+        ("GET", path, None)
+        for path in ("/props", "/slots", "/metrics", "/lora-adapters", "/v1/cache", "/api/ps", "/v1/models/b")
+    ),
     ("DELETE", "/v1/cache", None),
     ("DELETE", "/v1/speculate", None),
 ]
