@@ -208,7 +208,7 @@ async def _load(state: AppState, path: Path, server: Server) -> str:
 
 
 def _start(state: AppState, path: Path, server: Server, loaded: load.Loaded) -> None:
-    """Start what was loaded; of one model alone, which may sleep, its file is loaded anew where it holds another one by then."""
+    """Start what was loaded. One model alone, which may sleep, is loaded anew where its file holds another one by then."""
 
     def reload() -> None:
         if server.reload is None or server.reload.done():
@@ -237,12 +237,8 @@ async def _load_anew(state: AppState, path: Path, server: Server) -> None:
     state.service = state.vectors = state.folder_index = None
     await loaded.close(f"{path.name} has changed: ask again", keeps_vocabulary=True)
     try:
-        _start(
-            state,
-            path,
-            server,
-            await asyncio.to_thread(load.load_all, state.settings, path, lambda share: not server.should_exit),
-        )
+        again = await asyncio.to_thread(load.load_all, state.settings, path, lambda share: not server.should_exit)
+        _start(state, path, server, again)
     except BaseException:
         if not server.should_exit:
             server.should_exit = True

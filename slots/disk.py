@@ -105,7 +105,7 @@ def names(folder: Path) -> set[str]:
 
 
 def stock(folder: Path) -> dict[str, tuple[int, int]]:
-    """Return the names of the records in a folder with their sizes and the times of their last use (ns), now at the latest."""
+    """Return the names of a folder's records with their sizes and the times of their last use, ns: none in the future."""
     found: dict[str, tuple[int, int]] = {}
     now = time.time_ns()
     with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:

@@ -4,9 +4,9 @@
     slotcache-kv.json    last, the manifest: which model, which build, how many
 
 An archive is read as if an enemy had made it: each member is a plain file with a name that an export gives, its size is that
-of its record, and all records are read once, to their last byte, before one is kept. How often a record was used elsewhere does
-not count: it is worth one use here. Whoever makes an archive chooses the KV in it all the same, as whoever makes a model chooses
-its weights.
+of its record, and all records are read once, to their last byte, before one is kept. How often a record was used elsewhere
+does not count: it is worth one use here. Whoever makes an archive chooses the KV in it all the same, as whoever makes a
+model chooses its weights.
 """
 
 from __future__ import annotations

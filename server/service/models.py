@@ -72,7 +72,7 @@ class Loaded:
 class ModelEntry:
     """A model by its name. loaded: once it was loaded for the first time. opening: done when that is so, or has failed.
 
-    checking: the look at its files before it comes back. closing: what was loaded of a file in whose place another one is now.
+    checking: the look at its files before it comes back. closing: the end of what its file held before.
     value: unloaded, loading, loaded or failed. failure: why. stamps: of the files that failed. num_turns: that it has had.
     num_bytes: of its weights and its cells, once it was loaded.
     """
@@ -447,7 +447,7 @@ class Models:
             self._last.loaded.service.engine.sleep.bring()
 
     async def _look_at_files(self, entry: ModelEntry, loaded: Loaded) -> None:
-        """Look whether a model that comes back is the one that left, while the one in memory stays. Raises RequestError 503."""
+        """Look whether a model that comes back is the one that left. Raises RequestError 503."""
         try:
             await asyncio.to_thread(loaded.vectors.model.weights.check)
         except ChangedFile:

@@ -264,7 +264,7 @@ class Service:
         self.idle.resume()
 
     def close(self, why: str = "the server is shutting down", *, keeps_vocabulary: bool = False) -> None:
-        """End what is open, and free all. keeps_vocabulary: of a model that leaves while routes are served, which may read it."""
+        """End what is open, and free all. keeps_vocabulary: routes that are still served may read it."""
         self.engine.stop(why)
         self.view.close()
         self.builder.close()
