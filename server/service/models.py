@@ -374,7 +374,7 @@ class Models:
         """Load a model for the first time. Where that fails, the one that left for it comes back."""
         assert entry.opening is not None
         if entry.closing is not None:
-            await asyncio.shield(entry.closing)
+            await asyncio.wait([entry.closing])  # an error in it is in the log
         began = perf_counter()
         try:
             loaded = await asyncio.to_thread(self._open_beside, entry)
@@ -469,6 +469,8 @@ class Models:
         entry.loaded, entry.opening, entry.value, entry.failure = None, None, "unloaded", ""
         if self._last is entry:
             self._last = None
+        if entry in self._waiting:  # for requests of the old one, which end now
+            self._waiting.remove(entry)
         if entry is self.first:
             self.lose_documents()
         why = f"the file of {entry.name} has changed: ask again"

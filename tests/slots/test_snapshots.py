@@ -37,8 +37,8 @@ class Server:
         """
         prompt = Fixed(tokens, [*stops, len(tokens)], breakpoints=breakpoints)
         limit = len(forced) + 2 if forced else limit
-        scopes = {"scope": Scope.private(len(tokens)), "snapshot_scope": S}
-        request = Request(len(tokens), prompt, limit, cache=False, session=session, **scopes)
+        private = Scope.private(len(tokens))
+        request = Request(len(tokens), prompt, limit, private, cache=False, snapshot_scope=S, session=session)
         job = self.scheduler.submit(request)
         while job.num_tokens < job.num_prompt + limit:
             plan = self.scheduler.plan()
