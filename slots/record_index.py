@@ -407,7 +407,7 @@ class RecordIndex(PromptTree):
             node = _as_index(self.insert(origin, tokens, ())[len(tokens)])
             frequency, token_cost = min(one.frequency, MOST_USES), min(one.token_cost, MOST_COST)
             priority = min(max(0.0, one.priority - stored.clock), MOST_USES * MOST_COST)  # of no number: 0
-            worth = {"frequency": frequency, "token_cost": token_cost, "priority": priority}
+            worth: dict[str, Any] = {"frequency": frequency, "token_cost": token_cost, "priority": priority}
             self._enter(RecordEntry(node=node, **_kept_of(one) | worth))
             for document, at in one.documents:
                 if (begin := self._end_at(self.entries[one.key], at) if at else self.root(scope)) is not None:

@@ -390,8 +390,9 @@ def test_what_needs_no_device_does_not_take_it(files):
         models, engine = models_of(up), up.host.services[1].engine
         swaps = models.num_swaps
         for method, path, body in NO_DEVICE:
-            asked = {"json": body | {"model": "b"}} if body is not None else {"params": {"model": "b"}}
-            assert up.http.request(method, path, **asked).status_code == 200, path
+            asked = None if body is None else body | {"model": "b"}
+            params = {"model": "b"} if body is None else None
+            assert up.http.request(method, path, json=asked, params=params).status_code == 200, path
             engine.inbox.ask(lambda: None).result(DEADLINE)  # behind what would have asked for the device
             assert up.http.get("/health").json()["models"] == {"a": "loaded", "b": "unloaded"}, path
         assert models.num_swaps == swaps and not models._waiting and up.chat(QUESTION, model="a")["model"] == "a"
@@ -412,8 +413,8 @@ def test_a_turn_ends_whatever_is_asked_that_computes_nothing(files, model_turn):
     def go_on(ended):
         with httpx.Client(base_url=up.url, timeout=DEADLINE) as client:
             while not ended.is_set():
-                for path, body, status in WITHOUT_STEPS:
-                    assert client.post(path, json=body | {"model": "b"}).status_code == status, path
+                for path, body, expected in WITHOUT_STEPS:
+                    assert client.post(path, json=body | {"model": "b"}).status_code == expected, path
 
     with sharing(files[:2], model_turn=model_turn) as up, ThreadPoolExecutor(2) as pool:
         ended = threading.Event()
