@@ -101,9 +101,9 @@ class TinyModel:
         self.matrix(f"{block}.ffn_down", WIDTH, FEED_FORWARD, adds)
 
 
-def windowed(path: Path) -> Path:
+def windowed(path: Path, floats: bool = False) -> Path:
     """Cohere 2's architecture: windows of 32 in layers 0 to 2, none in layer 3."""
-    with TinyModel(path, "cohere2") as model:
+    with TinyModel(path, "cohere2", floats=floats) as model:
         model.writer.add_feed_forward_length(FEED_FORWARD)
         model.writer.add_head_count(HEADS)
         model.writer.add_head_count_kv(KV_HEADS)
@@ -142,10 +142,10 @@ def mixture(path: Path, layers: int = 6, experts: int = 16, feed_forward: int = 
     return path
 
 
-def recurrent(path: Path) -> Path:
+def recurrent(path: Path, floats: bool = False) -> Path:
     """Mamba's architecture: no attention, a state of fixed size."""
     inner, state, kernel, rank = 2 * WIDTH, 16, 4, 32
-    with TinyModel(path, "mamba") as model:
+    with TinyModel(path, "mamba", floats=floats) as model:
         model.writer.add_feed_forward_length(0)
         model.writer.add_head_count(0)
         model.writer.add_layer_norm_rms_eps(1e-5)
@@ -241,10 +241,10 @@ def delta(path: Path, heads: int = 0, floats: bool = False) -> Path:
     return path
 
 
-def mamba2(path: Path) -> Path:
+def mamba2(path: Path, floats: bool = False) -> Path:
     """Granite 4's architecture: Mamba 2 in layers 0 and 2, attention in layers 1 and 3."""
     inner, state, heads, groups, kernel = 2 * WIDTH, 32, 4, 1, 4
-    with TinyModel(path, "granitehybrid") as model:
+    with TinyModel(path, "granitehybrid", floats=floats) as model:
         model.writer.add_feed_forward_length(FEED_FORWARD)
         model.writer.add_head_count(HEADS)
         model.writer.add_head_count_kv([0, KV_HEADS, 0, KV_HEADS])
