@@ -4,7 +4,6 @@ Random weights in Q8_0 hide the errors that a random model in Q4_K_M shows, so t
 read from the folder SLOTCACHE_WEIGHTS (smollm2.gguf, gemma.gguf), with SLOTCACHE_PROMPTS prompts for each case.
 """
 
-import ctypes
 import itertools
 import os
 from contextlib import closing
@@ -15,7 +14,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from slotcache.bench.random_models import ModelShape, generate
-from slotcache.models import llama
 from slotcache.models.demo.corpus import Corpus
 from slotcache.models.model import Model
 from slotcache.slots.radix import descendants
@@ -23,8 +21,8 @@ from slotcache.slots.record import encode, read
 from slotcache.slots.reuse import Source
 from slotcache.slots.scope import Scope
 from slotcache.slots.tier import Provenance
-from support import more_llama
 from support.lab import Lab
+from support.more_llama import quantised
 
 NUM_PROMPTS = int(os.environ.get("SLOTCACHE_PROMPTS", "3"))
 WEIGHTS = os.environ.get("SLOTCACHE_WEIGHTS")
@@ -99,17 +97,6 @@ def readings(model: Model) -> list[Reading]:
         ]
         found.append(Reading([model.tokenize(text, special=True, begin=at == 0) for at, text in enumerate(texts)]))
     return found
-
-
-def quantised(source: Path, target: Path) -> Path:
-    """`source` in Q4_K_M, made by llama.cpp."""
-    if not more_llama.CAN_QUANTISE:
-        pytest.skip(f"{llama.LIBRARY} has no function that quantises")
-    llama.capture()
-    params = more_llama.llama_model_quantize_default_params()
-    params.ftype, params.nthread, params.allow_requantize = more_llama.LLAMA_FTYPE_MOSTLY_Q4_K_M, 1, True
-    assert more_llama.llama_model_quantize(str(source).encode(), str(target).encode(), ctypes.addressof(params)) == 0
-    return target
 
 
 def real(name: str) -> Path:

@@ -7,7 +7,7 @@ What is compared, and when two answers differ
 - Both run on the CPU, with `-fa off`, so weights are not repacked, and choose the most probable token.
 - `alone`: weights as they are served (Q8_0), one request at a time, a host tier, no idle work, and no prompt goes on from
   KV that was computed token by token. docs/exactness.md promises bits: all rows of logits have to be equal to the bit.
-  A prompt that shares more with an earlier one than that one's own prompt, by chance, is compared as the others are.
+  A prompt that has, by chance, KV of an earlier answer is not compared.
 - Otherwise: requests at the same time, `n`, answers in histories, pauses, idle work. KV is then rounded otherwise, and with
   quantised weights a last bit becomes the next of 255 steps. So weights are float32, which leaves a rounding of
   MOST_ROUNDED at most: each of the best logits has to be so near. Where another token was chosen, both have to be as near in
@@ -123,6 +123,8 @@ class Judge:
             most, is_prefill = self._take(one)
             if one.cached > most and not one.is_moved:
                 yield f"{one.cached} tokens are cached, of which {most} were ever computed", one
+            if one.answer and one.prompt and one.scope != one.named and not one.scope.startswith("private "):
+                yield f"its KV is of scope {one.scope}", one
             if not one.answer or not one.tokens:
                 self.seen["without a token"] += bool(one.answer)
                 continue

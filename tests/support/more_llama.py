@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+from pathlib import Path
 from typing import Annotated
 
+import pytest
+from slotcache.models import llama
 from slotcache.models.llama import (
     bind,
     float_p,
@@ -22,7 +25,7 @@ from slotcache.models.llama import (
 )
 
 LLAMA_FLASH_ATTN_TYPE_DISABLED = 0
-LLAMA_FTYPE_MOSTLY_Q4_K_M = 15
+LLAMA_FTYPE_ALL_F32, LLAMA_FTYPE_MOSTLY_Q4_K_M = 0, 15
 
 
 class llama_logit_bias(ctypes.Structure):
@@ -60,6 +63,17 @@ if CAN_QUANTISE:
     def llama_model_quantize_default_params() -> llama_model_quantize_params: ...
     @bind
     def llama_model_quantize(fname_inp: char_p, fname_out: char_p, params: pointer, /) -> uint32_t: ...
+
+
+def quantised(source: Path, target: Path, kind: int = LLAMA_FTYPE_MOSTLY_Q4_K_M) -> Path:
+    """`source` with weights of a kind, made by llama.cpp."""
+    if not CAN_QUANTISE:
+        pytest.skip(f"{llama.LIBRARY} has no function that quantises")
+    llama.capture()
+    params = llama_model_quantize_default_params()
+    params.ftype, params.nthread, params.allow_requantize = kind, 1, True
+    assert llama_model_quantize(str(source).encode(), str(target).encode(), ctypes.addressof(params)) == 0
+    return target
 
 
 @bind

@@ -47,11 +47,11 @@ def record(file: Path) -> None:
 
     def submitted(_: Any, generations: Any, result: Any) -> None:
         for one in generations:
-            write(request=one.request.id, answer=one.id)
+            write(request=one.request.id, answer=one.id, scope=one.scope)
 
     def laid_out(job: Any, layout: Any, result: Any) -> None:
         scope = job.request.index_scope  # a private one is that of its choices, or its own
-        name = scope.text if scope.is_shared else f"{os.getpid()} {scope.text}"
+        name = scope.text if scope.is_shared else f"private {os.getpid()} {scope.text}"
         about = {"reads": job.is_reading, "moved": bool(layout.moved)}
         write(prompt=job.request.id, scope=name, tokens=layout.tokens.tolist(), **about)
 
@@ -80,13 +80,15 @@ def record(file: Path) -> None:
 
 @dataclass(slots=True, eq=False)
 class Recorded:
-    """A request as the engine knows it. answer: the id that its client gets, empty without a client. scope: of its KV.
+    """A request as the engine knows it. answer: the id that its client gets, empty without a client.
 
-    prompt: ids, with the marks of documents that are read separately. rows: by position. paused: how often.
+    named: the scope that its client asked for; scope: that of its KV. prompt: ids, with the marks of documents that are read
+    separately. rows: by position. paused: how often.
     """
 
     number: int
     answer: str = ""
+    named: str = ""
     scope: str = ""
     prompt: list[int] = field(default_factory=list)
     is_moved: bool = False
@@ -126,7 +128,7 @@ class Record:
         number = next(line[kind] for kind in ("request", "prompt", "end") if kind in line)
         one = self.requests.setdefault(number, Recorded(number))
         if "request" in line:
-            one.answer = line["answer"]
+            one.answer, one.named = line["answer"], line["scope"]
         elif "prompt" in line:
             if not line["reads"]:
                 one.prompt, one.scope, one.is_moved = line["tokens"], line["scope"], line["moved"]
