@@ -180,7 +180,10 @@ class Judge:
 
 
 class Life:
-    """One life of a cache's folder: acts of clients, each written down, done and judged. journal: what a replay needs."""
+    """One life of a cache's folder: acts of clients, each written down, done and judged. about: it, for its replay.
+
+    wrong: what was wrong with answers. Raises AssertionError where an answer has no end or a step failed.
+    """
 
     def __init__(self, folder: Path, flags: Sequence[str], judge: Judge, about: Mapping[str, Any]) -> None:
         self._folder, self._judge = folder, judge
@@ -225,11 +228,13 @@ class Life:
     def __enter__(self) -> "Life":
         return self
 
-    def __exit__(self, kind: object, *_: object) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
         with self._stack, self._journal:
-            if kind is None:
+            if error is None:
                 self._settle()
                 self._check()
+            else:
+                error.add_note(f"the life is {self._journal.name}")
 
     def _note(self, **line: Any) -> None:
         self._journal.write(json.dumps(line) + "\n")
@@ -260,10 +265,8 @@ class Life:
         """No step has failed, and no invariant of the cache was broken."""
         lines = ask(self._server, "GET", "/metrics").splitlines()
         values = dict(line.rsplit(b" ", 1) for line in lines if not line.startswith(b"#"))
-        failed = {
-            name: values.get(name) for name in (b"slotcache_failed_steps_total", b'slotcache_requests_total{end="error"}')
-        }
-        assert not any(float(value or 0) for value in failed.values()), f"{failed}\n{self._server.tail()}"
+        for name in (b"slotcache_failed_steps_total", b'slotcache_requests_total{end="error"}'):
+            assert float(values.get(name, 0)) == 0, f"{name}: {self._server.tail()}"
 
     def _ask(self, requests: Sequence[Act], kill_after: int | None = None) -> list[str | None]:
         """Send requests, all at once. kill_after: end the server once their clients have got so many events."""
@@ -284,7 +287,10 @@ class Life:
         try:
             with closing(HTTPConnection(self._server.url.removeprefix("http://"), timeout=DEADLINE)) as connection:
                 connection.request("POST", request["path"], json.dumps(request["body"]), JSON)
-                return None if request["leave"] == 0 else self._read(connection.getresponse(), request, events)
+                if request["leave"] == 0:
+                    self._judge.seen["left at once"] += 1
+                    return None
+                return self._read(connection.getresponse(), request, events)
         except (OSError, HTTPException, ValueError, AssertionError):
             if self._is_dying:
                 return None
