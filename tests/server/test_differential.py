@@ -97,6 +97,7 @@ def flags_of(rng: Random, alone: bool) -> list[str]:
     return [str(word) for pair in chosen.items() for word in pair]
 
 
+@pytest.mark.skipif(bool(REPLAY), reason="a replay")
 @pytest.mark.parametrize("alone", [True, False], ids=["alone", "together"])
 @pytest.mark.parametrize("kind", [*MADE, *sorted(REAL)])
 def test_answers_are_those_of_a_server_without_a_cache(kind: str, alone: bool, tmp_path: Path) -> None:
