@@ -87,7 +87,7 @@ def net(folder: Path, kind: str, alone: bool) -> Iterator[Net]:
 
 def flags_of(rng: Random, alone: bool) -> list[str]:
     """Return the settings of a life: small tiers, so that KV moves between them."""
-    chosen = {"-c": rng.choice([2048, 3072, 6000]), "-np": rng.randint(1, 3), "-b": rng.choice([64, 512])}
+    chosen = {"-c": rng.choice([1024, 2048, 6000]), "-np": rng.randint(1, 3), "-b": rng.choice([64, 512])}
     if alone:
         chosen |= {"-cram": rng.choice([2, 64]), "--idle-prefill": "off"}
     else:

@@ -48,7 +48,7 @@ class Clients:
         chance, rng = self._rng.random(), self._rng
         self._asked = []
         if chance < 0.05:
-            return {"do": "drop", "scope": rng.choice(SCOPES)}
+            return {"do": "drop", "scope": rng.choice([talk.scope for talk in self._talks[-4:]] or SCOPES)}
         if chance < 0.13:
             return {"do": "kill", "requests": self._requests(most=2), "after": rng.choice([0, 1, 2, 4, 9])}
         if chance < 0.2:
@@ -75,8 +75,8 @@ class Clients:
     def _talk(self) -> Talk:
         """Return a chat that goes on, or a new one."""
         rng = self._rng
-        if self._talks and rng.random() < 0.7:
-            talk = self._talks[-min(rng.randint(1, 4), len(self._talks))]
+        if self._talks and rng.random() < 0.85:
+            talk = self._talks[-min(rng.choice([1, 1, 2, 3, 4]), len(self._talks))]
             if talk.length < LONGEST:
                 return talk
         self._num_talks += 1
@@ -101,8 +101,8 @@ class Clients:
         elif how == "take back" and answered:
             del messages[next((at for at in reversed(range(len(messages))) if messages[at]["role"] == "user"), 0) :]
         elif how == "edit" and answered:
-            users = [one for one in messages if one["role"] == "user"]
-            rng.choice(users)["content"] = rng.choice(QUESTIONS)
+            at = rng.choice([at for at, one in enumerate(messages) if one["role"] == "user"])
+            messages[at] = messages[at] | {"content": rng.choice(QUESTIONS)}
             del messages[answered[-1] :]
         elif how == "tool" and answered and "tools" in talk.fields and not messages[-1].get("tool_calls"):
             name = f"call{len(messages)}"
@@ -123,13 +123,13 @@ class Clients:
     def _raw(self) -> dict[str, Any]:
         """Return a text or ids to be continued: a new one, an earlier one, or one that goes on from it."""
         rng = self._rng
-        text = rng.choice(self._texts) if self._texts and rng.random() < 0.7 else rng.choice(PAGES[:10]).text
+        text = rng.choice(self._texts) if self._texts and rng.random() < 0.8 else rng.choice(PAGES[:10]).text
         if rng.random() < 0.5 and len(text) < LONGEST:
             text += " " + rng.choice(PAGES[:10]).text
         self._texts.append(text)
         ids = [*text[:200].encode()]  # tokens of any model, whatever they mean
         prompt = rng.choice([text, text, ids, [*ids[:60], text]])
-        return self._request(rng.choice([RAW, TEXT]), {"prompt": prompt, "cache_scope": rng.choice(SCOPES)})
+        return self._request(rng.choice([RAW, TEXT]), {"prompt": prompt, "cache_scope": rng.choice(["", "", "x"])})
 
     def _request(self, path: str, about: dict[str, Any]) -> dict[str, Any]:
         rng = self._rng
