@@ -53,12 +53,12 @@ TOGETHER = {"left at once", "too long", "paused"}
 
 @dataclass(frozen=True)
 class Net:
-    """What lives of a kind of model share. seen: what came about in all of them."""
+    """What lives of a kind of model share. flags: of it and its numbers. seen: what came about in all of them."""
 
     folder: Path
     kind: str
     alone: bool
-    model: Path
+    flags: list[str]
     other: Reference
     seen: Counter[str]
 
@@ -66,7 +66,7 @@ class Net:
         place = self.folder / name
         place.mkdir()
         about = {"kind": self.kind, "alone": self.alone, "seed": seed, "flags": flags}
-        return Life(place, ["-m", str(self.model), *flags], Judge(self.other, self.alone, self.seen), about)
+        return Life(place, [*self.flags, *flags], Judge(self.other, self.alone, self.seen), about)
 
 
 def model_of(kind: str, path: Path, floats: bool) -> Path:
@@ -80,9 +80,10 @@ def model_of(kind: str, path: Path, floats: bool) -> Path:
 
 @contextmanager
 def net(folder: Path, kind: str, alone: bool) -> Iterator[Net]:
-    model = model_of(kind, folder / "model.gguf", floats=not alone)
-    with reference(folder, model) as other:
-        yield Net(folder, kind, alone, model, other, Counter())
+    flags = ["-m", str(model_of(kind, folder / "model.gguf", floats=not alone))]
+    flags += [] if alone else ["-ctk", "f32", "-ctv", "f32"]
+    with reference(folder, flags) as other:
+        yield Net(folder, kind, alone, flags, other, Counter())
 
 
 def flags_of(rng: Random, alone: bool) -> list[str]:
@@ -151,7 +152,7 @@ def test_a_life_again(tmp_path: Path) -> None:
                     for act in some:
                         life.do(act)
             except AssertionError as error:
-                return [str(error)]
+                return [str(error), *error.__notes__]
             return life.wrong
 
         found, size = wrong(acts), len(acts) // 2
@@ -161,4 +162,4 @@ def test_a_life_again(tmp_path: Path) -> None:
                 if again := wrong(fewer):
                     acts, found = fewer, again
             size //= 2
-    assert not found, "\n".join([*map(json.dumps, acts), *found])
+    assert not found, "\n".join(found)  # with the file of these acts

@@ -9,7 +9,7 @@ What is compared, and when two answers differ
   KV that was computed token by token. docs/exactness.md promises bits: all rows of logits have to be equal to the bit.
   A prompt that has, by chance, KV of an earlier answer is not compared.
 - Otherwise: requests at the same time, `n`, answers in histories, pauses, idle work. KV is then rounded otherwise, and with
-  quantised weights a last bit becomes the next of 255 steps. So weights are float32, which leaves a rounding of
+  quantised weights a last bit becomes the next of 255 steps. So weights and KV are float32, which leaves a rounding of
   MOST_ROUNDED at most: each of the best logits has to be so near. Where another token was chosen, both have to be as near in
   the other server's logits, and it goes on behind the token that was chosen here.
 - A prompt has no more cached tokens than it shares with another one of its scope since that was dropped: this finds KV of
@@ -41,7 +41,7 @@ from support import recorder
 from support.random_clients import RAW, WARM, Act
 from support.recorder import Record, Recorded
 
-MOST_ROUNDED = 0.02
+MOST_ROUNDED = 0.001
 USUAL = ["-fa", "off", "-t", "1", "--no-ui"]
 JSON = {"Content-Type": "application/json"}
 Sent = tuple[str, Mapping[str, Any]]
@@ -94,8 +94,9 @@ class Reference:
 
 
 @contextmanager
-def reference(folder: Path, model: Path) -> Iterator[Reference]:
-    with recorded(folder, "reference", ["-m", str(model), "-c", "8192", "-np", "1", "-cram", "0"]) as server:
+def reference(folder: Path, flags: Sequence[str]) -> Iterator[Reference]:
+    """Run such a server. flags: of the model and its numbers."""
+    with recorded(folder, "reference", [*flags, "-c", "8192", "-np", "1", "-cram", "0"]) as server:
         yield Reference(*server)
 
 
