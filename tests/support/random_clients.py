@@ -59,8 +59,9 @@ class Clients:
         """Let the chats go on from the answers to the last act. None: there is no whole answer."""
         for (talk, _), text in zip(self._asked, texts, strict=True):
             if talk is not None and talk.messages[-1]["role"] != "assistant":
-                said = text if text and not (self._alone or talk.is_separate) else self._rng.choice(CANNED)
-                talk.messages.append({"role": "assistant", "content": said})
+                canned = self._rng.choice(CANNED)  # drawn in any case: what comes next depends on no answer's text
+                is_heard = text and not (self._alone or talk.is_separate)
+                talk.messages.append({"role": "assistant", "content": text if is_heard else canned})
 
     def _requests(self, most: int) -> list[dict[str, Any]]:
         """Return requests of different chats, to be sent at once."""
