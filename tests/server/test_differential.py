@@ -48,7 +48,7 @@ REAL = {"smollm2", "gemma"}  # files of SLOTCACHE_WEIGHTS
 CAN_MOVE = {"dense", "smollm2"}
 IN_SHORT = {("dense", False): 4395, ("delta", True): 2961}  # seeds of lives whose few acts are of most kinds
 EXPECTED = {"ask", "stop", "kill", "drop", "none", "disk", "left in the prompt", "left in the answer"}
-TOGETHER = {"left at once", "too long", "paused"}
+TOGETHER = {"left at once"}
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,8 @@ What is compared, and when two answers differ
 - A server is a process that writes down the ids of each prompt and answer, and the logits behind each token that it chose
   (`support/recorder.py`). So clients, templates and orders of documents play no part: the other server gets the very ids.
   Only chats with documents that are read separately are sent to it as they are, since ids do not tell these documents.
-- Both run on the CPU, with `-fa off`, so weights are not repacked, and choose the most probable token. The other one has host
-  memory: without it, the second document that is read separately stands at other cells.
+- Both run on the CPU, with `-fa off`, so weights are not repacked, and choose the most probable token. The other one has
+  host memory: without it, the second document that is read separately stands at other cells.
 - `alone`: weights as they are served (Q8_0), one request at a time, a host tier, no idle work, and no prompt goes on from
   KV that was computed token by token. docs/exactness.md promises bits: all rows of logits have to be equal to the bit.
   A prompt that has, by chance, KV of an earlier answer is not compared.
