@@ -18,8 +18,9 @@ if find_spec("slotcache") is None:
 
 from slotcache.server.config.settings import SETTINGS  # only now can it be found
 
-# Results must not depend on the shell that starts the tests. Its settings and proxies do not count, and ctrl-C works as
-# usual in the programs that tests start: a background job ignores it, and hands that on.
+# Results must not depend on the shell that starts the tests. Its settings and proxies do not count, and ctrl-C and the end
+# of its terminal work as usual in the programs that tests start. A background job ignores the first, nohup the second, and
+# what they start inherits that.
 PROXIES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
 VARIABLES = [variable for setting in SETTINGS for variable in setting.variables]
 for name in (*VARIABLES, *PROXIES, *map(str.upper, PROXIES)):
@@ -28,7 +29,7 @@ for name in (*VARIABLES, *PROXIES, *map(str.upper, PROXIES)):
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
-
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # No test has a clock: the machine may be busy.
 settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow])
