@@ -651,16 +651,19 @@ def test_kv_on_disk_is_read_before_its_model_is_loaded(files, tmp_path):
         engine, host = up.host.services[0].engine, up.host.services[0].engine.scheduler.tree.host
         for name in "ab":
             up.chat(QUESTION, model=name)
-        size = host.max_bytes
+        size, (disk,) = host.max_bytes, up.host.services[0].tiers
+        until(lambda: disk.idle)
         for most in (1, size):  # then it is on disk alone
             engine.resize_host(most)
         until(lambda: host.max_bytes == size and not host.num_bytes)
         may_end = threading.Event()
         up.host.services[0].model.weights.on_load.append(lambda: None if may_end.wait(DEADLINE) else pytest.fail("held"))
         answer = pool.submit(up.chat, QUESTION, model="a")
-        until(lambda: host.num_bytes)
-        assert not engine.sleep.is_awake  # it waits for the device, or is loaded
-        may_end.set()
+        try:
+            until(lambda: host.num_bytes)
+            assert not engine.sleep.is_awake  # it waits for the device, or is loaded
+        finally:
+            may_end.set()
         assert answer.result(DEADLINE)["slotcache"]["source"] == "disk"
 
 
