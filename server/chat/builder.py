@@ -317,13 +317,7 @@ class PromptBuilder:
         length = PromptLength(self._model, self._limit)
         length.extend([piece.text for piece in pieces])
         sets = self._document_sets(history, request, length)
-        entries = [
-            *history.kept,
-            *(
-                HistoryMessage.of(message, tuple(document.key for document in history.documents.get(at, ())), sets.get(at))
-                for at, message in enumerate(history.messages[len(history.kept) :], len(history.kept))
-            ),
-        ]
+        entries = _entries(history, sets)
         parts: list[Fixed | DocumentSet] = []
         ends: dict[int, int] = {}  # by message: the index of its last part
         if len(begin := self._model.tokenizer.begin) and not _begins(pieces):
@@ -340,12 +334,8 @@ class PromptBuilder:
                 if piece.message == end:
                     break
                 message, sampled = messages[piece.message], entries[piece.message].sampled
-                tokens = self._known_tokens(shown, message, sampled, request.cache_scope)
-                if tokens is None:
-                    tokens = self.tokens(request.cache_scope, piece.text, length.tokenise)
-                label = _label(piece.message, message)
-                is_question = message["role"] == "user"
-                parts.append(Fixed(tokens, label, repeated=repeated.get(piece.message, ()), is_question=is_question))
+                content = self._content(shown, message, sampled, request.cache_scope, length=length)
+                parts.append(replace(content, repeated=repeated.get(piece.message, ())))
                 ends[piece.message] = len(parts) - 1
             if shown.rewritten is not None:
                 label = _label(shown.rewritten, messages[shown.rewritten])
@@ -403,6 +393,16 @@ class PromptBuilder:
                 known[at] = Sampled(self._model.detokenize(tokens, special=True), tokens)
         return place_answers(pieces, known, self._model.tokenizer.controls.touches)
 
+    def _content(
+        self, shown: Shown, message: Message, sampled: np.ndarray | None, scope: str, *, length: PromptLength
+    ) -> Fixed:
+        """Tokenise a message, an answer of ours as it was sampled. Control tokens in it are only text."""
+        piece, tokens = shown.piece, self._known_tokens(shown, message, sampled, scope)
+        if tokens is None:
+            tokens = self.tokens(scope, piece.text, length.tokenise)
+        assert piece.message is not None
+        return Fixed(tokens, _label(piece.message, message), is_question=message["role"] == "user")
+
     def _known_tokens(self, shown: Shown, message: Message, sampled: np.ndarray | None, scope: str) -> np.ndarray | None:
         """Return the ids of a message that is an answer of ours, as it was sampled; None: it is to be tokenised."""
         piece = shown.piece
@@ -453,6 +453,13 @@ class PromptBuilder:
             keep_first=options.keep_first,
             keep_last=options.keep_last,
         )
+
+
+def _entries(history: History, sets: Mapping[int, DocumentSet]) -> list[HistoryMessage]:
+    """Return all messages as they are remembered: those that were, and the new ones with their documents."""
+    new = enumerate(history.messages[len(history.kept) :], len(history.kept))
+    keys = {at: tuple(document.key for document in given) for at, given in history.documents.items()}
+    return [*history.kept, *(HistoryMessage.of(message, keys.get(at, ()), sets.get(at)) for at, message in new)]
 
 
 def _begins(pieces: Sequence[TextPiece]) -> bool:

@@ -59,6 +59,19 @@ def is_sleeping(up):
     return up.http.get("/props").json()["is_sleeping"]
 
 
+def until_asleep(process, url):
+    """Wait until a server in a process of its own sleeps."""
+
+    def sleeps():
+        assert process.poll() is None
+        try:
+            return httpx.get(f"{url}/props", timeout=DEADLINE).json().get("is_sleeping")
+        except httpx.TransportError:
+            return False
+
+    until(sleeps)
+
+
 def is_mapped(file):
     return str(file) in Path("/proc/self/maps").read_text()
 
@@ -319,15 +332,7 @@ def test_a_model_that_cannot_be_loaded_anew_ends_the_server(tiny, tmp_path):
     arguments = ("serve", "-m", file, "--port", port, "-c", 1024, "-t", 1, "--sleep-idle-seconds", 1)
     with subprocess.Popen(command(*arguments), stderr=subprocess.PIPE, text=True) as process:
         try:
-
-            def sleeps():
-                assert process.poll() is None
-                try:
-                    return httpx.get(f"{url}/props", timeout=DEADLINE).json().get("is_sleeping")
-                except httpx.TransportError:
-                    return False
-
-            until(sleeps, 60)
+            until_asleep(process, url)
             bert(file)  # it generates no text
             assert httpx.post(f"{url}/completion", json={"prompt": "Hello"}, timeout=DEADLINE).status_code == 503
             _, log = process.communicate(timeout=DEADLINE)
@@ -556,15 +561,7 @@ def test_ctrl_c_ends_a_server_that_sleeps(tiny):
     arguments = ("serve", "-m", tiny, "--port", port, "-c", 1024, "-t", 1, "--sleep-idle-seconds", 1)
     with subprocess.Popen(command(*arguments), stderr=subprocess.PIPE, text=True) as process:
         try:
-
-            def sleeps():
-                assert process.poll() is None
-                try:
-                    return httpx.get(f"{url}/props", timeout=DEADLINE).json().get("is_sleeping")
-                except httpx.TransportError:
-                    return False
-
-            until(sleeps, 60)
+            until_asleep(process, url)
             process.send_signal(signal.SIGINT)
             _, log = process.communicate(timeout=DEADLINE)
         finally:
