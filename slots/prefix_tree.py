@@ -211,13 +211,16 @@ class PrefixTree(PromptTree):
         self._prune(sequence)
         self.device.keep_idle(sequence)
 
-    def use(self, nodes: Iterable[Node], *, is_prefetch: bool = False) -> None:
-        """Count a request's use of cached runs that are not on its path: it has copies of them, so they may leave."""
+    def use(self, nodes: Iterable[Node], *, is_prefetch: bool = False, session: str = "") -> None:
+        """Count a request's use of cached runs that are not on its path: it has copies of them, so they may leave.
+
+        session: as for `claim`.
+        """
         self._clock += 1
         used = list(nodes)
         for node in used:
             node.last_use = self._clock
-        self._count_use(used, is_prefetch=is_prefetch)
+        self._count_use(used, session, is_prefetch=is_prefetch)
 
     def evict(self, needed: int = 1, unused: bool = False) -> int:
         """Free at least `needed` cells, leaf by leaf, the lowest priority first. Return how many cells were freed.
