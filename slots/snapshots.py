@@ -212,7 +212,7 @@ class Snapshots(StateTree):
 
     def _wait_for_second(self, node: Node) -> None:
         """Let a state within a prompt wait for a second prompt. Where too many wait, the oldest ones are forgotten."""
-        if node.frequency > 1 or node.pinned_until:
+        if node.frequency > 1 or node.pinned_until or node in self.passed:
             return
         self.unused[node] = None
         while len(self.unused) > self._most_unused:

@@ -199,6 +199,14 @@ def test_turns_that_are_as_far_apart_as_states_may_be_all_stay():
     assert server.kept() == [10, 20, 30, 40, 50, 60], "without one of them a gap would be 20"
 
 
+def test_the_state_of_an_earlier_turn_that_is_a_prompts_end_waits_for_no_second_one():
+    server = Server(budget=1000, unused=0)
+    chat(server, turns=4)
+    assert {node.end for node in server.snapshots.passed} == {10, 20}
+    assert server.ask(np.arange(20, dtype=np.int32), limit=3) == 10
+    assert server.kept() == [10, 19, 20, 22, 30, 40]
+
+
 def test_many_chats_do_not_let_each_others_turns_leave():
     server = Server(budget=10_000, cells=100, unused=2)
     for first in range(0, 1000, 100):
