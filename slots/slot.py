@@ -28,7 +28,7 @@ class Slot:
     last: id of the last request of a client here; -1 before the first. scope, history (int32): of that request; empty if
     nothing of it was kept. num_prompt: the tokens of its prompt in the history. prefix_cache_tokens, prefix_cache_ratio: the
     prompt tokens that it did not compute, and their share of its prompt. ahead (int32): the tokens of its next turn
-    that have been prefilled since. Any other background request leaves no trace here.
+    that have been prefilled since. Any other background request leaves no trace here, nor does the reading of a document.
     """
 
     id: int
@@ -87,6 +87,8 @@ class Slots:
         idle = [slot for slot in self._slots if slot.job is None and job.request.wanted_slot in (-1, slot.id)]
         slot = affine_slot(idle, job, self._similarity) or min(idle, key=lambda slot: slot.last_use)
         slot.job, job.slot = job, slot.id
+        if job.is_reading:
+            return
         if job.request.background:
             if followed := self._followed(job):
                 followed.sequence_id = sequence_id
@@ -95,9 +97,11 @@ class Slots:
         slot.sequence_id, slot.last_use = sequence_id, self._clock
 
     def leave(self, job: Job) -> None:
-        """Take a request off its slot, which remembers it if a client sent it."""
+        """Take a request off its slot, which remembers it if a client sent it: its prompt, and no document read for it."""
         slot = self._slots[job.slot]
         slot.job = None
+        if job.is_reading:
+            return
         if job.request.background:
             if followed := self._followed(job):
                 followed.ahead = job.tokens[: job.computed]
@@ -109,8 +113,12 @@ class Slots:
         slot.prefix_cache_tokens, slot.prefix_cache_ratio = cached, prefix_cache_ratio(cached, job.num_prompt)
 
     def _followed(self, job: Job) -> Slot | None:
-        """Return the slot of the request whose next turn this one prefills, if the slot still remembers it."""
-        return next((slot for slot in self._slots if slot.last == job.request.follows), None)
+        """Return the slot of the request whose next turn this one prefills, if the slot still remembers it.
+
+        Of a request that paused and went on elsewhere it is the last one.
+        """
+        slots = (slot for slot in self._slots if slot.last == job.request.follows)
+        return max(slots, key=lambda slot: slot.last_use, default=None)
 
 
 def affine_slot(idle: Sequence[Slot], job: Job, similarity: float) -> Slot | None:

@@ -431,6 +431,23 @@ def test_a_prompt_runs_in_the_slot_of_the_longest_prefix():
     assert world.run(range(3000, 3010), scope=Scope.shared("other")).slot != 3, "another scope shares nothing"
 
 
+def test_the_next_turn_of_a_request_that_went_on_elsewhere_is_noted_there():
+    world = World(cells=2000, slots=2)
+    chat = world.submit(range(40), limit=8)
+    while not chat.decoding:
+        world.step()
+    world.scheduler._pause(chat, blocks=False)
+    other = world.submit(range(50), limit=60, priority=1, slot=0)
+    while chat.num_tokens < chat.num_prompt + 8:
+        world.step()
+    assert (other.slot, chat.slot) == (0, 1) and other in world.scheduler.running
+    turn = [*chat.tokens[: chat.num_tokens], 8, 8]
+    ahead = world.submit(turn, limit=1, priority=LEAST, follows=chat.request.id)
+    while ahead.num_tokens == ahead.num_prompt:
+        world.step()
+    assert [len(slot.ahead) for slot in world.scheduler.slots] == [0, len(turn)]
+
+
 def test_without_similarity_only_a_continued_slot_is_preferred():
     world = World(cells=2000, slots=2, similarity=0.0)
     first = world.run(range(400))

@@ -135,6 +135,18 @@ def test_copies_of_many_requests_are_bounded_where_host_memory_is_full(host):
     assert all(job.num_tokens == job.num_prompt + 20 for job in jobs)
 
 
+def test_reading_documents_takes_no_chats_slot():
+    world = World(host=1000, slots=3, batch=16)
+    others = [world.run(np.arange(at, at + 20)) for at in (5000, 6000, 7000)]
+    job = world.run(prompt(1000, 2000, 3000))
+    assert [slot.last for slot in world.scheduler.slots] == [job.request.id, *(one.request.id for one in others[1:])]
+    world.submit(prompt(4000))
+    world.step()
+    assert world.scheduler.running[0].is_reading
+    world.scheduler.finish(world.scheduler.running[0])
+    assert [slot.last for slot in world.scheduler.slots] == [job.request.id, *(one.request.id for one in others[1:])]
+
+
 def test_a_prompt_without_a_token_is_empty():
     assert SeparatePrompt((Fixed(NO_TOKENS, "the question"),)).num_tokens == 0
 
