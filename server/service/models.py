@@ -260,7 +260,7 @@ class Models:
 
         def tell(act: Callable[[], None]) -> None:
             if not self._closed:
-                loop.call_soon_threadsafe(act)
+                loop.call_soon_threadsafe(lambda: act() if entry.loaded is loaded else None)  # not one that was replaced
 
         turns = DeviceTurns(
             on_want=lambda: tell(partial(self.want, entry)),

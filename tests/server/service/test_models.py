@@ -500,6 +500,30 @@ def test_a_file_that_is_away_or_half_copied_fails_alone_and_is_tried_again(own, 
         assert text(up.chat(QUESTION, model=name)) == known["c"]
 
 
+def test_a_request_that_comes_too_late_for_the_old_model_takes_no_place(own):
+    """It was let in before the file changed, and wakes the old model while that one is being freed."""
+    (a, b, c), known = own
+
+    async def replaced():
+        entry = models_of(up).entries["b"]
+        old = entry.loaded
+        assert old is not None and old.service is not None
+        models_of(up)._replace(entry, old)
+        old.service.engine.sleep.wake()
+        assert entry.closing is not None
+        await entry.closing
+
+    with sharing([a, b]) as up:
+        for name in "ba":
+            up.chat(QUESTION, model=name)
+        shutil.copy(c, b)
+        loop = up.host.services[0].engine.outbox.loop
+        assert loop is not None
+        asyncio.run_coroutine_threadsafe(replaced(), loop).result(DEADLINE)
+        assert up.http.get("/health").json()["models"] == {"a": "loaded", "b": "unloaded"}
+        assert text(up.chat(QUESTION, model="b")) == known["c"] and text(up.chat(QUESTION, model="a")) == known["a"]
+
+
 def test_a_server_none_of_whose_models_can_come_back_says_so(own):
     (a, b, _), _ = own
     with sharing([a, b]) as up:
