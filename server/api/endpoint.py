@@ -156,12 +156,13 @@ async def choose(request: Request, asked: object, patience: float | None = None)
             request.scope[CHOSEN] = models.first.loaded
             return True
         entry = models.find(name)
+        loaded = entry.loaded
         try:
             if entry.value != "loaded":
-                await while_connected(request, asyncio.wait_for(models.ready(entry), patience))
+                loaded = await while_connected(request, asyncio.wait_for(models.ready(entry), patience))
         except TimeoutError:
             return False
-        request.scope[CHOSEN] = entry.loaded
+        request.scope[CHOSEN] = loaded  # what was ready: it may be replaced since
     return True
 
 

@@ -524,6 +524,26 @@ def test_a_request_that_comes_too_late_for_the_old_model_takes_no_place(own):
         assert text(up.chat(QUESTION, model="b")) == known["c"] and text(up.chat(QUESTION, model="a")) == known["a"]
 
 
+def test_a_request_whose_model_is_replaced_as_it_is_let_in_is_answered_by_no_other_model(own, monkeypatch):
+    (a, b, c), known = own
+    with sharing([a, b]) as up:
+        for name in "ba":
+            up.chat(QUESTION, model=name)
+        models, really = models_of(up), models_of(up).ready
+
+        async def ready(entry):
+            loaded = await really(entry)
+            shutil.copy(c, b)
+            asyncio.get_running_loop().call_soon(models._replace, entry, loaded)
+            return loaded
+
+        monkeypatch.setattr(models, "ready", ready)
+        answer = up.http.post("/v1/chat/completions", json=CHAT | {"model": "b"})
+        monkeypatch.setattr(models, "ready", really)
+        assert answer.status_code == 503, answer.json()["model"]
+        assert text(up.chat(QUESTION, model="b")) == known["c"]
+
+
 def test_a_server_none_of_whose_models_can_come_back_says_so(own):
     (a, b, _), _ = own
     with sharing([a, b]) as up:
