@@ -235,8 +235,8 @@ async def _load_anew(state: AppState, path: Path, server: Server) -> None:
         return
     logger.info("%s is another model by now: it is loaded anew", path)
     state.service = state.vectors = state.folder_index = None
-    await loaded.close(f"{path.name} has changed: ask again", keeps_vocabulary=True)
     try:
+        await loaded.close(f"{path.name} has changed: ask again", keeps_vocabulary=True)
         again = await asyncio.to_thread(load.load_all, state.settings, path, lambda share: not server.should_exit)
         _start(state, path, server, again)
     except BaseException:

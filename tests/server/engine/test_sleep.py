@@ -1,5 +1,6 @@
 """Sleep: the model leaves memory when no request comes, and each request finds it there again. Over a real port."""
 
+import asyncio
 import shutil
 import signal
 import subprocess
@@ -13,8 +14,11 @@ import numpy as np
 import pytest
 from slotcache.bench.random_models import SHAPES, generate
 from slotcache.models import llama
+from slotcache.server import load
+from slotcache.server.config.settings import Settings
 from slotcache.server.engine import engine as engines
 from slotcache.server.search import vectors
+from slotcache.server.serve import _load_anew, make_server
 from support.adapters import lora
 from support.architectures import recurrent, windowed
 from support.encoders import bert
@@ -339,6 +343,20 @@ def test_a_model_that_cannot_be_loaded_anew_ends_the_server(tiny, tmp_path):
         finally:
             process.kill()
     assert process.returncode == 2 and "not a text generation model" in log and "Traceback" not in log
+
+
+def test_a_model_that_cannot_be_freed_for_another_one_ends_the_server(tiny, monkeypatch):
+    """Else it would say for ever that it loads."""
+
+    async def fail(*given, **named):
+        raise OSError("no space left")
+
+    monkeypatch.setattr(load.Loaded, "close", fail)
+    server, state = make_server(Settings(model=str(tiny)))
+    state.vectors = object()  # type: ignore[assignment]
+    with pytest.raises(OSError, match="no space left"):
+        asyncio.run(_load_anew(state, tiny, server))
+    assert server.should_exit
 
 
 @pytest.mark.parametrize("name", ["own", "draft", "adapter"])
