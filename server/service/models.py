@@ -73,8 +73,8 @@ class ModelEntry:
     """A model by its name. loaded: once it was loaded for the first time. opening: done when that is so, or has failed.
 
     checking: the look at its files before it comes back. closing: the end of what its file held before.
-    value: unloaded, loading, loaded or failed. failure: why. stamps: of the files that failed. num_turns: that it has had.
-    num_bytes: of its weights and its cells, once it was loaded.
+    value: unloaded, loading, loaded or failed. failure: why. stamps: of the files when they were tried last. num_turns:
+    that it has had. num_bytes: of its weights and its cells, once it was loaded.
     """
 
     name: str
@@ -376,6 +376,7 @@ class Models:
         if entry.closing is not None:
             await asyncio.wait([entry.closing])  # an error in it is in the log
         began = perf_counter()
+        entry.stamps = _stamps(entry.path)  # before: a file that is still copied may be whole once this load has failed
         try:
             loaded = await asyncio.to_thread(self._open_beside, entry)
             if loaded.service is None:
@@ -432,7 +433,7 @@ class Models:
             return self.open(entry)
 
     def _fail(self, entry: ModelEntry, error: Exception) -> None:
-        entry.value, entry.failure, entry.stamps = "failed", reason_of(error), _stamps(entry.path)
+        entry.value, entry.failure = "failed", reason_of(error)
         logger.error("%s could not be loaded: %s", entry.name, entry.failure)
         opening, entry.opening = entry.opening, None
         if opening is not None and not opening.done():
@@ -480,12 +481,13 @@ class Models:
 
     def _check(self, entry: ModelEntry) -> None:
         """Refuse at once, while the loaded model stays, what cannot be loaded. Raises RequestError 503."""
-        if entry.value == "failed" and entry.stamps == _stamps(entry.path):
+        stamps = _stamps(entry.path)
+        if entry.value == "failed" and entry.stamps == stamps:
             raise _not_loaded(entry)
         try:
             check_file(entry.path)
         except ModelError as error:
-            entry.value, entry.failure, entry.stamps = "failed", str(error), _stamps(entry.path)
+            entry.value, entry.failure, entry.stamps = "failed", str(error), stamps
             raise _not_loaded(entry) from None
 
     # ---- shown -----------------------------------------------------------------------------------------------------

@@ -500,6 +500,24 @@ def test_a_file_that_is_away_or_half_copied_fails_alone_and_is_tried_again(own, 
         assert text(up.chat(QUESTION, model=name)) == known["c"]
 
 
+def test_a_file_that_is_whole_by_the_time_its_load_fails_is_tried_again(files, tmp_path):
+    file = Path(shutil.copy(files[1], tmp_path / "b.gguf"))
+    with sharing([files[0], file]) as up:
+        really = models_of(up).open
+        assert really is not None
+
+        def fail_once(entry):
+            models_of(up).open = really
+            file.touch()
+            raise ModelError("half of it is there")
+
+        models_of(up).open = fail_once
+        codes = [
+            up.http.post("/completion", json={"model": "b", "prompt": "Hello", "n_predict": 2}).status_code for _ in "ab"
+        ]
+        assert codes == [503, 200]
+
+
 def test_a_request_that_comes_too_late_for_the_old_model_takes_no_place(own):
     """It was let in before the file changed, and wakes the old model while that one is being freed."""
     (a, b, c), known = own
