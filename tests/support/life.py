@@ -38,8 +38,9 @@ EXPECTED = {
     *("recovered", "kept over a failure", "began again", "poison"),
     *("overtaken", "prefetch", "private", "its slot", "adapters in turn"),
     *("forced", "forced and paused", "right drafts", "wrong drafts", "ended within a draft"),
-    *("held", "several answers", "shared among them", "pinned by marks", "slept"),
+    *("held", "several answers", "shared among them", "pinned by marks", "slept", "retired"),
 }
+SESSIONS = ["", "a", "b"]
 
 
 def greedy(prompt: list[int], limit: int, adapters: str) -> list[int]:
@@ -172,6 +173,7 @@ class Life(RuleBasedStateMachine):
             snapshot_scope=kept,
             draft=Lookup(asks_model=number % 4 < 3) if self.can_cut and number % 2 else None,
             wanted_slot=-1 if ask.background else min(ask.slot, self.shape["num_slots"]) - 1,
+            session=SESSIONS[number % len(SESSIONS)],
         )
         self.limits[number], self.forced[number] = ask.limit, ask.forced
         job = self.scheduler.submit(request)
@@ -334,6 +336,11 @@ class Life(RuleBasedStateMachine):
                 SEEN["expire"] += len(list(pins.runs())) < before
                 assert all(node.pinned_until > self.now for node in pins.runs())
 
+    @rule(of=st.integers(1, 4), session=st.sampled_from(SESSIONS), scope=SCOPES)
+    def end_session(self, of, session, scope):
+        tokens = np.array(self.history(of), np.int32)
+        SEEN["retired"] += bool(self.scheduler.index.retire(scope, tokens, session))
+
     def carry_out(self, operations):
         for operation in operations:
             SEEN[type(operation).__name__] += 1
@@ -423,6 +430,9 @@ class Life(RuleBasedStateMachine):
         expected = greedy(job.layout.tokens.tolist(), self.limits[job.request.id], job.request.scope.adapters)
         assert result == expected, "reuse changed a result"
         assert job.request.wanted_slot in (-1, job.slot), "another slot than the one it waited for"
+        assert job.request.background or self.scheduler.slots[job.slot].last == job.request.id
+        ends = [0, *(at for span in job.reuse.spans for at in (span.start, span.stop)), job.num_prompt]
+        assert ends == sorted(ends), "tokens that count as reused twice, or that are none of the prompt's"
         if job.request.id in self.choices:
             SEEN["shared among them"] += job.reuse.cached > 0
         elif not job.request.keeps:
