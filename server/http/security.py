@@ -53,7 +53,12 @@ class Keys:
 
     def admit(self, headers: Headers) -> bool:
         """Return whether a request carries a key."""
-        return not self._digests or any([self._has(key) for key in _presented(headers)])
+        return not self._digests or bool(self.used(headers))
+
+    def used(self, headers: Headers) -> bytes:
+        """Return the key of this server that a request carries; empty: none."""
+        known = [key for key in _presented(headers) if self._has(key)]
+        return known[0] if known else b""
 
     def _has(self, key: bytes) -> bool:
         presented = _digest(key)
@@ -196,13 +201,14 @@ class Gate:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and not is_open(scope):
+            headers = Headers(scope=scope)
             try:
-                self._check(scope["method"], scope["path"], Headers(scope=scope))
+                self._check(scope["method"], scope["path"], headers)
             except RequestError as error:
                 scope["state"]["error"] = error
                 await refusal(error, scope["path"])(scope, receive, send)
                 return
-            note_client(scope)
+            note_client(scope, self._keys.used(headers))
         await self._app(scope, receive, send)
 
     def _check(self, method: str, path: str, headers: Headers) -> None:

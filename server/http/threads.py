@@ -4,7 +4,8 @@
     client b   [b1]                `give_way`: to the next client's first work, and then stands last among its client's.
     turns      a1 b1 a2 b1 a3 ...
 
-So a client waits for a turn of each other client that has work, however large theirs is and however much of it waits.
+So a client waits for a turn of each other client that has work, however large theirs is and however much of it waits. Work
+that has begun keeps a thread: a client with some begins more only while half the threads are free, so that others may begin.
 """
 
 from __future__ import annotations
@@ -28,19 +29,22 @@ T = TypeVar("T")
 LARGE = 64 << 10  # bytes: prompts of bodies of this size or more are made in the thread for large ones
 TURN = 0.05  # s
 MOST_BEGUN = 64  # pieces of work, each in a thread of its own that sleeps while it is another one's turn
-KEYS = (b"authorization", b"x-api-key")
 CLIENT: ContextVar[tuple[object, ...]] = ContextVar("client", default=())
 """Who sent the request that is handled: an address, and a key."""
 
 
-def note_client(scope: Scope) -> None:
-    """Note who sent a request, for the work that is done for it."""
+def note_client(scope: Scope, key: bytes) -> None:
+    """Note who sent a request, for the work that is done for it. key: the server's; by others a client would be many."""
     address = scope.get("client") or ("",)
-    CLIENT.set((address[0], *(value for name, value in scope["headers"] if name in KEYS)))
+    CLIENT.set((address[0], key))
 
 
 class ClientLeft(BaseException):
     """Ends work whose result nobody waits for. No `Exception`: it would be taken for a failure of the template."""
+
+
+def _closed() -> RequestError:
+    return RequestError("the server is shutting down", status=503)
 
 
 class _Work(Generic[T]):
@@ -58,6 +62,11 @@ class _Work(Generic[T]):
         self.has_left = True
         if self.future.cancel():
             self.turns.drop(self)
+
+    def refuse(self) -> None:
+        """End it before it has begun."""
+        if self.future.set_running_or_notify_cancel():
+            self.future.set_exception(ClientLeft())
 
     def give_way(self) -> None:
         if perf_counter() >= self.ends and not self.has_left:
@@ -94,7 +103,7 @@ class Turns:
         work = _Work(self, client, call)
         with self._lock:
             if self._closed:
-                raise RequestError("the server is shutting down", status=503)
+                raise _closed()
             self._queue(work)
             if self._current is None:
                 self._next()
@@ -117,12 +126,19 @@ class Turns:
         work.turn.acquire()
 
     def close(self) -> None:
-        """End running work where it gives way, and return when it has ended; what has not begun is not done."""
+        """End running work where it gives way, and return when it has ended; what has not begun is not done.
+
+        The futures of both have ClientLeft.
+        """
         with self._lock:
             self._closed = True
-            works = {*self._begun, *(work for queue in self._waiting.values() for work in queue)}
-        for work in works:
-            work.leave()
+            refused = [work for queue in self._waiting.values() for work in queue if not work.begun]
+            for work in refused:
+                self._waiting[work.client].remove(work)
+            for work in self._begun:
+                work.has_left = True
+        for work in refused:
+            work.refuse()
         self._threads.shutdown()
 
     def _queue(self, work: _Work) -> None:
@@ -142,8 +158,9 @@ class Turns:
             self._threads.submit(self._do, work)
 
     def _pick(self) -> _Work | None:
-        may_begin = len(self._begun) < MOST_BEGUN
+        num_begun, clients = len(self._begun), {work.client for work in self._begun}
         for client, queue in list(self._waiting.items()):
+            may_begin = num_begun < (MOST_BEGUN // 2 if client in clients else MOST_BEGUN)
             work = next((work for work in queue if work.begun or may_begin), None)
             if work is not None:
                 queue.remove(work)
@@ -159,6 +176,8 @@ class Turns:
             if work.future.set_running_or_notify_cancel():
                 _running.work = work
                 try:
+                    if work.has_left:
+                        raise ClientLeft
                     result = work.call()
                 except BaseException as error:
                     work.future.set_exception(error)
@@ -200,7 +219,7 @@ class PromptThreads:
         try:
             return await asyncio.wrap_future(begun.future)
         except ClientLeft:
-            raise RequestError("the server is shutting down", status=503) from None
+            raise _closed() from None
         finally:
             begun.leave()  # no effect on work that has ended
             self.num_open -= 1
@@ -220,11 +239,23 @@ class WaitingThread:
 
     def __init__(self, name: str) -> None:
         self._executor = ThreadPoolExecutor(1, name)
+        self._lock, self._closed = Lock(), False
 
     async def run(self, work: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
-        """Run `work` behind all that came before, and return its result."""
-        return await asyncio.get_running_loop().run_in_executor(self._executor, partial(work, *arguments, **named))
+        """Run `work` behind all that came before, and return its result. Raises RequestError 503 once it is closed."""
+        with self._lock:
+            if self._closed:
+                raise _closed()
+            waiting = self._executor.submit(self._do, partial(work, *arguments, **named))
+        return await asyncio.wrap_future(waiting)
 
     def close(self) -> None:
         """Wait for running work to end; waiting work is not run."""
-        self._executor.shutdown(cancel_futures=True)
+        with self._lock:
+            self._closed = True
+        self._executor.shutdown()
+
+    def _do(self, work: Callable[[], T]) -> T:
+        if self._closed:
+            raise _closed()
+        return work()

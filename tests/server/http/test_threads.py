@@ -3,12 +3,14 @@
 import asyncio
 import socket
 from concurrent.futures import ThreadPoolExecutor
-from threading import Event
+from threading import Event, get_ident
 
 import httpx
 import pytest
+from slotcache.server.config.settings import Settings
 from slotcache.server.http import threads as turns
-from slotcache.server.http.threads import CLIENT, MOST_BEGUN, ClientLeft, PromptThreads, Turns, give_way
+from slotcache.server.http.security import Gate, Keys, Origins
+from slotcache.server.http.threads import CLIENT, MOST_BEGUN, ClientLeft, PromptThreads, Turns, WaitingThread, give_way
 
 from server.conftest import DEADLINE, running, until
 
@@ -114,21 +116,96 @@ def test_a_close_ends_what_runs_and_begins_nothing(patient):
     first, second = made.submit(endless), made.submit(lambda: begun.append(1))
     assert began.wait(DEADLINE)
     made.close()
-    assert isinstance(first.future.exception(DEADLINE), ClientLeft) and second.future.cancelled() and not begun
+    assert all(isinstance(one.future.exception(DEADLINE), ClientLeft) for one in (first, second)) and not begun
 
 
-def test_a_client_is_an_address_and_a_key():
-    async def client(headers, address):
-        turns.note_client({"type": "http", "headers": headers, "client": address})
-        return CLIENT.get()
+def test_what_waits_at_a_close_is_refused_and_so_is_what_comes_later(patient):
+    """A model that is loaded anew closes its threads while the server goes on."""
+    began, later = Event(), []
+
+    def endless():
+        while True:
+            began.set()
+            give_way()
+
+    async def close():
+        made = PromptThreads(1 << 30)
+        asked = [asyncio.ensure_future(made.run(1 << 20, work)) for work in (endless, lambda: later.append(1))]
+        await asyncio.to_thread(began.wait, DEADLINE)
+        await asyncio.to_thread(made.close)
+        asked.append(asyncio.ensure_future(made.run(1, lambda: later.append(2))))
+        return await asyncio.gather(*asked, return_exceptions=True)
+
+    assert [getattr(error, "status", error) for error in asyncio.run(close())] == [503] * 3 and not later
+
+
+def test_what_waits_for_a_disk_at_a_close_is_refused_and_so_is_what_comes_later():
+    began, go, later = Event(), Event(), []
+
+    async def close():
+        made = WaitingThread("test")
+        asked = [
+            asyncio.ensure_future(made.run(work))
+            for work in (lambda: began.set() or go.wait(DEADLINE), lambda: later.append(1))
+        ]
+        await asyncio.to_thread(began.wait, DEADLINE)
+        closing = asyncio.ensure_future(asyncio.to_thread(made.close))
+        await asyncio.to_thread(until, lambda: made._closed)
+        go.set()
+        await closing
+        asked.append(asyncio.ensure_future(made.run(later.append, 2)))
+        return await asyncio.gather(*asked, return_exceptions=True)
+
+    written, *refused = asyncio.run(close())
+    assert written is True and [getattr(error, "status", error) for error in refused] == [503] * 2 and not later
+
+
+def test_a_client_with_more_work_than_there_are_threads_leaves_some_to_others(eager):
+    ended, seen = Event(), []
+
+    def work():
+        until(lambda: give_way() or seen.append(get_ident()) or ended.is_set())
+
+    made, asked = Turns("test"), []
+    try:
+        asked += [made.submit(work, ("a",)) for _ in range(2 * MOST_BEGUN)]
+        until(lambda: len(seen) > len(set(seen)) > 1)  # its first piece has had another turn: the others that may have begun
+        others = [made.submit(lambda: give_way() or "done", (name,)) for name in range(MOST_BEGUN)]
+        assert [one.future.result(DEADLINE) for one in others] == ["done"] * MOST_BEGUN
+    finally:
+        ended.set()
+    for one in asked:
+        one.future.result(DEADLINE)
+    made.close()
+
+
+@pytest.mark.parametrize("keys", ["", "one,two"])
+def test_a_client_is_an_address_and_a_key_of_the_server(keys):
+    """Any other header would make one client many, each with a turn of its own."""
 
     async def clients():
-        key = [(b"authorization", b"Bearer a")]
-        made = [client(*one) for one in ((key, ("1.1.1.1", 1)), (key, ("1.1.1.1", 2)), (key, ("2.2.2.2", 1)), ([], None))]
-        return [await one for one in made]
+        found = []
 
-    same, again, other, nobody = asyncio.run(clients())
-    assert same == again and len({same, other, nobody}) == 3
+        async def note(scope, receive, send):
+            found.append(CLIENT.get())
+
+        settings = Settings(api_key=keys)
+        gate = Gate(note, settings, Keys.of(settings), Origins(settings))
+        asked = [
+            ("1.1.1.1", {"authorization": "Bearer one"}),
+            ("1.1.1.1", {"x-api-key": "one"}),
+            ("1.1.1.1", {"authorization": "Bearer another", "x-api-key": "one"}),
+            ("2.2.2.2", {"x-api-key": "one"}),
+            ("1.1.1.1", {"x-api-key": "two"}),
+        ]
+        for address, given in asked:
+            headers = [(name.encode(), value.encode()) for name, value in given.items()]
+            scope = {"type": "http", "method": "POST", "path": "/completion", "headers": headers, "client": (address, 1)}
+            await gate(scope, None, None)
+        return found
+
+    same, again, third, far, other = asyncio.run(clients())
+    assert same == again == third != far and (same != other) == bool(keys)
 
 
 # ---- on a real port -----------------------------------------------------------------------------------------------------
