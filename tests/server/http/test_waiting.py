@@ -26,8 +26,10 @@ def engine_held(up, monkeypatch):
     """The engine stands still between two steps."""
     gate = Event()
     up.service.engine.inbox.put(lambda: gate.wait(DEADLINE))
-    yield
-    gate.set()
+    try:
+        yield
+    finally:
+        gate.set()
 
 
 @contextmanager
@@ -37,8 +39,10 @@ def disk_held(up, monkeypatch):
     gate, forget, drop = Event(), tier._forget, tier.drop
     monkeypatch.setattr(tier, "_forget", lambda scopes: gate.wait(DEADLINE) and forget(scopes))
     monkeypatch.setattr(tier, "drop", lambda scope: drop(scope, DEADLINE))
-    yield
-    gate.set()
+    try:
+        yield
+    finally:
+        gate.set()
 
 
 @contextmanager
@@ -47,8 +51,10 @@ def conversations_held(up, monkeypatch):
     files = up.service.conversations._files
     gate, change = Event(), files._change
     monkeypatch.setattr(files, "_change", lambda *given: gate.wait(DEADLINE) and change(*given))
-    yield
-    gate.set()
+    try:
+        yield
+    finally:
+        gate.set()
 
 
 @contextmanager
