@@ -63,10 +63,10 @@ class _Work(Generic[T]):
         if self.future.cancel():
             self.turns.drop(self)
 
-    def refuse(self) -> None:
+    def end(self, error: BaseException) -> None:
         """End it before it has begun."""
         if self.future.set_running_or_notify_cancel():
-            self.future.set_exception(ClientLeft())
+            self.future.set_exception(error)
 
     def give_way(self) -> None:
         if perf_counter() >= self.ends and not self.has_left:
@@ -138,7 +138,7 @@ class Turns:
             for work in self._begun:
                 work.has_left = True
         for work in refused:
-            work.refuse()
+            work.end(ClientLeft())
         self._threads.shutdown()
 
     def _queue(self, work: _Work) -> None:
@@ -146,16 +146,25 @@ class Turns:
 
     def _next(self) -> None:
         """Give the turn to the next client's work. The lock is held."""
-        self._current = work = self._pick()
-        if work is None:
-            return
+        while (work := self._pick()) is not None and not self._goes_on(work):
+            pass
+        self._current = work
+
+    def _goes_on(self, work: _Work) -> bool:
+        """Give work the turn. False: it needs a thread and the system gives none, so the turn is the next one's."""
         work.ends = perf_counter() + TURN
         if work.begun:
             work.turn.release()
-        else:
-            work.begun = True
-            self._begun.add(work)
+            return True
+        work.begun = True
+        self._begun.add(work)
+        try:
             self._threads.submit(self._do, work)
+        except RuntimeError:
+            work.begun = False  # for a thread that finds it in the pool's queue
+            self._begun.discard(work)
+            work.end(RequestError("the system gives no more threads: try again", status=503, retry_after=1))
+        return work.begun
 
     def _pick(self) -> _Work | None:
         num_begun, clients = len(self._begun), {work.client for work in self._begun}
@@ -172,6 +181,9 @@ class Turns:
         return None
 
     def _do(self, work: _Work[T]) -> None:
+        with self._lock:  # not before `_goes_on` has returned
+            if not work.begun:
+                return
         try:
             if work.future.set_running_or_notify_cancel():
                 _running.work = work

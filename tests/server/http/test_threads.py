@@ -3,7 +3,7 @@
 import asyncio
 import socket
 from concurrent.futures import ThreadPoolExecutor
-from threading import Event, get_ident
+from threading import Event, Thread, get_ident
 
 import httpx
 import pytest
@@ -158,6 +158,22 @@ def test_what_waits_for_a_disk_at_a_close_is_refused_and_so_is_what_comes_later(
 
     written, *refused = asyncio.run(close())
     assert written is True and [getattr(error, "status", error) for error in refused] == [503] * 2 and not later
+
+
+def test_work_without_a_thread_is_refused_and_the_turn_is_the_next_one_s(monkeypatch):
+    made, start, refuses = Turns("test"), Thread.start, [True]
+
+    def no_thread(self):
+        if refuses:
+            raise RuntimeError("can't start new thread")
+        start(self)
+
+    monkeypatch.setattr(Thread, "start", no_thread)
+    refused = made.submit(lambda: 1)
+    refuses.clear()
+    assert made.submit(lambda: 2).future.result(DEADLINE) == 2
+    assert refused.future.exception(DEADLINE).status == 503
+    made.close()
 
 
 def test_a_client_with_more_work_than_there_are_threads_leaves_some_to_others(eager):
