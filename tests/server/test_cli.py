@@ -182,7 +182,7 @@ def test_the_server_of_a_demo_ends_with_it(tmp_path, number):
     variables = os.environ | {"TMPDIR": str(tmp_path)}
     process = subprocess.Popen(command("demo"), env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
-        assert process.stdout.readline(), "the first answer"
+        assert process.stdout and process.stdout.readline(), "the first answer"
         (server,) = children(process.pid)
         with watched(server) as (watch,):
             process.send_signal(number)

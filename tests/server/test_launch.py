@@ -358,6 +358,7 @@ def test_the_client_and_the_server_end_with_it(tiny, home, tmp_path, number):
     arguments = command("launch", "claude", "-m", tiny, "--port", free_port(), "-t", 1, "-fa", "off")
     pipe = subprocess.PIPE
     with subprocess.Popen(arguments, env=os.environ | home, stdout=pipe, stderr=pipe, text=True) as process:
+        assert process.stdout and process.stderr
         client = int(process.stdout.readline())
         (server,) = set(children(process.pid)) - {client}
         with watched(client, server) as watches:

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from slotcache.slots.child import ends_in_order, run_child, start_child, stop_child
@@ -43,7 +44,7 @@ signal.pause()
 """
 
 
-def parent(code, *arguments):
+def parent(code, *arguments) -> Any:
     """A process of its own, which prints the ids of what it has started."""
     command = [sys.executable, "-c", START + code, str(ROOT), *map(str, arguments)]
     return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
@@ -176,7 +177,7 @@ def test_a_program_that_is_missing_leaves_no_descriptor():
 
 @pytest.mark.parametrize(("command", "code"), [(SLEEPS, -signal.SIGTERM), (STUBBORN, -signal.SIGKILL)])
 def test_a_child_is_asked_to_end_and_then_killed(command, code):
-    process = start_child(command, stdout=subprocess.PIPE)
+    process: Any = start_child(command, stdout=subprocess.PIPE)
     if command is STUBBORN:
         assert process.stdout.readline()
         patience = 0.05
@@ -188,7 +189,7 @@ def test_a_child_is_asked_to_end_and_then_killed(command, code):
 
 
 def test_a_second_signal_while_a_child_is_asked_to_end_kills_it():
-    process = start_child(STUBBORN, stdout=subprocess.PIPE)
+    process: Any = start_child(STUBBORN, stdout=subprocess.PIPE)
     assert process.stdout.readline()
     before = signal.signal(signal.SIGALRM, signal.default_int_handler)
     try:

@@ -140,8 +140,8 @@ def test_a_client_that_half_closes_has_left_as_one_that_closes_has(server, asked
         assert b'"usage"' not in b"".join(iter(lambda: client.recv(4096), b""))
         go.set()
     until(lambda: not server.service.open)
-    with httpx.Client(base_url=server.url, timeout=30) as client:
-        assert 'slotcache_requests_total{end="cancelled"} 1' in client.get("/metrics").text
+    with httpx.Client(base_url=server.url, timeout=30) as http:
+        assert 'slotcache_requests_total{end="cancelled"} 1' in http.get("/metrics").text
 
 
 def test_an_answer_that_ends_as_its_connection_makes_room_is_whole():

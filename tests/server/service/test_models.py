@@ -26,6 +26,7 @@ from slotcache.server.config.settings import Settings, SettingsError
 from slotcache.server.serve import make_server, run
 from slotcache.server.service import models as models_module
 from slotcache.server.service.models import entries_of
+from slotcache.slots.disk import DiskTier
 from support.encoders import bert
 from support.on_device import needs_cpu
 
@@ -714,6 +715,7 @@ def test_kv_on_disk_is_read_before_its_model_is_loaded(files, tmp_path):
         for name in "ab":
             up.chat(QUESTION, model=name)
         size, (disk,) = host.max_bytes, up.host.services[0].tiers
+        assert isinstance(disk, DiskTier)
         until(lambda: disk.idle)
         for most in (1, size):  # then it is on disk alone
             engine.resize_host(most)
