@@ -10,7 +10,7 @@ from types import MappingProxyType
 
 from ...models.json_schema import MAX_BYTES, GrammarError
 from .families import HOLE, CallNotation
-from .json_text import TEXT, parameter_types
+from .json_text import TEXT, ParameterType, parameter_types
 
 ANY = r"/(.|\n)*/"
 NOTHING: Mapping[str, str] = MappingProxyType({})
@@ -128,17 +128,17 @@ class GrammarWriter:
         self,
         written: CallNotation,
         parameter: tuple[str, object],
-        types: frozenset[str],
+        wanted: ParameterType,
         root: Mapping[str, object],
     ) -> str:
-        (key, schema), kind = parameter, next(iter(sorted(types)), "string")
-        is_text = kind == "string" or not types or "string" in types
+        (key, schema), kind = parameter, next(iter(sorted(wanted.kinds)), "string")
+        is_text = not wanted.kinds or "string" in wanted.kinds
         known = {"key": key, "kind": "string" if is_text else kind, "is_text": str(is_text).lower()}
         before, _, after = written.parameter.partition("$value")
         if not is_text or written.quote is None:
             return f"{self.text(before, known)} {self._schema(schema, root)} {self.text(after, known)}"
         before, end = self.text(before + written.quote, known), self._parts(written.quote + after, known)
-        if types == TEXT and (choices := _choices(schema)):
+        if wanted.kinds == TEXT and (choices := _choices(schema)):
             return f"{before} ({' | '.join(map(_quoted, choices))}) {_joined(end)}"
         return f"{before} {self._free(end, schema)}"
 

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Generator, Iterable
+from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from math import isinf
 from typing import TypeVar
 
+from ...models.json_schema import IMPLIED, OPEN
 from .answer import Fragment
 
 T = TypeVar("T")
@@ -122,10 +126,10 @@ class UnreadText:
                 return self.take(max((len(tag) for tag in tags if tag and rest.startswith(tag)), default=0))
             yield None
 
-    def upto(self, tags: Tags, most: int) -> Steps[tuple[str, str]]:
+    def upto(self, tags: Tags, most: int, stays: Collection[str] = ()) -> Steps[tuple[str, str]]:
         """Read up to the next tag, and the tag; return both. The tag is empty if none begins within `most` characters.
 
-        Then `most` characters are read, or as many as are left.
+        Then `most` characters are read, or as many as are left. stays: tags that are left unread.
         """
         parts: list[str] = []
         while True:
@@ -135,7 +139,8 @@ class UnreadText:
             parts.append(part)
             most -= len(part)
             if tag or self.ended or not is_near:
-                return "".join(parts), self.take(len(tag)) if is_near else ""
+                tag = tag if is_near else ""
+                return "".join(parts), tag if tag in stays else self.take(len(tag))
             yield None
 
 
@@ -213,36 +218,171 @@ def escape(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
-def is_json(text: str, types: Collection[str] = ()) -> bool:
+@dataclass(frozen=True, slots=True)
+class ParameterType:
+    """What a schema allows as the value of a parameter. kinds: types of JSON; none: any.
+
+    texts: those that it allows, in lists; None: all.
+    """
+
+    kinds: frozenset[str] = frozenset()
+    texts: tuple[frozenset[str], ...] | None = None
+
+    @property
+    def is_free_text(self) -> bool:
+        """Whether a value is a text as it stands, whatever it says."""
+        return self.kinds == TEXT and self.texts is None
+
+    def lists(self, text: str) -> bool:
+        """Whether the schema names this text."""
+        return self.texts is not None and any(text in listed for listed in self.texts)
+
+
+ANY = ParameterType()
+FREE_TEXT = ParameterType(TEXT)
+WORD = ParameterType(frozenset({"string", "integer", "number", "boolean", "null"}))
+
+
+def typed(text: str, wanted: ParameterType = ANY) -> str:
+    """Return a value that was written without quotes as JSON. What fits no type is a text."""
+    bare = text.strip()
+    inside = bare[1:-1] if len(bare) > 1 and bare[0] == bare[-1] and bare[0] in "\"'" else None
+    said = _unquoted(bare) if inside is not None and bare[0] == '"' else None
+    for choice in (text, bare, said, inside):
+        if choice is not None and wanted.lists(choice):
+            return quoted(choice)
+    if not wanted.kinds:
+        bare = _WORDS.get(bare, bare)
+        return bare if is_json(bare) and not bare.startswith('"') else quoted(text)
+    kinds, takes_text = wanted.kinds - TEXT, "string" in wanted.kinds
+    value = _of_kind(bare, kinds)
+    if value is None and said is not None and not takes_text:
+        value = _of_kind(said.strip(), kinds)
+    if value is not None:
+        return value
+    return quoted(said if said is not None and takes_text and kinds else text)
+
+
+def literal(word: str, wanted: ParameterType) -> str:
+    """Return a word of a notation in which texts have quotes as JSON. It is what it says where it cannot be what is wanted."""
+    if not wanted.kinds or word in ("None", "null"):
+        return typed(word, WORD)
+    value = typed(word, wanted)
+    return value if not value.startswith('"') or "string" in wanted.kinds else typed(word, WORD)
+
+
+def is_json(text: str, kinds: Collection[str] = ()) -> bool:
     """Whether a text is JSON, of one of these types if there are any."""
     try:
-        value = json.loads(text, parse_constant=_refuse)
+        value = json.loads(text, parse_constant=_refuse, parse_float=_finite)
     except (ValueError, RecursionError):
         return False
     kind = _type(value)
-    return not types or kind in types or (kind == "integer" and "number" in types)
+    return not kinds or kind in kinds or (kind == "integer" and "number" in kinds)
 
 
-def typed(text: str, types: Collection[str]) -> str:
-    """Return a value that was written without quotes as JSON. types: by the schema; none of them: any."""
-    bare = _WORDS.get(text.strip(), text.strip())
-    wanted = [kind for kind in types if kind != "string"]
-    fits = is_json(bare, wanted) and not (not types and bare.startswith('"'))
-    return bare if fits else f'"{escape(text)}"'
+def quoted(text: str) -> str:
+    """Return a text as a JSON string."""
+    return f'"{escape(text)}"'
 
 
 _WORDS = {"True": "true", "False": "false", "None": "null"}
+_NAMES = {"boolean": {"true": "true", "false": "false"}, "null": {"null": "null", "none": "null"}}
+_NUMBER = re.compile(r"(?P<sign>[+-]?)(?P<whole>[0-9]*)(?:\.(?P<part>[0-9]*))?(?P<power>[eE][+-]?[0-9]{1,3})?")
+LONGEST_NUMBER = 400  # characters of a number that JSON would write otherwise
+
+
+def _of_kind(bare: str, kinds: frozenset[str]) -> str | None:
+    """Return a value that is of one of these types, or nearly written so, as JSON; None if it is none."""
+    if not kinds:
+        return None
+    if is_json(bare, kinds):
+        return bare
+    for kind in kinds & _NAMES.keys():
+        if word := _NAMES[kind].get(bare.lower()):
+            return word
+    if ("number" in kinds or "integer" in kinds) and (number := _number(bare, "number" in kinds)):
+        return number
+    written = _from_python(bare) if bare[:1] in ("[", "(", "{") else None
+    return written if written is not None and is_json(written, kinds) else None
+
+
+def _number(bare: str, may_be_broken: bool) -> str | None:
+    """Return a number as JSON has it, such as 0.5 for .5; None if it is none. may_be_broken: else 5.0 is 5."""
+    found = _NUMBER.fullmatch(bare) if len(bare) <= LONGEST_NUMBER else None
+    if found is None or not (found["whole"] or found["part"]) or isinf(float(bare)):
+        return None
+    if not may_be_broken:
+        number = Decimal(bare)
+        return str(int(number)) if number == number.to_integral_value() else None
+    whole, part = found["whole"].lstrip("0") or "0", f".{found['part']}" if found["part"] else ""
+    return f"{'-' * (found['sign'] == '-')}{whole}{part}{found['power'] or ''}"
+
+
+_LITERAL = re.compile(
+    r"""\s+|(?P<sign>[\[\](){}:,])|(?P<word>[^\s\[\](){}:,'"]+)"""
+    r"""|'(?P<single>[^'\\]*(?:\\.[^'\\]*)*)'|"(?P<double>[^"\\]*(?:\\.[^"\\]*)*)\"""",
+    re.DOTALL,
+)
+_SIGNS = {"(": "[", ")": "]", ",": ", ", ":": ": "}
+_IN_QUOTES = re.compile(r"(?P<code>\\u[0-9a-fA-F]{4})|\\x(?P<byte>[0-9a-fA-F]{2})|\\(?P<escaped>.)|[^\\]+", re.DOTALL)
+ESCAPES = {"b": "\b", "f": "\f", "/": "/", "n": "\n", "t": "\t", "r": "\r", "\\": "\\", "'": "'", '"': '"', "\n": ""}
+"""What stands for the characters behind a backslash."""
+
+
+def _from_python(text: str) -> str | None:
+    """Return lists and objects that are written as in Python in JSON; None if a text in them has no end."""
+    parts: list[str] = []
+    at = 0
+    while at < len(text):
+        if (found := _LITERAL.match(text, at)) is None:
+            return None
+        at, kind = found.end(), found.lastgroup
+        if kind is None:
+            continue
+        part = found[kind]
+        if kind == "sign":
+            if part in ")]}" and parts and parts[-1] == ", ":
+                parts.pop()
+            parts.append(_SIGNS.get(part, part))
+        elif kind == "word":
+            parts.append(_WORDS.get(part) or _number(part, True) or part)
+        else:
+            parts.append(f'"{_IN_QUOTES.sub(_in_json, part)}"')
+    return "".join(parts)
+
+
+def _in_json(found: re.Match[str]) -> str:
+    """Return a piece of a text as it stands in a JSON string."""
+    text = chr(int(found["byte"], 16)) if found["byte"] else ESCAPES.get(found["escaped"], found[0])
+    return found["code"] or escape(text)
+
+
+def _unquoted(text: str) -> str | None:
+    """Return the text that a JSON string is; None if it is none, or half of a character."""
+    try:
+        value = json.loads(text, strict=False)
+        value.encode()
+    except (ValueError, AttributeError):
+        return None
+    return value
 
 
 def _refuse(name: str) -> None:
     raise ValueError(f"{name} is not JSON")
 
 
-def parameter_types(schema: object) -> dict[str, frozenset[str]]:
-    """Return the JSON types of each parameter of a tool; empty where the schema does not say."""
+def _finite(number: str) -> float:
+    if isinf(value := float(number)):
+        raise ValueError(f"{number} is too large for a number")
+    return value
+
+
+def parameter_types(schema: object) -> dict[str, ParameterType]:
+    """Return what each parameter of a tool may be; anything where the schema does not say."""
     properties = schema.get("properties") if isinstance(schema, dict) else None
     schemas = _Schemas(schema)
-    return {name: schemas.types(value) for name, value in properties.items()} if isinstance(properties, dict) else {}
+    return {name: schemas.type(value) for name, value in properties.items()} if isinstance(properties, dict) else {}
 
 
 class _Schemas:
@@ -251,37 +391,64 @@ class _Schemas:
     def __init__(self, root: object) -> None:
         self._root = root
         self._meanings: dict[str, object] = {}  # by reference
-        self._listed: dict[int, frozenset[str]] = {}  # types of a schema that lists its values, by the id of the list
+        self._listed: dict[int, ParameterType] = {}  # of a schema that lists its values, by the id of the list
 
-    def types(self, schema: object) -> frozenset[str]:
-        """Return the types that a schema allows; empty where it does not say, or not within a few steps."""
-        found: set[str] = set()
+    def type(self, schema: object) -> ParameterType:
+        """Return what a schema allows; anything where it does not say, or not within a few steps."""
+        kinds: set[str] = set()
+        texts: list[frozenset[str]] = []
+        is_free = False  # a text need not be among these
         asked = [schema]
         for _ in range(MAX_SCHEMAS):
             if not asked:
-                return frozenset(found)
+                return ParameterType(frozenset(kinds), None if is_free or not texts else tuple(texts))
             schema = asked.pop()
             if not isinstance(schema, dict):
-                return frozenset()
-            if isinstance(reference := schema.get("$ref"), str):
-                asked.append(self._meant(reference))
-            elif "type" in schema:
-                kinds = schema["type"]
-                listed = kinds[:MAX_SCHEMAS] if isinstance(kinds, list) else [kinds]
-                found.update(kind for kind in listed if isinstance(kind, str))
-            elif isinstance(choices := schema.get("anyOf") or schema.get("oneOf"), list):
-                asked += choices[:MAX_SCHEMAS]
-            elif "const" in schema:
-                found.add(_type(schema["const"]))
-            elif isinstance(values := schema.get("enum"), list):
-                found |= self._types_of(values)
-            else:
-                return frozenset()
-        return frozenset()
+                return ANY
+            if (inner := self._inner(schema)) is not None:
+                asked += inner
+                continue
+            listed, named = self._values(schema), self._kinds(schema)
+            if listed is None and not named:
+                return ANY
+            found = named or (listed.kinds if listed else frozenset())
+            kinds |= found
+            if listed is not None:
+                texts += listed.texts or ()
+            is_free |= listed is None and "string" in found
+            if schema.get("nullable") is True:
+                kinds.add("null")
+        return ANY
 
-    def _types_of(self, values: list[object]) -> frozenset[str]:
+    def _inner(self, schema: Mapping[str, object]) -> list[object] | None:
+        """Return the schemas that say what this one allows; None if it says so itself."""
+        if isinstance(reference := schema.get("$ref"), str):
+            return [self._meant(reference)]
+        if "type" in schema:
+            return None
+        choices = schema.get("anyOf") or schema.get("oneOf")
+        if not isinstance(choices, list) and isinstance(parts := schema.get("allOf"), list) and len(parts) == 1:
+            choices = parts
+        return choices[:MAX_SCHEMAS] if isinstance(choices, list) else None
+
+    def _kinds(self, schema: Mapping[str, object]) -> frozenset[str]:
+        """Return the types that a schema names, or that its keywords are for."""
+        if "type" in schema:
+            kinds = schema["type"]
+            listed = kinds[:MAX_SCHEMAS] if isinstance(kinds, list) else [kinds]
+            return frozenset(kind for kind in listed if isinstance(kind, str))
+        implied = next((IMPLIED[key] for key in schema if key in IMPLIED), None) if schema.keys().isdisjoint(OPEN) else None
+        return frozenset(filter(None, [implied]))
+
+    def _values(self, schema: Mapping[str, object]) -> ParameterType | None:
+        """Return what the values are that a schema lists; None if it lists none."""
+        if "const" in schema:
+            return _type_of([schema["const"]])
+        values = schema.get("enum")
+        if not isinstance(values, list):
+            return None
         if id(values) not in self._listed:
-            self._listed[id(values)] = frozenset(map(_type, values))
+            self._listed[id(values)] = _type_of(values)
         return self._listed[id(values)]
 
     def _meant(self, reference: str) -> object:
@@ -292,6 +459,11 @@ class _Schemas:
                 meant = meant.get(name) if isinstance(meant, dict) else None
             self._meanings[reference] = meant
         return self._meanings[reference]
+
+
+def _type_of(values: Sequence[object]) -> ParameterType:
+    """Return what one of some values is."""
+    return ParameterType(frozenset(map(_type, values)), (frozenset(text for text in values if isinstance(text, str)),))
 
 
 def _type(value: object) -> str:

@@ -11,11 +11,25 @@ from string import hexdigits
 from typing import Protocol
 
 from .answer import CallArguments, CallStart, ContentText, Fragment, ReasoningText
-from .json_text import SPACE, TEXT, JsonSpan, Steps, Tags, UnreadText, escape, json_value, typed
+from .json_text import (
+    ANY,
+    ESCAPES,
+    FREE_TEXT,
+    SPACE,
+    JsonSpan,
+    ParameterType,
+    Steps,
+    Tags,
+    UnreadText,
+    escape,
+    json_value,
+    literal,
+    typed,
+)
 
 MAX_NAME = 256  # characters of a tool's name, an id, a parameter's name
-Types = Mapping[str, frozenset[str]]
-"""The JSON types of each parameter of a tool."""
+Types = Mapping[str, ParameterType]
+"""What each parameter of a tool may be."""
 
 
 def plain_id(digest: str) -> str:
@@ -131,28 +145,26 @@ class TaggedBody:
             if not end:
                 return
             yield calls.arguments(f'{between}"{escape(key.strip())}": ')
-            is_text = end in self.text_key_ends
-            is_whole = yield from self._value(
-                text, key.strip(), calls, TEXT if is_text else types.get(key.strip(), frozenset())
-            )
+            wanted = FREE_TEXT if end in self.text_key_ends else types.get(key.strip(), ANY)
+            is_whole = yield from self._value(text, key.strip(), calls, wanted)
             yield from text.skip()
             between, tag = ", ", (yield from text.one_of(*self.begins))
         if is_whole:
             yield calls.arguments("}")
 
-    def _value(self, text: UnreadText, key: str, calls: Calls, types: frozenset[str]) -> Steps[bool]:
+    def _value(self, text: UnreadText, key: str, calls: Calls, wanted: ParameterType) -> Steps[bool]:
         """Read a value: a text passed on as it comes, all others when they are whole. Whether it was whole."""
         ends = Tags(end.replace("{key}", key) for end in self.value_ends)
         if any(not tag.isspace() for tag in self.value_opens):
             yield from text.skip()
         yield from text.one_of(*self.value_opens)
         parts: list[str] = []
-        if types == TEXT:
+        if wanted.is_free_text:
             yield calls.arguments('"')
         tag = ""
         while not tag:
             part, tag = text.before(ends)
-            if types != TEXT:
+            if not wanted.is_free_text:
                 parts.append(part)
             elif part:
                 yield calls.arguments(escape(part))
@@ -160,8 +172,8 @@ class TaggedBody:
                 break
             if not tag:
                 yield None
-        if tag or types != TEXT:
-            yield calls.arguments('"' if types == TEXT else typed("".join(parts), types))
+        if tag or not wanted.is_free_text:
+            yield calls.arguments('"' if wanted.is_free_text else typed("".join(parts), wanted))
         return bool(tag)
 
 
@@ -184,7 +196,7 @@ class LiteralBody:
     def read(self, text: UnreadText, begin: str, calls: Calls, types: Types) -> Steps[None]:
         """Write the literals as JSON, character by character: what is malformed stays so."""
         yield calls.arguments("{")
-        open_brackets, between, is_key = ["}"], "", True
+        open_brackets, between, is_key, wanted = ["}"], "", True, ANY
         while character := (yield from text.skip()):
             if character in ")]}":
                 text.take(1)
@@ -201,21 +213,23 @@ class LiteralBody:
                 yield calls.arguments(between + ("{" if character == "{" else "["))
                 between, is_key = "", character == "{"
             elif is_key:
-                yield calls.arguments(between + (yield from self._key(text)))
+                key = yield from self._key(text)
+                yield calls.arguments(f'{between}"{escape(key)}": ')
                 between, is_key = "", False
+                wanted = types.get(key, ANY) if len(open_brackets) == 1 else ANY
             else:
                 yield calls.arguments(between)
-                yield from self._scalar(text, calls)
+                yield from self._scalar(text, calls, wanted if len(open_brackets) == 1 else ANY)
                 between = ", "
 
     def _key(self, text: UnreadText) -> Steps[str]:
-        """Read a name and the sign behind it; return them as JSON."""
+        """Read a name and the sign behind it; return the name."""
         name, _ = yield from text.upto(Tags((self.assign, ":")), MAX_NAME)
         for quote in self.quotes:
             name = name.strip().removeprefix(quote).removesuffix(quote)
-        return f'"{escape(name)}": '
+        return name
 
-    def _scalar(self, text: UnreadText, calls: Calls) -> Steps[None]:
+    def _scalar(self, text: UnreadText, calls: Calls, wanted: ParameterType) -> Steps[None]:
         quote = yield from text.one_of(*self.quotes)
         if quote:
             yield from self._string(text, quote, calls)
@@ -223,7 +237,7 @@ class LiteralBody:
         word = text.take(1)
         while (character := (yield from text.peek())) and character not in SPACE + ",)]}":
             word += text.take(1)
-        yield calls.arguments(typed(word, ()))
+        yield calls.arguments(literal(word, wanted))
 
     def _string(self, text: UnreadText, quote: str, calls: Calls) -> Steps[None]:
         """Read a text up to its quote; short quotes may be escaped in it."""
@@ -250,10 +264,7 @@ class LiteralBody:
         digits = ""
         while sign == "u" and len(digits) < 4 and (digit := (yield from text.peek())) and digit in hexdigits:
             digits += text.take(1)
-        return f"\\u{digits}" if len(digits) == 4 else escape(_ESCAPES.get(sign, "\\" + sign) + digits)
-
-
-_ESCAPES = {"b": "\b", "f": "\f", "/": "/", "n": "\n", "t": "\t", "r": "\r", "\\": "\\", "'": "'", '"': '"', "\n": ""}
+        return f"\\u{digits}" if len(digits) == 4 else escape(ESCAPES.get(sign, "\\" + sign) + digits)
 
 
 # ---- Calls with a header that names the tool, in front of their arguments. ----------------------------------------------
@@ -304,16 +315,27 @@ class HeadedCalls:
                 yield from text.one_of(*self.section_ends)
 
     def _call(self, text: UnreadText, calls: Calls) -> Steps[bool]:
-        """Read one call; whether it was one."""
-        header, begin = yield from text.upto(Tags(self.body.begins), MAX_HEADER)
+        """Read one call; whether it was one. Behind one without arguments stands what ends it, or nothing."""
+        tags = Tags(self.body.begins + self.behind)
+        header, begin = yield from text.upto(tags, MAX_HEADER, stays=self.behind)
         found = self.header.fullmatch(header)
-        name = found["name"].strip() if begin and found else ""
+        is_whole = bool(begin) or (text.ended and not text.is_cut and not text.rest)
+        name = found["name"].strip() if found and is_whole else ""
         if not found or name not in calls.tools:
             return False
         text.unmark()
         yield calls.start(name, (found.groupdict().get("id") or "").strip())
-        yield from self.body.read(text, begin, calls, calls.tools[name])
+        if begin in self.body.begins:
+            yield from self.body.read(text, begin, calls, calls.tools[name])
+        else:
+            yield calls.arguments("{}")
         return True
+
+    @property
+    def behind(self) -> tuple[str, ...]:
+        """What may stand behind a call: its end, the next one's beginning, the end of all."""
+        behind = (*self.closes[-1:], *self.more, self.starts[0], *self.section_ends)
+        return tuple(tag for tag in behind if tag not in self.body.begins)
 
 
 # ---- Answers whose parts stand between tags, and the reader that takes the steps of any answer. -------------------------
@@ -586,6 +608,7 @@ class ChannelAnswer:
 # ---- Calls that are JSON objects with a name and arguments. -------------------------------------------------------------
 
 FENCES = ("```json", "```")
+NO_ARGUMENTS = ("", "null", "[]")  # of a call that has none, as models write it
 
 
 @dataclass(frozen=True, slots=True)
@@ -692,8 +715,9 @@ class _JsonCall:
             if character == "{":
                 return (yield from self._object())
             value = yield from json_value(self._text)
-            self._arguments.append("{}" if value == "null" else _decoded(value))
-            return self._arguments[0].lstrip().startswith("{")
+            said = (_decoded(value) or value.removeprefix('""')).strip()
+            self._arguments.append("{}" if said in NO_ARGUMENTS else said)
+            return said in NO_ARGUMENTS or said.startswith("{")
         value = yield from json_value(self._text)
         if key in shape.ids and value:
             self._id = _decoded(value) or value[:MAX_NAME]

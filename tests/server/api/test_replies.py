@@ -17,6 +17,7 @@ from slotcache.server.engine.generation import Delta, End
 from slotcache.server.engine.usage import Report
 from slotcache.server.formats.answer import Plain
 from slotcache.server.formats.families import THINK, detect
+from slotcache.server.formats.json_text import parameter_types
 
 HERMES = detect(f"<tool_call> {THINK.starts[0]}")
 CALLS = '<tool_call>\n{"name": "look", "arguments": {"at": [1, "x"]}}\n</tool_call>'
@@ -24,7 +25,7 @@ TEXT = f"<think>\nLet me see.\n</think>\n\nI will look.\n{CALLS}\n{CALLS}"
 
 
 def reader():
-    return HERMES.reader({"look": {"at": frozenset({"array"})}}, seed="0")
+    return HERMES.reader({"look": parameter_types({"properties": {"at": {"type": "array"}}})}, seed="0")
 
 
 def ended(reason="stop", stop=None) -> End:
