@@ -18,6 +18,7 @@ Steps = Generator[Fragment | None, None, T]
 """Reading in steps: each yields a fragment, or None where more text is needed. It yields no None once the text has ended."""
 
 SPACE = " \t\r\n"
+MAX_SPACE = 64  # characters of it between two tags
 
 
 class Tags:
@@ -82,6 +83,10 @@ class UnreadText:
             self._read.append(taken)
         return taken
 
+    def back(self, length: int) -> None:
+        """Make the last characters unread again, which were read since text was added last."""
+        self._at -= length
+
     def before(self, tags: Tags) -> tuple[str, str]:
         """Read up to the next tag and the tag itself; without one, up to where it may begin. Returns both.
 
@@ -114,17 +119,43 @@ class UnreadText:
     def skip(self, characters: str = SPACE) -> Steps[str]:
         """Read all next characters of this kind; return the one behind them, unread; empty at the end."""
         while (character := (yield from self.peek())) and character in characters:
-            self.take(len(self.rest) - len(self.rest.lstrip(characters)))
+            behind = self._at + 1
+            while behind < len(self._unread) and self._unread[behind] in characters:
+                behind += 1
+            self.take(behind - self._at)
         return character
 
     def one_of(self, *tags: str) -> Steps[str]:
         """Read one of these tags, if one comes next, the longest one; return it, or an empty text."""
+        longest = max(map(len, tags), default=0)
         while True:
-            rest = self.rest
+            rest = self._unread[self._at : self._at + longest]
             longer = not self.ended and any(len(tag) > len(rest) and tag.startswith(rest) for tag in tags)
             if not longer:
                 return self.take(max((len(tag) for tag in tags if tag and rest.startswith(tag)), default=0))
             yield None
+
+    def behind_space(self, tags: Collection[str], stays: Collection[str] = ()) -> Steps[str | None]:
+        """Read white space and one of these tags, if they come next; return the tag, or an empty text at the end.
+
+        None: something else comes, and nothing is read. stays: tags in front of which reading ends.
+        """
+        known = (*tags, *stays)
+        window = MAX_SPACE + max(map(len, known))
+        while True:
+            rest = self._unread[self._at : self._at + window]
+            bare = rest.lstrip(SPACE)
+            space, begun = len(rest) - len(bare), any(tag.startswith(bare) and tag != bare for tag in known)
+            if space > MAX_SPACE:
+                return None
+            if self.ended or not begun:
+                break
+            yield None
+        tag = max((tag for tag in known if bare.startswith(tag)), key=len, default="")
+        if not tag and not (self.ended and (not bare or (begun and self.is_cut))):
+            return None
+        self.take(space + (0 if tag in stays else len(tag)))
+        return tag
 
     def upto(self, tags: Tags, most: int, stays: Collection[str] = ()) -> Steps[tuple[str, str]]:
         """Read up to the next tag, and the tag; return both. The tag is empty if none begins within `most` characters.
@@ -264,7 +295,7 @@ def typed(text: str, wanted: ParameterType = ANY) -> str:
 
 
 def literal(word: str, wanted: ParameterType) -> str:
-    """Return a word of a notation in which texts have quotes as JSON. It is what it says where it cannot be what is wanted."""
+    """Return a word of a notation in which texts have quotes, as JSON: what is wanted, or else what it says."""
     if not wanted.kinds or word in ("None", "null"):
         return typed(word, WORD)
     value = typed(word, wanted)

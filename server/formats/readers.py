@@ -89,8 +89,10 @@ class Body(Protocol):
     @property
     def tags(self) -> tuple[str, ...]: ...
 
-    def read(self, text: UnreadText, begin: str, calls: Calls, types: Types) -> Steps[None]:
-        """Read arguments behind the tag that began them, and yield them as JSON text."""
+    def read(
+        self, text: UnreadText, begin: str, calls: Calls, types: Types, behind: Collection[str] = ()
+    ) -> Steps[None]:
+        """Read arguments behind the tag that began them, and yield them as JSON text. behind: what may follow the call."""
         ...
 
 
@@ -101,7 +103,9 @@ class JsonBody:
     begins: tuple[str, ...] = ("{",)
     tags: tuple[str, ...] = ()
 
-    def read(self, text: UnreadText, begin: str, calls: Calls, types: Types) -> Steps[None]:
+    def read(
+        self, text: UnreadText, begin: str, calls: Calls, types: Types, behind: Collection[str] = ()
+    ) -> Steps[None]:
         span = JsonSpan()
         span.feed(begin)
         yield calls.arguments(begin)
@@ -137,44 +141,59 @@ class TaggedBody:
     def tags(self) -> tuple[str, ...]:
         return self.opens + self.key_ends + self.value_ends + self.ends + self.text_key_ends + self.value_opens
 
-    def read(self, text: UnreadText, begin: str, calls: Calls, types: Types) -> Steps[None]:
+    def read(
+        self, text: UnreadText, begin: str, calls: Calls, types: Types, behind: Collection[str] = ()
+    ) -> Steps[None]:
         yield calls.arguments("{")
-        between, is_whole, tag = "", True, begin
-        while is_whole and tag in self.opens:
+        between, tag = "", begin
+        while tag in self.opens:
             key, end = yield from text.upto(Tags(self.key_ends + self.text_key_ends), MAX_NAME)
             if not end:
                 return
-            yield calls.arguments(f'{between}"{escape(key.strip())}": ')
-            wanted = FREE_TEXT if end in self.text_key_ends else types.get(key.strip(), ANY)
-            is_whole = yield from self._value(text, key.strip(), calls, wanted)
-            yield from text.skip()
-            between, tag = ", ", (yield from text.one_of(*self.begins))
-        if is_whole:
+            key = key.strip()
+            yield calls.arguments(f'{between}"{escape(key)}": ')
+            wanted = FREE_TEXT if end in self.text_key_ends else types.get(key, ANY)
+            tag = yield from self._value(text, key, calls, wanted, behind)
+            between = ", "
+        if tag or (tag is not None and not text.is_cut):
             yield calls.arguments("}")
 
-    def _value(self, text: UnreadText, key: str, calls: Calls, wanted: ParameterType) -> Steps[bool]:
-        """Read a value: a text passed on as it comes, all others when they are whole. Whether it was whole."""
-        ends = Tags(end.replace("{key}", key) for end in self.value_ends)
-        if any(not tag.isspace() for tag in self.value_opens):
-            yield from text.skip()
-        yield from text.one_of(*self.value_opens)
+    def _value(
+        self, text: UnreadText, key: str, calls: Calls, wanted: ParameterType, behind: Collection[str]
+    ) -> Steps[str | None]:
+        """Read a value: a text passed on as it comes, all others when they are whole. Return what stands behind its end.
+
+        An end counts only in front of a tag, or of the end of the text: else it is a part of the value. Where it is missing,
+        a tag at the beginning of a line ends the value, too. Empty: nothing stands there; None: the value has no end.
+        """
+        ends = [end.replace("{key}", key) for end in self.value_ends]
+        lines = [f"\n{tag}" for tag in self.begins if not any(end.startswith(tag) for end in ends)]
+        tags, lead = Tags((*ends, *lines)), "\n" if "\n" in self.value_opens else ""
+        if self.value_opens and not lead:
+            yield from text.behind_space(self.value_opens)
         parts: list[str] = []
         if wanted.is_free_text:
             yield calls.arguments('"')
-        tag = ""
-        while not tag:
-            part, tag = text.before(ends)
+        following: str | None = None
+        while following is None:
+            part, tag = text.before(tags)
+            if tag in lines:
+                text.back(len(tag))
+            following = (yield from text.behind_space(self.begins, behind)) if tag else None
+            part += tag if following is None and tag else ""
+            if part and lead:
+                part, lead = part.removeprefix(lead), ""
             if not wanted.is_free_text:
                 parts.append(part)
             elif part:
                 yield calls.arguments(escape(part))
-            if text.ended and not tag:
-                break
             if not tag:
+                if text.ended:
+                    break
                 yield None
-        if tag or not wanted.is_free_text:
+        if following is not None or not wanted.is_free_text:
             yield calls.arguments('"' if wanted.is_free_text else typed("".join(parts), wanted))
-        return bool(tag)
+        return following
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +212,9 @@ class LiteralBody:
     def tags(self) -> tuple[str, ...]:
         return tuple(quote for quote in self.quotes if len(quote) > 1)
 
-    def read(self, text: UnreadText, begin: str, calls: Calls, types: Types) -> Steps[None]:
+    def read(
+        self, text: UnreadText, begin: str, calls: Calls, types: Types, behind: Collection[str] = ()
+    ) -> Steps[None]:
         """Write the literals as JSON, character by character: what is malformed stays so."""
         yield calls.arguments("{")
         open_brackets, between, is_key, wanted = ["}"], "", True, ANY
@@ -326,7 +347,7 @@ class HeadedCalls:
         text.unmark()
         yield calls.start(name, (found.groupdict().get("id") or "").strip())
         if begin in self.body.begins:
-            yield from self.body.read(text, begin, calls, calls.tools[name])
+            yield from self.body.read(text, begin, calls, calls.tools[name], self.behind)
         else:
             yield calls.arguments("{}")
         return True

@@ -1,6 +1,7 @@
 """Answers read: by family, in any cutting, in linear time."""
 
 import json
+import re
 import time
 import tomllib
 from dataclasses import dataclass
@@ -8,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from slotcache.server.formats.answer import message
 from slotcache.server.formats.families import FORMATS, GENERIC, THINK, detect
@@ -108,6 +109,41 @@ def test_calls_are_of_known_tools_with_their_parts_in_order(case):
     for call in read(case).get("tool_calls", ()):
         assert call["function"]["name"] in TOOLS and call["id"]
         assert call["function"]["arguments"].startswith("{")
+
+
+TAGGED = [row for row in FORMATS if row.written.parameter and not row.written.separator]
+
+
+@st.composite
+def values(draw):
+    """A family that writes values between tags, and a text with its tags in it, none of which may end it."""
+    row = draw(st.sampled_from(TAGGED))
+    (shape,) = row.shapes
+    ends = [end.replace("{key}", "city") for end in shape.body.value_ends]
+    pieces = [*ends, *shape.body.begins, *shape.behind, *shape.tags, "\n", " ", "x", "</", "<", "é"]
+    value = "".join(draw(st.lists(st.sampled_from([*pieces, *(piece.strip() for piece in pieces)]), max_size=8)))
+    begins, behind = (
+        "|".join(re.escape(tag) for tag in tags if not any(end.startswith(tag) for end in ends) or begun)
+        for tags, begun in ((shape.body.begins, False), ((*shape.body.begins, *shape.behind), True))
+    )
+    written = ends[-1].join((value, ""))
+    assume(not re.search(rf"(^|\n)({begins})|({'|'.join(map(re.escape, ends))})\s*({behind})", written))
+    assume(not any(value.startswith(tag) for tag in shape.body.value_opens if tag != "\n"))
+    assume("]]>" not in value)
+    return row, value
+
+
+@given(values(), st.data())
+def test_a_tag_in_a_value_does_not_end_it(written, data):
+    row, value = written
+    arguments = {"city": value, "days": 3}
+    text = row.written.text([("get_weather", json.dumps(arguments)), ("get_time", json.dumps({"city": "Oslo"}))])
+    said = read(Case(row.name, text + "\nDone."))
+    calls = [(call["function"]["name"], json.loads(call["function"]["arguments"])) for call in said["tool_calls"]]
+    assert calls == [("get_weather", arguments), ("get_time", {"city": "Oslo"})] and said["content"] == "Done."
+    cuts = sorted(data.draw(st.sets(st.integers(0, len(text)), max_size=40)))
+    for each in (cuts, range(1, len(text))):
+        assert without_ids(read(Case(row.name, text + "\nDone."), each)) == without_ids(said)
 
 
 @pytest.mark.parametrize("unit", ["<tool_", "{", '{"name": ', " ", '"', "\\", "(("])
