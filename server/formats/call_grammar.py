@@ -30,6 +30,31 @@ class GrammarPart:
         return self.token or _quoted(self.text)
 
 
+@dataclass(frozen=True, slots=True)
+class ParameterTags:
+    """The tags around parameters. opens: in front of a name; key_end, closes: in front of a value and behind it.
+
+    end: behind the last parameter. behind: what may stand there, too, in the view of a reader.
+    """
+
+    opens: str
+    key_end: str
+    closes: str
+    end: str
+    behind: frozenset[str]
+
+    @classmethod
+    def of(cls, written: CallNotation) -> ParameterTags:
+        """Find the tags in a notation that has no separator."""
+        before, _, closes = written.parameter.partition("$value")
+        opens, _, key_end = before.partition("$key")
+        begin, _, behind = written.call.partition("$arguments")
+        end, *rest = behind.split("\n")
+        around = (begin.partition("$name")[0], *rest, written.begin, written.end, *written.behind)
+        lines = frozenset(line for text in around for line in text.split("\n") if line)
+        return cls(opens, key_end, closes, end, lines)
+
+
 @dataclass(slots=True)
 class GrammarWriter:
     """Writes one grammar. controls: the ids of the control tokens that may stand in it, by their spelling."""
@@ -37,6 +62,7 @@ class GrammarWriter:
     controls: Mapping[str, int]
     schemas: dict[str, str] = field(default_factory=dict)  # JSON text by name
     _rules: list[str] = field(default_factory=list)
+    _texts: dict[tuple[str, str], str] = field(default_factory=dict)  # rules of texts, by the tags that end them
     _size: int = 0  # characters of the schemas
 
     def calls(self, written: CallNotation, tools: Definitions, parallel: bool) -> str:
@@ -98,24 +124,93 @@ class GrammarWriter:
             "number": lambda: "/[0-9]/",
             "arguments": lambda: self._parameters(written, schema) if written.parameter else whole,
         }
-        pieces = HOLE.split(written.call)
+        call = written.call
+        if written.parameter and not written.separator:
+            tags = ParameterTags.of(written)
+            holes["arguments"] = lambda: self._tagged(tags, schema)
+            call = call.replace(f"$arguments{tags.end}", "$arguments")
+        pieces = HOLE.split(call)
         return " ".join(holes[piece]() if at % 2 else self.text(piece) for at, piece in enumerate(pieces) if piece)
+
+    def _tagged(self, tags: ParameterTags, schema: Mapping[str, object]) -> str:
+        """Return parameters between tags, and the end of the call: a text ends where its reader finds both.
+
+        Those that are required come first, and then those of the others that the model chooses.
+        """
+        properties, names, others = _named(schema)
+        types = parameter_types(schema)
+        # Each parameter up to the tag that opens the next one, and up to the end of the call.
+        ways = {key: self._between_tags(tags, (key, properties[key]), types[key], schema) for key in (*names, *others)}
+        first = self.text(tags.opens)
+        needed = " ".join((first, *(ways[key][0] for key in names)))
+        ends = [f"{needed} {self._chosen([ways[key] for key in others])[1]}"] if others else []
+        if names:
+            ends.append(" ".join((first, *(ways[key][0] for key in names[:-1]), ways[names[-1]][1])))
+        else:
+            ends.append(self.text(tags.end))
+        return self.rule(" | ".join(ends))
+
+    def _chosen(self, ways: Sequence[tuple[str, str]]) -> tuple[str, str]:
+        """Return the rules of some of these parameters in order: up to another one, maybe of none; up to the call's end.
+
+        Halves of halves: rules that each stood in the one before would nest as deep as there are parameters.
+        """
+        if len(ways) == 1:
+            return self.rule(f"{ways[0][0]}?"), ways[0][1]
+        (first, first_end), (second, second_end) = (
+            self._chosen(half) for half in (ways[: len(ways) // 2], ways[len(ways) // 2 :])
+        )
+        return self.rule(f"{first} {second}"), self.rule(f"{first_end} | {first} {second_end}")
+
+    def _between_tags(
+        self, tags: ParameterTags, parameter: tuple[str, object], wanted: ParameterType, root: Mapping[str, object]
+    ) -> tuple[str, str]:
+        """Return the rules of one parameter from its name on, up to another one and up to the end of the call."""
+        (key, schema), kind = parameter, next(iter(sorted(wanted.kinds)), "string")
+        is_text = not wanted.kinds or "string" in wanted.kinds
+        known = {"key": key, "kind": "string" if is_text else kind, "is_text": str(is_text).lower()}
+        name, after = self.text("$key" + tags.key_end, known), self._parts(tags.closes, known)
+        choices = _choices(schema) if wanted.kinds == TEXT else []
+        if not is_text:
+            value = f"{self._schema(schema, root)} {_joined(after)}"
+        elif choices:
+            value = f"({' | '.join(map(_quoted, choices))}) {_joined(after)}"
+        elif _most(schema) is not None or any(part.token for part in self._parts(tags.closes + tags.opens + tags.end)):
+            value = self._free(after, schema)
+        else:
+            closer = "".join(part.text for part in after)
+            if not tags.end.startswith(tags.opens):  # else no text could tell which of them comes
+                ends = [self._until(tags, closer, tag) for tag in (tags.opens, tags.end)]
+                return self.rule(f"{name} {ends[0]}"), self.rule(f"{name} {ends[1]}")
+            value = self._until(tags, closer, "")
+        value = self.rule(f"{name} {value}")
+        return self.rule(f"{value} {self.text(tags.opens)}"), self.rule(f"{value} {self.text(tags.end)}")
+
+    def _until(self, tags: ParameterTags, closer: str, behind: str) -> str:
+        """Return the rule of a text up to an end that its reader finds: a closing tag, and the tag behind it, if any."""
+        if (rule := self._texts.get((closer, behind))) is None:
+            broken = "|".join(_pattern(tag) for tag in (tags.opens, tags.end) if not closer.startswith(tag))
+            after = "|".join(map(_pattern, sorted({tags.opens, tags.end, *tags.behind})))
+            ended = rf"\n({broken})|{_pattern(closer.strip())}[ \t\r\n]*({after})"
+            safe = rf"{ANY} & ~/(.|\n)*({ended})(.|\n)*/"
+            if tags.key_end.endswith("\n"):
+                safe = rf"{safe} & ~/({broken})(.|\n)*/"
+            terminal = f"SAFE{len(self._texts)}"
+            self._rules.append(f"{terminal}: {safe}")
+            rule = self._texts[closer, behind] = self.rule(f"{terminal} {_quoted(closer + behind)}", "[lazy]")
+        return rule
 
     def _parameters(self, written: CallNotation, schema: Mapping[str, object]) -> str:
         """Return the parameters: those that are required, and then those of the others that the model chooses."""
-        properties, required = schema.get("properties"), schema.get("required")
-        properties = properties if isinstance(properties, dict) else {}
-        needed = {name for name in required if isinstance(name, str)} if isinstance(required, list) else set()
-        names = [name for name in properties if name in needed]
-        others = [name for name in properties if name not in needed]
+        properties, names, others = _named(schema)
         types, between = parameter_types(schema), self.text(written.separator)
 
         def parameter(name: str) -> str:
             return self.rule(self._parameter(written, (name, properties[name]), types[name], schema))
 
-        if names or not written.separator:
+        if names:
             first = f" {between} ".join(map(parameter, names))
-            return self.rule(" ".join((first, *(f"({between} {parameter(name)})?" for name in others))) or '""')
+            return self.rule(" ".join((first, *(f"({between} {parameter(name)})?" for name in others))))
         # Without one that is required, any of the others may be the first, which has no separator in front of it.
         alone = behind = self.rule('""')
         for name in reversed(others):
@@ -145,8 +240,7 @@ class GrammarWriter:
     def _free(self, end: Sequence[GrammarPart], schema: object = None) -> str:
         """Return free text up to a tag, and the tag."""
         first, *rest = end
-        most = schema.get("maxLength") if isinstance(schema, dict) else None
-        if isinstance(most, int) and 0 <= most <= MAX_LENGTH:
+        if (most := _most(schema)) is not None:
             character = first.text.lstrip()[0]
             return f"/[^\\x{ord(character):02x}]{{0,{most}}}/ {_joined(end)}"
         if first.token:
@@ -155,6 +249,25 @@ class GrammarWriter:
 
 
 MAX_LENGTH = 4096  # characters of a bounded text: more make the grammar too large, so it is free
+
+
+def _named(schema: Mapping[str, object]) -> tuple[dict[str, object], list[str], list[str]]:
+    """Return the properties of a schema, and the names of those that are required and of the others."""
+    properties, required = schema.get("properties"), schema.get("required")
+    properties = properties if isinstance(properties, dict) else {}
+    needed = {name for name in required if isinstance(name, str)} if isinstance(required, list) else set()
+    return properties, [name for name in properties if name in needed], [name for name in properties if name not in needed]
+
+
+def _most(schema: object) -> int | None:
+    """Return the most characters of a text whose length is bounded."""
+    most = schema.get("maxLength") if isinstance(schema, dict) else None
+    return most if isinstance(most, int) and 0 <= most <= MAX_LENGTH else None
+
+
+def _pattern(text: str) -> str:
+    """Return a text as a piece of a pattern in Lark."""
+    return re.escape(text).replace("/", r"\/").replace("\\\n", r"\n")
 
 
 def _choices(schema: object) -> list[str]:

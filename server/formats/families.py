@@ -40,6 +40,7 @@ class CallNotation:
     calls; between: between two of them; None: an answer has one call at most. parameter: one of the arguments, with $key and
     $value, if they are not one JSON object; $kind is its JSON type, and $is_text whether that is a string. separator: stands
     between two parameters. quote: around a value that is a text; None: a text stands in it as in JSON.
+    behind: what may stand behind a call in other versions of the form.
     """
 
     call: str
@@ -49,6 +50,7 @@ class CallNotation:
     parameter: str = ""
     separator: str = ""
     quote: str | None = ""
+    behind: tuple[str, ...] = ()
 
     def text(self, calls: Sequence[tuple[str, str]]) -> str:
         """Return calls, each a name and arguments as JSON text, as the family writes them."""
@@ -246,6 +248,7 @@ TAGGED = (
             begin="\n\n<｜DSML｜function_calls>\n",
             end="\n</｜DSML｜function_calls>",
             parameter='<｜DSML｜parameter name="$key" string="$is_text">$value</｜DSML｜parameter>\n',
+            behind=("</｜DSML｜tool_calls>",),
         ),
     ),
     Family(

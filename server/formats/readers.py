@@ -89,9 +89,7 @@ class Body(Protocol):
     @property
     def tags(self) -> tuple[str, ...]: ...
 
-    def read(
-        self, text: UnreadText, begin: str, calls: Calls, types: Types, behind: Collection[str] = ()
-    ) -> Steps[None]:
+    def read(self, text: UnreadText, begin: str, calls: Calls, types: Types, behind: Collection[str] = ()) -> Steps[None]:
         """Read arguments behind the tag that began them, and yield them as JSON text. behind: what may follow the call."""
         ...
 
@@ -103,9 +101,7 @@ class JsonBody:
     begins: tuple[str, ...] = ("{",)
     tags: tuple[str, ...] = ()
 
-    def read(
-        self, text: UnreadText, begin: str, calls: Calls, types: Types, behind: Collection[str] = ()
-    ) -> Steps[None]:
+    def read(self, text: UnreadText, begin: str, calls: Calls, types: Types, behind: Collection[str] = ()) -> Steps[None]:
         span = JsonSpan()
         span.feed(begin)
         yield calls.arguments(begin)
@@ -141,9 +137,7 @@ class TaggedBody:
     def tags(self) -> tuple[str, ...]:
         return self.opens + self.key_ends + self.value_ends + self.ends + self.text_key_ends + self.value_opens
 
-    def read(
-        self, text: UnreadText, begin: str, calls: Calls, types: Types, behind: Collection[str] = ()
-    ) -> Steps[None]:
+    def read(self, text: UnreadText, begin: str, calls: Calls, types: Types, behind: Collection[str] = ()) -> Steps[None]:
         yield calls.arguments("{")
         between, tag = "", begin
         while tag in self.opens:
@@ -212,9 +206,7 @@ class LiteralBody:
     def tags(self) -> tuple[str, ...]:
         return tuple(quote for quote in self.quotes if len(quote) > 1)
 
-    def read(
-        self, text: UnreadText, begin: str, calls: Calls, types: Types, behind: Collection[str] = ()
-    ) -> Steps[None]:
+    def read(self, text: UnreadText, begin: str, calls: Calls, types: Types, behind: Collection[str] = ()) -> Steps[None]:
         """Write the literals as JSON, character by character: what is malformed stays so."""
         yield calls.arguments("{")
         open_brackets, between, is_key, wanted = ["}"], "", True, ANY
