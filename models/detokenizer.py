@@ -5,6 +5,24 @@ from __future__ import annotations
 from codecs import getincrementaldecoder
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
+
+
+class ContentParts(Protocol):
+    """Cuts the text of an answer into parts, in order: each with whether it is content, for which stop strings count.
+
+    num_held: the characters that are in no part yet.
+    """
+
+    num_held: int
+
+    def push(self, text: str) -> list[tuple[str, bool]]:
+        """Add text and return the parts that are settled by it."""
+        ...
+
+    def finish(self, is_cut: bool) -> list[tuple[str, bool]]:
+        """Return the last parts. is_cut: the answer reached its limit there."""
+        ...
 
 
 class TextStream:
@@ -12,12 +30,13 @@ class TextStream:
 
     `piece` gives a token's bytes. The pushes and `finish()` joined are the answer decoded as UTF-8, invalid bytes as
     U+FFFD, up to the stop string that begins earliest (of several that begin there, the shortest). However the bytes
-    are split over tokens, the text is the same. Empty stop strings are ignored.
+    are split over tokens, the text is the same. Empty stop strings are ignored. parts: of a text in which stop strings
+    count in some parts only, each of them for itself.
     """
 
-    __slots__ = ("_begun", "_decoder", "_held", "_piece", "_stop", "stopped")
+    __slots__ = ("_begun", "_decoder", "_held", "_parts", "_piece", "_stop", "stopped")
 
-    def __init__(self, stop: Sequence[str], piece: Callable[[int], bytes]) -> None:
+    def __init__(self, stop: Sequence[str], piece: Callable[[int], bytes], parts: ContentParts | None = None) -> None:
         self.stopped: str | None = None
         """The stop string that ended the answer."""
         self._stop = tuple(dict.fromkeys(word for word in stop if word))
@@ -26,19 +45,38 @@ class TextStream:
         # Never longer than the longest stop string: this, and not the answer's length, is what a push costs.
         self._held = ""
         self._begun = [PartialWords(word) for word in self._stop]
+        self._parts = parts if self._stop else None
 
     def push(self, token: int) -> str:
         """Add a token and return the text that is settled by it; empty once stopped."""
-        return self._settle(self._decoder.decode(self._piece(token)), final=False)
+        text = self._decoder.decode(self._piece(token))
+        return self._settle(text, final=False) if self._parts is None else self._settle_parts(self._parts.push(text))
 
-    def finish(self) -> str:
-        """Return the text still held back. Call it once, after the last token; it may find a stop string, too."""
-        return self._settle(self._decoder.decode(b"", final=True), final=True)
+    def finish(self, is_cut: bool = False) -> str:
+        """Return the text still held back. Call it once, after the last token; it may find a stop string, too.
+
+        is_cut: the answer reached its limit.
+        """
+        text = self._decoder.decode(b"", final=True)
+        if self._parts is None:
+            return self._settle(text, final=True)
+        settled = self._settle_parts([*self._parts.push(text), *self._parts.finish(is_cut)])
+        return settled + self._settle("", final=True)
 
     @property
     def num_held(self) -> int:
         """The characters that are known and held back."""
-        return len(self._held)
+        return len(self._held) + (self._parts.num_held if self._parts else 0)
+
+    def _settle_parts(self, parts: Sequence[tuple[str, bool]]) -> str:
+        settled = ""
+        for text, is_content in parts:
+            settled += self._settle(text if is_content else "", final=not is_content)
+            if not is_content and self.stopped is None:
+                settled += text
+                for begun in self._begun:
+                    begun.length = 0
+        return settled
 
     def _settle(self, text: str, *, final: bool) -> str:
         if self.stopped is not None:

@@ -477,10 +477,11 @@ class _OpenBlock:
         """Return the block without its text."""
         return self._with({}, "", "")
 
-    def whole(self) -> Fields:
+    def whole(self) -> Fields | None:
+        """Return the block; None for a call that was cut: an empty input would be another one."""
         text = "".join(self.texts)
         input = decoded_arguments(text) if self.type == "tool_use" else {}
-        return self._with(input, "" if self.sealed else text, self.signature())
+        return None if input is None else self._with(input, "" if self.sealed else text, self.signature())
 
     def signature(self) -> str:
         return seal("".join(self.texts)) if self.sealed else ""
@@ -537,7 +538,9 @@ class MessagesReply:
         (answer,) = answers
         self.delta(0, Delta(answer.text))
         self.end(0, answer.end)
-        message = self._message([block.whole() for block in self._blocks])
+        shown = {at: made for at, block in enumerate(self._blocks) if (made := block.whole())}
+        self._blocks = [self._blocks[at] for at in shown]
+        message = self._message(list(shown.values()) or [_OpenBlock("text").begun()])
         return message | self._reason(answer.end) | self._costs(answer.end)
 
     # ---- blocks ------------------------------------------------------------------------------------------------------

@@ -526,7 +526,7 @@ class OllamaReply:
         return [*self._parts(self._reader.finish(end.is_cut)), *self._called()]
 
     def _parts(self, fragments: Sequence[Fragment]) -> Iterator[Said]:
-        """Yield the parts that the fragments settle. A call is sent when it is whole."""
+        """Yield the parts that the fragments settle. A call is sent when it is whole; one that is cut is left out."""
         for fragment in fragments:
             match fragment:
                 case CallArguments(_, text) if self._call:
@@ -544,8 +544,9 @@ class OllamaReply:
     def _called(self) -> Iterator[Said]:
         if self._call:
             (start, texts), self._call = self._call, None
-            function = {"index": start.index, "name": start.name, "arguments": decoded_arguments("".join(texts))}
-            yield {"tool_calls": [{"id": start.id, "function": function}]}
+            if (arguments := decoded_arguments("".join(texts))) is not None:
+                function = {"index": start.index, "name": start.name, "arguments": arguments}
+                yield {"tool_calls": [{"id": start.id, "function": function}]}
 
     def _line(self, part: Said, costs: Fields | None = None) -> bytes:
         return encode(self._body(part, costs)) + b"\n"

@@ -346,7 +346,7 @@ class Generation:
         if self.text.stopped is not None:
             return self._end(text, "stop", is_end)
         if self.num_generated >= self.limit or self._is_late(text):
-            return self._end(text + self.text.finish(), "length", is_end)
+            return self._end(text + self.text.finish(is_cut=True), "length", is_end)
         self.parts.append(text)
         self.pending.settle(text, self.text.num_held)
         sent, tokens, told = self.pending.take()

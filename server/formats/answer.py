@@ -105,13 +105,13 @@ def tool_call(start: CallStart, arguments: str) -> Mapping[str, object]:
     return {"id": start.id, "type": "function", "function": {"name": start.name, "arguments": arguments}}
 
 
-def decoded_arguments(arguments: str) -> dict[str, object]:
-    """Return the arguments of a call as an object; an empty one if they were cut off."""
+def decoded_arguments(arguments: str) -> dict[str, object] | None:
+    """Return the arguments of a call as an object; None if they are none, since they were cut off."""
     try:
         decoded = msgspec.json.decode(arguments.encode("utf-8", "surrogatepass"))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return {}
-    return decoded if isinstance(decoded, dict) else {}
+        return None
+    return decoded if isinstance(decoded, dict) else None
 
 
 @dataclass(frozen=True, slots=True)

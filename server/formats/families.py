@@ -138,7 +138,7 @@ class Family:
         if self.channels:
             messages = ChannelAnswer(text, self.channels, calls, thinks=thinks)
             reader = SteppedReader(text, messages.read())
-            reader.push(opened[max(opened.rfind(self.channels.starts[0]), 0) :])
+            reader.open(opened[max(opened.rfind(self.channels.starts[0]), 0) :])
             messages.drop_space()
             return reader
         if not (shapes or self.thinking or self.noise or controls):

@@ -55,15 +55,19 @@ class Tags:
 class UnreadText:
     """The unread text of an answer. Text that was read is dropped, but for what was read since a `mark`.
 
-    ended: no more will come. is_cut: since the answer reached its limit.
+    ended: no more will come. is_cut: since the answer reached its limit. num_read: characters so far. content: where some of
+    them are content, each place with its end. waits_at: from where on it is not known yet what they are; None: of all it is.
     """
 
-    __slots__ = ("_at", "_read", "_unread", "ended", "is_cut")
+    __slots__ = ("_at", "_begun", "_read", "_unread", "content", "ended", "is_cut", "num_read", "waits_at")
 
     def __init__(self) -> None:
         self.ended = self.is_cut = False
         self._unread, self._at = "", 0
         self._read: list[str] | None = None
+        self._begun = self.num_read = 0
+        self.content: list[tuple[int, int]] = []
+        self.waits_at: int | None = None
 
     def add(self, text: str) -> None:
         self._unread, self._at = self._unread[self._at :] + text, 0
@@ -78,7 +82,8 @@ class UnreadText:
     def take(self, length: int) -> str:
         """Read as many characters."""
         taken = self._unread[self._at : self._at + length]
-        self._at += length
+        self._at += len(taken)
+        self.num_read += len(taken)
         if self._read is not None and taken:
             self._read.append(taken)
         return taken
@@ -86,6 +91,13 @@ class UnreadText:
     def back(self, length: int) -> None:
         """Make the last characters unread again, which were read since text was added last."""
         self._at -= length
+        self.num_read -= length
+
+    @property
+    def num_settled(self) -> int:
+        """The characters that were read of which it is known what they are: none behind the mark."""
+        settled = self.num_read if self._read is None else self._begun
+        return settled if self.waits_at is None else min(settled, self.waits_at)
 
     def before(self, tags: Tags) -> tuple[str, str]:
         """Read up to the next tag and the tag itself; without one, up to where it may begin. Returns both.
@@ -99,7 +111,7 @@ class UnreadText:
 
     def mark(self, text: str) -> None:
         """Begin to keep what is read. text: what was read just before."""
-        self._read = [text]
+        self._read, self._begun = [text], self.num_read - len(text)
 
     def unmark(self) -> str:
         """Return what was read since the mark."""

@@ -375,12 +375,32 @@ class ThinkTags:
 class TrimmedText:
     """Text as fragments of one kind, without the white space around calls and reasoning.
 
-    begins: whether white space at the beginning is left out.
+    begins: whether white space at the beginning is left out. source: what it is read from, for content.
     """
 
     kind: type[ContentText] | type[ReasoningText]
     begins: bool = False
+    source: UnreadText | None = None
     _held: list[str] = field(default_factory=list)
+    _spaces: list[tuple[int, int]] = field(default_factory=list)  # where the white space at the end stands
+
+    def note(self, text: str, behind: int = 0) -> None:
+        """Note where text stands that was just read and is to be said. behind: characters that were read behind it."""
+        if self.source is None:
+            return
+        shown = text.lstrip(SPACE) if self.begins else text
+        said, end = shown.rstrip(SPACE), self.source.num_read - behind
+        start = end - len(shown)
+        if said:
+            self.source.content += [*self._spaces, (start, start + len(said))]
+            self._spaces = []
+        if len(said) < len(shown):
+            self._spaces.append((start + len(said), end))
+        self._wait()
+
+    def _wait(self) -> None:
+        if self.source is not None:
+            self.source.waits_at = self._spaces[0][0] if self._spaces else None
 
     def say(self, text: str) -> Iterator[Fragment]:
         """Yield text; white space at its end waits for the text behind it."""
@@ -395,17 +415,21 @@ class TrimmedText:
 
     def end(self) -> Iterator[Fragment]:
         """Yield the white space at the end."""
+        if self.source is not None:
+            self.source.content += self._spaces
         if space := "".join(self._held):
             yield self.kind(space)
-        self._held = []
+        self.drop_space()
 
     def drop_space(self) -> None:
         """Drop the white space at the end."""
-        self._held = []
+        self._held, self._spaces = [], []
+        self._wait()
 
     def part(self) -> None:
         """Drop the white space at the end, and that of the text to come."""
-        self._held, self.begins = [], True
+        self.drop_space()
+        self.begins = True
 
 
 class SteppedReader:
@@ -413,6 +437,20 @@ class SteppedReader:
 
     def __init__(self, text: UnreadText, steps: Steps[None]) -> None:
         self._text, self._steps = text, steps
+        self._num_opened = 0
+
+    def open(self, text: str) -> None:
+        """Add the end of the prompt."""
+        self._num_opened = len(text)
+        self.push(text)
+
+    def settled(self) -> tuple[int, list[tuple[int, int]]]:
+        """Return how many characters of the answer are settled, and where content is among those that were not so before."""
+        found, self._text.content = self._text.content, []
+        opened = self._num_opened
+        return self._text.num_settled - opened, [
+            (max(start - opened, 0), end - opened) for start, end in found if end > opened
+        ]
 
     def push(self, text: str) -> list[Fragment]:
         """Add text and return the fragments that are settled by it."""
@@ -428,6 +466,38 @@ class SteppedReader:
         """Return what was held back."""
         self._text.ended, self._text.is_cut = True, is_cut
         return self.push("")
+
+
+class ReadParts:
+    """Cuts the text of an answer into content and all else, as its reader finds them."""
+
+    def __init__(self, reader: SteppedReader) -> None:
+        self._reader, self._unsettled = reader, list[str]()
+        self.num_held = self._at = 0  # characters that are unsettled, and in front of these
+
+    def push(self, text: str) -> list[tuple[str, bool]]:
+        """Add text and return the parts that are settled by it, each with whether it is content."""
+        self._unsettled.append(text)
+        self.num_held += len(text)
+        self._reader.push(text)
+        number, content = self._reader.settled()
+        return self._take(number, content)
+
+    def finish(self, is_cut: bool) -> list[tuple[str, bool]]:
+        """Return the last parts."""
+        self._reader.finish(is_cut)
+        return self._take(self._at + self.num_held, self._reader.settled()[1])
+
+    def _take(self, number: int, content: Sequence[tuple[int, int]]) -> list[tuple[str, bool]]:
+        if number <= self._at:
+            return []
+        text, first = "".join(self._unsettled), self._at
+        parts: list[tuple[str, bool]] = []
+        for start, end in (*content, (number, number)):
+            parts += [(text[self._at - first : start - first], False), (text[start - first : end - first], True)]
+            self._at = max(end, self._at)
+        self._unsettled, self.num_held = [text[number - first :]], len(text) - (number - first)
+        return [part for part in parts if part[0]]
 
 
 class TaggedAnswer:
@@ -455,7 +525,7 @@ class TaggedAnswer:
         self._in_content = Tags((*self._by_tag, *self._dropped, *starts))
         opens = self._by_tag if calls_end else ()
         self._in_reasoning = Tags((*opens, *self._dropped, *(thinking.ends if thinking else ())))
-        self._text, self._content = text, TrimmedText(ContentText)
+        self._text, self._content = text, TrimmedText(ContentText, source=text)
 
     def read(self) -> Steps[None]:
         """Read the answer."""
@@ -463,7 +533,7 @@ class TaggedAnswer:
         yield from self._bare_calls()
         while True:
             text, tag = self._text.before(self._in_content)
-            yield from self._content.say(text)
+            yield from self._say(text, len(tag))
             if tag in self._by_tag:
                 self._text.mark(tag)
                 yield from self._call(self._by_tag[tag], tag, self._content)
@@ -474,6 +544,11 @@ class TaggedAnswer:
                     yield from self._content.end()
                     return
                 yield None
+
+    def _say(self, text: str, behind: int = 0) -> Iterator[Fragment]:
+        """Yield text that was just read as content. behind: characters that were read behind it."""
+        self._content.note(text, behind)
+        yield from self._content.say(text)
 
     def _first_reasoning(self) -> Steps[None]:
         """Read the reasoning that an answer begins with, if it does."""
@@ -490,7 +565,7 @@ class TaggedAnswer:
         if tag:
             yield from self._reasoning()
         else:
-            yield from self._content.say(space)
+            yield from self._say(space)
 
     def _reasoning(self) -> Steps[None]:
         """Read reasoning to its end, or to the call that ends it."""
@@ -530,6 +605,7 @@ class TaggedAnswer:
         read = self._text.unmark()
         if tag and self._calls.number == number and self._text.is_cut and not self._text.rest:
             return  # it was cut before its name was known
+        trimmed.note(read)
         for dropped in self._dropped:
             read = read.replace(dropped, "")
         yield from trimmed.say(read)
@@ -568,13 +644,15 @@ class ChannelAnswer:
     def __init__(self, text: UnreadText, channels: Channels, calls: Calls, *, thinks: bool) -> None:
         self._text, self._channels, self._calls, self._thinks = text, channels, calls, thinks
         self._body_tags = Tags(channels.starts + channels.ends)
-        self._content = TrimmedText(ContentText)
+        self._content = TrimmedText(ContentText, source=text)
 
     def read(self) -> Steps[None]:
         """Read the answer, which begins in a header."""
         start = ""
         while (yield from self._text.peek()):
+            self._text.mark(start)
             header, message = yield from self._text.upto(Tags((self._channels.message,)), MAX_HEADER)
+            self._text.unmark()
             start = yield from self._message(start + header, message)
             while start in self._channels.ends and (yield from self._text.skip()):
                 start = yield from self._body(self._content)
@@ -595,7 +673,9 @@ class ChannelAnswer:
             self._content.part()
             return end
         shown = not message or bool(channels.reasoning.search(header)) or not channels.plain.fullmatch(header)
-        yield from self._content.say(header + message if shown else "")
+        if shown:
+            self._content.note(header + message)
+            yield from self._content.say(header + message)
         return (yield from self._body(self._content))
 
     def _call(self, name: str) -> Steps[str]:
@@ -603,7 +683,7 @@ class ChannelAnswer:
         yield self._calls.start(name)
         if (yield from self._text.skip()) == "{":
             yield from _BODY.read(self._text, self._text.take(1), self._calls, {})
-        else:
+        elif not self._text.is_cut:
             yield self._calls.arguments("{}")
         return (yield from self._body(TrimmedText(ContentText), is_said=False))
 
@@ -611,6 +691,7 @@ class ChannelAnswer:
         """Read text up to the next tag, and the tag; empty at the end of the text."""
         while True:
             text, tag = self._text.before(self._body_tags)
+            trimmed.note(text, len(tag))
             if is_said:
                 yield from trimmed.say(text)
             if tag or self._text.ended:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
-from ...models.detokenizer import TextStream
+from ...models.detokenizer import ContentParts, TextStream
 from ...models.errors import UnknownAdapter
 from ...models.lora import Adapters
 from ...models.model import Model
@@ -24,6 +24,7 @@ from ..config.settings import Draft
 from ..engine.generation import Generation
 from ..engine.view import View
 from ..formats.answer import GrammarSpec
+from ..formats.readers import ReadParts, SteppedReader
 from ..http.api_errors import RequestError, too_long
 from ..search.retrieve import AnswerSources
 
@@ -87,6 +88,12 @@ def with_scales(asked: Sequence[AdapterScale], where: str, use: Callable[[dict[i
     except UnknownAdapter as error:
         where = f"{where}[{[one.id for one in asked].index(error.number)}].id"
         raise RequestError(f"{where} is {error.number}: {error}", param=where) from None
+
+
+def _parts(prepared: Prepared) -> ContentParts | None:
+    """Return what tells content from the rest of an answer, for stop strings; None: all of it is content."""
+    reader = prepared.turn.chat.form.reader() if prepared.turn and prepared.options.stops() else None
+    return ReadParts(reader) if isinstance(reader, SteppedReader) else None
 
 
 class Submitter:
@@ -179,7 +186,7 @@ class Submitter:
             id=prepared.id,
             request=request,
             sampling=prepared.sampling.varied(choice),
-            text=TextStream(options.stops(), piece),
+            text=TextStream(options.stops(), piece, _parts(prepared)),
             limit=limit,
             wanted=wanted,
             patience=max(options.t_max_predict_ms, 0) / 1000,

@@ -176,10 +176,23 @@ def without_tool_ids(block):
     return {name: value for name, value in block.items() if name != "id"}
 
 
-def test_arguments_that_are_cut_off_are_an_empty_object():
-    cut = TEXT[: TEXT.index('"x"')]
-    message = whole(messages(), cut, ended("length"))
-    assert message["content"][-1]["input"] == {} and message["stop_reason"] == "model_context_window_exceeded"
+@pytest.mark.parametrize("at", ['"x"', '{"at"', '[1, "x"]}}', "]}}", "}}"])
+def test_a_call_that_is_cut_is_no_call_without_arguments(at):
+    """Its arguments would look whole. The stream has what came of them; the reason says why there is no more."""
+    cut, end = TEXT[: TEXT.rindex(at)], ended("length")
+    message = whole(messages(), cut, end)
+    assert [block["type"] for block in message["content"]] == ["thinking", "text", "tool_use"]
+    assert message["content"][-1]["input"] == {"at": [1, "x"]}
+    assert message["stop_reason"] == "model_context_window_exceeded"
+    only = CALLS[: CALLS.rindex(at)]
+    assert whole(messages(), only, end)["content"] == [{"type": "text", "text": ""}]
+    assert whole(messages(), only)["stop_reason"] == "end_turn"
+    for size in (1, 5, 1000):
+        found, last = lines(size, cut, end)
+        (call,) = [call for message in found for call in message.get("tool_calls", ())]
+        assert call["function"]["arguments"] == {"at": [1, "x"]} and last["done_reason"] == "length"
+    said = whole(OllamaReply(envelope(), 0.0, has_message=True), cut, end)
+    assert len(said["message"]["tool_calls"]) == 1 and said["done_reason"] == "length"
 
 
 # ---- Ollama's lines ---------------------------------------------------------------------------------------------------
@@ -215,9 +228,3 @@ def test_lines_of_ollama(size):
     assert [len(message.get("tool_calls", ())) for message in found if "tool_calls" in message] == [1, 1]
     kept = ("done_reason", "prompt_eval_count", "eval_count", "prompt_eval_duration", "eval_duration", "load_duration")
     assert [last[name] for name in kept] == [one[name] for name in kept] == ["stop", 20, len(TEXT), 10**9, 10**9, 0]
-
-
-def test_a_call_that_is_cut_off_has_no_arguments():
-    found, last = lines(5, TEXT[: TEXT.index('"x"')], ended("length"))
-    (call,) = [call for message in found for call in message.get("tool_calls", ())]
-    assert call["function"] == {"index": 0, "name": "look", "arguments": {}} and last["done_reason"] == "length"

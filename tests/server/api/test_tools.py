@@ -137,6 +137,20 @@ def test_of_a_call_that_is_cut_before_its_name_nothing_is_content(family):
         assert texts in ([], [""])
 
 
+def test_a_stop_string_does_not_end_a_call(family):
+    fields = {"tools": [WEATHER], "tool_choice": "required", "parallel_tool_calls": False, "max_tokens": 200, "seed": 2}
+    expected = whole(ask(family, **fields))
+    stops = ["get_", "city", '"', "\n"]
+    assert expected[1] == "tool_calls" and whole(ask(family, **fields, stop=stops)) == expected
+    assert joined(ask(family, **fields, stop=stops, stream=True)) == expected
+    ((name, _),) = expected[0]["tool_calls"]
+    tools = [{"name": "get_weather", "input_schema": CITY}]
+    asked = {"messages": USER, "tools": tools, "tool_choice": {"type": "any", "disable_parallel_tool_use": True}}
+    said = family.http.post("/v1/messages", json=asked | {"max_tokens": 200, "seed": 2, "stop_sequences": stops}).json()
+    assert said["stop_reason"] == "tool_use" and said["content"][-1]["name"] == name
+    jsonschema.validate(said["content"][-1]["input"], CITY)
+
+
 def test_a_schema_and_tools_are_one_or_the_other(family):
     form = {"type": "json_schema", "json_schema": {"name": "x", "schema": CITY}}
     for seed in range(4):
@@ -183,6 +197,14 @@ def test_a_thought_ends_when_its_budget_is_spent(thinking, budget, logprobs):
         if logprobs:
             assert len(answer.choices[0].logprobs.content) == answer.usage.completion_tokens
         assert joined(ask(thinking, **fields, **wish, stream=True)) == (said, reason)
+
+
+def test_a_stop_string_does_not_end_a_thought(thinking):
+    limits = {"reasoning_budget_tokens": 5, "reasoning_budget_message": " Enough.", "json_schema": {"const": "it is Enough"}}
+    fields = {"max_tokens": 100, "stop": ["Enough", "\n"], "extra_body": limits, "seed": 3}
+    said, reason = whole(ask(thinking, **fields))
+    assert said["reasoning_content"].endswith("Enough.") and (said["content"], reason) == ('"it is ', "stop")
+    assert joined(ask(thinking, **fields, stream=True)) == (said, reason)
 
 
 def test_a_budget_touches_no_tag_that_is_content_or_of_the_client_s_own_grammar(thinking):

@@ -4,16 +4,18 @@ import json
 import re
 import time
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from slotcache.server.formats.answer import message
+from slotcache.models.detokenizer import TextStream
+from slotcache.server.formats.answer import decoded_arguments, message
 from slotcache.server.formats.families import FORMATS, GENERIC, THINK, detect
 from slotcache.server.formats.json_text import parameter_types
+from slotcache.server.formats.readers import ReadParts, SteppedReader
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,17 @@ def test_of_a_call_that_was_cut_before_its_name_nothing_is_said(text):
     assert read(Case("hermes", text))["content"] == text, "of a whole answer it is content"
 
 
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.family}-{case.text[:24]!r}")
+def test_a_call_that_is_cut_does_not_look_whole(case):
+    """Cut anywhere, its arguments are all that they are in the whole answer, or no JSON."""
+    for length in range(len(case.text)):
+        reader = row_of(case.family).reader(TOOLS, seed="0", opened=case.opened)
+        said: Any = message([*reader.push(case.text[:length]), *reader.finish(is_cut=True)])
+        for call, (_, arguments, *_) in zip(said.get("tool_calls", ()), case.calls, strict=False):
+            found = decoded_arguments(call["function"]["arguments"])
+            assert found is None or found == json.loads(arguments), case.text[:length]
+
+
 @st.composite
 def mangled(draw):
     """A family, and text of its answers: parts of several, in any order, cut off anywhere."""
@@ -102,6 +115,52 @@ def test_cuts_change_nothing(case, data):
     whole = without_ids(read(case, **options))
     assert without_ids(read(case, cuts, **options)) == whole
     assert without_ids(read(case, range(1, len(case.text)), **options)) == whole
+
+
+def stopped(case, stops, cuts=(), is_cut=False):
+    """The text of an answer up to a stop string in its content, and that string. Each piece of it is a token."""
+    pieces = [case.text[start:end].encode() for start, end in zip((0, *cuts), (*cuts, len(case.text)), strict=True)]
+    reader = row_of(case.family).reader(TOOLS, seed="0", opened=case.opened)
+    assert isinstance(reader, SteppedReader)
+    stream = TextStream(stops, pieces.__getitem__, ReadParts(reader))
+    settled = "".join(map(stream.push, range(len(pieces)))) + stream.finish(is_cut)
+    return settled, stream.stopped
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.family}-{case.text[:24]!r}")
+def test_stop_strings_count_in_content_only(case):
+    """Each piece of the text as a stop string: one of content ends it there, and none of reasoning or of a call does."""
+    whole = read(case)
+    for at in range(len(case.text) - 2):
+        stop = case.text[at : at + 3]
+        text, found = stopped(case, [stop], range(1, len(case.text)))
+        place = case.content.find(stop)
+        if place < 0:
+            assert (text, found) == (case.text, None)
+            continue
+        assert found == stop or stop == "e.T"  # of gemma-4's case, in which reasoning stands there
+        said = read(replace(case, text=text))
+        if found:
+            assert (said["content"] or "").rstrip() == case.content[:place].rstrip()
+        assert len(said.get("tool_calls", ())) <= len(whole.get("tool_calls", ()))
+
+
+def test_white_space_around_reasoning_and_calls_is_no_content():
+    case = Case("hermes", f"<think>\n\na\n\n</think>\n\nOk.\n\n{CASES[1].text}\n\nDone.\n\nMore.")
+    text, found = stopped(case, ["\n\n"], range(1, len(case.text)))
+    assert found == "\n\n" and text == case.text.removesuffix("\n\nMore.")
+    assert stopped(case, ["More", "Done"])[1] == "Done"
+
+
+@given(mangled(), st.lists(st.text('<>/a \n{"', min_size=1, max_size=3), min_size=1, max_size=3), st.booleans(), st.data())
+def test_stop_strings_are_found_however_the_text_is_cut(case, stops, is_cut, data):
+    cuts = sorted(data.draw(st.sets(st.integers(0, len(case.text)), max_size=40)))
+    text, found = stopped(case, stops, is_cut=is_cut)
+    assert stopped(case, stops, cuts, is_cut) == stopped(case, stops, range(1, len(case.text)), is_cut) == (text, found)
+    assert case.text.startswith(text) and (found is not None or text == case.text)
+    if found:
+        content, whole = read(replace(case, text=text))["content"] or "", read(case)["content"] or ""
+        assert whole.startswith(content.rstrip())
 
 
 @given(mangled())
