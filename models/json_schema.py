@@ -7,7 +7,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from copy import deepcopy
 from dataclasses import asdict, dataclass, replace
@@ -187,6 +187,7 @@ def soften(schema: object) -> list[str]:
             del inner[keyword]
             left_out.append(f"{keyword!r} at {path}")
         left_out += [f"{what} at {path}" for what in _without_looking(path, inner, is_strict)]
+        left_out += [f"{what} at {path}" for what in _without_named_patterns(path, inner, is_strict)]
         form = inner.get("format")
         if isinstance(form, str) and form not in FORMATS:
             del inner["format"]
@@ -287,6 +288,42 @@ def _without_looking(path: str, schema: Schema, is_strict: bool) -> Iterator[str
                 schema["additionalProperties"] = value.pop(pattern)
             else:
                 del schema[keyword]
+
+
+def _without_named_patterns(path: str, schema: Schema, is_strict: bool) -> Iterator[str]:
+    """Leave out patterns that no other names fit than those of `properties`; yield what was left out.
+
+    llguidance would let an answer go on to such a name, of which it then finds none. Raises GrammarError: it is strict.
+    """
+    patterns, named = schema.get("patternProperties"), schema.get("properties", {})
+    if schema.get("additionalProperties") is not False or not isinstance(patterns, dict) or not isinstance(named, dict):
+        return
+    if not patterns or _leaves_names(patterns, named):
+        return
+    told = ", ".join(repr(pattern[:80]) for pattern in patterns)
+    if is_strict:
+        raise GrammarError(f"{path}: patternProperties: no name fits {told} beside the properties")
+    del schema["patternProperties"]
+    yield f"patternProperties {told}"
+
+
+def _leaves_names(patterns: Iterable[str], named: Iterable[str]) -> bool:
+    """Whether some name fits one of these patterns and is none of those; true for patterns that cannot be compiled."""
+    closed: Schema = {
+        "type": "object",
+        "properties": {name: {"const": 0} for name in named},
+        "patternProperties": {pattern: {"const": 0} for pattern in patterns},
+        "required": list(named),
+        "additionalProperties": False,
+    }
+    grammar = LLMatcher.grammar_from_json_schema(json.dumps(closed), JSON_STYLE)
+    matcher = LLMatcher(LLTokenizer("byte"), grammar, log_level=0, limits=LIMITS)
+    before = "{" + "".join(f"{json.dumps(name, ensure_ascii=False)}: 0, " for name in named)
+    given = list(before.encode("utf-8", "surrogatepass"))
+    if matcher.is_error() or matcher.try_consume_tokens(given) < len(given):
+        return True
+    matcher.compute_bitmask()
+    return not matcher.is_error() and matcher.validate_tokens([ord('"')]) == 1
 
 
 def close_objects(schema: object) -> None:
@@ -433,6 +470,14 @@ JSON_STYLE: JsonCompileOptions = {"whitespace_flexible": False, "item_separator"
 """One spelling of each value, as Python writes it: without a choice of spaces, no model writes spaces for ever, and what
 stands between two values is known ahead."""
 STRICT: JsonCompileOptions = {"lenient": False, "coerce_one_of": False}  # whatever `x-guidance` in a schema says
+WHITE = r"(?:(?:[ \t\r\n]|\\[nrt]|\[(?:[ \t\r\n]|\\[nrt])+\])(?:[*+?]|\{[0-9]{1,3}(?:,[0-9]{0,3})?\})?)*"
+"""White space of JSON as an expression: Rust's own class has more."""
+SEPARATORS = {
+    "item_separator": (re.compile(f"{WHITE},{WHITE}"), "a comma, and JSON's white space around it"),
+    "key_separator": (re.compile(f"{WHITE}:{WHITE}"), "a colon, and JSON's white space around it"),
+    "whitespace_pattern": (re.compile(WHITE), "JSON's white space"),
+}
+"""Of `x-guidance`: what stands between values, and what is expected there."""
 SCHEMA_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 
 # Of Lark: texts and patterns, which may hold any sign, and comments.
@@ -471,10 +516,19 @@ def _schema(text: str, left_out: list[str]) -> str:
     close_objects(schema)
     check_schema(schema)
     schema = schema if isinstance(schema, dict) else {"allOf": [schema]}  # a plain `true` takes no options
+    _check_style(schema.get("x-guidance"))
     written = json.dumps(schema)
     if len(written) > MOST_WRITTEN:
         raise GrammarError(f"written out, it has {len(written):,} characters: expected at most {MOST_WRITTEN:,}")
     return LLMatcher.grammar_from_json_schema(written, JSON_STYLE, STRICT)
+
+
+def _check_style(style: object) -> None:
+    """Raise GrammarError for separators that are none of JSON: an answer would be none."""
+    for name, (pattern, expected) in SEPARATORS.items() if isinstance(style, dict) else ():
+        given = style.get(name)
+        if isinstance(given, str) and not pattern.fullmatch(given):
+            raise GrammarError(f"x-guidance.{name} is {given[:80]!r}: expected {expected}")
 
 
 def _regex(source: GrammarSource) -> str:

@@ -98,6 +98,7 @@ LANGUAGES = [
     (schema({"properties": {"a": True}, "additionalProperties": False}), ["{}", '{"a": 5}'], ['{"b": 1}', "5"]),
     (schema({"items": {"type": "null"}, "minItems": 2}), ["[null, null]"], ["[null]", "[]", "null"]),
     (schema({"x-guidance": FREE, "items": {"const": 1}}), ["[ 1,\n1]", "[1,1]"], ["[1 1]"]),
+    (schema({"x-guidance": {"item_separator": "[ \\n]*, ?"}, "items": {"const": 1}}), ["[1,1]", "[1\n, 1]"], ["[1,  1]"]),
     (schema(TREE), ["null", "[[null], []]"], ["[1]"]),
     (
         GrammarSource("gbnf", 'root ::= "x" | (two ","){2,3}\ntwo ::= [^,\\n]+ # a remark'),
@@ -117,6 +118,27 @@ LANGUAGES = [
     (GrammarSource("lark", 'start: WORD ("," WORD)*\nWORD: /[a-z]+/'), ["a", "ab,c"], ["a,", ",a"]),
     (GrammarSource("lark", 'start: "<|im_end|>" /<x>/ // <remark>'), ["<|im_end|><x>"], ["<x>"]),
 ]
+
+
+ONLY_NAMED = {
+    "properties": {"a": {"const": 1}, "b": {"const": 2}},
+    "patternProperties": {"^[ab]$": {"type": "integer"}},
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize("where", ["", "/properties/o", "/items"])
+def test_a_pattern_of_names_that_are_all_properties_leads_no_answer_astray(model, grammars, where):
+    """An answer would end behind the comma, with an error."""
+    _, keyword, *name = f"{where}//".split("/")[:3]
+    whole = {keyword: {name[0]: ONLY_NAMED} if name[0] else ONLY_NAMED} if keyword else ONLY_NAMED
+    grammar = compiled(grammars, schema(whole))
+    assert grammar.left_out == (f"patternProperties '^[ab]$' at #{where}",)
+    for seed in range(8):
+        text, *_ = walk(model, grammar, seed)
+        assert where or json.loads(text).keys() <= {"a", "b"}
+    more = compiled(grammars, schema(ONLY_NAMED | {"patternProperties": {"^[abc]$": {"type": "integer"}}}))
+    assert more.left_out == () and accepts(model, more, '{"a": 1, "c": 5}') and not accepts(model, more, '{"d": 5}')
 
 
 NAMED = {"properties": {"a": {"const": 1}, "b": {"const": 2}}, "required": ["a"]}
@@ -197,6 +219,11 @@ def test_text_without_a_choice_is_not_sampled_and_changes_no_answer(model, gramm
         (schema({"strict": True, "items": {"uniqueItems": True}}), "#/items: 'uniqueItems' is not supported"),
         (schema({"strict": True, "x-guidance": {"lenient": True}, "not": {"minimum": 3}}), "'not' is not supported"),
         (schema({"strict": True, "pattern": "^(?!a)"}), "looks around"),
+        (schema({"x-guidance": {"item_separator": "|"}}), "x-guidance.item_separator is '|'"),
+        (schema({"x-guidance": {"item_separator": ":"}}), "expected a comma"),
+        (schema({"x-guidance": {"key_separator": r"\s*:"}}), "expected a colon"),
+        (schema({"x-guidance": {"whitespace_pattern": "[ x]*"}}), "expected JSON's white space"),
+        (schema({"strict": True, **ONLY_NAMED}), "no name fits"),
         (schema({"type": [{}]}), "type"),
         (schema({"enum": []}), "empty"),
         (schema("[1"), "not JSON"),
