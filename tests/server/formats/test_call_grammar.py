@@ -1,6 +1,7 @@
 """The grammar of calls and their reader agree: what the one lets through, the other reads as the call that it is."""
 
 import json
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -61,7 +62,7 @@ def read(name, text):
 
 
 def arguments(name, text):
-    said = read(name, text)
+    said: Any = read(name, text)
     (made,) = said["tool_calls"]
     assert not said["content"] and made["function"]["name"] == "write"
     return json.loads(made["function"]["arguments"])
@@ -78,7 +79,7 @@ def test_a_call_fits_and_is_read(name, given):
 @pytest.mark.parametrize("name", TAGGED.keys() - {"minimax-m3"})  # whose tags all begin with one control token
 def test_a_closing_tag_in_a_text_fits(name):
     """Behind it the text goes on, and no parameter that is required is lost."""
-    (shape,) = TAGGED[name].shapes
+    shape: Any = TAGGED[name].shapes[0]
     closes = shape.body.value_ends[-1].replace("{key}", "path")
     wished = {"path": f"a{closes}b\n{closes}\nc", "text": "d"}
     text, matcher = fitting(name, call(name, wished))
@@ -95,7 +96,7 @@ def test_a_call_does_not_end_without_what_is_required(name):
 @given(st.data())
 def test_what_fits_is_read_as_it_was_written(data):
     name = data.draw(st.sampled_from(sorted(TAGGED)))
-    (shape,) = TAGGED[name].shapes
+    shape: Any = TAGGED[name].shapes[0]
     tags = [
         tag.replace("{key}", "path")
         for tag in (*shape.tags, *shape.body.value_ends)

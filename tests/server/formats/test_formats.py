@@ -177,7 +177,7 @@ TAGGED = [row for row in FORMATS if row.written.parameter and not row.written.se
 def values(draw):
     """A family that writes values between tags, and a text with its tags in it, none of which may end it."""
     row = draw(st.sampled_from(TAGGED))
-    (shape,) = row.shapes
+    shape: Any = row.shapes[0]
     ends = [end.replace("{key}", "city") for end in shape.body.value_ends]
     pieces = [*ends, *shape.body.begins, *shape.behind, *shape.tags, "\n", " ", "x", "</", "<", "é"]
     value = "".join(draw(st.lists(st.sampled_from([*pieces, *(piece.strip() for piece in pieces)]), max_size=8)))
