@@ -525,7 +525,9 @@ def _schema(text: str, left_out: list[str]) -> str:
 
 def _check_style(style: object) -> None:
     """Raise GrammarError for separators that are none of JSON: an answer would be none."""
-    for name, (pattern, expected) in SEPARATORS.items() if isinstance(style, dict) else ():
+    if not isinstance(style, dict):
+        return
+    for name, (pattern, expected) in SEPARATORS.items():
         given = style.get(name)
         if isinstance(given, str) and not pattern.fullmatch(given):
             raise GrammarError(f"x-guidance.{name} is {given[:80]!r}: expected {expected}")
