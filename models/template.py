@@ -8,92 +8,12 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from hashlib import sha256
 
+from .call_arguments import argument_object, argument_text
 from .jinja import Template, TemplateError
 from .marks import REASONING_STARTS, REASONING_TAG, Marks, Part, TextPiece, Unmarked
+from .shapes import learn_shapes
+from .template_messages import Message, Run, TemplateMessage, prefilled_content, read_messages
 from .tokenizer import Spellings
-
-# ---- The messages of a chat in one shape, before a template's features give them another. -------------------------------
-
-Message = Mapping[str, object]
-"""A message of OpenAI's API: role, content (a string, a list of text parts or nothing), tool_calls, ..."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TemplateMessage:
-    """A message for a template. at: its index among the client's messages.
-
-    texts: its content, each part with the index of the message that it comes from. is_list: the template gets the parts as
-    a list. reasoning: of an earlier answer. fields: of the message, all but its role, content and reasoning.
-    """
-
-    role: str
-    at: int
-    texts: tuple[tuple[int, str], ...]
-    reasoning: str = ""
-    is_list: bool = False
-    fields: Message
-
-
-def read_messages(messages: Sequence[Message], takes_lists: bool) -> list[TemplateMessage]:
-    """Return the messages in one shape; a developer's are a system's.
-
-    takes_lists: the template joins the parts of a list by itself; else each is a line. Raises TemplateError for contents
-    that are no text.
-    """
-    return [_read(at, message, takes_lists) for at, message in enumerate(messages)]
-
-
-def merge_system(said: Sequence[TemplateMessage]) -> list[TemplateMessage]:
-    """Put a system message at the front of the message behind it; alone it becomes a user's."""
-    if not said or said[0].role != "system":
-        return list(said)
-    first, *rest = said
-    if not rest:
-        return [replace(first, role="user")]
-    return [replace(rest[0], texts=first.texts + rest[0].texts, is_list=False), *rest[1:]]
-
-
-def _read(at: int, message: Message, takes_lists: bool) -> TemplateMessage:
-    role, content, reasoning = str(message.get("role")), message.get("content"), message.get("reasoning_content")
-    if not isinstance(reasoning, str | None):
-        raise TemplateError(f"messages[{at}].reasoning_content must be a string")
-    texts = content_texts(content, f"messages[{at}].content")
-    is_list = takes_lists and len(texts) > 1
-    if not is_list:
-        texts = ["\n".join(texts)]
-    fields = {name: value for name, value in message.items() if name not in ("role", "content", "reasoning_content")}
-    return TemplateMessage(
-        role="system" if role == "developer" else role,
-        at=at,
-        texts=tuple((at, text) for text in texts),
-        reasoning=reasoning or "",
-        is_list=is_list,
-        fields=fields,
-    )
-
-
-def prefilled_content(message: Message, where: str) -> str:
-    """Return the content that an answer begins with: its parts are paragraphs, as in llama-server. Raises TemplateError."""
-    return "\n\n".join(content_texts(message.get("content"), where))
-
-
-def content_texts(content: object, where: str) -> list[str]:
-    """Return the texts of a content: of a string, of nothing, or of OpenAI's list of parts. Raises TemplateError."""
-    if content is None:
-        return []
-    if isinstance(content, str):
-        return [content]
-    if not isinstance(content, Sequence):
-        raise TemplateError(f"{where} must be a string or a list of parts")
-    return [_part_text(part, f"{where}[{i}]") for i, part in enumerate(content)]
-
-
-def _part_text(part: object, where: str) -> str:
-    if isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str):
-        return part["text"]
-    kind = f", not of type {part['type']!r}" if isinstance(part, Mapping) and part.get("type", "text") != "text" else ""
-    raise TemplateError(f'{where} must be {{"type": "text", "text": "..."}}{kind}')
-
 
 # ---- Differences in the messages that chat templates expect, and how they are found: by rendering. ----------------------
 
@@ -108,16 +28,15 @@ class TemplateFeatures:
 
     parts: contents are lists of parts, even if they are only text. takes_lists: they may be lists. text_arguments: a tool
     call's arguments are JSON text (as in the API), not the decoded object (as in training). nones: `tools` and `documents`
-    are defined, as None, if the request has none. merges_system: a system message is refused or left out. thinking_part:
-    reasoning is a part of the content, of type thinking. thinks_or_says: a message with calls has reasoning or content.
-    tool_responses: the results of tools belong to the message that called them. thinks: the model reasons if it may.
+    are defined, as None, if the request has none. thinking_part: reasoning is a part of the content, of type thinking.
+    thinks_or_says: a message with calls has reasoning or content. tool_responses: the results of tools belong to the
+    message that called them. thinks: the model reasons if it may.
     """
 
     parts: bool = False
     takes_lists: bool = False
     text_arguments: bool = False
     nones: bool = True
-    merges_system: bool = False
     thinking_part: bool = False
     thinks_or_says: bool = False
     tool_responses: bool = False
@@ -125,16 +44,15 @@ class TemplateFeatures:
 
     def show(self, said: Sequence[TemplateMessage], marks: Unmarked) -> list[Shown]:
         """Return the messages for the template, with placeholders for texts of the client."""
-        if self.merges_system:
-            said = merge_system(said)
         shown = [self._message(one, marks) for one in said]
         return _with_tool_responses(shown) if self.tool_responses else shown
 
     def _message(self, said: TemplateMessage, marks: Unmarked) -> Shown:
         fields: Shown = {**said.fields, "role": said.role}
         calls = fields.get("tool_calls")
-        if isinstance(calls, list) and not self.text_arguments:
-            fields["tool_calls"] = [_with_parsed_arguments(call) for call in calls]
+        if isinstance(calls, list):
+            read = argument_text if self.text_arguments else argument_object
+            fields["tool_calls"] = [_with_arguments(call, read) for call in calls]
         shown = marks.values(fields) | {"content": self._content(said, marks)}
         if not said.reasoning:
             return shown
@@ -148,11 +66,15 @@ class TemplateFeatures:
         return shown | {"reasoning_content": reasoning, "thinking": reasoning}
 
     def _content(self, said: TemplateMessage, marks: Unmarked) -> object:
-        texts = [marks.content(text, at, said.role == "assistant") for at, text in said.texts]
+        texts = [_joined(run, said.role == "assistant", marks) for run in said.runs]
         if said.is_list:
             return _text_parts(texts)
-        content = "\n".join(texts)
+        content = "".join(texts)
         return _text_parts([content]) if self.parts and content else content
+
+
+def _joined(run: Run, is_answer: bool, marks: Unmarked) -> str:
+    return "".join(text if at is None else marks.content(text, at, is_answer) for at, text in run)
 
 
 def _text_parts(texts: Sequence[object]) -> list[Shown]:
@@ -168,7 +90,7 @@ _ID = "trial0000"  # some templates want nine letters and digits
 def learn(render: Render) -> TemplateFeatures:
     """Find the features of a template: in each step the first ones that show what it should."""
     features = _learn_contents(render)
-    for step in (_learn_lists, _learn_system, _learn_arguments, _learn_reasoning, _learn_results, _learn_thinking):
+    for step in (_learn_lists, _learn_arguments, _learn_reasoning, _learn_results, _learn_thinking):
         features = step(features, render)
     return features
 
@@ -186,23 +108,15 @@ def _learn_lists(features: TemplateFeatures, render: Render) -> TemplateFeatures
     return lists if "first" in shown and "second" in shown and not _prints(shown, "text") else features
 
 
-def _learn_system(features: TemplateFeatures, render: Render) -> TemplateFeatures:
-    messages = [{"role": "system", "content": "needle"}, _QUESTION]
-    merged = replace(features, merges_system=True)
-    apart, together = ("needle" in render(one, messages, False) for one in (features, merged))
-    return merged if together and not apart else features
-
-
 def _learn_arguments(features: TemplateFeatures, render: Render) -> TemplateFeatures:
     """Choose text for a tool call's arguments if the template renders only text well."""
 
-    def render_call(arguments: object) -> str:
-        return render(replace(features, text_arguments=True), [_call(arguments)], False)
-
-    as_object = render_call({"needle": 1})
+    as_object, as_text = (
+        render(replace(features, text_arguments=is_text), [_call({"needle": 1})], False) for is_text in (False, True)
+    )
     # No model was trained on a dict as Python prints it.
     fits = "needle" in as_object and "{'needle'" not in as_object
-    return replace(features, text_arguments=not fits and "needle" in render_call('{"needle": 1}'))
+    return replace(features, text_arguments=not fits and "needle" in as_text)
 
 
 def _learn_reasoning(features: TemplateFeatures, render: Render) -> TemplateFeatures:
@@ -246,15 +160,11 @@ def _call(arguments: object) -> Message:
 # ---- parts of messages -------------------------------------------------------------------------------------------------
 
 
-def _with_parsed_arguments(call: object) -> object:
-    """Decode the JSON text of a tool call's arguments. Unchanged if it is no object."""
+def _with_arguments(call: object, read: Callable[[object], object]) -> object:
+    """Return a tool call with its arguments as `read` makes them."""
     if not isinstance(call, Mapping) or not isinstance(function := call.get("function"), Mapping):
         return call
-    try:
-        arguments = json.loads(function["arguments"])
-    except (KeyError, TypeError, ValueError, RecursionError):
-        return call
-    return {**call, "function": {**function, "arguments": arguments}} if isinstance(arguments, dict) else call
+    return {**call, "function": {**function, "arguments": read(function.get("arguments"))}}
 
 
 def _with_tool_responses(shown: Sequence[Shown]) -> list[Shown]:
@@ -339,11 +249,17 @@ class ChatTemplate:
         self._controls = controls or Spellings(())
         self._tokens = {"bos_token": bos, "eos_token": eos}
         self._features = learn(self._try)
+        self._shapes = learn_shapes(self._try_shape)
 
     @property
     def thinks(self) -> bool:
         """Whether the model reasons before its answer, if `enable_thinking` is not false."""
         return self._features.thinks
+
+    @property
+    def shows_calls(self) -> bool:
+        """Whether it shows the calls of tools in an answer's message."""
+        return self._shapes.shows_calls
 
     @property
     def capabilities(self) -> dict[str, bool]:
@@ -355,7 +271,7 @@ class ChatTemplate:
             "supports_tools": self.knows("tools"),
             "supports_tool_calls": self.knows("tool_calls"),
             "supports_parallel_tool_calls": self.knows("tool_calls"),
-            "supports_system_role": not features.merges_system,
+            "supports_system_role": self._shapes.takes("", "system"),
             "supports_preserve_reasoning": self.knows("reasoning_content"),
             "supports_reasoning_effort": self.knows("reasoning_effort"),
             "supports_object_arguments": self.knows("tool_calls") and not features.text_arguments,
@@ -380,7 +296,7 @@ class ChatTemplate:
         its reasoning, or quoted for JSON. If the template changes it in another way, the content stands as it is. Raises
         TemplateError.
         """
-        said = read_messages(messages, self._features.takes_lists)
+        said = self._shapes.take(read_messages(messages, self._features.takes_lists))
         # One clock for every rendering of this request.
         settings = self._variables(variables or {}, tools, self._features)
         settings["add_generation_prompt"] = add_generation_prompt
@@ -388,7 +304,7 @@ class ChatTemplate:
         whole = Marks(self._controls)
         marked = self._render(settings, said, whole)
         pieces = whole.cut(marked, real)
-        if pieces is None and any(REASONING_TAG.search(text) for one in said for _, text in one.texts):
+        if pieces is None and any(REASONING_TAG.search(text) for one in said for run in one.runs for _, text in run):
             # The template looks for the tags, so this rendering keeps them.
             tagged = Marks(self._controls, keeps_tags=True)
             pieces = tagged.cut(self._render(settings, said, tagged), real)
@@ -446,6 +362,15 @@ class ChatTemplate:
         settings = self._variables({}, None, features) | {"add_generation_prompt": add_generation_prompt}
         try:
             return self._render(settings, read_messages(messages, features.takes_lists), Unmarked(), features)
+        except TemplateError:
+            return ""
+
+    def _try_shape(self, said: Sequence[TemplateMessage], tools: Tools | None) -> str:
+        """Render for learning what histories the template takes; empty if it refuses."""
+        prompts = not said or said[-1].role != "assistant" or bool(said[-1].fields.get("tool_calls"))
+        settings = self._variables({}, tools, self._features) | {"add_generation_prompt": prompts}
+        try:
+            return self._render(settings, said, Unmarked())
         except TemplateError:
             return ""
 

@@ -12,6 +12,7 @@ from typing import Literal, cast
 
 import msgspec
 
+from ...models.call_arguments import argument_text
 from ...models.jinja import TemplateError
 from ...models.marks import TextPiece
 from ...models.template import ChatTemplate, Message, Tools, Variables
@@ -181,8 +182,7 @@ def with_calls(message: Message, written: CallNotation) -> Message:
 
 
 def _name_and_arguments(function: Mapping[str, object]) -> tuple[str, str]:
-    arguments = function.get("arguments")
-    return str(function.get("name")), arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+    return str(function.get("name")), argument_text(function.get("arguments"))
 
 
 # As Qwen's and Hermes's templates put it: more models were trained on it than on any other wording.
@@ -249,7 +249,6 @@ def request_variables(request: ChatRequest, defaults: Mapping[str, object]) -> d
 
 TRIAL = {"name": "trial_tool", "description": "", "parameters": {"type": "object", "properties": {}}}
 QUESTION = {"role": "user", "content": "?"}
-CALL = {"id": "trial0000", "type": "function", "function": {"name": "trial_tool", "arguments": "{}"}}
 
 
 class Rendering:
@@ -262,7 +261,7 @@ class Rendering:
         self._template, self._written, self._variables = template, written, variables
         self._retrieval_prompt = retrieval_prompt
         self._shows_tools = self._shows([QUESTION], tools=[{"type": "function", "function": TRIAL}])
-        self._shows_calls = self._shows([QUESTION, {"role": "assistant", "content": "", "tool_calls": [CALL]}])
+        self._shows_calls = template.shows_calls
 
     def pieces(self, messages: Sequence[Message], request: ChatRequest, continues: bool = False) -> list[TextPiece]:
         """Render a chat. continues: up to the end of its last message, which the model is to go on with.
@@ -285,11 +284,11 @@ class Rendering:
         return [_moved(piece) for piece in pieces] if is_instructed or is_defined else pieces
 
     def _shows(self, messages: Sequence[Message], tools: Tools | None = None) -> bool:
-        """Whether the template shows the trial tool. One that refuses the messages will refuse a client's, too."""
+        """Whether the template shows the trial tool. A refusal shows nothing."""
         try:
             pieces = self._template.pieces(messages, tools=tools, add_generation_prompt=False)
         except TemplateError:
-            return True
+            return False
         return any("trial_tool" in piece.text for piece in pieces)
 
 

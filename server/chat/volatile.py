@@ -22,7 +22,7 @@ from typing import Self
 import msgspec
 from msgspec import Struct
 
-from ...models.template import Message, content_texts
+from ...models.template_messages import Message, content_texts
 from ..config.settings import Settings, SettingsError
 from .chat_files import ChatFiles, DamagedFile, checked_content, with_checksum
 

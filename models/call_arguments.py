@@ -1,0 +1,80 @@
+"""The arguments of a tool call in a history: an object, whatever a model wrote or a client made of it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+
+_TOKEN = re.compile(r'"(?:[^"\\]|\\u[0-9a-fA-F]{4}|\\[^u])*+(?P<end>"?)|[{}\[\]]')
+_CUT_ESCAPE = re.compile(r"(?:\\(?:u[0-9a-fA-F]{0,3})?)?")
+_CUT_WORD = re.compile(r'[^\s,:\[\]{}"]+\Z')
+_HALVES = re.compile(r"\\u[dD][89a-fA-F]")  # of characters: JSON may have one alone, and no text can
+_CLOSERS = {"{": "}", "[": "]"}
+
+
+def argument_object(arguments: object) -> dict[str, object]:
+    """Return the arguments of a call as an object.
+
+    Nothing is no arguments. A text that was cut is completed, so that what stands in it stays to be seen. Any other text
+    or value is the one argument, `arguments`.
+    """
+    if isinstance(arguments, Mapping):
+        return dict(arguments)
+    if not isinstance(arguments, str):
+        if not arguments and not isinstance(arguments, int | float):
+            return {}
+        return {"arguments": json.dumps(arguments, ensure_ascii=False)}
+    if not arguments.strip():
+        return {}
+    try:
+        value = _decode(arguments)
+    except (ValueError, RecursionError):
+        value = _completed(arguments)
+        return {"arguments": arguments} if value is None else value
+    if isinstance(value, dict):
+        return value
+    return {} if value is None or value in ("", []) else {"arguments": arguments}
+
+
+def argument_text(arguments: object) -> str:
+    """Return the arguments of a call as the JSON text of an object: a text that is one stays as it is."""
+    if isinstance(arguments, str):
+        try:
+            if isinstance(json.loads(arguments), dict):
+                return arguments
+        except (ValueError, RecursionError):
+            pass
+    return json.dumps(argument_object(arguments), ensure_ascii=False)
+
+
+def _decode(text: str) -> object:
+    """Decode JSON, also with line breaks in its strings; a lone half of a character is U+FFFD."""
+    value = json.loads(text, strict=False)
+    if _HALVES.search(text) is None:
+        return value
+    return json.loads(json.dumps(value, ensure_ascii=False).encode("utf-16", "surrogatepass").decode("utf-16", "replace"))
+
+
+def _completed(text: str) -> dict[str, object] | None:
+    """Complete the JSON text of an object: close the string and the brackets that are open. None: it was not cut."""
+    closers = list[str]()
+    for token in _TOKEN.finditer(text):
+        if token["end"] is None:
+            if token[0] in _CLOSERS:
+                closers.append(_CLOSERS[token[0]])
+            elif not closers or closers.pop() != token[0]:
+                return None
+        elif not token["end"]:  # the text ends in a string, maybe in an escape
+            text = text[: token.end()] + '"' if _CUT_ESCAPE.fullmatch(text, token.end()) else text
+            break
+    if not closers:
+        return None
+    text, end = text.rstrip(), "".join(reversed(closers))
+    for begun in (text, _CUT_WORD.sub("null", text), f"{text}null", f"{text}: null", text.removesuffix(",")):
+        try:
+            value = _decode(begun + end)
+        except (ValueError, RecursionError):
+            continue
+        return value if isinstance(value, dict) else None
+    return None

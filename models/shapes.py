@@ -1,0 +1,439 @@
+"""The shapes of histories that a chat template takes, learned by rendering; a history as the template takes it.
+
+Programs send histories that many templates refuse, or of which they leave out a text without a word. Where a template
+shows a shape, nothing changes; else the messages are rewritten. A text's place depends on what stands in front of it and on
+nothing behind it, so that the prompt of a history goes on where that of the last turn ended.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from hashlib import sha256
+
+from .template_messages import Message, Run, TemplateMessage
+
+Neighbours = tuple[str, str]
+"""What stands in front, and what follows: roles, and the words below.
+
+`front`: a system's message at the beginning. `calls`: an answer with calls. `call`: one of which has no result yet.
+`orphan`: a result without such a call. The first is empty at the beginning of a history, the second at its end.
+"""
+
+PARAGRAPH, LINE = "\n\n", "\n"
+_SYSTEM = "[System: ", "]"
+_RESULT = "<tool_response>\n", "\n</tool_response>"  # as the models have it to whose notation of calls all others fall back
+_NO_RESULT = "(no result)"
+_ID = re.compile("[0-9A-Za-z]{9}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shapes:
+    """What a template takes.
+
+    refused: neighbours that it does not. shows_calls: of tools. shows_both: the content of an answer beside its calls.
+    takes_ids: of any form.
+    """
+
+    refused: frozenset[Neighbours] = frozenset()
+    shows_calls: bool = True
+    shows_both: bool = True
+    takes_ids: bool = True
+
+    def takes(self, before: str, role: str) -> bool:
+        return (before, role) not in self.refused
+
+    def take(self, said: Sequence[TemplateMessage]) -> list[TemplateMessage]:
+        """Return a history as the template takes it."""
+        if not self.takes_ids:
+            said = list(map(_with_short_ids, said))
+        if not self.refused:
+            return list(said)
+        history = _History(self)
+        for message in said:
+            history.add(message)
+        return history.end()
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """A call of a tool. id: empty if it has none. message: with this call alone."""
+
+    id: str
+    name: str
+    message: TemplateMessage
+
+
+class _Waiting:
+    """Calls that wait for something, in their order."""
+
+    def __init__(self, calls: Sequence[_Call] = ()) -> None:
+        self._calls: list[_Call | None] = list(calls)
+        self._first, self._num = 0, len(calls)
+        self._places: dict[str, deque[int]] = {}
+        for at, call in enumerate(calls):
+            self._places.setdefault(call.id, deque()).append(at)
+
+    def __len__(self) -> int:
+        return self._num
+
+    def take(self, id: str) -> _Call | None:
+        """Remove the first call with an id; without one the first of all."""
+        at = self._first
+        if id:
+            places = self._places.get(id, ())
+            while places and self._calls[places[0]] is None:
+                places.popleft()
+            if not places:
+                return None
+            at = places.popleft()
+        while at < len(self._calls) and self._calls[at] is None:
+            at = self._first = at + 1
+        if at >= len(self._calls):
+            return None
+        call, self._calls[at] = self._calls[at], None
+        self._num -= 1
+        return call
+
+    def take_all(self) -> list[_Call]:
+        """Remove all calls."""
+        calls = [call for call in self._calls if call is not None]
+        self._calls, self._first, self._num, self._places = [], 0, 0, {}
+        return calls
+
+
+class _History:
+    """A history as far as it is taken."""
+
+    def __init__(self, shapes: Shapes) -> None:
+        self._takes, self._shapes = shapes.takes, shapes
+        self._messages: list[TemplateMessage] = []
+        self._more: list[tuple[int | None, str]] = []  # to the content of the last message
+        self._is_front = True  # all of it are system messages
+        self._opens: str | None = None  # the last message is a user's that the next user's goes on, behind this text
+        self._open = _Waiting()  # for a result
+        self._later = _Waiting()  # for a place, since the template does not take several calls in one answer
+
+    @property
+    def _before(self) -> str:
+        """What stands in front of the next message."""
+        if self._open:
+            return "call"
+        role = self._messages[-1].role if self._messages else ""
+        return "front" if role == "system" and self._is_front else role
+
+    def add(self, message: TemplateMessage) -> None:
+        match message.role:
+            case "system":
+                self._add_system(message)
+            case "assistant":
+                self._add_answer(message)
+            case "tool":
+                self._add_result(message)
+            case _:
+                self._add_user(message)
+        self._is_front = self._is_front and message.role == "system"
+
+    def end(self) -> list[TemplateMessage]:
+        self._close("")
+        if self._before == "front" and not self._takes("front", ""):
+            self._append(_empty("user", self._messages[-1].at))
+        self._flush()
+        return self._messages
+
+    def _add_system(self, message: TemplateMessage) -> None:
+        """A text that cannot be a system's ends the text of a user or a result, or opens a user's behind an answer."""
+        before = self._before
+        if self._is_front and self._messages and (before == "user" or not self._takes("front", "system")):
+            self._join(message, PARAGRAPH)
+        elif before == "" and not self._takes("", "system"):
+            self._append(replace(message, role="user", runs=(_one_run(message),), is_list=False), opens=LINE)
+        elif self._takes(before, "system"):
+            self._answer_later()
+            self._append(message)
+        elif before == "system":
+            self._join(message, PARAGRAPH)
+        elif message.is_blank:
+            pass
+        elif before in ("user", "tool"):
+            self._join(_wrapped(message, _SYSTEM), PARAGRAPH)
+        else:
+            self._add_user(_wrapped(message, _SYSTEM), opens=PARAGRAPH)
+
+    def _add_user(self, message: TemplateMessage, opens: str | None = None) -> None:
+        self._close("user")
+        before = self._before
+        if before == "user" and self._opens is not None:
+            self._join(message, self._opens)
+            self._opens = None
+        elif before in ("user", "tool") and not self._takes(before, "user"):
+            self._join(message, PARAGRAPH)
+        else:
+            self._append(message, opens)
+
+    def _add_answer(self, message: TemplateMessage) -> None:
+        before = self._before
+        self._close("assistant")
+        calls = _calls_of(message) if self._shapes.shows_calls else []
+        role = "calls" if calls and before == "assistant" else "assistant"
+        is_refused = before in ("", "front", "assistant") and not self._takes(before, role)
+        # Reasoning must not come behind content in one answer.
+        joins = before == "assistant" and not message.reasoning and (not calls or self._shapes.shows_both)
+        if is_refused and joins:
+            self._join(message, PARAGRAPH)
+            last = self._messages[-1]
+            self._messages[-1] = replace(last, fields={**last.fields, **message.fields})
+        else:
+            if is_refused:
+                self._append(_empty("user", message.at))
+            self._append(message)
+        if len(calls) > 1 and not self._takes("call", "call"):
+            last = self._messages[-1]
+            self._messages[-1] = replace(last, fields=calls[0].message.fields)
+            self._later = _Waiting(calls[1:])
+            calls = calls[:1]
+        self._open = _Waiting(calls)
+
+    def _add_result(self, message: TemplateMessage) -> None:
+        id = _id_of(message.fields.get("tool_call_id"))
+        call = self._open.take(id)
+        if call is None and (call := self._later.take(id)) is not None:
+            self._answer_calls()
+            self._append(call.message)
+        if call is not None and self._takes("call", "tool"):
+            self._append(message if id or not call.id else _with_id(message, call.id))
+            return
+        self._answer_later()
+        if self._before in ("", "front") and not self._takes(self._before, "orphan") and self._takes("user", "orphan"):
+            self._append(_empty("user", message.at))
+        if self._takes(self._before, "orphan"):
+            self._open.take("")
+            self._append(message if id or self._shapes.takes_ids else _with_id(message, _short("")))
+        elif not message.is_blank:
+            self._add_user(replace(_wrapped(message, _RESULT), fields={}))
+
+    def _close(self, role: str) -> None:
+        """Give the open calls a result where the template wants one in front of a message of this role."""
+        self._answer_later()
+        if self._open and not self._takes("call", role):
+            self._answer_calls()
+        self._open = _Waiting()
+
+    def _answer_later(self) -> None:
+        for call in self._later.take_all():
+            self._answer_calls()
+            self._append(call.message)
+            self._open = _Waiting([call])
+
+    def _answer_calls(self) -> None:
+        for call in self._open.take_all():
+            if self._takes("call", "tool"):
+                fields = {"tool_call_id": call.id, "name": call.name}
+                at = call.message.at
+                self._append(TemplateMessage(role="tool", at=at, runs=(((None, _NO_RESULT),),), fields=fields))
+
+    def _append(self, message: TemplateMessage, opens: str | None = None) -> None:
+        self._flush()
+        self._messages.append(message)
+        self._opens = opens
+
+    def _join(self, message: TemplateMessage, between: str) -> None:
+        """Put a text behind that of the last message."""
+        if message.is_blank:
+            return
+        if self._more or not self._messages[-1].is_blank:
+            self._more.append((None, between))
+        self._more += _one_run(message)
+
+    def _flush(self) -> None:
+        if self._more:
+            *runs, last = self._messages[-1].runs or ((),)
+            self._messages[-1] = replace(self._messages[-1], runs=(*runs, (*last, *self._more)))
+            self._more = []
+
+
+def _empty(role: str, at: int) -> TemplateMessage:
+    return TemplateMessage(role=role, at=at, runs=(), fields={})
+
+
+def _one_run(message: TemplateMessage) -> Run:
+    """Return the texts of a message, each part a line."""
+    lines = [text for run in message.runs for text in ((None, LINE), *run)]
+    return tuple(lines[1:])
+
+
+def _wrapped(message: TemplateMessage, around: tuple[str, str]) -> TemplateMessage:
+    """Return a user's message with a text."""
+    first, last = around
+    run = ((None, first), *_one_run(message), (None, last))
+    return replace(message, role="user", runs=(run,), is_list=False)
+
+
+def _list_of_calls(message: TemplateMessage) -> Sequence[object]:
+    calls = message.fields.get("tool_calls")
+    return calls if isinstance(calls, list) else ()
+
+
+def _calls_of(message: TemplateMessage) -> list[_Call]:
+    calls: list[_Call] = []
+    for call in _list_of_calls(message):
+        if isinstance(call, Mapping):
+            function = call.get("function")
+            name = function.get("name") if isinstance(function, Mapping) else None
+            alone = replace(_empty("assistant", message.at), fields={**message.fields, "tool_calls": [call]})
+            calls.append(_Call(_id_of(call.get("id")), str(name or ""), alone))
+    return calls
+
+
+def _with_id(message: TemplateMessage, id: str) -> TemplateMessage:
+    return replace(message, fields={**message.fields, "tool_call_id": id})
+
+
+def _id_of(id: object) -> str:
+    return "" if id is None else str(id)
+
+
+def _with_short_ids(message: TemplateMessage) -> TemplateMessage:
+    """Return a message whose ids are nine letters or digits; others are replaced by the hash of their text."""
+    fields = dict(message.fields)
+    if calls := _list_of_calls(message):
+        fields["tool_calls"] = [_with_short_id(call, number) for number, call in enumerate(calls)]
+    elif message.role == "tool" and (id := _id_of(fields.get("tool_call_id"))):
+        fields["tool_call_id"] = _short(id)
+    return replace(message, fields=fields) if fields != message.fields else message
+
+
+def _with_short_id(call: object, number: int) -> object:
+    if not isinstance(call, Mapping):
+        return call
+    return {**call, "id": _short(_id_of(call.get("id")) or str(number))}
+
+
+def _short(id: str) -> str:
+    return id if _ID.fullmatch(id) else sha256(id.encode(errors="surrogatepass")).hexdigest()[:9]
+
+
+# ---- learning ----------------------------------------------------------------------------------------------------------
+
+Tools = Sequence[Mapping[str, object]]
+Render = Callable[[Sequence[TemplateMessage], Tools | None], str]
+"""Renders a history, with tools or without; empty if the template refuses it."""
+
+_TOOL = {
+    "type": "function",
+    "function": {"name": "trial", "description": "Try.", "parameters": {"type": "object", "properties": {}}},
+}
+
+# In a trial each letter is a message: s a system's, u a user's, a an answer, c an answer with a call, d with two, b with
+# content and a call, r and t the results of the first and of the second call, o a result of another call.
+_LETTERS = {
+    **dict.fromkeys("rto", ("tool", 0)),
+    "s": ("system", 0), "u": ("user", 0), "a": ("assistant", 0), "c": ("assistant", 1), "d": ("assistant", 2),
+    "b": ("assistant", 1),
+}  # fmt: skip
+_TRIAL_IDS = "trial0000", "trial0001", "trial0002"
+_STRANGE_IDS = {"E": "", "L": "functions.trial:0/" * 3}
+_CALLED = frozenset("bcdo")
+_CALLS, _BOTH = ("uc", "ucrau"), ("ubr", "ubrau")
+_WITH_IDS = "Eucr", "Eucrau", "Lucr", "Lucrau"
+TRIALS: Mapping[Neighbours, tuple[str, ...]] = {
+    ("", "system"): ("su", "sua", "sucr"),
+    ("front", "system"): ("ssu", "ssua"),
+    ("user", "user"): ("uu", "suuau", "uauu"),
+    ("assistant", "assistant"): ("uaa", "suaau"),
+    ("assistant", "calls"): ("uacr", "suacrau"),
+    ("", "assistant"): ("au", "a", "cr", "crau"),
+    ("front", "assistant"): ("sau", "sa", "scr", "scrau"),
+    ("call", "tool"): ("ucr", "ucrau", "sucrau", "ucrcr"),
+    ("call", "call"): ("udrt", "udrtau"),
+    ("tool", "user"): ("ucru", "sucruau"),
+    ("call", "user"): ("ucu", "sucuau", "udru"),
+    ("call", "assistant"): ("uca", "ucau", "udrau", "uccr"),
+    ("call", ""): ("uc", "sucrauc", "udr"),
+    ("front", ""): ("s",),
+    ("user", "system"): ("us", "susau", "usu"),
+    ("tool", "system"): ("ucrs", "sucrsau"),
+    ("assistant", "system"): ("suas", "uasu", "suasua"),
+    ("system", "system"): ("uassu", "suss"),
+    ("user", "orphan"): ("uo", "uoau"),
+    ("", "orphan"): ("o", "oau", "ou"),
+    ("front", "orphan"): ("so", "soau", "sou"),
+    ("assistant", "orphan"): ("uao", "uaou", "uaoau"),
+    ("tool", "orphan"): ("ucro", "ucroau"),
+    ("call", "orphan"): ("uco", "ucoau"),
+    ("system", "orphan"): ("uso", "uasoa"),
+    ("call", "system"): ("ucsrau", "ucsu"),
+}
+
+
+def learn_shapes(render: Render) -> Shapes:
+    """Find the neighbours that a template refuses, or loses, or moves; and that it shows once they are rewritten."""
+    shapes = Shapes(shows_calls=_num_shown(Shapes(), render, _CALLS) > 0)
+    shapes = replace(shapes, shows_both=_num_shown(shapes, render, _BOTH) == len(_BOTH))
+    for neighbours, trials in TRIALS.items():
+        shapes = _better(shapes, replace(shapes, refused=shapes.refused | {neighbours}), render, trials)
+    return _better(shapes, replace(shapes, takes_ids=False), render, _WITH_IDS)
+
+
+def _better(shapes: Shapes, rewritten: Shapes, render: Render, trials: Sequence[str]) -> Shapes:
+    """Return the shapes by which a template shows more of the trials; where it is all the same, what changes less."""
+    shown, most = _num_shown(shapes, render, trials), sum(len(_tools(trial)) for trial in trials)
+    return rewritten if shown < most and _num_shown(rewritten, render, trials) > shown else shapes
+
+
+def _num_shown(shapes: Shapes, render: Render, trials: Sequence[str]) -> int:
+    """Count the trials that a template shows."""
+    return sum(_shows(shapes, render, trial, tools) for trial in trials for tools in _tools(trial))
+
+
+def _tools(trial: str) -> Sequence[Tools | None]:
+    """Return the tools of a trial's renderings: without calls there may be none."""
+    return ([_TOOL],) if _CALLED.intersection(trial) else ([_TOOL], None)
+
+
+def _shows(shapes: Shapes, render: Render, trial: str, tools: Tools | None) -> bool:
+    """Whether a template shows all texts of a trial, in their order but for those beside and between calls.
+
+    And nothing else in front of them because of a system's message behind.
+    """
+    said, words = _trial(trial, shapes.shows_calls)
+    shown = render(shapes.take(said), tools)
+    places = [shown.find(word) for word in words]
+    if -1 in places or (places != sorted(places) and {"b", "d"}.isdisjoint(trial)):
+        return False
+    if trial[0] == "s" or "s" not in trial:
+        return True
+    # Some templates have a text of their own in front, if there is no system's message at all.
+    plain = render(shapes.take([one for one in said if one.role != "system"]), tools)
+    return plain[: plain.find(words[0])] == shown[: places[0]]
+
+
+def _trial(letters: str, shows_calls: bool) -> tuple[list[TemplateMessage], list[str]]:
+    """Return the history of a trial, and its texts."""
+    said: list[TemplateMessage] = []
+    words: list[str] = []
+    ids = _TRIAL_IDS
+    for at, letter in enumerate(letters):
+        if letter in _STRANGE_IDS:
+            ids = (_STRANGE_IDS[letter],) * 3
+            continue
+        role, num_calls = _LETTERS[letter]
+        called = [f"needle{len(words) + more:02}" for more in range(num_calls if shows_calls else 0)]
+        words += called
+        fields: dict[str, object] = {}
+        if called:
+            fields = {"tool_calls": [_call(*call) for call in zip(ids, called, strict=False)]}
+        elif role == "tool":
+            fields = {"tool_call_id": ids["rto".index(letter)]}
+        content = ""
+        if not called or letter == "b":
+            words.append(content := f"needle{len(words):02}")
+        said.append(TemplateMessage(role=role, at=at, runs=(((at, content),),), fields=fields))
+    return said, words
+
+
+def _call(id: str, word: str) -> Message:
+    return {"id": id, "type": "function", "function": {"name": "trial", "arguments": json.dumps({"city": word})}}
