@@ -57,7 +57,15 @@ DIFFERENT = {
     ("fireworks-ai-llama-3-firefunction-v2", "tools"),
     ("fireworks-ai-llama-3-firefunction-v2", "called"),
     ("fireworks-ai-llama-3-firefunction-v2", "called with text"),
+    ("google-gemma-2-2b-it", "called"),
+    ("google-gemma-2-2b-it", "called with text"),
     ("google-gemma-4-31B-it-interleaved", "called with text"),
+    ("llama-cpp-rwkv-world", "called"),
+    ("llama-cpp-rwkv-world", "called with text"),
+    ("microsoft-Phi-3.5-mini-instruct", "called"),
+    ("microsoft-Phi-3.5-mini-instruct", "called with text"),
+    ("mistralai-Mistral-Nemo-Instruct-2407", "developer"),
+    ("mistralai-Mistral-Nemo-Instruct-2407", "turns"),
     ("unsloth-mistral-Devstral-Small-2507", "reasoning"),
 }
 
