@@ -10,6 +10,7 @@ _TOKEN = re.compile(r'"(?:[^"\\]|\\u[0-9a-fA-F]{4}|\\[^u])*+(?P<end>"?)|[{}\[\]]
 _CUT_ESCAPE = re.compile(r"(?:\\(?:u[0-9a-fA-F]{0,3})?)?")
 _CUT_WORD = re.compile(r'[^\s,:\[\]{}"]+\Z')
 _HALVES = re.compile(r"\\u[dD][89a-fA-F]")  # of characters: JSON may have one alone, and no text can
+_JSON = json.JSONDecoder(strict=False)
 _CLOSERS = {"{": "}", "[": "]"}
 
 
@@ -25,12 +26,10 @@ def argument_object(arguments: object) -> dict[str, object]:
         if not arguments and not isinstance(arguments, int | float):
             return {}
         return {"arguments": json.dumps(arguments, ensure_ascii=False)}
-    if not arguments.strip():
-        return {}
     try:
         value = _decode(arguments)
     except (ValueError, RecursionError):
-        value = _completed(arguments)
+        value = _completed(arguments) if arguments.strip() else {}
         return {"arguments": arguments} if value is None else value
     if isinstance(value, dict):
         return value
@@ -50,10 +49,10 @@ def argument_text(arguments: object) -> str:
 
 def _decode(text: str) -> object:
     """Decode JSON, also with line breaks in its strings; a lone half of a character is U+FFFD."""
-    value = json.loads(text, strict=False)
-    if _HALVES.search(text) is None:
+    value = _JSON.decode(text)
+    if "\\u" not in text or _HALVES.search(text) is None:
         return value
-    return json.loads(json.dumps(value, ensure_ascii=False).encode("utf-16", "surrogatepass").decode("utf-16", "replace"))
+    return _JSON.decode(json.dumps(value, ensure_ascii=False).encode("utf-16", "surrogatepass").decode("utf-16", "replace"))
 
 
 def _completed(text: str) -> dict[str, object] | None:

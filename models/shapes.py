@@ -60,11 +60,18 @@ class Shapes:
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """A call of a tool. id: empty if it has none. message: with this call alone."""
+    """A call of a tool. id: empty if it has none. answer: the message that it is in."""
 
     id: str
     name: str
-    message: TemplateMessage
+    call: Mapping[str, object]
+    answer: TemplateMessage
+
+    @property
+    def message(self) -> TemplateMessage:
+        """An answer with this call and nothing else."""
+        fields = {**self.answer.fields, "tool_calls": [self.call]}
+        return replace(_empty("assistant", self.answer.at), fields=fields)
 
 
 class _Waiting:
@@ -195,7 +202,8 @@ class _History:
             self._messages[-1] = replace(last, fields=calls[0].message.fields)
             self._later = _Waiting(calls[1:])
             calls = calls[:1]
-        self._open = _Waiting(calls)
+        if calls:
+            self._open = _Waiting(calls)
 
     def _add_result(self, message: TemplateMessage) -> None:
         id = _id_of(message.fields.get("tool_call_id"))
@@ -218,11 +226,14 @@ class _History:
     def _close(self, role: str) -> None:
         """Give the open calls a result where the template wants one in front of a message of this role."""
         self._answer_later()
-        if self._open and not self._takes("call", role):
-            self._answer_calls()
-        self._open = _Waiting()
+        if self._open:
+            if not self._takes("call", role):
+                self._answer_calls()
+            self._open = _Waiting()
 
     def _answer_later(self) -> None:
+        if not self._later:
+            return
         for call in self._later.take_all():
             self._answer_calls()
             self._append(call.message)
@@ -232,7 +243,7 @@ class _History:
         for call in self._open.take_all():
             if self._takes("call", "tool"):
                 fields = {"tool_call_id": call.id, "name": call.name}
-                at = call.message.at
+                at = call.answer.at
                 self._append(TemplateMessage(role="tool", at=at, runs=(((None, _NO_RESULT),),), fields=fields))
 
     def _append(self, message: TemplateMessage, opens: str | None = None) -> None:
@@ -283,8 +294,7 @@ def _calls_of(message: TemplateMessage) -> list[_Call]:
         if isinstance(call, Mapping):
             function = call.get("function")
             name = function.get("name") if isinstance(function, Mapping) else None
-            alone = replace(_empty("assistant", message.at), fields={**message.fields, "tool_calls": [call]})
-            calls.append(_Call(_id_of(call.get("id")), str(name or ""), alone))
+            calls.append(_Call(_id_of(call.get("id")), str(name or ""), call, message))
     return calls
 
 

@@ -74,6 +74,8 @@ class TemplateFeatures:
 
 
 def _joined(run: Run, is_answer: bool, marks: Unmarked) -> str:
+    if len(run) == 1 and (at := run[0][0]) is not None:
+        return marks.content(run[0][1], at, is_answer)
     return "".join(text if at is None else marks.content(text, at, is_answer) for at, text in run)
 
 
