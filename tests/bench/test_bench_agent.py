@@ -174,7 +174,8 @@ def test_a_replay_counts_what_is_read_again(data: Path, tmp_path: Path, capsys: 
     line = billed[0]["prompt_tokens"] - plain[0]["prompt_tokens"]
     computed = [[one["prompt_tokens"] - one["cached_tokens"] for one in of[:restart]] for of in (plain, billed)]
     alone = [more - less for less, more, turn in zip(*computed, plain, strict=False) if turn["phase"] == "alone"]
-    assert 10 < line < 100 and alone == [line, 0, 0], "one request after the other: the first reads it, for all"
+    assert 10 < line < 100 and len(alone) >= 3, alone
+    assert alone[0] == line and not any(alone[1:]), "one request after the other: the first reads it, for all"
     # How many of the agents that ask at once read what they share is the machine's choice; without reuse behind the line,
     # each would read all of its prompt.
     without, with_it = map(sum, computed)

@@ -238,8 +238,9 @@ def test_tool_calls_with_arguments_as_the_template_wants_them() -> None:
 
 
 @pytest.mark.parametrize("arguments", ["{oops", "[" * 5000, "7"], ids=["broken", "deep", "number"])
-def test_arguments_that_are_no_object_are_passed_on(arguments: str) -> None:
-    assert f'<tool_call>"{arguments}"</tool_call>' in joined(chat(QWEN).pieces([*said("q"), call(arguments)]))
+def test_arguments_that_are_no_object_are_the_one_argument_of_an_object(arguments: str) -> None:
+    shown = f'<tool_call>{{"arguments": "{arguments}"}}</tool_call>'
+    assert shown in joined(chat(QWEN).pieces([*said("q"), call(arguments)]))
 
 
 def test_tools_and_further_settings_reach_the_template() -> None:
@@ -265,8 +266,11 @@ def test_helpers_that_templates_rely_on() -> None:
 
 
 def test_a_refusal_has_the_templates_own_words() -> None:
+    """Of what no rewriting of a history mends."""
+    refusing = "{% if messages[0].content == 'a' %}{{ raise_exception('roles must alternate') }}{% endif %}" + GEMMA
+    assert joined(chat(refusing).pieces(said("b")))
     with pytest.raises(TemplateError, match="must alternate"):
-        chat(GEMMA).pieces(said("a", "b", first="assistant"))
+        chat(refusing).pieces(said("a"))
 
 
 def test_source_that_is_not_jinja_is_refused_with_the_line() -> None:
