@@ -45,6 +45,10 @@ from support.recorder import Record, Recorded
 MOST_ROUNDED = 0.001
 USUAL = ["-fa", "off", "-t", "1", "--no-ui"]
 JSON = {"Content-Type": "application/json"}
+REFUSALS = {
+    "too long": b"exceed",
+    "nothing to warm": b"nothing to warm",
+}  # with -cram 0 a model that cannot be cut keeps nothing
 Sent = tuple[str, Mapping[str, Any]]
 """The path and the body of a request."""
 
@@ -300,10 +304,12 @@ class Life:
 
     def _read(self, response: HTTPResponse, request: Act, events: Semaphore) -> str | None:
         """Read an answer, up to so many events where its client leaves. A whole one has an end for each choice."""
-        if response.status == 400 and b"exceed" in response.read():
-            self._judge.seen["too long"] += 1
+        if response.status != 200:
+            refusal = response.read()
+            found = next((name for name, words in REFUSALS.items() if words in refusal), None)
+            assert response.status == 400 and found, refusal
+            self._judge.seen[found] += 1
             return None
-        assert response.status == 200, response.read()
         said: list[str] = []
         ends: list[int] = []
         whole = None if "stream" in request["body"] else json.load(response)
