@@ -14,7 +14,7 @@ from msgspec import Meta, Raw, Struct
 from ..ordering.document import TOOLS, Document, DocumentError, beside_documents, check_number, find_documents
 from ..ordering.policy import Order
 from ..server.http.api_errors import RequestError
-from ..server.http.bodies import check_elements
+from ..server.http.json_body import as_unicode, check_elements
 
 Fields = dict[str, Raw]
 EMPTY = (b"null", b"[]", b'""')
@@ -113,8 +113,8 @@ def read_chat(body: bytes, tool_documents: str) -> DocumentChat:
     tool_documents: the default of the field.
     """
     check_elements(body)
+    body = as_unicode(body)
     try:
-        body.decode()  # values that stay as they were sent are not looked into
         fields = msgspec.json.decode(body, type=Fields)
         messages = messages_of(fields)
         check_number(messages)  # before each of them is looked into
@@ -153,6 +153,7 @@ def read_chat(body: bytes, tool_documents: str) -> DocumentChat:
 def opening(body: bytes) -> bytes:
     """Return a chat without the documents of its last message, which asks for one token. Raises RequestError."""
     check_elements(body)
+    body = as_unicode(body)
     try:
         fields = msgspec.json.decode(body, type=Fields)
         messages = messages_of(fields)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from typing import Any
 
 _TOKEN = re.compile(r'"(?:[^"\\]|\\u[0-9a-fA-F]{4}|\\[^u])*+(?P<end>"?)|[{}\[\]]')
 _CUT_ESCAPE = re.compile(r"(?:\\(?:u[0-9a-fA-F]{0,3})?)?")
@@ -12,6 +13,17 @@ _CUT_WORD = re.compile(r'[^\s,:\[\]{}"]+\Z')
 _HALVES = re.compile(r"\\u[dD][89a-fA-F]")  # of characters: JSON may have one alone, and no text can
 _JSON = json.JSONDecoder(strict=False)
 _CLOSERS = {"{": "}", "[": "]"}
+
+
+def decode_json(text: str) -> Any:
+    """Decode JSON, also with line breaks in its strings; a lone half of a character is U+FFFD.
+
+    Raises ValueError, RecursionError.
+    """
+    value = _JSON.decode(text)
+    if "\\u" not in text or _HALVES.search(text) is None:
+        return value
+    return _JSON.decode(json.dumps(value, ensure_ascii=False).encode("utf-16", "surrogatepass").decode("utf-16", "replace"))
 
 
 def argument_object(arguments: object) -> dict[str, object]:
@@ -27,7 +39,7 @@ def argument_object(arguments: object) -> dict[str, object]:
             return {}
         return {"arguments": json.dumps(arguments, ensure_ascii=False)}
     try:
-        value = _decode(arguments)
+        value = decode_json(arguments)
     except (ValueError, RecursionError):
         value = _completed(arguments) if arguments.strip() else {}
         return {"arguments": arguments} if value is None else value
@@ -47,14 +59,6 @@ def argument_text(arguments: object) -> str:
     return json.dumps(argument_object(arguments), ensure_ascii=False)
 
 
-def _decode(text: str) -> object:
-    """Decode JSON, also with line breaks in its strings; a lone half of a character is U+FFFD."""
-    value = _JSON.decode(text)
-    if "\\u" not in text or _HALVES.search(text) is None:
-        return value
-    return _JSON.decode(json.dumps(value, ensure_ascii=False).encode("utf-16", "surrogatepass").decode("utf-16", "replace"))
-
-
 def _completed(text: str) -> dict[str, object] | None:
     """Complete the JSON text of an object: close the string and the brackets that are open. None: it was not cut."""
     closers = list[str]()
@@ -72,7 +76,7 @@ def _completed(text: str) -> dict[str, object] | None:
     text, end = text.rstrip(), "".join(reversed(closers))
     for begun in (text, _CUT_WORD.sub("null", text), f"{text}null", f"{text}: null", text.removesuffix(",")):
         try:
-            value = _decode(begun + end)
+            value = decode_json(begun + end)
         except (ValueError, RecursionError):
             continue
         return value if isinstance(value, dict) else None

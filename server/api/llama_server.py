@@ -22,6 +22,7 @@ from ..engine.usage import Fields
 from ..engine.view import SlotState
 from ..http.api_errors import RequestError, unknown_model
 from ..http.bodies import Held
+from ..http.json_body import MARK
 from ..search.vectors import about
 from ..service.models import Loaded, Models
 from ..service.service import Service
@@ -45,7 +46,7 @@ async def set_adapters(request: Request) -> Response:
     """Change these scales. Requests that are open keep theirs."""
     service, bodies = service_of(request), request.app.state.app.bodies
     with Held(bodies) as held:
-        body = await bodies.read(request, held)
+        body = (await bodies.read(request, held)).removeprefix(MARK)
         given = b'{"adapters":%b}' % body if body.lstrip()[:1] == b"[" else body
         asked = await asyncio.to_thread(decode, given, AdapterScales)  # it may be large
     with_scales(asked.adapters, "adapters", service.submitter.adapters.set_usual)

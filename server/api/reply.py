@@ -362,12 +362,11 @@ def _look_at(ping: asyncio.Future[None]) -> None:
 # Reasoning as a text that a client keeps for the server and hands back as it is. It is no secret: anyone can read it.
 
 MARK = "slotcache:"
-ENCODING = "utf-8", "surrogatepass"
 
 
 def seal(reasoning: str) -> str:
     """Return the text to keep."""
-    return MARK + base64.b64encode(reasoning.encode(*ENCODING)).decode()
+    return MARK + base64.b64encode(reasoning.encode()).decode()
 
 
 def unseal(sealed: str, where: str) -> str:
@@ -375,6 +374,6 @@ def unseal(sealed: str, where: str) -> str:
     if not sealed.startswith(MARK):
         return ""
     try:
-        return base64.b64decode(sealed.removeprefix(MARK), validate=True).decode(*ENCODING)
+        return base64.b64decode(sealed.removeprefix(MARK), validate=True).decode()
     except (Error, ValueError):
         raise RequestError(f"{where} is damaged: send it as it came", param=where) from None

@@ -6,12 +6,12 @@ A tool that OpenAI runs is left out: an answer can do without, and a warning nam
 
 from __future__ import annotations
 
-import json
 import re
 import reprlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from ...models.call_arguments import decode_json
 from ..chat.content import INPUT, TEXT_ARGUMENT, UNCONSTRAINED, described
 from ..chat.sampling_fields import JsonValue
 from ..engine.usage import Fields
@@ -140,8 +140,10 @@ def _namespace(tool: Tool) -> str | None:
 # ---- The free text of a call, out of its arguments as they come. --------------------------------------------------------
 
 _OPENING = re.compile(rf'\s*\{{\s*"{INPUT}"\s*:\s*"')
+_HALF, _OTHER = (rf"\\u[dD][{half}][0-9a-fA-F]{{2}}" for half in ("89abAB", "c-fC-F"))
+_NO_OTHER = r"(?=[^\\]|\\[^u]|\\u[^dD]|\\u[dD][^c-fC-F])"
 _WHOLE = re.compile(  # characters and escapes that stand there whole, both halves of a pair included
-    r'(?:[^"\\]|\\[^u]|\\u(?![dD][89abAB])[0-9a-fA-F]{4}|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[0-9a-fA-F]{4})*'
+    rf'(?:[^"\\]|\\[^u]|\\u(?![dD][89abAB])[0-9a-fA-F]{{4}}|{_HALF}(?:{_OTHER}|{_NO_OTHER}))*'
 )
 
 
@@ -172,7 +174,7 @@ class FreeText:
         arguments = "".join(self._arguments)
         if self._is_open:
             try:
-                return str(json.loads(arguments, strict=False)[INPUT])[self._length :]
+                return str(decode_json(arguments)[INPUT])[self._length :]
             except (ValueError, TypeError, KeyError, RecursionError):
                 return ""  # it was cut
         return free_text(arguments)
@@ -181,7 +183,7 @@ class FreeText:
 def free_text(arguments: str) -> str:
     """Return the free text in the whole arguments of a call."""
     try:
-        given = json.loads(arguments, strict=False)
+        given = decode_json(arguments)
     except (ValueError, RecursionError):
         return arguments
     values = list(given.values()) if isinstance(given, dict) else []
@@ -190,6 +192,6 @@ def free_text(arguments: str) -> str:
 
 def _decoded(escaped: str) -> str:
     try:
-        return json.loads(f'"{escaped}"', strict=False)
+        return decode_json(f'"{escaped}"')
     except ValueError:
         return escaped  # an escape that JSON does not have

@@ -23,7 +23,7 @@ from msgspec import Raw, Struct
 from msgspec.inspect import Field, FloatType, StructType, Type, UnionType, type_info
 
 from ..http.api_errors import RequestError
-from ..http.bodies import check_elements
+from ..http.json_body import as_unicode, check_elements
 from .body import (
     ChatRequest,
     ConversationReference,
@@ -223,7 +223,8 @@ def _decode_request(body: bytes, kind: type[R], strict: bool) -> tuple[R, tuple[
         decoded: R = _decode(body, _exact(kind))  # type: ignore[assignment]
         if not has_nested(decoded):
             return decoded, ()
-    decoded = decode(body, kind)
+    body = as_unicode(body)
+    decoded = _decode_loosely(body, kind)
     if body.count(b":") > MAX_COLONS:
         return decoded, (UNCHECKED,)
     return decoded, unread(_decode(body, dict[str, Raw]), kind, strict)
@@ -238,6 +239,11 @@ def _exact(kind: type[Struct]) -> type[Struct]:
 def decode(body: bytes, kind: type[R]) -> R:
     """Decode a body. Raises RequestError that names the wrong field and the expected type."""
     check_elements(body)
+    return _decode_loosely(as_unicode(body), kind)
+
+
+def _decode_loosely(body: bytes, kind: type[R]) -> R:
+    """Decode a body, with what llama-server takes where msgspec does not. Raises RequestError, as `decode`."""
     try:
         try:
             return _decode(body, kind)

@@ -10,6 +10,7 @@ import msgspec
 
 from ...models.detokenizer import ReasoningLimit
 from ...models.json_schema import GrammarSource
+from ..http.json_body import whole_characters
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +109,8 @@ def tool_call(start: CallStart, arguments: str) -> Mapping[str, object]:
 def decoded_arguments(arguments: str) -> dict[str, object] | None:
     """Return the arguments of a call as an object; None if they are none, since they were cut off."""
     try:
-        decoded = msgspec.json.decode(arguments.encode("utf-8", "surrogatepass"))
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        decoded = msgspec.json.decode(whole_characters(arguments.encode()))
+    except (msgspec.DecodeError, RecursionError):
         return None
     return decoded if isinstance(decoded, dict) else None
 

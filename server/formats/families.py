@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from ...models.call_arguments import decode_json
 from .answer import AnswerReader, Plain
 from .json_text import UnreadText
 from .readers import (
@@ -63,7 +64,7 @@ class CallNotation:
 
     def _parameters(self, arguments: str) -> str:
         try:
-            values = json.loads(arguments)
+            values = decode_json(arguments)
         except (ValueError, RecursionError):
             return arguments
         if not isinstance(values, Mapping):

@@ -12,7 +12,6 @@ from starlette.requests import ClientDisconnect, Request
 from .api_errors import RequestError
 
 FREE = 64 << 10  # bytes of each body that do not count: uvicorn buffers as many for a connection anyway
-MAX_COMMAS, MAX_BRACKETS = 1 << 20, 1 << 18  # in a body: to decode it stops all other threads, at this size for 0.1 s
 LARGEST = 4  # bodies of the largest size that may be unfinished at a time
 
 
@@ -87,20 +86,3 @@ class Held:
 
     def __exit__(self, *error: object) -> None:
         self.hold(0)
-
-
-def check_elements(body: bytes) -> None:
-    """Refuse more lists, objects and numbers than any context could hold.
-
-    Those in texts count, too: nothing is parsed, and some texts are JSON themselves, such as the arguments of a call. So do
-    escaped ones, which are only there once their text is read.
-    """
-    if len(body) <= MAX_BRACKETS:
-        return
-    num_escapes = body.count(rb"\u00")  # those of accents, too, which most texts have
-    for name, marks, most in (("commas", b",", MAX_COMMAS), ("brackets", b"[{", MAX_BRACKETS)):
-        found = sum(body.count(mark) for mark in marks)
-        if found + num_escapes > most:
-            found += sum(body.count(escape) for mark in marks for escape in (b"\\u%04x" % mark, b"\\u%04X" % mark))
-        if found > most:
-            raise RequestError(f"the body has {found:,} {name}: expected at most {most:,}", status=413)

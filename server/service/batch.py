@@ -19,7 +19,7 @@ from msgspec import Raw, Struct
 from ...ordering.clusters import depth_first
 from ...ordering.document import Document, DocumentError, find_documents
 from ..http.api_errors import RequestError
-from ..http.bodies import check_elements
+from ..http.json_body import as_unicode, check_elements
 
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings")
 AHEAD = 64  # lines that wait in the queue beside those that run: it looks at as many that share documents
@@ -93,7 +93,7 @@ def _read_line(number: int, text: bytes, seen: set[str]) -> BatchLine:
 
     try:
         check_elements(text)
-        line = LINES.decode(text)
+        line = LINES.decode(as_unicode(text))
         fields = msgspec.json.decode(line.body, type=dict[str, Raw])
     except RequestError as error:
         return wrong("invalid_line", error.message)

@@ -114,7 +114,7 @@ def test_values_that_a_template_is_given_are_counted(server, fields):
     assert error["param"] == "messages" and "100,000 values" in error["message"]
 
 
-@pytest.mark.parametrize("body", ["", "7", "null", "[]", '"x"', "{", "\x00", '{"prompt":"\\ud800"}'])
+@pytest.mark.parametrize("body", ["", "7", "null", "[]", '"x"', "{", "\x00", '{"prompt":"\\ud80"}'])
 def test_bodies_that_are_no_request(server, body):
     refused(server, NATIVE, body)
 

@@ -9,7 +9,7 @@ from slotcache.models.tokenizer import Tokenizer
 from slotcache.server.api import endpoint as web
 from slotcache.server.chat import decode
 from slotcache.server.chat.body import SpeculateRequest
-from slotcache.server.http import bodies
+from slotcache.server.http import json_body
 from slotcache.server.http.api_errors import RequestError
 
 CHAT = {"messages": [{"role": "user", "content": "word " * 20_000}]}
@@ -72,9 +72,9 @@ def test_many_tokens_are_listed_whole(server):
 @pytest.mark.parametrize(
     ("element", "count", "says"),
     [
-        ("[]", bodies.MAX_BRACKETS, "brackets"),
-        ("{}", bodies.MAX_BRACKETS, "brackets"),
-        ("1", bodies.MAX_COMMAS + 2, "commas"),
+        ("[]", json_body.MAX_BRACKETS, "brackets"),
+        ("{}", json_body.MAX_BRACKETS, "brackets"),
+        ("1", json_body.MAX_COMMAS + 2, "commas"),
     ],
 )
 def test_more_elements_than_any_context_holds_are_refused_before_they_are_made(server, element, count, says):
@@ -86,11 +86,11 @@ def test_more_elements_than_any_context_holds_are_refused_before_they_are_made(s
 @pytest.mark.parametrize("escape", [r"\u005b", r"\u005B", r"\u007b", r"\u007B", r"\u002c", r"\u002C"])
 def test_escaped_elements_of_a_text_count_too(escape):
     """The text may be JSON itself, as a tool's result or the arguments of a call."""
-    few, many = bodies.MAX_BRACKETS - 1, bodies.MAX_COMMAS + 1
-    bodies.check_elements(b'{"content": "%b"}' % (escape.encode() * few))
-    bodies.check_elements(b'{"content": "%b"}' % (rb"\u00e9" * many))
+    few, many = json_body.MAX_BRACKETS - 1, json_body.MAX_COMMAS + 1
+    json_body.check_elements(b'{"content": "%b"}' % (escape.encode() * few))
+    json_body.check_elements(b'{"content": "%b"}' % (rb"\u00e9" * many))
     with pytest.raises(RequestError, match="expected at most"):
-        bodies.check_elements(b'{"content": "%b"}' % (escape.encode() * many))
+        json_body.check_elements(b'{"content": "%b"}' % (escape.encode() * many))
 
 
 def test_the_garbage_collector_is_as_it_was():

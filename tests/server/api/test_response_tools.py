@@ -105,18 +105,29 @@ def test_what_a_program_relies_on_is_refused(server, tools, choice, param):
     assert refused.status_code == 400 and refused.json()["error"]["param"] == param, refused.text
 
 
-TEXT = 'A "quoted"\n\\ line, ümlaut, 😀 and a \ud800 alone'
+TEXT = 'A "quoted"\n\\ line, ümlaut, 😀, 😀, and @ alone, @'
 
 
 @pytest.mark.parametrize("is_ascii", [True, False])
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])
 def test_free_text_is_the_same_however_it_is_cut(is_ascii, size):
-    arguments = json.dumps({"input": TEXT}, ensure_ascii=is_ascii)
+    """Half of a character, which no answer can have, is U+FFFD."""
+    arguments = json.dumps({"input": TEXT}, ensure_ascii=is_ascii).replace("@", r"\ud800")
+    text = TEXT.replace("@", "\ufffd")
     reader = FreeText()
     parts = [reader.push(arguments[at : at + size]) for at in range(0, len(arguments), size)]
-    assert "".join([*parts, reader.finish()]) == TEXT == free_text(arguments)
+    assert "".join([*parts, reader.finish()]) == text == free_text(arguments)
     if size == 1:
-        assert sum(map(bool, parts)) > 20
+        assert sum(map(bool, parts)) > 40
+
+
+@pytest.mark.parametrize(
+    "half", [r"\ud83d", r"\udc00", r"\ud83d\ud83d\ude00", r"\ud83d\u0041", r"\ud83d\n", r"\udc00\ud83d"]
+)
+def test_halves_of_characters_hold_up_no_text(half):
+    text = json.loads(f'"{half}"').encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    reader = FreeText()
+    assert "".join(map(reader.push, f'{{"input": "{half}, and more')) == f"{text}, and more"
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from slotcache.models.detokenizer import TextStream
 from slotcache.server.formats.answer import decoded_arguments, message
-from slotcache.server.formats.families import FORMATS, GENERIC, THINK, detect
+from slotcache.server.formats.families import FORMATS, GENERIC, THINK, CallNotation, detect
 from slotcache.server.formats.json_text import parameter_types
 from slotcache.server.formats.readers import ReadParts, SteppedReader
 
@@ -237,3 +237,13 @@ def test_ids_have_the_family_s_form():
     mistral = read(Case("mistral-args", "[TOOL_CALLS]get_time[ARGS]{}"))
     assert len(id := mistral["tool_calls"][0]["id"]) == 9 and id.isalnum()
     assert read(Case("hermes", '<tool_call>{"name": "get_time"}</tool_call>'))["tool_calls"][0]["id"].startswith("call_")
+
+
+def test_a_call_with_half_of_a_character_is_no_call_that_was_cut():
+    assert decoded_arguments(r'{"a": "x\ud83d"}') == {"a": "x\ufffd"}
+    assert decoded_arguments(r'{"a": "x\ud83d"') is None
+
+
+def test_a_call_in_a_notation_of_its_own_has_no_half_of_a_character():
+    written = CallNotation("$name($arguments)", parameter="$key=$value", quote="'")
+    assert written.text([("f", r'{"a": "x\ud83d", "b": ["\ude00"]}')]) == "f(a='x\ufffd'b=[\"\ufffd\"])"

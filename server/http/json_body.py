@@ -1,0 +1,103 @@
+"""What a body that is JSON must be: Unicode, and of no more elements than any context could hold."""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+from msgspec import Raw
+
+from .api_errors import RequestError
+
+MAX_COMMAS, MAX_BRACKETS = 1 << 20, 1 << 18  # in a body: to decode it stops all other threads, at this size for 0.1 s
+
+
+def check_elements(body: bytes) -> None:
+    """Refuse more lists, objects and numbers than any context could hold.
+
+    Those in texts count, too: nothing is parsed, and some texts are JSON themselves, such as the arguments of a call. So do
+    escaped ones, which are only there once their text is read.
+    """
+    if len(body) <= MAX_BRACKETS:
+        return
+    num_escapes = body.count(rb"\u00")  # those of accents, too, which most texts have
+    for name, marks, most in (("commas", b",", MAX_COMMAS), ("brackets", b"[{", MAX_BRACKETS)):
+        found = sum(body.count(mark) for mark in marks)
+        if found + num_escapes > most:
+            found += sum(body.count(escape) for mark in marks for escape in (b"\\u%04x" % mark, b"\\u%04X" % mark))
+        if found > most:
+            raise RequestError(f"the body has {found:,} {name}: expected at most {most:,}", status=413)
+
+
+# ---- Unicode: what most bodies are; the others are mended where it is clear how, and else refused. ----------------------
+
+MARK = b"\xef\xbb\xbf"  # the byte-order mark, with which some programs begin a file
+WINDOW = 256 << 10  # bytes that are searched at a time: other threads wait meanwhile
+MOST_LEVELS = 8  # of a field's path in an error: each is searched anew
+LONGEST_PATH = 80  # characters
+
+_HIGH, _LOW = (rb"\\u[dD]%b[0-9a-fA-F]{2}" % half for half in (rb"[89abAB]", rb"[c-fC-F]"))
+LONE = re.compile(rb"%b(?!%b)|%b(?<!%b%b)" % (_HIGH, _LOW, _LOW, _HIGH, _LOW))
+"""Half of a surrogate pair, as an escape, where the other half does not stand beside it."""
+LONGEST = len(rb"\ud83d\ude00")
+
+
+def as_unicode(body: bytes) -> bytes:
+    """Return a body without its byte-order mark, and with U+FFFD for each lone half of a surrogate pair.
+
+    JavaScript has such halves where it cuts a text, and sends them as escapes. Raises RequestError for bytes that are no
+    UTF-8: it names the first one and the field.
+    """
+    text = body.removeprefix(MARK)
+    if not text.isascii():
+        try:
+            text.decode()
+        except UnicodeDecodeError as error:
+            field, at = _field_of_no_text(text), error.start
+            where = f"byte {at + len(body) - len(text):,} of the body{f', in {field},' if field else ''}"
+            told = f"{where} is 0x{text[at]:02x}, which is no UTF-8 there: send UTF-8"
+            raise RequestError(told, param=field or None, code="malformed_json") from None
+    return whole_characters(text)
+
+
+def whole_characters(text: bytes) -> bytes:
+    """Return JSON with U+FFFD for each lone half of a surrogate pair. Each stays as long as it was."""
+    if not any(begin in text for begin in (rb"\ud", rb"\uD")):
+        return text
+    escapes, whole = text.replace(rb"\\", b"  "), bytearray()  # so each backslash begins an escape
+    for start in range(0, len(text), WINDOW):
+        for found in LONE.finditer(escapes, start, start + WINDOW + LONGEST):
+            if found.start() < start + WINDOW:  # what stands behind it was seen
+                whole = whole or bytearray(text)
+                whole[found.start() : found.start() + 6] = rb"\ufffd"
+    return bytes(whole) or text
+
+
+def _field_of_no_text(body: bytes) -> str:
+    """Return the path of the first value that is no UTF-8, such as `messages[1].content`; empty: it is not known."""
+    path, value = "", body
+    for _ in range(MOST_LEVELS):
+        inner = _inner(value)
+        name = next((name for name, one in inner.items() if not _is_text(one)), None)
+        if name is None:
+            break
+        path, value = path + name, inner[name]
+    return path.lstrip(".")[:LONGEST_PATH]
+
+
+def _inner(value: bytes) -> dict[str, bytes]:
+    """Return the values in an object or a list by how a path goes on to them; none, if their names are no text."""
+    try:
+        if value.lstrip()[:1] == b"[":
+            return {f"[{at}]": bytes(one) for at, one in enumerate(msgspec.json.decode(value, type=list[Raw]))}
+        return {f".{name}": bytes(one) for name, one in msgspec.json.decode(value, type=dict[str, Raw]).items()}
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return {}
+
+
+def _is_text(value: bytes) -> bool:
+    try:
+        value.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
