@@ -124,7 +124,8 @@ class Forward:
     def of(cls, scope: Scope, body: bytes, only: str = "") -> Forward:
         """Make it of an ASGI request. A prefix of the path that routed it here is taken off."""
         path = scope["path"].removeprefix(scope.get("root_path", ""))
-        return cls(scope["method"], path or "/", scope["query_string"], scope["headers"], body=body, only=only)
+        headers = [(name, value) for name, value in scope["headers"] if name != b"content-encoding"]  # it was unpacked
+        return cls(scope["method"], path or "/", scope["query_string"], headers, body=body, only=only)
 
     def scope(self) -> Scope:
         """Return the ASGI scope of the request."""

@@ -25,7 +25,7 @@ LONGEST_LINE = 64 << 10  # bytes of a line of an answer's head, its first one or
 ANNOUNCED = (b"proxy-authenticate", b"proxy-authorization", b"proxy-connection", b"te", b"trailer", b"upgrade")
 OF_THE_HOP = frozenset((b"connection", b"keep-alive", b"transfer-encoding", *ANNOUNCED))
 """Headers that belong to one connection."""
-OURS = OF_THE_HOP | frozenset((b"host", b"content-length", b"expect"))  # of a request: made anew
+OURS = OF_THE_HOP | frozenset((b"host", b"content-length", b"content-encoding", b"expect"))  # of a request: made anew
 PAGES = (b"origin", b"referer", b"sec-fetch-", b"access-control-")
 """Beginnings of the headers that tell of web pages. Which pages may ask, and read, is for the front to say: an upstream
 would compare their origin with its own name."""

@@ -7,8 +7,8 @@ RequestError            answered with its status and {"error": {...}}
   404 not_found_error             no such route; an answer or a conversation that is not stored
   405 invalid_request_error       no such method; Allow lists the methods
   408 timeout_error               a body that did not arrive
-  413 invalid_request_error       a body larger than --max-body
-  415 invalid_request_error       a body from a web page that is not JSON
+  413 invalid_request_error       a body larger than --max-body, packed or unpacked
+  415 invalid_request_error       a body from a web page that is not JSON; an encoding that is not read
   429 rate_limit_error            the queue is full; Retry-After says when to try again
   500 server_error                the engine failed
   501 not_supported_error         a route that this model or these settings have not

@@ -10,6 +10,7 @@ from io import BytesIO
 from starlette.requests import ClientDisconnect, Request
 
 from .api_errors import RequestError
+from .encodings import Unpacking, encoding_of
 
 FREE = 64 << 10  # bytes of each body that do not count: uvicorn buffers as many for a connection anyway
 LARGEST = 4  # bodies of the largest size that may be unfinished at a time
@@ -34,20 +35,36 @@ class Bodies:
         return cls(most, LARGEST * most)
 
     async def read(self, request: Request, held: Held | None = None) -> bytes:
-        """Read a whole body. Raises ClientDisconnect, and RequestError: 408 too slow, 413 too long, 503 no room now.
+        """Read a whole body, and unpack it. Raises ClientDisconnect, and RequestError: 408 too slow, 413 too long, 503 no
+        room now, 400 and 415 where it cannot be unpacked.
 
         held: what the body takes of the room, still when it is here; None: it takes some on its way only.
         """
         if held is None:
             with Held(self) as held:
                 return await self.read(request, held)
+        encoding = encoding_of(request.headers)
         body = BytesIO()  # whose value is no copy
         async for chunk in self._chunks(request):
             body.write(chunk)
             if body.tell() > self.most:
-                raise RequestError(f"the body is larger than {self.most:,} bytes, the server's --max-body", status=413)
+                raise self._too_large()
             held.hold(body.tell())
+        return await self._unpacked(encoding, body.getvalue(), held) if encoding else body.getvalue()
+
+    async def _unpacked(self, encoding: str, packed: bytes, held: Held) -> bytes:
+        """Unpack a body in threads, each of which works for one piece only. Raises RequestError."""
+        unpacking, body = Unpacking(encoding, packed), BytesIO()
+        while piece := await asyncio.to_thread(unpacking.piece):
+            body.write(piece)
+            if body.tell() > self.most:
+                raise self._too_large(" when it is unpacked")
+            held.hold(len(packed) + body.tell())
+        held.hold(body.tell())
         return body.getvalue()
+
+    def _too_large(self, when: str = "") -> RequestError:
+        return RequestError(f"the body is larger than {self.most:,} bytes{when}, the server's --max-body", status=413)
 
     async def _chunks(self, request: Request) -> AsyncIterator[bytes]:
         """Yield a body piece by piece, each within the time limits."""
