@@ -1,5 +1,6 @@
 """Requests that a well-behaved client never sends: none of them reaches another host, or other parts of the upstream's."""
 
+import gzip
 import json
 import socket
 from concurrent.futures import ThreadPoolExecutor
@@ -7,6 +8,7 @@ from threading import Event
 
 import msgspec
 import pytest
+from backports import zstd
 from server.conftest import DEADLINE, until
 from slotcache.front import app
 
@@ -71,13 +73,43 @@ def test_a_header_field_of_the_upstream_may_be_as_long_as_the_first_line(length,
 @pytest.mark.parametrize("more", [b"", b',"documents":["a"]'], ids=["plain", "documents"])
 @pytest.mark.parametrize(
     "field",
-    [b'"user":"\xff"', b'"messages":[{"role":"user","content":"\xff"}]', b'"stream_options":1e999', b'"conversation":1e999'],
+    [b'"stream_options":1e999', b'"conversation":1e999', b'"user":"\\ud83"'],
 )
 def test_a_body_that_is_no_json_is_a_bad_request(field, more):
     body = b'{"messages":[{"role":"user","content":"?"}],"stream":true,' + field + more + b"}"
     with ordering("http://127.0.0.1:9", dialect="openai") as front:
         answer = front.http.post("/v1/chat/completions", content=body)
     assert (answer.status_code, "is not a chat" in answer.json()["error"]["message"]) == (400, True)
+
+
+@pytest.mark.parametrize("more", [b"", b',"documents":["a"]'], ids=["plain", "documents"])
+@pytest.mark.parametrize(
+    ("field", "param"),
+    [(b'"user":"\xff"', "user"), (b'"messages":[{"role":"user","content":"\xff"}]', "messages[0].content")],
+)
+def test_bytes_that_are_no_text_are_a_bad_request_with_their_field(field, param, more):
+    with ordering("http://127.0.0.1:9", dialect="openai") as front:
+        answer = front.http.post("/v1/chat/completions", content=b'{"messages":[],%b%b}' % (field, more))
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+
+
+@pytest.mark.parametrize("more", [b"", b',"documents":["a"]'], ids=["plain", "documents"])
+def test_half_of_a_character_reaches_the_upstream_whole(more):
+    body = b'\xef\xbb\xbf{"messages":[{"role":"user","content":"a\\ud83d?"}]%b}' % more
+    with scripted(answer=lambda body: ANSWER) as upstream, ordering(upstream.url, dialect="openai") as front:
+        assert front.http.post("/v1/chat/completions", content=body).status_code == 200
+    assert json.loads(upstream.requests[0][1])["messages"][0]["content"].endswith("a\ufffd?")
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses", "/v1/anything"])
+def test_a_packed_body_reaches_the_upstream_unpacked(path):
+    body = b'{"messages":[{"role":"user","content":"?"}]}'
+    with scripted(answer=lambda body: ANSWER) as upstream, ordering(upstream.url, dialect="openai") as front:
+        for encoding, pack in (("gzip", gzip.compress), ("zstd", zstd.compress)):
+            assert front.http.post(path, content=pack(body), headers={"Content-Encoding": encoding}).status_code == 200
+        assert front.http.post(path, content=body, headers={"Content-Encoding": "br"}).status_code == 415
+    assert [sent for _, sent in upstream.requests] == [body, body]
+    assert not any(b"content-encoding" in head.lower() for head, _ in upstream.requests)
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/speculate"])

@@ -414,3 +414,10 @@ def test_an_application_answers_without_a_port_and_notices_that_its_client_leave
     before = engine.metric("slotcache_requests_total", end="cancelled")
     asyncio.run_coroutine_threadsafe(run(), engine.service.engine.outbox.loop).result(DEADLINE)
     assert engine.metric("slotcache_requests_total", end="cancelled") == before + 1
+
+
+def test_a_body_that_was_unpacked_is_not_unpacked_again():
+    """The replica has the same reader."""
+    headers = [(b"content-encoding", b"gzip"), (b"x-other", b"1")]
+    scope = {"method": "POST", "path": "/v1/chat/completions", "query_string": b"", "headers": headers}
+    assert Forward.of(scope, b"{}").headers == [(b"x-other", b"1")]
