@@ -22,7 +22,7 @@ from starlette.types import Message, Receive, Scope, Send
 from ..models.heap import return_large_blocks
 from ..server.http.api_errors import RequestError, handlers
 from ..server.http.bodies import Held
-from ..server.http.json_body import as_unicode
+from ..server.http.json_body import as_unicode, check_elements
 from ..server.http.log import HEADER, RequestLog
 from ..server.http.security import guards, is_open
 from .chat_documents import opening, read_chat
@@ -202,6 +202,7 @@ class ChatProxy(Proxy):
     def _prepare(self, body: bytes, engine: EngineApi) -> tuple[bytes, Ask]:
         """Return a chat's body for the upstream, and what is to be known of it. Raises RequestError."""
         try:
+            check_elements(body)
             body = as_unicode(body)
             chat = read_chat(body, self._state.settings.tool_documents)
         except RequestError:

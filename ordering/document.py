@@ -189,6 +189,7 @@ TOOLS = ("tool", "function")  # roles of results
 HOLDERS = ("user", *TOOLS)  # roles whose messages may have documents
 LISTS = ("documents", "results", "hits", "passages", "chunks", "items", "data")  # fields that hold a result's documents
 MOST_MESSAGES = MOST_DOCUMENTS = 10_000  # of a request: far more than a context holds, and read in a tenth of a second
+ELEMENTS, MOST_ELEMENTS = "[{,", 1 << 18  # of a result that is looked at: to decode it stops all other threads
 RANKS = ("score", "rank", "distance", "similarity", "relevance", "index", "_score")  # numbers of the query: not shown
 
 Message = Mapping[str, object]
@@ -199,7 +200,7 @@ def find_documents(messages: Sequence[Message], top: object, takes_results: bool
 
     top: the request's own field `documents`, whose documents belong to the last message of a user. takes_results: a tool's
     message whose content is a list of documents has these. Raises DocumentError, also for more than 10,000 messages or
-    documents; lists in results that are longer are not taken for documents.
+    documents; lists in results that are longer, or have more than 262,144 elements, are not taken for documents.
     """
     check_number(messages)
     found: dict[int, tuple[Document, ...]] = {}
@@ -268,7 +269,7 @@ def leave_out(documents: Sequence[Document], held: AbstractSet[str]) -> tuple[tu
 def _listed(content: object) -> tuple[Sequence[object], Mapping[str, object]]:
     """Return the list of objects that a content is or holds, and the fields beside it; empty without one."""
     if isinstance(content, str):
-        if content.lstrip()[:1] not in ("[", "{"):
+        if content.lstrip()[:1] not in ("[", "{") or sum(map(content.count, ELEMENTS)) > MOST_ELEMENTS:
             return (), {}
         try:
             content = json.loads(content, parse_constant=_refuse)

@@ -27,6 +27,7 @@ from ..formats.answer import AnswerFormat, GrammarSpec
 from ..formats.call_grammar import GrammarWriter
 from ..formats.families import detect
 from ..http.api_errors import RequestError, too_long
+from ..http.json_body import MAX_BRACKETS, check_elements
 from ..http.threads import PromptThreads, give_way
 from .body import ChatRequest, CompletionRequest, InfillRequest, Options, TextRequest
 from .chat_prompt import ChatPrompt, DocumentSet, Fixed, SeparatePrompt
@@ -55,6 +56,7 @@ def parse_documents_of(request: ChatRequest, auto: bool = False) -> dict[int, tu
         raise RequestError("messages is empty: expected at least one", param="messages")
     for at, message in enumerate(request.messages):
         _check(message, f"messages[{at}]")
+    _check_arguments(request.messages)
     try:
         return find_documents(request.messages, request.documents, takes_results=auto)
     except DocumentError as error:
@@ -81,6 +83,16 @@ def _check(message: Message, where: str) -> None:
         return
     expected = "content or tool_calls" if role == "assistant" else "content"
     raise RequestError(f"{where} has no {expected}", param=f"{where}.content")
+
+
+def _check_arguments(messages: Sequence[Message]) -> None:
+    """Refuse calls whose arguments, of which a template is given the values, have more of them than a body may have."""
+    calls = [call for message in messages if isinstance(given := message.get("tool_calls"), list) for call in given]
+    functions = [call.get("function") for call in calls if isinstance(call, Mapping)]
+    given = [function.get("arguments") for function in functions if isinstance(function, Mapping)]
+    texts = [arguments for arguments in given if isinstance(arguments, str)]
+    if sum(map(len, texts)) > MAX_BRACKETS:
+        check_elements(*map(str.encode, texts), what="the text of all arguments of calls", param="messages")
 
 
 # ---- How the answers of a loaded model are read, and the grammar that they must fit. ------------------------------------

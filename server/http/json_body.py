@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 from msgspec import Raw
@@ -10,29 +12,53 @@ from msgspec import Raw
 from .api_errors import RequestError
 
 MAX_COMMAS, MAX_BRACKETS = 1 << 20, 1 << 18  # in a body: to decode it stops all other threads, at this size for 0.1 s
+MAX_TEXTS = 2 * (MAX_COMMAS + MAX_BRACKETS)  # each is a name or a value, and what parts values is counted
+ELEMENTS = {"commas": ((b",",), MAX_COMMAS), "brackets": ((b"[", b"{"), MAX_BRACKETS), "texts": ((b'"',), MAX_TEXTS)}
+WINDOW = 256 << 10  # bytes that are searched at a time: other threads wait meanwhile
 
 
-def check_elements(body: bytes) -> None:
-    """Refuse more lists, objects and numbers than any context could hold.
+def check_elements(*texts: bytes, what: str = "the body", param: str | None = None) -> None:
+    """Refuse JSON texts with more lists, objects and numbers than any context could hold. what, param: of the error.
 
-    Those in texts count, too: nothing is parsed, and some texts are JSON themselves, such as the arguments of a call. So do
-    escaped ones, which are only there once their text is read.
+    Those in its strings do not count: who reads such a string as JSON, as the arguments of a call, has to check it again.
     """
-    if len(body) <= MAX_BRACKETS:
+    if sum(map(len, texts)) <= MAX_BRACKETS or _is_small(_count(texts)):
         return
-    num_escapes = body.count(rb"\u00")  # those of accents, too, which most texts have
-    for name, marks, most in (("commas", b",", MAX_COMMAS), ("brackets", b"[{", MAX_BRACKETS)):
-        found = sum(body.count(mark) for mark in marks)
-        if found + num_escapes > most:
-            found += sum(body.count(escape) for mark in marks for escape in (b"\\u%04x" % mark, b"\\u%04X" % mark))
-        if found > most:
-            raise RequestError(f"the body has {found:,} {name}: expected at most {most:,}", status=413)
+    found = _count(piece for text in texts for piece in outside_strings(text))
+    for name, (_, most) in ELEMENTS.items():
+        if found[name] > most:
+            raise RequestError(f"{what} has more than {most:,} {name}", status=413, param=param)
+
+
+def _count(texts: Iterable[bytes]) -> Counter[str]:
+    """Count the elements of texts, until they are too many."""
+    found = Counter[str]()
+    for text in texts:
+        found.update({name: sum(map(text.count, marks)) for name, (marks, _) in ELEMENTS.items()})
+        if not _is_small(found):
+            break
+    return found
+
+
+def _is_small(found: Mapping[str, int]) -> bool:
+    return all(found[name] <= most for name, (_, most) in ELEMENTS.items())
+
+
+def outside_strings(text: bytes) -> Iterator[bytes]:
+    """Yield what stands outside the strings of JSON, a quote in place of each string's end, some 256 KiB at a time."""
+    is_inside, begun = False, b""
+    for start in range(0, len(text), WINDOW):
+        # Without pairs of backslashes, and then without escaped quotes, each quote that is left begins or ends a string.
+        window = (begun + text[start : start + WINDOW]).replace(rb"\\", b"").replace(rb"\"", b"")
+        begun = b"\\" if window.endswith(b"\\") else b""  # it may escape a quote
+        parts = window.split(b'"')
+        yield b'"'.join(parts[is_inside::2])
+        is_inside ^= len(parts) % 2 == 0
 
 
 # ---- Unicode: what most bodies are; the others are mended where it is clear how, and else refused. ----------------------
 
 MARK = b"\xef\xbb\xbf"  # the byte-order mark, with which some programs begin a file
-WINDOW = 256 << 10  # bytes that are searched at a time: other threads wait meanwhile
 MOST_LEVELS = 8  # of a field's path in an error: each is searched anew
 LONGEST_PATH = 80  # characters
 

@@ -1,10 +1,13 @@
 """Documents in all shapes that clients send, and the errors of wrong ones."""
 
+import json
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from slotcache.ordering import Document, DocumentError, document_text, parse_documents
 from slotcache.ordering import document as document_module
+from slotcache.ordering.document import MOST_ELEMENTS, documents_in
 
 text = st.text(min_size=1).filter(str.strip)
 
@@ -144,3 +147,13 @@ def test_ids_that_are_the_same_by_chance_are_written_in_full(monkeypatch):
     assert parse_documents(texts + texts) == documents
     with pytest.raises(DocumentError, match="two texts"):
         parse_documents([{"id": "ab", "text": "One."}, {"id": "ab", "text": "Two."}])
+
+
+def test_a_result_of_very_many_elements_stays_a_text(monkeypatch):
+    """To decode it would stop all other threads."""
+    rows = [{"id": "a", "text": "x", "more": [[]] * (MOST_ELEMENTS // 3)}]
+    assert documents_in({"role": "tool", "content": json.dumps(rows)}, "messages[0]")
+    monkeypatch.setattr(json, "loads", None)
+    rows[0]["more"] *= 2
+    assert not documents_in({"role": "tool", "content": json.dumps(rows)}, "messages[0]")
+    assert not documents_in({"role": "tool", "content": '{"a": 1}\n' * 2 * MOST_ELEMENTS}, "messages[0]")

@@ -83,16 +83,6 @@ def test_more_elements_than_any_context_holds_are_refused_before_they_are_made(s
     assert answer.status_code == 413 and says in answer.json()["error"]["message"]
 
 
-@pytest.mark.parametrize("escape", [r"\u005b", r"\u005B", r"\u007b", r"\u007B", r"\u002c", r"\u002C"])
-def test_escaped_elements_of_a_text_count_too(escape):
-    """The text may be JSON itself, as a tool's result or the arguments of a call."""
-    few, many = json_body.MAX_BRACKETS - 1, json_body.MAX_COMMAS + 1
-    json_body.check_elements(b'{"content": "%b"}' % (escape.encode() * few))
-    json_body.check_elements(b'{"content": "%b"}' % (rb"\u00e9" * many))
-    with pytest.raises(RequestError, match="expected at most"):
-        json_body.check_elements(b'{"content": "%b"}' % (escape.encode() * many))
-
-
 def test_the_garbage_collector_is_as_it_was():
     import gc
 

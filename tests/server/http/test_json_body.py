@@ -1,4 +1,4 @@
-"""JSON that is not quite JSON: halves of characters, bytes that are no UTF-8, a byte-order mark."""
+"""JSON that is not quite JSON: halves of characters, bytes that are no UTF-8, a byte-order mark; and too much of it."""
 
 import base64
 import json
@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from slotcache.server.http import json_body
 from slotcache.server.http.api_errors import RequestError
-from slotcache.server.http.json_body import LONGEST_PATH, MARK, WINDOW, as_unicode
+from slotcache.server.http.json_body import LONGEST_PATH, MARK, WINDOW, as_unicode, check_elements
 
 CHAT, MESSAGES, RESPONSES, OLLAMA = "/v1/chat/completions", "/v1/messages", "/v1/responses", "/api/chat"
 PIECES = (r"\ud83d", r"\uDE00", r"\ude00", r"\uD83D", "\\\\", r"\"", r"\u0041", r"\ufffd", "a", "ud83d", "é", r"\n")
@@ -73,6 +73,99 @@ def test_bytes_that_are_no_text_are_refused_with_their_place(body, at, field):
     with pytest.raises(RequestError, match=f"byte {at:,} of the body") as error:
         as_unicode(body)
     assert (error.value.status, error.value.param) == (400, field) and len(error.value.message) < 300
+
+
+# ---- Elements. ----------------------------------------------------------------------------------------------------------
+
+TEXT = st.text(st.sampled_from('[{,"\\/aé😀\ud83d'), max_size=6)
+JSON = st.recursive(
+    st.integers() | TEXT, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXT, inner, max_size=4)
+)
+
+
+def elements(value):
+    """The brackets, the commas and the strings of a value as JSON."""
+    if isinstance(value, str):
+        return [0, 0, 1]
+    if not isinstance(value, list | dict):
+        return [0, 0, 0]
+    inner = [elements(one) for one in (value.values() if isinstance(value, dict) else value)]
+    sums = [sum(each) for each in zip(*inner, strict=True)] or [0, 0, 0]
+    return [sums[0] + 1, sums[1] + max(len(inner) - 1, 0), sums[2] + (len(value) if isinstance(value, dict) else 0)]
+
+
+@given(JSON, st.booleans(), st.integers(1, 40))
+def test_what_stands_outside_strings_is_counted_and_no_more(value, is_ascii, window):
+    text = json.dumps(value, ensure_ascii=is_ascii).encode(errors="surrogatepass")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(json_body, "WINDOW", window)
+        pieces = list(json_body.outside_strings(text))
+    outside = b"".join(pieces)
+    assert [outside.count(b"[") + outside.count(b"{"), outside.count(b",")] == elements(value)[:2]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(json_body, "WINDOW", len(text))
+        assert b"".join(json_body.outside_strings(text)).count(b'"') == elements(value)[2]
+
+
+MANY = json_body.MAX_BRACKETS + 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[" * MANY,
+        "," * (4 * MANY),
+        '"' * (4 * json_body.MAX_TEXTS),
+        '"": ' * (2 * json_body.MAX_TEXTS),
+        r"\"" + "[" * MANY,
+        r'"\\"' + "[" * MANY,
+        r'"\\\"" ' + "[" * MANY,
+        '"' + "x" * WINDOW + '"' + "[" * MANY,
+        '"' + "\\" * WINDOW + '"' + "[" * MANY,
+        '"' + r"\"" * WINDOW + '"' + "[" * MANY,
+        "[" * (MANY // 2) + '"[' + "{" * MANY + '"' + "[" * (MANY // 2 + 1),
+    ],
+    ids=range(11),
+)  # fmt: skip
+def test_no_string_hides_elements(text):
+    with pytest.raises(RequestError, match="more than") as error:
+        check_elements(text.encode())
+    assert error.value.status == 413
+
+
+@pytest.mark.parametrize("mark", ["[", "{", ",", r"\u005b", r"\u002C", r"\"[", r"\\[", r"\\\"[", "\n{"])
+@pytest.mark.parametrize("end", ['"}', ""])
+def test_elements_in_a_text_do_not_count(mark, end):
+    check_elements(b'{"content": "%b%b' % (mark.encode() * 5 * MANY, end.encode()))
+
+
+LINES = "".join(f'{{"at": {number}, "tags": ["a", "b"], "said": "x"}}\n' for number in range(100_000))
+
+
+def test_a_log_of_a_hundred_thousand_lines_of_json_is_a_text(server):
+    """As a text, and as a tool's result, which is looked at for documents: it is too long, but nothing else is wrong."""
+    result = [{"role": "tool", "tool_call_id": "1", "content": LINES}, {"role": "user", "content": "?"}]
+    for messages in ([{"role": "user", "content": LINES}], result):
+        for more in ({}, {"tool_documents": "auto"}):
+            answer = server.http.post(CHAT, json={"messages": messages, "max_tokens": 1} | more)
+            assert answer.json()["error"]["code"] == "context_length_exceeded", answer.text
+    assert len(server.http.post("/tokenize", json={"content": LINES}).json()["tokens"]) > 100_000
+
+
+def calls_of(arguments, number=1):
+    calls = [{"id": str(at), "type": "function", "function": {"name": "f", "arguments": arguments}} for at in range(number)]
+    asked = {"role": "user", "content": "?"}
+    return [asked, {"role": "assistant", "content": "", "tool_calls": calls}, asked]
+
+
+def test_the_arguments_of_calls_are_no_more_than_a_body(server):
+    lists = '{"a": [%s1]}' % ("[]," * (MANY // 4))
+    for messages in (calls_of('{"a": [%s1]}' % ("[]," * MANY)), calls_of(lists, 5)):
+        error = server.http.post("/apply-template", json={"messages": messages})
+        assert error.status_code == 413 and error.json()["error"]["param"] == "messages", error.text
+    written = calls_of(json.dumps({"path": "log", "text": LINES}))
+    answer = server.http.post("/apply-template", json={"messages": written})
+    assert answer.json()["error"]["code"] == "context_length_exceeded", "as any text that is too long"
 
 
 # ---- The routes. --------------------------------------------------------------------------------------------------------
