@@ -23,7 +23,9 @@ HOSTED = re.compile(
 )
 """The tools that OpenAI runs, or that only its models were trained for, with the dates of their versions."""
 BETWEEN = "__"  # a namespace and a name, in the name of the function
+MODES = {"auto": "auto", "none": "none", "required": "required", "any": "required"}  # choices by their names
 Tool = Mapping[str, JsonValue]
+Choice = str | dict[str, JsonValue] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,26 +65,33 @@ class ResponseTools:
     unconstrained: list[str] = field(default_factory=list)
 
     @classmethod
-    def of(cls, tools: Sequence[Tool] | None) -> ResponseTools:
-        """Read the tools of a request. Raises RequestError."""
+    def of(cls, tools: Sequence[JsonValue] | None) -> ResponseTools:
+        """Read the tools of a request, but for nulls. Raises RequestError."""
         if tools is None:
             return cls()
         read = cls(functions=[])
         for at, tool in enumerate(tools):
-            read._add(tool, f"tools[{at}]")
+            if tool is not None:
+                read._add(tool if isinstance(tool, dict) else {}, f"tools[{at}]")
         return read
 
-    def warnings(self) -> Iterator[str]:
-        """Yield what these tools ask for and do not get."""
+    def warnings(self, choice: Choice) -> Iterator[str]:
+        """Yield what these tools, and a choice among them, ask for and do not get."""
         if self.hosted:
             kinds = ", ".join(dict.fromkeys(self.hosted))
             yield f"tools: {kinds} left out: this server runs no tools, and the model was told nothing of them"
         if self.unconstrained:
             yield UNCONSTRAINED.format(", ".join(self.unconstrained))
+        if self._is_hosted(choice):
+            yield "tool_choice has no effect: it demands a tool that was left out, so the model chooses among the others"
 
-    def choice(self, choice: str | dict[str, JsonValue] | None) -> str | dict[str, JsonValue] | None:
+    def choice(self, choice: Choice) -> Choice:
         """Return a choice as a chat has it: what Responses name at the top, a chat names one level down."""
+        if self._is_hosted(choice):
+            return "auto"
         match choice:
+            case str(mode) | {"type": str(mode)} if mode in MODES:
+                return MODES[mode]
             case {"type": "function" | "custom", "name": str(name)}:
                 return {"type": "function", "function": {"name": function_name(name, _namespace(choice))}}
             case {"type": "allowed_tools", "tools": [*allowed]}:
@@ -92,6 +101,11 @@ class ResponseTools:
                 ]
                 return {"type": "allowed_tools", "allowed_tools": {"mode": choice.get("mode"), "tools": tools}}
         return choice
+
+    def _is_hosted(self, choice: Choice) -> bool:
+        """Whether a choice demands a tool that only OpenAI runs, and there are others to choose from."""
+        kind = choice.get("type") if isinstance(choice, dict) else None
+        return bool(self.functions) and isinstance(kind, str) and HOSTED.fullmatch(kind) is not None
 
     def _known(self, allowed: Sequence[JsonValue]) -> Iterator[Tool]:
         """Yield the allowed tools but for those that were left out."""

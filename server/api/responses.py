@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import re
 import reprlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,204 +16,16 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ..chat.body import ConversationReference, Count, OpenAIFields, ResponseChat, TextConfig, TextFormat
-from ..chat.content import INPUT, UNREADABLE, unsupported
+from ..chat.content import INPUT
 from ..chat.sampling_fields import JsonValue
 from ..engine.generation import Delta, End, PromptProgress
 from ..engine.usage import Fields
 from ..formats.answer import CallArguments, CallStart, ContentText, Fragment, ReasoningText
 from ..http.api_errors import RequestError
-from .endpoint import EARLY, accept, beside_others, count_prompt, early_meta, page, scope_of, service_of, submit
-from .reply import JsonReply, ReplyFormat, ResponseMeta, WholeAnswer, accounts, encode, seal, sse_event, unseal
-from .response_tools import CalledTool, FreeText, ResponseTools, free_text, function_name
-
-# ---- Items of OpenAI's Responses as messages of a chat, and back. -------------------------------------------------------
-#
-# Reasoning, an answer and its calls are items of their own there, and one message here: the one that the model wrote.
-
-ROLES = ("user", "assistant", "system", "developer")
-TEXTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}  # kinds of parts: their field
-
-PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc", "custom_tool_call": "ctc"}
-HOSTED_ITEMS = re.compile(
-    "(web_search|file_search|code_interpreter|image_generation|computer|local_shell|shell|apply_patch|tool_search|mcp)_"
-    "(call|call_output|output|list_tools|approval_request|approval_response)"
-)
-"""What tools that OpenAI runs leave in a history."""
-
-MARK = "prompt_cache_breakpoint"  # of a part
-Item = Mapping[str, JsonValue]
-ChatMessages = list[dict[str, JsonValue]]
-
-
-def messages_of(items: Sequence[Item]) -> ChatMessages:
-    """Return the messages that items make. Raises RequestError."""
-    messages: ChatMessages = []
-    for at, item in enumerate(items):
-        where = f"input[{at}]"
-        kind = item.get("type", "message")
-        take = _TAKE.get(kind) if isinstance(kind, str) else None
-        if isinstance(kind, str) and HOSTED_ITEMS.fullmatch(kind):
-            continue
-        if take is None:
-            expected = ", ".join(_TAKE)
-            raise RequestError(f"{where}.type is {reprlib.repr(kind)}: expected one of {expected}", param=f"{where}.type")
-        take(messages, item, where, at == len(items) - 1)
-    return messages
-
-
-def items_of(
-    messages: Sequence[Item], suffix: str, called: Mapping[str, CalledTool] | None = None
-) -> list[dict[str, JsonValue]]:
-    """Return the items that messages are made of. suffix: of their ids, with their number behind it. called: its tools."""
-    items: list[dict[str, JsonValue]] = []
-    customs: set[str] = set()  # ids of the calls with a free text
-    for message in messages:
-        for item in _items(message, called or {}, customs):
-            prefix = PREFIXES.get(item["type"], "fco")
-            items.append({"id": f"{prefix}_{suffix}_{len(items)}", "status": "completed"} | item)
-    return items
-
-
-# ---- items to messages -------------------------------------------------------------------------------------------------
-
-
-def _take_message(messages: ChatMessages, item: Item, where: str, is_question: bool) -> None:
-    role = item.get("role")
-    if role not in ROLES:
-        expected = ", ".join(ROLES)
-        raise RequestError(f"{where}.role is {reprlib.repr(role)}: expected one of {expected}", param=f"{where}.role")
-    content = _content(item.get("content"), f"{where}.content", is_question and role == "user")
-    if role == "assistant":
-        _answer(messages, "content", "tool_calls").update({"content": content} | _mark(item.get("content")))
-        return
-    message: dict[str, JsonValue] = {"role": role, "content": content} | _mark(item.get("content"))
-    if "documents" in item:
-        message["documents"] = item["documents"]
-    messages.append(message)
-
-
-def _take_reasoning(messages: ChatMessages, item: Item, where: str, is_question: bool) -> None:
-    """Take reasoning: as it is, as a summary, or sealed by this server. What another server has sealed cannot be read."""
-    for name in ("content", "summary"):
-        parts = item.get(name) or []
-        if not isinstance(parts, list):
-            raise RequestError(f"{where}.{name}: expected a list of parts", param=f"{where}.{name}")
-        if parts:
-            text = "\n".join(_text(part, "text", f"{where}.{name}[{at}]") for at, part in enumerate(parts))
-            break
-    else:
-        sealed = item.get("encrypted_content")
-        text = unseal(sealed, f"{where}.encrypted_content") if isinstance(sealed, str) else ""
-    if text:
-        _answer(messages, "reasoning_content", "content", "tool_calls")["reasoning_content"] = text
-
-
-def _take_call(messages: ChatMessages, item: Item, where: str, is_question: bool) -> None:
-    is_custom = item.get("type") == "custom_tool_call"
-    id, name, arguments = (_text(item, field, where) for field in ("call_id", "name", INPUT if is_custom else "arguments"))
-    if is_custom:
-        arguments = json.dumps({INPUT: arguments}, ensure_ascii=False)
-    if item.get("namespace") is not None:
-        name = function_name(name, _text(item, "namespace", where))
-    message = _answer(messages)
-    message["content"] = message["content"] or None
-    calls = message.setdefault("tool_calls", [])
-    calls.append({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}})
-
-
-def _take_output(messages: ChatMessages, item: Item, where: str, is_question: bool) -> None:
-    content = _content(item.get("output"), f"{where}.output")
-    message: dict[str, JsonValue] = {"role": "tool", "tool_call_id": _text(item, "call_id", where), "content": content}
-    message |= _mark(item.get("output"))
-    if "documents" in item:
-        message["documents"] = item["documents"]
-    messages.append(message)
-
-
-_TAKE: dict[str, Callable[[ChatMessages, Item, str, bool], None]] = {
-    "message": _take_message,
-    "reasoning": _take_reasoning,
-    "function_call": _take_call,
-    "function_call_output": _take_output,
-    "custom_tool_call": _take_call,
-    "custom_tool_call_output": _take_output,
-}
-
-
-def _answer(messages: ChatMessages, *taken: str) -> dict[str, JsonValue]:
-    """Return the message of the model that an item belongs to: the last one, or a new one if that has one of `taken`."""
-    last = messages[-1] if messages else {}
-    if last.get("role") != "assistant" or any(last.get(name) for name in taken):
-        messages.append({"role": "assistant", "content": ""})
-    return messages[-1]
-
-
-def _content(content: JsonValue, where: str, is_question: bool = False) -> str | list[dict[str, JsonValue]]:
-    """Return a content as a text, or as several parts. is_question: only text may stand in it. Raises RequestError."""
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list):
-        raise RequestError(f"{where}: expected a text or a list of parts", param=where)
-    parts = [_part(part, f"{where}[{at}]", is_question) for at, part in enumerate(content)]
-    return parts[0]["text"] if len(parts) == 1 and parts[0]["type"] == "text" else parts
-
-
-def _mark(content: JsonValue) -> dict[str, JsonValue]:
-    """Return the field of a message that marks its end, if any of its parts is marked."""
-    parts = content if isinstance(content, list) else ()
-    return {MARK: {}} if any(isinstance(part, dict) and part.get(MARK) is not None for part in parts) else {}
-
-
-def _part(part: JsonValue, where: str, is_question: bool) -> dict[str, JsonValue]:
-    kind = part.get("type") if isinstance(part, dict) else None
-    if isinstance(kind, str) and kind in UNREADABLE and not is_question:
-        return {"type": kind}
-    if not isinstance(kind, str) or kind not in TEXTS:
-        problem = f"{unsupported(kind)}: " if isinstance(kind, str) and kind in UNREADABLE else ""
-        raise RequestError(
-            f"{where}.type is {reprlib.repr(kind)}: {problem}expected one of {', '.join(TEXTS)}", param=f"{where}.type"
-        )
-    return {"type": "text", "text": _text(part, TEXTS[kind], where)}
-
-
-def _text(item: JsonValue, field: str, where: str) -> str:
-    text = item.get(field) if isinstance(item, dict) else None
-    if not isinstance(text, str):
-        raise RequestError(f"{where}.{field}: expected a text", param=f"{where}.{field}")
-    return text
-
-
-# ---- messages to items -------------------------------------------------------------------------------------------------
-
-
-def _items(message: Item, called: Mapping[str, CalledTool], customs: set[str]) -> list[dict[str, JsonValue]]:
-    """customs: ids of calls with a free text, to which those of the message are added."""
-    role, content = message.get("role"), message.get("content")
-    parts = content if isinstance(content, list) else [{"text": content}] if content else []
-    texts = [part.get("text", "") for part in parts]
-    if role in ("tool", "function"):
-        output = texts[0] if len(texts) == 1 else [{"type": "input_text", "text": text} for text in texts]
-        id = message.get("tool_call_id", "")
-        kind = "custom_tool_call_output" if id in customs else "function_call_output"
-        return [{"type": kind, "call_id": id, "output": output}]
-    if role != "assistant":
-        return [{"type": "message", "role": role, "content": [{"type": "input_text", "text": text} for text in texts]}]
-    items: list[dict[str, JsonValue]] = []
-    if reasoning := message.get("reasoning_content"):
-        items.append({"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": reasoning}]})
-    if texts:
-        shown = [{"type": "output_text", "text": text, "annotations": []} for text in texts]
-        items.append({"type": "message", "role": "assistant", "content": shown})
-    for call in message.get("tool_calls") or []:
-        id, name, arguments = call.get("id", ""), call["function"]["name"], call["function"]["arguments"]
-        tool = called.get(name) or CalledTool(name)
-        if tool.is_custom:
-            customs.add(id)
-            items.append({"type": "custom_tool_call", "call_id": id, INPUT: free_text(arguments)} | tool.named())
-        else:
-            items.append({"type": "function_call", "call_id": id, "arguments": arguments} | tool.named())
-    return items
-
+from .endpoint import EARLY, accept, beside_others, count_prompt, early_meta, page, scope_of, service_of, submit, warn
+from .reply import JsonReply, ReplyFormat, ResponseMeta, WholeAnswer, accounts, encode, seal, sse_event
+from .response_items import PREFIXES, items_of, take_items
+from .response_tools import CalledTool, FreeText, ResponseTools
 
 INCLUDABLE = {
     "reasoning.encrypted_content",
@@ -240,7 +50,8 @@ class ReasoningConfig(Struct, frozen=True):
 class ResponseRequest(OpenAIFields, frozen=True, kw_only=True):
     """`POST /v1/responses`: OpenAI's fields of it, beside those of all completions and our own ones of a chat."""
 
-    input: str | list[dict[str, JsonValue]]
+    input: str | list[JsonValue]
+    tools: list[JsonValue] | None = None
     instructions: str | None = None
     max_output_tokens: Count | None = None
     max_tool_calls: Count | None = None
@@ -270,12 +81,9 @@ class ResponseRequest(OpenAIFields, frozen=True, kw_only=True):
 
     def warnings(self) -> Iterator[str]:
         yield from super().warnings()
-        yield from ResponseTools.of(self.tools).warnings()
+        yield from ResponseTools.of(self.tools).warnings(self.tool_choice)
         if self.context_management:
             yield "context_management has no effect: nothing is left out of a prompt"
-        kinds = (item.get("type") for item in self.input) if isinstance(self.input, list) else ()
-        if hosted := sorted({kind for kind in kinds if isinstance(kind, str) and HOSTED_ITEMS.fullmatch(kind)}):
-            yield f"input: {', '.join(hosted)} left out: the model is shown only the calls of functions and custom tools"
 
     @property
     def summarises(self) -> bool:
@@ -287,8 +95,8 @@ class ResponseRequest(OpenAIFields, frozen=True, kw_only=True):
         """Whether reasoning is sent as `encrypted_content`, too."""
         return "reasoning.encrypted_content" in (self.include or ())
 
-    def chat(self) -> ResponseChat:
-        """Return the chat. Raises RequestError."""
+    def chat(self) -> tuple[ResponseChat, tuple[str, ...]]:
+        """Return the chat, and a warning for what it does not show of the input. Raises RequestError."""
         self.check()
         shared = {name: getattr(self, name) for name in OpenAIFields.__struct_fields__}
         if self.max_output_tokens is not None:
@@ -297,13 +105,16 @@ class ResponseRequest(OpenAIFields, frozen=True, kw_only=True):
             if self.response_format:
                 raise RequestError("text.format and response_format: send one of them", param="response_format")
             shared["response_format"] = self.text.format.for_chat()
-        items = [{"role": "user", "content": self.input}] if isinstance(self.input, str) else self.input
-        shared["messages"] = messages_of(items)
+        taken = take_items([self.input] if isinstance(self.input, str) else self.input)
+        if not taken.messages:
+            raise RequestError("input has nothing for the model: expected at least one message or result", param="input")
+        shared["messages"] = taken.messages
         shared |= {"conversation": self._conversation(), "store": self.store is not False}
         tools = ResponseTools.of(self.tools)
         shared |= {"tools": tools.functions, "tool_choice": tools.choice(self.tool_choice)}
         effort = self.reasoning.effort if self.reasoning else None
-        return ResponseChat(**shared, instructions=self.instructions, reasoning_effort=effort)
+        chat = ResponseChat(**shared, instructions=self.instructions, reasoning_effort=effort)
+        return chat, tuple(taken.warnings())
 
     def echo(self) -> dict[str, Raw]:
         """Return the fields that a response repeats, as JSON."""
@@ -347,12 +158,13 @@ class ResponseRequest(OpenAIFields, frozen=True, kw_only=True):
 class ResponseCountRequest(ResponseRequest, frozen=True, kw_only=True):
     """`POST /v1/responses/input_tokens`."""
 
-    input: str | list[dict[str, JsonValue]] = struct_field(default_factory=list)
+    input: str | list[JsonValue] = struct_field(default_factory=list)
 
 
 async def count(request: Request, asked: ResponseCountRequest) -> Response:
     """Count the prompt of a response."""
-    chat = await beside_others(request, asked.chat)
+    chat, warnings = await beside_others(request, asked.chat)
+    warn(request, warnings)
     return JsonReply({"object": "response.input_tokens"} | await count_prompt(request, chat))
 
 
@@ -632,7 +444,8 @@ def opening(request: Request, asked: ResponseRequest) -> ReplyFormat | None:
 
 async def create(request: Request, asked: ResponseRequest) -> ReplyFormat:
     """Answer as OpenAI's Responses do. The answer is stored unless `store` is false."""
-    chat, echo = await beside_others(request, lambda: (asked.chat(), asked.echo()))
+    (chat, warnings), echo = await beside_others(request, lambda: (asked.chat(), asked.echo()))
+    warn(request, warnings)
     envelope = submit(request, await accept(request, chat, kind="resp_"))
     suffix, called = envelope.id.removeprefix("resp_"), ResponseTools.of(asked.tools).called
     output = Output(suffix, summarises=asked.summarises, seals=asked.seals, called=called)
