@@ -17,7 +17,9 @@ from itertools import islice
 from ...models.call_arguments import argument_text
 from ..chat.content import INPUT, UNREADABLE, unsupported
 from ..chat.sampling_fields import JsonValue
+from ..chat.shortened_history import QUESTION, summary_message
 from ..http.api_errors import RequestError
+from .compaction import SUMMARIES, TRIGGER
 from .reply import unseal
 from .response_tools import CalledTool, free_text, function_name
 
@@ -88,6 +90,11 @@ class _ItemReader:
                 self._take_call(item, at)
             case "function_call_output" | "custom_tool_call_output":
                 self._take_output(item)
+            case kind if kind in SUMMARIES:
+                if summary := self._unseal(item):
+                    self.messages.append(summary_message(summary))
+            case kind if kind == TRIGGER and is_last:
+                self.messages.append(dict(QUESTION))
             case "item_reference" if is_last:
                 expected = "expected the item itself: nothing is looked up"
                 raise RequestError(f"{where}.type is item_reference: {expected}", param=f"{where}.type")
@@ -124,11 +131,11 @@ class _ItemReader:
     def _unseal(self, item: Item) -> str:
         """Return what this server sealed in an item; empty for what another one did, which is left out."""
         sealed, text = item.get(SEALED), ""
-        if isinstance(sealed, str) and sealed:
+        if isinstance(sealed, str):
             with suppress(RequestError):
                 text = unseal(sealed, SEALED)
-            if not text:
-                self._leave_out(item)
+        if not text and (sealed or item["type"] in SUMMARIES):
+            self._leave_out(item)
         return text
 
     def _take_call(self, item: Item, at: int) -> None:

@@ -18,10 +18,13 @@ from starlette.responses import Response
 from ..chat.body import ConversationReference, Count, OpenAIFields, ResponseChat, TextConfig, TextFormat
 from ..chat.content import INPUT
 from ..chat.sampling_fields import JsonValue
+from ..chat.shortened_history import KEPT
 from ..engine.generation import Delta, End, PromptProgress
 from ..engine.usage import Fields
 from ..formats.answer import CallArguments, CallStart, ContentText, Fragment, ReasoningText
 from ..http.api_errors import RequestError
+from ..service.submitter import Prepared
+from .compaction import CUT, TRIGGER, CompactionOutput, compaction, kept_items, summarising, triggers
 from .endpoint import EARLY, accept, beside_others, count_prompt, early_meta, page, scope_of, service_of, submit, warn
 from .reply import JsonReply, ReplyFormat, ResponseMeta, WholeAnswer, accounts, encode, seal, sse_event
 from .response_items import PREFIXES, items_of, take_items
@@ -82,8 +85,20 @@ class ResponseRequest(OpenAIFields, frozen=True, kw_only=True):
     def warnings(self) -> Iterator[str]:
         yield from super().warnings()
         yield from ResponseTools.of(self.tools).warnings(self.tool_choice)
+        if self.store and self.compacts:
+            yield "store has no effect: a compaction is not stored, send its item with the next input"
         if self.context_management:
             yield "context_management has no effect: nothing is left out of a prompt"
+
+    @property
+    def compacts(self) -> bool:
+        """Whether the answer is a summary of the input, to shorten it by."""
+        return triggers(self.input)
+
+    @property
+    def stores(self) -> bool:
+        """Whether the answer is stored."""
+        return self.store is not False and not self.compacts
 
     @property
     def summarises(self) -> bool:
@@ -109,12 +124,13 @@ class ResponseRequest(OpenAIFields, frozen=True, kw_only=True):
         if not taken.messages:
             raise RequestError("input has nothing for the model: expected at least one message or result", param="input")
         shared["messages"] = taken.messages
-        shared |= {"conversation": self._conversation(), "store": self.store is not False}
+        shared |= {"conversation": self._conversation(), "store": self.stores}
         tools = ResponseTools.of(self.tools)
         shared |= {"tools": tools.functions, "tool_choice": tools.choice(self.tool_choice)}
         effort = self.reasoning.effort if self.reasoning else None
         chat = ResponseChat(**shared, instructions=self.instructions, reasoning_effort=effort)
-        return chat, tuple(taken.warnings())
+        chat, warnings = summarising(chat) if self.compacts else (chat, ())
+        return chat, (*taken.warnings(), *warnings)
 
     def echo(self) -> dict[str, Raw]:
         """Return the fields that a response repeats, as JSON."""
@@ -135,7 +151,7 @@ class ResponseRequest(OpenAIFields, frozen=True, kw_only=True):
             },
             "safety_identifier": self.safety_identifier,
             "service_tier": "default",
-            "store": self.store is not False,
+            "store": self.stores,
             "temperature": self.temperature,
             "text": {"format": {name: value for name, value in msgspec.to_builtins(format).items() if value is not None}},
             "tool_choice": self.tool_choice or "auto",
@@ -159,6 +175,10 @@ class ResponseCountRequest(ResponseRequest, frozen=True, kw_only=True):
     """`POST /v1/responses/input_tokens`."""
 
     input: str | list[JsonValue] = struct_field(default_factory=list)
+
+
+class CompactRequest(ResponseCountRequest, frozen=True, kw_only=True):
+    """`POST /v1/responses/compact`. input: what is to be shortened, behind the history of `previous_response_id`."""
 
 
 async def count(request: Request, asked: ResponseCountRequest) -> Response:
@@ -274,6 +294,10 @@ class Output:
         self._reasoning = SUMMARY if summarises else THOUGHT
         self._open: _Item | None = None
 
+    def status(self, end: End) -> str:
+        """Return the status of the response at its end."""
+        return "incomplete" if end.reason == "length" else "completed"
+
     def push(self, fragment: Fragment) -> Iterator[Fields]:
         """Yield the events of a fragment."""
         match fragment:
@@ -333,7 +357,13 @@ class ResponsesReply:
     """The replies of `/v1/responses`. echo: fields of the request that a response repeats. num_events: sent so far."""
 
     def __init__(
-        self, envelope: ResponseMeta, echo: Mapping[str, Raw], output: Output, keep: Keep, *, num_events: int = 0
+        self,
+        envelope: ResponseMeta,
+        echo: Mapping[str, Raw],
+        output: Output | CompactionOutput,
+        keep: Keep,
+        *,
+        num_events: int = 0,
     ) -> None:
         self.envelope, self._reader, self._echo = envelope, envelope.reader(), echo
         self._output, self._keep, self.num_events = output, keep, num_events
@@ -358,11 +388,11 @@ class ResponsesReply:
         return self._events(events)
 
     def end(self, index: int, end: End) -> list[bytes]:
-        return self._events([*self._read(self._reader.finish(end.is_cut)), *self._output.finish(_status(end))])
+        return self._events([*self._read(self._reader.finish(end.is_cut)), *self._output.finish(self._output.status(end))])
 
     def close(self, ends: Sequence[End]) -> list[bytes]:
         (end,) = ends
-        response, status = self._finished(end), _status(end)
+        response, status = self._finished(end), self._output.status(end)
         self._keep(encode(response))
         return [self._event({"type": f"response.{status}", "response": response, "timings": response["timings"]})]
 
@@ -385,7 +415,7 @@ class ResponsesReply:
         return [event for fragment in fragments for event in self._output.push(fragment)]
 
     def _finished(self, end: End) -> Fields:
-        report, status = end.report, _status(end)
+        report, status = end.report, self._output.status(end)
         usage = {
             "input_tokens": report.num_prompt,
             "input_tokens_details": {
@@ -428,8 +458,18 @@ class ResponsesReply:
         return sse_event(body | {"sequence_number": self.num_events - 1}, str(body["type"]))
 
 
-def _status(end: End) -> str:
-    return "incomplete" if end.reason == "length" else "completed"
+class CompactionReply(ResponsesReply):
+    """The reply to a compaction. kept: what the body of `/v1/responses/compact` begins with; None: it is a response."""
+
+    kept: Sequence[Fields] | None = None
+
+    def whole(self, answers: Sequence[WholeAnswer]) -> Fields:
+        response = super().whole(answers)
+        return response if self.kept is None else compaction(response, self.kept)
+
+    def _finished(self, end: End) -> Fields:
+        finished = super()._finished(end)
+        return finished | {"warnings": (*self.envelope.warnings, CUT)} if end.reason == "length" else finished
 
 
 # ---- OpenAI's Responses: made, shown again and deleted. -----------------------------------------------------------------
@@ -438,20 +478,47 @@ def _status(end: End) -> str:
 def opening(request: Request, asked: ResponseRequest) -> ReplyFormat | None:
     if not asked.stream:
         return None
-    output = Output("", summarises=asked.summarises, seals=asked.seals)
-    return ResponsesReply(early_meta(request, asked, "resp_"), asked.echo(), output, lambda record: None)
+    meta = early_meta(request, asked, "resp_")
+    return ResponsesReply(meta, asked.echo(), _output(asked, meta.id), lambda record: None)
+
+
+def _output(asked: ResponseRequest, id: str, called: Mapping[str, CalledTool] | None = None) -> Output | CompactionOutput:
+    """Return the output of the response with this id, as it begins. called: as in `ResponseTools`."""
+    suffix = id.removeprefix("resp_")
+    if asked.compacts:
+        return CompactionOutput(suffix)
+    return Output(suffix, summarises=asked.summarises, seals=asked.seals, called=called)
 
 
 async def create(request: Request, asked: ResponseRequest) -> ReplyFormat:
     """Answer as OpenAI's Responses do. The answer is stored unless `store` is false."""
+    return (await _submitted(request, asked))[0]
+
+
+async def _submitted(request: Request, asked: ResponseRequest) -> tuple[ResponsesReply, Prepared]:
     (chat, warnings), echo = await beside_others(request, lambda: (asked.chat(), asked.echo()))
     warn(request, warnings)
-    envelope = submit(request, await accept(request, chat, kind="resp_"))
-    suffix, called = envelope.id.removeprefix("resp_"), ResponseTools.of(asked.tools).called
-    output = Output(suffix, summarises=asked.summarises, seals=asked.seals, called=called)
+    prepared = await accept(request, chat, kind="resp_")
+    envelope = submit(request, prepared)
+    output = _output(asked, envelope.id, ResponseTools.of(asked.tools).called)
     keep = partial(service_of(request).conversations.attach, chat.cache_scope, envelope.id)
     begun: ResponsesReply | None = request.scope.get(EARLY)
-    return ResponsesReply(envelope, echo, output, keep, num_events=begun.num_events if begun else 0)
+    kind = CompactionReply if asked.compacts else ResponsesReply
+    return kind(envelope, echo, output, keep, num_events=begun.num_events if begun else 0), prepared
+
+
+async def compact(request: Request, asked: CompactRequest) -> ReplyFormat:
+    """Shorten a history: to the user's messages, and a summary that later requests hand back."""
+    if asked.stream:
+        wrong = f"stream: a compaction comes whole; a stream of /v1/responses has one where its input ends with a {TRIGGER}"
+        raise RequestError(wrong, param="stream")
+    items = [asked.input] if isinstance(asked.input, str) else asked.input
+    reply, prepared = await _submitted(request, msgspec.structs.replace(asked, input=[*items, {"type": TRIGGER}]))
+    assert isinstance(reply, CompactionReply) and prepared.turn is not None
+    chat, suffix = prepared.turn.chat, prepared.id.removeprefix("resp_")
+    stored = [entry.message for entry in chat.entries[: chat.num_kept] if entry.role in KEPT and not entry.one_turn]
+    reply.kept = [*items_of(stored, suffix), *kept_items(items, suffix)]
+    return reply
 
 
 async def show(request: Request) -> Response:

@@ -33,7 +33,7 @@ from .llama_server import FileName, ModelAction
 from .messages import MessagesCountRequest, MessagesRequest
 from .ollama import EmbedRequest, GenerateRequest, ModelName, OldEmbedRequest, OllamaChatRequest
 from .reply import JsonReply, encode
-from .responses import ResponseCountRequest, ResponseRequest
+from .responses import CompactRequest, ResponseCountRequest, ResponseRequest
 from .search import RefreshRequest
 
 
@@ -135,6 +135,7 @@ ROUTES = (
     ApiRoute("POST", "/v1/chat/completions/input_tokens /chat/completions/input_tokens", chat.count, ChatRequest),
     ApiRoute("POST", "/v1/responses /responses", responses.create, ResponseRequest, opening=responses.opening),
     ApiRoute("POST", "/v1/responses/input_tokens /responses/input_tokens", responses.count, ResponseCountRequest),
+    ApiRoute("POST", "/v1/responses/compact /responses/compact", responses.compact, CompactRequest),
     ApiRoute("GET", "/v1/responses/{id}", responses.show, query=SCOPE),
     ApiRoute("DELETE", "/v1/responses/{id}", responses.forget, query=SCOPE),
     ApiRoute("POST", "/v1/responses/{id}/cancel", responses.cancel, chooses=False),

@@ -44,6 +44,7 @@ from ..chat.chat_prompt import ChatPrompt, DocumentSet, Fixed, SeparatePrompt
 from ..chat.decode import decode
 from ..chat.history import INSTRUCTIONS, HistoryMessage
 from ..chat.sampling_fields import JsonValue
+from ..chat.shortened_history import follows
 from ..engine.engine import Engine
 from ..engine.generation import End, Failure, Generation
 from ..engine.view import View
@@ -168,6 +169,9 @@ class Compactions:
     def note(self, key: SessionKey, options: bytes, entries: Sequence[HistoryMessage]) -> Iterator[ChatRequest]:
         """Take an answered chat; yield what the client is likely to ask next, if it has shortened its history like this."""
         *asked, answer = entries
+        if messages := follows(entries):
+            yield msgspec.structs.replace(decode(options, ChatRequest), messages=messages)
+            return
         if found := self._find(key, options, asked):
             _keep(self._shortened, key, found)
         texts = _texts(answer)

@@ -1,0 +1,92 @@
+"""Compactions of OpenAI's Responses: a summary of a history, sealed in an item that comes back in later ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from msgspec.structs import replace
+
+from ..chat.body import ResponseChat
+from ..chat.sampling_fields import JsonValue
+from ..chat.shortened_history import KEPT, MOST_TOKENS, NO_SUMMARY
+from ..engine.generation import End
+from ..engine.usage import Fields
+from ..formats.answer import ContentText, Fragment
+from ..http.api_errors import RequestError
+from .reply import seal
+
+TRIGGER = "compaction_trigger"  # a kind of item: as the last one, it asks for a summary of those before it
+SUMMARIES = ("compaction", "compaction_summary", "context_compaction")  # kinds of items, of which the first one is made here
+FREE = ("response_format", "json_schema", "grammar", "lark_grammar", "regex", "stop", "documents", "retrieval")
+"""Fields of a chat that a summary is free of."""
+CUT = "the summary was cut at its limit: max_output_tokens sets another one"
+
+
+def triggers(items: object) -> bool:
+    """Whether the input of a request asks for a summary."""
+    last = items[-1] if isinstance(items, list) and items else None
+    return isinstance(last, dict) and last.get("type") == TRIGGER
+
+
+def summarising(chat: ResponseChat) -> tuple[ResponseChat, tuple[str, ...]]:
+    """Return the chat of a request for a summary as it is answered, and a warning for what has no effect on that.
+
+    It calls no tools, though its prompt has them: so it goes on from the KV of the history.
+    """
+    given = [name for name in FREE if getattr(chat, name) not in (None, "", [], False)]
+    ignored = {name: None for name in given if name != "response_format" or chat.is_constrained}
+    demands = chat.tool_choice not in (None, "auto", "none")
+    limit = MOST_TOKENS if chat.limit() < 0 else chat.limit()
+    fields: Fields = {**ignored, "tool_choice": "none", "store": False, "max_completion_tokens": limit}
+    named = ", ".join([*ignored, *(["tool_choice"] if demands else [])])
+    return replace(chat, **fields), ((f"{named}: without effect on a compaction",) if named else ())
+
+
+def kept_items(items: Iterable[JsonValue], suffix: str) -> Iterator[Fields]:
+    """Yield the items of a history that its shortened form keeps, as they came. suffix: of the ids of those without one."""
+    for at, item in enumerate(items):
+        if isinstance(item, str):
+            item = {"role": "user", "content": item}
+        if isinstance(item, dict) and (item.get("type") or "message") == "message" and item.get("role") in KEPT:
+            given: Fields = {name: value for name, value in item.items() if value is not None}
+            if isinstance(text := given.get("content"), str):
+                given["content"] = [{"type": "input_text", "text": text}]
+            yield {"type": "message", "id": f"msg_{suffix}_input_{at}", "status": "completed"} | given
+
+
+class CompactionOutput:
+    """The item of a response that compacts: a summary, sealed. suffix: of its id."""
+
+    def __init__(self, suffix: str) -> None:
+        self.items: list[Fields] = []
+        self._id, self._texts = f"cmp_{suffix}", list[str]()
+
+    def status(self, end: End) -> str:
+        """A summary that was cut is one, too: a warning says so."""
+        return "completed"
+
+    def push(self, fragment: Fragment) -> Iterator[Fields]:
+        """Yield the events of a fragment: none has its text."""
+        if isinstance(fragment, ContentText):
+            if not self._texts:
+                yield {"type": "response.output_item.added", "item": self._item(""), "output_index": 0}
+                yield {"type": "response.compaction.compacting", "item_id": self._id, "output_index": 0}
+            self._texts.append(fragment.text)
+
+    def finish(self, status: str) -> Iterator[Fields]:
+        """Yield the event of the end. Raises RequestError 500 without a summary."""
+        summary = "".join(self._texts).strip()
+        if not summary:
+            raise RequestError(NO_SUMMARY, status=500)
+        self.items.append(self._item(seal(summary)))
+        yield {"type": "response.output_item.done", "item": self.items[0], "output_index": 0}
+
+    def _item(self, sealed: str) -> Fields:
+        return {"type": SUMMARIES[0], "id": self._id, "encrypted_content": sealed}
+
+
+def compaction(response: Mapping[str, JsonValue], kept: Iterable[Fields]) -> Fields:
+    """Return the body of a compaction: what is kept of a history, and the summary in the response to it."""
+    taken = ("id", "created_at", "model", "usage", "timings", "slotcache", "stopping_word", "warnings")
+    body: Fields = {"object": "response.compaction", "output": [*kept, *response["output"]]}
+    return body | {name: response[name] for name in taken if name in response}
