@@ -18,7 +18,7 @@ from starlette.responses import Response
 from ..chat.body import ConversationReference, Count, OpenAIFields, ResponseChat, TextConfig, TextFormat
 from ..chat.content import INPUT
 from ..chat.sampling_fields import JsonValue
-from ..chat.shortened_history import KEPT
+from ..chat.shortened_history import kept
 from ..engine.generation import Delta, End, PromptProgress
 from ..engine.usage import Fields
 from ..formats.answer import CallArguments, CallStart, ContentText, Fragment, ReasoningText
@@ -516,7 +516,7 @@ async def compact(request: Request, asked: CompactRequest) -> ReplyFormat:
     reply, prepared = await _submitted(request, msgspec.structs.replace(asked, input=[*items, {"type": TRIGGER}]))
     assert isinstance(reply, CompactionReply) and prepared.turn is not None
     chat, suffix = prepared.turn.chat, prepared.id.removeprefix("resp_")
-    stored = [entry.message for entry in chat.entries[: chat.num_kept] if entry.role in KEPT and not entry.one_turn]
+    stored = [entry.message for entry in kept(chat.entries[: chat.num_kept])]
     reply.kept = [*items_of(stored, suffix), *kept_items(items, suffix)]
     return reply
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import msgspec
 
@@ -23,8 +24,10 @@ SAID = msgspec.json.encode(QUESTION)
 """The question as a history has it."""
 FORM = "Summary of the conversation so far, in place of all but the user's messages:\n\n{}"
 MOST_TOKENS = 4096  # of a summary, with the reasoning in front of it, unless the request says otherwise
-LONGEST = 256 << 10  # bytes of the messages that stay, for what follows to be known ahead
+LONGEST, MOST = 256 << 10, 1000  # bytes and number of the messages that stay, for what follows to be known ahead
 NO_SUMMARY = "the model wrote no summary of the conversation"
+SUMMARY = msgspec.json.encode({"role": "user", "content": FORM.format("")})[:-2]
+"""What a message with a summary begins with, as a history has it."""
 
 
 def summary_message(text: str) -> Fields:
@@ -32,15 +35,56 @@ def summary_message(text: str) -> Fields:
     return {"role": "user", "content": FORM.format(text)}
 
 
-def follows(entries: Sequence[HistoryMessage]) -> list[Mapping[str, JsonValue]] | None:
+def kept(entries: Sequence[HistoryMessage]) -> list[HistoryMessage]:
+    """Return what stays of a history: no instructions of one turn, and no summary, which the next one is made of."""
+    return [e for e in entries if e.role in KEPT and not e.one_turn and not e.said.startswith(SUMMARY)]
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What a client keeps of a history. said: hashes of what stayed at the last summary, in order, until it has come back.
+
+    late: of messages that it moves in front of the last one. dropped: that it leaves out, though they could stay.
+    """
+
+    said: tuple[int, ...] = ()
+    late: frozenset[int] = frozenset()
+    dropped: frozenset[int] = frozenset()
+
+    def learnt(self, entries: Sequence[HistoryMessage]) -> Kept:
+        """Return it with what a history shows that goes on from the summary: some clients move the context of a turn."""
+        end = next((at for at, entry in enumerate(entries) if entry.said.startswith(SUMMARY)), None)
+        if not self.said or end is None:
+            return self
+        places = {said: at for at, said in enumerate(self.said)}
+        back = [said for entry in entries[:end] if (said := hash(entry.said)) in places]
+        furthest, late = -1, set[int]()
+        for said in back:
+            furthest = max(furthest, places[said])
+            if places[said] < furthest:
+                late.add(said)
+        return Kept((), frozenset(late), frozenset(places) - frozenset(back))
+
+    def order(self, stays: Sequence[HistoryMessage]) -> list[HistoryMessage]:
+        """Return what the client is likely to keep of the messages that could stay."""
+        here = [entry for entry in stays if hash(entry.said) not in self.dropped]
+        late = [entry for entry in here if hash(entry.said) in self.late]
+        early = [entry for entry in here if hash(entry.said) not in self.late]
+        return [*early[:-1], *late, *early[-1:]]
+
+
+def follows(entries: Sequence[HistoryMessage], known: Kept) -> tuple[list[Mapping[str, JsonValue]], Kept] | None:
     """Return the messages with which a history goes on that was just summarised; None if it was not, or is too large.
 
-    entries: the history with this server's question for a summary, and the answer.
+    entries: the history with this server's question for a summary, and the answer. known: what the client kept before.
     """
     if len(entries) < 2 or entries[-2].said != SAID:
         return None
-    kept = [entry for entry in entries[:-2] if entry.role in KEPT]
-    summary = entries[-1].message.get("content")
-    if not isinstance(summary, str) or not summary.strip() or sum(len(entry.said) for entry in kept) > LONGEST:
+    stays, summary = kept(entries[:-2]), entries[-1].message.get("content")
+    if not isinstance(summary, str) or not summary.strip():
         return None
-    return [*(entry.message for entry in kept), summary_message(summary.strip())]
+    if len(stays) > MOST or sum(len(entry.said) for entry in stays) > LONGEST:
+        return None
+    instructions = [entry for entry in entries if entry.one_turn]
+    messages = [entry.message for entry in (*instructions, *known.order(stays))]
+    return [*messages, summary_message(summary.strip())], replace(known, said=tuple(hash(entry.said) for entry in stays))

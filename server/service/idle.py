@@ -44,7 +44,7 @@ from ..chat.chat_prompt import ChatPrompt, DocumentSet, Fixed, SeparatePrompt
 from ..chat.decode import decode
 from ..chat.history import INSTRUCTIONS, HistoryMessage
 from ..chat.sampling_fields import JsonValue
-from ..chat.shortened_history import follows
+from ..chat.shortened_history import Kept, follows
 from ..engine.engine import Engine
 from ..engine.generation import End, Failure, Generation
 from ..engine.view import View
@@ -165,12 +165,18 @@ class Compactions:
     def __init__(self) -> None:
         self._answers: OrderedDict[SessionKey, list[Summary]] = OrderedDict()
         self._shortened: OrderedDict[SessionKey, Shortened] = OrderedDict()
+        self._kept: OrderedDict[SessionKey, Kept] = OrderedDict()
 
     def note(self, key: SessionKey, options: bytes, entries: Sequence[HistoryMessage]) -> Iterator[ChatRequest]:
         """Take an answered chat; yield what the client is likely to ask next, if it has shortened its history like this."""
         *asked, answer = entries
-        if messages := follows(entries):
+        kept = self._kept.get(key, Kept()).learnt(entries)
+        if found := follows(entries, kept):
+            messages, kept = found
             yield msgspec.structs.replace(decode(options, ChatRequest), messages=messages)
+        if kept != Kept():
+            _keep(self._kept, key, kept)
+        if found:
             return
         if found := self._find(key, options, asked):
             _keep(self._shortened, key, found)
@@ -184,7 +190,7 @@ class Compactions:
 
     def forget(self, scope: str, session: str | None = None) -> None:
         """Forget the sessions of a scope, or one of them."""
-        for known in (self._answers, self._shortened):
+        for known in (self._answers, self._shortened, self._kept):
             for key in [key for key in known if key[0] == scope and session in (None, key[1])]:
                 del known[key]
 

@@ -8,7 +8,7 @@ import pytest
 from slotcache.server.api.reply import unseal
 from slotcache.server.chat.shortened_history import QUESTION, summary_message
 
-from server.conftest import REST, running, until
+from server.conftest import REST, running
 from server.service.test_idle import settled
 
 LOOK: Any = {"type": "function", "name": "look", "parameters": {"type": "object", "properties": {}}, "strict": False}
@@ -142,8 +142,26 @@ def test_what_follows_a_compaction_is_computed_ahead(tiny):
     with running(tiny, chat_template="chatml", idle_prefill=True) as server:
         done = compact(server, instructions="Sing.", extra={"session_id": "s"})
         settled(server)
-        until(lambda: server.service.idle.done)
-        given = [*done.to_dict(warnings=False)["output"], NEXT]
+        output: Any = done.to_dict(warnings=False)["output"]
+        given = [*output, NEXT]
         after = respond(server, input=given, instructions="Sing.", session_id="s", max_output_tokens=1)
         front = respond(server, input=given[:-1], instructions="Sing.", max_output_tokens=1)["usage"]["input_tokens"]
         assert cached(after) >= front - REST - 8 and cached(after) > done.usage.input_tokens // 8
+
+
+def test_what_a_client_moves_is_learnt(tiny):
+    """codex has the context of its turn in front of the last question, wherever that stood in the history before."""
+    context = [{"role": "developer", "content": "Skills. " * 40}, {"role": "user", "content": "<cwd>/tmp</cwd> " * 20}]
+    questions = [{"role": "user", "content": f"{number}: what of the tide? " * 9} for number in range(6)]
+    answer = {"role": "assistant", "content": "Fish."}
+    with running(tiny, chat_template="chatml", idle_prefill=True) as server:
+        front, computed = [*context, *questions[:2]], []
+        for number in (2, 4):
+            summary = respond(server, input=[*front, answer, questions[number], TRIGGER])["output"][0]
+            settled(server)
+            asked = [message for message in (*front, questions[number]) if message in questions]
+            front = [*asked[:-1], *context, asked[-1], summary]
+            after = respond(server, input=[*front, NEXT], max_output_tokens=1)
+            settled(server)
+            computed.append(after["usage"]["input_tokens"] - cached(after))
+        assert computed[0] > 200 and computed[1] < computed[0] // 20
