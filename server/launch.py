@@ -85,7 +85,10 @@ def claude(model: ServedModel, folder: Path) -> AgentSetup:
 
 
 def codex(model: ServedModel, folder: Path) -> AgentSetup:
-    """It notes trusted folders in its file, so what differs from start to start goes into arguments."""
+    """It notes trusted folders in its file, so what differs from start to start goes into arguments.
+
+    It has a provider of this name alone compact the history: then the summary's prompt goes on from the KV of that.
+    """
     provider = {
         "name": "slotcache",
         "wire_api": "responses",
@@ -97,6 +100,7 @@ def codex(model: ServedModel, folder: Path) -> AgentSetup:
     changing = {
         "model": model.name,
         "model_context_window": model.context,
+        "model_providers.slotcache.name": "OpenAI",
         "model_providers.slotcache.base_url": model.v1,
     }
     arguments = [part for name, value in changing.items() for part in ("-c", f"{name}={_toml(value)}")]

@@ -98,7 +98,7 @@ def test_codex_has_a_provider_whose_changing_parts_are_arguments():
     provider = settings["model_providers"][settings["model_provider"]]
     assert set(made.arguments[::2]) == {"-c"} and made.variables["CODEX_HOME"] == "/at"
     assert (settings["model"], settings["model_context_window"]) == ("org/model", 40_000)
-    assert provider["base_url"] == MODEL.v1 and provider["wire_api"] == "responses"
+    assert provider["base_url"] == MODEL.v1 and provider["wire_api"] == "responses" and provider["name"] == "OpenAI"
     assert made.variables[provider["env_key"]] == "secret"
 
 
