@@ -68,12 +68,14 @@ class Document:
 def parse_documents(values: object, where: str = "documents") -> tuple[Document, ...]:
     """Return the documents of a request, in retrieval rank. A document that is sent twice keeps the better rank.
 
-    Raises DocumentError for a document that cannot be used, and for two texts with the same id.
+    null stands for none. Raises DocumentError for a document that cannot be used, and for two texts with the same id.
     """
     if not _is_list(values):
         raise DocumentError(where, f"must be a list of documents, not {_kind(values)}")
     documents: dict[str, Document] = {}
     for i, value in enumerate(values):
+        if value is None:
+            continue
         document = Document.parse(value, f"{where}[{i}]")
         if document.id in documents and documents[document.id].text != document.text:
             document = replace(document, id=_own_id(document))

@@ -20,7 +20,7 @@ from typing import TypeVar
 
 import msgspec
 from msgspec import Raw, Struct
-from msgspec.inspect import Field, FloatType, StructType, Type, UnionType, type_info
+from msgspec.inspect import AnyType, CollectionType, Field, FloatType, StrType, StructType, Type, UnionType, type_info
 
 from ..http.api_errors import RequestError
 from ..http.json_body import as_unicode, check_elements
@@ -35,7 +35,7 @@ from .body import (
     TextConfig,
     TextRequest,
 )
-from .sampling_fields import JsonValue
+from .sampling_fields import JsonValue, SamplingOptions
 
 NO_EFFECT = "; it has no effect"
 MAX_WARNINGS = 8  # of a request; more unknown fields are counted
@@ -276,8 +276,8 @@ def _decode(body: bytes, kind: type[T]) -> T:
 def tightened(values: dict[str, JsonValue], kind: type) -> dict[str, JsonValue]:
     """Return the fields of a body as msgspec takes them, where llama-server takes more.
 
-    null is a field that is not set, and 4.0 is the integer 4. So it is in the body itself and in its objects of known
-    fields; lists are left as they are.
+    null is a field that is not set, or nothing in a list, and 4.0 is the integer 4. So it is in the body itself and in its
+    objects of known fields. A list of texts to embed keeps its nulls, which are refused: each has a place in the answer.
     """
     for name, field in _fields_of(kind).items():
         value = values.get(name)
@@ -287,7 +287,17 @@ def tightened(values: dict[str, JsonValue], kind: type) -> dict[str, JsonValue]:
             values[name] = int(value)
         elif isinstance(value, dict) and (inner := _takes(field.type, StructType)):
             values[name] = tightened(value, inner.cls)
+        elif isinstance(value, list) and (listed := _takes(field.type, CollectionType)):
+            values[name] = _tightened_list(value, listed.item_type, keeps_texts=not issubclass(kind, SamplingOptions))
     return values
+
+
+def _tightened_list(values: list[JsonValue], item: Type, *, keeps_texts: bool) -> list[JsonValue]:
+    """Return a list without nulls, its objects as `tightened` has them. keeps_texts: a list of texts stays as it is."""
+    if isinstance(item, AnyType) or (keeps_texts and isinstance(item, StrType)):
+        return values
+    inner = _takes(item, StructType)
+    return [tightened(one, inner.cls) if inner and isinstance(one, dict) else one for one in values if one is not None]
 
 
 @cache
