@@ -78,7 +78,7 @@ def read_tools(request: ChatRequest) -> AllowedTools:
 
 
 def _read_tool(definition: Mapping[str, object], where: str) -> ToolDefinition:
-    kind, function = definition.get("type", "function"), definition.get("function")
+    kind, function = definition.get("type") or "function", definition.get("function")
     if kind != "function" or not isinstance(function, dict):
         got = reprlib.repr(kind) if kind != "function" else "no `function`"
         raise RequestError(f'{where} is {got}: expected {{"type": "function", "function": ...}}', param=where)
@@ -102,17 +102,21 @@ def _read_tool(definition: Mapping[str, object], where: str) -> ToolDefinition:
 
 
 def _read_choice(choice: object, tools: Mapping[str, ToolDefinition]) -> tuple[Mode, Sequence[str]]:
-    """Return the mode, and the names of the tools that may be called. Raises RequestError."""
+    """Return the mode, and the names of the tools that may be called. Raises RequestError.
+
+    OpenAI's words and Anthropic's are taken alike.
+    """
     match choice:
-        case None:
+        case None | "auto" | {"type": "auto"}:
             return "auto", tuple(tools)
-        case "auto" | "none" | "required":
-            if choice == "required" and not tools:
-                raise RequestError("tool_choice is 'required', but there are no tools", param="tool_choice")
-            return cast(Mode, choice), tuple(tools)
-        case {"type": "function", "function": {"name": str(name)}} | {"type": "function", "name": str(name)}:
-            return "required", _known([name], tools)
-        case {"function": {"name": str(name)}}:
+        case "none" | {"type": "none"}:
+            return "none", tuple(tools)
+        case "required" | "any" | {"type": "required" | "any"}:
+            if not tools:
+                given = choice["type"] if isinstance(choice, dict) else choice
+                raise RequestError(f"tool_choice is {given!r}, but there are no tools", param="tool_choice")
+            return "required", tuple(tools)
+        case {"function": {"name": str(name)}} | {"type": "function" | "tool", "name": str(name)}:
             return "required", _known([name], tools)
         case {"type": "allowed_tools", "allowed_tools": {"mode": "auto" | "required" as mode, "tools": [*allowed]}}:
             names = _known([_name_of(tool) for tool in allowed], tools)
