@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import reprlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -15,7 +16,8 @@ from starlette.responses import Response
 from ...ordering.document import Document, DocumentError
 from ...ordering.prompt import document_text
 from ..chat.body import ChatFields, ChatRequest, Count, OutputConfig
-from ..chat.content import seconds_of, unsupported
+from ..chat.content import seconds_of
+from ..chat.parts import ROLES, read_part, texts_in, unsupported
 from ..chat.sampling_fields import JsonValue
 from ..engine.generation import Delta, End, PromptProgress
 from ..engine.usage import Fields
@@ -37,126 +39,59 @@ class CacheControl(Struct, frozen=True):
     ttl: str | None = None
 
 
-class ContentBlock(Struct, frozen=True, kw_only=True, tag_field="type"):
-    """One block of a content."""
-
-    cache_control: CacheControl | None = None
-
-
-class TextBlock(ContentBlock, frozen=True, kw_only=True, tag="text"):
-    text: str
-
-
-class ThinkingBlock(ContentBlock, frozen=True, kw_only=True, tag="thinking"):
-    thinking: str
-    signature: str = ""
-
-
-class RedactedThinkingBlock(ContentBlock, frozen=True, kw_only=True, tag="redacted_thinking"):
-    """Reasoning that only the server which wrote it can read; this server writes none."""
-
-    data: str = ""
-
-
-class ToolUseBlock(ContentBlock, frozen=True, kw_only=True, tag="tool_use"):
-    id: str
-    name: str
-    input: dict[str, JsonValue]
-
-
-class PlainSource(Struct, frozen=True, kw_only=True, tag_field="type", tag="text"):
-    data: str
-    media_type: Literal["text/plain"] = "text/plain"
-
-
-class BlocksSource(Struct, frozen=True, kw_only=True, tag_field="type", tag="content"):
-    content: str | list[TextBlock]
-
-
-class DocumentBlock(ContentBlock, frozen=True, kw_only=True, tag="document"):
-    """A document of plain text."""
-
-    source: PlainSource | BlocksSource
-    title: str | None = None
-    context: str | None = None
-
-    def document(self) -> dict[str, str]:
-        text = self.source.data if isinstance(self.source, PlainSource) else _joined(self.source.content)
-        return _document(text if self.context is None else f"{self.context}\n\n{text}", self.title)
-
-
-class SearchResultBlock(ContentBlock, frozen=True, kw_only=True, tag="search_result"):
-    """A document that a search of the client found."""
-
-    source: str
-    title: str
-    content: list[TextBlock]
-
-    def document(self) -> dict[str, str]:
-        return _document(_joined(self.content), self.title) | {"id": self.source}
-
-
-class ImageBlock(ContentBlock, frozen=True, kw_only=True, tag="image"):
-    """Refused in the last message of the user, else as in a chat."""
-
-
-class ToolResultBlock(ContentBlock, frozen=True, kw_only=True, tag="tool_result"):
-    tool_use_id: str
-    content: str | list[TextBlock | DocumentBlock | SearchResultBlock | ImageBlock] = ""
-    is_error: bool = False
-
-
-BlocksContent = (
-    str
-    | list[
-        TextBlock
-        | ThinkingBlock
-        | RedactedThinkingBlock
-        | ToolUseBlock
-        | ToolResultBlock
-        | DocumentBlock
-        | SearchResultBlock
-        | ImageBlock
-    ]
-)
-
-
 class BlocksMessage(Struct, frozen=True):
-    """A message: of the user, with results of tools, or of the model. documents: as in a message of a chat."""
+    """A message: of the user, with results of tools, or of the model. content: a text or blocks, of this server or another.
 
-    role: Literal["user", "assistant", "system"]
-    content: BlocksContent = ""
+    documents: as in a message of a chat.
+    """
+
+    role: JsonValue = None
+    content: JsonValue = ""
     documents: list[JsonValue] | None = None
 
 
 def messages_of(said: Sequence[BlocksMessage], orders_documents: bool) -> ChatMessages:
     """Return the messages of a chat. orders_documents: blocks with documents become ordered documents.
 
-    Else they are texts in their place. Raises RequestError.
+    Else they are texts in their place. Other blocks stay as they are, as parts of contents: `content.take` says what becomes
+    of them. Raises RequestError.
     """
     messages: ChatMessages = []
     for at, message in enumerate(said):
         where = f"messages[{at}]"
-        if at == len(said) - 1 and isinstance(message.content, list):
-            _check_question(message.content, where)
-        if isinstance(message.content, str):
-            made: ChatMessages = [{"role": message.role, "content": message.content}]
+        content = [message.content] if isinstance(message.content, dict) else message.content
+        if at == len(said) - 1:
+            _check_question(message.role, content, where)
+        if not isinstance(content, list):
+            made: ChatMessages = [{"role": message.role, "content": "" if content is None else content}]
         elif message.role == "assistant":
-            made = [_answer(message.content, where)]
+            made = [_answer(content, where)]
         else:
-            made = list(_request(message, orders_documents, where))
-        if made and isinstance(message.content, list):
-            made[-1] |= _mark(message.content)
+            made = list(_request(message.role, content, orders_documents))
+        if made and isinstance(content, list):
+            made[-1] |= _mark(content)
         messages += made if message.documents is None else _with_documents(made, message, where)
     return messages
 
 
-def _check_question(blocks: Sequence[ContentBlock], where: str) -> None:
-    """Raise RequestError for an image among them, which the question may be about."""
-    for at, block in enumerate(blocks):
-        if isinstance(block, ImageBlock):
-            where = f"{where}.content[{at}].type"
-            raise RequestError(f"{where} is image: {unsupported('image')}", param=where)
+def _check_question(role: JsonValue, content: JsonValue, where: str) -> None:
+    """Raise RequestError for what the question may be about, and what cannot be read: the role, a block of the user."""
+    if role not in ROLES:
+        expected, got = ", ".join(ROLES), reprlib.repr(role)
+        raise RequestError(f"{where}.role is {got}: expected one of {expected}", param=f"{where}.role")
+    if role == "user" and not isinstance(content, str | list | None):
+        raise RequestError(f"{where}.content: expected a text or a list of blocks", param=f"{where}.content")
+    for at, block in enumerate(content if role == "user" and isinstance(content, list) else ()):
+        place, kind = f"{where}.content[{at}]", _kind(block)
+        document = _document(block)
+        if document is not None:
+            _parsed(document, place)
+        elif kind != "tool_result" and read_part(block).kind:
+            raise RequestError(f"{place}.type is {reprlib.repr(kind)}: {unsupported(str(kind))}", param=f"{place}.type")
+
+
+def _kind(block: JsonValue) -> JsonValue:
+    return block.get("type") if isinstance(block, dict) else None
 
 
 def _with_documents(messages: ChatMessages, said: BlocksMessage, where: str) -> ChatMessages:
@@ -175,9 +110,11 @@ def _with_documents(messages: ChatMessages, said: BlocksMessage, where: str) -> 
 BILLING = re.compile(r"(x-anthropic-billing-header:[^\n]*?\bcch=)[0-9A-Za-z]+(?=;|\s|$)")
 
 
-def system_text(system: str | list[TextBlock]) -> JsonValue:
+def system_text(system: str | list[JsonValue]) -> JsonValue:
     """Return the content of the system's message."""
-    return _same_bill(system) if isinstance(system, str) else _parts([_same_bill(block.text) for block in system])
+    if isinstance(system, str):
+        return _same_bill(system)
+    return _parts([block if (text := _text(block)) is None else _same_bill(text) for block in system])
 
 
 def _same_bill(text: str) -> str:
@@ -188,126 +125,151 @@ def _same_bill(text: str) -> str:
     return BILLING.sub(r"\1fffff", text, count=1) if BILLING.match(text) else text
 
 
-def _mark(blocks: Iterable[ContentBlock]) -> dict[str, JsonValue]:
+def _mark(blocks: Iterable[JsonValue]) -> dict[str, JsonValue]:
     """Return the field of a message that marks its end, if any block has `cache_control`: the longest time counts."""
-    longest = max(_controls(blocks), key=lambda control: seconds_of(control.ttl), default=None)
-    return {} if longest is None else {"cache_control": msgspec.to_builtins(longest)}
+    longest = max(_controls(blocks), key=lambda control: seconds_of(control.get("ttl")), default=None)
+    return {} if longest is None else {"cache_control": longest}
 
 
-def _controls(blocks: Iterable[ContentBlock]) -> Iterator[CacheControl]:
+def _controls(blocks: Iterable[JsonValue]) -> Iterator[dict[str, JsonValue]]:
     for block in blocks:
-        if block.cache_control is not None:
-            yield block.cache_control
-        if isinstance(block, ToolResultBlock) and isinstance(block.content, list):
-            yield from _controls(block.content)
+        if not isinstance(block, dict):
+            continue
+        if isinstance(control := block.get("cache_control"), dict):
+            yield control
+        if _kind(block) == "tool_result" and isinstance(content := block.get("content"), list):
+            yield from _controls(content)
 
 
-def _answer(blocks: Sequence[ContentBlock], where: str) -> dict[str, JsonValue]:
-    """Return the message of the model. What another server has redacted is left out: nobody here can read it."""
-    texts: list[str] = []
+def _answer(blocks: Sequence[JsonValue], where: str) -> dict[str, JsonValue]:
+    """Return the message of the model."""
+    parts: list[JsonValue] = []
     reasoning: list[str] = []
     calls: list[dict[str, JsonValue]] = []
     for at, block in enumerate(blocks):
         match block:
-            case TextBlock():
-                texts.append(block.text)
-            case ThinkingBlock():
-                reasoning.append(block.thinking or unseal(block.signature, f"{where}.content[{at}].signature"))
-            case ToolUseBlock():
-                function = {"name": block.name, "arguments": msgspec.json.encode(block.input).decode()}
-                calls.append({"id": block.id, "type": "function", "function": function})
-            case RedactedThinkingBlock():
+            case {"type": "thinking"}:
+                reasoning.append(_thought(block, f"{where}.content[{at}].signature"))
+            case {"type": "tool_use"}:
+                calls.append({name: value for name, value in block.items() if name != "cache_control"})
+            case None | {"type": "redacted_thinking"}:
                 pass
             case _:
-                raise _misplaced(block, f"{where}.content[{at}]", "the user")
-    message: dict[str, JsonValue] = {"role": "assistant", "content": _parts(texts) if any(texts) or not calls else None}
+                parts.append(block if (text := _text(block)) is None else text)
+    message: dict[str, JsonValue] = {"role": "assistant", "content": _parts(parts) if any(parts) or not calls else None}
     if any(reasoning):
         message["reasoning_content"] = "\n\n".join(filter(None, reasoning))
     return message | ({"tool_calls": calls} if calls else {})
 
 
-def _request(message: BlocksMessage, orders_documents: bool, where: str) -> Iterator[dict[str, JsonValue]]:
+def _thought(block: dict[str, JsonValue], where: str) -> str:
+    """Return the reasoning of a block: as it is, or sealed by this server. Raises RequestError for a damaged seal."""
+    text, sealed = block.get("thinking"), block.get("signature")
+    if isinstance(text, str) and text:
+        return text
+    return unseal(sealed, where) if isinstance(sealed, str) else texts_in(text)
+
+
+def _request(role: JsonValue, blocks: Sequence[JsonValue], orders_documents: bool) -> Iterator[dict[str, JsonValue]]:
     """Yield the messages of the user: a message for each result of a tool, and for the texts between them."""
-    texts: list[str | ImageBlock] = []
+    parts: list[JsonValue] = []
     documents: list[dict[str, str]] = []
 
     def spoken() -> Iterator[dict[str, JsonValue]]:
-        if texts or documents:
-            said: dict[str, JsonValue] = {"role": message.role, "content": _parts(texts)}
+        if parts or documents:
+            said: dict[str, JsonValue] = {"role": role, "content": _parts(parts)}
             yield said | ({"documents": documents.copy()} if documents else {})
-        texts.clear()
+        parts.clear()
         documents.clear()
 
-    for at, block in enumerate(message.content):
-        match block:
-            case TextBlock():
-                texts.append(block.text)
-            case ImageBlock():
-                texts.append(block)
-            case DocumentBlock() | SearchResultBlock() if orders_documents:
-                documents.append(block.document())
-            case DocumentBlock() | SearchResultBlock():
-                texts.append(_shown(block, f"{where}.content[{at}]"))
-            case ToolResultBlock():
-                yield from spoken()
-                result = _result(block, orders_documents, f"{where}.content[{at}]")
-                yield {"role": "tool", "tool_call_id": block.tool_use_id} | result
-            case _:
-                raise _misplaced(block, f"{where}.content[{at}]", "the model")
+    for block in blocks:
+        if isinstance(block, dict) and _kind(block) == "tool_result":
+            yield from spoken()
+            yield _result(block, orders_documents)
+        else:
+            _take(block, parts, documents if orders_documents else None)
     yield from spoken()
 
 
-def _result(block: ToolResultBlock, orders_documents: bool, where: str) -> dict[str, JsonValue]:
-    """Return the content of a tool's message, and its documents. Raises RequestError."""
-    content = [TextBlock(text=block.content)] if isinstance(block.content, str) else block.content
-    documents, texts = list[dict[str, str]](), list[str | ImageBlock]()
-    for at, one in enumerate(content):
-        if orders_documents and isinstance(one, DocumentBlock | SearchResultBlock):
-            documents.append(one.document())
-        else:
-            texts.append(_text(one, f"{where}.content[{at}]"))
-    if block.is_error:
-        first = texts[0] if texts and isinstance(texts[0], str) else ""
-        texts = [FAILED + first, *texts[bool(first) :]]
-    return {"content": _parts(texts)} | ({"documents": documents} if documents else {})
+def _result(block: dict[str, JsonValue], orders_documents: bool) -> dict[str, JsonValue]:
+    """Return the message of a tool, with its documents."""
+    content = block.get("content")
+    documents, parts = list[dict[str, str]](), list[JsonValue]()
+    for one in content if isinstance(content, list) else [content]:
+        _take(one, parts, documents if orders_documents else None)
+    if block.get("is_error") is True:
+        first = parts[0] if parts and isinstance(parts[0], str) else ""
+        parts = [FAILED + first, *parts[bool(first) :]]
+    message = {"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": _parts(parts)}
+    return message | ({"documents": documents} if documents else {})
 
 
-def _text(block: TextBlock | DocumentBlock | SearchResultBlock | ImageBlock, where: str) -> str | ImageBlock:
-    if isinstance(block, ImageBlock):
-        return block
-    return block.text if isinstance(block, TextBlock) else _shown(block, where)
+def _take(block: JsonValue, parts: list[JsonValue], documents: list[dict[str, str]] | None) -> None:
+    """Put a block among the parts of its message: a text, or as it is; or among the documents, if they are ordered."""
+    if block is None:
+        return
+    document = _document(block)
+    shown = None if document is None else _shown(document)
+    if shown is None:
+        parts.append(block if (text := _text(block)) is None else text)
+    elif documents is None:
+        parts.append(shown)
+    else:
+        assert document is not None
+        documents.append(document)
 
 
-def _shown(block: DocumentBlock | SearchResultBlock, where: str) -> str:
-    """Return a document as a text of its message, as documents stand in prompts. Raises RequestError."""
+def _text(block: JsonValue) -> str | None:
+    """Return the text of a block of text; None for another one."""
+    match block:
+        case str(text) | {"type": "text", "text": str(text)}:
+            return text
+    return None
+
+
+def _document(block: JsonValue) -> dict[str, str] | None:
+    """Return the document that a block is; None for one that is none, or is no text."""
+    match block:
+        case {"type": "document", "source": {"type": "text", "data": str(text)}}:
+            pass
+        case {"type": "document", "source": {"type": "content", "content": content}}:
+            text = _joined(content)
+        case {"type": "search_result", "content": content}:
+            text = _joined(content)
+        case _:
+            return None
+    title, context, source = (block.get(name) for name in ("title", "context", "source"))
+    text = f"{context}\n\n{text}" if isinstance(context, str) else text
+    made = {"text": text, "title": title if isinstance(title, str) else ""}
+    return made | ({"id": source} if isinstance(source, str) else {})
+
+
+def _joined(content: JsonValue) -> str:
+    parts = content if isinstance(content, list) else [content]
+    return "\n".join(text for part in parts if (text := read_part(part).text))
+
+
+def _shown(document: dict[str, str]) -> str | None:
+    """Return a document as a text of its message, as documents stand in prompts; None for one without a text."""
     try:
-        return document_text(Document.parse(block.document(), where))
+        return document_text(Document.parse(document))
+    except DocumentError:
+        return None
+
+
+def _parsed(document: dict[str, str], where: str) -> None:
+    """Raise RequestError for a document that cannot be used."""
+    try:
+        Document.parse(document, where)
     except DocumentError as error:
         raise RequestError(str(error), param=error.where) from None
 
 
-def _parts(texts: Sequence[str | ImageBlock]) -> JsonValue:
-    """Return texts and images as a content: one text as it is, all else as parts."""
-    if not texts or (len(texts) == 1 and isinstance(texts[0], str)):
-        return texts[0] if texts else ""
-    return [{"type": "text", "text": text} if isinstance(text, str) else {"type": "image"} for text in texts]
-
-
-def _joined(content: str | Sequence[TextBlock]) -> str:
-    return content if isinstance(content, str) else "\n".join(block.text for block in content)
-
-
-def _document(text: str, title: str | None) -> dict[str, str]:
-    return {"text": text, "title": title or ""}
-
-
-def _misplaced(block: object, where: str, author: str) -> RequestError:
-    kind = type(block).__struct_config__.tag if isinstance(block, Struct) else "a block"
-    return RequestError(f"{where}.type is {kind}: only {author} writes such blocks", param=f"{where}.type")
-
-
-HOSTED = re.compile("[a-z0-9_]+_20[0-9]{6}")
-TOOL_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+def _parts(parts: Sequence[JsonValue]) -> JsonValue:
+    """Return texts and other parts as a content: one text as it is, all else as parts."""
+    if not parts or (len(parts) == 1 and isinstance(parts[0], str)):
+        return parts[0] if parts else ""
+    return [{"type": "text", "text": part} if isinstance(part, str) else part for part in parts]
 
 
 class ThinkingConfig(Struct, frozen=True):
@@ -328,43 +290,24 @@ class ClientTool(Struct, frozen=True, kw_only=True):
     strict: bool | None = None
     cache_control: CacheControl | None = None
 
-    @property
-    def is_hosted(self) -> bool:
-        """Whether it is a tool that Anthropic runs, or that only its models were trained for: those have a date."""
-        return self.type is not None and HOSTED.fullmatch(self.type) is not None
-
     def for_chat(self, where: str) -> dict[str, JsonValue]:
-        """Return the tool as a chat has it. Raises RequestError."""
-        if self.type not in (None, "custom"):
-            raise RequestError(f"{where}.type is {self.type[:80]!r}: expected custom, with a schema", param=f"{where}.type")
+        """Return the tool as a chat has it; without a schema, one that another server runs. Raises RequestError."""
         if self.input_schema is None:
-            raise RequestError(f"{where}.input_schema: expected a JSON schema", param=f"{where}.input_schema")
+            if self.type in (None, "custom"):
+                raise RequestError(f"{where}.input_schema: expected a JSON schema", param=f"{where}.input_schema")
+            return {"type": self.type}
         given = {"name": self.name, "description": self.description, "parameters": self.input_schema, "strict": self.strict}
         mark = {} if self.cache_control is None else {"cache_control": msgspec.to_builtins(self.cache_control)}
         return {"type": "function", "function": {name: value for name, value in given.items() if value is not None}} | mark
-
-
-class ToolChoice(Struct, frozen=True):
-    type: Literal["auto", "any", "tool", "none"]
-    name: str | None = None
-    disable_parallel_tool_use: bool = False
-
-    def for_chat(self) -> JsonValue:
-        """Return the choice as a chat has it. Raises RequestError."""
-        if self.type != "tool":
-            return TOOL_CHOICES[self.type]
-        if self.name is None:
-            raise RequestError("tool_choice.name: expected the name of a tool", param="tool_choice.name")
-        return {"type": "function", "function": {"name": self.name}}
 
 
 class MessagesCountRequest(ChatFields, frozen=True, kw_only=True):
     """`POST /v1/messages/count_tokens`: the fields that make the prompt."""
 
     messages: list[BlocksMessage]
-    system: str | list[TextBlock] = ""
+    system: str | list[JsonValue] = ""
     tools: list[ClientTool] | None = None
-    tool_choice: ToolChoice | None = None
+    tool_choice: str | dict[str, JsonValue] | None = None
     thinking: ThinkingConfig | None = None
     output_config: OutputConfig | None = None
     cache_control: CacheControl | None = None
@@ -389,8 +332,6 @@ class MessagesCountRequest(ChatFields, frozen=True, kw_only=True):
         edits = (self.context_management or {}).get("edits") or []
         if not isinstance(edits, list) or not all(map(_is_about_reasoning, edits)):
             yield "context_management has no effect: only reasoning is left out of a prompt, as the chat template has it"
-        if hosted := sorted({str(tool.type) for tool in self.tools or () if tool.is_hosted}):
-            yield f"tools: {', '.join(hosted)} left out: this server runs no tools, and the model was told nothing of them"
 
     def chat(self) -> ChatRequest:
         """Return the chat. Raises RequestError."""
@@ -414,9 +355,9 @@ class MessagesCountRequest(ChatFields, frozen=True, kw_only=True):
             messages=[*system, *messages],
             echo=False,
             cache_control=msgspec.to_builtins(self.cache_control),
-            tools=[tool.for_chat(f"tools[{at}]") for at, tool in enumerate(self.tools or ()) if not tool.is_hosted] or None,
-            tool_choice=self.tool_choice.for_chat() if self.tool_choice else None,
-            parallel_tool_calls=False if self.tool_choice and self.tool_choice.disable_parallel_tool_use else None,
+            tools=[tool.for_chat(f"tools[{at}]") for at, tool in enumerate(self.tools or ())] or None,
+            tool_choice=self.tool_choice,
+            parallel_tool_calls=False if self._calls_one else None,
             reasoning_effort=self.output_config.effort if self.output_config else None,
             thinking_budget_tokens=self.thinking.budget_tokens if self.thinks and self.thinking else None,
         )
@@ -429,6 +370,10 @@ class MessagesCountRequest(ChatFields, frozen=True, kw_only=True):
     @property
     def shows_reasoning(self) -> bool:
         return self.thinking is None or self.thinking.display != "omitted"
+
+    @property
+    def _calls_one(self) -> bool:
+        return isinstance(self.tool_choice, dict) and self.tool_choice.get("disable_parallel_tool_use") is True
 
     @property
     def _orders_documents(self) -> bool:

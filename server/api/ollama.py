@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import re
 import reprlib
-from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -21,8 +20,8 @@ from starlette.responses import PlainTextResponse, Response
 from ...models.model import Model
 from ...models.model_files import files_of, stamp
 from ..chat.body import ChatFields, ChatRequest, Count, Effort, OllamaOptions, Options, TextRequest
-from ..chat.content import unsupported
 from ..chat.decode import WHOLE
+from ..chat.parts import unsupported
 from ..chat.sampling_fields import JsonValue
 from ..config.settings import VERSION
 from ..engine.generation import Delta, End, PromptProgress
@@ -45,82 +44,68 @@ KeepAlive = float | str
 # ---- Bodies -------------------------------------------------------------------------------------------------------------
 
 
-class CalledFunction(Struct, frozen=True):
-    name: str
-    arguments: dict[str, JsonValue] | str = {}
-
-
-class OllamaCall(Struct, frozen=True):
-    """A tool call in a history. Its arguments are an object."""
-
-    function: CalledFunction
-    id: str | None = None
-
-    def for_chat(self, id: str) -> dict[str, JsonValue]:
-        """Return the call as a chat has it. id: where it has none."""
-        arguments = self.function.arguments
-        text = arguments if isinstance(arguments, str) else msgspec.json.encode(arguments).decode()
-        return {"id": self.id or id, "type": "function", "function": {"name": self.function.name, "arguments": text}}
-
-
 class OllamaMessage(Struct, frozen=True):
-    """A message. tool_name: whose result it is. images: refused in the last message, else as in a chat."""
+    """A message. tool_name, name: whose result it is. images: refused in the last message, else as in a chat.
 
-    role: str
-    content: str | list[JsonValue] | None = ""
-    thinking: str | None = None
-    images: list[JsonValue] | None = None
-    tool_calls: list[OllamaCall] | None = None
-    tool_name: str | None = None
-    tool_call_id: str | None = None
+    What is no message of Ollama's is left to `content.take`.
+    """
+
+    role: JsonValue = None
+    content: JsonValue = ""
+    thinking: JsonValue = None
+    images: JsonValue = None
+    tool_calls: JsonValue = None
+    tool_name: JsonValue = None
+    name: JsonValue = None
+    tool_call_id: JsonValue = None
     documents: list[JsonValue] | None = None
-
-
-class OpenCalls:
-    """The calls of a message that have no result yet."""
-
-    def __init__(self, calls: Sequence[dict[str, JsonValue]] = ()) -> None:
-        self._names: dict[str, str] = {call["id"]: call["function"]["name"] for call in calls}
-        self._waiting: dict[str | None, deque[str]] = {None: deque(self._names)}  # ids by the tool's name; None: of all
-        for id, name in self._names.items():
-            self._waiting.setdefault(name, deque()).append(id)
-
-    def answered(self, message: OllamaMessage) -> dict[str, JsonValue]:
-        """Take out the call that a tool's message answers: the one that it names, else the first that waits for the tool."""
-        waiting = self._waiting.get(message.tool_name, deque())
-        while waiting and waiting[0] not in self._names:  # it was answered under another name
-            waiting.popleft()
-        id = message.tool_call_id or (waiting[0] if waiting else None)
-        name = message.tool_name or self._names.get(id or "")
-        self._names.pop(id or "", None)
-        return {field: value for field, value in (("tool_call_id", id), ("name", name)) if value}
 
 
 def messages_of(said: Sequence[OllamaMessage]) -> ChatMessages:
     """Return the messages of a chat. Raises RequestError for an image that the question may be about."""
     messages: ChatMessages = []
-    calls = OpenCalls()
+    names: dict[str, JsonValue] = {}  # of the functions that were called, by the ids of the calls
     for at, message in enumerate(said):
         made: dict[str, JsonValue] = {"role": message.role, "content": message.content}
         if message.images:
             if at == len(said) - 1 and message.role == "user":
                 raise RequestError(f"messages[{at}].images: {unsupported('image')}", param=f"messages[{at}].images")
+            images = message.images if isinstance(message.images, list) else [message.images]
             content = message.content or ""
-            parts = content if isinstance(content, list) else [{"type": "text", "text": content}]
-            made["content"] = [*parts, *({"type": "image"} for _ in message.images)]
+            parts = content if isinstance(content, list) else [content]
+            made["content"] = [*parts, *({"type": "image"} for _ in images)]
         if message.thinking:
             made["reasoning_content"] = message.thinking
         if message.tool_calls:
-            # Ids of 9 letters and digits, as Mistral's templates demand.
-            called = [call.for_chat(f"call{at:03}{number:02}") for number, call in enumerate(message.tool_calls)]
-            made |= {"content": message.content or None, "tool_calls": called}
-            calls = OpenCalls(called)
+            calls = message.tool_calls if isinstance(message.tool_calls, list) else [message.tool_calls]
+            made |= {"content": message.content or None, "tool_calls": list(map(_call, calls))}
+            names |= _names(calls)
         if message.role == "tool":
-            made |= calls.answered(message)
+            id = message.tool_call_id
+            name = message.tool_name or message.name or (names.get(id) if isinstance(id, str) else None)
+            made |= {field: value for field, value in (("tool_call_id", id), ("name", name)) if value}
         if message.documents is not None:
             made["documents"] = message.documents
         messages.append(made)
     return messages
+
+
+def _call(call: JsonValue) -> JsonValue:
+    """Return a call of Ollama's, whose arguments are an object, as a chat has it; all else as it is."""
+    match call:
+        case {"function": {"arguments": dict(arguments)} as function}:
+            text = msgspec.json.encode(arguments).decode()
+            return {"id": call.get("id"), "type": "function", "function": function | {"arguments": text}}
+    return call
+
+
+def _names(calls: Sequence[JsonValue]) -> dict[str, JsonValue]:
+    found: dict[str, JsonValue] = {}
+    for call in calls:
+        match call:
+            case {"id": str(id), "function": {"name": name}}:
+                found[id] = name
+    return found
 
 
 class OllamaFields(ChatFields, frozen=True, kw_only=True):

@@ -34,6 +34,7 @@ from .chat_prompt import ChatPrompt, DocumentSet, Fixed, SeparatePrompt
 from .content import Breakpoints
 from .conversations import ConversationRef
 from .history import ChatHistory, History, HistoryMessage, Prefilled, continue_history, continues_answer
+from .parts import ROLES
 from .prompt_length import PromptLength
 from .text_prompt import Infill, TextTokens, split_prompts
 from .tokens import AnswerMemory, Sampled, Shown, TokenCache, answer_key, place_answers
@@ -44,8 +45,6 @@ from .volatile import ChangedText, VolatileText
 
 # ---- The documents that the messages of a request bring. ----------------------------------------------------------------
 
-ROLES = ("system", "developer", "user", "assistant", "tool", "function")
-
 
 def parse_documents_of(request: ChatRequest, auto: bool = False) -> dict[int, tuple[Document, ...]]:
     """Return the documents of each message with a `documents` field; check the messages, too. Raises RequestError.
@@ -55,7 +54,7 @@ def parse_documents_of(request: ChatRequest, auto: bool = False) -> dict[int, tu
     if not request.messages:
         raise RequestError("messages is empty: expected at least one", param="messages")
     for at, message in enumerate(request.messages):
-        _check(message, f"messages[{at}]")
+        _check(message, f"messages[{at}]", is_last=at == len(request.messages) - 1)
     _check_arguments(request.messages)
     try:
         return find_documents(request.messages, request.documents, takes_results=auto)
@@ -72,17 +71,15 @@ def check_attention(request: ChatRequest, *, separates: bool) -> None:
         raise RequestError(wrong, param="document_order")
 
 
-def _check(message: Message, where: str) -> None:
+def _check(message: Message, where: str, is_last: bool) -> None:
     role = message.get("role")
     if role not in ROLES:
         expected, got = ", ".join(ROLES), reprlib.repr(role)
         raise RequestError(f"{where}.role is {got}: expected one of {expected}", param=f"{where}.role")
     if not isinstance(message.get("content"), str | list | None):
         raise RequestError(f"{where}.content: expected a text or a list of parts", param=f"{where}.content")
-    if "content" in message or (role == "assistant" and "tool_calls" in message):
-        return
-    expected = "content or tool_calls" if role == "assistant" else "content"
-    raise RequestError(f"{where} has no {expected}", param=f"{where}.content")
+    if is_last and "content" not in message and role in ("system", "developer", "user"):
+        raise RequestError(f"{where} has no content", param=f"{where}.content")
 
 
 def _check_arguments(messages: Sequence[Message]) -> None:
@@ -288,7 +285,7 @@ class PromptBuilder:
         """
         check_attention(request, separates=self.separates(request))
         remembered, kind = (ref.entries, ref.kind) if ref else ((), "whole")
-        given = parse_documents_of(request, auto=self._takes_tool_documents(request))
+        given = parse_documents_of(request, auto=self.takes_tool_documents(request))
         history = continue_history(request.messages, given, remembered, kind)
         try:
             return self._chat(history, request, open_turn, {at + history.shift: pin for at, pin in breakpoints.items()})
@@ -306,7 +303,7 @@ class PromptBuilder:
         known = list(itertools.takewhile(lambda part: not isinstance(part, Fixed) or part.label != next_turn, parts))
         return self._fitting(known, request) if len(known) < len(parts) else None
 
-    def _takes_tool_documents(self, request: ChatRequest) -> bool:
+    def takes_tool_documents(self, request: ChatRequest) -> bool:
         return (request.tool_documents or self._settings.tool_documents) == "auto"
 
     def _chat(
@@ -319,7 +316,7 @@ class PromptBuilder:
         numbers = {at: len(entry.keys) for at, entry in enumerate(history.kept)}
         numbers |= {at: len(given) for at, given in history.documents.items()}
         messages, repeated = make_places(history.messages, numbers), {}
-        if self._takes_tool_documents(request):
+        if self.takes_tool_documents(request):
             messages, repeated = rewrite_results(messages)
         messages, moved = self._settled(messages, request)
         use = read_tools(request)

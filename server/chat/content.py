@@ -4,24 +4,39 @@ from __future__ import annotations
 
 import json
 import re
+import reprlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from ...ordering.document import TOOLS, documents_in
 from ..http.api_errors import RequestError
 from .body import ChatRequest
+from .parts import (
+    MOST_KINDS,
+    OTHER,
+    REASONING,
+    ROLES,
+    CallPairs,
+    counted,
+    json_text,
+    kind_name,
+    read_call,
+    read_part,
+    texts_in,
+)
+from .parts import UNREADABLE as UNREADABLE
+from .parts import unsupported as unsupported
 from .sampling_fields import JsonValue
 from .volatile import INSTRUCTIONS
 
-UNREADABLE: Mapping[str, str] = {
-    "image_url": "image", "input_image": "image", "image": "image", "input_audio": "audio", "audio_url": "audio",
-    "video_url": "video", "input_video": "video", "file": "file", "input_file": "file",
-}  # fmt: skip
-"""Parts of a content that are no text, and what they are."""
 MARKS = frozenset({"cache_control", "prompt_cache_breakpoint"})
 """Fields that mark how far a prompt may be cached. They are no part of it: a client moves them from turn to turn."""
 NOT_SHOWN = "messages: parts that are no text are not shown to the model, a line of text stands for each"
+LEFT_OUT = "messages: parts that cannot be read were left out"
+AS_USER = "messages: roles that are not known count as a user's"
+NOT_RUN = "tools: {} left out: this server runs no tools, and the model was told nothing of them"
 ON = "call_{}"  # the id of a call of the old form, by its message
 TTL = re.compile("([0-9]{1,6})([smhd])")
 SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
@@ -32,14 +47,16 @@ Breakpoints = Mapping[int, float]
 """By the index of a message: how many seconds the prompt up to its end is pinned; 0: not at all."""
 
 
-def take(request: ChatRequest) -> tuple[ChatRequest, Breakpoints, tuple[str, ...]]:
+def take(request: ChatRequest, takes_documents: bool = False) -> tuple[ChatRequest, Breakpoints, tuple[str, ...]]:
     """Return a chat in this server's words, its breakpoints, and a warning for what the model is not shown.
 
-    An image in the last message, if that is a user's, is refused, since the question may be about it. Elsewhere a line of
-    text stands for it: a thread that once had an image must go on. A breakpoint counts at the end of its message, that of a
-    tool at the end of the instructions, that of the request at the end of the last message. Raises RequestError.
+    A part of the last message that cannot be read is refused, if that is a user's, since the question may be about it.
+    Elsewhere a line of text stands for it, or nothing: a thread that once had one must go on. takes_documents: a result that
+    is a list of documents stays one. A breakpoint counts at the end of its message, that of a tool at the end of the
+    instructions, that of the request at the end of the last message. Raises RequestError.
     """
-    taken = _Taken(request)
+    request, hosted = _without_hosted(request)
+    taken = _Taken(request, takes_documents)
     changed: Fields = {}
     if taken.messages != request.messages:
         changed["messages"] = taken.messages
@@ -58,27 +75,29 @@ def take(request: ChatRequest) -> tuple[ChatRequest, Breakpoints, tuple[str, ...
         changed["cache_prompt"] = True
     if request.cache_control is not None or _lives(request.prompt_cache_options):
         taken.mark(len(request.messages) - 1, request.cache_control)
-    return msgspec.structs.replace(request, **changed) if changed else request, taken.breakpoints, taken.warnings()
+    warnings = (*taken.warnings(), *([NOT_RUN.format(hosted)] if hosted else []))
+    return msgspec.structs.replace(request, **changed) if changed else request, taken.breakpoints, warnings
 
 
 class _Taken:
-    """The messages of a chat as they are taken. left_out: by kind, the parts that are no text. is_marked: any has a mark.
+    """The messages of a chat as they are taken. is_marked: any has a mark.
 
-    unconstrained: the tools whose free text should fit a grammar.
+    not_shown, left_out: by kind, the parts for which a line stands, and nothing. unconstrained: the tools whose free text
+    should fit a grammar.
     """
 
-    def __init__(self, request: ChatRequest) -> None:
+    def __init__(self, request: ChatRequest, takes_documents: bool) -> None:
         self.unconstrained: list[str] = []
-        self.left_out, self.is_marked, self.breakpoints = Counter[str](), False, dict[int, float]()
+        self.not_shown, self.left_out, self.roles = Counter[str](), Counter[str](), Counter[str]()
+        self.is_marked, self.breakpoints = False, dict[int, float]()
         self._ttl = (request.prompt_cache_options or {}).get("ttl")
-        self._last = len(request.messages) - 1
+        self._last, self._takes_documents = len(request.messages) - 1, takes_documents
+        self._pairs = CallPairs()
         self.messages = [self._message(message, at) for at, message in enumerate(request.messages)]
 
     def warnings(self) -> tuple[str, ...]:
-        said: list[str] = []
-        if self.left_out:
-            counted = ", ".join(f"{kind} ({number})" for kind, number in self.left_out.items())
-            said.append(f"{NOT_SHOWN}: {counted}")
+        kinds = ((NOT_SHOWN, self.not_shown), (LEFT_OUT, self.left_out), (AS_USER, self.roles))
+        said = [f"{text}: {counted(kind)}" for text, kind in kinds if kind]
         if self.unconstrained:
             said.append(UNCONSTRAINED.format(", ".join(self.unconstrained)))
         return tuple(said)
@@ -102,25 +121,24 @@ class _Taken:
 
     def mark_of(self, at: int, marked: Fields) -> None:
         """Note the breakpoints of a part, a message or a tool."""
-        for control in (marked[name] for name in MARKS & marked.keys()):
+        for control in (marked[name] for name in MARKS & marked.keys() if marked[name] is not None):
             self.is_marked = True
             self.mark(at, control)
 
     def _message(self, message: Fields, at: int) -> Fields:
         changed: Fields = {}
+        role = message.get("role")
+        if role not in ROLES and at != self._last:
+            self.roles[kind_name(role) if isinstance(role, str) else OTHER] += 1
+            role = changed["role"] = "user"
         content = message.get("content")
-        if isinstance(content, list):
-            is_question = at == self._last and message.get("role") == "user"
-            where = f"messages[{at}].content"
-            parts = [self._part(part, at, f"{where}[{i}].type", is_question) for i, part in enumerate(content)]
-            if parts != content:
-                changed["content"] = parts
+        if content is not None and not isinstance(content, str):
+            changed |= self._content(message, str(role), at)
         if content is None and isinstance(message.get("refusal"), str):
             changed["content"] = message["refusal"]
-        if isinstance(call := message.get("function_call"), dict) and not message.get("tool_calls"):
-            changed["tool_calls"] = [{"id": ON.format(at), "type": "function", "function": call}]
-        if isinstance(calls := message.get("tool_calls"), list) and any(map(_custom_of, calls)):
-            changed["tool_calls"] = list(map(_function_call, calls))
+        if not isinstance(reasoning := message.get("reasoning_content"), str | None):
+            changed["reasoning_content"] = texts_in(reasoning)
+        changed |= self._calls(message, changed.pop("tool_calls", ()), at)
         if message.get("role") == "function":
             changed |= {"role": "tool", "tool_call_id": ON.format(at - 1)}
         if not MARKS.isdisjoint(message):
@@ -128,23 +146,83 @@ class _Taken:
             message = _without_marks(message)
         if changed:
             message = {name: value for name, value in message.items() if name not in ("refusal", "function_call")} | changed
-        return message
+        if None in message.values():
+            message = {name: value for name, value in message.items() if value is not None or name == "content"}
+        return self._pairs.answer(message) if role in TOOLS else message
 
-    def _part(self, part: JsonValue, at: int, where: str, is_question: bool) -> JsonValue:
-        if not isinstance(part, dict):
+    def _calls(self, message: Fields, more: Sequence[Fields], at: int) -> Fields:
+        """Return the calls of a message as its field, if that changes. more: those that are parts of its content."""
+        given = message.get("tool_calls")
+        if isinstance(old := message.get("function_call"), dict) and not given:
+            given = [{"id": ON.format(at), "type": "function", "function": old}]
+        if not given and not more:
+            return {}
+        listed = [call for call in given if call is not None] if isinstance(given, list) else [given] if given else []
+        calls = [call for one in listed for call in self._call(one)]
+        calls = self._pairs.call(calls or more, at) if calls or more else []
+        return {} if calls == message.get("tool_calls") else {"tool_calls": calls or None}
+
+    def _content(self, message: Fields, role: str, at: int) -> Fields:
+        """Return a content that is no text as one, or as parts that are texts, with the calls and the reasoning in it."""
+        content, is_result, is_question = message["content"], role in TOOLS, at == self._last and role == "user"
+        if not isinstance(content, list):
+            if is_question:
+                return {}  # which is refused
+            if not isinstance(content, dict):
+                return {"content": json_text(content)}
+            content = [content]
+        if is_result and self._takes_documents and documents_in(message, f"messages[{at}].content"):
+            return {}
+        reasoning: list[str] = []
+        calls: list[Fields] = []
+        parts: list[JsonValue] = []
+        for i, part in enumerate(content):
+            part = self._unmarked(part, at)
+            kind = part.get("type") if isinstance(part, dict) else None
+            if role == "assistant" and kind == "tool_use":
+                calls += self._call(part)
+            elif role == "assistant" and isinstance(kind, str) and kind in REASONING:
+                reasoning.append(texts_in(part))
+            elif is_result and _is_data(part):
+                parts.append({"type": "text", "text": json_text(part)})
+            else:
+                parts += self._part(part, f"messages[{at}].content[{i}].type", is_question)
+        changed: Fields = {"content": parts} if parts != message["content"] else {}
+        if any(reasoning) and not message.get("reasoning_content"):
+            changed["reasoning_content"] = "\n\n".join(filter(None, reasoning))
+        return changed | ({"tool_calls": calls} if calls else {})
+
+    def _call(self, call: JsonValue) -> list[Fields]:
+        """Return a call as a chat has it, if it names a function."""
+        read = read_call(_function_call(call))
+        if read is None:
+            self.left_out["tool_calls"] += 1
+        return [read] if read is not None else []
+
+    def _unmarked(self, part: JsonValue, at: int) -> JsonValue:
+        if not isinstance(part, dict) or MARKS.isdisjoint(part):
             return part
-        if not MARKS.isdisjoint(part):
-            self.mark_of(at, part)
-            part = _without_marks(part)
-        kind = part.get("type")
-        if kind == "refusal" and isinstance(part.get("refusal"), str):
-            return {"type": "text", "text": part["refusal"]}
-        if not isinstance(kind, str) or kind not in UNREADABLE:
-            return part
-        if is_question:
-            raise RequestError(f"{where} is {kind}: {unsupported(kind)}", param=where)
-        self.left_out[UNREADABLE[kind]] += 1
-        return {"type": "text", "text": stand_in(kind)}
+        self.mark_of(at, part)
+        return _without_marks(part)
+
+    def _part(self, part: JsonValue, where: str, is_question: bool) -> list[JsonValue]:
+        """Return what stands for a part: a part that is a text, or none."""
+        if isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str):
+            return [part]
+        read = read_part(part)
+        if read.kind and is_question:
+            kind = part["type"] if isinstance(part, dict) and isinstance(part.get("type"), str) else OTHER
+            raise RequestError(f"{where} is {reprlib.repr(kind)}: {unsupported(kind)}", param=where)
+        if read.kind:
+            (self.not_shown if read.text else self.left_out)[read.kind] += 1
+        return [{"type": "text", "text": read.text}] if read.text else []
+
+
+def _is_data(part: JsonValue) -> bool:
+    """Whether a part of a result is a value that a tool returned, and no part that says what it is."""
+    if isinstance(part, dict):
+        return not isinstance(part.get("type"), str) and part.keys() != {"text"}
+    return part is not None and not isinstance(part, str)
 
 
 def seconds_of(ttl: JsonValue) -> float:
@@ -156,16 +234,6 @@ def seconds_of(ttl: JsonValue) -> float:
 def _lives(options: dict[str, JsonValue] | None) -> bool:
     """Whether the end of the prompt is a breakpoint with a time, as it is where a request says nothing else."""
     return bool(options) and options.get("mode") != "explicit" and seconds_of(options.get("ttl")) > 0
-
-
-def unsupported(kind: str) -> str:
-    """Return why a part of this kind is refused."""
-    return f"{UNREADABLE[kind]} input is not supported: this server reads and writes text only"
-
-
-def stand_in(kind: str) -> str:
-    """Return the line of text that stands for a part of this kind."""
-    return f"[{UNREADABLE[kind]}: not shown, since this model reads text only]"
 
 
 # ---- Tools whose calls are a free text: for the model, functions with one text among their arguments. --------------------
@@ -216,6 +284,27 @@ def _function_choice(choice: JsonValue) -> JsonValue:
         case {"type": "allowed_tools", "allowed_tools": {"tools": [*tools]} as allowed}:
             return choice | {"allowed_tools": allowed | {"tools": list(map(_function_choice, tools))}}
     return choice
+
+
+def _without_hosted(request: ChatRequest) -> tuple[ChatRequest, str]:
+    """Return a chat without the tools that only another server runs, and what they are."""
+    hosted = [str(tool["type"]) for tool in request.tools or () if _is_hosted(tool)]
+    if not hosted:
+        return request, ""
+    choice = request.tool_choice
+    match choice:
+        case {"type": "allowed_tools", "allowed_tools": {"tools": [*allowed]} as given}:
+            choice = choice | {"allowed_tools": given | {"tools": [tool for tool in allowed if not _is_hosted(tool)]}}
+    tools = [tool for tool in request.tools or () if not _is_hosted(tool)]
+    kinds = list(dict.fromkeys(map(kind_name, hosted)))
+    return msgspec.structs.replace(request, tools=tools or None, tool_choice=choice), ", ".join(kinds[:MOST_KINDS])
+
+
+def _is_hosted(tool: JsonValue) -> bool:
+    """Whether a tool is one that another server runs: neither a function nor a tool with free text."""
+    kind = tool.get("type") if isinstance(tool, dict) else None
+    own = ("function", "custom")
+    return isinstance(kind, str) and kind not in own and not any(isinstance(tool.get(name), dict) for name in own)
 
 
 def _of_functions(request: ChatRequest) -> Fields:

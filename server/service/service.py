@@ -90,7 +90,7 @@ class Service:
         """
         wake(self.engine.sleep)
         asked.check()
-        asked, breakpoints, warnings = take(asked)
+        asked, breakpoints, warnings = take(asked, self.builder.takes_tool_documents(asked))
         if asked.volatile == "move" and not asked.is_named:
             warnings += (NAMELESS,)
         if self.builder.separates(asked):

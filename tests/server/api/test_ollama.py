@@ -6,7 +6,9 @@ from datetime import UTC, datetime
 import jsonschema
 import numpy as np
 import pytest
-from slotcache.server.api.ollama import CalledFunction, OllamaCall, OllamaMessage, messages_of, seconds_of
+from slotcache.server.api.ollama import OllamaMessage, messages_of, seconds_of
+from slotcache.server.chat.body import ChatRequest
+from slotcache.server.chat.content import take
 from slotcache.server.http.api_errors import RequestError
 from support.encoders import bert
 from support.on_device import ROUNDING, loads_two
@@ -201,7 +203,7 @@ def test_a_history_with_calls_is_the_prompt_of_openai_s(server):
 
 
 def test_results_belong_to_calls_by_name_and_order():
-    calls = [OllamaCall(CalledFunction(name)) for name in ("look", "find", "look", "find")]
+    calls = [{"function": {"name": name, "arguments": {}}} for name in ("look", "find", "look", "find")]
     results = [
         OllamaMessage("tool", "1", tool_name="find"),
         OllamaMessage("tool", "2"),
@@ -210,15 +212,16 @@ def test_results_belong_to_calls_by_name_and_order():
         OllamaMessage("tool", "5"),
         OllamaMessage("tool", "6"),
     ]
-    _, *shown = messages_of([OllamaMessage("assistant", tool_calls=calls), *results])
+    said = messages_of([OllamaMessage("assistant", tool_calls=calls), *results])
+    _, *shown = take(ChatRequest(messages=said))[0].messages
     assert [one.get("tool_call_id") for one in shown] == ["call00001", "call00000", "call00002", None, "call00003", None]
 
 
 def test_many_results_that_no_call_waits_for():
     """Each was looked for among all calls."""
-    calls = [OllamaCall(CalledFunction("a"))] * 50_000
+    calls = [{"function": {"name": "a"}}] * 50_000
     said = [OllamaMessage("assistant", tool_calls=calls), *[OllamaMessage("tool", "", tool_name="b")] * 50_000]
-    assert len(messages_of(said)) == 50_001
+    assert len(take(ChatRequest(messages=messages_of(said)))[0].messages) == 50_001
 
 
 def test_an_answer_that_has_begun_goes_on(server):
@@ -273,7 +276,7 @@ REFUSED = [
     ("/api/chat", {"keep_alive": "soon"}, "keep_alive is 'soon': expected seconds"),
     ("/api/chat", {"messages": [], "keep_alive": "soon"}, "keep_alive is 'soon': expected seconds"),
     ("/api/chat", {"options": {"top_k": "many"}}, "options.top_k: Expected `int"),
-    ("/api/chat", {"messages": [{"content": "?"}]}, "messages[0]: Object missing required field `role`"),
+    ("/api/chat", {"messages": [{"content": "?"}]}, "messages[0].role is None"),
     ("/api/chat", {"messages": [{"role": "king", "content": "?"}]}, "messages[0].role is 'king'"),
     ("/api/chat", {"model": ""}, "model is required"),
     ("/api/chat", {"n": 2}, "there is one answer"),

@@ -131,9 +131,9 @@ def test_what_cannot_go_on_is_refused(server, messages, fields, param):
     assert refused(server, *messages, **fields)["param"] == param
 
 
-@pytest.mark.parametrize("message", [{"role": "user"}, {"role": "system"}, {"role": "tool"}, {"role": "assistant"}])
-def test_a_message_that_says_nothing_is_refused(server, message):
-    assert refused(server, message, USER)["param"] == "messages[0].content"
+@pytest.mark.parametrize("message", [{"role": "user"}, {"role": "system"}, {"role": "developer"}])
+def test_a_question_that_says_nothing_is_refused(server, message):
+    assert refused(server, USER, message)["param"] == "messages[1].content"
 
 
 def test_nothing_as_content_is_an_empty_text(server):

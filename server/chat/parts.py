@@ -1,0 +1,199 @@
+"""Parts of messages, whatever server wrote them: the text that stands for each, calls, and the results that belong to them.
+
+A thread that began elsewhere has parts that this server does not know, and goes on. What becomes of a part depends on that
+part alone, so that it is the same in each turn.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from .sampling_fields import JsonValue
+
+Fields = dict[str, JsonValue]
+
+ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+UNREADABLE: Mapping[str, str] = {
+    "image_url": "image", "input_image": "image", "image": "image", "input_audio": "audio", "audio_url": "audio",
+    "video_url": "video", "input_video": "video", "file": "file", "input_file": "file", "document": "file",
+}  # fmt: skip
+"""Parts of a content that are no text, and what they are."""
+TEXTS = {
+    "text": "text", "input_text": "text", "output_text": "text", "summary_text": "text", "refusal": "refusal",
+    "compaction": "content",
+}  # fmt: skip
+"""Parts that are a text, and the field that has it."""
+REASONING = frozenset({"thinking", "reasoning", "reasoning_content", "reasoning_text"})
+SILENT = frozenset({"redacted_thinking"})  # only the server that wrote it can read it
+SHOWN = frozenset({
+    "name", "tool_name", "title", "filename", "description", "url", "uri", "query", "text", "thinking", "reasoning",
+    "summary", "content", "output", "result", "stdout", "stderr", "lines", "message", "error_code",
+})  # fmt: skip
+"""Fields of a part of another server whose texts a model could have read. All others are ids, numbers, or sealed."""
+WRITTEN = frozenset({"input", "arguments", "action"})  # fields that a model wrote: they are shown as JSON
+MOST_SHOWN = 8192  # characters of a part of another server
+MOST_LEVELS = 16  # of a part, within which texts are looked for
+MOST_KINDS = 8  # that a warning names
+OTHER = "other"  # the kind of a part without a name
+NAME = re.compile(r"[\w.:-]{1,64}", re.ASCII)
+
+
+def unsupported(kind: str) -> str:
+    """Return why a part of this kind is refused."""
+    if kind not in UNREADABLE:
+        return "this server cannot read it: expected text"
+    return f"{UNREADABLE[kind]} input is not supported: this server reads and writes text only"
+
+
+def stand_in(kind: str) -> str:
+    """Return the line of text that stands for a part of this kind."""
+    return f"[{UNREADABLE[kind]}: not shown, since this model reads text only]"
+
+
+@dataclass(frozen=True, slots=True)
+class ReadPart:
+    """What stands for a part. text: empty for nothing. kind: as warnings count it; empty for a part that is a text."""
+
+    text: str
+    kind: str = ""
+
+
+def read_part(part: JsonValue) -> ReadPart:
+    """Return what stands for a part: its text; of another server's part `[kind: texts in it]`, if there are any."""
+    if part is None or isinstance(part, str):
+        return ReadPart(part or "")
+    if not isinstance(part, dict):
+        return ReadPart("", OTHER)
+    kind = part.get("type", "text" if "text" in part else None)
+    if not isinstance(kind, str):
+        return ReadPart("", OTHER)
+    field = TEXTS.get(kind, kind)
+    text = part.get(field)
+    if kind in SILENT:
+        return ReadPart("")
+    if kind in TEXTS and (isinstance(text, str) or (text is None and field in part)):
+        return ReadPart(text or "")
+    if kind in UNREADABLE and not (kind == "document" and _is_text(part.get("source"))):
+        return ReadPart(stand_in(kind), UNREADABLE[kind])
+    name = kind_name(kind)
+    found = texts_in(part).strip()
+    if len(found) > MOST_SHOWN:
+        found = f"{found[:MOST_SHOWN]}..."
+    return ReadPart(f"[{name}: {found}]" if found else "", name)
+
+
+def kind_name(kind: str) -> str:
+    """Return the type of a part or of a tool for a line and a warning."""
+    return kind if NAME.fullmatch(kind) else OTHER
+
+
+def counted(kinds: Counter[str]) -> str:
+    """Return kinds with their numbers, for a warning."""
+    named = [f"{kind} ({number})" for kind, number in list(kinds.items())[:MOST_KINDS]]
+    return ", ".join([*named, f"{len(kinds) - MOST_KINDS} more"] if len(kinds) > MOST_KINDS else named)
+
+
+def texts_in(value: JsonValue) -> str:
+    """Return the texts in a value that a model could have read, each on lines of its own."""
+    return "\n".join(filter(str.strip, _texts(value, "text", MOST_LEVELS)))
+
+
+def _texts(value: JsonValue, field: str, levels: int) -> Iterator[str]:
+    if field in WRITTEN and value is not None:
+        yield value if isinstance(value, str) else json_text(value)
+    elif isinstance(value, str):
+        if field in SHOWN:
+            yield value
+    elif levels and isinstance(value, list):
+        for one in value:
+            yield from _texts(one, field, levels - 1)
+    elif levels and isinstance(value, dict):
+        for name, one in value.items():
+            yield from _texts(one, "text" if name == "data" and _is_text(value) else name, levels - 1)
+
+
+def _is_text(source: JsonValue) -> bool:
+    """Whether the source of a document is text."""
+    return isinstance(source, dict) and source.get("type") in ("text", "content")
+
+
+def json_text(value: JsonValue) -> str:
+    """Return a value as JSON; nothing for one that is nested too deeply."""
+    try:
+        return msgspec.json.encode(value).decode()
+    except RecursionError:
+        return ""
+
+
+# ---- Calls, and the results that belong to them. ------------------------------------------------------------------------
+
+
+def read_call(call: JsonValue) -> Fields | None:
+    """Return a call as a chat has it; None if it names no function. A part of type tool_use is one, too."""
+    if not isinstance(call, dict):
+        return None
+    function = call.get("function", call)
+    name = function.get("name") if isinstance(function, dict) else None
+    if not isinstance(name, str) or not name.strip():
+        return None
+    if function is not call and None not in call.values() and None not in function.values():
+        return call
+    arguments = next((function[field] for field in ("arguments", "input", "args") if function.get(field) is not None), {})
+    named = {"name": name, "arguments": arguments if isinstance(arguments, str) else json_text(arguments)}
+    return {"id": call.get("id"), "type": "function", "function": named}
+
+
+class CallPairs:
+    """The calls of the newest answer with some, each with an id, and which of them a result answers."""
+
+    def __init__(self) -> None:
+        self._names: dict[str, str] = {}  # of the answer's calls, by their ids
+        self._open: dict[str, None] = {}  # ids of those without a result, in their order
+        self._waiting: dict[str | None, deque[str]] = {}  # the same by the name of the tool; None: of all
+
+    def call(self, calls: Sequence[Fields], at: int) -> list[Fields]:
+        """Take the calls of an answer, and return them, each with an id. at: the index of its message."""
+        # Ids of 9 letters and digits, as Mistral's templates demand.
+        named = [_with_id(call, f"call{at:03}{number:02}") for number, call in enumerate(calls)]
+        self._names = {call["id"]: call["function"]["name"] for call in named}
+        self._open = dict.fromkeys(self._names)
+        self._waiting = {None: deque(self._names)}
+        for id, name in self._names.items():
+            self._waiting.setdefault(name, deque()).append(id)
+        return named
+
+    def answer(self, result: Fields) -> Fields:
+        """Return a tool's message with the id of the call that it answers.
+
+        That is the one that it names; else the first without a result, of its tool if it names one.
+        """
+        given, name = result.get("tool_call_id"), result.get("name")
+        id = given if isinstance(given, str) else "" if given is None else json_text(given)
+        if id not in self._names and (found := self._first(name if isinstance(name, str) and name else None)):
+            result = {"name": self._names[found]} | {field: value for field, value in result.items() if value is not None}
+            id = found
+        self._open.pop(id, None)
+        if id == given:
+            return result
+        rest = {field: value for field, value in result.items() if field != "tool_call_id"}
+        return rest | ({"tool_call_id": id} if id else {})
+
+    def _first(self, name: str | None) -> str | None:
+        """Return the id of the first call without a result, of the tool of this name; None: of any tool."""
+        waiting = self._waiting.get(name, deque())
+        while waiting and waiting[0] not in self._open:
+            waiting.popleft()
+        return waiting[0] if waiting else None
+
+
+def _with_id(call: Fields, made: str) -> Fields:
+    """Return a call with an id that is a text. made: for one that has none."""
+    id = call.get("id")
+    if isinstance(id, str) and id:
+        return call
+    return {**call, "id": made if id in (None, "") else json_text(id)}
