@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache as cached
 from hashlib import blake2b
@@ -12,6 +13,8 @@ from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from .api.ollama import asks_whether_it_runs, greet
 from .api.routes import ROUTES, ApiRoute
@@ -201,13 +204,32 @@ class AppState:
             service.close()
 
 
+class TrailingSlash:
+    """Takes the slash off the end of a path that a route has without it: some clients add one, and follow no redirect.
+
+    A name that is the rest of a path, as of a model, may end with one.
+    """
+
+    def __init__(self, app: ASGIApp, routes: Sequence[Route]) -> None:
+        self._app = app
+        self._patterns = [route.path_regex for route in routes if ":path}" not in route.path]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path = scope.get("path", "")
+        if path.endswith("/") and any(pattern.match(path[:-1]) for pattern in self._patterns):
+            scope["path"], scope["raw_path"] = path[:-1], scope["raw_path"].removesuffix(b"/")
+        await self._app(scope, receive, send)
+
+
 def make_app(state: AppState) -> Starlette:
     """Return the ASGI application over its state. Raises SettingsError."""
     rows = (*ROUTES, PAGE if state.settings.ui else NO_PAGE)
     ordered = sorted(rows, key=lambda row: row.opening is None)  # starlette tries one after the other: first what generates
+    routes = [route for row in ordered for route in row.routes()]
+    around = [Middleware(TrailingSlash, routes=routes), Middleware(Spelling), Middleware(RequestLog)]
     app = Starlette(
-        routes=[route for row in ordered for route in row.routes()],
-        middleware=[Middleware(Spelling), Middleware(RequestLog), *guards(state.settings)],
+        routes=routes,
+        middleware=[*around, *guards(state.settings)],
         exception_handlers=handlers("server"),
     )
     app.state.app, app.state.rows, app.state.document = state, rows, None

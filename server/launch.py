@@ -68,7 +68,10 @@ class AgentSetup:
 
 
 def claude(model: ServedModel, folder: Path) -> AgentSetup:
-    """The attribution header would change the front of each prompt; the window of a foreign model is not known to it."""
+    """The attribution header would change the front of each prompt, and reminders of the tokens left its messages.
+
+    The window of a foreign model is not known to it.
+    """
     names = ("ANTHROPIC_MODEL", "CLAUDE_CODE_SUBAGENT_MODEL")
     names += tuple(f"ANTHROPIC_DEFAULT_{size}_MODEL" for size in ("OPUS", "SONNET", "HAIKU"))
     variables = dict.fromkeys(names, model.name) | {
@@ -77,6 +80,7 @@ def claude(model: ServedModel, folder: Path) -> AgentSetup:
         "ANTHROPIC_API_KEY": "",
         "API_TIMEOUT_MS": str(PATIENCE),
         "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",
+        "CLAUDE_CODE_TOTAL_TOKENS_REMINDER": "off",
         "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
         "CLAUDE_CODE_AUTO_COMPACT_WINDOW": str(model.context),
         "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(model.output),

@@ -23,7 +23,7 @@ from ..engine.generation import Delta, End, PromptProgress
 from ..engine.usage import Fields
 from ..formats.answer import CallArguments, CallStart, ContentText, Fragment, ReasoningText, decoded_arguments
 from ..http.api_errors import RequestError
-from .endpoint import accept, beside_others, count_prompt, early_meta, submit
+from .endpoint import EARLY, accept, beside_others, count_prompt, early_meta, submit
 from .reply import JsonReply, ReplyFormat, ResponseMeta, WholeAnswer, seal, sse_event, unseal
 
 # ---- Content blocks of Anthropic's Messages, and the messages of a chat that they make. ---------------------------------
@@ -107,7 +107,7 @@ def _with_documents(messages: ChatMessages, said: BlocksMessage, where: str) -> 
     return messages
 
 
-BILLING = re.compile(r"(x-anthropic-billing-header:[^\n]*?\bcch=)[0-9A-Za-z]+(?=;|\s|$)")
+BILLING = re.compile(r"(x-anthropic-billing-header:)(?:[ \t]*\w+=[^;\s]*(?:;|(?=\s|$)))+")
 
 
 def system_text(system: str | list[JsonValue]) -> JsonValue:
@@ -118,11 +118,11 @@ def system_text(system: str | list[JsonValue]) -> JsonValue:
 
 
 def _same_bill(text: str) -> str:
-    """Return a text of the system with the same checksum in Claude Code's billing line, in front, for every request.
+    """Return a text of the system with nothing behind the name of Claude Code's billing line, in front.
 
-    Another one each time would leave nothing behind it to reuse. llama-server writes fffff, too.
+    Its version differs from session to session, and its checksum from request to request: nothing behind would be reused.
     """
-    return BILLING.sub(r"\1fffff", text, count=1) if BILLING.match(text) else text
+    return BILLING.sub(r"\1", text, count=1) if BILLING.match(text) else text
 
 
 def _mark(blocks: Iterable[JsonValue]) -> dict[str, JsonValue]:
@@ -444,21 +444,27 @@ class MessagesReply:
     """The replies of `/v1/messages`. num_prompt: the prompt's tokens, at most; `message_delta` tells how many of them were
     cached.
 
-    shows_reasoning: false leaves their text out; sealed in the signature, it comes back with the history.
+    shows_reasoning: false leaves their text out; sealed in the signature, it comes back with the history. has_begun: the
+    stream has its `message_start`, from before its model was loaded.
     """
 
-    def __init__(self, envelope: ResponseMeta, num_prompt: int, shows_reasoning: bool) -> None:
+    def __init__(self, envelope: ResponseMeta, num_prompt: int, shows_reasoning: bool, *, has_begun: bool = False) -> None:
         self.envelope, self._reader = envelope, envelope.reader()
+        self.has_begun = has_begun
+        self._late_notes: Fields = envelope.notes() if has_begun else {}  # else `message_start` has them
         self._num_prompt, self._shows_reasoning = num_prompt, shows_reasoning
         self._blocks: list[_OpenBlock] = []
         self._is_open = False  # the last block
 
     def begin(self) -> list[bytes]:
-        usage = _parted(self._num_prompt, num_cached=0, num_created=0, num_generated=0)
-        return self._sent([{"type": "message_start", "message": self._message([]) | {"usage": usage}}, {"type": "ping"}])
+        return [] if self.has_begun else self.ping()
 
     def ping(self) -> list[bytes]:
-        return self._sent([{"type": "ping"}])
+        first: list[Fields] = []
+        if not self.has_begun:
+            usage = _parted(self._num_prompt, num_cached=0, num_created=0, num_generated=0)
+            first, self.has_begun = [{"type": "message_start", "message": self._message([]) | {"usage": usage}}], True
+        return self._sent([*first, {"type": "ping"}])
 
     def progress(self, index: int, progress: PromptProgress) -> list[bytes]:
         return self.ping()
@@ -474,7 +480,7 @@ class MessagesReply:
     def close(self, ends: Sequence[End]) -> list[bytes]:
         (end,) = ends
         changed: Fields = {"type": "message_delta", "delta": self._reason(end)}
-        return self._sent([changed | self._costs(end), {"type": "message_stop"}])
+        return self._sent([changed | self._costs(end) | self._late_notes, {"type": "message_stop"}])
 
     def fail(self, error: RequestError) -> list[bytes]:
         return self._sent([error.message_body()])
@@ -582,4 +588,6 @@ async def create(request: Request, asked: MessagesRequest) -> ReplyFormat:
     chat = await beside_others(request, asked.chat)
     envelope = submit(request, await accept(request, chat, kind="msg_"))
     (answered, *_) = envelope.generations
-    return MessagesReply(envelope, answered.request.prompt.num_tokens, asked.shows_reasoning)
+    begun: MessagesReply | None = request.scope.get(EARLY)
+    num_prompt, has_begun = answered.request.prompt.num_tokens, begun is not None and begun.has_begun
+    return MessagesReply(envelope, num_prompt, asked.shows_reasoning, has_begun=has_begun)

@@ -36,7 +36,7 @@ from .embeddings import EmbeddingRequest, compute, pooled
 from .endpoint import VectorRequest, accept, beside_others, early_meta, service_of, submit, vectors_of, warn
 from .reply import JsonReply, ReplyFormat, ResponseMeta, WholeAnswer, encode
 
-API_VERSION = "0.12.11"  # of the Ollama whose fields these are: clients compare it
+API_VERSION = "0.13.5"  # of the Ollama whose fields these are: clients compare it
 NDJSON = "application/x-ndjson"
 ChatMessages = list[dict[str, JsonValue]]
 KeepAlive = float | str

@@ -22,7 +22,7 @@ from ..chat.shortened_history import kept
 from ..engine.generation import Delta, End, PromptProgress
 from ..engine.usage import Fields
 from ..formats.answer import CallArguments, CallStart, ContentText, Fragment, ReasoningText
-from ..http.api_errors import RequestError
+from ..http.api_errors import TOO_LONG, RequestError
 from ..service.submitter import Prepared
 from .compaction import CUT, TRIGGER, CompactionOutput, compaction, kept_items, summarising, triggers
 from .endpoint import EARLY, accept, beside_others, count_prompt, early_meta, page, scope_of, service_of, submit, warn
@@ -397,7 +397,7 @@ class ResponsesReply:
         return [self._event({"type": f"response.{status}", "response": response, "timings": response["timings"]})]
 
     def fail(self, error: RequestError) -> list[bytes]:
-        told = {"code": error.type, "message": error.message}
+        told = {"code": error.code if error.code == TOO_LONG else error.type, "message": error.message}
         failed = self._response("failed") | {"error": told}
         return [self._event({"type": "response.failed", "response": failed})]
 

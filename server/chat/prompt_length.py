@@ -39,8 +39,8 @@ class PromptLength:
         self._stops = self._limit is not None and self._size > MOST_COUNTED
         if self._limit is None:
             return
-        if num_ids and num_ids + sum(map(bool, sizes)) >= self._limit:
-            raise too_long(num_ids + self._estimate(), self._limit, about=self._size > 0)
+        if num_ids and (least := num_ids + sum(map(bool, sizes))) >= self._limit:
+            raise too_long(max(num_ids + self._estimate(), least), self._limit, about=self._size > 0)
         if self._stops and num_ids + self._size // self._model.tokenizer.longest >= self._limit:
             self._refuse()
 

@@ -40,6 +40,8 @@ TYPES = {
 }
 MESSAGE_TYPES = {408: "timeout_error", 413: "request_too_large", 429: "rate_limit_error", 503: "overloaded_error"}
 """Types of Anthropic's errors where they differ from OpenAI's; 500 and other failures of the server are `api_error`."""
+TOO_LONG = "context_length_exceeded"
+"""OpenAI's code of a prompt that is too long; `n_prompt_tokens` and `n_ctx` are in the error's details."""
 
 
 class RequestError(Exception):
@@ -73,13 +75,17 @@ class RequestError(Exception):
 
     def message_body(self) -> dict[str, object]:
         """Return Anthropic's error object, for the routes of its Messages."""
-        kind = MESSAGE_TYPES.get(self.status) or TYPES.get(self.status, "api_error")
-        about = {"type": kind, "message": self.message, "param": self.param, "code": self.code or self.status}
-        return {"type": "error", "error": about | self.details}
+        kind, message = MESSAGE_TYPES.get(self.status) or TYPES.get(self.status, "api_error"), self.message
+        if self.code == TOO_LONG:  # Claude Code reads both numbers, and compacts
+            num_tokens, most = self.details["n_prompt_tokens"], int(str(self.details["n_ctx"])) - 1
+            message = f"prompt is too long: {num_tokens} tokens > {most} maximum: {message}"
+        about = {"message": message, "param": self.param, "code": self.code or self.status}
+        return {"type": "error", "error": about | self.details | {"type": kind}}
 
     def ollama_body(self) -> dict[str, object]:
         """Return Ollama's error object, for the routes of its API."""
-        return {"error": self.message}
+        words = "the input length exceeds the context length: " if self.code == TOO_LONG else ""  # its clients look for them
+        return {"error": words + self.message}
 
 
 def too_long(num_tokens: int, limit: int, about: bool = False) -> RequestError:

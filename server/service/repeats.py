@@ -14,7 +14,7 @@ import numpy as np
 
 from ..chat.body import ChatRequest, OpenAIFields, Options
 from ..chat.chat_prompt import ChatPrompt, Fixed
-from ..http.api_errors import RequestError
+from ..http.api_errors import TOO_LONG, RequestError
 
 # ---- Repeats ------------------------------------------------------------------------------------------------------------
 # Prompts that repeat the beginning of an earlier one and leave the cache alone: how much it would have saved.
@@ -92,7 +92,6 @@ def _shorten(kept: OrderedDict[K, V], most: int) -> None:
 
 logger = logging.getLogger("slotcache")
 MOST_REFUSED = 32  # bodies that are remembered, by their digests
-CODE = "context_length_exceeded"
 
 
 class Refusals:
@@ -123,7 +122,7 @@ class Refusals:
 def is_lasting(asked: Options, error: RequestError) -> bool:
     """Whether a body that was refused with this error will be refused as long as the server runs."""
     continues = isinstance(asked, OpenAIFields) and (asked.conversation, asked.previous_response_id) != (None, None)
-    return error.code == CODE and not continues and not (isinstance(asked, ChatRequest) and asked.retrieves)
+    return error.code == TOO_LONG and not continues and not (isinstance(asked, ChatRequest) and asked.retrieves)
 
 
 def key_of(place: str, asked: Options) -> bytes:

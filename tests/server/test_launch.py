@@ -81,7 +81,7 @@ def test_claude_is_told_all_in_its_settings():
     told = only_file("claude")["env"]
     assert told["ANTHROPIC_BASE_URL"] == MODEL.url and told["ANTHROPIC_AUTH_TOKEN"] == "secret"
     assert told["CLAUDE_CODE_ATTRIBUTION_HEADER"] == "0" and int(told["API_TIMEOUT_MS"]) >= 600_000
-    assert told["CLAUDE_CODE_AUTO_COMPACT_WINDOW"] == "40000"
+    assert told["CLAUDE_CODE_AUTO_COMPACT_WINDOW"] == "40000" and told["CLAUDE_CODE_TOTAL_TOKENS_REMINDER"] == "off"
     assert {value for name, value in told.items() if name.endswith("_MODEL")} == {"org/model"}
     assert all(isinstance(value, str) for value in told.values())
 

@@ -245,3 +245,27 @@ def test_a_stream_that_the_server_fails_in_ends_with_an_error_of_its_api(server,
     assert not any("finish_reason" in line and '"finish_reason":null' not in line for line in lines) or step == "close"
     assert "KeyError: 'odd'" in caplog.text
     until(lambda: not server.host.service.open)
+
+
+def test_a_slash_at_the_end_of_a_path_changes_nothing(server):
+    body = {"messages": USER, "max_tokens": 2, "temperature": 0}
+    for path in ("/health", "/v1/models", "/api/tags", "/api/version", "/props"):
+        answers = [server.http.get(spelt, follow_redirects=False) for spelt in (path, f"{path}/")]
+        assert [answer.status_code for answer in answers] == [200, 200] and answers[0].json() == answers[1].json(), path
+    for path in (CHAT, "/chat/completions", "/v1/messages"):
+        answers = [server.http.post(spelt, json=body, follow_redirects=False) for spelt in (path, f"{path}/")]
+        assert [answer.status_code for answer in answers] == [200, 200], path
+    assert server.http.post("/v1/messages/", json={}).json()["type"] == "error"  # in the shape of its API
+    assert server.http.post("/api/chat/", json={}).json().keys() == {"error"}
+    assert server.http.get("/nothing/").status_code == 404
+
+
+def test_a_name_may_end_with_a_slash(server):
+    named = server.http.post(CHAT, json={"messages": USER, "max_tokens": 1, "conversation": "a/"})
+    assert named.status_code == 200 and server.http.get("/v1/conversations/a/").status_code == 200
+    assert server.http.get("/v1/conversations/a").status_code == 404
+
+
+def test_a_slash_at_the_end_needs_the_key_as_well(tiny):
+    with running(tiny, api_key="secret") as up:
+        assert up.http.get("/v1/models/").status_code == 401 and up.http.get("/health/").status_code == 200

@@ -68,26 +68,32 @@ def test_usage_parts_the_prompt(server):
     assert streamed[-2]["usage"] == again
 
 
-BILL = "x-anthropic-billing-header: cc_version=2.1.37.0d9; cc_entrypoint=cli; cch={};"
+BILL = "x-anthropic-billing-header: "
 
 
 @pytest.mark.parametrize("is_block", [True, False])
-def test_another_checksum_in_the_billing_line_costs_nothing(server, is_block):
-    """So Claude Code opens each request."""
+def test_another_billing_line_costs_nothing(server, is_block):
+    """So Claude Code opens each request: its version differs from session to session, its checksum each time."""
 
-    def asked(cch, bill=BILL, **fields):
-        texts = [bill.format(cch), "You are an agent. " * 40]
+    def asked(bill, **fields):
+        texts = [bill, "You are an agent. " * 40]
         system = [{"type": "text", "text": text} for text in texts] if is_block else "\n".join(texts)
         return message(server, system=system, cache_prompt=True, cache_scope=f"bill {is_block}", **fields)["usage"]
 
-    total = asked("fa690")["input_tokens"] + asked("fa690")["cache_read_input_tokens"] + REST - 1
-    for cch in ("defa0", "1c8b4", "0123456789"):
-        usage = asked(cch)
-        assert usage["input_tokens"] + usage["cache_creation_input_tokens"] == REST
+    first = f"{BILL}cc_version=2.1.77.abc; cc_entrypoint=cli; cch=00000;"
+    total = asked(first)["input_tokens"] + asked(first)["cache_read_input_tokens"] + REST - 1
+    for bill in (
+        "cc_version=2.1.77.abc; cc_entrypoint=cli; cch=defa0;",
+        "cc_version=2.1.37.0d9; cc_entrypoint=cli; cch=0123456789",
+        "cc_version=2.1.77.f01; cc_entrypoint=sdk-py; cch=00000; cc_workload=cron;",
+        "cc_version=2.1.77.f01; cc_entrypoint=cli;",
+    ):
+        usage = asked(BILL + bill)
+        assert usage["input_tokens"] + usage["cache_creation_input_tokens"] == REST, bill
     assert total > 200
-    for bill in ("About x-anthropic-billing-header: cch={};", "cch={};"):  # a text like any other
-        asked("fa690", bill)
-        assert asked("1c8b4", bill)["cache_read_input_tokens"] < 100
+    for bill in (f"About {BILL}cch={{}};", "cch={};", f"{BILL}of {{}}", f"{BILL}cch=0; in {{}}"):  # texts like any other
+        asked(bill.format("fa690"))
+        assert asked(bill.format("1c8b4"))["cache_read_input_tokens"] < 100, bill
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -1,6 +1,7 @@
 """Prompts that are too long: the refusal says how long they are, and an equal body costs nothing more."""
 
 import logging
+import re
 
 import pytest
 from slotcache.server.chat.prompt_length import MOST_COUNTED
@@ -59,6 +60,41 @@ def calls(monkeypatch, server):
     return made
 
 
+LONG_ON = {
+    CHAT: {"messages": [{"role": "user", "content": "word " * 3000}]},
+    "/v1/responses": {"input": "word " * 3000},
+    "/completion": {"prompt": "word " * 3000},
+    "/v1/messages": {"messages": [{"role": "user", "content": "word " * 3000}], "max_tokens": 4},
+    "/api/chat": {"model": "tiny", "messages": [{"role": "user", "content": "word " * 3000}]},
+    "/api/generate": {"model": "tiny", "prompt": "word " * 3000},
+}
+
+
+@pytest.mark.parametrize("path", LONG_ON)
+@pytest.mark.parametrize("stream", [False, True])
+def test_each_api_has_the_words_that_its_clients_look_for(small, path, stream):
+    """Claude Code compacts at these numbers, and others at these words."""
+    answer = small.http.post(path, json=LONG_ON[path] | {"stream": stream})
+    assert answer.status_code == 400, answer.text
+    error = answer.json()["error"]
+    if path.startswith("/api/"):
+        assert error.startswith("the input length exceeds the context length: the prompt has ")
+        return
+    assert error["code"] == "context_length_exceeded" and "exceeds the available context size" in error["message"]
+    if path == "/v1/messages":
+        assert answer.json()["type"] == "error" and error["type"] == "invalid_request_error"
+        found = re.match(r"prompt is too long: (\d+) tokens > (\d+) maximum", error["message"])
+        assert found and 3000 < int(found[1]) == error["n_prompt_tokens"] < 7000 and int(found[2]) == error["n_ctx"] - 1
+    else:
+        assert error["type"] == "exceed_context_size_error" and 3000 < error["n_prompt_tokens"] < 7000
+
+
+def test_the_length_of_texts_that_are_not_tokenised_is_the_least_that_they_have(small):
+    """By the longest of them alone the estimate would be less than the context has."""
+    error = refused(small, "/completion", {"prompt": [5, *["a" * 30, *"bcdefghij" * 60]]})
+    assert error["n_prompt_tokens"] >= 542 > error["n_ctx"]
+
+
 @pytest.mark.parametrize("prompt", [["a", 5] * 100_000, [5, "", "a"] * 100_000, [{"prompt_string": ["a", 5] * 50_000}]])
 def test_texts_and_ids_that_are_too_many_are_refused_before_they_are_tokenised(small, monkeypatch, prompt):
     made = calls(monkeypatch, small)
@@ -93,6 +129,8 @@ def test_a_large_prompt_is_tokenised_until_it_is_too_long(large, monkeypatch, pa
         body = {"messages": [{"role": "user", "content": text}]}
     error = refused(large, path, body)
     assert "has about" in error["message"] and error["n_prompt_tokens"] > error["n_ctx"]
+    if "messages/" in path:
+        assert re.match(r"prompt is too long: \d+ tokens > \d+ maximum", error["message"])
     assert sum(made) < 0.6 * len(text), "as far as the context goes, and the sample"
 
 

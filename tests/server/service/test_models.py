@@ -988,7 +988,7 @@ STREAMS = {
     "/completion": ({"prompt": "Hello", "n_predict": 2}, ":"),
     "/v1/completions": ({"prompt": "Hello", "max_tokens": 2}, '"text":""'),
     "/v1/chat/completions": (CHAT, '"delta":{}'),
-    "/v1/messages": (CHAT, '"type":"ping"'),
+    "/v1/messages": (CHAT, '"type":"message_start"'),
     "/v1/responses": ({"input": "Hello", "max_output_tokens": 2}, '"type":"response.created"'),
     "/api/chat": (CHAT, '"content":""'),
     "/api/generate": ({"prompt": "Hello", "options": {"num_predict": 2}}, '"response":""'),
@@ -998,7 +998,8 @@ STREAMS = {
 @pytest.mark.parametrize("path", STREAMS)
 def test_a_stream_begins_before_its_model_is_loaded(files, path):
     body, sign = STREAMS[path]
-    with sharing(files[:2], sse_ping_interval=1) as up, held_loads(up) as go, streaming(up, path, body) as answer:
+    asked = body | {"odd": 1}
+    with sharing(files[:2], sse_ping_interval=1) as up, held_loads(up) as go, streaming(up, path, asked) as answer:
         assert answer.status_code == 200
         lines = filter(lambda line: line and not line.startswith("event"), answer.iter_lines())
         early = [next(lines), next(lines)]
@@ -1011,6 +1012,10 @@ def test_a_stream_begins_before_its_model_is_loaded(files, path):
         assert len({event["response"]["id"] for event in events if "response" in event}) == 1
         assert [event["sequence_number"] for event in events] == list(range(len(events)))
         assert [event["type"] for event in events].count("response.created") == 1
+    if path == "/v1/messages":
+        kinds = [event["type"] for event in events]
+        assert kinds[1] == "ping" and kinds.count("message_start") == 1 and kinds[-1] == "message_stop"
+        assert events[-2]["usage"]["input_tokens"] > 0 and "'odd' is not known" in events[-2]["warnings"][0]
 
 
 @pytest.mark.parametrize("path", STREAMS)
@@ -1041,6 +1046,22 @@ def test_a_stream_that_fails_behind_its_load_ends_with_an_error_of_its_api(files
         monkeypatch.undo()
         assert sum("the server failed: KeyError" in line for line in rest) == 1 and "KeyError: 'odd'" in caplog.text
         assert up.chat(QUESTION, model="b")
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/responses"])
+def test_a_prompt_that_is_too_long_for_a_model_that_loads_is_told_in_the_words_of_its_api(files, path):
+    body = {"input": "word " * 5000} if path == "/v1/responses" else {"max_tokens": 2}
+    body |= {"messages": [{"role": "user", "content": "word " * 5000}]} if path == "/v1/messages" else {}
+    with sharing(files[:2]) as up, held_loads(up) as go, streaming(up, path, body) as answer:
+        lines = filter(lambda line: line.startswith("data: "), answer.iter_lines())
+        next(lines)
+        go.set()
+        *_, last = (json.loads(line[6:]) for line in lines)
+    if path == "/v1/messages":
+        assert last["error"]["type"] == "invalid_request_error"
+        assert last["error"]["message"].startswith("prompt is too long: ")
+    else:
+        assert last["response"]["error"]["code"] == "context_length_exceeded"
 
 
 def test_what_a_stream_asks_wrongly_is_refused_before_its_model_is_loaded(files):
