@@ -25,7 +25,7 @@ from ..engine.engine import Sleep
 from ..engine.generation import Delta, End, Event, Failure, Generation, account
 from ..engine.usage import Fields
 from ..engine.view import Prediction
-from ..formats.answer import Plain
+from ..formats.answer import AnswerReader, Plain, WithoutReasoning
 from ..http.api_errors import RequestError, failed
 from ..http.bodies import Held
 from ..http.connection import SHORTCUT, Shortcut
@@ -297,7 +297,7 @@ def submit(request: Request, prepared: Prepared) -> ResponseMeta:
         echoes=prepared.echoes,
         fingerprint=service.fingerprint,
         generations=service.submit(prepared),
-        reader=prepared.turn.chat.shown_reader if prepared.turn else Plain,
+        reader=_reader_of(prepared),
         caches=service.submitter.caches(options),
         verbose=service.settings.verbose if options.verbose is None else options.verbose,
         warnings=request.state.warnings,
@@ -305,6 +305,15 @@ def submit(request: Request, prepared: Prepared) -> ResponseMeta:
         spelling=service.model.spelling,
         created=early.envelope.created if early else int(time()),
     )
+
+
+def _reader_of(prepared: Prepared) -> Callable[[], AnswerReader]:
+    """Return what makes readers of the part of an answer that the client gets."""
+    if prepared.turn is None:
+        return Plain
+    read, options = prepared.turn.chat.shown_reader, prepared.options
+    is_hidden = isinstance(options, ChatRequest) and options.asked_reasoning.is_shown is False
+    return (lambda: WithoutReasoning(read())) if is_hidden else read
 
 
 def _tell_of_cache(request: Request, prepared: Prepared) -> None:

@@ -15,9 +15,10 @@ from starlette.responses import Response
 
 from ...ordering.document import Document, DocumentError
 from ...ordering.prompt import document_text
-from ..chat.body import ChatFields, ChatRequest, Count, OutputConfig
+from ..chat.body import ChatFields, ChatRequest, OutputConfig
 from ..chat.content import seconds_of
 from ..chat.parts import ROLES, read_part, texts_in, unsupported
+from ..chat.reasoning import SWITCH
 from ..chat.sampling_fields import JsonValue
 from ..engine.generation import Delta, End, PromptProgress
 from ..engine.usage import Fields
@@ -272,14 +273,6 @@ def _parts(parts: Sequence[JsonValue]) -> JsonValue:
     return [{"type": "text", "text": part} if isinstance(part, str) else part for part in parts]
 
 
-class ThinkingConfig(Struct, frozen=True):
-    """Whether the model reasons before it answers. display: omitted leaves the text of its reasoning out."""
-
-    type: Literal["enabled", "disabled", "adaptive", "between_tools"]
-    budget_tokens: Count | None = None
-    display: Literal["summarized", "omitted"] | None = None
-
-
 class ClientTool(Struct, frozen=True, kw_only=True):
     """A tool that the client runs."""
 
@@ -308,7 +301,6 @@ class MessagesCountRequest(ChatFields, frozen=True, kw_only=True):
     system: str | list[JsonValue] = ""
     tools: list[ClientTool] | None = None
     tool_choice: str | dict[str, JsonValue] | None = None
-    thinking: ThinkingConfig | None = None
     output_config: OutputConfig | None = None
     cache_control: CacheControl | None = None
     stop_sequences: list[str] | None = None
@@ -337,7 +329,9 @@ class MessagesCountRequest(ChatFields, frozen=True, kw_only=True):
         """Return the chat. Raises RequestError."""
         self.check()
         shared = {name: getattr(self, name) for name in ChatFields.__struct_fields__}
-        shared["chat_template_kwargs"] = {"enable_thinking": self.thinks} | self.chat_template_kwargs
+        shared["chat_template_kwargs"] = self._variables() | self.chat_template_kwargs
+        if self.thinking:
+            shared["thinking"] = msgspec.structs.replace(self.thinking, display=None)  # sealed here
         if self.stop_sequences:
             shared["stop"] = [*self.stops(), *self.stop_sequences]
         if self.output_config and self.output_config.format:
@@ -358,14 +352,14 @@ class MessagesCountRequest(ChatFields, frozen=True, kw_only=True):
             tools=[tool.for_chat(f"tools[{at}]") for at, tool in enumerate(self.tools or ())] or None,
             tool_choice=self.tool_choice,
             parallel_tool_calls=False if self._calls_one else None,
-            reasoning_effort=self.output_config.effort if self.output_config else None,
-            thinking_budget_tokens=self.thinking.budget_tokens if self.thinks and self.thinking else None,
         )
 
-    @property
-    def thinks(self) -> bool:
-        """Whether the model may reason. As in Anthropic's API it is asked not to by default."""
-        return self.thinking is not None and self.thinking.type != "disabled"
+    def _variables(self) -> dict[str, JsonValue]:
+        """Return variables of the chat template. As in Anthropic's API the model does not reason unless it is asked to."""
+        asked, config = self.asked_reasoning, self.output_config
+        is_silent = (asked.is_on, asked.effort, asked.most) == (None, None, None)
+        effort = {"reasoning_effort": config.effort} if config and config.effort else {}
+        return ({SWITCH: False} if is_silent else {}) | effort
 
     @property
     def shows_reasoning(self) -> bool:

@@ -19,9 +19,10 @@ from starlette.responses import PlainTextResponse, Response
 
 from ...models.model import Model
 from ...models.model_files import files_of, stamp
-from ..chat.body import ChatFields, ChatRequest, Count, Effort, OllamaOptions, Options, TextRequest
+from ..chat.body import ChatFields, ChatRequest, OllamaOptions, Options, TextRequest
 from ..chat.decode import WHOLE
 from ..chat.parts import unsupported
+from ..chat.reasoning import Count
 from ..chat.sampling_fields import JsonValue
 from ..config.settings import VERSION
 from ..engine.generation import Delta, End, PromptProgress
@@ -113,7 +114,6 @@ class OllamaFields(ChatFields, frozen=True, kw_only=True):
 
     options: OllamaOptions | None = None
     format: JsonValue = None
-    think: bool | Effort | None = None
     keep_alive: KeepAlive | None = None
     truncate: bool | None = None
     shift: bool | None = None
@@ -136,11 +136,7 @@ class OllamaFields(ChatFields, frozen=True, kw_only=True):
 
     def for_chat(self, **fields: JsonValue) -> ChatRequest:
         """Return a chat with these fields of its own. Raises RequestError."""
-        given = self.given(ChatFields.__struct_fields__)
-        if self.think is not None:
-            given["chat_template_kwargs"] = {"enable_thinking": self.think is not False} | self.chat_template_kwargs
-        effort = self.think if isinstance(self.think, str) else None
-        return ChatRequest(**given, **fields, reasoning_effort=effort, echo=False)
+        return ChatRequest(**self.given(ChatFields.__struct_fields__), **fields, echo=False)
 
     def given(self, names: Iterable[str]) -> dict[str, JsonValue]:
         """Return these fields with the options among them. Raises RequestError."""
@@ -176,7 +172,7 @@ class GenerateRequest(OllamaFields, frozen=True, kw_only=True):
 
     def check(self) -> None:
         super().check()
-        of_chats = self.system or self.think or self.documents or self.retrieval  # what only a chat template shows
+        of_chats = self.system or self.asked_reasoning.asks or self.documents or self.retrieval  # what a template shows
         for is_wrong, param, message in (
             (self.images, "images", unsupported("image")),
             (self.context, "context", "no answer has one here: send the history to /api/chat"),
@@ -621,8 +617,6 @@ def _note(request: Request, asked: OllamaFields) -> None:
     limit, wanted = service.submitter.limit, asked.options.num_ctx if asked.options else None
     if wanted is not None and wanted > limit:
         warn(request, [f"options.num_ctx is {wanted:,}: a request may have {limit:,} tokens here, and -c sets how many"])
-    if asked.think and not (service.template.thinks or service.template.knows("reasoning_effort")):
-        warn(request, ["think has no effect: the chat template knows no reasoning"])
     if asked.keep_alive is not None:
         _warn_of_staying(request, seconds_of(asked.keep_alive), service.engine.sleep.can_sleep)
 

@@ -10,13 +10,14 @@ from time import time
 from typing import Literal
 
 import msgspec
-from msgspec import Raw, Struct
+from msgspec import Raw
 from msgspec import field as struct_field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ..chat.body import ConversationReference, Count, OpenAIFields, ResponseChat, TextConfig, TextFormat
+from ..chat.body import ConversationReference, OpenAIFields, ResponseChat, TextConfig, TextFormat
 from ..chat.content import INPUT
+from ..chat.reasoning import Count, ReasoningField
 from ..chat.sampling_fields import JsonValue
 from ..chat.shortened_history import kept
 from ..engine.generation import Delta, End, PromptProgress
@@ -42,10 +43,9 @@ INCLUDABLE = {
 }
 
 
-class ReasoningConfig(Struct, frozen=True):
-    """effort: for the chat template. summary: send the reasoning as a summary; without it, as `reasoning_text`."""
+class ReasoningConfig(ReasoningField, frozen=True):
+    """summary: send the reasoning as a summary; without it, as `reasoning_text`."""
 
-    effort: str | None = None
     summary: Literal["auto", "concise", "detailed"] | None = None
     generate_summary: Literal["auto", "concise", "detailed"] | None = None  # its former name
 
@@ -127,8 +127,7 @@ class ResponseRequest(OpenAIFields, frozen=True, kw_only=True):
         shared |= {"conversation": self._conversation(), "store": self.stores}
         tools = ResponseTools.of(self.tools)
         shared |= {"tools": tools.functions, "tool_choice": tools.choice(self.tool_choice)}
-        effort = self.reasoning.effort if self.reasoning else None
-        chat = ResponseChat(**shared, instructions=self.instructions, reasoning_effort=effort)
+        chat = ResponseChat(**shared, instructions=self.instructions)
         chat, warnings = summarising(chat) if self.compacts else (chat, ())
         return chat, (*taken.warnings(), *warnings)
 

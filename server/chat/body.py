@@ -15,6 +15,7 @@ from ...slots.scope import MAX_NAME, SEPARATOR
 from ..config.settings import Attention, Draft, ReasoningFormat, Volatile
 from ..formats.answer import GrammarSpec
 from ..http.api_errors import RequestError
+from .reasoning import AskedReasoning, Effort, ReasoningField, ThinkingField, read_reasoning
 from .sampling_fields import JsonValue, SamplingOptions, Window
 
 # ---- The LoRA adapters that a request asks for. -------------------------------------------------------------------------
@@ -129,8 +130,6 @@ class Retrieval(Struct, frozen=True, kw_only=True):
 
 
 HistoryKind = Literal["auto", "whole", "new"]
-Effort = Annotated[str, Meta(max_length=32)]
-Count = Annotated[int, Meta(ge=0)]
 MAX_MESSAGE = 4096  # characters of a text that ends reasoning
 Choices = Annotated[int, Meta(ge=1, le=128)]
 MAX_STOPS, MAX_STOP = 64, 1024  # stop strings, characters of one: each is looked for at every token
@@ -207,6 +206,10 @@ class Options(GrammarOptions, Struct, frozen=True):
         """Yield a warning for each wish that has no effect and is no unknown field. Raises RequestError."""
         yield from ()
 
+    def unused(self) -> tuple[str, ...]:
+        """Return a warning for each field that has no effect beside another; --strict refuses it. Raises RequestError."""
+        return ()
+
     @property
     def opts_in(self) -> bool:
         """Whether the request asks for the cache in another way than by `cache_prompt`."""
@@ -240,12 +243,6 @@ class Options(GrammarOptions, Struct, frozen=True):
         return [self.stop] if isinstance(self.stop, str) else self.stop or []
 
 
-class ReasoningField(Struct, frozen=True):
-    """OpenAI's `reasoning` of a response."""
-
-    effort: Effort | None = None
-
-
 class ConversationReference(Struct, frozen=True):
     """A conversation by its id. history: whether `messages` are all of it or only the new ones; auto: by their roles."""
 
@@ -254,7 +251,10 @@ class ConversationReference(Struct, frozen=True):
 
 
 class ChatFields(Options, frozen=True, kw_only=True):
-    """Our fields of a chat, which each API of chats has. volatile: what is done with instructions that change."""
+    """The fields of a chat that each API of chats has: our own, and those about reasoning, by the names of all APIs.
+
+    volatile: what is done with instructions that change.
+    """
 
     volatile: Volatile | None = None
     documents: list[JsonValue] | None = None
@@ -263,6 +263,25 @@ class ChatFields(Options, frozen=True, kw_only=True):
     retrieval: bool | Retrieval | None = None
     tool_documents: Literal["auto", "off"] | None = None
     chat_template_kwargs: dict[str, JsonValue] = {}
+    reasoning_format: ReasoningFormat | None = None
+    reasoning_effort: Effort | None = None
+    reasoning_budget_tokens: Annotated[int, Meta(ge=-1)] | None = None
+    thinking_budget_tokens: Annotated[int, Meta(ge=-1)] | None = None
+    reasoning_budget_message: Annotated[str, Meta(max_length=MAX_MESSAGE)] | None = None
+    reasoning: ReasoningField | None = None
+    thinking: ThinkingField | None = None
+    think: bool | Effort | None = None
+    enable_thinking: bool | None = None
+    include_reasoning: bool | None = None
+    separate_reasoning: bool | None = None
+
+    @property
+    def asked_reasoning(self) -> AskedReasoning:
+        """What all these fields ask of reasoning. Raises RequestError."""
+        return read_reasoning(self)
+
+    def unused(self) -> tuple[str, ...]:
+        return (*super().unused(), *self.asked_reasoning.unused)
 
     @property
     def is_named(self) -> bool:
@@ -294,12 +313,6 @@ class ChatRequest(OpenAIFields, frozen=True, kw_only=True):
     function_call: Literal["none", "auto"] | dict[str, JsonValue] | None = None
     cache_control: dict[str, JsonValue] | None = None
     parse_tool_calls: bool | None = None
-    reasoning_format: ReasoningFormat | None = None
-    reasoning_effort: Effort | None = None
-    reasoning_budget_tokens: Annotated[int, Meta(ge=-1)] | None = None
-    thinking_budget_tokens: Annotated[int, Meta(ge=-1)] | None = None
-    reasoning_budget_message: Annotated[str, Meta(max_length=MAX_MESSAGE)] | None = None
-    reasoning: ReasoningField | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | Literal["content", "reasoning_content"] | None = None
     echo: bool | None = None
@@ -316,11 +329,6 @@ class ChatRequest(OpenAIFields, frozen=True, kw_only=True):
     def retrieves(self) -> bool:
         """Whether the server's documents are searched for it."""
         return self.retrieval not in (None, False)
-
-    @property
-    def effort(self) -> str | None:
-        """How much the model shall reason: `none`, `low`, ...; None: as the chat template has it."""
-        return self.reasoning_effort or (self.reasoning and self.reasoning.effort) or None
 
     @property
     def shows_prefilled(self) -> bool:

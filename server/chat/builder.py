@@ -107,11 +107,12 @@ class Answers:
 
     def of(self, request: ChatRequest, use: AllowedTools, pieces: Sequence[TextPiece]) -> AnswerFormat:
         """Return the form of a request's answers. pieces: the prompt's; its end may open reasoning. Raises RequestError."""
+        asked = request.asked_reasoning
         reader = partial(
             self.format.reader,
             use.types(),
             seed=secrets.token_hex(16),  # all readers of an answer find the same ids of calls
-            thinks=(request.reasoning_format or self._settings.reasoning_format) != "none",
+            thinks=(asked.format or self._settings.reasoning_format) != "none" or asked.is_shown is False,
             opened=_opening(pieces),
             controls=self.spelt,
         )
@@ -186,8 +187,8 @@ class Answers:
 
     def _budget(self, request: ChatRequest) -> tuple[int, str]:
         """Return the most tokens of reasoning, -1 for no limit, and the text in front of its end."""
-        asked, message = (request.reasoning_budget_tokens, request.thinking_budget_tokens), request.reasoning_budget_message
-        most = next((tokens for tokens in asked if tokens is not None and tokens >= 0), self._settings.reasoning_budget)
+        asked, message = request.asked_reasoning.most, request.reasoning_budget_message
+        most = self._settings.reasoning_budget if asked is None else asked
         return most, self._settings.reasoning_budget_message if message is None else message
 
 

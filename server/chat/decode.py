@@ -24,17 +24,7 @@ from msgspec.inspect import AnyType, CollectionType, Field, FloatType, StrType, 
 
 from ..http.api_errors import RequestError
 from ..http.json_body import as_unicode, check_elements
-from .body import (
-    ChatRequest,
-    ConversationReference,
-    OllamaOptions,
-    Options,
-    OutputConfig,
-    Retrieval,
-    StreamOptions,
-    TextConfig,
-    TextRequest,
-)
+from .body import ChatRequest, Options, TextRequest
 from .sampling_fields import JsonValue, SamplingOptions
 
 NO_EFFECT = "; it has no effect"
@@ -110,15 +100,22 @@ WISHES: Mapping[str, tuple[tuple[JsonValue, ...], str]] = {
 }
 """Fields that an answer can do without: the values that ask for nothing, and what is so instead."""
 
-NESTED: Mapping[str, type[Struct]] = {
-    "stream_options": StreamOptions,
-    "conversation": ConversationReference,
-    "retrieval": Retrieval,
-    "text": TextConfig,
-    "output_config": OutputConfig,
-    "options": OllamaOptions,
-}
-"""Fields that are objects of their own."""
+
+class ToolChoiceFields(Struct):
+    """The fields of a `tool_choice` that is an object."""
+
+    type: JsonValue = None
+    name: JsonValue = None
+    function: JsonValue = None
+    custom: JsonValue = None
+    namespace: JsonValue = None
+    allowed_tools: JsonValue = None
+    mode: JsonValue = None
+    tools: JsonValue = None
+
+
+OPEN: Mapping[str, type[Struct]] = {"tool_choice": ToolChoiceFields}
+"""Fields that may be objects and are decoded into no struct, with the fields that they have."""
 
 ELSEWHERE = frozenset({*ChatRequest.__struct_encode_fields__, *TextRequest.__struct_encode_fields__})
 """Fields of the routes that most clients use."""
@@ -127,9 +124,16 @@ _shown = Repr()
 _shown.maxstring = MAX_COMPARED
 
 
-def has_nested(body: Struct) -> bool:
+@cache
+def nested(kind: type[Struct]) -> Mapping[str, type[Struct]]:
+    """Return the fields of a kind of body that are objects of their own."""
+    inner = {name: _takes(field.type, StructType) for name, field in _fields_of(kind).items()}
+    return {name: about.cls if about else OPEN[name] for name, about in inner.items() if about or name in OPEN}
+
+
+def has_nested(body: Struct, kind: type[Struct]) -> bool:
     """Return whether a body has a field with fields of its own."""
-    return any(isinstance(getattr(body, name, None), nested) for name, nested in NESTED.items())
+    return any(isinstance(getattr(body, name, None), Struct | dict) for name in nested(kind))
 
 
 def unread(body: Mapping[str, Raw], kind: type[Struct], strict: bool) -> tuple[str, ...]:
@@ -150,13 +154,17 @@ def unread(body: Mapping[str, Raw], kind: type[Struct], strict: bool) -> tuple[s
 
 def _unread(body: Mapping[str, Raw], kind: type[Struct], within: str = "") -> Iterator[str]:
     """Yield the names of unknown fields, those of nested objects behind a dot. Raises RequestError."""
-    known = _names(kind)
+    known, objects = _names(kind), nested(kind)
     for name, value in body.items():
         path = within + name
         if name not in known and path not in HARMLESS and not _asks_for_nothing(path, value):
             yield path
-        elif name in known and name in NESTED and bytes(memoryview(value)[:1]) == b"{":
-            yield from _unread(msgspec.json.decode(value, type=dict[str, Raw]), NESTED[name], f"{name}.")
+        elif name in objects and bytes(memoryview(value)[:1]) == b"{":
+            inner = msgspec.json.decode(value, type=dict[str, Raw])
+            if issubclass(objects[name], Options):  # a body in a body
+                yield from (f"{name}.{one}" for one in _unread(inner, objects[name]))
+            else:
+                yield from _unread(inner, objects[name], f"{path}.")
 
 
 def _asks_for_nothing(name: str, value: Raw) -> bool:
@@ -187,7 +195,7 @@ def _names(kind: type[Struct]) -> frozenset[str]:
 @lru_cache(maxsize=256)
 def _nearest(name: str, kind: type[Struct]) -> str | None:
     """Return the known field that a name resembles most, if any does."""
-    parts = {f"{outer}.{inner}" for outer, inners in NESTED.items() for inner in inners.__struct_encode_fields__}
+    parts = {f"{outer}.{inner}" for outer, inners in nested(kind).items() for inner in inners.__struct_encode_fields__}
     found = get_close_matches(name, [*kind.__struct_encode_fields__, *parts, *REFUSED, *WISHES, *HARMLESS], n=1, cutoff=0.75)
     return found[0] if found else None
 
@@ -212,7 +220,12 @@ def decode_request(body: bytes, kind: type[R], strict: bool = False) -> tuple[R,
     Raises RequestError.
     """
     decoded, warnings = _decode_request(body, kind, strict)
-    return decoded, (*warnings, *decoded.warnings()) if isinstance(decoded, Options) else warnings
+    if not isinstance(decoded, Options):
+        return decoded, warnings
+    unused = decoded.unused()
+    if unused and strict:
+        raise RequestError(f"{unused[0]}; --strict refuses it", param=unused[0].split()[0])
+    return decoded, (*warnings, *decoded.warnings(), *unused)
 
 
 def _decode_request(body: bytes, kind: type[R], strict: bool) -> tuple[R, tuple[str, ...]]:
@@ -221,7 +234,7 @@ def _decode_request(body: bytes, kind: type[R], strict: bool) -> tuple[R, tuple[
     with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         # Most bodies are as they should be, and need no second look.
         decoded: R = _decode(body, _exact(kind))  # type: ignore[assignment]
-        if not has_nested(decoded):
+        if not has_nested(decoded, kind):
             return decoded, ()
     body = as_unicode(body)
     decoded = _decode_loosely(body, kind)

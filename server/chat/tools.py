@@ -22,6 +22,7 @@ from ..formats.json_text import parameter_types
 from ..formats.readers import Types
 from ..http.api_errors import RequestError
 from .body import ChatRequest
+from .reasoning import SWITCH
 
 Schema = Mapping[str, object]
 Mode = Literal["auto", "none", "required"]
@@ -209,14 +210,14 @@ _FORM = "return a json object with function name and arguments within <tool_call
 OWN_FIELDS = ("messages", "tools", "add_generation_prompt")
 """Variables that are fields of a request."""
 
-SWITCHES = ("enable_thinking", "preserve_reasoning")
+SWITCHES = (SWITCH, "preserve_reasoning")
 
 
 def settings_variables(settings: Settings) -> dict[str, object]:
     """Return the variables of every request, which a request may change. Raises SettingsError."""
     variables: dict[str, object] = {"preserve_reasoning": settings.reasoning_preserve}
     if settings.reasoning != "auto":
-        variables["enable_thinking"] = settings.reasoning == "on"
+        variables[SWITCH] = settings.reasoning == "on"
     if settings.reasoning_effort not in ("", "default"):
         variables["reasoning_effort"] = settings.reasoning_effort
     try:
@@ -239,13 +240,13 @@ def request_variables(request: ChatRequest, defaults: Mapping[str, object]) -> d
         if not isinstance(given.get(name), bool | None):
             raise RequestError(f"{where}.{name}: expected true or false", param=f"{where}.{name}")
     given = {name: value for name, value in given.items() if value is not None or name not in SWITCHES}
-    variables = {**defaults, **given}
-    effort = request.effort
-    if effort == "none":
+    variables, asked = {**defaults, **given}, request.asked_reasoning
+    if asked.is_on is not None:
+        variables[SWITCH] = asked.is_on
+    if asked.is_on is False and "reasoning_effort" not in given:
         variables.pop("reasoning_effort", None)
-        variables["enable_thinking"] = False
-    elif effort:
-        variables["reasoning_effort"] = effort
+    elif asked.effort:
+        variables["reasoning_effort"] = asked.effort
     return variables
 
 

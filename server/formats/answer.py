@@ -72,6 +72,19 @@ class Plain:
         return []
 
 
+class WithoutReasoning:
+    """Reads an answer and leaves its reasoning out. reader: of the whole answer."""
+
+    def __init__(self, reader: AnswerReader) -> None:
+        self._reader = reader
+
+    def push(self, text: str) -> list[Fragment]:
+        return [one for one in self._reader.push(text) if not isinstance(one, ReasoningText)]
+
+    def finish(self, is_cut: bool = False) -> list[Fragment]:
+        return [one for one in self._reader.finish(is_cut) if not isinstance(one, ReasoningText)]
+
+
 def message(fragments: Iterable[Fragment]) -> dict[str, object]:
     """Return the message of OpenAI's API that the fragments of a whole answer make.
 

@@ -22,6 +22,7 @@ from ..chat.builder import PromptBuilder
 from ..chat.content import take
 from ..chat.conversations import Conversations, PendingTurn
 from ..chat.history import HistoryMessage
+from ..chat.reasoning import warnings_of
 from ..chat.tokens import AnswerMemory
 from ..config.settings import Settings
 from ..engine.engine import Engine, Sleep
@@ -93,6 +94,8 @@ class Service:
         asked, breakpoints, warnings = take(asked, self.builder.takes_tool_documents(asked))
         if asked.volatile == "move" and not asked.is_named:
             warnings += (NAMELESS,)
+        knows_reasoning = self.template.thinks or self.template.knows("reasoning_effort")
+        warnings += tuple(warnings_of(asked.asked_reasoning, knows_reasoning=knows_reasoning))
         if self.builder.separates(asked):
             await self.submitter.check_movable()
         ref = self.conversations.ref(asked, self.submitter.caches(asked))

@@ -72,7 +72,7 @@ def test_one_message_of_the_model_is_several_items():
         ([THOUGHT], [("", "Hm.", 0)]),
         ([SAID, THOUGHT, SAID], [("Yes.", None, 0), ("Yes.", "Hm.", 0)]),
         ([{"type": "reasoning", "summary": [{"type": "summary_text", "text": "Short."}]}, SAID], [("Yes.", "Short.", 0)]),
-        ([{"type": "reasoning", "summary": [], "encrypted_content": seal("Ah\ud800, so.")}], [("", "Ah\ud800, so.", 0)]),
+        ([{"type": "reasoning", "summary": [], "encrypted_content": seal("Ah, so.")}], [("", "Ah, so.", 0)]),
         ([{"type": "reasoning", "summary": [], "encrypted_content": "gAAAA"}, SAID], [("Yes.", None, 0)]),
     ],
 )
@@ -133,7 +133,7 @@ def test_a_response_asks_for_a_chat():
     assert chat.tool_choice == {"type": "function", "function": {"name": "look"}}
     inner = {"name": "n", "schema": {"type": "object"}, "strict": True}
     assert chat.response_format == {"type": "json_schema", "json_schema": inner}
-    assert (chat.reasoning_effort, chat.parallel_tool_calls, chat.store) == ("low", False, True)
+    assert (chat.asked_reasoning.effort, chat.parallel_tool_calls, chat.store) == ("low", False, True)
     assert chat.conversation is not None and msgspec.to_builtins(chat.conversation) == {"id": "c", "history": "new"}
     allowed = {"mode": "auto", "tools": [{"type": "function", "name": "look"}]}
     assert response(tool_choice={"type": "allowed_tools"} | allowed).tool_choice == {
@@ -261,8 +261,9 @@ def test_fields_of_messages():
         {"type": "function", "function": {"name": "look", "description": "d", "parameters": {"type": "object"}}}
     ]
     assert (read_tools(chat).mode, chat.parallel_tool_calls, chat.stops(), chat.limit()) == ("required", False, ["END"], 10)
-    assert (chat.thinking_budget_tokens, chat.reasoning_effort, take(chat)[0].cache_prompt) == (50, "high", True)
-    assert chat.chat_template_kwargs == {"enable_thinking": True}
+    asked = chat.asked_reasoning
+    assert (asked.is_on, asked.most, take(chat)[0].cache_prompt) == (True, 50, True)
+    assert chat.chat_template_kwargs == {"reasoning_effort": "high"}
     plain = anthropic().chat()
     assert plain.chat_template_kwargs == {"enable_thinking": False} and plain.cache_prompt is None
     named = anthropic(tools=[tool], tool_choice={"type": "tool", "name": "look"}).chat()
