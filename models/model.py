@@ -260,7 +260,9 @@ class Model:
         self.num_layers: int = llama.llama_model_n_layer(self.handle)
         self.width: int = llama.llama_model_n_embd_inp(self.handle)
         """Numbers of an embedded token."""
-        self.file_type = (llama.llama_ftype_name(llama.llama_model_ftype(self.handle)) or b"").decode()
+        told = self.metadata("general.file_type") or ""  # llama.cpp reads it with the weights alone
+        number = int(told) if vocab_only and told.isdecimal() else llama.llama_model_ftype(self.handle)
+        self.file_type = (llama.llama_ftype_name(number) or b"").decode()
         """The quantisation of most tensors, in llama.cpp's words."""
         self._pieces: dict[int, bytes] = {}
 

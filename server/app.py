@@ -16,7 +16,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from .api.ollama import asks_whether_it_runs, greet
+from .api.ollama_models import asks_whether_it_runs, greet
 from .api.routes import ROUTES, ApiRoute
 from .config.settings import Settings
 from .http.api_errors import RequestError, handlers, no_route

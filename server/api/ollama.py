@@ -1,4 +1,4 @@
-"""Ollama's API: chat, generate, embed, the models; lines of JSON."""
+"""Ollama's API: chat, generate, embed; lines of JSON."""
 
 from __future__ import annotations
 
@@ -7,38 +7,29 @@ import re
 import reprlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
-from hashlib import sha256
 from math import inf
 from time import perf_counter
 
 import msgspec
 from msgspec import Raw, Struct
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import Response
 
-from ...models.model import Model
-from ...models.model_files import files_of, stamp
 from ..chat.body import ChatFields, ChatRequest, OllamaOptions, Options, TextRequest
 from ..chat.decode import WHOLE
 from ..chat.parts import unsupported
 from ..chat.reasoning import Count
 from ..chat.sampling_fields import JsonValue
-from ..config.settings import VERSION
 from ..engine.generation import Delta, End, PromptProgress
 from ..engine.usage import Fields
 from ..formats.answer import CallArguments, CallStart, ContentText, Fragment, ReasoningText, decoded_arguments
-from ..http.api_errors import RequestError, no_route, unknown_model
-from ..search.vectors import Vectors
-from ..service.models import ModelEntry
-from ..service.service import Service
+from ..http.api_errors import RequestError
 from .completions import submit_text
 from .embeddings import EmbeddingRequest, compute, pooled
 from .endpoint import VectorRequest, accept, beside_others, early_meta, service_of, submit, vectors_of, warn
+from .ollama_models import NDJSON, check_model, written
 from .reply import JsonReply, ReplyFormat, ResponseMeta, WholeAnswer, encode
 
-API_VERSION = "0.13.5"  # of the Ollama whose fields these are: clients compare it
-NDJSON = "application/x-ndjson"
 ChatMessages = list[dict[str, JsonValue]]
 KeepAlive = float | str
 
@@ -215,22 +206,11 @@ class OldEmbedRequest(VectorRequest, frozen=True, kw_only=True):
     keep_alive: KeepAlive | None = None
 
 
-class ModelName(Struct, frozen=True, kw_only=True):
-    """`POST /api/show` and `/api/pull`: a model by its name. The other fields change nothing here."""
-
-    model: str = ""
-    name: str = ""
-    verbose: bool | None = None
-    insecure: bool | None = None
-    stream: bool | None = None
-
-
 # ---- Durations ----------------------------------------------------------------------------------------------------------
 
 UNITS = {"": 1.0, "ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 DURATION = re.compile(r"([0-9]+\.?[0-9]*|\.[0-9]+)(ns|us|µs|ms|s|m|h|)")
 LONGEST = 365 * 86400.0  # seconds that a model is kept, unless it is for ever
-FOR_EVER = 100 * LONGEST  # as Ollama's clients are told it
 
 
 def seconds_of(given: KeepAlive) -> float:
@@ -247,212 +227,6 @@ def seconds_of(given: KeepAlive) -> float:
 
 def _nanoseconds(seconds: float) -> int:
     return int(seconds * 1e9)
-
-
-def _written(time: datetime | None = None) -> str:
-    """Return a time, by default now, as Ollama writes it."""
-    return (time or datetime.now(UTC)).isoformat().replace("+00:00", "Z")
-
-
-# ---- Models -------------------------------------------------------------------------------------------------------------
-
-HERE = "models come here by the command line: slotcache serve -m FILE, --models-dir DIR or -hf USER/REPO"
-
-
-def tagged(name: str) -> str:
-    """Return a model's name with a tag, as Ollama lists it."""
-    return name if ":" in name.rpartition("/")[2] else f"{name}:latest"
-
-
-def _known(request: Request) -> dict[str, Model]:
-    """Return the models that generate or embed, by each of their names."""
-    known: dict[str, Model] = {}
-    for _, vectors in _opened(request):
-        for name, model in vectors.models().items():
-            if _capabilities(request, model):
-                names = vectors.settings.names(model.path) if name == vectors.name else (name,)
-                known |= {tagged(each): model for each in names}
-    return known
-
-
-def _opened(request: Request) -> list[tuple[Service | None, Vectors]]:
-    """Return what serves each model that was loaded. Raises RequestError 503 while the first one loads."""
-    state = request.app.state.app
-    vectors = state.loaded()
-    if state.models is None:
-        return [(state.service, vectors)]
-    return [(loaded.service, loaded.vectors) for loaded in state.models.opened()]
-
-
-def _never_loaded(request: Request) -> list[ModelEntry]:
-    """Return the models that were not loaded yet, of several that share the device."""
-    models = request.app.state.app.models
-    return [entry for entry in models.entries.values() if entry.loaded is None] if models else []
-
-
-def _find(request: Request, name: str | None, usual: Model) -> Model:
-    """Return the model of this name. usual: the one for any name, with --any-model. Raises RequestError."""
-    if not name:
-        raise RequestError("model is required", param="model")
-    known = _known(request)
-    if (model := known.get(tagged(name))) is not None:
-        return model
-    if any(tagged(entry.name) == tagged(name) for entry in _never_loaded(request)):
-        told = f"{name!r} was not loaded yet: a request for it or POST /models/load does that"
-        raise RequestError(told, status=503, param="model", code="model_not_loaded")
-    if request.app.state.app.settings.any_model:
-        return usual
-    raise unknown_model(name, known)
-
-
-def _check_model(request: Request, name: str | None, wanted: Model, act: str) -> str:
-    """Return the name of a model, which must be the wanted one. act: what it is wanted for. Raises RequestError."""
-    if _find(request, name, wanted) is not wanted:
-        able = next(each for each, model in _known(request).items() if model is wanted)
-        raise RequestError(f"{name!r} does not support {act} here: expected {able}", param="model")
-    return str(name)
-
-
-def _capabilities(request: Request, model: Model) -> list[str]:
-    """Return what a model can do, in Ollama's words."""
-    opened = _opened(request)
-    embedders = [vectors.embedding.embedder.model for _, vectors in opened if vectors.embedding is not None]
-    able = ["embedding"] if any(model is one for one in embedders) else []
-    if (service := _service_with(request, model)) is not None:
-        able += ["completion", "tools"]  # a template that shows no tools gets them in the system message
-        able += ["insert"] * service.builder.can_infill + ["thinking"] * service.template.thinks
-    return able
-
-
-def _service_with(request: Request, model: Model) -> Service | None:
-    """Return the service of a model; None for one that generates no text."""
-    return next((one for one, _ in _opened(request) if one is not None and model is one.model), None)
-
-
-def _listed(name: str, model: Model) -> Fields:
-    """Return a model as Ollama lists it. digest: of its files' sizes and times, not of what they hold."""
-    stamps, family, count = sorted(model.weights.files.stamps.values()), _family(model), model.num_parameters
-    level = re.sub(r" - ([SML])\w*$", r"_\1", model.file_type).removeprefix("all ")  # llama.cpp's `Q4_K - Medium`
-    size = f"{count / 1e9:.1f}B" if count >= 1e9 else f"{count / 1e6:.2f}M"
-    about: Fields = {"parent_model": "", "format": "gguf", "family": family, "families": [family]}
-    return {
-        "name": name,
-        "model": name,
-        "modified_at": _written(datetime.fromtimestamp(max(stamp[3] for stamp in stamps) / 1e9, UTC)),
-        "size": model.size,
-        "digest": sha256(repr(stamps).encode()).hexdigest(),
-        "details": about | {"parameter_size": size, "quantization_level": level},
-    }
-
-
-def _family(model: Model) -> str:
-    return model.metadata("general.architecture") or ""
-
-
-OF_FILE = ("general.name", "general.basename", "general.size_label")
-OF_ARCHITECTURE = ("block_count", "embedding_length", "attention.head_count", "attention.head_count_kv", "expert_count")
-
-
-def _info(request: Request, model: Model) -> Fields:
-    """Return what the file says of a model."""
-    family = _family(model)
-    told = {key: model.metadata(key) for key in (*OF_FILE, *(f"{family}.{key}" for key in OF_ARCHITECTURE))}
-    found: Fields = {"general.architecture": family, "general.parameter_count": model.num_parameters}
-    found[f"{family}.context_length"] = _length(request, model)
-    return found | {key: int(text) if text.isdecimal() else text for key, text in told.items() if text is not None}
-
-
-def _length(request: Request, model: Model) -> int:
-    """Return the tokens that a request may have."""
-    service = _service_with(request, model)
-    return service.submitter.limit if service is not None else model.context_train
-
-
-async def tags(request: Request) -> Response:
-    """List the models by their names, for Ollama's clients."""
-    known = [_listed(name, model) for name, model in _known(request).items()]
-    return JsonReply({"models": [*known, *map(_unread, _never_loaded(request))]})
-
-
-def _unread(entry: ModelEntry) -> Fields:
-    """Return a model that was not loaded yet, of which its files alone are known, as Ollama lists it."""
-    files = [file for file in files_of(entry.path) if file.exists()]
-    stamps, name = sorted(map(stamp, files)), tagged(entry.name)
-    return {
-        "name": name,
-        "model": name,
-        "modified_at": _written(datetime.fromtimestamp(max((one[3] for one in stamps), default=0) / 1e9, UTC)),
-        "size": sum(one[2] for one in stamps),
-        "digest": sha256(repr(stamps).encode()).hexdigest(),
-        "details": {"format": "gguf"},
-    }
-
-
-async def show(request: Request, asked: ModelName) -> Response:
-    """Show a model to Ollama's clients."""
-    name = asked.model or asked.name
-    model = _find(request, name, request.app.state.app.loaded().model)
-    service = _service_with(request, model)
-    body: Fields = {"license": model.metadata("general.license") or "", "modelfile": f"FROM {model.path.name}\n"}
-    if service is not None:
-        sampling = service.submitter.defaults.sampling
-        names = ("temperature", "top_k", "top_p", "min_p", "repeat_penalty", "repeat_last_n")
-        values = {"num_ctx": service.submitter.limit} | {name: getattr(sampling, name) for name in names}
-        lines = (f"{name:<30} {value}" for name, value in values.items())
-        body |= {"parameters": "\n".join(lines), "template": service.template.source}
-    shown = {field: value for field, value in _listed(name, model).items() if field in ("details", "modified_at")}
-    told = {"model_info": _info(request, model), "capabilities": _capabilities(request, model)}
-    return JsonReply(body | shown | told)
-
-
-async def ps(request: Request) -> Response:
-    """List the models that are in memory, for Ollama's clients."""
-    opened = _opened(request)
-    workers = (worker for _, vectors in opened for worker in vectors.workers)
-    left = {id(worker.embedder.model): worker.seconds_left for worker in workers if not worker.is_asleep}
-    for service, _ in opened:
-        if service is not None and not service.engine.sleep.is_asleep:
-            left[id(service.model)] = service.engine.sleep.seconds_left
-    loaded = {name: model for name, model in _known(request).items() if id(model) in left}
-    shown: list[Fields] = []
-    for name, model in loaded.items():
-        ends = datetime.now(UTC) + timedelta(seconds=min(left[id(model)], FOR_EVER))
-        place = {"size_vram": model.size if model.device else 0, "context_length": _length(request, model)}
-        shown.append(_listed(name, model) | place | {"expires_at": _written(ends)})
-    return JsonReply({"models": shown})
-
-
-async def version(request: Request) -> Response:
-    """Tell the version of Ollama's API that is spoken here, and of this server."""
-    return JsonReply({"version": API_VERSION, "slotcache": VERSION})
-
-
-async def pull(request: Request, asked: ModelName) -> Response:
-    """Do nothing for a model that is served; for another one say how models get here."""
-    name = asked.model or asked.name
-    try:
-        _find(request, name, request.app.state.app.loaded().model)
-    except RequestError as error:
-        raise RequestError(f"{error.message}; {HERE}", status=error.status, param=error.param, code=error.code) from None
-    return Response(encode({"status": "success"}) + b"\n", media_type=NDJSON)
-
-
-async def refuse(request: Request) -> Response:
-    """Refuse to change the models, and say how they get here."""
-    raise RequestError(f"this server makes, copies and deletes no models: {HERE}")
-
-
-def asks_whether_it_runs(request: Request) -> bool:
-    """Whether `/` is asked for by a client of Ollama, which takes JSON, and not by a browser."""
-    accepted = request.headers.get("accept", "")
-    return "application/json" in accepted and "text/html" not in accepted
-
-
-async def greet(request: Request) -> Response:
-    """Tell Ollama's clients that the server runs; there is no page for others."""
-    if not asks_whether_it_runs(request):
-        raise no_route(request.scope["path"])
-    return PlainTextResponse("Ollama is running")
 
 
 # ---- Answers: a line of JSON for each piece, or one object. -------------------------------------------------------------
@@ -536,7 +310,7 @@ class OllamaReply:
         """Return an object of the answer. costs: of its last one."""
         said: Fields = {"content" if self._has_message else "response": part.get("content", "")}
         said |= {name: part[name] for name in ("thinking", "tool_calls") if part.get(name)}
-        body: Fields = {"model": self.envelope.model, "created_at": _written()}
+        body: Fields = {"model": self.envelope.model, "created_at": written()}
         body |= {"message": {"role": "assistant"} | said} if self._has_message else said
         if self._unsent:
             body["logprobs"], self._unsent = self._unsent, []
@@ -569,7 +343,7 @@ def opening(request: Request, asked: OllamaChatRequest | GenerateRequest) -> Rep
 async def chat(request: Request, asked: OllamaChatRequest) -> Response | ReplyFormat:
     """Answer as Ollama's chat does."""
     began = perf_counter()
-    name = _check_model(request, asked.model, service_of(request).model, "chat")
+    name = check_model(request, asked.model, service_of(request).model, "chat")
     if not asked.messages:
         return _keep_only(request, asked, name, {"message": {"role": "assistant", "content": ""}})
     made = await beside_others(request, asked.chat)
@@ -580,7 +354,7 @@ async def chat(request: Request, asked: OllamaChatRequest) -> Response | ReplyFo
 async def generate(request: Request, asked: GenerateRequest) -> Response | ReplyFormat:
     """Answer as Ollama's generate does."""
     began = perf_counter()
-    name = _check_model(request, asked.model, service_of(request).model, "generate")
+    name = check_model(request, asked.model, service_of(request).model, "generate")
     if not (asked.prompt or asked.suffix):
         return _keep_only(request, asked, name, {"response": ""})
     made = await beside_others(request, asked.text if asked.is_text else asked.chat)
@@ -607,7 +381,7 @@ def _keep_only(request: Request, asked: OllamaFields, name: str, said: Fields) -
         sleep.bring()
     if seconds is not None:
         sleep.keep(seconds)
-    body: Fields = {"model": name, "created_at": _written()} | said
+    body: Fields = {"model": name, "created_at": written()} | said
     return JsonReply(body | {"done": True, "done_reason": "unload" if seconds == 0 else "load"} | _notes(request))
 
 
@@ -646,7 +420,7 @@ async def embed_one(request: Request, asked: OldEmbedRequest) -> Response:
 async def _embed(request: Request, asked: EmbedRequest | OldEmbedRequest, made: EmbeddingRequest, field: bytes) -> Response:
     """Answer with the vectors of `made`. field: of the answer, which holds them."""
     began, worker = perf_counter(), pooled(vectors_of(request))
-    name = _check_model(request, asked.model, worker.embedder.model, "embed")
+    name = check_model(request, asked.model, worker.embedder.model, "embed")
     seconds, can_sleep = None, vectors_of(request).settings.may_unload
     if asked.keep_alive is not None:
         seconds = seconds_of(asked.keep_alive)

@@ -25,13 +25,14 @@ from ..chat.body import (
 from ..config.settings import VERSION
 from ..engine.usage import Fields
 from ..search.retrieve import SearchRequest
-from . import cache, chat, completions, embeddings, llama_server, messages, ollama, responses, search
+from . import cache, chat, completions, embeddings, llama_server, messages, ollama, ollama_models, responses, search
 from .completions import DetokenizeRequest, TokenizeRequest
 from .embeddings import EmbeddingRequest, RerankRequest
 from .endpoint import MOST_ITEMS, ORDERS, Handler, Opening, endpoint
 from .llama_server import FileName, ModelAction
 from .messages import MessagesCountRequest, MessagesRequest
-from .ollama import EmbedRequest, GenerateRequest, ModelName, OldEmbedRequest, OllamaChatRequest
+from .ollama import EmbedRequest, GenerateRequest, OldEmbedRequest, OllamaChatRequest
+from .ollama_models import ModelName
 from .reply import JsonReply, encode
 from .responses import CompactRequest, ResponseCountRequest, ResponseRequest
 from .search import RefreshRequest
@@ -142,17 +143,17 @@ ROUTES = (
     ApiRoute("GET", "/v1/responses/{id}/input_items", responses.input_items, query=SCOPE | PAGE),
     ApiRoute("POST", "/v1/messages", messages.create, MessagesRequest, opening=messages.opening),
     ApiRoute("POST", "/v1/messages/count_tokens", messages.count, MessagesCountRequest),
-    ApiRoute("GET", "/api/version", ollama.version, chooses=False),
-    ApiRoute("GET", "/api/tags", ollama.tags, chooses=False),
-    ApiRoute("GET", "/api/ps", ollama.ps, chooses=False),
-    ApiRoute("POST", "/api/show", ollama.show, ModelName, chooses=False),
+    ApiRoute("GET", "/api/version", ollama_models.version, chooses=False),
+    ApiRoute("GET", "/api/tags", ollama_models.tags, chooses=False),
+    ApiRoute("GET", "/api/ps", ollama_models.ps, chooses=False),
+    ApiRoute("POST", "/api/show", ollama_models.show, ModelName, chooses=False),
     ApiRoute("POST", "/api/chat", ollama.chat, OllamaChatRequest, opening=ollama.opening),
     ApiRoute("POST", "/api/generate", ollama.generate, GenerateRequest, opening=ollama.opening),
     ApiRoute("POST", "/api/embed", ollama.embed, EmbedRequest),
     ApiRoute("POST", "/api/embeddings", ollama.embed_one, OldEmbedRequest),
-    ApiRoute("POST", "/api/pull", ollama.pull, ModelName, chooses=False),
-    ApiRoute("POST", "/api/create /api/copy /api/push", ollama.refuse, chooses=False),
-    ApiRoute("DELETE", "/api/delete", ollama.refuse, chooses=False),
+    ApiRoute("POST", "/api/pull", ollama_models.pull, ModelName, chooses=False),
+    ApiRoute("POST", "/api/create /api/copy /api/push", ollama_models.refuse, chooses=False),
+    ApiRoute("DELETE", "/api/delete", ollama_models.refuse, chooses=False),
     ApiRoute("POST", "/v1/completions", completions.create_text, TextRequest, opening=completions.opening),
     ApiRoute("POST", "/completion /completions", completions.create_native, CompletionRequest, opening=completions.opening),
     ApiRoute("POST", "/infill", completions.infill, InfillRequest, opening=completions.opening),

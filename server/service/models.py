@@ -11,11 +11,12 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 from ...models.errors import ChangedFile, ModelError
 from ...models.hardware import free_memory
@@ -68,13 +69,22 @@ class Loaded:
             await asyncio.to_thread(self.service.close, why, keeps_vocabulary=keeps_vocabulary)
 
 
+@dataclass(frozen=True, slots=True)
+class FileHead:
+    """What the file of a model that was never loaded says of it. problem: why it cannot be read; then nothing is known."""
+
+    stamps: dict[Path, Stamp]
+    told: dict[str, Any]
+    problem: str = ""
+
+
 @dataclass(slots=True, eq=False)
 class ModelEntry:
     """A model by its name. loaded: once it was loaded for the first time. opening: done when that is so, or has failed.
 
     checking: the look at its files before it comes back. closing: the end of what its file held before.
     value: unloaded, loading, loaded or failed. failure: why. stamps: of the files when they were tried last. num_turns:
-    that it has had. num_bytes: of its weights and its cells, once it was loaded.
+    that it has had. num_bytes: of its weights and its cells, once it was loaded. head: see `Models.look`.
     """
 
     name: str
@@ -92,6 +102,7 @@ class ModelEntry:
     num_bytes: int = 0
     num_arriving: int = 0  # requests that wait for the first load
     began: float = 0.0  # its turn, by perf_counter
+    head: FileHead | None = None
 
     @property
     def is_placed(self) -> bool:
@@ -178,6 +189,7 @@ class Models:
         self._budget = 0  # bytes of host memory, of all together
         self._conversations: list[Conversations] = []  # of the models that were loaded so far
         self._closed = False
+        self._looking = asyncio.Lock()
 
     # ---- ask -------------------------------------------------------------------------------------------------------
 
@@ -242,6 +254,16 @@ class Models:
             return await asyncio.shield(entry.opening)
         finally:
             entry.num_arriving -= 1
+
+    async def look(self, entry: ModelEntry, tell: Callable[[Model], dict[str, Any]]) -> FileHead:
+        """Return what `tell`, the same for all calls, says of a file: its metadata and vocabulary, without the weights.
+
+        A file is read once, in a thread, and one after the other; again when it has changed.
+        """
+        async with self._looking:
+            if entry.head is None or entry.head.stamps != _stamps(entry.path):
+                entry.head = await asyncio.to_thread(_read_head, entry.path, tell)
+            return entry.head
 
     def retry(self, entry: ModelEntry) -> None:
         """Let a model that failed be tried again."""
@@ -534,6 +556,15 @@ def _not_loaded(entry: ModelEntry) -> RequestError:
 
 def _shutting_down() -> RequestError:
     return RequestError("the server is shutting down", status=503)
+
+
+def _read_head(path: Path, tell: Callable[[Model], dict[str, Any]]) -> FileHead:
+    stamps = _stamps(path)
+    try:
+        with closing(Model(path, vocab_only=True)) as model:
+            return FileHead(stamps, tell(model))
+    except (ModelError, OSError) as error:
+        return FileHead(stamps, {}, reason_of(error))
 
 
 def _stamps(path: Path) -> dict[Path, Stamp]:

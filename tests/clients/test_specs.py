@@ -3,7 +3,8 @@
 import pytest
 from slotcache.server.api.embeddings import EmbeddingRequest
 from slotcache.server.api.messages import MessagesRequest
-from slotcache.server.api.ollama import EmbedRequest, GenerateRequest, ModelName, OldEmbedRequest, OllamaChatRequest
+from slotcache.server.api.ollama import EmbedRequest, GenerateRequest, OldEmbedRequest, OllamaChatRequest
+from slotcache.server.api.ollama_models import ModelName
 from slotcache.server.api.responses import ResponseRequest
 from slotcache.server.chat.body import ChatRequest, OllamaOptions, TextRequest
 from slotcache.server.chat.decode import HARMLESS, REFUSED, WISHES

@@ -147,6 +147,41 @@ def test_all_models_are_listed_with_what_they_can_do(files, tmp_path):
         assert able == {"a": ["completion"], "b": ["completion"], "e": ["embedding"]}
 
 
+def test_a_model_that_was_never_loaded_is_listed_and_shown_by_the_head_of_its_file(files, monkeypatch):
+    """Clients choose by its context and by what it can do, before they ask it anything."""
+    with sharing(files[:2], ctx_size=0) as up:
+        before = up.http.get("/api/tags").json()["models"][1], up.http.post("/api/show", json={"model": "b"})
+        assert before[1].status_code == 200, before[1].text
+        read, head = [], models_module._read_head
+        monkeypatch.setattr(models_module, "_read_head", lambda *given: read.append(given) or head(*given))
+        assert up.http.get("/api/tags").json()["models"][1] == before[0] and not read, "the file is read once"
+        assert status(up) == {"a": "loaded", "b": "unloaded"} and models_of(up).num_swaps == 0
+        up.chat(QUESTION, model="b")
+        listed, shown = up.http.get("/api/tags").json()["models"][1], up.http.post("/api/show", json={"model": "b"}).json()
+        assert up.http.post("/api/pull", json={"model": "b"}).status_code == 200
+    assert before[0] == listed and listed["details"]["family"] == "llama"
+    known = {name: value for name, value in shown.items() if name != "parameters"}
+    assert before[1].json() == known and known["capabilities"] == ["completion", "tools"] and known["template"]
+    assert known["model_info"]["llama.context_length"] > 0
+
+
+def test_the_head_of_a_file_is_read_again_when_it_has_changed_and_a_broken_one_is_told_of(files, tmp_path):
+    a, b, _, broken = files
+    there = tmp_path / "x.gguf"
+    shutil.copy(broken, there)
+    with sharing([a, there]) as up:
+        listed = up.http.get("/api/tags").json()["models"][1]
+        assert listed["name"] == "x:latest" and listed["details"] == {"format": "gguf"} and listed["size"] == 5000
+        answer = up.http.post("/api/show", json={"model": "x"})
+        assert answer.status_code == 503 and answer.json()["error"].startswith("'x' cannot be read: ")
+        shutil.copy(b, there)
+        assert up.http.get("/api/tags").json()["models"][1]["details"]["family"] == "llama"
+        assert up.http.post("/api/show", json={"model": "x:latest"}).json()["model_info"]["llama.context_length"] <= 4096
+        assert up.http.post("/api/pull", json={"model": "x"}).json() == {"status": "success"}
+        unknown = up.http.post("/api/show", json={"model": "y"})
+        assert unknown.status_code == 404 and "a:latest, x:latest" in unknown.json()["error"]
+
+
 def test_ollama_s_clients_see_all_models(files):
     with sharing(files[:2]) as up:
         assert [one["name"] for one in up.http.get("/api/tags").json()["models"]] == ["a:latest", "b:latest"]
