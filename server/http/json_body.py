@@ -27,7 +27,7 @@ def check_elements(*texts: bytes, what: str = "the body", param: str | None = No
     found = _count(piece for text in texts for piece in outside_strings(text))
     for name, (_, most) in ELEMENTS.items():
         if found[name] > most:
-            raise RequestError(f"{what} has more than {most:,} {name}", status=413, param=param)
+            raise RequestError(f"{what} has too many {name}: expected at most {most:,}", status=413, param=param)
 
 
 def _count(texts: Iterable[bytes]) -> Counter[str]:

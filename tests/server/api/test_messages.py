@@ -171,7 +171,7 @@ def test_blocks_are_read_separately_where_a_request_asks(server):
 ERRORS = [
     (400, "invalid_request_error", {"max_tokens": None}),
     (400, "invalid_request_error", {"max_tokens": -1}),
-    (413, "request_too_large", {"messages": [{"role": "user", "content": "[" * 300_000}]}),
+    (413, "request_too_large", {"messages": [{"role": "user", "content": [[]] * 300_000}]}),
 ]
 
 
