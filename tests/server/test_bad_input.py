@@ -8,6 +8,7 @@ import httpx
 import pytest
 from msgspec.inspect import FloatType, IntType, Metadata, StructType, UnionType, type_info
 from slotcache.server.chat.body import ChatRequest, CompletionRequest
+from slotcache.server.http.log import FORMATS
 
 from server.conftest import DEADLINE, running
 
@@ -196,3 +197,53 @@ def test_short_prompts_whose_answers_outgrow_the_pool_are_paused(tiny):
         with ThreadPoolExecutor(6) as threads:
             assert list(threads.map(ask, range(6))) == [300] * 6
         assert server.metric("slotcache_preemptions_total") > 0
+
+
+NAMES = ("user", "cache_scope", "session_id", "prompt_cache_key", "conversation", "stop", "model", "safety_identifier")
+OBJECTS = (
+    '"metadata": {"@": "@"}',
+    '"documents": [{"id": "@", "title": "@", "text": "x @"}]',
+    '"chat_template_kwargs": {"@": "@"}',
+    '"json_schema": {"type": "object", "properties": {"@": {"enum": ["@"]}}, "required": ["@"]}',
+    '"logit_bias": [["@", 1]]',
+    '"@": "@"',
+)
+
+
+def test_no_name_and_no_text_is_too_odd_for_files_and_logs(tiny, tmp_path, caplog):
+    """Halves of characters, NUL and control characters: in names, values, query strings, headers, arguments of calls."""
+    asked = '{"messages": [{"role": "user", "name": "@", "content": "hi @"}, %s], "max_tokens": 1, "cache_prompt": true, %s}'
+    calls = (
+        '{"role": "assistant", "tool_calls": [{"id": "@", "function": {"name": "f", "arguments": "{\\"@\\": \\"@\\"}"}}]}'
+    )
+    result = '{"role": "tool", "tool_call_id": "@", "content": "[{\\"id\\": \\"@\\", \\"text\\": \\"t @\\"}]"}'
+    message = f'{result}, {{"role": "user", "content": "@"}}'
+    fields = [*(f'"{name}": "@"' for name in NAMES), *OBJECTS]
+    with running(tiny, ctx_size=2048, cache_dir=str(tmp_path / "kv"), slot_save_path=str(tmp_path), slots=True) as server:
+
+        def ask(method, path, **named):
+            answer = server.http.request(method, path, **named)
+            assert answer.status_code < 500 and answer.json() is not None, f"{path} {named}: {answer.text}"
+            return answer.status_code
+
+        for text in (r"a\ud83d", r"\ude00", r"a\u0000b", r"\u0085\u2028\n"):
+            for form in (text, text.replace("\\", "\\\\")):  # escaped twice, as in a call's arguments
+                said = [(asked % (f"{calls}, {message}", field)).replace("@", form) for field in fields]
+                assert sum(ask("POST", CHAT, content=body) == 200 for body in said) >= len(fields) - 3
+            for action in ("save", "restore"):
+                ask("POST", f"/slots/0?action={action}", content=f'{{"filename": "{text}"}}')
+        for text in ("%ED%A0%BD", "a%00b", "%FF"):
+            for path in ("/v1/cache?scope=", "/v1/conversations/", "/v1/responses/x?scope=", "/v1/models/"):
+                ask("GET", path + text)
+        for value in (b"\xff", b"\xed\xa0\xbd", b"a\xc2\x85"):
+            for name in (b"x-session-id", b"x-request-id", b"user-agent"):
+                ask(
+                    "POST",
+                    CHAT,
+                    content='{"messages": [{"role": "user", "content": "x"}], "max_tokens": 1}',
+                    headers={name: value},
+                )
+        for path in ("/slots", "/v1/cache"):
+            ask("GET", path)
+    for record in caplog.records:
+        assert all(form().format(record).encode() for form in FORMATS.values())
