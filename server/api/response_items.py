@@ -32,7 +32,7 @@ IMAGES = {"computer_screenshot": "image"}  # kinds of parts that a chat has unde
 SEALED = "encrypted_content"  # a field, and a part of nothing else
 PARTS = frozenset({*TEXTS, *UNREADABLE, *IMAGES, SEALED})
 
-PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc", "custom_tool_call": "ctc", "compaction": "cmp"}
+PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc", "custom_tool_call": "ctc"}
 NAMED, LONGEST_NAME = 8, 40  # kinds in a warning, and the characters of one
 TYPES = {type(None): "null", bool: "boolean", int: "number", float: "number", str: "text", list: "list", dict: "object"}
 

@@ -10,7 +10,8 @@ from slotcache.server.api.chat import ChatReply
 from slotcache.server.api.messages import MessagesReply, MessagesRequest
 from slotcache.server.api.ollama import OllamaReply
 from slotcache.server.api.reply import ResponseMeta, WholeAnswer, sse_event, unseal
-from slotcache.server.api.responses import Output, ResponsesReply, messages_of
+from slotcache.server.api.response_items import take_items
+from slotcache.server.api.responses import Output, ResponsesReply
 from slotcache.server.chat.body import ChatRequest
 from slotcache.server.chat.decode import decode
 from slotcache.server.engine.generation import Delta, End
@@ -114,7 +115,7 @@ def test_items_of_a_response(size, summarises):
     usage = response["usage"]
     assert 0 < usage["output_tokens_details"]["reasoning_tokens"] < usage["output_tokens"]
     assert usage["input_tokens_details"] == {"cached_tokens": 8, "cache_write_tokens": 12}
-    (back,) = messages_of(response["output"])
+    (back,) = take_items(response["output"]).messages
     assert back["content"] == "I will look." and back["reasoning_content"] == "Let me see." and len(back["tool_calls"]) == 2
 
 
