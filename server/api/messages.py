@@ -66,7 +66,7 @@ def messages_of(said: Sequence[BlocksMessage], orders_documents: bool) -> ChatMe
         if not isinstance(content, list):
             made: ChatMessages = [{"role": message.role, "content": "" if content is None else content}]
         elif message.role == "assistant":
-            made = [_answer(content, where)]
+            made = [_answer(content)]
         else:
             made = list(_request(message.role, content, orders_documents))
         if made and isinstance(content, list):
@@ -142,15 +142,15 @@ def _controls(blocks: Iterable[JsonValue]) -> Iterator[dict[str, JsonValue]]:
             yield from _controls(content)
 
 
-def _answer(blocks: Sequence[JsonValue], where: str) -> dict[str, JsonValue]:
+def _answer(blocks: Sequence[JsonValue]) -> dict[str, JsonValue]:
     """Return the message of the model."""
     parts: list[JsonValue] = []
     reasoning: list[str] = []
     calls: list[dict[str, JsonValue]] = []
-    for at, block in enumerate(blocks):
+    for block in blocks:
         match block:
             case {"type": "thinking"}:
-                reasoning.append(_thought(block, f"{where}.content[{at}].signature"))
+                reasoning.append(_thought(block))
             case {"type": "tool_use"}:
                 calls.append({name: value for name, value in block.items() if name != "cache_control"})
             case None | {"type": "redacted_thinking"}:
@@ -163,12 +163,12 @@ def _answer(blocks: Sequence[JsonValue], where: str) -> dict[str, JsonValue]:
     return message | ({"tool_calls": calls} if calls else {})
 
 
-def _thought(block: dict[str, JsonValue], where: str) -> str:
-    """Return the reasoning of a block: as it is, or sealed by this server. Raises RequestError for a damaged seal."""
+def _thought(block: dict[str, JsonValue]) -> str:
+    """Return the reasoning of a block: as it is, or sealed by this server."""
     text, sealed = block.get("thinking"), block.get("signature")
     if isinstance(text, str) and text:
         return text
-    return unseal(sealed, where) if isinstance(sealed, str) else texts_in(text)
+    return unseal(sealed) if isinstance(sealed, str) else texts_in(text)
 
 
 def _request(role: JsonValue, blocks: Sequence[JsonValue], orders_documents: bool) -> Iterator[dict[str, JsonValue]]:

@@ -10,7 +10,6 @@ import json
 import reprlib
 from collections import Counter, OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 
@@ -130,10 +129,8 @@ class _ItemReader:
 
     def _unseal(self, item: Item) -> str:
         """Return what this server sealed in an item; empty for what another one did, which is left out."""
-        sealed, text = item.get(SEALED), ""
-        if isinstance(sealed, str):
-            with suppress(RequestError):
-                text = unseal(sealed, SEALED)
+        sealed = item.get(SEALED)
+        text = unseal(sealed) if isinstance(sealed, str) else ""
         if not text and (sealed or item["type"] in SUMMARIES):
             self._leave_out(item)
         return text

@@ -58,7 +58,7 @@ def test_a_history_becomes_the_users_messages_and_a_summary(server):
     )
     assert done.usage.output_tokens == 40 and done.usage.total_tokens == done.usage.input_tokens + 40
     assert done.usage.input_tokens_details.cached_tokens >= before["usage"]["input_tokens"] - REST, "it goes on from there"
-    summary = unseal(item["encrypted_content"], "")
+    summary = unseal(item["encrypted_content"])
     chat = [{"role": "system", "content": "Be brief."}, USER, {"role": "user", "content": "And salt?"}]
     asked = {"messages": [*chat, summary_message(summary), NEXT]}
     counted = server.http.post("/v1/chat/completions/input_tokens", json=asked).json()
@@ -87,7 +87,7 @@ def test_a_trigger_is_answered_by_a_summary(server):
     messages = [{"role": "system", "content": "Sum."}, USER, QUESTION]
     chat = server.chat(messages=messages, max_tokens=40, cache_prompt=False)["choices"][0]["message"]["content"]
     short = respond(server, input=[USER, TRIGGER], instructions="Sum.")["output"][0]
-    assert unseal(short["encrypted_content"], "") == chat.strip()
+    assert unseal(short["encrypted_content"]) == chat.strip()
 
 
 def test_a_trigger_shortens_what_is_stored(server):

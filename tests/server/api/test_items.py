@@ -223,7 +223,7 @@ def test_omitted_thoughts_come_back_sealed():
     block = {"type": "thinking", "thinking": "", "signature": seal("Hm.")}
     (message,) = anthropic(messages=[{"role": "assistant", "content": [block]}]).chat().messages
     assert message == {"role": "assistant", "content": "", "reasoning_content": "Hm."}
-    assert unseal("EqQBCgIYAhIM", "x") == ""
+    assert unseal("EqQBCgIYAhIM") == ""
 
 
 DOCUMENT = {"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "A fee."}, "title": "Museum"}

@@ -233,8 +233,8 @@ def test_reasoning_that_was_kept_is_a_text(server):
     sealed = "slotcache:" + base64.b64encode("\ud83d".encode(errors="surrogatepass")).decode()
     item = {"type": "reasoning", "summary": [], "encrypted_content": sealed}
     answer = server.http.post(RESPONSES, json={"input": [{"role": "user", "content": "x"}, item], "max_output_tokens": 1})
-    assert answer.status_code == 400 and "encrypted_content is damaged" in answer.text
+    assert answer.status_code == 200 and "reasoning (1)" in str(answer.json()["warnings"])
     block = {"type": "thinking", "thinking": "", "signature": sealed}
     turns = [{"role": "user", "content": "x"}, {"role": "assistant", "content": [block]}, {"role": "user", "content": "y"}]
     answer = server.http.post(MESSAGES, json={"model": "tiny", "messages": turns, "max_tokens": 1})
-    assert answer.status_code == 400 and "signature is damaged" in answer.text
+    assert answer.status_code == 200 and "d83d" not in answer.text
