@@ -1,5 +1,6 @@
 # make serve ARGS="-m model.gguf"   a server on 127.0.0.1:8080
 # make serve MODEL=smollm2          with a small real chat model, fetched once (93 MB)
+# make serve LLAMA=vulkan           a build of llama.cpp for a card: auto, cpu, vulkan, cuda, cuda12 (docs/gpu.md)
 # make test                         the whole suite, in two processes (PROCESSES=0: in one)
 # make client-test                  the clients and programs of others (docs/clients.md names them) against a server
 # make scale-test                   two replicas on Ray Serve: placement, conversations, a replica that is killed
@@ -15,15 +16,15 @@
 # make wheel                        the package as a wheel, in dist/; it has no compiled code
 # make wheel-test                   that wheel in an empty environment with a prebuilt llama.cpp: it serves
 # make native                       a llama.cpp compiled for this machine, instead of a prebuilt one
-# Each first makes its own set-up: a virtual environment in .venv, the dependencies, and llama.cpp. `serve` takes a prebuilt one
-# unless one was compiled before; all others compile llama-cpp-python (6 minutes on 2 cores, once; with an NVIDIA card:
-# CMAKE_ARGS="-DGGML_CUDA=on" make serve). docs/gpu.md has more on cards: ENGINE_INDEX=URL installs llama-cpp-python's own wheel
-# from its index, for machines without a compiler.
+# Each first makes its own set-up: a virtual environment in .venv, the dependencies, and llama.cpp. `serve` takes a prebuilt one,
+# for a card if there is one, unless one was compiled before; all others compile llama-cpp-python (6 minutes on 2 cores, once).
+# docs/gpu.md has more on cards, and on CMAKE_ARGS and ENGINE_INDEX.
 PYTHON ?= python3
 VENV ?= .venv
 ARGS ?=
 MODEL :=
 PROCESSES ?= 2
+LLAMA ?=
 URL ?= http://127.0.0.1:8080
 CASES ?= 420
 ENGINE_INDEX ?=
@@ -204,17 +205,27 @@ endef
 WHEELS := $(if $(ENGINE_INDEX),--only-binary llama-cpp-python --extra-index-url $(ENGINE_INDEX))
 
 # For `serve`, the fastest llama.cpp that is there in seconds: one compiled for this machine, now or before, if it is in the
-# environment or in pip's cache; npm's, which has code for each generation of CPUs; xllamacpp's, made for AVX2.
-$(VENV)/.serving: pyproject.toml prebuilt/package-lock.json
+# environment; npm's for a card, if there is one or LLAMA names it; one compiled before that is in pip's cache; npm's for CPUs, which
+# has code for each generation; xllamacpp's, made for AVX2. Without LLAMA, what was set up once stays.
+$(VENV)/.serving: pyproject.toml $(wildcard prebuilt/*/package-lock.json) $(if $(LLAMA),$(VENV)/.llama-$(LLAMA))
 	$(check_python)
 	@test -e $(VENV)/.engine || $(PYTHON) -m venv $(VENV)
-	@if test -e $(VENV)/.engine; then \
+	@test ! -d $(VENV)/llama.cpp || echo '{"asked": "", "builds": [], "passed_over": {}}' > $(VENV)/llama.cpp/installed.json
+	@builds=cpu; \
+	if test -z "$(CMAKE_ARGS)$(ENGINE_INDEX)" && { test -n "$(LLAMA)" || test ! -e $(VENV)/.engine; }; then \
+		builds=$$($(PYTHON) models/cards.py $(or $(LLAMA),auto) $(VENV)/lib/python*/site-packages) || exit 1; \
+	fi; \
+	if test "$${builds:-cpu}" != cpu && $(BIN)/pip install --quiet --editable '.[hf]' \
+		&& $(BIN)/slotcache install $(or $(LLAMA),auto); then \
+		:; \
+	elif test -e $(VENV)/.engine; then \
 		echo "llama.cpp: compiled for this machine"; \
 	elif test -n "$(CMAKE_ARGS)$(ENGINE_INDEX)" \
 		|| $(BIN)/pip cache list "$(subst ==,-,$(subst -,_,$(ENGINE)))" 2> /dev/null | grep -q whl; then \
 		$(compile); echo "llama.cpp: compiled for this machine"; \
-	elif test "$$(uname -sm)" = "Linux x86_64" && command -v npm > /dev/null && cp prebuilt/*.json $(VENV) \
-		&& npm ci --prefix $(VENV) --ignore-scripts --no-audit --no-fund --silent; then \
+	elif test "$$(uname -sm)" = "Linux x86_64" && command -v npm > /dev/null && mkdir -p $(VENV)/llama.cpp/cpu \
+		&& cp prebuilt/cpu/*.json $(VENV)/llama.cpp/cpu \
+		&& npm ci --prefix $(VENV)/llama.cpp/cpu --ignore-scripts --no-audit --no-fund --silent; then \
 		echo "llama.cpp: npm's build, with code for this CPU; make native compiles one for this machine"; \
 	elif $(BIN)/pip install --quiet --only-binary xllamacpp $(PREBUILT); then \
 		echo "llama.cpp: xllamacpp's build for AVX2; npm's is faster (apt-get install npm), or one of make native"; \
@@ -222,6 +233,11 @@ $(VENV)/.serving: pyproject.toml prebuilt/package-lock.json
 		echo "no llama.cpp: make native (with cmake and g++), apt-get install npm, or pip install $(PREBUILT)"; exit 1; \
 	fi
 	$(BIN)/pip install --quiet --editable '.[hf]'
+	@touch $@
+
+$(VENV)/.llama-%:
+	@mkdir -p $(VENV)
+	@rm -f $(VENV)/.llama-*
 	@touch $@
 
 define check_python

@@ -19,15 +19,16 @@ from . import llama
 from .context import Context, ContextSettings
 from .demo import FILE
 from .errors import ModelError, RunnerError
-from .hardware import command, load_backends
-from .model import Model
+from .hardware import devices, load_backends, unloaded_backends
+from .model import ALL_LAYERS, Model
 from .model_files import digest
 from .runner import Runner
 from .sampling import Sampler
 from .sampling_params import Sampling
-from .trial import PASSED, failure, instructions
+from .trial import PASSED, command, failure, instructions
 
 PROMPT = "<|im_start|>user\nWhich river does Tarnwick lie on?<|im_end|>\n<|im_start|>assistant\n"
+ROUNDING = 0.02  # of the range of the logits: how far a card's kernels for few rows and for many may be apart
 
 
 @cache
@@ -57,10 +58,10 @@ def check() -> None:
         raise ModelError(str(llama.LIBRARY.refused(f"fails a trial with a small model: {reason}")))
 
 
-def main() -> None:
-    """Print that this process's library passes the trial, or exit with what is wrong, in one line."""
+def main(where: str = "CPU") -> None:
+    """Print that this process's library passes the trial there, or exit with what is wrong, in one line. where: CPU, card."""
     try:
-        result = trial()
+        result = trial() if where == "CPU" else trial_on_card()
     except (ModelError, RunnerError) as error:
         result = str(error)
     if result != PASSED:
@@ -68,12 +69,20 @@ def main() -> None:
     print(PASSED)
 
 
-def trial() -> str:
-    """Compute a small model, save its KV, restore it as another sequence's, and compare the next logits to the bit.
+def trial_on_card() -> str:
+    """Compute likewise with all layers on a card, within rounding. Raises ModelError and RunnerError."""
+    if not any(device.is_gpu for device in devices()):
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in unloaded_backends().items())
+        return reasons or "it finds no card to compute on"
+    return trial(ALL_LAYERS, ROUNDING)
 
-    Raises ModelError and RunnerError.
+
+def trial(gpu_layers: int = 0, rounding: float = 0.0) -> str:
+    """Compute a small model, save its KV, restore it as another sequence's, and compare the next logits.
+
+    rounding: by which they may differ, as a share of their range; 0: to the bit. Raises ModelError and RunnerError.
     """
-    model = Model(FILE, gpu_layers=0)
+    model = Model(FILE, gpu_layers=gpu_layers)
     settings = ContextSettings(num_cells=256, batch=64, flash_attention="off", threads=1, num_sequences=4)
     context = Context(model, settings)
     runner = Runner(context)
@@ -91,7 +100,8 @@ def trial() -> str:
     runner.apply(Drop(0))
     runner.apply(Restore(copy, 1, 0, len(tokens)))
     restored = _logits(runner, Span(0, 1, len(tokens), behind, logits=True))
-    return PASSED if np.array_equal(computed, restored) else "KV does not come back as it was saved"
+    is_same = np.abs(computed - restored).max() <= rounding * np.ptp(computed)
+    return PASSED if is_same else "KV does not come back as it was saved"
 
 
 def _logits(runner: Runner, span: Span) -> np.ndarray:

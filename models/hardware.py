@@ -1,40 +1,17 @@
-"""Devices, cores, memory, and child processes that measure them."""
+"""Cores, devices, the cards that are left unused, and memory."""
 
 from __future__ import annotations
 
 import ctypes
 import os
 import re
-import sys
 from collections.abc import Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from . import llama
-
-# ---- Commands that run a module of this package in a process of its own. ------------------------------------------------
-
-PACKAGE_ROOT = Path(__file__).parents[1]
-# Not `-m`: a checkout that is not installed is no package for another process.
-START = """
-import sys, types
-from importlib import import_module
-package = types.ModuleType("slotcache")
-package.__path__ = [sys.argv[1]]
-sys.modules["slotcache"] = package
-import_module(sys.argv[2]).main(*sys.argv[3:])
-"""
-
-
-def command(module: str, *arguments: str) -> list[str]:
-    """Return the command that calls `main` of a module, named below this package, with these arguments.
-
-    -P: it imports nothing from the folder that it is started in, as this process does not.
-    """
-    return [sys.executable, "-P", "-c", START, str(PACKAGE_ROOT), f"slotcache.{module}", *arguments]
-
+from . import builds, cards, llama
 
 # ---- The number of threads that compute fastest on this CPU, as Linux describes it. -------------------------------------
 
@@ -133,6 +110,7 @@ def load_backends() -> None:
     Some builds have them as libraries beside its own, and GGML_BACKEND_PATH names one of another place.
     """
     llama.capture()
+    llama.open_needed()
     llama.llama_backend_init()
     llama.ggml_backend_load_all_from_path(os.fsencode(llama.LIBRARY.path.parent))
 
@@ -168,6 +146,41 @@ def buffer_types() -> dict[str, int]:
 def supports_offload() -> bool:
     """Whether this build of llama.cpp can put layers on a GPU at all."""
     return llama.llama_supports_gpu_offload()
+
+
+# ---- Cards that are left unused -----------------------------------------------------------------------------------------
+
+
+@cache
+def unloaded_backends() -> dict[str, str]:
+    """Return why a backend for cards beside the library is not loaded, by its file's name. Linux tells what is loaded."""
+    load_backends()
+    with suppress(OSError):
+        loaded = llama.loaded_libraries()
+        return {path.name: llama.why_not_loaded(path) for path in llama.backends() if path.resolve() not in loaded}
+    return {}
+
+
+@cache
+def unused_card() -> str:
+    """Return the card of this machine that computes nothing, why, and the remedy; "" if there is none, or one computes."""
+    root = cards.root_folder()
+    if any(device.is_gpu for device in devices()) or not (found := cards.find_cards(root)):
+        return ""
+    choice = cards.choose(found, cards.find_libraries(root))
+    if choice.builds[0] == "cpu":
+        return choice.line
+    card = next(card for card in found if not card.barred)
+    reasons = dict(builds.installed_builds().passed_over) | llama.PASSED_OVER | unloaded_backends()
+    why = "; ".join(f"{name}: {reason}" for name, reason in reasons.items()) or f"{llama.LIBRARY} is a build for the CPU"
+    return f"{card} is not used: {why}; {_remedy(choice.builds[0], reasons)}"
+
+
+def _remedy(build: str, tried: Collection[str]) -> str:
+    if llama.LIBRARY.origin in llama.VARIABLES:
+        return f"{llama.LIBRARY.origin} names this build: without it, make serve LLAMA={build} takes another one"
+    again = "again, once that is mended" if build in tried else f"({cards.BUILDS[build][0]} MB)"
+    return f"make serve LLAMA={build}, or slotcache install {build}, {again}"
 
 
 # ---- Memory -------------------------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from llguidance.gbnf_to_lark import GbnfToLarkError, gbnf_to_lark
 
 from ..slots.child import start_child
-from .hardware import command
+from .trial import command
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions

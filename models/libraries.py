@@ -12,11 +12,11 @@ from time import perf_counter
 from ..slots.child import run_child
 from . import gate, llama
 from .context import Context, ContextSettings
-from .hardware import command
 from .llama import VARIABLES, Library
 from .model import Model
 from .runner import Runner
 from .timing import ANSWER, GAIN
+from .trial import command
 
 PROMPT, STEPS = 512, 16  # tokens of a prompt; of an answer, one at a time, of which the fastest stands for all
 ROUNDS = 3  # of every library in turn, since the speed of a machine changes; the fastest of each kind of work counts

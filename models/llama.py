@@ -9,27 +9,32 @@ import json
 import logging
 import os
 import platform
+import re
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from inspect import isfunction
 from pathlib import Path
+from subprocess import TimeoutExpired
 from typing import Annotated, Any, NewType, TypeVar, get_args, get_type_hints
 
+from ..slots.child import run_child
+from . import builds, cards
 from .errors import LibraryError
-from .trial import failure
+from .trial import PATIENCE, failure
 
 # ---- The library --------------------------------------------------------------------------------------------------------
 
 VARIABLES = ("SLOTCACHE_LLAMA", "LLAMA_CPP_LIB_PATH")
 """Of the environment: a folder with a library, which is used instead of those that are installed."""
-NPM = Path(sys.prefix, "node_modules/@node-llama-cpp/linux-x64")
-"""Where `make serve` puts npm's build, which has a plug-in for each generation of CPUs."""
-NAMES = ("libllama.so", "libllama.v*.so", "xllamacpp*.so", "libllama.dylib")
-REMEDY = "pip install 'slotcache[llama]' builds one that fits, 'slotcache[prebuilt]' brings one; in a checkout, make serve"
+NAMES = ("libllama.so", "libllama.v*.so", "libllama.*.v*.so", "xllamacpp*.so", "libllama.dylib")
+REMEDY = (
+    "slotcache install or pip install 'slotcache[prebuilt]' brings one, 'slotcache[llama]' builds one; "
+    "in a checkout, make serve"
+)
 MACHINES = {"x86_64": 62, "aarch64": 183}  # ELF's numbers
 SEGMENT = 56  # bytes of the row of a segment in an ELF file
 
@@ -49,23 +54,45 @@ class Library:
         return LibraryError(f"llama.cpp of {self} is refused: {self.path} {reason}; {REMEDY}")
 
 
+PASSED_OVER: dict[str, str] = {}
+"""Why a build for cards was not taken at this start, by its name."""
+
+
 def find() -> Library:
-    """Return the library to use: of the first place that may have one. Raises LibraryError if there is none."""
-    if place := next(places(), None):
-        return _in_folder(place)
-    raise LibraryError(f"llama.cpp is not installed: {REMEDY}")
+    """Return the library to use: of the first place that may have one. Raises LibraryError if there is none.
+
+    A build for cards has to compute on one first, in a process of its own.
+    """
+    for place in places():
+        build = place.origin.removeprefix("npm-")
+        if build not in cards.CARD_BUILDS or not (reason := builds.failure_on_card(build)):
+            return _in_folder(place)
+        PASSED_OVER[build] = reason
+    reasons = "; ".join(f"{build}: {reason}" for build, reason in PASSED_OVER.items())
+    raise LibraryError(f"llama.cpp is not installed{f' ({reasons})' if reasons else ''}: {REMEDY}")
 
 
 def places() -> Iterator[Library]:
-    """Yield the folders that may have a library, as libraries: those that the environment names, then those of packages."""
+    """Yield the folders that may have a library, as libraries: those that the environment names, then those of packages.
+
+    npm's builds for cards come before packages, as far as `slotcache install` found them fit.
+    """
     for variable in VARIABLES:
         if folder := os.environ.get(variable):
             yield Library(Path(os.path.expanduser(folder)), variable)
+    first = builds.installed_builds().builds
+    yield from _npm(first)
     for module, package, folder in (("llama_cpp", "llama-cpp-python", "lib"), ("xllamacpp", "xllamacpp", "")):
         if (spec := find_spec(module)) and spec.origin:  # none: a folder of that name, and no package
             yield Library(Path(spec.origin).parent / folder, package, _version_of(package))
-    if NPM.is_dir():
-        yield Library(NPM / "bins/linux-x64", "npm", _version_in(NPM / "package.json"))
+    yield from _npm([build for build in cards.BUILDS if build not in first])
+
+
+def _npm(names: Iterable[str]) -> Iterator[Library]:
+    for build in names:
+        if (folder := builds.package_folder(build)).is_dir():
+            origin = "npm" if build == "cpu" else f"npm-{build}"
+            yield Library(builds.library_folder(build), origin, _version_in(folder / "package.json"))
 
 
 def _in_folder(place: Library) -> Library:
@@ -147,6 +174,55 @@ def _number(data: bytes, at: int, width: int) -> int:
 
 LIBRARY = find()
 library = _open(LIBRARY)
+
+# ---- The backends beside it: what they need, and why one is not loaded. -------------------------------------------------
+
+BACKENDS = re.compile(r"libggml-(cuda|vulkan|hip|sycl|metal)\b.*\.(so|dylib)")  # for cards
+CUDA_RUNTIME = re.compile(rb"libcudart\.so\.(\d+)")
+HEAD = 1 << 20  # bytes of a backend's file that have the names of what it needs
+OPENING = """
+import ctypes, sys
+for needed in sys.argv[2:]: ctypes.CDLL(needed, ctypes.RTLD_GLOBAL)
+ctypes.CDLL(sys.argv[1])
+"""
+
+
+def backends() -> list[Path]:
+    """Return the backends for cards beside the library."""
+    with contextlib.suppress(OSError):
+        return sorted(path for path in LIBRARY.path.parent.iterdir() if BACKENDS.fullmatch(path.name) and path.is_file())
+    return []
+
+
+def _needed(backend: Path) -> list[Path]:
+    """Return CUDA's libraries that a backend needs, of pip's packages or the system's: the loader knows not all of them."""
+    with contextlib.suppress(OSError), backend.open("rb") as file:
+        if found := CUDA_RUNTIME.search(file.read(HEAD)):
+            return cards.runtime(int(found[1]), cards.root_folder())
+    return []
+
+
+def open_needed() -> None:
+    """Open what the backends beside the library need, so that they find it in this process."""
+    for backend in backends():
+        for path in _needed(backend):
+            with contextlib.suppress(OSError):  # `why_not_loaded` tells
+                ctypes.CDLL(str(path), ctypes.RTLD_GLOBAL)
+
+
+def why_not_loaded(backend: Path) -> str:
+    """Return the reason that opening a backend gives, in a process of its own, with the remedy if one is known."""
+    command = [sys.executable, "-I", "-S", "-c", OPENING, str(backend), *map(str, _needed(backend))]
+    try:
+        done = run_child(command, timeout=PATIENCE)
+    except (OSError, TimeoutExpired) as error:
+        return str(error)
+    if done.returncode == 0:
+        return "it can be opened, and finds nothing to compute on"
+    said = (done.stderr.decode("utf-8", "replace").splitlines() or [f"ended with code {done.returncode}"])[-1]
+    remedy = next((remedy for name, remedy in cards.REMEDIES.items() if name in said), "")
+    return said.removeprefix("OSError: ") + (f": {remedy}" if remedy else "")
+
 
 # ---- The types of llama.h -----------------------------------------------------------------------------------------------
 

@@ -19,11 +19,12 @@ from ..slots.plan import Drop, HostCopy, Restore, Save, Trim
 from . import gate, llama
 from .context import Context, ContextSettings
 from .errors import RunnerError
-from .hardware import Device, command, devices, free_memory
+from .hardware import Device, devices, free_memory
 from .model import Model, check_file
 from .model_files import cache_folder, digest, files_of, keep, stamp
 from .runner import ALL, Runner
 from .times import Subject, Times, identify, keep_times, kept_times, summarize, timed_costs, timed_tiles
+from .trial import command
 
 # ---- Repacking ----------------------------------------------------------------------------------------------------------
 # Whether a CPU computes a model faster with its weights in another layout: measured at the model's first start.

@@ -9,7 +9,8 @@ import platform
 import re
 import signal
 import subprocess
-from collections.abc import Sequence
+import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ..slots.child import run_child
@@ -23,14 +24,44 @@ DOOR = Path(__file__).with_name("llama.py")  # what calls a library
 SEARCHED = ("LD_LIBRARY_PATH", "LD_PRELOAD", "GGML_BACKEND_PATH")  # where a library finds others
 
 
-def failure(library: Path, name: str, command: Sequence[str]) -> str:
-    """Return why a library fails a trial; "" if it passes, now or at an earlier start with these files on this CPU."""
-    kept = cache_folder() / "libraries" / f"{name}-{_key(library)}"
+# ---- Commands that run a module of this package in a process of its own. ------------------------------------------------
+
+PACKAGE_ROOT = Path(__file__).parents[1]
+# Not `-m`: a checkout that is not installed is no package for another process.
+START = """
+import sys, types
+from importlib import import_module
+package = types.ModuleType("slotcache")
+package.__path__ = [sys.argv[1]]
+sys.modules["slotcache"] = package
+import_module(sys.argv[2]).main(*sys.argv[3:])
+"""
+
+
+def command(module: str, *arguments: str) -> list[str]:
+    """Return the command that calls `main` of a module, named below this package, with these arguments.
+
+    -P: it imports nothing from the folder that it is started in, as this process does not.
+    """
+    return [sys.executable, "-P", "-c", START, str(PACKAGE_ROOT), f"slotcache.{module}", *arguments]
+
+
+# ---- Trials -------------------------------------------------------------------------------------------------------------
+
+
+def failure(
+    library: Path, name: str, command: Sequence[str], *, env: Mapping[str, str] | None = None, also: object = None
+) -> str:
+    """Return why a library fails a trial; "" if it passes, now or at an earlier start with these files on this CPU.
+
+    env: of the child, this process's by default. also: what else the result depends on, with a repr of its own.
+    """
+    kept = cache_folder() / "libraries" / f"{name}-{_key(library, also)}"
     with contextlib.suppress(OSError):
         if kept.read_bytes() == PASSED.encode():
             return ""
     try:
-        done = run_child(command, timeout=PATIENCE)
+        done = run_child(command, timeout=PATIENCE, env=env)
     except subprocess.TimeoutExpired:
         return f"did not end within {PATIENCE:g} s"
     except OSError as error:
@@ -45,11 +76,12 @@ def failure(library: Path, name: str, command: Sequence[str]) -> str:
     return ""
 
 
-def _key(library: Path) -> str:
+def _key(library: Path, also: object = None) -> str:
     """Return a digest of all that a trial's result depends on; no library is loaded for it."""
     folders = {library.parent, library.resolve().parent}
     near = [path for folder in folders for path in folder.iterdir() if re.search("llama|ggml", path.name) and path.is_file()]
     parts = sorted(map(stamp, [*near, DOOR])), instructions(), [os.environ.get(name) for name in SEARCHED]
+    parts = parts if also is None else (*parts, also)
     return hashlib.blake2b(repr(parts).encode(), digest_size=16).hexdigest()
 
 

@@ -1,4 +1,4 @@
-"""The command `slotcache`: serve, launch, order, batch, demo, doctor, cache, models, generate, bench."""
+"""The command `slotcache`: serve, launch, order, batch, demo, doctor, install, cache, models, generate, bench."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ WITH_OWN_PARSER = {
     "generate": "bench.random_models",
     "cache": "server.cache_command",
     "models": "server.models_command",
+    "install": "server.install_command",
 }
 
 
@@ -88,6 +89,9 @@ def _parser() -> argparse.ArgumentParser:
     showing.add_argument("-m", "--model", type=Path, help="GGUF to serve instead of the built-in model")
     showing.add_argument("--page", action="store_true", help="open the page over these documents instead, until ctrl-C")
     showing.set_defaults(command=_demo)
+    commands.add_parser(
+        "install", help="fetch a llama.cpp for this CPU or this card: slotcache install --help", add_help=False
+    )
     commands.add_parser("cache", help="what is in a --cache-dir: slotcache cache --help", add_help=False)
     commands.add_parser("models", help="the models that serve would have: slotcache models --help", add_help=False)
     commands.add_parser("generate", help="write a model with random weights: slotcache generate --help", add_help=False)

