@@ -1,4 +1,4 @@
-"""npm's builds of llama.cpp in this environment: where each one lies, which are to be tried, and why others were not taken."""
+"""npm's builds of llama.cpp in this environment: where each lies, which are to be tried, and why others were not taken."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ FOLDER = Path(sys.prefix, "llama.cpp")
 """Where `make serve` and `slotcache install` put them, one beside the other."""
 PACKAGES = {"cpu": "linux-x64", "vulkan": "linux-x64-vulkan", "cuda": "linux-x64-cuda", "cuda12": "linux-x64"}
 BACKEND_OF_CUDA12 = "linux-x64-cuda-ext/bins/linux-x64-cuda/fallback/libggml-cuda.so"
+
+PATIENCE = 300  # s for the trial on a card: its kernels are compiled at their first use
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +72,11 @@ def failure_on_card(build: str) -> str:
     What it passed with is kept with the cards and their drivers.
     """
     folder, root = library_folder(build), cards.root_folder()
+    if not folder.is_dir():
+        return f"{folder} is missing"
     library = next(folder.glob("libllama.*so"), folder)
     runtimes = [cards.runtime(version, root) for version, _ in cards.RUNTIMES.values()]
     environment = os.environ | {"SLOTCACHE_LLAMA": str(folder)}
-    return failure(library, "on-card", command("models.gate", "card"), env=environment, also=(cards.drivers(root), runtimes))
+    depends = cards.drivers(root), runtimes
+    child = command("models.gate", "card")
+    return failure(library, "on-card", child, env=environment, also=depends, patience=PATIENCE)

@@ -59,7 +59,7 @@ def check() -> None:
 
 
 def main(where: str = "CPU") -> None:
-    """Print that this process's library passes the trial there, or exit with what is wrong, in one line. where: CPU, card."""
+    """Print that this process's library passes the trial, or exit with what is wrong, in one line. where: CPU or card."""
     try:
         result = trial() if where == "CPU" else trial_on_card()
     except (ModelError, RunnerError) as error:

@@ -50,20 +50,28 @@ def command(module: str, *arguments: str) -> list[str]:
 
 
 def failure(
-    library: Path, name: str, command: Sequence[str], *, env: Mapping[str, str] | None = None, also: object = None
+    library: Path,
+    name: str,
+    command: Sequence[str],
+    *,
+    env: Mapping[str, str] | None = None,
+    also: object = None,
+    patience: float = 0,
 ) -> str:
     """Return why a library fails a trial; "" if it passes, now or at an earlier start with these files on this CPU.
 
-    env: of the child, this process's by default. also: what else the result depends on, with a repr of its own.
+    env: of the child, this process's by default. also: what else the result depends on, with a repr of its own. patience:
+    in seconds, PATIENCE by default.
     """
+    patience = patience or PATIENCE
     kept = cache_folder() / "libraries" / f"{name}-{_key(library, also)}"
     with contextlib.suppress(OSError):
         if kept.read_bytes() == PASSED.encode():
             return ""
     try:
-        done = run_child(command, timeout=PATIENCE, env=env)
+        done = run_child(command, timeout=patience, env=env)
     except subprocess.TimeoutExpired:
-        return f"did not end within {PATIENCE:g} s"
+        return f"did not end within {patience:g} s"
     except OSError as error:
         return f"could not be tried: {error}"
     if done.returncode < 0:

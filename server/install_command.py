@@ -1,4 +1,4 @@
-"""`slotcache install [auto|cpu|vulkan|cuda|cuda12]`: one of npm's builds of llama.cpp, fetched, tried and kept in the environment."""
+"""`slotcache install`: one of npm's builds of llama.cpp, for this CPU or a card: fetched, tried, kept in the environment."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from ..slots.child import run_child, start_child
 
 LOCKS = Path(__file__).parents[1] / "prebuilt"
 REGISTRY = "https://registry.npmjs.org"
+GLOBAL = ("/usr/local/etc/npmrc", "/etc/npmrc")
 SCOPE = "@node-llama-cpp"
 PIECE = 1 << 20  # bytes
 PATIENCE = 60  # s for a registry to say anything
@@ -83,12 +84,13 @@ def _described(build: str) -> str:
 
 
 def _take(build: str, is_asked: bool) -> None:
-    """Fetch a build and try it on a card. is_asked: by its name, so that CUDA's libraries are fetched, too. Raises InstallError."""
+    """Fetch a build and try it on a card. is_asked: by its name: CUDA's libraries are fetched, too. Raises InstallError."""
     fetch(build)
     if build == "cpu":
         return
     if is_asked and build in cards.RUNTIMES and not cards.runtime(cards.RUNTIMES[build][0], cards.root_folder()):
         _fetch_runtime(build)
+    print(f"trying {build}: a card's kernels are compiled at their first use", flush=True)
     if reason := builds.failure_on_card(build):
         raise InstallError(reason)
     try:
@@ -136,11 +138,11 @@ def _locked(lock: Path) -> Iterator[tuple[str, str, str]]:
 
 def registry() -> str:
     """Return npm's registry of this user, by its environment and its files, without a slash at the end."""
-    for name in ("npm_config_registry", "NPM_CONFIG_REGISTRY"):
-        if url := os.environ.get(name):
-            return url.rstrip("/")
-    user = os.environ.get("npm_config_userconfig") or "~/.npmrc"
-    for file in (Path(".npmrc"), Path(os.path.expanduser(user)), Path("/usr/local/etc/npmrc"), Path("/etc/npmrc")):
+    given = {name.lower(): value for name, value in os.environ.items() if value}
+    if url := given.get("npm_config_registry"):
+        return url.rstrip("/")
+    user = os.path.expanduser(given.get("npm_config_userconfig", "~/.npmrc"))
+    for file in map(Path, (".npmrc", user, *GLOBAL)):
         try:
             rows = dict(re.findall(r"^\s*([@\w:-]*registry)\s*=\s*[\"']?([^\s\"']+)", file.read_text(), re.M))
         except OSError:
@@ -161,7 +163,10 @@ def _fetch_package(name: str, version: str, integrity: str, modules: Path) -> No
         if f"sha512-{base64.b64encode(found).decode()}" != integrity:
             raise InstallError(f"{url} is not what the lock names: another SHA-512")
         with tarfile.open(tarball) as archive:
-            archive.extractall(folder, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
+            archive.extraction_filter = getattr(
+                tarfile, "data_filter", None
+            )  # older ones have none, and the bytes are known
+            archive.extractall(folder)
         shutil.rmtree(target, ignore_errors=True)
         Path(folder, "package").replace(target)
 
