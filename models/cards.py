@@ -33,6 +33,10 @@ REMEDIES = {  # by the library that a backend lacks
     "libcublas.so.12": "pip install 'slotcache[cuda12]'",
     "libvulkan.so": INSTALL_LOADER,
 }
+NO_DRIVER = (
+    "it finds no card: Vulkan's driver comes with mesa-vulkan-drivers for AMD and Intel, and with NVIDIA's driver, "
+    "in containers by NVIDIA_DRIVER_CAPABILITIES=all"
+)
 DRM = {"amdgpu": "AMD", "i915": "Intel", "xe": "Intel"}  # Linux's drivers that Vulkan computes with, by the maker
 PATIENCE = 10  # s for the driver's own program
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from ..slots.plan import Drop, HostCopy, Restore, Save, Span
-from . import llama
+from . import cards, llama
 from .context import Context, ContextSettings
 from .demo import FILE
 from .errors import ModelError, RunnerError
@@ -73,7 +73,8 @@ def trial_on_card() -> str:
     """Compute likewise with all layers on a card, within rounding. Raises ModelError and RunnerError."""
     if not any(device.is_gpu for device in devices()):
         reasons = "; ".join(f"{name}: {reason}" for name, reason in unloaded_backends().items())
-        return reasons or "it finds no card to compute on"
+        is_vulkan = any("vulkan" in path.name for path in llama.backends())
+        return reasons or (cards.NO_DRIVER if is_vulkan else "it finds no card")
     return trial(ALL_LAYERS, ROUNDING)
 
 
