@@ -179,8 +179,8 @@ def unused_card() -> str:
 def _remedy(build: str, tried: Collection[str]) -> str:
     if llama.LIBRARY.origin in llama.VARIABLES:
         return f"{llama.LIBRARY.origin} names this build: without it, make serve LLAMA={build} takes another one"
-    again = "again, once that is mended" if build in tried else f"({cards.BUILDS[build][0]} MB)"
-    return f"make serve LLAMA={build}, or slotcache install {build}, {again}"
+    again = ", once that is mended" if build in tried else f" ({cards.BUILDS[build][0]} MB)"
+    return f"make serve LLAMA={build} or slotcache install {build}{again}"
 
 
 # ---- Memory -------------------------------------------------------------------------------------------------------------

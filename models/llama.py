@@ -32,7 +32,7 @@ VARIABLES = ("SLOTCACHE_LLAMA", "LLAMA_CPP_LIB_PATH")
 """Of the environment: a folder with a library, which is used instead of those that are installed."""
 NAMES = ("libllama.so", "libllama.v*.so", "libllama.*.v*.so", "xllamacpp*.so", "libllama.dylib")
 REMEDY = (
-    "slotcache install or pip install 'slotcache[prebuilt]' brings one, 'slotcache[llama]' builds one; "
+    "pip install 'slotcache[llama]' builds one that fits, slotcache install or 'slotcache[prebuilt]' brings one; "
     "in a checkout, make serve"
 )
 MACHINES = {"x86_64": 62, "aarch64": 183}  # ELF's numbers

@@ -84,11 +84,15 @@ def test_the_makefile_installs_the_engine_that_pyproject_names(workshop: Worksho
 
 
 def test_prebuilt_libraries_are_pinned_to_the_byte_or_the_version() -> None:
-    asked = json.loads((ROOT / "prebuilt/package.json").read_text())["dependencies"]
-    locked = json.loads((ROOT / "prebuilt/package-lock.json").read_text())["packages"]
-    assert {f"node_modules/{name}": version for name, version in asked.items()} == {
-        place: row["version"] for place, row in locked.items() if place and row["integrity"].startswith("sha512-")
-    }
+    versions = set()
+    for build in sorted(path for path in (ROOT / "prebuilt").iterdir() if path.is_dir()):
+        asked = json.loads((build / "package.json").read_text())["dependencies"]
+        locked = json.loads((build / "package-lock.json").read_text())["packages"]
+        assert {f"node_modules/{name}": version for name, version in asked.items()} == {
+            place: row["version"] for place, row in locked.items() if place and row["integrity"].startswith("sha512-")
+        }
+        versions |= set(asked.values())
+    assert len(versions) == 1, "one version of llama.cpp"
     (wheel,) = PROJECT["optional-dependencies"]["prebuilt"]
     assert re.fullmatch(r"xllamacpp==[\d.]+", wheel)
     assert not any("llama" in name for name in PROJECT["dependencies"])
@@ -174,7 +178,8 @@ def test_ci_lints_before_it_tests() -> None:
 def test_the_wheel_has_every_folder_of_the_rooms() -> None:
     rooms = {package.split(".")[1] for package in WHEEL["packages"]}
     folders = {path.parent.relative_to(ROOT) for room in rooms for path in (ROOT / room).rglob("*.py")}
-    assert set(WHEEL["packages"]) == {".".join(("slotcache", *folder.parts)) for folder in folders}
+    with_data = {Path("prebuilt")}  # and no code
+    assert set(WHEEL["packages"]) == {".".join(("slotcache", *folder.parts)) for folder in folders | with_data}
 
 
 def test_the_wheel_has_every_file_that_a_room_reads() -> None:

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from slotcache.models import libraries, llama
+from slotcache.models import builds, libraries, llama
 from slotcache.models.libraries import LibrarySpeed
 from slotcache.models.llama import Library
 
@@ -39,14 +39,14 @@ def test_doctor_times_the_library_in_use_and_says_why_another_is_not(tmp_path):
 
 
 def test_a_library_that_is_installed_is_found_once_and_with_its_version(tmp_path, monkeypatch):
-    package, npm = tmp_path / "xllamacpp", tmp_path / "npm"
+    monkeypatch.setattr(builds, "FOLDER", tmp_path / "npm")
+    package, npm = tmp_path / "xllamacpp", builds.package_folder("cpu")
     package.mkdir()
-    npm.mkdir()
+    npm.mkdir(parents=True)
     (package / "__init__.py").touch()
     (npm / "package.json").write_text(json.dumps({"version": "3.22.1"}))
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(llama, "find_spec", lambda name: None if name == "llama_cpp" else find_spec(name))
-    monkeypatch.setattr(llama, "NPM", npm)
     monkeypatch.setenv("SLOTCACHE_LLAMA", str(LIBRARY.parent))
     monkeypatch.delenv("LLAMA_CPP_LIB_PATH", raising=False)
     found = libraries.installed()

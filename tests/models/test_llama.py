@@ -12,7 +12,7 @@ from inspect import getsource
 from pathlib import Path
 
 import pytest
-from slotcache.models import llama
+from slotcache.models import builds, llama
 from slotcache.models.errors import LibraryError
 from slotcache.models.llama import Library
 from slotcache.models.trial import command
@@ -169,7 +169,7 @@ def test_no_library_at_all_names_what_to_install(monkeypatch):
     for variable in llama.VARIABLES:
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setattr(llama, "find_spec", lambda _: None)
-    monkeypatch.setattr(llama, "NPM", Path("nowhere"))  # it may stand beside this environment
+    monkeypatch.setattr(builds, "FOLDER", Path("nowhere"))  # it may stand beside this environment
     with pytest.raises(
         LibraryError, match=r"^llama\.cpp is not installed: .*slotcache\[llama\].*slotcache\[prebuilt\].*make serve$"
     ):
@@ -185,7 +185,8 @@ def test_the_folder_that_the_environment_names_comes_first(tmp_path):
 def test_installed_packages_come_in_order(tmp_path, monkeypatch):
     for variable in llama.VARIABLES:
         monkeypatch.delenv(variable, raising=False)
-    package, npm = tmp_path / "xllamacpp", tmp_path / "npm"
+    monkeypatch.setattr(builds, "FOLDER", tmp_path / "npm")
+    package, npm = tmp_path / "xllamacpp", builds.package_folder("cpu")
     package.mkdir()
     (npm / "bins/linux-x64").mkdir(parents=True)
     for file in (package / "__init__.py", package / "xllamacpp.abi3.so", npm / "bins/linux-x64/libllama.v0.5.0.so"):
@@ -193,7 +194,6 @@ def test_installed_packages_come_in_order(tmp_path, monkeypatch):
     (npm / "package.json").write_text('{"version": "3.22.1"}')
     hidden = set()
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(llama, "NPM", npm)
     monkeypatch.setattr(llama, "find_spec", lambda name: None if name in hidden else find_spec(name))
     if find_spec("llama_cpp"):
         assert llama.find().origin == "llama-cpp-python"
