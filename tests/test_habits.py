@@ -16,9 +16,21 @@ CONFIGURED = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PROJECT, WHEEL = CONFIGURED["project"], CONFIGURED["tool"]["setuptools"]
 
 
-REAL = ("cat", "cp", "dirname", "grep", "mkdir", "sed", "sh", "tail", "touch")  # programs that the Makefile's rules find
+REAL = (
+    "cat",
+    "cp",
+    "dirname",
+    "grep",
+    "mkdir",
+    "rm",
+    "sed",
+    "sh",
+    "tail",
+    "touch",
+)  # programs that the Makefile's rules find
 MADE = {  # those in whose place others stand: each writes down how it was called
-    "python": '[ "$2" != venv ] || { mkdir -p "$3/bin"; cp "$(dirname "$0")/pip" "$3/bin"; }',
+    "python": """case "$1 $2" in "-m venv") mkdir -p "$3/bin"; cp "$(dirname "$0")/pip" "$3/bin";;
+        models/cards.py*) cat "$FOLDER/cards";; esac""",
     "pip": 'case "$*" in *cache*list*) cat "$FOLDER/cached";; *xllamacpp*) test -e "$FOLDER/wheels";; esac',
     "npm": "",
     "uname": "echo Linux x86_64",
@@ -36,6 +48,7 @@ class Workshop:
     def __post_init__(self) -> None:
         (bin := self.folder / "bin").mkdir()
         (self.folder / "cached").touch()
+        (self.folder / "cards").write_text("cpu\n")
         for name in REAL:
             (bin / name).symlink_to(shutil.which(name) or name)
         for name, does in MADE.items():
@@ -122,6 +135,55 @@ def test_a_server_takes_what_is_compiled_before_what_is_prebuilt(workshop: Works
     assert len(taken) == len(wanted) and all(map(str.startswith, taken, wanted)), taken
     assert all((engine if call.startswith(compiled) else wheel) in call for call in taken if not call.startswith(npm))
     assert there or "no llama.cpp: make native" in ran.stdout
+
+
+@needs_make
+@pytest.mark.parametrize(
+    ("asked", "has", "fits", "taken"),
+    [
+        ("", ["card"], True, ["slotcache install auto"]),
+        ("", ["card"], False, ["slotcache install auto", "npm ci"]),
+        ("", ["card", "compiled"], True, []),
+        ("", ["card", "flags"], True, ["pip install --verbose"]),
+        ("auto", ["card", "compiled"], True, ["slotcache install auto"]),
+        ("vulkan", ["card", "compiled"], True, ["slotcache install vulkan"]),
+        ("vulkan", ["card", "compiled"], False, ["slotcache install vulkan"]),
+        ("cpu", ["compiled"], True, []),
+        ("cpu", [], True, ["npm ci"]),
+    ],
+)
+def test_a_server_takes_a_build_for_a_card_where_one_is_found_or_asked_for(
+    workshop: Workshop, asked: str, has: list[str], fits: bool, taken: list[str]
+) -> None:
+    if "card" in has:
+        (workshop.folder / "cards").write_text("vulkan cpu\n")
+    workshop.put(workshop.venv / "bin/pip", MADE["pip"])
+    workshop.put(workshop.venv / "bin/slotcache", "exit 0" if fits else "exit 1")
+    if "compiled" in has:
+        (workshop.venv / ".engine").touch()
+    (workshop.venv / "llama.cpp").mkdir()
+    given = {"CMAKE_ARGS": "-DGGML_CUDA=on"} if "flags" in has else {}
+    ran = workshop.make(".serving", LLAMA=asked, **given)
+    assert ran.returncode == 0, ran.stderr
+    calls = [call for call in workshop.calls() if re.match(r"npm |slotcache |pip install --verbose", call)]
+    assert len(calls) == len(taken) and all(map(str.startswith, calls, taken)), calls
+    kept = json.loads((workshop.venv / "llama.cpp/installed.json").read_text())
+    assert kept["builds"] == [], "what was asked for before is no longer tried first"
+
+
+@needs_make
+def test_what_was_set_up_stays_until_another_build_is_asked_for(workshop: Workshop) -> None:
+    def asked(name: str) -> list[str]:
+        (workshop.folder / "calls").write_text("")
+        workshop.put(workshop.venv / "bin/slotcache", "")
+        (workshop.folder / "cards").write_text("cpu\n" if name in ("", "cpu") else f"{name} cpu\n")
+        assert workshop.make(".serving", LLAMA=name).returncode == 0
+        return [call for call in workshop.calls() if re.match(r"npm |slotcache ", call)]
+
+    assert asked("vulkan") == ["slotcache install vulkan"]
+    assert asked("vulkan") == [] == asked("")
+    assert [call[:6] for call in asked("cpu")] == ["npm ci"] and asked("") == []
+    assert asked("vulkan") == ["slotcache install vulkan"]
 
 
 @needs_make
