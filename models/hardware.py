@@ -177,6 +177,8 @@ def unused_card() -> str:
 
 
 def _remedy(build: str, tried: Collection[str]) -> str:
+    if "auto" in tried:
+        return f"make serve LLAMA={llama.LIBRARY.origin.removeprefix('npm-')} takes it nonetheless"
     if llama.LIBRARY.origin in llama.VARIABLES:
         return f"{llama.LIBRARY.origin} names this build: without it, make serve LLAMA={build} takes another one"
     again = ", once that is mended" if build in tried else f" ({cards.BUILDS[build][0]} MB)"

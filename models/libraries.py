@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from subprocess import TimeoutExpired
 from time import perf_counter
+from types import MappingProxyType
 
 from ..slots.child import run_child
 from . import gate, llama
+from .builds import installed_builds
+from .cards import CARD_BUILDS, drivers, root_folder
 from .context import Context, ContextSettings
+from .hardware import load_backends
 from .llama import VARIABLES, Library
-from .model import Model
+from .model import ALL_LAYERS, Model
+from .model_files import cache_folder, files_of, keep, stamp
 from .runner import Runner
 from .timing import ANSWER, GAIN
-from .trial import command
+from .trial import command, instructions
 
+logger = logging.getLogger("slotcache")
 PROMPT, STEPS = 512, 16  # tokens of a prompt; of an answer, one at a time, of which the fastest stands for all
 ROUNDS = 3  # of every library in turn, since the speed of a machine changes; the fastest of each kind of work counts
 PATIENCE = 120  # s for one library in one round, the trial of one that is new included
@@ -61,13 +71,65 @@ def compare(model: Path, threads: int, gpu_layers: int, tell: Callable[[str], No
     return speeds
 
 
-def _speed(library: Library, model: Path, threads: int, gpu_layers: int) -> LibrarySpeed:
-    """Time a library in a process of its own."""
+HIDDEN = {"GGML_VK_VISIBLE_DEVICES": "", "CUDA_VISIBLE_DEVICES": ""}
+"""The environment of a process that is to find no card."""
+MORE = 5.0  # s that the CPU has beyond what the card took, its kernels' compilation included
+
+
+def hide_slower_card(model: Path, threads: int) -> None:
+    """Leave the card unused in this process where `auto` chose a build for it and the CPU computes this model faster.
+
+    Both are timed once, with all layers on the card, and the turns are kept; where one cannot be timed, the card stays. This
+    comes before the first look at devices.
+    """
+    build = llama.LIBRARY.origin.removeprefix("npm-")
+    if build not in CARD_BUILDS or installed_builds().asked != "auto" or load_backends.cache_info().currsize:
+        return
+    parts = [*map(stamp, [*files_of(model), llama.LIBRARY.path])], drivers(root_folder()), instructions(), threads
+    kept = cache_folder() / "cards" / hashlib.blake2b(repr(parts).encode(), digest_size=16).hexdigest()
+    if (turns := _kept_turns(kept)) is None:
+        logger.info("timing %s on the card and on the CPU, once for this model", model.name)
+        turns = _turns(model, threads)
+        with suppress(OSError):
+            keep(kept, json.dumps(turns))
+    card, cpu = turns
+    if cpu and card and cpu < card:
+        os.environ.update(HIDDEN, **{VARIABLES[0]: str(llama.LIBRARY.path.parent)})  # its children have this library, too
+        llama.PASSED_OVER["auto"] = (
+            f"the CPU computes {model.name} faster, a prompt and its answer in {cpu:.2f} s, not {card:.2f}"
+        )
+
+
+def _kept_turns(kept: Path) -> tuple[float, float] | None:
+    with suppress(OSError, ValueError, TypeError):
+        card, cpu = map(float, json.loads(kept.read_bytes()[:100]))
+        return card, cpu
+    return None
+
+
+def _turns(model: Path, threads: int) -> tuple[float, float]:
+    """Return the seconds of a turn on the card and on the CPU; 0: one could not be timed, or takes far longer on the CPU."""
+    began = perf_counter()
+    card = _speed(llama.LIBRARY, model, threads, ALL_LAYERS)
+    patience = perf_counter() - began + MORE
+    cpu = card if card.refused else _speed(llama.LIBRARY, model, threads, 0, patience, HIDDEN)
+    return (0.0, 0.0) if cpu.refused else (card.turn, cpu.turn)
+
+
+def _speed(
+    library: Library,
+    model: Path,
+    threads: int,
+    gpu_layers: int,
+    patience: float = PATIENCE,
+    hidden: Mapping[str, str] = MappingProxyType({}),
+) -> LibrarySpeed:
+    """Time a library in a process of its own. hidden: more of its environment."""
     folder = library.path if library.path.is_dir() else library.path.parent
     child = command("models.libraries", str(model), str(threads), str(gpu_layers))
-    environment = os.environ | {VARIABLES[0]: str(folder)}
+    environment = os.environ | {VARIABLES[0]: str(folder), **hidden}
     try:
-        done = run_child(child, env=environment, timeout=PATIENCE)
+        done = run_child(child, env=environment, timeout=patience)
     except (OSError, TimeoutExpired) as error:
         return LibrarySpeed(refused=str(error))
     try:

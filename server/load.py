@@ -20,11 +20,12 @@ from ..models.context import Context
 from ..models.draft_model import DraftModel, open_draft_model
 from ..models.errors import ModelError
 from ..models.grammar import Grammars
-from ..models.hardware import devices, free_memory, unloaded_backends, unused_card
+from ..models.hardware import devices, fast_cores, free_memory, unloaded_backends, unused_card
 from ..models.heap import return_large_blocks
 from ..models.jinja import TemplateError
+from ..models.libraries import hide_slower_card
 from ..models.lora import Adapters
-from ..models.model import Model
+from ..models.model import ALL_LAYERS, Model
 from ..models.multi_token import open_head, why_unused
 from ..models.named_templates import DEFAULT_TEMPLATE, named_template, names
 from ..models.runner import Runner
@@ -66,6 +67,7 @@ from .service.sessions import Sessions
 from .service.submitter import CANNOT_DRAFT, Submitter
 
 SAMPLE = 1 << 16  # bytes
+SLOW = 1.0  # s a token, from which on the user is told before the first request
 
 
 def build_info() -> str:
@@ -203,6 +205,8 @@ def _open(
     """Return the settings that fit, the model loaded with them, and why they fit."""
     return_large_blocks()
     gate.check()
+    if settings.gpu_layers == ALL_LAYERS:  # not given
+        hide_slower_card(path, settings.threads or fast_cores())
     _tell_unused()
     index = settings.docs_db if settings.docs else ""
     folders = {"--cache-dir": settings.cache_dir, "--slot-save-path": settings.slot_save_path, "--docs-db": index}
@@ -246,6 +250,8 @@ def _serve(
     made.callback(context.close)
     limit = _longest(settings, context)
     learn_costs(context, goes_on)
+    if context.times and context.times.step > SLOW:
+        logger.warning("%s takes %.1f s a token here: a smaller model answers sooner", model.path.name, context.times.step)
     runner = Runner(context, adapters)
     policy, sizes = settings.eviction, CopySizes(run_token=max(token_bytes(settings, model), 1))
     host, none = HostMemory(_host_bytes(settings), EvictionPolicy(policy), sizes=sizes, cut=runner.states.cut), HostMemory()

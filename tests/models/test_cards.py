@@ -220,7 +220,7 @@ def test_the_door_tries_what_was_installed_last(there, monkeypatch):
 def test_without_another_library_the_reasons_are_told(there, monkeypatch):
     monkeypatch.setattr(builds, "failure_on_card", lambda build: "it finds no card")
     there("vulkan")
-    with pytest.raises(LibraryError, match=r"not installed \(vulkan: it finds no card\): slotcache install"):
+    with pytest.raises(LibraryError, match=r"not installed \(vulkan: it finds no card\): pip install"):
         llama.find()
 
 
@@ -327,5 +327,8 @@ def test_a_card_that_is_not_used_is_told_with_the_remedy(here, machine, monkeypa
     assert told().startswith(f"{begins}vulkan: it finds no card; make serve LLAMA=vulkan") and told().endswith(
         "once that is mended"
     )
+    monkeypatch.setattr(llama, "PASSED_OVER", {"auto": "the CPU computes m.gguf faster"})
+    monkeypatch.setattr(llama, "LIBRARY", llama.Library(here / LIBRARY.name, "npm-vulkan"))
+    assert told().endswith("auto: the CPU computes m.gguf faster; make serve LLAMA=vulkan takes it nonetheless")
     monkeypatch.setattr(hardware, "devices", lambda: [hardware.Device("Vulkan0", "a card", "GPU", 1, 1)])
     assert told() == ""

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 from slotcache.models import builds, libraries, llama
+from slotcache.models.demo import FILE
 from slotcache.models.libraries import LibrarySpeed
 from slotcache.models.llama import Library
 
@@ -88,3 +91,53 @@ def test_the_table_has_shares_of_the_library_in_use():
     assert LibrarySpeed(10, 5).best(LibrarySpeed(8, 6)) == LibrarySpeed(10, 6)
     refused = LibrarySpeed(refused="too old")
     assert LibrarySpeed(10, 5).best(refused) == refused == refused.best(LibrarySpeed(10, 5))
+
+
+@pytest.fixture
+def by_auto(tmp_path, monkeypatch):
+    """This library as a build that `auto` chose for a card, before the first look at devices."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(builds, "FOLDER", tmp_path / "llama.cpp")
+    builds.keep_installed(builds.InstalledBuilds("auto", ("vulkan",)))
+    monkeypatch.setattr(llama, "LIBRARY", Library(LIBRARY, "npm-vulkan"))
+    monkeypatch.setattr(llama, "PASSED_OVER", {})
+    monkeypatch.setattr(libraries, "load_backends", cache(lambda: None))
+    monkeypatch.setenv("SLOTCACHE_LLAMA", "")
+
+
+@pytest.mark.parametrize(
+    "card, cpu, is_hidden",
+    [
+        (LibrarySpeed(100, 10), LibrarySpeed(1000, 50), True),
+        (LibrarySpeed(1000, 50), LibrarySpeed(100, 10), False),
+        (LibrarySpeed(refused="out of memory"), LibrarySpeed(100, 10), False),
+        (LibrarySpeed(1000, 50), LibrarySpeed(refused="timed out"), False),
+    ],
+)
+def test_auto_keeps_a_card_only_if_it_is_faster_than_the_cpu(by_auto, monkeypatch, card, cpu, is_hidden):
+    timed = []
+
+    def speed(library, model, threads, gpu_layers, *more):
+        timed.append((gpu_layers, more[1:]))
+        return card if gpu_layers else cpu
+
+    monkeypatch.setattr(libraries, "_speed", speed)
+    for _ in range(2):
+        for name in libraries.HIDDEN:
+            monkeypatch.setenv(name, "0")
+        libraries.hide_slower_card(FILE, 1)
+        assert all(os.environ[name] == ("" if is_hidden else "0") for name in libraries.HIDDEN)
+        assert ("auto" in llama.PASSED_OVER) == is_hidden
+    assert timed == [(-1, ()), (0, (libraries.HIDDEN,))][: 1 if card.refused else 2], "once, and the times are kept"
+
+
+@pytest.mark.parametrize("asked", ["vulkan", "cpu"])
+def test_a_card_that_was_asked_for_by_name_is_never_timed_against_the_cpu(by_auto, monkeypatch, asked):
+    builds.keep_installed(builds.InstalledBuilds(asked, ("vulkan",)))
+    monkeypatch.setattr(libraries, "_speed", None)
+    libraries.hide_slower_card(FILE, 1)
+
+
+def test_a_process_whose_cards_are_hidden_computes_on_the_cpu():
+    speed = libraries._speed(llama.LIBRARY, FILE, 1, 0, libraries.PATIENCE, libraries.HIDDEN)
+    assert speed.prefill > 0 and speed.decode > 0 and not speed.refused

@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 
 
 class Quiet(http.server.SimpleHTTPRequestHandler):
-    def log_message(self, *_: object) -> None:
+    def log_message(self, format: str, *args: object) -> None:
         pass
 
 
