@@ -103,6 +103,28 @@ def test_serve_answers_without_gguf_and_ends_cleanly_on_ctrl_c(tiny, bare):
     assert "tiny.gguf" in log and "bytes a token" in log and "ready on" in log
 
 
+@needs_cpu
+def test_a_card_that_is_not_used_is_told_once_at_the_start_by_doctor_and_in_props(tiny, tmp_path):
+    for path in ("dev/dri/renderD128", "sys/class/drm/renderD128/device/device", "usr/lib/libvulkan.so.1"):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).touch()
+    (tmp_path / "sys/class/drm/renderD128/device/driver").symlink_to("../../bus/pci/drivers/amdgpu")
+    card = f"AMD card (driver amdgpu) is not used: {llama.LIBRARY} is a build for the CPU; make serve LLAMA=vulkan"
+    root = {"SLOTCACHE_ROOT": str(tmp_path), "SLOTCACHE_LLAMA": ""}
+    port = free_port()
+    serving = command("serve", "-m", tiny, "--port", port, "-c", 512, "-t", 1)
+    process = subprocess.Popen(serving, env=os.environ | root, stderr=subprocess.PIPE, text=True)
+    try:
+        wait_until_ready(process, port)
+        props = httpx.get(f"http://127.0.0.1:{port}/props", timeout=DEADLINE).raise_for_status().json()
+        process.send_signal(signal.SIGINT)
+        _, log = process.communicate(timeout=DEADLINE)
+    finally:
+        process.kill()
+    assert props["device"]["unused"].startswith(card) and log.count(card) == 1
+    assert f"GPU offload: no. {card}" in run("doctor", **root).stdout
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="no such signal")
 def test_a_crash_inside_a_library_tells_where_each_thread_was(tiny):
     port = free_port()
