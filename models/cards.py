@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 BUILDS = {  # npm's, with the MB that are fetched; those behind one are tried where it fails
-    "cpu": (15, ()),
+    "cpu": (11, ()),
     "vulkan": (24, ("cpu",)),
     "cuda": (143, ("vulkan", "cpu")),
-    "cuda12": (192, ("vulkan", "cpu")),
+    "cuda12": (188, ("vulkan", "cpu")),
 }
 CARD_BUILDS = ("cuda", "cuda12", "vulkan")
 RUNTIMES = {"cuda": (13, 447), "cuda12": (12, 684)}  # CUDA's version, and the MB of its libraries as packages of pip

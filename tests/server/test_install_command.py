@@ -77,7 +77,7 @@ def test_a_build_is_fetched_once_and_that_for_the_cpu_beside_it(registry, capsys
 
 def test_without_a_card_it_is_the_cpu_s_and_packages_stay_first(registry, capsys):
     assert main(["install"]) == 0
-    assert capsys.readouterr().out.splitlines()[:1] == ["fetching cpu (15 MB)"]
+    assert capsys.readouterr().out.splitlines()[:1] == ["fetching cpu (11 MB)"]
     assert builds.installed_builds() == InstalledBuilds("auto", ())
     assert main(["install", "cpu"]) == 0 and builds.installed_builds() == InstalledBuilds("cpu", ("cpu",))
 
