@@ -204,13 +204,16 @@ echo "installing llama.cpp: a build from source takes some minutes, its steps co
 endef
 WHEELS := $(if $(ENGINE_INDEX),--only-binary llama-cpp-python --extra-index-url $(ENGINE_INDEX))
 
+# What was fetched for a card stays beside, and is not used before it is asked for again.
+forget_builds = test ! -d $(VENV)/llama.cpp || echo '{"asked": "", "builds": [], "passed_over": {}}' > $(VENV)/llama.cpp/installed.json
+
 # For `serve`, the fastest llama.cpp that is there in seconds: one compiled for this machine, now or before, if it is in the
 # environment; npm's for a card, if there is one or LLAMA names it; one compiled before that is in pip's cache; npm's for CPUs, which
 # has code for each generation; xllamacpp's, made for AVX2. Without LLAMA, what was set up once stays.
 $(VENV)/.serving: pyproject.toml $(wildcard prebuilt/*/package-lock.json) $(if $(LLAMA),$(VENV)/.llama-$(LLAMA))
 	$(check_python)
 	@test -e $(VENV)/.engine || $(PYTHON) -m venv $(VENV)
-	@test ! -d $(VENV)/llama.cpp || echo '{"asked": "", "builds": [], "passed_over": {}}' > $(VENV)/llama.cpp/installed.json
+	@$(forget_builds)
 	@builds=cpu; \
 	if test -z "$(CMAKE_ARGS)$(ENGINE_INDEX)" && { test -n "$(LLAMA)" || test ! -e $(VENV)/.engine; }; then \
 		builds=$$($(PYTHON) models/cards.py $(or $(LLAMA),auto) $(VENV)/lib/python*/site-packages) || exit 1; \
@@ -247,6 +250,7 @@ endef
 $(VENV)/.engine:
 	$(check_python)
 	$(PYTHON) -m venv $(VENV)
+	@rm -f $(VENV)/.llama-*; $(forget_builds)
 	@$(compile)
 
 $(VENV)/.installed: $(VENV)/.engine pyproject.toml

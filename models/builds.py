@@ -15,8 +15,8 @@ from . import cards
 from .cards import BUILDS, CARD_BUILDS
 from .trial import command, failure
 
-FOLDER = Path(sys.prefix, "llama.cpp")
-"""Where `make serve` and `slotcache install` put them, one beside the other."""
+FOLDER = Path(os.environ.get("SLOTCACHE_BUILDS") or Path(sys.prefix, "llama.cpp"))
+"""Where `make serve` and `slotcache install` put them, one beside the other. SLOTCACHE_BUILDS: another place, for tests."""
 PACKAGES = {"cpu": "linux-x64", "vulkan": "linux-x64-vulkan", "cuda": "linux-x64-cuda", "cuda12": "linux-x64"}
 BACKEND_OF_CUDA12 = "linux-x64-cuda-ext/bins/linux-x64-cuda/fallback/libggml-cuda.so"
 
@@ -63,7 +63,7 @@ def finish(build: str) -> None:
     """Put the backend for CUDA 12, which has a package of its own, beside the library. Raises OSError."""
     link = library_folder(build) / "libggml-cuda.so"
     if build == "cuda12" and not link.exists():
-        link.symlink_to(package_folder(build).parent / BACKEND_OF_CUDA12)
+        link.symlink_to(Path("../../..", BACKEND_OF_CUDA12))
 
 
 def failure_on_card(build: str) -> str:

@@ -25,6 +25,10 @@ PROXIES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
 VARIABLES = [variable for setting in SETTINGS for variable in setting.variables]
 for name in (*VARIABLES, *PROXIES, *map(str.upper, PROXIES)):
     os.environ.pop(name, None)
+# Nor do the cards of this machine, and the builds that `make serve` took for them; SLOTCACHE_LLAMA names one for the tests.
+os.environ.setdefault("SLOTCACHE_ROOT", os.devnull)
+if find_spec("llama_cpp"):
+    os.environ.setdefault("SLOTCACHE_BUILDS", os.devnull)
 # Threads that compute sleep while they wait for each other: spinning beside other work on the cores, they lose most of it.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

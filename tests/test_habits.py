@@ -184,6 +184,10 @@ def test_what_was_set_up_stays_until_another_build_is_asked_for(workshop: Worksh
     assert asked("vulkan") == [] == asked("")
     assert [call[:6] for call in asked("cpu")] == ["npm ci"] and asked("") == []
     assert asked("vulkan") == ["slotcache install vulkan"]
+    (kept := workshop.venv / "llama.cpp/installed.json").parent.mkdir(exist_ok=True)
+    kept.write_text('{"asked": "vulkan", "builds": ["vulkan"], "passed_over": {}}')
+    assert workshop.make("native").returncode == 0 and json.loads(kept.read_text())["builds"] == []
+    assert asked("") == [] and asked("vulkan") == ["slotcache install vulkan"]
 
 
 @needs_make
