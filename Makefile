@@ -25,6 +25,7 @@ ARGS ?=
 MODEL :=
 PROCESSES ?= 2
 LLAMA ?=
+ASKED = $(or $(LLAMA),$(patsubst $(VENV)/.llama-%,%,$(wildcard $(VENV)/.llama-*)))
 URL ?= http://127.0.0.1:8080
 CASES ?= 420
 ENGINE_INDEX ?=
@@ -209,17 +210,17 @@ forget_builds = test ! -d $(VENV)/llama.cpp || echo '{"asked": "", "builds": [],
 
 # For `serve`, the fastest llama.cpp that is there in seconds: one compiled for this machine, now or before, if it is in the
 # environment; npm's for a card, if there is one or LLAMA names it; one compiled before that is in pip's cache; npm's for CPUs, which
-# has code for each generation; xllamacpp's, made for AVX2. Without LLAMA, what was set up once stays.
+# has code for each generation; xllamacpp's, made for AVX2. Without LLAMA, what was asked for before stays.
 $(VENV)/.serving: pyproject.toml $(wildcard prebuilt/*/package-lock.json) $(if $(LLAMA),$(VENV)/.llama-$(LLAMA))
 	$(check_python)
 	@test -e $(VENV)/.engine || $(PYTHON) -m venv $(VENV)
 	@$(forget_builds)
 	@builds=cpu; \
-	if test -z "$(CMAKE_ARGS)$(ENGINE_INDEX)" && { test -n "$(LLAMA)" || test ! -e $(VENV)/.engine; }; then \
-		builds=$$($(PYTHON) models/cards.py $(or $(LLAMA),auto) $(VENV)/lib/python*/site-packages) || exit 1; \
+	if test -z "$(CMAKE_ARGS)$(ENGINE_INDEX)" && { test -n "$(ASKED)" || test ! -e $(VENV)/.engine; }; then \
+		builds=$$($(PYTHON) models/cards.py $(or $(ASKED),auto) $(VENV)/lib/python*/site-packages) || exit 1; \
 	fi; \
 	if test "$${builds:-cpu}" != cpu && $(BIN)/pip install --quiet --editable '.[hf]' \
-		&& $(BIN)/slotcache install $(or $(LLAMA),auto); then \
+		&& $(BIN)/slotcache install $(or $(ASKED),auto); then \
 		:; \
 	elif test -e $(VENV)/.engine; then \
 		echo "llama.cpp: compiled for this machine"; \

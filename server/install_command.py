@@ -102,7 +102,7 @@ def _take(build: str, is_asked: bool) -> None:
 def fetch(build: str) -> None:
     """Put a build into this environment, unless it is there. Raises InstallError, and OSError."""
     folder, lock = builds.FOLDER / build, LOCKS / build / "package-lock.json"
-    there = folder / lock.name
+    there = folder / "fetched.json"  # a copy of the lock, once all is there
     if there.is_file() and there.read_bytes() == lock.read_bytes() and builds.library_folder(build).is_dir():
         return
     folder.mkdir(parents=True, exist_ok=True)
@@ -123,7 +123,6 @@ def _fetch_with_npm(npm: str, source: Path, folder: Path) -> None:
     command = [npm, "ci", "--prefix", str(folder), "--ignore-scripts", "--no-audit", "--no-fund", "--loglevel", "error"]
     done = run_child(command)
     if done.returncode:
-        (folder / "package-lock.json").unlink()
         said = [line for line in done.stderr.decode("utf-8", "replace").splitlines() if line.strip()]
         told = next((line for line in said if re.search(r"error (network|\d{3}|[A-Z]\w+ )", line)), "")
         raise InstallError(f"npm could not fetch it: {told or (said or ['it gave no reason'])[0]}; {OFFLINE}")

@@ -182,6 +182,9 @@ def test_what_was_set_up_stays_until_another_build_is_asked_for(workshop: Worksh
 
     assert asked("vulkan") == ["slotcache install vulkan"]
     assert asked("vulkan") == [] == asked("")
+    (workshop.venv / ".serving").unlink()  # as after a change of a lock
+    (workshop.folder / "cards").write_text("vulkan cpu\n")
+    assert workshop.make(".serving").returncode == 0 and workshop.calls()[-2] == "slotcache install vulkan"
     assert [call[:6] for call in asked("cpu")] == ["npm ci"] and asked("") == []
     assert asked("vulkan") == ["slotcache install vulkan"]
     (kept := workshop.venv / "llama.cpp/installed.json").parent.mkdir(exist_ok=True)
