@@ -142,7 +142,8 @@ class _History:
                 self._add_result(message)
             case _:
                 self._add_user(message)
-        self._is_front = self._is_front and message.role == "system"
+        last = self._messages[-1].role if self._messages else "system"
+        self._is_front = self._is_front and "system" in (message.role, last)  # a blank result may have left nothing
 
     def end(self) -> list[TemplateMessage]:
         self._close("")

@@ -139,7 +139,9 @@ class _Taken:
         if not isinstance(reasoning := message.get("reasoning_content"), str | None):
             changed["reasoning_content"] = texts_in(reasoning)
         changed |= self._calls(message, changed.pop("tool_calls", ()), at)
-        if message.get("role") == "function":
+        if role not in TOOLS and "tool_call_id" in message:
+            changed["tool_call_id"] = None
+        if role == "function":
             changed |= {"role": "tool", "tool_call_id": ON.format(at - 1)}
         if not MARKS.isdisjoint(message):
             self.mark_of(at, message)
@@ -158,6 +160,9 @@ class _Taken:
         if not given and not more:
             return {}
         listed = [call for call in given if call is not None] if isinstance(given, list) else [given] if given else []
+        if message.get("role") != "assistant":
+            self.left_out["tool_calls"] += len(listed)
+            return {"tool_calls": None}
         calls = [call for one in listed for call in self._call(one)]
         calls = self._pairs.call(calls or more, at) if calls or more else []
         return {} if calls == message.get("tool_calls") else {"tool_calls": calls or None}

@@ -141,7 +141,7 @@ def read_call(call: JsonValue) -> Fields | None:
     name = function.get("name") if isinstance(function, dict) else None
     if not isinstance(name, str) or not name.strip():
         return None
-    if function is not call and None not in call.values() and None not in function.values():
+    if function is not call and "arguments" in function and None not in (*call.values(), *function.values()):
         return call
     arguments = next((function[field] for field in ("arguments", "input", "args") if function.get(field) is not None), {})
     named = {"name": name, "arguments": arguments if isinstance(arguments, str) else json_text(arguments)}

@@ -1,11 +1,12 @@
 """Histories of other servers' threads: an unknown or null thing in one never ends it, on any API, whole and streamed."""
 
 import json
+import random
 import re
 from typing import Any
 
 import pytest
-from support.template_shapes import TAKES
+from support.template_shapes import ALTERNATES, LOSES, SMALL, TAKES
 
 from server.conftest import REST, running
 
@@ -288,6 +289,19 @@ def test_a_long_text_of_an_unknown_part_is_cut(server):
     assert 8000 < len(shown) < 9000 and "[sorcery: warm warm" in shown
 
 
+@pytest.mark.parametrize("template", [ALTERNATES, LOSES], ids=["refuses", "loses"])
+def test_ids_and_calls_of_a_message_that_is_no_answer_break_no_template(tiny, template):
+    with running(tiny, chat_template=template) as up:
+        for role in ("user", "system", "function", "tool"):
+            odd = {"role": role, "content": "Hm.", "tool_calls": [CALLED], "tool_call_id": True}
+            answer = post(up, CHAT, [said("user", text("Hi")), odd, said("user", text("And?"))])
+            assert answer.status_code == 200 and warned(answer).endswith("tool_calls (1)"), answer.text
+        blank = {"role": "tool", "content": ""}
+        for end in (2, 3, 4, 5):
+            answer = post(up, CHAT, [*[blank, said("system", text("Sing."))] * end, blank, said("user", text("And?"))])
+            assert answer.status_code == 200, answer.text
+
+
 @pytest.mark.parametrize("path", [CHAT, MESSAGES, OLLAMA])
 @pytest.mark.parametrize("role", ["king", None, 5, []], ids=str)
 def test_a_role_that_is_not_known_counts_as_a_user_s(server, path, role):
@@ -423,3 +437,53 @@ def test_a_choice_that_demands_nothing(server, path, choice):
     mine = MINE if path == MESSAGES else FUNCTION
     for fields in ({"tools": [mine]}, {}):
         assert post(server, path, [said("user", text("Hi"))], tool_choice=choice, **fields).status_code == 200
+
+
+# ---- whatever comes -----------------------------------------------------------------------------------------------------
+
+LEAVES: list[Any] = [None, "", 0, 1.5, True, "warm", [], {}]
+KINDS: list[Any] = [*(block["type"] for block, *_ in PARTS if isinstance(block, dict) and "type" in block), "tool_use", 5]
+NAMES = [
+    "text",
+    "thinking",
+    "signature",
+    "id",
+    "name",
+    "input",
+    "content",
+    "source",
+    "title",
+    "function",
+    "arguments",
+    "data",
+]
+FIELDS = ["tool_calls", "tool_call_id", "name", "reasoning_content", "thinking", "tool_name", "function_call", "refusal"]
+
+
+def anything(choose: random.Random, depth: int = 0) -> Any:
+    if depth > 3 or choose.random() < 0.4:
+        return choose.choice(LEAVES)
+    if choose.random() < 0.3:
+        return [anything(choose, depth + 1) for _ in range(2)]
+    part = {name: anything(choose, depth + 1) for name in choose.sample(NAMES, 4)}
+    return part | ({"type": choose.choice(KINDS)} if choose.random() < 0.8 else {})
+
+
+def any_message(choose: random.Random) -> Any:
+    call = {"id": anything(choose, 4), "function": {"name": choose.choice(["look", None, 5]), "arguments": anything(choose)}}
+    message = {"role": choose.choice(["user", "assistant", "tool", "system", "developer", "function", "king", None])}
+    if choose.random() < 0.9:
+        message["content"] = anything(choose)
+    message |= {name: anything(choose) for name in choose.sample(FIELDS, choose.randrange(4))}
+    return message | ({"tool_calls": [call, anything(choose)]} if choose.random() < 0.3 else {})
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_no_history_is_refused(tiny, name):
+    choose = random.Random(name)
+    with running(tiny, chat_template=SMALL[name]) as up:
+        for _ in range(50):
+            history = [any_message(choose) for _ in range(choose.randrange(1, 6))]
+            for path in (CHAT, MESSAGES, OLLAMA):
+                answer = post(up, path, [*history, said("user", text("And?"))])
+                assert answer.status_code == 200, (answer.text, history)
