@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import json
 import reprlib
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 
-from ...models.call_arguments import argument_text
-from ..chat.content import INPUT, UNREADABLE, unsupported
+from ..chat.content import INPUT, MARKS
+from ..chat.parts import counted, json_text, kind_name, read_part, texts_in, unsupported
 from ..chat.sampling_fields import JsonValue
 from ..chat.shortened_history import QUESTION, summary_message
 from ..http.api_errors import RequestError
@@ -23,45 +22,35 @@ from .reply import unseal
 from .response_tools import CalledTool, free_text, function_name
 
 ROLES = ("user", "assistant", "system", "developer")
-TEXTS = {  # kinds of parts: their field
-    "input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal", "summary_text": "text",
-    "reasoning_text": "text",
-}  # fmt: skip
-IMAGES = {"computer_screenshot": "image"}  # kinds of parts that a chat has under another name
-SEALED = "encrypted_content"  # a field, and a part of nothing else
-PARTS = frozenset({*TEXTS, *UNREADABLE, *IMAGES, SEALED})
+PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc", "custom_tool_call": "ctc", "compaction": "cmp"}
+TOOL_LISTS = frozenset({"additional_tools", "mcp_list_tools"})  # kinds of items: what they name cannot be called here
+REFERENCE = "item_reference"
+LEFT_OUT = "input: items that cannot be read were left out: {}"
 
-PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc", "custom_tool_call": "ctc"}
-NAMED, LONGEST_NAME = 8, 40  # kinds in a warning, and the characters of one
-TYPES = {type(None): "null", bool: "boolean", int: "number", float: "number", str: "text", list: "list", dict: "object"}
-
-MARK = "prompt_cache_breakpoint"  # of a part
 Item = Mapping[str, JsonValue]
 ChatMessages = list[dict[str, JsonValue]]
 
 
 @dataclass(frozen=True, slots=True)
 class TakenItems:
-    """The messages that items make. left_out: by kind, what was not shown as it was sent."""
+    """The messages that items make. left_out: by kind, the items that make none."""
 
     messages: ChatMessages
     left_out: Counter[str]
 
     def warnings(self) -> Iterator[str]:
         if self.left_out:
-            counted = ", ".join(f"{kind} ({number})" for kind, number in islice(self.left_out.items(), NAMED))
-            more = f", and {len(self.left_out) - NAMED:,} more" if len(self.left_out) > NAMED else ""
-            yield f"input: not shown to the model, or only their text: {counted}{more}"
+            yield LEFT_OUT.format(counted(self.left_out))
 
 
 def take_items(items: Sequence[JsonValue]) -> TakenItems:
-    """Return the messages that items make. Raises RequestError for a question that cannot be read.
+    """Return the messages that items make, with contents as they came. Raises RequestError for a question of no text.
 
     The question is the last item, if it is a message of the user. An item becomes the same wherever it stands.
     """
     reader = _ItemReader()
     for at, item in enumerate(items):
-        reader.take(item, f"input[{at}]", at, is_last=at == len(items) - 1)
+        reader.take(item, f"input[{at}]", is_last=at == len(items) - 1)
     return TakenItems(reader.messages, reader.left_out)
 
 
@@ -71,175 +60,120 @@ class _ItemReader:
     def __init__(self) -> None:
         self.messages: ChatMessages = []
         self.left_out = Counter[str]()
-        self._unanswered = OrderedDict[str, None]()  # ids of calls without an output so far
 
-    def take(self, item: JsonValue, where: str, at: int, *, is_last: bool) -> None:
-        """Read an item. at: its place, from which a call without an id gets one. Raises RequestError."""
+    def take(self, item: JsonValue, where: str, *, is_last: bool) -> None:
+        """Read an item. Raises RequestError."""
         if isinstance(item, str):
             item = {"role": "user", "content": item}
         if not isinstance(item, dict):
-            self._leave_out(item)
+            if item is not None:
+                self._leave_out(item)
             return
-        match item.get("type") or "message":
+        kind = item.get("type") or (REFERENCE if "role" not in item and "id" in item else "message")
+        match kind:
             case "message":
-                self._take_message(item, where, is_last)
+                if is_last:
+                    _check_question(item, where)
+                self._take_message(item)
             case "reasoning":
                 self._take_reasoning(item)
             case "function_call" | "custom_tool_call":
-                self._take_call(item, at)
+                self._take_call(item)
             case "function_call_output" | "custom_tool_call_output":
-                self._take_output(item)
+                output = {"role": "tool", "tool_call_id": item.get("call_id"), "content": _content(item.get("output"))}
+                self._add(output, item)
             case kind if kind in SUMMARIES:
                 if summary := self._unseal(item):
                     self.messages.append(summary_message(summary))
             case kind if kind == TRIGGER and is_last:
                 self.messages.append(dict(QUESTION))
-            case "item_reference" if is_last:
+            case kind if kind == REFERENCE and is_last:
                 expected = "expected the item itself: nothing is looked up"
-                raise RequestError(f"{where}.type is item_reference: {expected}", param=f"{where}.type")
+                raise RequestError(f"{where}.type is {REFERENCE}: {expected}", param=f"{where}.type")
             case _:
-                self._take_other(item)
+                self._take_other(item, kind)
 
-    def _take_message(self, item: Item, where: str, is_last: bool) -> None:
-        role, content = item.get("role"), item.get("content")
-        if role not in ROLES:
-            if is_last:
-                wrong = f"{where}.role is {reprlib.repr(role)}: expected one of {', '.join(ROLES)}"
-                raise RequestError(wrong, param=f"{where}.role")
-            self._take_other({**item, "type": role} if isinstance(role, str) else item)
-            return
-        read = self._content(content, f"{where}.content", is_question=is_last and role == "user")
+    def _take_message(self, item: Item) -> None:
+        role, content = item.get("role"), _content(item.get("content"))
         if role == "assistant":
-            _answer(self.messages, "content", "tool_calls").update({"content": read} | _mark(content))
+            _answer(self.messages, "content", "tool_calls")["content"] = content
         else:
-            self._add({"role": role, "content": read} | _mark(content), item)
+            self._add({"role": role, "content": content}, item)
 
     def _take_reasoning(self, item: Item) -> None:
         """Take reasoning: as it is, as a summary, or sealed by this server."""
-        for name in ("content", "summary"):
-            given = item.get(name)
-            parts = given if isinstance(given, list) else [given]
-            if texts := [text for part in parts if (text := _text(part)) is not None]:
-                text = "\n".join(texts)
-                break
-        else:
-            text = self._unseal(item)
-        if text:
+        if text := texts_in(item.get("content")) or texts_in(item.get("summary")) or self._unseal(item):
             _answer(self.messages, "reasoning_content", "content", "tool_calls")["reasoning_content"] = text
 
     def _unseal(self, item: Item) -> str:
         """Return what this server sealed in an item; empty for what another one did, which is left out."""
-        sealed = item.get(SEALED)
+        sealed = item.get("encrypted_content")
         text = unseal(sealed) if isinstance(sealed, str) else ""
         if not text and (sealed or item["type"] in SUMMARIES):
             self._leave_out(item)
         return text
 
-    def _take_call(self, item: Item, at: int) -> None:
-        name, namespace = item.get("name"), item.get("namespace")
-        if not isinstance(name, str):
+    def _take_call(self, item: Item) -> None:
+        name, namespace, arguments = (item.get(field) for field in ("name", "namespace", "arguments"))
+        if not isinstance(name, str) or not name.strip():
             self._leave_out(item)
             return
         if item["type"] == "custom_tool_call":
-            arguments = json.dumps({INPUT: _value_text(item.get(INPUT))}, ensure_ascii=False)
-        else:
-            given = item.get("arguments")
-            arguments = given if isinstance(given, str) else argument_text(given)
-        id = next((id for id in (item.get("call_id"), item.get("id")) if isinstance(id, str)), f"call_{at}")
-        self._unanswered[id] = None
+            text = item.get(INPUT)
+            arguments = json.dumps({INPUT: text if isinstance(text, str) else _json_of(text)}, ensure_ascii=False)
         message = _answer(self.messages)
         message["content"] = message["content"] or None
         function = {"name": function_name(name, namespace if isinstance(namespace, str) else None), "arguments": arguments}
+        id = next((id for id in (item.get("call_id"), item.get("id")) if isinstance(id, str)), None)
         message.setdefault("tool_calls", []).append({"id": id, "type": "function", "function": function})
 
-    def _take_output(self, item: Item) -> None:
-        """Take the result of a call; without an id, of the first one that has none yet."""
-        output, id = item.get("output"), item.get("call_id")
-        if isinstance(id, str):
-            self._unanswered.pop(id, None)
-        else:
-            id = self._unanswered.popitem(last=False)[0] if self._unanswered else ""
-        parts = output if isinstance(output, list) else [output]
-        content = self._content(output) if all(map(_is_part, parts)) else _value_text(output)
-        self._add({"role": "tool", "tool_call_id": id, "content": content} | _mark(output), item)
-
-    def _take_other(self, item: Item) -> None:
-        """Take an item of another kind: what it has as its content is a user's text."""
-        self._leave_out(item)
-        if (content := self._content(item.get("content"))) != "":
-            self._add({"role": "user", "content": content}, item)
+    def _take_other(self, item: Item, kind: JsonValue) -> None:
+        """Take what a tool of another server did, as a part of the answer: a text stands for it, or nothing."""
+        if not isinstance(kind, str) or kind in TOOL_LISTS or not read_part(item).text:
+            self._leave_out(item)
+            return
+        message = _answer(self.messages)
+        given = message["content"] or []
+        message["content"] = [*(given if isinstance(given, list) else [given]), item]
 
     def _add(self, message: dict[str, JsonValue], item: Item) -> None:
         if item.get("documents") is not None:
             message["documents"] = item["documents"]
         self.messages.append(message)
 
-    def _content(self, content: JsonValue, where: str = "", is_question: bool = False) -> str | list[dict[str, JsonValue]]:
-        """Return a content as a text, or as several parts. is_question: all of it must be readable. Raises RequestError."""
-        if isinstance(content, str):
-            return content
-        if isinstance(content, dict):
-            content = [content]
-        if not isinstance(content, list):
-            if is_question:
-                raise RequestError(f"{where}: expected a text or a list of parts", param=where)
-            return _value_text(content)
-        taken = (self._part(part, f"{where}[{at}]", is_question) for at, part in enumerate(content))
-        parts = [part for part in taken if part is not None]
-        is_text = len(parts) == 1 and parts[0]["type"] == "text"
-        return parts[0]["text"] if is_text else parts or ""
-
-    def _part(self, part: JsonValue, where: str, is_question: bool) -> dict[str, JsonValue] | None:
-        """Return a part as a chat has it; None for one with nothing in it that a model could have read."""
-        kind = part.get("type") if isinstance(part, dict) else None
-        if not isinstance(kind, str):
-            kind = None
-        elif kind in IMAGES:
-            kind = IMAGES[kind]
-        if kind not in UNREADABLE and (text := _text(part)) is not None:
-            return {"type": "text", "text": text}
-        if is_question and part is not None:
-            if kind in TEXTS:
-                raise RequestError(f"{where}.{TEXTS[kind]}: expected a text", param=f"{where}.{TEXTS[kind]}")
-            problem = f"{unsupported(kind)}: " if kind is not None and kind in UNREADABLE else ""
-            expected = f"{problem}expected one of {', '.join(TEXTS)}"
-            raise RequestError(f"{where}.type is {reprlib.repr(kind)}: {expected}", param=f"{where}.type")
-        if kind in UNREADABLE:
-            return {"type": kind}
-        name = self._leave_out(part)
-        if not isinstance(part, dict) or kind in TEXTS or kind == SEALED:
-            return None
-        return {"type": "text", "text": f"[{name}: not shown, since this model reads text only]"}
-
-    def _leave_out(self, value: JsonValue) -> str:
-        """Count what is not shown as it was sent; return its kind."""
-        kind = value.get("type") if isinstance(value, dict) else None
-        if kind is None and isinstance(value, dict) and "id" in value:
-            kind = "item_reference"
-        name = kind[:LONGEST_NAME] if isinstance(kind, str) else TYPES[type(value)]
-        self.left_out[name] += 1
-        return name
+    def _leave_out(self, item: JsonValue) -> None:
+        kind = (item.get("type") or REFERENCE) if isinstance(item, dict) else item
+        self.left_out[kind_name(kind if isinstance(kind, str) else "")] += 1
 
 
-def _text(part: JsonValue) -> str | None:
-    """Return the text of a part; None for one that has none."""
-    if isinstance(part, dict):
-        kind = part.get("type")
-        part = part.get(TEXTS.get(kind, "text") if isinstance(kind, str) else "text")
-    return part if isinstance(part, str) else None
+def _check_question(item: Item, where: str) -> None:
+    """Raise RequestError for a role that is not known, and for what a user says and cannot be read."""
+    role, content = item.get("role"), item.get("content")
+    if role not in ROLES:
+        wrong = f"{where}.role is {reprlib.repr(role)}: expected one of {', '.join(ROLES)}"
+        raise RequestError(wrong, param=f"{where}.role")
+    if role != "user" or isinstance(content, str):
+        return
+    if not isinstance(content, list | dict):
+        raise RequestError(f"{where}.content: expected a text or a list of parts", param=f"{where}.content")
+    for at, part in enumerate(content if isinstance(content, list) else [content]):
+        if kind := read_part(part).kind:
+            given = part.get("type", kind) if isinstance(part, dict) else kind
+            place = f"{where}.content[{at}].type"
+            raise RequestError(f"{place} is {reprlib.repr(given)}: {unsupported(str(given))}", param=place)
 
 
-def _is_part(value: JsonValue) -> bool:
-    """Whether a value in an output is a part of a content, and not just any value of a tool."""
-    kind = value.get("type") if isinstance(value, dict) else None
-    return value is None or isinstance(value, str) or (isinstance(kind, str) and kind in PARTS)
+def _content(content: JsonValue) -> JsonValue:
+    """Return a content as a chat takes it: a lone part of text as this text."""
+    part = content[0] if isinstance(content, list) and len(content) == 1 else content
+    if isinstance(part, dict) and isinstance(part.get("type"), str) and MARKS.isdisjoint(part):
+        read = read_part(part)
+        return [part] if read.kind else read.text
+    return "" if content is None else content
 
 
-def _value_text(value: JsonValue) -> str:
-    """Return a value of any type as a text: nothing for null, JSON for an object."""
-    if isinstance(value, str):
-        return value
-    return "" if value is None else json.dumps(value, ensure_ascii=False)
+def _json_of(value: JsonValue) -> str:
+    return "" if value is None else json_text(value)
 
 
 def _answer(messages: ChatMessages, *taken: str) -> dict[str, JsonValue]:
@@ -248,12 +182,6 @@ def _answer(messages: ChatMessages, *taken: str) -> dict[str, JsonValue]:
     if last.get("role") != "assistant" or any(last.get(name) for name in taken):
         messages.append({"role": "assistant", "content": ""})
     return messages[-1]
-
-
-def _mark(content: JsonValue) -> dict[str, JsonValue]:
-    """Return the field of a message that marks its end, if any of its parts is marked."""
-    parts = content if isinstance(content, list) else ()
-    return {MARK: {}} if any(isinstance(part, dict) and part.get(MARK) is not None for part in parts) else {}
 
 
 # ---- messages to items -------------------------------------------------------------------------------------------------

@@ -25,9 +25,8 @@ from .parts import (
     read_call,
     read_part,
     texts_in,
+    unsupported,
 )
-from .parts import UNREADABLE as UNREADABLE
-from .parts import unsupported as unsupported
 from .sampling_fields import JsonValue
 from .volatile import INSTRUCTIONS
 

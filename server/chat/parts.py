@@ -21,18 +21,20 @@ ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 UNREADABLE: Mapping[str, str] = {
     "image_url": "image", "input_image": "image", "image": "image", "input_audio": "audio", "audio_url": "audio",
     "video_url": "video", "input_video": "video", "file": "file", "input_file": "file", "document": "file",
+    "computer_screenshot": "image", "image_generation_call": "image",
 }  # fmt: skip
 """Parts of a content that are no text, and what they are."""
 TEXTS = {
-    "text": "text", "input_text": "text", "output_text": "text", "summary_text": "text", "refusal": "refusal",
-    "compaction": "content",
+    "text": "text", "input_text": "text", "output_text": "text", "summary_text": "text", "reasoning_text": "text",
+    "refusal": "refusal", "compaction": "content",
 }  # fmt: skip
 """Parts that are a text, and the field that has it."""
 REASONING = frozenset({"thinking", "reasoning", "reasoning_content", "reasoning_text"})
 SILENT = frozenset({"redacted_thinking"})  # only the server that wrote it can read it
 SHOWN = frozenset({
     "name", "tool_name", "title", "filename", "description", "url", "uri", "query", "text", "thinking", "reasoning",
-    "summary", "content", "output", "result", "stdout", "stderr", "lines", "message", "error_code",
+    "summary", "content", "output", "result", "stdout", "stderr", "lines", "message", "error_code", "queries", "code",
+    "logs",
 })  # fmt: skip
 """Fields of a part of another server whose texts a model could have read. All others are ids, numbers, or sealed."""
 WRITTEN = frozenset({"input", "arguments", "action"})  # fields that a model wrote: they are shown as JSON

@@ -86,7 +86,7 @@ def test_contents_are_texts_or_parts():
     (one,) = messages_of([{"role": "developer", "content": [part]}])
     assert one == {"role": "developer", "content": "One."}
     (two,) = messages_of([{"role": "user", "content": [part, part | {"text": "Two."}], "documents": ["D"]}])
-    assert two == {"role": "user", "content": [{"type": "text", "text": t} for t in ("One.", "Two.")], "documents": ["D"]}
+    assert two == {"role": "user", "content": [part, part | {"text": "Two."}], "documents": ["D"]}
     (result,) = messages_of([RESULT | {"output": [part]}])
     assert result["content"] == "One."
 
@@ -99,7 +99,7 @@ def test_contents_are_texts_or_parts():
         ({"role": "user"}, "input[1].content"),
         ({"role": "user", "content": [{"type": "input_image", "image_url": "data:"}]}, "input[1].content[0].type"),
         ({"role": "user", "content": [7]}, "input[1].content[0].type"),
-        ({"role": "user", "content": [{"type": "input_text"}]}, "input[1].content[0].text"),
+        ({"role": "user", "content": [{"type": "input_text"}]}, "input[1].content[0].type"),
     ],
 )
 def test_an_item_that_cannot_be_used_is_named(item, param):
