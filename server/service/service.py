@@ -30,6 +30,7 @@ from ..engine.fit import Decision
 from ..engine.generation import End, Failure, Final, Generation
 from ..engine.view import View
 from ..http.api_errors import RequestError
+from ..http.threads import LARGE
 from ..search.retrieve import AnswerSources, Found
 from .idle import AnsweredChat, IdlePrefill
 from .metrics import Metrics
@@ -91,7 +92,8 @@ class Service:
         """
         wake(self.engine.sleep)
         asked.check()
-        asked, breakpoints, warnings = take(asked, self.builder.takes_tool_documents(asked))
+        taken = partial(take, asked, self.builder.takes_tool_documents(asked))
+        asked, breakpoints, warnings = taken() if num_bytes < LARGE else await asyncio.to_thread(taken)
         if asked.volatile == "move" and not asked.is_named:
             warnings += (NAMELESS,)
         knows_reasoning = self.template.thinks or self.template.knows("reasoning_effort")

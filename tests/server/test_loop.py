@@ -11,6 +11,7 @@ from slotcache.server.chat import decode
 from slotcache.server.chat.body import SpeculateRequest
 from slotcache.server.http import json_body
 from slotcache.server.http.api_errors import RequestError
+from slotcache.server.service import service
 
 CHAT = {"messages": [{"role": "user", "content": "word " * 20_000}]}
 TOKENS = {"tokens": [100] * 100_000}
@@ -35,13 +36,14 @@ def threads(server, monkeypatch):
     note(Model, "detokenize")
     note(Tokenizer, "__call__")
     note(web, "decode_request")
+    note(service, "take")
     return seen
 
 
 @pytest.mark.parametrize(
     ("path", "body", "works"),
     [
-        ("/apply-template", CHAT, {"decode_request", "__call__", "detokenize"}),
+        ("/apply-template", CHAT, {"decode_request", "take", "__call__", "detokenize"}),
         ("/detokenize", TOKENS, {"decode_request", "detokenize"}),
         ("/tokenize", {"content": "word " * 20_000}, {"decode_request", "__call__"}),
         ("/v1/documents/order", CHAT | {"documents": ["a word " * 20_000]}, {"decode_request", "__call__"}),
