@@ -6,6 +6,7 @@ import re
 import reprlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Literal
 
 import msgspec
@@ -108,7 +109,7 @@ def _with_documents(messages: ChatMessages, said: BlocksMessage, where: str) -> 
     return messages
 
 
-BILLING = re.compile(r"(x-anthropic-billing-header:)(?:[ \t]*\w+=[^;\s]*(?:;|(?=\s|$)))+")
+BILLING = re.compile(r"(x-anthropic-billing-header:)(?:[ \t]{0,8}\w{1,64}=[^;\s]{0,256}(?:;|(?=\s|$))){1,32}")
 
 
 def system_text(system: str | list[JsonValue]) -> JsonValue:
@@ -126,9 +127,11 @@ def _same_bill(text: str) -> str:
     return BILLING.sub(r"\1", text, count=1) if BILLING.match(text) else text
 
 
-def _mark(blocks: Iterable[JsonValue]) -> dict[str, JsonValue]:
+def _mark(blocks: Sequence[JsonValue]) -> dict[str, JsonValue]:
     """Return the field of a message that marks its end, if any block has `cache_control`: the longest time counts."""
-    longest = max(_controls(blocks), key=lambda control: seconds_of(control.get("ttl")), default=None)
+    results = (block.get("content") for block in blocks if isinstance(block, dict) and _kind(block) == "tool_result")
+    within = [*blocks, *chain.from_iterable(content for content in results if isinstance(content, list))]
+    longest = max(_controls(within), key=lambda control: seconds_of(control.get("ttl")), default=None)
     return {} if longest is None else {"cache_control": longest}
 
 
@@ -138,8 +141,6 @@ def _controls(blocks: Iterable[JsonValue]) -> Iterator[dict[str, JsonValue]]:
             continue
         if isinstance(control := block.get("cache_control"), dict):
             yield control
-        if _kind(block) == "tool_result" and isinstance(content := block.get("content"), list):
-            yield from _controls(content)
 
 
 def _answer(blocks: Sequence[JsonValue]) -> dict[str, JsonValue]:

@@ -210,6 +210,7 @@ class OldEmbedRequest(VectorRequest, frozen=True, kw_only=True):
 
 UNITS = {"": 1.0, "ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 DURATION = re.compile(r"([0-9]+\.?[0-9]*|\.[0-9]+)(ns|us|µs|ms|s|m|h|)")
+MOST_WRITTEN = 64  # characters
 LONGEST = 365 * 86400.0  # seconds that a model is kept, unless it is for ever
 
 
@@ -217,7 +218,7 @@ def seconds_of(given: KeepAlive) -> float:
     """Return the seconds of a duration: a number, or as Go writes it, such as 1h30m. Below 0: inf. Raises RequestError."""
     if isinstance(given, str):
         text = given.removeprefix("-")
-        if not text or DURATION.sub("", text):
+        if not text or len(text) > MOST_WRITTEN or DURATION.sub("", text):
             wrong = f"keep_alive is {reprlib.repr(given)}: expected seconds, or a duration such as 5m or 1h30m"
             raise RequestError(wrong, param="keep_alive")
         seconds = sum(float(number) * UNITS[unit] for number, unit in DURATION.findall(text))

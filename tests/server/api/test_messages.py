@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from slotcache.server.api.messages import BlocksMessage, messages_of, system_text
 
 from server.conftest import REST, running
 
@@ -94,6 +95,15 @@ def test_another_billing_line_costs_nothing(server, is_block):
     for bill in (f"About {BILL}cch={{}};", "cch={};", f"{BILL}of {{}}", f"{BILL}cch=0; in {{}}"):  # texts like any other
         asked(bill.format("fa690"))
         assert asked(bill.format("1c8b4"))["cache_read_input_tokens"] < 100, bill
+
+
+def test_no_more_than_a_billing_line_may_have_is_read():
+    """Nor are the marks of blocks at any depth: each level would be gone through for each of its blocks."""
+    assert len(str(system_text(f"{BILL} " + "a=b; " * 100_000))) > 400_000
+    deep = {"type": "tool_result", "content": [{"type": "text", "text": "x", "cache_control": {"type": "ephemeral"}}]}
+    message = BlocksMessage("user", [{"type": "tool_result", "content": [deep]}])
+    assert [one.get("cache_control") for one in messages_of([message], False)] == [None]
+    assert [one["cache_control"]["type"] for one in messages_of([BlocksMessage("user", [deep])], False)] == ["ephemeral"]
 
 
 @pytest.mark.parametrize("stream", [False, True])

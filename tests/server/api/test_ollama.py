@@ -510,14 +510,14 @@ def test_a_model_leaves_memory_at_once_and_comes_back(both, path):
     ("given", "seconds"),
     [
         (0, 0), (30, 30), (1.5, 1.5), (-1, float("inf")), ("5m", 300), ("1h30m", 5400), ("-1", float("inf")), ("0", 0),
-        ("1.5h", 5400), ("300ms", 0.3), ("10", 10), ("-5m", float("inf")), (1e300, 365 * 86400), ("9" * 400, 365 * 86400),
+        ("1.5h", 5400), ("300ms", 0.3), ("10", 10), ("-5m", float("inf")), (1e300, 365 * 86400), ("9" * 60, 365 * 86400),
     ],
 )  # fmt: skip
 def test_durations_are_go_s(given, seconds):
     assert seconds_of(given) == pytest.approx(seconds)
 
 
-@pytest.mark.parametrize("given", ["", "-", "soon", "5 m", "m", "1d", "--5m", "5m!"])
+@pytest.mark.parametrize("given", ["", "-", "soon", "5 m", "m", "1d", "--5m", "5m!", "1h" * 50])
 def test_what_is_no_duration_is_refused(given):
     with pytest.raises(RequestError, match="expected seconds, or a duration"):
         seconds_of(given)
