@@ -24,19 +24,24 @@ CUT = "the summary was cut at its limit: max_output_tokens sets another one"
 
 def triggers(items: object) -> bool:
     """Whether the input of a request asks for a summary."""
-    last = items[-1] if isinstance(items, list) and items else None
+    last = next((item for item in reversed(items) if item is not None), None) if isinstance(items, list) else None
     return isinstance(last, dict) and last.get("type") == TRIGGER
 
 
 def summarising(chat: ResponseChat) -> tuple[ResponseChat, tuple[str, ...]]:
     """Return the chat of a request for a summary as it is answered, and a warning for what has no effect on that.
 
-    It calls no tools, though its prompt has them: so it goes on from the KV of the history.
+    It calls no tools, though its prompt has them: so it goes on from the KV of the history. Raises RequestError where there
+    is nothing to summarise, or no token to do it with.
     """
+    if len(chat.messages) == 1 and chat.previous_response_id is None and chat.conversation is None:
+        raise RequestError("input has nothing to summarise: expected at least one message or result", param="input")
     given = [name for name in FREE if getattr(chat, name) not in (None, "", [], False)]
     ignored = {name: None for name in given if name != "response_format" or chat.is_constrained}
     demands = chat.tool_choice not in (None, "auto", "none")
     limit = MOST_TOKENS if chat.limit() < 0 else chat.limit()
+    if not limit:
+        raise RequestError("max_output_tokens is 0: a summary needs some tokens", param="max_output_tokens")
     fields: Fields = {**ignored, "tool_choice": "none", "store": False, "max_completion_tokens": limit}
     named = ", ".join([*ignored, *(["tool_choice"] if demands else [])])
     return replace(chat, **fields), ((f"{named}: without effect on a compaction",) if named else ())

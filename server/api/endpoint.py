@@ -75,7 +75,9 @@ def warn(request: Request, warnings: Sequence[str]) -> None:
     if warnings:
         request.state.warnings += tuple(warnings)
         about = {"request_id": request.state.request_id}
-        logger.warning("%s: %s", on_one_line(request.scope["path"]), "; ".join(warnings), extra={"fields": about})
+        logger.warning(
+            "%s: %s", on_one_line(request.scope["path"]), on_one_line("; ".join(warnings)), extra={"fields": about}
+        )
 
 
 def page(items: list[Fields], request: Request) -> Fields:

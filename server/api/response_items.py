@@ -46,11 +46,12 @@ class TakenItems:
 def take_items(items: Sequence[JsonValue]) -> TakenItems:
     """Return the messages that items make, with contents as they came. Raises RequestError for a question of no text.
 
-    The question is the last item, if it is a message of the user. An item becomes the same wherever it stands.
+    The question is the last item but for nulls, if it is a message of the user. An item becomes the same wherever it stands.
     """
     reader = _ItemReader()
+    last = next((at for at in reversed(range(len(items))) if items[at] is not None), None)
     for at, item in enumerate(items):
-        reader.take(item, f"input[{at}]", is_last=at == len(items) - 1)
+        reader.take(item, f"input[{at}]", is_last=at == last)
     return TakenItems(reader.messages, reader.left_out)
 
 
@@ -219,7 +220,8 @@ def _items(message: Item, called: Mapping[str, CalledTool], customs: set[str]) -
         shown = [{"type": "output_text", "text": text, "annotations": []} for text in texts]
         items.append({"type": "message", "role": "assistant", "content": shown})
     for call in message.get("tool_calls") or []:
-        id, name, arguments = call.get("id", ""), call["function"]["name"], call["function"]["arguments"]
+        id, name, given = call.get("id", ""), call["function"]["name"], call["function"].get("arguments")
+        arguments = given if isinstance(given, str) else json_text({} if given is None else given)
         tool = called.get(name) or CalledTool(name)
         if tool.is_custom:
             customs.add(id)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from ...models.call_arguments import decode_json
 from ..chat.content import INPUT, TEXT_ARGUMENT, UNCONSTRAINED, described
+from ..chat.parts import listed
 from ..chat.sampling_fields import JsonValue
 from ..engine.usage import Fields
 from ..http.api_errors import RequestError
@@ -61,7 +62,7 @@ class ResponseTools:
 
     functions: list[dict[str, JsonValue]] | None = None
     called: dict[str, CalledTool] = field(default_factory=dict)
-    hosted: list[str] = field(default_factory=list)
+    hosted: dict[str, None] = field(default_factory=dict)
     unconstrained: list[str] = field(default_factory=list)
 
     @classmethod
@@ -78,10 +79,9 @@ class ResponseTools:
     def warnings(self, choice: Choice) -> Iterator[str]:
         """Yield what these tools, and a choice among them, ask for and do not get."""
         if self.hosted:
-            kinds = ", ".join(dict.fromkeys(self.hosted))
-            yield f"tools: {kinds} left out: this server runs no tools, and the model was told nothing of them"
+            yield f"tools: {listed(self.hosted)} left out: this server runs no tools, and the model was told nothing of them"
         if self.unconstrained:
-            yield UNCONSTRAINED.format(", ".join(self.unconstrained))
+            yield UNCONSTRAINED.format(listed(self.unconstrained))
         if self._is_hosted(choice):
             yield "tool_choice has no effect: it demands a tool that was left out, so the model chooses among the others"
 
@@ -122,7 +122,7 @@ class ResponseTools:
         elif kind in ("function", "custom"):
             self._add_called(tool, CalledTool(_name(tool, where), namespace, kind == "custom"))
         elif isinstance(kind, str) and HOSTED.fullmatch(kind):
-            self.hosted.append(kind)
+            self.hosted[kind] = None
         else:
             expected = "function or custom, tools that the client runs, or a namespace of them"
             raise RequestError(f"{where}.type is {reprlib.repr(kind)}: expected {expected}", param=f"{where}.type")

@@ -512,7 +512,8 @@ async def compact(request: Request, asked: CompactRequest) -> ReplyFormat:
         wrong = f"stream: a compaction comes whole; a stream of /v1/responses has one where its input ends with a {TRIGGER}"
         raise RequestError(wrong, param="stream")
     items = [asked.input] if isinstance(asked.input, str) else asked.input
-    reply, prepared = await _submitted(request, msgspec.structs.replace(asked, input=[*items, {"type": TRIGGER}]))
+    asked = asked if asked.compacts else msgspec.structs.replace(asked, input=[*items, {"type": TRIGGER}])
+    reply, prepared = await _submitted(request, asked)
     assert isinstance(reply, CompactionReply) and prepared.turn is not None
     chat, suffix = prepared.turn.chat, prepared.id.removeprefix("resp_")
     stored = [entry.message for entry in kept(chat.entries[: chat.num_kept])]

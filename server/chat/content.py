@@ -14,7 +14,6 @@ from ...ordering.document import TOOLS, documents_in
 from ..http.api_errors import RequestError
 from .body import ChatRequest
 from .parts import (
-    MOST_KINDS,
     OTHER,
     REASONING,
     ROLES,
@@ -22,6 +21,7 @@ from .parts import (
     counted,
     json_text,
     kind_name,
+    listed,
     read_call,
     read_part,
     texts_in,
@@ -98,7 +98,7 @@ class _Taken:
         kinds = ((NOT_SHOWN, self.not_shown), (LEFT_OUT, self.left_out), (AS_USER, self.roles))
         said = [f"{text}: {counted(kind)}" for text, kind in kinds if kind]
         if self.unconstrained:
-            said.append(UNCONSTRAINED.format(", ".join(self.unconstrained)))
+            said.append(UNCONSTRAINED.format(listed(self.unconstrained)))
         return tuple(said)
 
     def functions(self, tools: Sequence[Fields]) -> list[Fields]:
@@ -300,8 +300,7 @@ def _without_hosted(request: ChatRequest) -> tuple[ChatRequest, str]:
         case {"type": "allowed_tools", "allowed_tools": {"tools": [*allowed]} as given}:
             choice = choice | {"allowed_tools": given | {"tools": [tool for tool in allowed if not _is_hosted(tool)]}}
     tools = [tool for tool in request.tools or () if not _is_hosted(tool)]
-    kinds = list(dict.fromkeys(map(kind_name, hosted)))
-    return msgspec.structs.replace(request, tools=tools or None, tool_choice=choice), ", ".join(kinds[:MOST_KINDS])
+    return msgspec.structs.replace(request, tools=tools or None, tool_choice=choice), listed(map(kind_name, hosted))
 
 
 def _is_hosted(tool: JsonValue) -> bool:

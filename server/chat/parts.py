@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -40,7 +40,7 @@ SHOWN = frozenset({
 WRITTEN = frozenset({"input", "arguments", "action"})  # fields that a model wrote: they are shown as JSON
 MOST_SHOWN = 8192  # characters of a part of another server
 MOST_LEVELS = 16  # of a part, within which texts are looked for
-MOST_KINDS = 8  # that a warning names
+MOST_KINDS, LONGEST_NAME = 8, 64  # that a warning names, and the characters of one
 OTHER = "other"  # the kind of a part without a name
 NAME = re.compile(r"[\w.:-]{1,64}", re.ASCII)
 
@@ -98,6 +98,13 @@ def counted(kinds: Counter[str]) -> str:
     """Return kinds with their numbers, for a warning."""
     named = [f"{kind} ({number})" for kind, number in list(kinds.items())[:MOST_KINDS]]
     return ", ".join([*named, f"{len(kinds) - MOST_KINDS} more"] if len(kinds) > MOST_KINDS else named)
+
+
+def listed(names: Iterable[str]) -> str:
+    """Return names for a warning: each once, and not too many of them."""
+    known = list(dict.fromkeys(names))
+    shown = [name if len(name) <= LONGEST_NAME else f"{name[:LONGEST_NAME]}..." for name in known[:MOST_KINDS]]
+    return ", ".join([*shown, f"{len(known) - MOST_KINDS:,} more"] if len(known) > MOST_KINDS else shown)
 
 
 def texts_in(value: JsonValue) -> str:

@@ -123,16 +123,17 @@ def test_a_compaction_of_a_compaction_has_both(server):
 
 
 def test_what_cannot_be_compacted_is_refused(server):
+    blank: Any = {"input": [USER, TRIGGER], "max_output_tokens": 1, "logit_bias": {" ": 100}}
     cases: tuple[tuple[str, dict[str, Any], int, Any], ...] = (
         ("/v1/responses/compact", {"input": [USER], "stream": True}, 400, "stream"),
         ("/responses/compact", {"input": "word " * 9000}, 400, None),
-        ("/v1/responses", {"input": [USER, TRIGGER], "max_output_tokens": 0}, 500, None),
+        ("/v1/responses", blank, 500, None),
     )
     for path, body, status, param in cases:
         refused = server.http.post(path, json=FIELDS | body)
         assert refused.status_code == status, refused.text
         assert refused.json()["error"].get("param") == param
-    body = FIELDS | {"input": [USER, TRIGGER], "max_output_tokens": 0, "stream": True}
+    body = FIELDS | blank | {"stream": True}
     lines = server.http.post("/v1/responses", json=body).text.splitlines()
     last = json.loads([line for line in lines if line.startswith("data:")][-1][5:])
     assert last["type"] == "response.failed" and "no summary" in last["response"]["error"]["message"]
@@ -165,3 +166,28 @@ def test_what_a_client_moves_is_learnt(tiny):
             settled(server)
             computed.append(after["usage"]["input_tokens"] - cached(after))
         assert computed[0] > 200 and computed[1] < computed[0] // 20
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"input": [USER], "max_output_tokens": 0}, "max_output_tokens"),
+        ({"input": []}, "input"),
+        ({}, "input"),
+        ({"input": [None]}, "input"),
+    ],
+)
+def test_what_leaves_nothing_to_do_is_refused(server, body, param):
+    for path, given in (("/compact", body), ("", body | {"input": [*body.get("input", []), TRIGGER]})):
+        answer = server.http.post(f"/v1/responses{path}", json={"max_output_tokens": 4} | given)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, param), answer.text
+
+
+def test_an_input_asks_for_a_summary_once(server):
+    """A trigger at the end of an input of the route, and nulls behind one, ask for no more."""
+    prompts = [{"input": [USER]}, {"input": [USER, TRIGGER]}, {"input": [USER, TRIGGER, None]}]
+    done = [server.http.post("/v1/responses/compact", json=FIELDS | prompt).json() for prompt in prompts]
+    assert len({one["usage"]["input_tokens"] for one in done}) == 1
+    assert all("compaction_trigger" not in str(one["warnings"]) for one in done)
+    answer = respond(server, input=[USER, TRIGGER, None])
+    assert [item["type"] for item in answer["output"]] == ["compaction"]

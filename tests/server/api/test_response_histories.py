@@ -1,9 +1,12 @@
 """Items and parts that a history of `/v1/responses` may hold: none of them ends the thread, over a real port."""
 
+import json
+import logging
 from typing import Any
 
 import pytest
 from slotcache.server.api.reply import seal
+from slotcache.server.api.response_tools import ResponseTools
 
 from server.conftest import REST, running
 
@@ -164,7 +167,7 @@ def test_what_is_left_out_is_counted(server):
     given = [SNAPSHOT, None, SNAPSHOT, {"role": "user", "content": "Hi"}]
     (warning,) = server.http.post("/v1/responses", json=FIELDS | {"input": given}).json()["warnings"]
     assert "ghost_snapshot (2)" in warning
-    kinds = [{"type": f"kind{number}"} for number in range(40)]
+    kinds = [{"type": f"kind_{number}_{'x' * 50}"} for number in range(40)]
     (warning,) = server.http.post("/v1/responses", json=FIELDS | {"input": kinds + given[3:]}).json()["warnings"]
     assert len(warning) < 1000 and "40" not in warning and "32 more" in warning
 
@@ -202,9 +205,65 @@ def test_nulls_among_the_tools_are_left_out(server):
 
 @pytest.mark.parametrize("field", ["output", "arguments", "content", "input"])
 def test_a_value_in_many_levels_is_read_or_refused(server, field):
-    nested: Any = "Words."
-    for _ in range(900):
-        nested = {"a": nested}
+    """To write such a value takes more of the stack than to read it: between both limits nothing may fail."""
     kinds = {"output": RESULT, "arguments": CALL, "content": {"role": "user"}, "input": CALL | {"type": "custom_tool_call"}}
-    items = [kinds[field] | {field: nested}, {"role": "user", "content": "Hi"}]
-    assert server.http.post("/v1/responses", json=FIELDS | {"input": items}).status_code in (200, 400)
+    statuses = set[int]()
+    for levels in range(860, 1000, 2):
+        nested = '{"a":' * levels + '"Words."' + "}" * levels
+        item = json.dumps(kinds[field] | {field: None}).replace(f'"{field}": null', f'"{field}": {nested}')
+        body = f'{{"input": [{item}, {{"role": "user", "content": "Hi"}}]}}'
+        statuses.add(server.http.post("/v1/responses/input_tokens", content=body).status_code)
+    assert statuses == {200, 400}
+
+
+def test_calls_of_a_chat_are_listed_whatever_their_arguments(server):
+    """A chat's call may have an object for them, or nothing."""
+    calls = [{"id": f"c{at}", "type": "function", "function": {"name": "f"} | given} for at, given in enumerate(ARGUMENTS)]
+    messages = [{"role": "assistant", "tool_calls": calls}, {"role": "user", "content": "Hi"}]
+    body = {"messages": messages, "max_tokens": 1, "store": True, "cache_prompt": True}
+    id = server.http.post("/v1/chat/completions", json=body).json()["id"]
+    listed = server.http.get(f"/v1/responses/{id}/input_items", params={"order": "asc"})
+    assert listed.status_code == 200, listed.text
+    assert [json.loads(item["arguments"]) for item in listed.json()["data"][:-1]] == [{}, {"a": 1}, {"a": 1}]
+
+
+ARGUMENTS: list[Any] = [{}, {"arguments": {"a": 1}}, {"arguments": '{"a": 1}'}]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"input": [{"type": f"kind {at}\n12:00:00 forged"} for at in range(99)] + ["Hi"]},
+        {"input": "Hi", "tools": [{"type": f"web_search_{at}"} for at in range(999)]},
+        {"input": "Hi", "tools": [{"type": "custom", "name": f"a{at}", "format": {"type": "grammar"}} for at in range(99)]},
+        {"input": "Hi", "tools": [{"type": "custom", "name": "a\n" * 999, "format": {"type": "grammar"}}]},
+    ],
+)
+def test_a_warning_is_a_line_of_some_length(server, caplog, body):
+    with caplog.at_level(logging.WARNING, "slotcache"):
+        server.http.post("/v1/responses/input_tokens", json=body)
+    (told,) = (record.getMessage() for record in caplog.records if record.levelname == "WARNING")
+    assert "\n" not in told and len(told) < 1000 and "forged" not in told
+
+
+def test_many_choices_among_many_hosted_tools_are_compared_once_each():
+    compared = 0
+
+    class Kind(str):
+        def __eq__(self, other):
+            nonlocal compared
+            compared += 1
+            return str.__eq__(self, other)
+
+        __hash__ = str.__hash__
+
+    tools = ResponseTools.of([*({"type": Kind(f"web_search_{at}")} for at in range(300)), TOOL])
+    compared = 0
+    tools.choice({"type": "allowed_tools", "tools": [{"type": Kind("function"), "name": "look"} for _ in range(300)]})
+    assert compared <= 300 * 4
+
+
+def test_nulls_behind_the_question_are_nothing(server):
+    picture = {"role": "user", "content": [{"type": "input_image"}]}
+    answer = server.http.post("/v1/responses", json=FIELDS | {"input": [picture, None]})
+    assert answer.status_code == 400 and answer.json()["error"]["param"] == "input[0].content[0].type"
