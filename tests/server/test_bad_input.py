@@ -66,7 +66,7 @@ def refused(server, path, content):
         ({"logit_bias": {f"{token:09}": 1 for token in range(40_000)}}, "logit_bias", "at most 32,768"),
         ({"stop": ["x"] * 100}, "stop", "at most 64"),
         ({"stop": "x" * 5000}, "stop", "at most 1,024 characters"),
-        ({"stop": [None]}, "stop[0]", "got `null`"),
+        ({"stop": [7]}, "stop[0]", "got `int`"),
         ({"cache_scope": "x" * 2**20}, "cache_scope", "1,048,576 characters: expected at most 256"),
         ({"prompt": None}, "prompt", "null"),
         ({"prompt": [1, None]}, "prompt[1]", "a token id from 0"),
