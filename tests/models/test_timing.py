@@ -146,7 +146,7 @@ def test_a_small_model_on_the_cpu_is_not_timed_and_a_device_once(context, folder
         first = context.times
         learn_costs(context)
     assert first and context.times == first and context.costs == timed_costs(context.costs, first)
-    assert [line.split()[0] for line in caplog.messages] == ["timing", "timed", "CUDA0:", "CUDA0:"]
+    assert [line.split()[0] for line in caplog.messages] == ["timing", "timed", *[f"{context.model.device.name}:"] * 2]
 
 
 @pytest.mark.skipif(ON_DEVICE, reason="the costs of the CPU")

@@ -12,6 +12,7 @@ import httpx
 import openai
 import pytest
 from slotcache.models.times import MIN_ROWS
+from slotcache.server import load
 from slotcache.server.app import AppState
 from slotcache.server.config.settings import Settings
 from slotcache.server.serve import Server, make_server, run
@@ -117,6 +118,12 @@ def held(server):
         yield go
     finally:
         go.set()
+
+
+@pytest.fixture
+def untimed(monkeypatch):
+    """Servers that know no times of a device. These decide whether idle KV moves, and at other cells it is rounded otherwise."""
+    monkeypatch.setattr(load, "learn_costs", lambda *_: None)
 
 
 @pytest.fixture(scope="module")

@@ -93,7 +93,7 @@ def said(answer):
     ("generate", "share", "count"), [(None, 0.0, 20), (None, 1.0, 5), (hybrid, 1.0, 5), (recurrent, 0.5, 4)]
 )
 def test_conversations_that_were_idle_go_on_from_their_copies_to_the_bit(
-    tiny, tmp_path, monkeypatch, generate, share, count
+    tiny, tmp_path, monkeypatch, untimed, generate, share, count
 ):
     """Of idle conversations, each reuses at least 0.95 of what it would have reused, and answers the same."""
     model = generate(tmp_path / "model.gguf") if generate else tiny
