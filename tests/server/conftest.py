@@ -122,7 +122,7 @@ def held(server):
 
 @pytest.fixture
 def untimed(monkeypatch):
-    """Servers that know no times of a device. These decide whether idle KV moves, and at other cells it is rounded otherwise."""
+    """Servers without the times of a device, which decide whether idle KV moves: other cells round otherwise."""
     monkeypatch.setattr(load, "learn_costs", lambda *_: None)
 
 

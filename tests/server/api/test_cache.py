@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 from slotcache.models.times import CPU
 from support.architectures import hybrid
+from support.on_device import ON_DEVICE
 
 from server.conftest import REST, running, until
 
@@ -107,7 +108,8 @@ def test_snapshots_are_pinned_too(tmp_path):
         assert foreseen == up.http.post("/v1/cache/warm", json=body).json()["slotcache"]["cached_tokens"] > 0
 
 
-def test_the_kv_of_those_who_answer_is_set_aside_while_a_prompt_is_computed(tiny, untimed):
+@pytest.mark.skipif(ON_DEVICE, reason="the times of a device decide")
+def test_the_kv_of_those_who_answer_is_set_aside_while_a_prompt_is_computed(tiny):
     long = " ".join(f"word{number}" for number in range(400))
     with running(tiny, flash_attn="on", parallel=3) as server, ThreadPoolExecutor() as pool:
         tree = server.service.engine.scheduler.tree
