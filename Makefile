@@ -240,6 +240,8 @@ $(VENV)/.serving: pyproject.toml $(wildcard prebuilt/*/package-lock.json) $(if $
 	@touch $@
 
 $(VENV)/.llama-%:
+	$(check_python)
+	@test $* = auto || $(PYTHON) models/cards.py $* > /dev/null
 	@mkdir -p $(VENV)
 	@rm -f $(VENV)/.llama-*
 	@touch $@

@@ -172,6 +172,15 @@ def test_a_server_takes_a_build_for_a_card_where_one_is_found_or_asked_for(
 
 
 @needs_make
+def test_a_build_that_is_none_is_refused_and_forgotten(workshop: Workshop) -> None:
+    (workshop.folder / "cards").unlink()  # so the program that knows the builds fails
+    assert workshop.make(".serving", LLAMA="vulcan").returncode != 0
+    assert list(workshop.venv.glob(".llama-*")) == []
+    (workshop.folder / "cards").write_text("cpu\n")
+    assert workshop.make(".serving").returncode == 0
+
+
+@needs_make
 def test_what_was_set_up_stays_until_another_build_is_asked_for(workshop: Workshop) -> None:
     def asked(name: str) -> list[str]:
         (workshop.folder / "calls").write_text("")
