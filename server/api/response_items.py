@@ -97,7 +97,7 @@ class _ItemReader:
     def _take_message(self, item: Item) -> None:
         role, content = item.get("role"), _content(item.get("content"))
         if role == "assistant":
-            _answer(self.messages, "content", "tool_calls")["content"] = content
+            _answer(self.messages, "content", "tool_calls")["content"] = [*content] if isinstance(content, list) else content
         else:
             self._add({"role": role, "content": content}, item)
 
@@ -134,8 +134,9 @@ class _ItemReader:
             self._leave_out(item)
             return
         message = _answer(self.messages)
-        given = message["content"] or []
-        message["content"] = [*(given if isinstance(given, list) else [given]), item]
+        if not isinstance(message["content"], list):
+            message["content"] = [message["content"]] if message["content"] else []
+        message["content"].append(item)  # a list of this reader's own: many items stay one list
 
     def _add(self, message: dict[str, JsonValue], item: Item) -> None:
         if item.get("documents") is not None:

@@ -53,8 +53,10 @@ class Kept:
 
     def learnt(self, entries: Sequence[HistoryMessage]) -> Kept:
         """Return it with what a history shows that goes on from the summary: some clients move the context of a turn."""
+        if not self.said:
+            return self
         end = next((at for at, entry in enumerate(entries) if entry.said.startswith(SUMMARY)), None)
-        if not self.said or end is None:
+        if end is None:
             return self
         places = {said: at for at, said in enumerate(self.said)}
         back = [said for entry in entries[:end] if (said := hash(entry.said)) in places]
