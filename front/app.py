@@ -22,7 +22,6 @@ from starlette.types import Message, Receive, Scope, Send
 from ..models.heap import return_large_blocks
 from ..server.http.api_errors import RequestError, handlers
 from ..server.http.bodies import Held
-from ..server.http.json_body import as_unicode, check_elements
 from ..server.http.log import HEADER, RequestLog
 from ..server.http.security import guards, is_open
 from .chat_documents import opening, read_chat
@@ -202,22 +201,20 @@ class ChatProxy(Proxy):
     def _prepare(self, body: bytes, engine: EngineApi) -> tuple[bytes, Ask]:
         """Return a chat's body for the upstream, and what is to be known of it. Raises RequestError."""
         try:
-            check_elements(body)
-            body = as_unicode(body)
             chat = read_chat(body, self._state.settings.tool_documents)
         except RequestError:
             if engine.knows_documents:
                 return body, Ask()  # it will say what is wrong
             raise
         if not chat.turns:
-            return body, Ask(_safe(chat.options.conversation_id))
+            return chat.body, Ask(_safe(chat.options.conversation_id))
         if not engine.knows_documents:
             check(chat)
         plan = self._state.orders.plan(chat)
         session = _safe(chat.options.conversation_id) or plan.first.key[:16]
         ask = Ask(session, plan, model=bytes(chat.fields.get("model", b"null")))
         if engine.knows_documents:
-            return body, ask
+            return chat.body, ask
         wants = chat.lacks_usage and not engine.tells_in_streams
         return write(chat, plan, wants), replace(ask, hides_usage=wants)
 

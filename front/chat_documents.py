@@ -81,12 +81,13 @@ class DocumentTurn:
 
 @dataclass(frozen=True, slots=True)
 class DocumentChat:
-    """A decoded request. fields, messages: with their values as they were sent.
+    """A decoded request. body: as Unicode. fields, messages: with their values as they were sent.
 
     names: 32 hexadecimal digits for each message with all that stand before it, without their documents. chars: of the text
     after the last document. before_last: the text in front of the last message. stream_options: decoded.
     """
 
+    body: bytes
     fields: Fields
     messages: list[Fields]
     options: FrontOptions
@@ -139,6 +140,7 @@ def read_chat(body: bytes, tool_documents: str) -> DocumentChat:
     for at, message in enumerate(messages):
         cutter.add(message, read[at], at, found.get(at, ()))
     return DocumentChat(
+        body,
         fields,
         messages,
         options,
