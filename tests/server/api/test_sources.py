@@ -184,7 +184,8 @@ def test_vectors_in_clusters_have_a_stage_and_a_metric(tiny, tmp_path, monkeypat
     folder, encoder = write(tmp_path / "notes", NOTES), bert(tmp_path / "bert.gguf")
     with running(tiny, docs=str(folder), docs_db=str(tmp_path / "db"), embedding_model=str(encoder)) as up:
         until(lambda: collection(up)["stages"] == ["lexical", "provisional", "fused"])
-        assert is_ready(up) and up.metric("slotcache_docs_clusters") == 1
+        until(lambda: is_ready(up))
+        assert up.metric("slotcache_docs_clusters") == 1
         found = up.http.post("/v1/search", json={"query": "stone"}).json()
         assert found["stage"] == "fused" and len(found["results"]) == 2
 
