@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -28,11 +28,12 @@ from ..slots.slot import Slot
 from . import llama
 from .context import WARM_UP, Context, ContextSettings
 from .errors import Interrupted, ModelError, NoRoom, RunnerError
+from .learning import learn_costs
 from .model import Model
 from .runner import Interrupt, Runner
 from .sampling import Sampler
 from .sampling_params import GREEDY
-from .timing import learn_costs
+from .timing import GoesOn as GoesOnTiming
 
 logger = logging.getLogger("slotcache")
 
@@ -352,7 +353,7 @@ def open_draft_model(
     num_slots: int,
     beside: Interrupt,
     unit: float = 1.0,
-    goes_on: Callable[[], bool] = lambda: True,
+    goes_on: GoesOnTiming = lambda _: True,
 ) -> DraftModel:
     """Return the draft model of a served one; it owns `model`. settings, unit: as the served model's context has them.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import platform
 import re
 from collections.abc import Collection, Iterator
 from contextlib import suppress
@@ -81,6 +82,14 @@ def unused_features(used: Collection[str], cpu_info: Path = CPU_INFO) -> list[st
         has = set(cpu_info.read_text().split())
         return [name for name, flag in FEATURES.items() if flag in has and name not in used]
     return []
+
+
+def cpu_name() -> str:
+    """Return the CPU's name as Linux tells it, or Python."""
+    with suppress(OSError):
+        lines = CPU_INFO.read_text().splitlines()
+        return next((line for line in lines if line.startswith("model name")), "")
+    return platform.processor()
 
 
 # ---- The devices that ggml was built for and found, with their memory. --------------------------------------------------

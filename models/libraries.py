@@ -23,8 +23,8 @@ from .hardware import load_backends
 from .llama import VARIABLES, Library
 from .model import ALL_LAYERS, Model
 from .model_files import cache_folder, files_of, keep, stamp
+from .repacking import ANSWER, GAIN
 from .runner import Runner
-from .timing import ANSWER, GAIN
 from .trial import command, instructions
 
 logger = logging.getLogger("slotcache")

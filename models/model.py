@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from threading import Lock
-from typing import Self
+from typing import Protocol, Self
 
 import numpy as np
 
@@ -214,13 +214,19 @@ NO_KV = frozenset({  # architectures for which llama.cpp keeps no KV
 POOLINGS = {"none": 0, "mean": 1, "cls": 2, "last": 3, "rank": 4}
 
 
+class Progress(Protocol):
+    """Is told the share of the weights that is loaded, 0 to 1, or what else is done; returns False to give up."""
+
+    def __call__(self, share: float, doing: str = "") -> bool: ...
+
+
 class Model:
     """Weights and vocabulary. Everything but loading is safe from several threads.
 
     gpu_layers: how many layers go to the GPU, the last ones first; ignored by a build without one. overrides: tensors that
     stand elsewhere. is_simulated: no memory is taken for the weights, nor for contexts: they can only be counted.
     with_heads: load its multi-token heads, too.
-    progress: called with the share loaded, 0 to 1; returning False gives up. vocab_only: no weights, tokenising only.
+    progress: as `Progress` has it. vocab_only: no weights, tokenising only.
     repack: let the CPU use weights in another layout (AMX, interleaved rows): faster prefill on some machines, but its
     kernels round differently with the size of the batch, so reuse is then not exact to the bit.
     may_unload: the weights may leave memory: see `Weights`. The vocabulary and all that is asked of a model at work stay.
@@ -230,7 +236,7 @@ class Model:
         self,
         path: Path,
         gpu_layers: int = ALL_LAYERS,
-        progress: Callable[[float], bool] | None = None,
+        progress: Progress | None = None,
         vocab_only: bool = False,
         repack: bool = False,
         *,
@@ -289,6 +295,12 @@ class Model:
         Asked for once, at the start: a device in another process answers one thread at a time, later the engine's alone.
         """
         return next((device for device in devices() if device.is_gpu), None) if self.gpu_layers else None
+
+    @property
+    def is_on_device(self) -> bool:
+        """Whether a device has all layers and the output, as far as no memory was too small for them."""
+        is_all = self.gpu_layers == ALL_LAYERS or self.gpu_layers > self.num_layers
+        return is_all and not self.overrides and self.device is not None
 
     @property
     def size(self) -> int:

@@ -380,10 +380,13 @@ class Runner:
         self._try(Span(0, sequence, len(text) - 1, text[-1:], logits=True))
         return self.logits(1)[0].copy()
 
-    def compute_zeros(self, start: int, stop: int, *sequences: int) -> None:
-        """Compute tokens of no meaning at positions [start, stop) of sequences, of the first one alone if none is given."""
+    def compute_zeros(self, start: int, stop: int, *sequences: int, drafted: int = 0) -> None:
+        """Compute tokens of no meaning at positions [start, stop) of sequences, of the first one alone if none is given.
+
+        drafted: so many of the last ones have logits, too.
+        """
         zeros = np.zeros(stop - start, np.int32)
-        self._try(*(Span(0, sequence, start, zeros, logits=True) for sequence in sequences or (0,)))
+        self._try(*(Span(0, sequence, start, zeros, logits=True, drafted=drafted) for sequence in sequences or (0,)))
         self.logits(1)  # waits for the device
 
     def _try(self, *spans: Span) -> None:

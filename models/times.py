@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..slots.costs import NEVER, Costs
-from .hardware import Device
+from .hardware import Device, devices
 from .model_files import cache_folder, keep
 
 if TYPE_CHECKING:
@@ -26,19 +26,20 @@ LARGEST = 1 << 16  # bytes of a file of times
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Times:
-    """Seconds, and the numbers of tokens and cells that they are for.
+    """Seconds, and the numbers of tokens and cells that they are for. 0: unknown.
 
-    step, chunk, double: one token, `chunk_tokens`, and twice that, in an empty pool. short_deep, chunk_deep: one token less
-    than a chunk, and a chunk, behind `depth` tokens. step_idle, chunk_idle: beside `idle` cells of other prompts. save,
-    restore: a run of `depth` tokens to host memory and back; save_few, restore_few: of `few` tokens. save_scattered: of
-    `scattered` tokens, each in a stretch of cells of its own.
-    depth and idle are 0 for a model whose memory cannot be cut: its runs do not move. They are saved, unless scattered is 0.
+    step, chunk, double: one token, `chunk_tokens`, and twice that, in an empty pool. step_rows: one batch of `rows` tokens
+    with logits, as of a draft. short_deep, chunk_deep: one token less than a chunk, and a chunk, behind `depth` tokens.
+    step_idle, chunk_idle: beside `idle` cells of other prompts. save, restore: a run of `depth` tokens to host memory and
+    back; save_few, restore_few: of `few` tokens. save_scattered: of `scattered` tokens, each in a stretch of its own.
     """
 
     chunk_tokens: int
     step: float
-    chunk: float
-    double: float
+    chunk: float = 0.0
+    double: float = 0.0
+    rows: int = 0
+    step_rows: float = 0.0
     depth: int = 0
     short_deep: float = 0.0
     chunk_deep: float = 0.0
@@ -93,8 +94,10 @@ def identify(device: Device) -> list[object]:
 
 def summarize(times: Times) -> str:
     """Return the times in one line."""
-    line = f"a token {1e3 * times.step:.2f} ms, {times.chunk_tokens} tokens {1e3 * times.chunk:.2f} ms"
-    if times.idle:
+    line = f"a token {1e3 * times.step:.2f} ms" if times.step else "nothing, since a token takes too long"
+    if times.chunk:
+        line += f", {times.chunk_tokens} tokens {1e3 * times.chunk:.2f} ms"
+    if times.save:
         line += f", {times.depth} tokens to host memory {1e3 * times.save:.2f} ms and back {1e3 * times.restore:.2f} ms"
     if times.scattered:
         line += f", {times.scattered} scattered ones to host memory {1e3 * times.save_scattered:.2f} ms"
@@ -112,7 +115,8 @@ def _read(path: Path) -> tuple[dict, Times | None]:
             found = json.loads(file.read(LARGEST))
         subject = Subject(**{field.name: list(found[field.name]) for field in fields(Subject)})
         str(subject.model[0])
-        numbers = {field.name: NUMBERS[str(field.type)](found["times"][field.name]) for field in fields(Times)}
+        kept = {field.name: 0 for field in fields(Times)} | found["times"]
+        numbers = {field.name: NUMBERS[str(field.type)](kept[field.name]) for field in fields(Times)}
         if numbers["chunk_tokens"] and all(math.isfinite(number) and number >= 0 for number in numbers.values()):
             return found, Times(**numbers)
     return {}, None
@@ -132,14 +136,17 @@ def _place(subject: Subject) -> Path:
 #
 # No other module contains a measured constant (tests/models/test_costs.py). They are of the bench model (114 M weights)
 # on 2 CPU cores. Only their ratios count: another CPU is faster or slower in all of them, attention excepted, whose token
-# by token kernel is six times as fast on some: `models/timing.py` times it at a model's first start. `slotcache bench
+# by token kernel is six times as fast on some: `models/learning.py` has it timed at a model's first start. `slotcache bench
 # residency` measures moves and idle cells again. Other devices differ too much for that: all of them is timed.
 
 MIN_ROWS = 8  # from this many tokens on, every CPU kernel rounds a token as it would in a larger batch
+MIN_ROWS_OF_DEVICE = 9  # likewise those of CUDA (MMVQ_MAX_BATCH_SIZE) and Vulkan (mul_mat_vec_max_cols)
+MIN_ROWS_OF_BOTH = 32  # from this many on, a card computes what the CPU's weights are for, too (op_offload)
 TILE = 64  # query tokens: GGML_FA_TILE_Q, below which the CPU's flash attention takes token by token, cell by cell
 CELL = 0.83  # ns: a token, a cell it sees and a number of the heads' width in all layers, token by token
 TILE_CELL = 3.5  # ns: the same for a whole tile of tokens, and a cell that any of them sees
 WEIGHT = 0.0126  # ns: a token more in a batch, and a weight of the layers
+FAR = 10  # times as long: more is no attention, and no idle cell
 CLEARLY = 1.2  # times as long: more than the noise of a timing
 NOISE = 0.05  # of the time of a chunk
 PASS = 0.1  # ns: a batch of its own, and a weight: all of them are read once more
@@ -156,9 +163,10 @@ CPU = Costs(
 )
 """A CPU with flash attention, before the model is known: tiles are added by `cpu_costs`."""
 
-OTHER = replace(CPU, swap_from_tokens=NEVER, background_ns=40e6)
-"""A device that is not the CPU, before it is timed. Swapping is off, since the way to host memory may be long. Background
-steps may take 40 ms, chosen: llama.cpp aborts batches on the CPU only, so that a new request waits for their ends."""
+OTHER = replace(CPU, swap_from_tokens=NEVER, spill_ns=NEVER, background_ns=40e6)
+"""A device that is not the CPU, before it is timed. Nothing leaves it for a request, since the way to host memory may be
+long. Background steps may take 40 ms, chosen: llama.cpp aborts batches on the CPU only, so a new request waits for their
+ends."""
 
 
 def costs_of(model: Model, *, flash_attention: str, kernel_size: int) -> Costs:
@@ -166,45 +174,76 @@ def costs_of(model: Model, *, flash_attention: str, kernel_size: int) -> Costs:
 
     flash_attention: on, off or auto. kernel_size: tokens of a kernel.
     """
-    if model.device is None:
-        return cpu_costs(model, flash_attention, kernel_size)
-    return replace(OTHER, recompute_last=MIN_ROWS) if flash_attention == "off" else OTHER
+    costs = cpu_costs(model, flash_attention, kernel_size) if model.device is None else OTHER
+    return replace(costs, recompute_last=min_rows(model)) if flash_attention == "off" else costs
+
+
+def min_rows(model: Model) -> int:
+    """Return from how many tokens on, without flash attention, each one is rounded as it would be in a larger batch."""
+    if model.is_on_device:
+        return MIN_ROWS_OF_DEVICE
+    return MIN_ROWS_OF_BOTH if any(device.is_gpu for device in devices()) else MIN_ROWS
+
+
+def without_contradictions(times: Times) -> Times:
+    """Return the times of a device without those that cannot be: something else was in them than the work.
+
+    A kernel may be compiled at the first use of yet another size, and another program may hold the device for a while.
+    """
+    wrong: dict[str, float] = {}
+    if times.double > 3 * times.chunk:
+        wrong["double"] = 0.0
+    if times.step_rows > 2 * times.rows * times.step:
+        wrong |= dict.fromkeys(("rows", "step_rows"), 0)
+    if times.chunk_deep > FAR * times.chunk or times.short_deep > FAR * max(times.chunk, times.chunk_tokens * times.step):
+        wrong |= dict.fromkeys(("short_deep", "chunk_deep"), 0.0)
+    if times.save_few > 2 * times.save > 0 or times.restore_few > 2 * times.restore > 0:
+        wrong |= dict.fromkeys(("save", "restore", "save_few", "restore_few"), 0.0)
+    if times.step_idle > FAR * times.step or times.chunk_idle > FAR * times.chunk:
+        wrong |= dict.fromkeys(("idle", "step_idle", "chunk_idle"), 0)
+    return replace(times, **wrong)
 
 
 def timed_costs(costs: Costs, times: Times) -> Costs:
-    """Return the costs of a device that is not the CPU, from its times.
+    """Return the costs of a device that is not the CPU, from its times. What they do not tell stays as it is.
 
     A device has tiles if one token less than a chunk takes clearly longer than the chunk, as on the CPU. Then the cost of
-    cells is told apart by the depth, and `apart_from_cells` is where a tile's cells take as long as one more batch. A row
-    more counts as a token more of a large batch.
+    cells is told apart by the depth, and `apart_from_cells` is where a tile's cells take as long as one more batch.
     A copy of idle KV was made in idle time: to offload it costs its way back.
     """
-    token = max(times.double - times.chunk, 0.0) / times.chunk_tokens
-    costs = replace(costs, pass_ns=1e9 * max(times.step - token, 0.0), row_ns=1e9 * token)
+    if not times.chunk:
+        return costs
+    size = times.chunk_tokens
+    token = max(times.double - times.chunk, 0.0) / size if times.double else times.chunk / size
+    row = max(times.step_rows - times.step, 0.0) / (times.rows - 1) if times.rows else token
+    costs = replace(costs, pass_ns=1e9 * max(times.step - row, 0.0), row_ns=1e9 * row, token_ns=1e9 * token)
     if times.short_deep > CLEARLY * max(times.chunk_deep, times.chunk):
         per_tile_cell = max(times.chunk_deep - times.chunk, 0.0) / times.depth
         costs = replace(
             costs,
-            tile=times.chunk_tokens,
-            token_ns=1e9 * token,
-            cell_ns=1e9 * max(times.short_deep - times.chunk, 0.0) / ((times.chunk_tokens - 1) * times.depth),
+            tile=size,
+            cell_ns=1e9 * max(times.short_deep - times.chunk, 0.0) / ((size - 1) * times.depth),
             tile_cell_ns=1e9 * per_tile_cell,
             apart_from_cells=times.step / per_tile_cell if per_tile_cell else NEVER,
         )
-    if times.scattered:
+    computed = (times.chunk_deep or times.chunk) / size
+    if times.scattered and times.save_few:
         scattered = max(times.save_scattered / times.scattered - times.save_few / times.few, 0.0)
-        computed = times.chunk_deep or times.chunk
-        costs = replace(costs, scattered_tokens=scattered / (computed / times.chunk_tokens))
-    if not times.idle:
-        return costs
+        costs = replace(costs, scattered_tokens=scattered / computed)
+    return _with_moves(costs, times, computed) if times.save and times.save_few else costs
+
+
+def _with_moves(costs: Costs, times: Times, computed: float) -> Costs:
+    """Return the costs with those of moves, and of idle cells where they are known. computed: seconds of a token."""
     move, restore = (times.save + times.restore) / times.depth, times.restore / times.depth
     few = max(times.save_few + times.restore_few - times.few * move, 0.0)
+    costs = replace(costs, restore_share=min(restore / computed, 1.0), cells_per_run=round(few / move))
+    if not times.idle:
+        return costs
     unseen = max(times.chunk_idle - times.chunk, 0.0) / (times.chunk_tokens * times.idle)
     return replace(
         costs,
-        restore_share=min(restore / (times.chunk_deep / times.chunk_tokens), 1.0),
         swap_from_tokens=move / unseen if unseen else NEVER,
-        cells_per_run=round(few / move),
         spill_ns=1e9 * restore,
         idle_token_ns=1e9 * unseen,
         idle_step_ns=1e9 * max(times.step_idle - times.step, 0.0) / times.idle,
@@ -250,10 +289,8 @@ def cpu_costs(model: Model, flash_attention: str, kernel_size: int) -> Costs:
     4,100 cells, 3 tokens of 3 requests with 256 of a fourth's prompt take 344 ms, and apart 28 and 221 ms.
     """
     cpu = replace(CPU, pass_ns=PASS * model.num_parameters, row_ns=WEIGHT * model.num_parameters)
-    if flash_attention == "off":
-        return replace(cpu, recompute_last=MIN_ROWS)
     width = model.attention_width
-    if kernel_size < TILE:
+    if flash_attention == "off" or kernel_size < TILE:
         return cpu
     return replace(
         cpu,

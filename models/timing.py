@@ -1,217 +1,42 @@
-"""Measures a model on this machine; chooses the layout of its weights."""
+"""Times what a context computes and copies here: of a device all kinds of work, of the CPU the tiles of its attention."""
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
-import json
 import logging
-import platform
-import subprocess
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from pathlib import Path
-from time import monotonic, perf_counter
+from time import perf_counter
 
-from ..slots.child import start_child
 from ..slots.plan import Drop, HostCopy, Restore, Save, Trim
-from . import gate, llama
-from .context import Context, ContextSettings
+from . import llama
+from .context import Context
 from .errors import RunnerError
-from .hardware import Device, devices, free_memory
-from .model import Model, check_file
-from .model_files import cache_folder, digest, files_of, keep, stamp
 from .runner import ALL, Runner
-from .times import Subject, Times, identify, keep_times, kept_times, summarize, timed_costs, timed_tiles
-from .trial import command
-
-# ---- Repacking ----------------------------------------------------------------------------------------------------------
-# Whether a CPU computes a model faster with its weights in another layout: measured at the model's first start.
-#
-# It depends on the CPU, on llama.cpp's kernels for it, and on the quantisation: on an EPYC, Q4_0 takes 0.7 of the time
-# and Q4_K 1.3. The measurement is a process of its own, since some machines report AMX and forbid its use, which ends the
-# process.
+from .times import Times, without_contradictions
 
 logger = logging.getLogger("slotcache")
-SMALLEST = 64 << 20  # bytes: a smaller model is fast either way
-PROMPT, ANSWER = 256, 32  # tokens of the turn that is compared
-GAIN = 0.9  # of the time: less is noise, and not worth a second copy of the weights
-ROUNDS = 4  # turns of each layout; the fastest counts
-STEPS = 4  # of one token in a turn; the fastest stands for all of its answer
-ENOUGH = 15.0  # s, loading included: no further round begins
-REPACK_PATIENCE = 60.0  # s, for all of it
-LOOK = 0.1  # s between looks at whether to go on
-LARGEST = 128  # bytes of a file of times
-LAYOUTS = {b"repacked": True, b"plain": False}
-
-
-def is_faster_repacked(path: Path, threads: int, goes_on: Callable[[], bool] = lambda: True) -> bool:
-    """Return whether a turn takes less time with repacked weights. Its times are kept, as those of devices are.
-
-    goes_on: asked ten times a second; once it says no, the answer is no, and nothing is kept.
-    Raises ModelError if the file is no model.
-    """
-    check_file(path)
-    size = sum(file.stat().st_size for file in files_of(path))
-    if not SMALLEST <= size <= free_memory() / 2:  # repacked weights are no pages of the file
-        return False
-    kept = cache_folder() / "times" / f"{_name(path, threads)}.repack"
-    times = _read(kept)
-    if times is None:
-        logger.info("trying another layout of the weights, once for this file: it may take some seconds")
-        try:
-            times = _measure(path, threads, goes_on)
-        except OSError as error:
-            logger.info("the weights stay as they are: %s", error)
-            return False
-        if not goes_on():
-            return False
-        with contextlib.suppress(OSError):
-            keep(kept, json.dumps(times))
-    plain, *repacked = times
-    if repacked:
-        turn = f"a turn of {PROMPT} + {ANSWER} tokens takes"
-        logger.info("%s %.2f s with repacked weights, %.2f s without", turn, repacked[0], plain)
-    else:
-        logger.info("the weights stay as they are: the other layout could not be timed")
-    return bool(repacked) and repacked[0] < GAIN * plain
-
-
-def kept_layout(folder: Path, path: Path, choose: Callable[[], bool | None]) -> bool:
-    """Return whether weights are repacked: as at the first start with this folder of KV, else as it is chosen now.
-
-    KV of one layout is not that of the other, and less free memory is enough for another choice. choose: None is no choice,
-    and is not kept. Raises ModelError if the file is no model.
-    """
-    check_file(path)
-    parts = gate.identity(), digest(files_of(path))
-    kept = folder / "layouts" / hashlib.blake2b(repr(parts).encode(), digest_size=16).hexdigest()
-    with contextlib.suppress(OSError):
-        if kept.is_file() and (known := kept.read_bytes()[:LARGEST]) in LAYOUTS:
-            return LAYOUTS[known] and sum(file.stat().st_size for file in files_of(path)) <= free_memory()
-    if (chosen := choose()) is not None:
-        with contextlib.suppress(OSError):  # of a folder that may only be read: it is chosen at every start
-            keep(kept, "repacked" if chosen else "plain")
-    return bool(chosen)
-
-
-def main(path: str, threads: str) -> None:
-    """Print the seconds of a turn with the weights as they are, and repacked.
-
-    Both are loaded and take turns: the speed of a machine changes by more than the layouts differ.
-    """
-    latest = monotonic() + ENOUGH
-    runners = [_runner(Path(path), int(threads), repack) for repack in (False, True)]
-    times = [[*map(_turn, runners)]]
-    while len(times) < ROUNDS and monotonic() < latest:
-        times.append([*map(_turn, runners)])
-    print(*map(min, zip(*times, strict=True)), flush=True)
-
-
-def _measure(path: Path, threads: int, goes_on: Callable[[], bool]) -> list[float]:
-    """Return the seconds of a turn without and with repacked weights; one number alone if they cannot be used.
-
-    Raises OSError if no process can be started.
-    """
-    child = command("models.timing", str(path), str(threads))
-    latest = monotonic() + REPACK_PATIENCE
-    with start_child(child, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
-        while process.poll() is None and monotonic() < latest and goes_on():
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(LOOK)
-        process.kill()
-        told = process.communicate()[0]
-    with contextlib.suppress(ValueError):  # a library may print something else
-        return [*map(float, told.split())] or [0.0]
-    return [0.0]
-
-
-def _runner(path: Path, threads: int, repack: bool) -> Runner:
-    model = Model(path, 0, repack=repack)
-    runner = Runner(Context(model, ContextSettings(num_cells=2 * PROMPT, threads=threads, num_sequences=2)))
-    _seconds(runner, 1)  # the system reads the file
-    return runner
-
-
-def _turn(runner: Runner) -> float:
-    """Return the seconds of a prompt and its answer."""
-    return _seconds(runner, PROMPT) + ANSWER * min(_seconds(runner, 1) for _ in range(STEPS))
-
-
-def _seconds(runner: Runner, size: int) -> float:
-    began = perf_counter()
-    runner.compute_zeros(0, size)
-    seconds = perf_counter() - began
-    runner.clear()
-    return seconds
-
-
-def _read(kept: Path) -> list[float] | None:
-    """Return the times that are kept; None: there are none."""
-    with contextlib.suppress(OSError, ValueError, TypeError):
-        if kept.is_file():  # a pipe would wait for a writer
-            with kept.open("rb") as file:
-                return [float(seconds) for seconds in json.loads(file.read(LARGEST))][:2] or None
-    return None
-
-
-def _name(path: Path, threads: int) -> str:
-    """Return a name of all that the times depend on."""
-    system = llama.llama_print_system_info().decode("utf-8", "replace")
-    parts = ([*map(stamp, files_of(path))], platform.machine(), _cpu(), llama.LIBRARY.version, system, threads, ROUNDS)
-    return hashlib.blake2b(repr(parts).encode(), digest_size=16).hexdigest()
-
-
-def _cpu() -> str:
-    with contextlib.suppress(OSError):
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next((line for line in lines if line.startswith("model name")), "")
-    return platform.processor()
-
-
+GoesOn = Callable[[str], bool]
+"""Is told what is done now; returns whether to go on."""
 FEW = 16  # tokens of a short run
+ROWS = 4  # tokens of a batch with logits for each
 SCATTERED = 4  # tokens in cells apart: without flash attention, a card takes a second for them
 MOST_DEPTH, MOST_IDLE = 512, 8192  # cells
 DEEP = 128  # cells: fewer tell little of attention on a CPU, however slow it is
 PATIENCE = 0.5  # s for each kind of work: a slow device does less of it
-TRIES = 3  # of each kind of work; the fastest counts
+TRIES, FEWEST_TRIES = 3, 2  # of each kind of work; the fastest counts
 TURNS, ENOUGH_TURNS = 5, 5.0  # of the times of a CPU's tiles; s: no further one begins
-SLOW = 2.0  # s for a chunk on a CPU: from there on its tiles stay as they are assumed
+SLOW = 2.0  # s for a chunk: from there on a device's other costs stay unknown, and a CPU's tiles as they are assumed
+BOUND = 30.0  # s for all work of a device: no kind of it begins that may last longer
+LONG = 2.0  # s: from then on the log has a line for each kind of work
+CHANGED = 5.0  # times as long, or as short: another speed than that of the kept times
 
 
-def learn_costs(context: Context, goes_on: Callable[[], bool] = lambda: True) -> None:
-    """Give a context the costs of its device, timed now unless their times are kept from an earlier start.
+class Stopped(Exception):
+    """The server ends: nothing more is to be timed."""
 
-    Those of the CPU are known, but for the tiles of its attention: kernels for it differ by as much as six times. goes_on:
-    asked before each batch; once it says no, nothing is learnt.
-    """
-    model, device = context.model, context.model.device
-    if device is None and not (context.costs.tile == chunk_of(context) and model.can_trim and model.size >= SMALLEST):
-        return
-    if device is None and any(one.is_gpu for one in devices()):
-        return  # llama.cpp computes large batches there, whatever holds the weights
-    if chunk_of(context) < FEW:
-        return
-    name, costs_by = (device.name, timed_costs) if device else ("the CPU", timed_tiles)
-    subject, began = subject_of(context, device), perf_counter()
-    times = kept_times(subject)
-    if times is None:
-        logger.info("timing %s, once for this model and these settings: a slow one takes half a minute", name)
-        try:
-            with ThreadPoolExecutor(1) as pool:  # its own thread: OpenMP keeps workers for each thread that has computed
-                times = pool.submit(Timing(context, goes_on).run, moves=device is not None).result()
-        except RunnerError as error:
-            logger.warning("%s could not be timed: %s", name, error)
-            return
-        except Stopped:
-            return
-        keep_times(subject, times)
-        logger.info("timed %s in %.1f s: later starts use these times", name, perf_counter() - began)
-    known, context.times, context.costs = context.costs, times, costs_by(context.costs, times)
-    if device is None:
-        context.unit = context.costs.token_ns / known.token_ns
-    logger.info("%s: %s", name, summarize(times))
+
+class OutOfTime(Exception):
+    """The bound is reached: what was not timed is unknown."""
 
 
 def chunk_of(context: Context) -> int:
@@ -219,168 +44,271 @@ def chunk_of(context: Context) -> int:
     return min(context.costs.chunk, context.batch // 2, context.num_cells // 4)
 
 
-def subject_of(context: Context, device: Device | None) -> Subject:
-    """Return all that the times of a context depend on. device: None is the CPU."""
-    model, settings = context.model, context.settings
-    return Subject(
-        device=identify(device) if device else ["CPU", _cpu(), 0],
-        engine=[llama.LIBRARY.version, gate.identity()],
-        model=[model.description, model.num_layers, model.width, model.attention_width, model.num_parameters, model.size],
-        settings=[
-            model.gpu_layers,
-            [[override.pattern, override.buffer] for override in model.overrides],
-            settings.flash_attention,
-            settings.cache_type_k,
-            settings.cache_type_v,
-            settings.threads,
-            settings.micro_batch,
-            model.repack,
-            min(settings.num_cells, MOST_IDLE),
-            *([] if model.can_trim else ["saves"]),  # their times of before had none
-        ],
-    )
-
-
-class Stopped(Exception):
-    """The server ends: nothing more is to be timed."""
-
-
 class Timing:
-    """Uses the pool of a context that nothing else uses, and leaves it empty. goes_on: as in `learn_costs`."""
+    """Uses the pool of a context that nothing else uses, and leaves it empty. goes_on: asked before each batch."""
 
-    def __init__(self, context: Context, goes_on: Callable[[], bool] = lambda: True) -> None:
+    def __init__(self, context: Context, goes_on: GoesOn = lambda _: True, doing: str = "timing") -> None:
         self._context, self._runner, self._chunk = context, Runner(context), chunk_of(context)
-        self._goes_on = goes_on
+        self._goes_on, self._doing = goes_on, doing
 
-    def run(self, *, moves: bool = True) -> Times:
-        """Return the times; without moves, those of batches, deep ones among them. Raises RunnerError and Stopped."""
+    def _compute(self, start: int, stop: int, sequence: int = 0) -> None:
+        self._check()
+        self._runner.compute_zeros(start, stop, sequence)
+
+    def _check(self) -> None:
+        if not self._goes_on(self._doing):
+            raise Stopped
+
+    def _remove(self, start: int, sequence: int = 0) -> None:
+        self._runner.apply(Trim(sequence, start, ALL) if start else Drop(sequence))
+
+    def _depth(self, chunk: float, fewest: int) -> int:
+        """Return the tokens of the chunks, at least `fewest`, behind which others are timed; 0: the pool has no room.
+
+        chunk: seconds that one takes. The positions stay below those that the model was trained for.
+        """
+        size, model, most = self._chunk, self._context.model, self._most
+        trained = (model.context_train or most) - 2 * size
+        num_chunks = max(fewest, min(round(PATIENCE / chunk), MOST_DEPTH // size, most // (4 * size), trained // size))
+        return num_chunks * size if most >= 4 * num_chunks * size and trained >= num_chunks * size else 0
+
+    @property
+    def _most(self) -> int:
+        """Cells that are used at most."""
+        return self._context.num_cells - 4 * self._chunk
+
+
+# ---- The CPU ------------------------------------------------------------------------------------------------------------
+
+
+class TileTiming(Timing):
+    """Times batches of a CPU, deep ones among them."""
+
+    def run(self) -> Times:
+        """Return the times. Raises RunnerError and Stopped."""
         try:
-            return self._run(moves)
+            return self._run()
         finally:
             self._runner.clear()
 
-    def _run(self, moves: bool) -> Times:
-        size, model = self._chunk, self._context.model
-        for tokens in (size, 1):  # llama.cpp allocates, and a card loads its kernels
+    def _run(self) -> Times:
+        size = self._chunk
+        for tokens in (size, 1):  # llama.cpp allocates
             self._batch(tokens)
         step, chunk = self._batch(1), self._batch(size)
-        if not moves and chunk > SLOW:
-            return Times(chunk_tokens=size, step=step, chunk=chunk, double=chunk)
-        double = self._batch(2 * size) if moves else chunk  # else it is timed in turns with others
-        times = Times(chunk_tokens=size, step=step, chunk=chunk, double=double)
-        most = self._context.num_cells - 4 * size
-        trained = (model.context_train or most) - 2 * size
-        fewest = 1 if moves else DEEP // size
-        num_chunks = max(fewest, min(round(PATIENCE / chunk), MOST_DEPTH // size, most // (4 * size), trained // size))
-        depth = num_chunks * size
-        if not model.can_trim:
-            return self._add_saves(times)
-        if most < 4 * depth or trained < depth:
+        times = Times(chunk_tokens=size, step=step, chunk=chunk, double=chunk)
+        if chunk > SLOW or not (depth := self._depth(chunk, DEEP // size)):
             return times
-        return self._add_moves(times, depth, most) if moves else self._in_turns(times, depth)
-
-    def _add_saves(self, times: Times) -> Times:
-        """Return the times with those of saves, where the runs of a hybrid are apart from its states.
-
-        Of as many tokens in one stretch: what a save takes beside its cells, the recurrent state's way too, is in both.
-        """
-        try:
-            sizes = None if llama.llama_model_is_recurrent(self._context.model.handle) else self._runner.measure_states()
-        except RunnerError:  # the engine, which measures them again, says so
-            return times
-        if sizes is None or not sizes.run_token:
-            return times
-        save_scattered = self._save_scattered()
-        self._runner.compute_zeros(0, SCATTERED)
-        save_few = fastest(lambda: self._runner.apply(Save(0, HostCopy(0, SCATTERED))))
-        return replace(times, few=SCATTERED, save_few=save_few, scattered=SCATTERED, save_scattered=save_scattered)
-
-    def _add_moves(self, times: Times, depth: int, most: int) -> Times:
-        """Return the times with those behind `depth` tokens, of moves, and beside idle cells: at most `most` in all."""
-        size, save_scattered = self._chunk, self._save_scattered()
-        times = self._add_depth(times, depth)
-        save_few, restore_few = self._move(FEW)
-        save, restore = self._move(depth)
-        idle, last = self._fill(depth, most), self._context.scratch - 1
-        return replace(
-            times,
-            few=FEW,
-            save=save,
-            restore=restore,
-            save_few=save_few,
-            restore_few=restore_few,
-            scattered=SCATTERED,
-            save_scattered=save_scattered,
-            idle=idle,
-            step_idle=self._batch(1, sequence=last),
-            chunk_idle=self._batch(size, sequence=last),
-        )
+        return self._in_turns(times, depth)
 
     def _in_turns(self, times: Times, depth: int) -> Times:
         """Return the times with those behind `depth` tokens, of each the least of some turns with those in an empty pool.
 
         Attention is their difference, a few milliseconds, and a machine's speed moves by more from one second to the next.
         """
-        began, turns = perf_counter(), list[dict[str, float]]()
+        size, began, turns = self._chunk, perf_counter(), list[dict[str, float]]()
         while len(turns) < TURNS and (not turns or perf_counter() - began < ENOUGH_TURNS):
-            turn = {"chunk": self._batch(self._chunk), "double": self._batch(2 * self._chunk)}
-            deep = self._add_depth(times, depth)
-            turns.append(turn | {"short_deep": deep.short_deep, "chunk_deep": deep.chunk_deep})
+            turn = {"chunk": self._batch(size), "double": self._batch(2 * size)}
+            for start in range(0, depth, size):
+                self._compute(start, start + size)
+            turns.append(turn | {"short_deep": self._batch(size - 1, depth), "chunk_deep": self._batch(size, depth)})
             self._runner.clear()
         return replace(times, depth=depth, **{name: min(turn[name] for turn in turns) for name in turns[0]})
 
-    def _add_depth(self, times: Times, depth: int) -> Times:
-        """Return the times with those behind `depth` tokens, which stay."""
-        size = self._chunk
-        for start in range(0, depth, size):
+    def _batch(self, size: int, start: int = 0) -> float:
+        """Return the seconds of a batch, which leaves no cells."""
+        tries: list[float] = []
+        while len(tries) < (FEWEST_TRIES if start else 1) or (len(tries) < TRIES and sum(tries) < PATIENCE):
+            began = perf_counter()
             self._compute(start, start + size)
-        return replace(times, depth=depth, short_deep=self._batch(size - 1, depth), chunk_deep=self._batch(size, depth))
+            tries.append(perf_counter() - began)
+            self._remove(start)
+        return min(tries)
 
-    def _save_scattered(self) -> float:
-        """Return the seconds to save tokens that were computed beside those of another sequence, one at a time."""
-        for position in range(SCATTERED):
-            self._runner.compute_zeros(position, position + 1, 0, 1)
-        seconds = fastest(lambda: self._runner.apply(Save(0, HostCopy(0, SCATTERED))))
+
+# ---- Another device -----------------------------------------------------------------------------------------------------
+
+
+class DeviceTiming(Timing):
+    """Times all kinds of work of a device that is not the CPU, in the order of the decisions that need them.
+
+    A device compiles or loads a kernel at its first use, which may take a thousand times as long as its work: each kind of
+    work is done once untimed, and then at least twice. What the bound does not admit is unknown, and so are times that
+    contradict each other.
+    """
+
+    def __init__(self, context: Context, goes_on: GoesOn = lambda _: True, doing: str = "timing") -> None:
+        super().__init__(context, goes_on, doing)
+        self._name, self._began, self._longest = doing, perf_counter(), 0.0
+        self.is_doubtful = False
+        """Whether some of the times contradicted each other: they are not worth keeping."""
+
+    def run(self) -> Times:
+        """Return the times. Raises RunnerError and Stopped."""
+        found = Times(chunk_tokens=self._chunk, step=0.0)
+        kinds = self._kinds()
+        try:
+            for number, (name, kind) in enumerate(kinds.items(), 1):
+                self._doing = f"{self._name}, {number} of {len(kinds)}: {name}"
+                if found.chunk > SLOW:
+                    raise OutOfTime
+                is_long = perf_counter() - self._began > LONG
+                logger.log(logging.INFO if is_long else logging.DEBUG, "%s", self._doing)
+                found = replace(found, **kind(found))
+        except OutOfTime:
+            logger.info("%s: it takes too long, and what was not timed is unknown", self._doing)
+        finally:
+            self._runner.clear()
+        times = without_contradictions(found)
+        self.is_doubtful = times != found
+        return times
+
+    def agrees(self, times: Times) -> bool:
+        """Return whether a token takes about as long as it did. Raises RunnerError and Stopped."""
+        try:
+            step = self._step(times)["step"]
+        except OutOfTime:
+            return True
+        finally:
+            self._runner.clear()
+        return times.step / CHANGED <= step <= times.step * CHANGED
+
+    def _kinds(self) -> Mapping[str, Callable[[Times], dict[str, float]]]:
+        """Return the kinds of work. Each returns fields of the times, and finds the pool as the one before left it."""
+        kinds = {"a token": self._step, "a chunk": self._one_chunk, "two chunks": self._two_chunks, "rows": self._rows}
+        if not self._context.model.can_trim:
+            return kinds | ({"saves": self._saves} if self._runs_are_apart() else {})
+        deep = {"behind others": self._behind_others, "moves": self._moves, "moves of a few": self._moves_of_few}
+        return kinds | deep | {"beside idle cells": self._beside_idle, "scattered": self._scattered}
+
+    def _runs_are_apart(self) -> bool:
+        """Whether the runs of a hybrid can be saved without its states."""
+        try:
+            sizes = None if llama.llama_model_is_recurrent(self._context.model.handle) else self._runner.measure_states()
+        except RunnerError:  # the engine, which measures them again, says so
+            return False
+        return sizes is not None and bool(sizes.run_token)
+
+    # ---- kinds of work ---------------------------------------------------------------------------------------------
+
+    def _step(self, _: Times) -> dict[str, float]:
+        return {"step": self._batch(1)}
+
+    def _one_chunk(self, _: Times) -> dict[str, float]:
+        return {"chunk": self._batch(self._chunk)}
+
+    def _two_chunks(self, _: Times) -> dict[str, float]:
+        return {"double": self._batch(2 * self._chunk)}
+
+    def _rows(self, _: Times) -> dict[str, float]:
+        rows = min(ROWS, self._context.max_rows, self._context.batch)
+        if rows < 2:
+            return {}
+        compute = self._runner.compute_zeros
+        return {
+            "rows": rows,
+            "step_rows": self._fastest(lambda: compute(0, rows, drafted=rows - 1), lambda: self._remove(0)),
+        }
+
+    def _behind_others(self, times: Times) -> dict[str, float]:
+        size, depth = self._chunk, self._depth(times.chunk, 1)
+        if not depth:
+            return {}
+        for start in range(0, depth, size):
+            self._check_time(self._longest)
+            self._compute(start, start + size)
+        return {"depth": depth, "chunk_deep": self._batch(size, depth), "short_deep": self._batch(size - 1, depth)}
+
+    def _moves(self, times: Times) -> dict[str, float]:
+        if not times.depth:
+            return {}
+        save, restore = self._move(times.depth)
+        return {"save": save, "restore": restore}
+
+    def _moves_of_few(self, times: Times) -> dict[str, float]:
+        if not times.depth:
+            return {}
+        save, restore = self._move(FEW)
+        return {"few": FEW, "save_few": save, "restore_few": restore}
+
+    def _beside_idle(self, times: Times) -> dict[str, float]:
+        if not times.depth or not (idle := self._fill(times.depth)):
+            return {}
+        last = self._context.scratch - 1
+        return {
+            "idle": idle,
+            "step_idle": self._batch(1, sequence=last),
+            "chunk_idle": self._batch(self._chunk, sequence=last),
+        }
+
+    def _scattered(self, times: Times) -> dict[str, float]:
+        """Time the save of tokens that were computed beside those of another sequence, one at a time."""
+        if not times.few:
+            return {}
+        return self._save_scattered()
+
+    def _saves(self, _: Times) -> dict[str, float]:
+        """Time saves where the runs of a hybrid are apart from its states, of as many tokens in one stretch, too.
+
+        What a save takes beside its cells, the recurrent state's way too, is in both.
+        """
+        scattered = self._save_scattered()
         self._runner.clear()
-        return seconds
+        self._compute(0, SCATTERED)
+        save = self._fastest(lambda: self._runner.apply(Save(0, HostCopy(0, SCATTERED))))
+        return scattered | {"few": SCATTERED, "save_few": save}
 
-    def _fill(self, depth: int, most: int) -> int:
+    def _save_scattered(self) -> dict[str, float]:
+        self._runner.clear()
+        for position in range(SCATTERED):
+            self._check()
+            self._runner.compute_zeros(position, position + 1, 0, 1)
+        seconds = self._fastest(lambda: self._runner.apply(Save(0, HostCopy(0, SCATTERED))))
+        return {"scattered": SCATTERED, "save_scattered": seconds}
+
+    # ---- their parts -----------------------------------------------------------------------------------------------
+
+    def _batch(self, size: int, start: int = 0, sequence: int = 0) -> float:
+        """Return the seconds of a batch, which leaves no cells."""
+        compute, undo = self._runner.compute_zeros, self._remove
+        return self._fastest(lambda: compute(start, start + size, sequence), lambda: undo(start, sequence))
+
+    def _move(self, size: int) -> tuple[float, float]:
+        """Return the seconds to save the first `size` cells of sequence 0, and to bring them back as those of another."""
+        copy, runner = HostCopy(0, size), self._runner
+        save = self._fastest(lambda: runner.apply(Save(0, copy)))
+        return save, self._fastest(lambda: runner.apply(Restore(copy, 1, 0, size)), lambda: self._remove(0, 1))
+
+    def _fill(self, depth: int) -> int:
         """Copy sequence 0 to sequences with cells of their own, as far as time and ids allow; return the cells in use."""
         copy, used, began = HostCopy(0, depth), depth, perf_counter()
         self._runner.apply(Save(0, copy))
         for sequence in range(1, self._context.scratch - 1):
-            if used + depth > min(MOST_IDLE, most) or perf_counter() - began > PATIENCE:
+            if used + depth > min(MOST_IDLE, self._most) or perf_counter() - began > PATIENCE:
                 break
             self._runner.apply(Restore(copy, sequence, 0, depth))
             used += depth
         return used
 
-    def _batch(self, size: int, start: int = 0, sequence: int = 0) -> float:
-        """Return the seconds of a batch, which leaves no cells."""
+    def _fastest(self, act: Callable[[], None], undo: Callable[[], None] = lambda: None) -> float:
+        """Return the seconds of the fastest of some tries, behind one that is not timed. Raises OutOfTime."""
+        tries: list[float] = []
+        self._check_time(self._longest)
+        self._longest = max(self._longest, self._seconds(act, undo))
+        while len(tries) < FEWEST_TRIES or (len(tries) < TRIES and sum(tries) < PATIENCE):
+            self._check_time(max(tries, default=0.0))
+            tries.append(self._seconds(act, undo))
+        return min(tries)
 
-        def undo() -> None:
-            self._runner.apply(Trim(sequence, start, ALL) if start else Drop(sequence))
+    def _check_time(self, seconds: float) -> None:
+        """Raise OutOfTime where so many seconds more would go beyond the bound."""
+        if perf_counter() - self._began + seconds > BOUND:
+            raise OutOfTime
 
-        return fastest(lambda: self._compute(start, start + size, sequence), undo, fewest=2 if start else 1)
-
-    def _compute(self, start: int, stop: int, sequence: int = 0) -> None:
-        if not self._goes_on():
-            raise Stopped
-        self._runner.compute_zeros(start, stop, sequence)
-
-    def _move(self, size: int) -> tuple[float, float]:
-        """Return the seconds to save the first `size` cells of sequence 0, and to bring them back as those of another."""
-        copy, runner = HostCopy(0, size), self._runner
-        save = fastest(lambda: runner.apply(Save(0, copy)))
-        return save, fastest(lambda: runner.apply(Restore(copy, 1, 0, size)), lambda: runner.apply(Drop(1)))
-
-
-def fastest(act: Callable[[], None], undo: Callable[[], None] = lambda: None, fewest: int = 1) -> float:
-    """Return the seconds of the fastest of some tries; a slow act is done `fewest` times."""
-    tries: list[float] = []
-    while len(tries) < fewest or (len(tries) < TRIES and sum(tries) < PATIENCE):
+    def _seconds(self, act: Callable[[], None], undo: Callable[[], None]) -> float:
+        self._check()
         began = perf_counter()
         act()
-        tries.append(perf_counter() - began)
+        seconds = perf_counter() - began
         undo()
-    return min(tries)
+        return seconds

@@ -112,10 +112,10 @@ NO_PAGE = ApiRoute("GET", "/", greet, chooses=False)
 class AppState:
     """Holds all that serves while the server is up.
 
-    started: seconds since 1970. vectors: None while the model loads. service: likewise, and with an encoder, which generates
-    no text. folder_index: likewise, and without --docs. refusals: of bodies that were too long. repeats: of
-    prompts that leave the cache alone. models: those that share the device, of which `service` is the first one's; None: one
-    is served alone.
+    started: seconds since 1970. vectors: None while the model loads. doing: what else is done meanwhile. service: as
+    vectors, and with an encoder, which generates no text. folder_index: likewise, and without --docs. refusals: of bodies
+    that were too long. repeats: of prompts that leave the cache alone. models: those that share the device, of which
+    `service` is the first one's; None: one is served alone.
     """
 
     settings: Settings
@@ -127,6 +127,7 @@ class AppState:
     refusals: Refusals = field(default_factory=Refusals)
     repeats: Repeats = field(default_factory=Repeats)
     models: Models | None = None
+    doing: str = ""
 
     @property
     def failure(self) -> str | None:
@@ -150,7 +151,8 @@ class AppState:
     def loaded(self) -> Vectors:
         """Return the models. Raises RequestError 503 while they load, and once the engine has ended."""
         if self.vectors is None:
-            raise RequestError("the model is loading", status=503, code="loading_model", retry_after=1)
+            doing = f": {self.doing}" if self.doing else ""
+            raise RequestError(f"the model is loading{doing}", status=503, code="loading_model", retry_after=1)
         if self.failure:
             raise RequestError(self.failure, status=503, code="engine_failed")
         return self.vectors

@@ -185,7 +185,8 @@ async def _load(state: AppState, path: Path, server: Server) -> str:
     """
     began = time.perf_counter()
 
-    def progress(share: float) -> bool:
+    def progress(share: float, doing: str = "") -> bool:
+        state.doing = doing
         if share and sys.stderr.isatty():  # before, lines of the log may follow
             print(f"\rloading {path.name} {share:4.0%}", end="\n" if share >= 1 else "", file=sys.stderr, flush=True)
         return not server.should_exit
@@ -237,7 +238,7 @@ async def _load_anew(state: AppState, path: Path, server: Server) -> None:
     state.service = state.vectors = state.folder_index = None
     try:
         await loaded.close(f"{path.name} has changed: ask again", keeps_vocabulary=True)
-        again = await asyncio.to_thread(load.load_all, state.settings, path, lambda share: not server.should_exit)
+        again = await asyncio.to_thread(load.load_all, state.settings, path, lambda _, doing="": not server.should_exit)
         _start(state, path, server, again)
     except BaseException:
         if not server.should_exit:
@@ -253,7 +254,7 @@ def share_device(state: AppState, models: Models, first: load.Loaded, seconds: f
         server.should_exit = True
 
     def open_one(entry: ModelEntry) -> load.Loaded:
-        return load.load_all(entry.settings, entry.path, lambda share: not server.should_exit)
+        return load.load_all(entry.settings, entry.path, lambda _, doing="": not server.should_exit)
 
     def start_one(loaded: load.Loaded) -> None:
         assert loaded.service is not None

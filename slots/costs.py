@@ -21,7 +21,7 @@ class Costs:
 
     chunk: prompt tokens that attention computes together; a smaller batch takes about as long.
     background_step: prompt tokens of a background step: the work that is lost when a new request aborts it.
-    background_ns: time that a background step may take where none can be aborted: a new request waits for its end.
+    background_ns: time that a background step may take where none can be aborted, since a new request waits for it; or 0.
     recompute_last: the fewest tokens of a prompt to compute together, so that their bits do not depend on the cache.
     min_shared: uncached tokens that two requests must share before the second waits for the first to compute them.
     restore_share: time to restore KV from host memory, as a share of computing it.
@@ -34,7 +34,7 @@ class Costs:
     tile: query tokens of one tile of the attention kernel; 1 where it has no tiles.
     token_ns: a token more in a batch of whole tiles.
     cell_ns, tile_cell_ns: a cell that a token sees; a cell that a tile of tokens sees.
-    pass_ns, row_ns: a batch of its own, which reads all weights; a token more in it with its row of logits. 0: unknown.
+    pass_ns, row_ns: a batch of its own, which reads all weights; a token more in it with its row of logits. Both 0: unknown.
     """
 
     chunk: int = 1
@@ -70,6 +70,16 @@ class Costs:
         elif self.tile > 1:
             attention = self.tile_cell_ns * depth * tiles
         return self.pass_ns + rows * self.row_ns + attention
+
+    def background_tokens(self, profile: Profile, cached: int) -> int:
+        """Return the prompt tokens of a background step behind `cached` ones, where nothing else runs."""
+        if not self.background_ns:
+            return self.background_step
+        if profile.is_learnt:
+            return max(profile.tokens_within(self.background_ns / 1e9, cached), 1)
+        if self.row_ns or self.pass_ns:
+            return max(int((self.background_ns - self.pass_ns) / max(self.token_ns, self.row_ns, 1.0)), 1)
+        return self.background_step
 
     def pays_to_pad(self, size: int, seen: int, together: int) -> bool:
         """Return whether a batch of `size` tokens takes longer than a whole tile.

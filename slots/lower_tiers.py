@@ -363,7 +363,9 @@ class Fetches:
     def _seconds(self, cached: int, new: int) -> float:
         """Return the time to compute tokens."""
         profile, costs = self._scheduler.tree.profile, self._scheduler.tree.costs
-        seconds = profile.seconds(cached, new) if profile.is_learnt else new * max(costs.row_ns, GUESSED_NS) / 1e9
+        seconds = (
+            profile.seconds(cached, new) if profile.is_learnt else new * max(costs.token_ns, costs.row_ns, GUESSED_NS) / 1e9
+        )
         return max(seconds, self.least)
 
     def _start(self, fetch: Fetch, tier: LowerTier, entries: Sequence[RecordEntry]) -> None:

@@ -147,7 +147,7 @@ class StepBuilder:
         if self._beside:
             ahead = (span for job, span in zip(self.jobs, self.spans, strict=True) if job.request.background)
             return BESIDE * costs.chunk - sum(len(span.tokens) for span in ahead)
-        return max(costs.background_step, self._tree.profile.tokens_within(costs.background_ns / 1e9, cached))
+        return costs.background_tokens(self._tree.profile, cached)
 
     def _add(self, job: Job, size: int, draft: np.ndarray = NO_TOKENS) -> None:
         assert job.sequence is not None

@@ -10,9 +10,24 @@ from types import SimpleNamespace
 from typing import cast
 
 import pytest
+from slotcache.models import times as times_module
+from slotcache.models.hardware import Device
 from slotcache.models.model import Model
-from slotcache.models.times import CELL, MIN_ROWS, OTHER, PASS, TILE, TILE_CELL, WEIGHT, Times, costs_of, timed_costs
-from slotcache.slots.costs import NEVER, UNMEASURED, Costs
+from slotcache.models.times import (
+    CELL,
+    MIN_ROWS,
+    MIN_ROWS_OF_BOTH,
+    MIN_ROWS_OF_DEVICE,
+    OTHER,
+    PASS,
+    TILE,
+    TILE_CELL,
+    WEIGHT,
+    Times,
+    costs_of,
+    timed_costs,
+)
+from slotcache.slots.costs import NEVER, UNMEASURED, Costs, Profile
 
 ROOT = Path(__file__).parents[2]
 PLACE = ROOT / "models" / "times.py"
@@ -22,8 +37,11 @@ ELSEWHERE = [path for path in FILES if path != PLACE]
 OFF = ROOT / "slots" / "costs.py"  # where every rule is turned off
 NAMES = {field.name for field in fields(Costs)}
 TIMED = re.compile(r"\b(measured|timed)\b|\d ?(ns|us|µs|ms)\b")
-MODEL = cast(Model, SimpleNamespace(attention_width=10, num_parameters=1000, num_layer_parameters=900, device=None))
-ELSEWHERE_THAN_ON_A_CPU = cast(Model, SimpleNamespace(device="RPC0"))
+ON_CPU = {"attention_width": 10, "num_parameters": 1000, "num_layer_parameters": 900, "device": None, "is_on_device": False}
+MODEL = cast(Model, SimpleNamespace(**ON_CPU))
+ELSEWHERE_THAN_ON_A_CPU = cast(Model, SimpleNamespace(device="RPC0", is_on_device=True))
+ON_BOTH = cast(Model, SimpleNamespace(device="RPC0", is_on_device=False))
+CARD = Device(name="CUDA0", description="A card", kind="GPU", free=1 << 30, total=1 << 30)
 
 
 def is_number(node):
@@ -92,9 +110,18 @@ def test_the_costs_of_a_model_follow_from_its_size():
 @pytest.mark.parametrize("flash", ["on", "off", "auto"])
 def test_before_it_is_timed_a_device_has_the_rules_off(flash):
     costs = costs_of(ELSEWHERE_THAN_ON_A_CPU, flash_attention=flash, kernel_size=512)
-    assert costs == replace(OTHER, recompute_last=MIN_ROWS if flash == "off" else 1)
+    assert costs == replace(OTHER, recompute_last=MIN_ROWS_OF_DEVICE if flash == "off" else 1)
     assert costs.apart_from_cells == costs.swap_from_tokens == NEVER
     assert not costs.pays_to_pad(63, 10**9, 1) and not costs.pays_to_swap(10**12, 1, 1)
+    assert not costs.pays_to_offload(10**9, 10**9)
+
+
+@pytest.mark.parametrize("model", [ON_BOTH, MODEL], ids=["half of the layers", "no layer"])
+def test_without_flash_attention_a_card_beside_the_cpu_computes_large_batches(model, monkeypatch):
+    """llama.cpp computes 32 tokens and more there, whatever holds the weights: fewer are rounded by the CPU."""
+    monkeypatch.setattr(times_module, "devices", lambda: [CARD])
+    assert costs_of(model, flash_attention="off", kernel_size=512).recompute_last == MIN_ROWS_OF_BOTH
+    assert costs_of(model, flash_attention="on", kernel_size=512).recompute_last == 1
 
 
 LIKE_A_CPU = Times(  # seconds that 2 cores take with a model of 114 M weights, in round numbers
@@ -161,7 +188,11 @@ def test_what_no_time_can_show_has_no_price():
     assert costs.swap_from_tokens == NEVER and not costs.pays_to_offload(10**6, 10**6)
     unmoved = Times(chunk_tokens=64, step=7e-3, chunk=12e-3, double=18e-3)
     costs = timed_costs(OTHER, unmoved)
-    assert replace(costs, pass_ns=0.0, row_ns=0.0) == OTHER
+    assert replace(costs, pass_ns=0.0, row_ns=0.0, token_ns=0.0) == OTHER
+    assert timed_costs(OTHER, Times(chunk_tokens=64, step=7e-3)) == OTHER
+    moved = replace(LIKE_A_CARD, idle=0, step_idle=0.0, chunk_idle=0.0)
+    costs = timed_costs(OTHER, moved)
+    assert 0.03 < costs.restore_share < 0.1 and costs.swap_from_tokens == NEVER and not costs.pays_to_offload(10**9, 10**9)
 
 
 def test_times_tell_what_a_row_of_a_draft_takes():
@@ -170,6 +201,24 @@ def test_times_tell_what_a_row_of_a_draft_takes():
     for costs, times, eight in ((card, LIKE_A_CARD, 1.09), (cpu, LIKE_A_CPU, 1.60)):
         assert costs.step_ns(1, 0) == pytest.approx(1e9 * times.step)
         assert costs.step_ns(8, 0) / costs.step_ns(1, 0) == pytest.approx(eight, abs=0.01)
+
+
+def test_a_row_is_cheap_where_few_of_them_are_computed_together():
+    """A token alone may take less than a 64th of a chunk: the time of a few together tells what one more takes."""
+    few = replace(LIKE_A_CPU, step=0.5e-3, rows=4, step_rows=0.8e-3)
+    costs = timed_costs(OTHER, few)
+    assert (costs.pass_ns, costs.row_ns) == (pytest.approx(0.4e6), pytest.approx(0.1e6))
+    assert timed_costs(OTHER, replace(few, rows=0)).pass_ns == 0.0
+    assert costs.token_ns == pytest.approx(60e6 / 64)
+
+
+def test_a_background_step_is_sized_by_times_before_one_was_run():
+    costs, profile = replace(timed_costs(OTHER, LIKE_A_CARD), background_ns=40e6), Profile()
+    assert costs.background_tokens(profile, 0) == pytest.approx(33.1e-3 * 64 / 6e-3, abs=2)
+    assert replace(costs, pass_ns=50e6).background_tokens(profile, 0) == 1
+    assert OTHER.background_tokens(profile, 0) == OTHER.background_step, "of a device that was not timed"
+    profile.learn(64, 0.0, 64 * 20e-3)
+    assert costs.background_tokens(profile, 0) == 2 and costs.background_tokens(profile, 10**6) >= 1
 
 
 def test_padding_pays_where_one_by_one_takes_longer_than_a_tile():

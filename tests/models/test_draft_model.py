@@ -14,7 +14,7 @@ from slotcache.models.draft_model import TRIES, open_draft_model
 from slotcache.models.errors import ModelError, RunnerError
 from slotcache.models.model import Model
 from slotcache.models.runner import Runner
-from slotcache.models.timing import Timing
+from slotcache.models.timing import DeviceTiming
 from slotcache.slots.request import Job, Layout, Request
 from slotcache.slots.reuse import Reuse, ReusedSpan
 from slotcache.slots.scope import Scope
@@ -179,7 +179,7 @@ def test_a_device_is_timed_with_a_draft_model_of_one_slot(served, tiny, tmp_path
         closing(Context(model, SETTINGS)) as own,
         closing(drafter_of(own, path, slots=1)) as drafter,
     ):
-        assert Timing(drafter.context).run().idle > 0
+        assert DeviceTiming(drafter.context).run().idle > 0
 
 
 def test_a_restored_history_is_forgotten_with_its_own_scope(drafter):

@@ -11,10 +11,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from slotcache.models import timing
+from slotcache.models import repacking
 from slotcache.models.errors import ModelError
 from slotcache.models.model_files import files_of
-from slotcache.models.timing import is_faster_repacked
+from slotcache.models.repacking import is_faster_repacked
 from slotcache.server.config.settings import Settings
 from slotcache.server.engine import fit
 from slotcache.server.engine.fit import with_layout
@@ -25,7 +25,7 @@ from support.parts import split
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(timing, "SMALLEST", 0)
+    monkeypatch.setattr(repacking, "SMALLEST", 0)
 
 
 def kept(tmp_path):
@@ -40,7 +40,7 @@ def telling(code):
 @pytest.fixture(scope="module")
 def is_forbidden(tiny):
     """Whether repacked weights end the process: some virtual machines report AMX, and forbid its use."""
-    child = timing.command("models.timing", str(tiny), "1")
+    child = repacking.command("models.repacking", str(tiny), "1")
     return subprocess.run(child, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).returncode == -signal.SIGILL
 
 
@@ -51,8 +51,8 @@ def test_both_layouts_are_timed_once_for_a_file(tiny, tmp_path, monkeypatch, is_
         assert not chosen and file.read_text() == "[0.0]"
     else:
         plain, repacked = map(float, file.read_text().strip("[]").split(","))
-        assert 0 < plain < 60 and 0 < repacked < 60 and chosen == (repacked < timing.GAIN * plain)
-    monkeypatch.setattr(timing, "command", telling("raise SystemExit('asked again')"))
+        assert 0 < plain < 60 and 0 < repacked < 60 and chosen == (repacked < repacking.GAIN * plain)
+    monkeypatch.setattr(repacking, "command", telling("raise SystemExit('asked again')"))
     assert is_faster_repacked(tiny, 1) is chosen and kept(tmp_path) == [file]
 
 
@@ -69,7 +69,7 @@ def test_both_layouts_are_timed_once_for_a_file(tiny, tmp_path, monkeypatch, is_
     ids=["faster", "hardly faster", "slower", "the kernel ends the process", "the file cannot be loaded", "no times"],
 )
 def test_weights_are_repacked_where_a_turn_takes_clearly_less_time(tiny, monkeypatch, code, is_faster):
-    monkeypatch.setattr(timing, "command", telling(code))
+    monkeypatch.setattr(repacking, "command", telling(code))
     assert [is_faster_repacked(tiny, 1) for _ in range(2)] == [is_faster, is_faster]
 
 
@@ -77,15 +77,15 @@ def test_weights_are_repacked_where_a_turn_takes_clearly_less_time(tiny, monkeyp
 def test_the_layouts_take_turns_and_the_fastest_turns_count(monkeypatch, capsys, enough, told):
     """A machine that slows down after a time shows it in both."""
     times = iter([3.0, 4.0, 5.0, 2.0, 9.0, 9.0, 9.0, 9.0])
-    monkeypatch.setattr(timing, "_runner", lambda path, threads, repack: repack)
-    monkeypatch.setattr(timing, "_turn", lambda repack: next(times))
-    monkeypatch.setattr(timing, "ENOUGH", enough)
-    timing.main("model.gguf", "2")
+    monkeypatch.setattr(repacking, "_runner", lambda path, threads, repack: repack)
+    monkeypatch.setattr(repacking, "_turn", lambda repack: next(times))
+    monkeypatch.setattr(repacking, "ENOUGH", enough)
+    repacking.main("model.gguf", "2")
     assert capsys.readouterr().out == told
 
 
 def test_a_damaged_file_of_times_is_measured_again(tiny, tmp_path, monkeypatch):
-    monkeypatch.setattr(timing, "command", telling("print(2.0); print(1.0)"))
+    monkeypatch.setattr(repacking, "command", telling("print(2.0); print(1.0)"))
     assert is_faster_repacked(tiny, 1)
     for damage in ("", "[]", "{", '["x"]', "7", "[" * 10**5, f"[{'9' * 400}]"):
         kept(tmp_path)[0].write_text(damage)
@@ -93,7 +93,7 @@ def test_a_damaged_file_of_times_is_measured_again(tiny, tmp_path, monkeypatch):
 
 
 def test_a_file_of_times_that_is_none_is_not_waited_for(tiny, tmp_path, monkeypatch):
-    monkeypatch.setattr(timing, "command", telling("print(2.0); print(1.0)"))
+    monkeypatch.setattr(repacking, "command", telling("print(2.0); print(1.0)"))
     assert is_faster_repacked(tiny, 1)
     (file,) = kept(tmp_path)
     file.unlink()
@@ -119,14 +119,14 @@ def test_a_machine_that_starts_no_process_leaves_the_weights_as_they_are(tiny, t
 
 
 def test_all_parts_of_a_split_model_count(tiny, tmp_path, monkeypatch):
-    monkeypatch.setattr(timing, "command", telling("print(2.0); print(1.0)"))
+    monkeypatch.setattr(repacking, "command", telling("print(2.0); print(1.0)"))
     first = split(tiny, tmp_path / "model.gguf")
     parts = files_of(first)
     size = sum(part.stat().st_size for part in parts)
-    monkeypatch.setattr(timing, "free_memory", lambda: 2 * size - 1)
+    monkeypatch.setattr(repacking, "free_memory", lambda: 2 * size - 1)
     assert not is_faster_repacked(first, 1) and not kept(tmp_path), "two copies do not fit"
-    monkeypatch.setattr(timing, "free_memory", lambda: 2 * size)
-    monkeypatch.setattr(timing, "SMALLEST", size)
+    monkeypatch.setattr(repacking, "free_memory", lambda: 2 * size)
+    monkeypatch.setattr(repacking, "SMALLEST", size)
     assert is_faster_repacked(first, 1) and len(kept(tmp_path)) == 1
     os.utime(parts[-1])
     assert is_faster_repacked(first, 1) and len(kept(tmp_path)) == 2, "another file is another model"
@@ -156,9 +156,9 @@ def test_a_later_start_has_the_layout_of_the_kv_in_its_folder(tiny, tmp_path, mo
     settings = Settings(cache_dir=str(tmp_path / "kv"))
     copy = Path(shutil.copy(tiny, tmp_path / "copy.gguf"))
     assert [with_layout(settings, path).repack for path in (tiny, tiny, copy)] == ["on"] * 3
-    monkeypatch.setattr(timing, "free_memory", lambda: 1)
+    monkeypatch.setattr(repacking, "free_memory", lambda: 1)
     assert with_layout(settings, tiny).repack == "off", "the weights do not fit"
-    monkeypatch.setattr(timing.gate, "identity", lambda: "another library")
+    monkeypatch.setattr(repacking.gate, "identity", lambda: "another library")
     assert [with_layout(settings, tiny).repack for _ in range(2)] == ["off"] * 2
     for kept in (tmp_path / "kv" / "layouts").iterdir():
         kept.write_text("neither")
@@ -168,24 +168,24 @@ def test_a_later_start_has_the_layout_of_the_kv_in_its_folder(tiny, tmp_path, mo
 @needs_cpu
 def test_a_start_that_is_given_up_keeps_no_layout(tiny, tmp_path, monkeypatch):
     monkeypatch.setattr(fit, "is_faster_repacked", lambda *_: False)
-    assert with_layout(Settings(cache_dir=str(tmp_path)), tiny, lambda _: False).repack == "off"
+    assert with_layout(Settings(cache_dir=str(tmp_path)), tiny, lambda *_: False).repack == "off"
     assert not (tmp_path / "layouts").exists()
 
 
 def test_a_start_that_is_given_up_ends_the_child_and_keeps_nothing(tiny, tmp_path, monkeypatch):
-    monkeypatch.setattr(timing, "command", telling("print(2.0, flush=True); import time; time.sleep(600)"))
+    monkeypatch.setattr(repacking, "command", telling("print(2.0, flush=True); import time; time.sleep(600)"))
     asked = iter([True, True, False, False])
     assert not is_faster_repacked(tiny, 1, lambda: next(asked)) and not kept(tmp_path)
 
 
 def test_a_child_that_takes_too_long_leaves_the_weights_as_they_are(tiny, monkeypatch):
-    monkeypatch.setattr(timing, "PATIENCE", 0.3)
-    monkeypatch.setattr(timing, "command", telling("print(2.0, flush=True); import time; time.sleep(600)"))
+    monkeypatch.setattr(repacking, "PATIENCE", 0.3)
+    monkeypatch.setattr(repacking, "command", telling("print(2.0, flush=True); import time; time.sleep(600)"))
     assert not is_faster_repacked(tiny, 1)
-    monkeypatch.setattr(timing, "command", telling("print(2.0); print(1.0)"))
+    monkeypatch.setattr(repacking, "command", telling("print(2.0); print(1.0)"))
     assert not is_faster_repacked(tiny, 1), "a start asked again"
 
 
 def test_a_small_model_is_left_as_it_is(tiny, tmp_path, monkeypatch):
-    monkeypatch.setattr(timing, "SMALLEST", 64 << 20)
+    monkeypatch.setattr(repacking, "SMALLEST", 64 << 20)
     assert not is_faster_repacked(tiny, 1) and not kept(tmp_path)

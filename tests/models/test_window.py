@@ -6,7 +6,7 @@ from slotcache.models import llama
 from slotcache.models.errors import RunnerError
 from slotcache.models.model import Model
 from slotcache.models.runner import data_of
-from slotcache.models.timing import Timing
+from slotcache.models.timing import DeviceTiming
 from slotcache.slots.plan import Drop, HostCopy, Plan, Restore, Save, Span
 from slotcache.slots.scope import Scope
 from support.architectures import WINDOW, windowed
@@ -152,6 +152,6 @@ def test_a_cell_that_is_lost_is_not_saved_over(model, prompt):
 
 def test_its_moves_are_timed(model):
     lab = lab_of(model)
-    times = Timing(lab.context).run()
+    times = DeviceTiming(lab.context).run()
     assert times.idle and min(times.save, times.restore) > 0
     lab.close()

@@ -1,0 +1,92 @@
+"""Learns what a model costs on its device: from times that are kept, or measured now."""
+
+from __future__ import annotations
+
+import logging
+from concurrent.futures import ThreadPoolExecutor
+from time import perf_counter
+
+from . import gate, llama
+from .context import Context
+from .errors import RunnerError
+from .hardware import Device, cpu_name, devices
+from .repacking import SMALLEST
+from .times import Subject, Times, identify, keep_times, kept_times, summarize, timed_costs, timed_tiles
+from .timing import FEW, MOST_IDLE, DeviceTiming, GoesOn, Stopped, TileTiming, chunk_of
+
+logger = logging.getLogger("slotcache")
+
+
+def learn_costs(context: Context, goes_on: GoesOn = lambda _: True) -> None:
+    """Give a context the costs of its device, timed now unless their times are kept from an earlier start.
+
+    Those of the CPU are known, but for the tiles of its attention: kernels for it differ by as much as six times. goes_on:
+    told what is timed, and asked before each batch; once it says no, nothing is learnt.
+    """
+    model, device = context.model, context.model.device
+    if device is None and not (context.costs.tile == chunk_of(context) and model.can_trim and model.size >= SMALLEST):
+        return
+    if device is None and any(one.is_gpu for one in devices()):
+        return  # llama.cpp computes large batches there, whatever holds the weights
+    if chunk_of(context) < FEW:
+        return
+    name = device.name if device else "the CPU"
+    try:
+        with ThreadPoolExecutor(1) as pool:  # its own thread: OpenMP keeps workers for each thread that has computed
+            times = pool.submit(_times_of, context, name, goes_on).result()
+    except RunnerError as error:
+        logger.warning("%s could not be timed: %s", name, error)
+        return
+    except Stopped:
+        return
+    known, context.times = context.costs, times
+    context.costs = timed_costs(known, times) if device else timed_tiles(known, times)
+    if device is None:
+        context.unit = context.costs.token_ns / known.token_ns
+    logger.info("%s: %s", name, summarize(times))
+
+
+def subject_of(context: Context, device: Device | None) -> Subject:
+    """Return all that the times of a context depend on. device: None is the CPU."""
+    model, settings = context.model, context.settings
+    return Subject(
+        device=identify(device) if device else ["CPU", cpu_name(), 0],
+        engine=[llama.LIBRARY.version, gate.identity()],
+        model=[model.description, model.num_layers, model.width, model.attention_width, model.num_parameters, model.size],
+        settings=[
+            model.gpu_layers,
+            [[override.pattern, override.buffer] for override in model.overrides],
+            settings.flash_attention,
+            settings.cache_type_k,
+            settings.cache_type_v,
+            settings.threads,
+            settings.micro_batch,
+            model.repack,
+            min(settings.num_cells, MOST_IDLE),
+            *([] if model.can_trim else ["saves"]),  # their times of before had none
+            *(["warm"] if device else []),  # those of before had the first use of kernels in them
+        ],
+    )
+
+
+def _times_of(context: Context, name: str, goes_on: GoesOn) -> Times:
+    """Return the times that are kept, if they still hold, or measured ones. Raises RunnerError and Stopped."""
+    device, doing = context.model.device, f"timing {name}"
+    subject, began = subject_of(context, device), perf_counter()
+    if (times := kept_times(subject)) is not None:
+        if device is None or DeviceTiming(context, goes_on, doing).agrees(times):
+            return times
+        logger.info("a token takes another time on %s than the %.2f ms that are kept", name, 1e3 * times.step)
+    logger.info("%s, once for this model and these settings: a slow one takes half a minute", doing)
+    is_doubtful = False
+    if device is None:
+        times = TileTiming(context, goes_on, doing).run()
+    else:
+        timing = DeviceTiming(context, goes_on, doing)
+        times, is_doubtful = timing.run(), timing.is_doubtful
+    if is_doubtful:
+        logger.info("some times of %s contradict each other: they are left out, and the next start times again", name)
+    else:
+        keep_times(subject, times)
+        logger.info("timed %s in %.1f s: later starts use these times", name, perf_counter() - began)
+    return times

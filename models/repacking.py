@@ -1,0 +1,156 @@
+"""Whether a CPU computes a model faster with its weights in another layout: measured at the model's first start.
+
+It depends on the CPU, on llama.cpp's kernels for it, and on the quantisation: on an EPYC, Q4_0 takes 0.7 of the time
+and Q4_K 1.3. The measurement is a process of its own, since some machines report AMX and forbid its use, which ends the
+process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+import platform
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from time import monotonic, perf_counter
+
+from ..slots.child import start_child
+from . import gate, llama
+from .context import Context, ContextSettings
+from .hardware import cpu_name, free_memory
+from .model import Model, check_file
+from .model_files import cache_folder, digest, files_of, keep, stamp
+from .runner import Runner
+from .trial import command
+
+logger = logging.getLogger("slotcache")
+SMALLEST = 64 << 20  # bytes: a smaller model is fast either way
+PROMPT, ANSWER = 256, 32  # tokens of the turn that is compared
+GAIN = 0.9  # of the time: less is noise, and not worth a second copy of the weights
+ROUNDS = 4  # turns of each layout; the fastest counts
+STEPS = 4  # of one token in a turn; the fastest stands for all of its answer
+ENOUGH = 15.0  # s, loading included: no further round begins
+PATIENCE = 60.0  # s, for all of it
+LOOK = 0.1  # s between looks at whether to go on
+LARGEST = 128  # bytes of a file of times
+LAYOUTS = {b"repacked": True, b"plain": False}
+
+
+def is_faster_repacked(path: Path, threads: int, goes_on: Callable[[], bool] = lambda: True) -> bool:
+    """Return whether a turn takes less time with repacked weights. Its times are kept, as those of devices are.
+
+    goes_on: asked ten times a second; once it says no, the answer is no, and nothing is kept.
+    Raises ModelError if the file is no model.
+    """
+    check_file(path)
+    size = sum(file.stat().st_size for file in files_of(path))
+    if not SMALLEST <= size <= free_memory() / 2:  # repacked weights are no pages of the file
+        return False
+    kept = cache_folder() / "times" / f"{_name(path, threads)}.repack"
+    times = _read(kept)
+    if times is None:
+        logger.info("trying another layout of the weights, once for this file: it may take some seconds")
+        try:
+            times = _measure(path, threads, goes_on)
+        except OSError as error:
+            logger.info("the weights stay as they are: %s", error)
+            return False
+        if not goes_on():
+            return False
+        with contextlib.suppress(OSError):
+            keep(kept, json.dumps(times))
+    plain, *repacked = times
+    if repacked:
+        turn = f"a turn of {PROMPT} + {ANSWER} tokens takes"
+        logger.info("%s %.2f s with repacked weights, %.2f s without", turn, repacked[0], plain)
+    else:
+        logger.info("the weights stay as they are: the other layout could not be timed")
+    return bool(repacked) and repacked[0] < GAIN * plain
+
+
+def kept_layout(folder: Path, path: Path, choose: Callable[[], bool | None]) -> bool:
+    """Return whether weights are repacked: as at the first start with this folder of KV, else as it is chosen now.
+
+    KV of one layout is not that of the other, and less free memory is enough for another choice. choose: None is no choice,
+    and is not kept. Raises ModelError if the file is no model.
+    """
+    check_file(path)
+    parts = gate.identity(), digest(files_of(path))
+    kept = folder / "layouts" / hashlib.blake2b(repr(parts).encode(), digest_size=16).hexdigest()
+    with contextlib.suppress(OSError):
+        if kept.is_file() and (known := kept.read_bytes()[:LARGEST]) in LAYOUTS:
+            return LAYOUTS[known] and sum(file.stat().st_size for file in files_of(path)) <= free_memory()
+    if (chosen := choose()) is not None:
+        with contextlib.suppress(OSError):  # of a folder that may only be read: it is chosen at every start
+            keep(kept, "repacked" if chosen else "plain")
+    return bool(chosen)
+
+
+def main(path: str, threads: str) -> None:
+    """Print the seconds of a turn with the weights as they are, and repacked.
+
+    Both are loaded and take turns: the speed of a machine changes by more than the layouts differ.
+    """
+    latest = monotonic() + ENOUGH
+    runners = [_runner(Path(path), int(threads), repack) for repack in (False, True)]
+    times = [[*map(_turn, runners)]]
+    while len(times) < ROUNDS and monotonic() < latest:
+        times.append([*map(_turn, runners)])
+    print(*map(min, zip(*times, strict=True)), flush=True)
+
+
+def _measure(path: Path, threads: int, goes_on: Callable[[], bool]) -> list[float]:
+    """Return the seconds of a turn without and with repacked weights; one number alone if they cannot be used.
+
+    Raises OSError if no process can be started.
+    """
+    child = command("models.repacking", str(path), str(threads))
+    latest = monotonic() + PATIENCE
+    with start_child(child, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        while process.poll() is None and monotonic() < latest and goes_on():
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(LOOK)
+        process.kill()
+        told = process.communicate()[0]
+    with contextlib.suppress(ValueError):  # a library may print something else
+        return [*map(float, told.split())] or [0.0]
+    return [0.0]
+
+
+def _runner(path: Path, threads: int, repack: bool) -> Runner:
+    model = Model(path, 0, repack=repack)
+    runner = Runner(Context(model, ContextSettings(num_cells=2 * PROMPT, threads=threads, num_sequences=2)))
+    _seconds(runner, 1)  # the system reads the file
+    return runner
+
+
+def _turn(runner: Runner) -> float:
+    """Return the seconds of a prompt and its answer."""
+    return _seconds(runner, PROMPT) + ANSWER * min(_seconds(runner, 1) for _ in range(STEPS))
+
+
+def _seconds(runner: Runner, size: int) -> float:
+    began = perf_counter()
+    runner.compute_zeros(0, size)
+    seconds = perf_counter() - began
+    runner.clear()
+    return seconds
+
+
+def _read(kept: Path) -> list[float] | None:
+    """Return the times that are kept; None: there are none."""
+    with contextlib.suppress(OSError, ValueError, TypeError):
+        if kept.is_file():  # a pipe would wait for a writer
+            with kept.open("rb") as file:
+                return [float(seconds) for seconds in json.loads(file.read(LARGEST))][:2] or None
+    return None
+
+
+def _name(path: Path, threads: int) -> str:
+    """Return a name of all that the times depend on."""
+    system = llama.llama_print_system_info().decode("utf-8", "replace")
+    parts = ([*map(stamp, files_of(path))], platform.machine(), cpu_name(), llama.LIBRARY.version, system, threads, ROUNDS)
+    return hashlib.blake2b(repr(parts).encode(), digest_size=16).hexdigest()
