@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from time import perf_counter
 
 from . import gate, llama
@@ -12,7 +13,7 @@ from .errors import RunnerError
 from .hardware import Device, cpu_name, devices
 from .repacking import SMALLEST
 from .times import Subject, Times, identify, keep_times, kept_times, summarize, timed_costs, timed_tiles
-from .timing import FEW, MOST_IDLE, DeviceTiming, GoesOn, Stopped, TileTiming, chunk_of
+from .timing import FEW, MOST_CUTS, MOST_IDLE, DeviceTiming, GoesOn, Stopped, TileTiming, chunk_of
 
 logger = logging.getLogger("slotcache")
 
@@ -73,20 +74,32 @@ def _times_of(context: Context, name: str, goes_on: GoesOn) -> Times:
     """Return the times that are kept, if they still hold, or measured ones. Raises RunnerError and Stopped."""
     device, doing = context.model.device, f"timing {name}"
     subject, began = subject_of(context, device), perf_counter()
-    if (times := kept_times(subject)) is not None:
-        if device is None or DeviceTiming(context, goes_on, doing).agrees(times):
-            return times
-        logger.info("a token takes another time on %s than the %.2f ms that are kept", name, 1e3 * times.step)
+    kept = kept_times(subject)
+    if kept is not None and (device is None or not 0 < kept.cuts < MOST_CUTS):
+        if device is None or DeviceTiming(context, goes_on, doing).agrees(kept):
+            return kept
+        logger.info("a token takes another time on %s than the %.2f ms that are kept", name, 1e3 * kept.step)
     logger.info("%s, once for this model and these settings: a slow one takes half a minute", doing)
-    is_doubtful = False
     if device is None:
-        times = TileTiming(context, goes_on, doing).run()
+        times, later = TileTiming(context, goes_on, doing).run(), "later starts use these times"
     else:
-        timing = DeviceTiming(context, goes_on, doing)
-        times, is_doubtful = timing.run(), timing.is_doubtful
-    if is_doubtful:
-        logger.info("some times of %s contradict each other: they are left out, and the next start times again", name)
-    else:
+        times, later = _timed(DeviceTiming(context, goes_on, doing), kept.cuts if kept else 0)
+    if later:
         keep_times(subject, times)
-        logger.info("timed %s in %.1f s: later starts use these times", name, perf_counter() - began)
+        logger.info("timed %s in %.1f s: %s", name, perf_counter() - began, later)
+    else:
+        logger.info("some times of %s contradict each other: they are left out, and the next start times again", name)
     return times
+
+
+def _timed(timing: DeviceTiming, cuts: int) -> tuple[Times, str]:
+    """Return the times of a device, and what later starts do with them; "": they are not to be kept.
+
+    cuts: earlier starts that the bound has ended. Raises RunnerError and Stopped.
+    """
+    times = timing.run()
+    if timing.is_doubtful:
+        return times, ""
+    if timing.is_cut and cuts + 1 < MOST_CUTS:
+        return replace(times, cuts=cuts + 1), "the next start goes on"
+    return replace(times, cuts=MOST_CUTS if timing.is_cut else 0), "later starts use these times"

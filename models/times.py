@@ -32,6 +32,7 @@ class Times:
     with logits, as of a draft. short_deep, chunk_deep: one token less than a chunk, and a chunk, behind `depth` tokens.
     step_idle, chunk_idle: beside `idle` cells of other prompts. save, restore: a run of `depth` tokens to host memory and
     back; save_few, restore_few: of `few` tokens. save_scattered: of `scattered` tokens, each in a stretch of its own.
+    cuts: starts that were timing the device when they had taken long enough.
     """
 
     chunk_tokens: int
@@ -53,6 +54,7 @@ class Times:
     idle: int = 0
     step_idle: float = 0.0
     chunk_idle: float = 0.0
+    cuts: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,8 +213,8 @@ def timed_costs(costs: Costs, times: Times) -> Costs:
     cells is told apart by the depth, and `apart_from_cells` is where a tile's cells take as long as one more batch.
     A copy of idle KV was made in idle time: to offload it costs its way back.
     """
-    if not times.chunk:
-        return costs
+    if not times.chunk:  # it takes no longer than its tokens one by one
+        return replace(costs, row_ns=1e9 * times.step, token_ns=1e9 * times.step)
     size = times.chunk_tokens
     token = max(times.double - times.chunk, 0.0) / size if times.double else times.chunk / size
     row = max(times.step_rows - times.step, 0.0) / (times.rows - 1) if times.rows else token

@@ -26,6 +26,7 @@ PATIENCE = 0.5  # s for each kind of work: a slow device does less of it
 TRIES, FEWEST_TRIES = 3, 2  # of each kind of work; the fastest counts
 TURNS, ENOUGH_TURNS = 5, 5.0  # of the times of a CPU's tiles; s: no further one begins
 SLOW = 2.0  # s for a chunk: from there on a device's other costs stay unknown, and a CPU's tiles as they are assumed
+MOST_CUTS = 3  # starts whose timing of a device may be ended by its bound: kernels that were compiled are loaded by the next
 BOUND = 30.0  # s for all work of a device: no kind of it begins that may last longer
 LONG = 2.0  # s: from then on the log has a line for each kind of work
 CHANGED = 5.0  # times as long, or as short: another speed than that of the kept times
@@ -140,6 +141,8 @@ class DeviceTiming(Timing):
     def __init__(self, context: Context, goes_on: GoesOn = lambda _: True, doing: str = "timing") -> None:
         super().__init__(context, goes_on, doing)
         self._name, self._began, self._longest = doing, perf_counter(), 0.0
+        self.is_cut = False
+        """Whether the bound has ended it."""
         self.is_doubtful = False
         """Whether some of the times contradicted each other: they are not worth keeping."""
 
@@ -151,11 +154,12 @@ class DeviceTiming(Timing):
             for number, (name, kind) in enumerate(kinds.items(), 1):
                 self._doing = f"{self._name}, {number} of {len(kinds)}: {name}"
                 if found.chunk > SLOW:
-                    raise OutOfTime
+                    break
                 is_long = perf_counter() - self._began > LONG
                 logger.log(logging.INFO if is_long else logging.DEBUG, "%s", self._doing)
                 found = replace(found, **kind(found))
         except OutOfTime:
+            self.is_cut = True
             logger.info("%s: it takes too long, and what was not timed is unknown", self._doing)
         finally:
             self._runner.clear()
@@ -194,7 +198,8 @@ class DeviceTiming(Timing):
     def _step(self, _: Times) -> dict[str, float]:
         return {"step": self._batch(1)}
 
-    def _one_chunk(self, _: Times) -> dict[str, float]:
+    def _one_chunk(self, times: Times) -> dict[str, float]:
+        self._check_time(times.step * self._chunk)  # as long as one by one, at worst
         return {"chunk": self._batch(self._chunk)}
 
     def _two_chunks(self, _: Times) -> dict[str, float]:

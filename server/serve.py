@@ -238,7 +238,7 @@ async def _load_anew(state: AppState, path: Path, server: Server) -> None:
     state.service = state.vectors = state.folder_index = None
     try:
         await loaded.close(f"{path.name} has changed: ask again", keeps_vocabulary=True)
-        again = await asyncio.to_thread(load.load_all, state.settings, path, lambda _, doing="": not server.should_exit)
+        again = await asyncio.to_thread(load.load_all, state.settings, path, lambda share, doing="": not server.should_exit)
         _start(state, path, server, again)
     except BaseException:
         if not server.should_exit:
@@ -254,7 +254,7 @@ def share_device(state: AppState, models: Models, first: load.Loaded, seconds: f
         server.should_exit = True
 
     def open_one(entry: ModelEntry) -> load.Loaded:
-        return load.load_all(entry.settings, entry.path, lambda _, doing="": not server.should_exit)
+        return load.load_all(entry.settings, entry.path, lambda share, doing="": not server.should_exit)
 
     def start_one(loaded: load.Loaded) -> None:
         assert loaded.service is not None

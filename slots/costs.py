@@ -77,9 +77,8 @@ class Costs:
             return self.background_step
         if profile.is_learnt:
             return max(profile.tokens_within(self.background_ns / 1e9, cached), 1)
-        if self.row_ns or self.pass_ns:
-            return max(int((self.background_ns - self.pass_ns) / max(self.token_ns, self.row_ns, 1.0)), 1)
-        return self.background_step
+        each = max(self.token_ns, self.row_ns) or math.inf  # of a device that was not timed, prompts of clients will tell
+        return max(int((self.background_ns - self.pass_ns) / each), 1)
 
     def pays_to_pad(self, size: int, seen: int, together: int) -> bool:
         """Return whether a batch of `size` tokens takes longer than a whole tile.

@@ -114,7 +114,7 @@ def wide(context, monkeypatch):
 
 
 def test_all_kinds_of_work_are_timed_and_the_pool_is_left_empty(context, times):
-    assert all(getattr(times, field.name) > 0 for field in fields(times))
+    assert all(getattr(times, field.name) > 0 for field in fields(times) if field.name != "cuts")
     assert (
         times.step < times.step_rows < times.chunk < times.double and times.few < times.depth < times.idle <= SMALL.num_cells
     )
@@ -211,7 +211,7 @@ def test_the_first_use_of_a_kernel_is_in_no_time(context, times, monkeypatch):
 
 @pytest.mark.parametrize("first", [0.5, 4.0, 12.0, 40.0])
 def test_the_timing_of_a_device_has_a_bound(card, first, folder, caplog, monkeypatch):
-    """What comes behind it is unknown, and no rule is decided by it; later starts do not try again."""
+    """What comes behind it is unknown, and no rule is decided by it; two later starts go on, and no more."""
     clock, told = Clock(monkeypatch, first=first), []
     with caplog.at_level(logging.INFO, "slotcache"):
         learn_costs(card, lambda doing: told.append(doing) is None)
@@ -225,15 +225,18 @@ def test_the_timing_of_a_device_has_a_bound(card, first, folder, caplog, monkeyp
     else:
         assert bool(times.chunk) == (first < 30) and not times.double
         assert not costs.pays_to_offload(10**9, 10**9), "idle KV stays"
-    monkeypatch.setattr(timing, "perf_counter", lambda: clock.now)
-    if first < 30:
-        begin = clock.now
+    assert times.cuts == (first > 0.5)
+    for _ in range(3):  # the kernels that were compiled by earlier starts take no time any more
         learn_costs(card)
-        assert card.times == times and clock.now - begin < 1
+    assert bool(card.times.idle) == (first < 10) and bool(card.times.rows) == (first < 30)
+    assert card.times.cuts == (3 if first > 10 else 0)
+    last = clock.now
+    learn_costs(card)
+    assert clock.now - last < 0.1
 
 
 def test_a_slow_device_is_timed_with_a_token_and_a_chunk(card, folder, monkeypatch):
-    clock = Clock(monkeypatch, slow=500.0)
+    clock = Clock(monkeypatch, slow=350.0)
     learn_costs(card)
     assert card.times.chunk > timing.SLOW and not card.times.double and clock.now < BOUND and list(folder.iterdir())
 
