@@ -18,7 +18,7 @@ import pytest
 from slotcache.models import llama
 from slotcache.models.demo.corpus import SUGGESTED
 from slotcache.models.hardware import used_features
-from slotcache.server import serve
+from slotcache.server import load, serve
 from slotcache.server.cli import main
 from slotcache.server.config.settings import SETTINGS, Settings
 from slotcache.server.engine import fit
@@ -26,7 +26,7 @@ from slotcache.server.serve import make_server
 from support.on_device import needs_cpu
 from support.processes import children, ended, watched
 
-from server.conftest import DEADLINE
+from server.conftest import DEADLINE, running
 
 ROOT = Path(__file__).parents[2]
 START = (
@@ -147,6 +147,20 @@ def test_a_server_that_is_told_to_end_while_it_loads_says_so_and_no_more(tiny, c
     asyncio.run(serve.run(server, host, tiny))
     assert host.service is None and not host.failure
     assert "stopped before the model was loaded" in caplog.messages
+
+
+def test_health_tells_what_a_start_waits_for(tiny, monkeypatch):
+    port, shown = int(free_port()), []
+
+    def learn(context, goes_on):
+        assert goes_on("timing Vulkan0, 2 of 9: a chunk")
+        shown.append(httpx.get(f"http://127.0.0.1:{port}/health", timeout=DEADLINE).json()["error"])
+
+    monkeypatch.setattr(load, "learn_costs", learn)
+    with running(tiny, port=port) as server:
+        assert server.http.get("/health").json() == {"status": "ok"}
+    assert shown[0]["message"] == "the model is loading: timing Vulkan0, 2 of 9: a chunk"
+    assert shown[0]["code"] == "loading_model"
 
 
 def test_a_server_that_cannot_start_what_it_has_loaded_ends_with_the_reason(tiny, monkeypatch):
