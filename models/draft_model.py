@@ -33,7 +33,7 @@ from .model import Model
 from .runner import Interrupt, Runner
 from .sampling import Sampler
 from .sampling_params import GREEDY
-from .timing import GoesOn as GoesOnTiming
+from .timing import MayGoOn
 
 logger = logging.getLogger("slotcache")
 
@@ -353,7 +353,7 @@ def open_draft_model(
     num_slots: int,
     beside: Interrupt,
     unit: float = 1.0,
-    goes_on: GoesOnTiming = lambda _: True,
+    goes_on: MayGoOn = lambda _: True,
 ) -> DraftModel:
     """Return the draft model of a served one; it owns `model`. settings, unit: as the served model's context has them.
 

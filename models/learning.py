@@ -13,12 +13,12 @@ from .errors import RunnerError
 from .hardware import Device, cpu_name, devices
 from .repacking import SMALLEST
 from .times import Subject, Times, identify, keep_times, kept_times, summarize, timed_costs, timed_tiles
-from .timing import FEW, MOST_CUTS, MOST_IDLE, DeviceTiming, GoesOn, Stopped, TileTiming, chunk_of
+from .timing import FEW, MOST_CUTS, MOST_IDLE, DeviceTiming, MayGoOn, Stopped, TileTiming, chunk_of
 
 logger = logging.getLogger("slotcache")
 
 
-def learn_costs(context: Context, goes_on: GoesOn = lambda _: True) -> None:
+def learn_costs(context: Context, goes_on: MayGoOn = lambda _: True) -> None:
     """Give a context the costs of its device, timed now unless their times are kept from an earlier start.
 
     Those of the CPU are known, but for the tiles of its attention: kernels for it differ by as much as six times. goes_on:
@@ -70,7 +70,7 @@ def subject_of(context: Context, device: Device | None) -> Subject:
     )
 
 
-def _times_of(context: Context, name: str, goes_on: GoesOn) -> Times:
+def _times_of(context: Context, name: str, goes_on: MayGoOn) -> Times:
     """Return the times that are kept, if they still hold, or measured ones. Raises RunnerError and Stopped."""
     device, doing = context.model.device, f"timing {name}"
     subject, began = subject_of(context, device), perf_counter()

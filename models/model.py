@@ -214,7 +214,7 @@ NO_KV = frozenset({  # architectures for which llama.cpp keeps no KV
 POOLINGS = {"none": 0, "mean": 1, "cls": 2, "last": 3, "rank": 4}
 
 
-class Progress(Protocol):
+class LoadProgress(Protocol):
     """Is told the share of the weights that is loaded, 0 to 1, or what else is done; returns False to give up."""
 
     def __call__(self, share: float, doing: str = "") -> bool: ...
@@ -226,7 +226,7 @@ class Model:
     gpu_layers: how many layers go to the GPU, the last ones first; ignored by a build without one. overrides: tensors that
     stand elsewhere. is_simulated: no memory is taken for the weights, nor for contexts: they can only be counted.
     with_heads: load its multi-token heads, too.
-    progress: as `Progress` has it. vocab_only: no weights, tokenising only.
+    progress: as `LoadProgress` has it. vocab_only: no weights, tokenising only.
     repack: let the CPU use weights in another layout (AMX, interleaved rows): faster prefill on some machines, but its
     kernels round differently with the size of the batch, so reuse is then not exact to the bit.
     may_unload: the weights may leave memory: see `Weights`. The vocabulary and all that is asked of a model at work stay.
@@ -236,7 +236,7 @@ class Model:
         self,
         path: Path,
         gpu_layers: int = ALL_LAYERS,
-        progress: Progress | None = None,
+        progress: LoadProgress | None = None,
         vocab_only: bool = False,
         repack: bool = False,
         *,

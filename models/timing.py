@@ -15,7 +15,7 @@ from .runner import ALL, Runner
 from .times import Times, without_contradictions
 
 logger = logging.getLogger("slotcache")
-GoesOn = Callable[[str], bool]
+MayGoOn = Callable[[str], bool]
 """Is told what is done now; returns whether to go on."""
 FEW = 16  # tokens of a short run
 ROWS = 4  # tokens of a batch with logits for each
@@ -48,7 +48,7 @@ def chunk_of(context: Context) -> int:
 class Timing:
     """Uses the pool of a context that nothing else uses, and leaves it empty. goes_on: asked before each batch."""
 
-    def __init__(self, context: Context, goes_on: GoesOn = lambda _: True, doing: str = "timing") -> None:
+    def __init__(self, context: Context, goes_on: MayGoOn = lambda _: True, doing: str = "timing") -> None:
         self._context, self._runner, self._chunk = context, Runner(context), chunk_of(context)
         self._goes_on, self._doing = goes_on, doing
 
@@ -138,7 +138,7 @@ class DeviceTiming(Timing):
     contradict each other.
     """
 
-    def __init__(self, context: Context, goes_on: GoesOn = lambda _: True, doing: str = "timing") -> None:
+    def __init__(self, context: Context, goes_on: MayGoOn = lambda _: True, doing: str = "timing") -> None:
         super().__init__(context, goes_on, doing)
         self._name, self._began, self._longest = doing, perf_counter(), 0.0
         self.is_cut = False
@@ -175,7 +175,7 @@ class DeviceTiming(Timing):
             return True
         finally:
             self._runner.clear()
-        return times.step / CHANGED <= step <= times.step * CHANGED
+        return not times.step or times.step / CHANGED <= step <= times.step * CHANGED
 
     def _kinds(self) -> Mapping[str, Callable[[Times], dict[str, float]]]:
         """Return the kinds of work. Each returns fields of the times, and finds the pool as the one before left it."""

@@ -26,13 +26,13 @@ from ..models.jinja import TemplateError
 from ..models.learning import learn_costs
 from ..models.libraries import hide_slower_card
 from ..models.lora import Adapters
-from ..models.model import ALL_LAYERS, Model, Progress
+from ..models.model import ALL_LAYERS, LoadProgress, Model
 from ..models.multi_token import open_head, why_unused
 from ..models.named_templates import DEFAULT_TEMPLATE, named_template, names
 from ..models.runner import Runner
 from ..models.sampling_params import recommended
 from ..models.template import ChatTemplate
-from ..models.timing import GoesOn
+from ..models.timing import MayGoOn
 from ..slots.disk import DiskTier
 from ..slots.drafts import Drafts
 from ..slots.eviction import EvictionPolicy
@@ -140,7 +140,7 @@ def _asked(settings: Settings) -> tuple[object, ...]:
 logger = logging.getLogger("slotcache")
 
 
-def load_all(settings: Settings, path: Path, progress: Progress | None = None) -> Loaded:
+def load_all(settings: Settings, path: Path, progress: LoadProgress | None = None) -> Loaded:
     """Load the served model and those beside it, and open the documents. progress: as in `Model`.
 
     Raises ModelError, FolderError and SettingsError.
@@ -195,12 +195,12 @@ def _tell_unused() -> None:
         logger.warning("%s is not loaded: %s", name, reason)
 
 
-def load(settings: Settings, path: Path, progress: Progress | None = None) -> Service:
+def load(settings: Settings, path: Path, progress: LoadProgress | None = None) -> Service:
     """Load a model and make everything around it, the engine not yet started. Raises ModelError and FolderError."""
     return _service_of(*_open(settings, path, progress), progress)
 
 
-def _open(settings: Settings, path: Path, progress: Progress | None = None) -> tuple[Settings, Model, Decision | None]:
+def _open(settings: Settings, path: Path, progress: LoadProgress | None = None) -> tuple[Settings, Model, Decision | None]:
     """Return the settings that fit, the model loaded with them, and why they fit."""
     return_large_blocks()
     gate.check()
@@ -226,7 +226,7 @@ def _open(settings: Settings, path: Path, progress: Progress | None = None) -> t
     return settings, model, decision
 
 
-def _service_of(settings: Settings, model: Model, decision: Decision | None, progress: Progress | None) -> Service:
+def _service_of(settings: Settings, model: Model, decision: Decision | None, progress: LoadProgress | None) -> Service:
     """Make everything around a model. Where that fails nothing stays of it: a later try needs its memory and its folders."""
     with ExitStack() as made:
         made.callback(model.close)
@@ -235,7 +235,7 @@ def _service_of(settings: Settings, model: Model, decision: Decision | None, pro
         return service
 
 
-def _serve(settings: Settings, model: Model, decision: Decision | None, made: ExitStack, goes_on: GoesOn) -> Service:
+def _serve(settings: Settings, model: Model, decision: Decision | None, made: ExitStack, goes_on: MayGoOn) -> Service:
     """made: gets what frees each part. goes_on: as in `learn_costs`."""
     template = open_template(settings, model)
     files = adapter_files(settings)
@@ -352,7 +352,7 @@ SPEC_TYPES = (  # of llama-server
 )
 
 
-def _draft_model(settings: Settings, served: Context, runner: Runner, goes_on: GoesOn) -> DraftModel | None:
+def _draft_model(settings: Settings, served: Context, runner: Runner, goes_on: MayGoOn) -> DraftModel | None:
     """Load the draft model, if there is one and the served model can have drafts. Raises ModelError and SettingsError."""
     for kind in listed(settings.spec_type):
         if kind not in SPEC_TYPES:

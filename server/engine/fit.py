@@ -12,7 +12,7 @@ from pathlib import Path
 from ...models.context import Context, ContextSettings, Use, breakdown, num_sequences
 from ...models.errors import ModelError, NotCounted
 from ...models.hardware import HOST, devices, fast_cores, free_memory
-from ...models.model import EXPERTS, Model, Override, Progress, experts_on_host, parse_overrides
+from ...models.model import EXPERTS, LoadProgress, Model, Override, experts_on_host, parse_overrides
 from ...models.multi_token import head_settings, why_unused
 from ...models.repacking import is_faster_repacked, kept_layout
 from ..config.settings import Settings
@@ -284,7 +284,7 @@ MOST_COUNTED = 1 << 20
 """Cells of a context that is counted. Each cell takes time and memory even so; the use of more cells lies on a line."""
 
 
-def open_model(settings: Settings, path: Path, progress: Progress | None = None, *, is_simulated: bool = False) -> Model:
+def open_model(settings: Settings, path: Path, progress: LoadProgress | None = None, *, is_simulated: bool = False) -> Model:
     """Load the served model. progress: as in `Model`. Raises ModelError."""
     every = (Override(EXPERTS, HOST),) if settings.cpu_moe else ()
     return Model(
@@ -529,7 +529,7 @@ class Fitting:
 # ---- `--repack auto`: the layout of weights that the CPU computes. ------------------------------------------------------
 
 
-def with_layout(settings: Settings, path: Path, progress: Progress | None = None) -> Settings:
+def with_layout(settings: Settings, path: Path, progress: LoadProgress | None = None) -> Settings:
     """Return the settings with the layout that is faster, where no promise of exact bits and no GPU is in the way.
 
     With --cache-dir that of the first start, so that its KV is found. progress: as in `Model`.

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 import tomllib
+from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 
@@ -26,7 +27,7 @@ from slotcache.server.serve import make_server
 from support.on_device import needs_cpu
 from support.processes import children, ended, watched
 
-from server.conftest import DEADLINE, running
+from server.conftest import DEADLINE, running, until
 
 ROOT = Path(__file__).parents[2]
 START = (
@@ -152,13 +153,21 @@ def test_a_server_that_is_told_to_end_while_it_loads_says_so_and_no_more(tiny, c
 def test_health_tells_what_a_start_waits_for(tiny, monkeypatch):
     port, shown = int(free_port()), []
 
+    def health():
+        return httpx.get(f"http://127.0.0.1:{port}/health", timeout=DEADLINE).json()
+
+    def listens():
+        with suppress(httpx.ConnectError):
+            shown.append(health()["error"])
+        return shown
+
     def learn(context, goes_on):
         assert goes_on("timing Vulkan0, 2 of 9: a chunk")
-        shown.append(httpx.get(f"http://127.0.0.1:{port}/health", timeout=DEADLINE).json()["error"])
+        until(listens)  # the model is loaded while the port opens
 
     monkeypatch.setattr(load, "learn_costs", learn)
-    with running(tiny, port=port) as server:
-        assert server.http.get("/health").json() == {"status": "ok"}
+    with running(tiny, port=port):
+        assert health() == {"status": "ok"}
     assert shown[0]["message"] == "the model is loading: timing Vulkan0, 2 of 9: a chunk"
     assert shown[0]["code"] == "loading_model"
 
