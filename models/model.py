@@ -461,6 +461,11 @@ class Model:
         pieces = (self.piece(token) or (self.spelling(token) if special else b"") for token in tokens.tolist())
         return b"".join(pieces).decode("utf-8", "replace")
 
+    def prompt_text(self, tokens: np.ndarray) -> str:
+        """Return the text that the tokenizer makes tokens (int32) of: control tokens spelt, added spaces left out."""
+        texts = ((self.detokenize(run, special=True), spaced) for run, spaced in self.tokenizer.texts(tokens))
+        return "".join(text.removeprefix(" ") if spaced else text for text, spaced in texts)
+
     def spells(self, tokens: np.ndarray, text: str, piece: Callable[[int], bytes] | None = None) -> bool:
         """Whether tokens (int32) spell exactly the bytes of `text` and each of them has some. piece: gives those of one."""
         pieces = [(piece or self.piece)(token) for token in tokens.tolist()]

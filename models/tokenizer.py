@@ -166,6 +166,7 @@ class Tokenizer:
         self.longest = max(max(-llama.llama_token_to_piece(vocab, token, b"", 0, 0, True) for token in range(size)), 1)
         """Bytes that one token can spell."""
         specials = {token: self._spelling(token) for token in range(size) if kinds[token] & SPECIAL}
+        self._specials = np.array(list(specials), np.int32)
         self._strips = frozenset(word for token, word in specials.items() if kinds[token] & STRIPS)
         self.controls = Spellings([word for token, word in specials.items() if kinds[token] & CONTROL])
         """Spellings of control tokens, which are only text without `special`."""
@@ -210,6 +211,15 @@ class Tokenizer:
                 yield from self._parts(text[cut:start])
                 cut = start
         yield from self._parts(text[cut:])
+
+    def texts(self, tokens: np.ndarray) -> Iterator[tuple[np.ndarray, bool]]:
+        """Cut tokens (int32) into texts and special tokens, in order; true: `__call__` put a space in front of this text.
+
+        It does so at the start and behind special tokens, in the vocabularies whose texts get one.
+        """
+        marks = np.flatnonzero(np.isin(tokens, self._specials)) if len(self._guard) else np.empty(0, np.int64)
+        for run in np.split(tokens, np.union1d(marks, marks + 1)):
+            yield run, bool(len(self._guard)) and not np.isin(run[:1], self._specials).any()
 
     def _parts(self, text: str) -> Iterator[str]:
         for run in self._runs(text):

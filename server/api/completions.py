@@ -351,4 +351,4 @@ def _encode_prompt(service: Service, tokens: np.ndarray) -> bytes:
     """Encode a prompt as the text that `/completion` makes the same tokens of: it puts BOS in front by itself."""
     begin = service.model.tokenizer.begin
     shown = tokens[len(begin) :] if np.array_equal(tokens[: len(begin)], begin) else tokens
-    return encode({"prompt": service.model.detokenize(shown, special=True), "n_tokens": len(tokens)})
+    return encode({"prompt": service.model.prompt_text(shown), "n_tokens": len(tokens)})

@@ -221,3 +221,11 @@ def test_a_long_run_is_cut_at_the_end_of_a_word(lined: Model) -> None:
 
 def test_the_longest_token_bounds_how_few_a_text_can_be(spaced: Model, lined: Model) -> None:
     assert (spaced.tokenizer.longest, lined.tokenizer.longest) == (7, 7)
+
+
+@pytest.mark.parametrize(
+    "text", ["ab", " ab", "  ab", "", "<|end|>", "a<|end|>ab", "<|end|> ab<|end|><|end|>\n", "c<|end|>  "]
+)
+def test_the_text_of_a_prompt_has_no_space_that_the_vocabulary_adds(spaced, lined, text):
+    for model in (spaced, lined):
+        assert model.prompt_text(model.tokenizer(text, special=True, begin=True)[len(model.tokenizer.begin) :]) == text
