@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from time import monotonic
 
 from ..slots.tier import written_aside
 from . import cards
 from .cards import BUILDS, CARD_BUILDS
+from .model_files import stamp
 from .trial import command, failure
 
+logger = logging.getLogger("slotcache")
 FOLDER = Path(os.environ.get("SLOTCACHE_BUILDS") or Path(sys.prefix, "llama.cpp"))
 """Where `make serve` and `slotcache install` put them, one beside the other. SLOTCACHE_BUILDS: another place, for tests."""
 PACKAGES = {"cpu": "linux-x64", "vulkan": "linux-x64-vulkan", "cuda": "linux-x64-cuda", "cuda12": "linux-x64"}
 BACKEND_OF_CUDA12 = "linux-x64-cuda-ext/bins/linux-x64-cuda/fallback/libggml-cuda.so"
 
 PATIENCE = 300  # s for the trial on a card: its kernels are compiled at their first use
+TOLD_EVERY = 15  # s
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,17 +71,49 @@ def finish(build: str) -> None:
         link.symlink_to(Path("../../..", BACKEND_OF_CUDA12))
 
 
-def failure_on_card(build: str) -> str:
-    """Return why a build computes on no card of this machine; "" if one passes a trial, now or at an earlier start.
-
-    What it passed with is kept with the cards and their drivers.
-    """
-    folder, root = library_folder(build), cards.root_folder()
+def failure_on_card(build: str, *, again: bool = False) -> str:
+    """Return why a build computes on no card of this machine, as `library_failure_on_card`."""
+    folder = library_folder(build)
     if not folder.is_dir():
         return f"{folder} is missing"
-    library = next(folder.glob("libllama.*so"), folder)
+    return library_failure_on_card(next(folder.glob("libllama.*so"), folder), again=again)
+
+
+def library_failure_on_card(library: Path, *, again: bool = False, goes_on: Callable[[], bool] = lambda: True) -> str:
+    """Return why a library computes on no card of this machine; "" if it passes a trial there, now or at an earlier start.
+
+    The result is kept with the cards and their drivers, whichever it is, since a trial may take PATIENCE. again, goes_on: as
+    in `trial.failure`.
+    """
+    root, folder = cards.root_folder(), library if library.is_dir() else library.parent
     runtimes = [cards.runtime(version, root) for version, _ in cards.RUNTIMES.values()]
-    environment = os.environ | {"SLOTCACHE_LLAMA": str(folder)}
-    depends = cards.drivers(root), runtimes
-    child = command("models.gate", "card")
-    return failure(library, "on-card", child, env=environment, also=depends, patience=PATIENCE)
+    plugin = Path(os.environ.get("GGML_BACKEND_PATH") or os.devnull)
+    also = cards.drivers(root), runtimes, stamp(plugin) if plugin.is_file() else None
+    # ggml's own backtrace would stand behind the reason.
+    environment = os.environ | {"SLOTCACHE_LLAMA": str(folder), "GGML_NO_BACKTRACE": "1"}
+    return failure(
+        library,
+        "on-card",
+        command("models.gate", "card"),
+        env=environment,
+        also=also,
+        patience=PATIENCE,
+        keeps=True,
+        again=again,
+        goes_on=TrialProgress(folder, goes_on),
+    )
+
+
+class TrialProgress:
+    """Asked while a trial runs: whether it goes on. It tells the log that it does, at first and from time to time."""
+
+    def __init__(self, folder: Path, goes_on: Callable[[], bool]) -> None:
+        self._folder, self._goes_on = folder, goes_on
+        self._began, self._due = monotonic(), 0.0
+
+    def __call__(self) -> bool:
+        if (seconds := monotonic() - self._began) >= self._due:
+            self._due += TOLD_EVERY
+            line = "trying the llama.cpp of %s on the card, once for this driver: %.0f s so far, %d at most"
+            logger.info(line, self._folder, seconds, PATIENCE)
+        return self._goes_on()

@@ -227,30 +227,42 @@ def _asked(root: Path) -> list[str]:
 def _drm(root: Path) -> Iterator[Card]:
     """Yield the cards that Linux has a node to compute with for."""
     for node in sorted(root.glob("dev/dri/renderD*")):
-        device = root / "sys/class/drm" / node.name / "device"
         with suppress(OSError):
-            driver = Path(os.readlink(device / "driver")).name
+            driver = Path(os.readlink(root / "sys/class/drm" / node.name / "device/driver")).name
             if maker := DRM.get(driver):
-                number = (device / "device").read_text().strip() if (device / "device").is_file() else ""
-                barred = "" if os.access(node, os.R_OK | os.W_OK) else f"add yourself to the group render, to open {node}"
-                yield Card(maker, f"{maker} card {number}".rstrip(), driver, barred=barred)
+                barred = "" if _is_open(node) else f"add yourself to the group render, to open {node}"
+                yield Card(maker, f"{maker} card {_device_number(root, node)}".rstrip(), driver, barred=barred)
 
 
+def _device_number(root: Path, node: Path) -> str:
+    """Return the maker's number of the card behind a node; "" where Linux has none."""
+    with suppress(OSError):
+        return (root / "sys/class/drm" / node.name / "device/device").read_text().strip()
+    return ""
+
+
+def _is_open(node: Path) -> bool:
+    """Whether this user may use the card behind a node."""
+    return os.access(node, os.R_OK | os.W_OK)
+
+
+NO_CARD = "SLOTCACHE_NO_CARD"  # a variable: with any value, no card computes
 VISIBLE = (
-    "GGML_VK_VISIBLE_DEVICES",
-    "CUDA_VISIBLE_DEVICES",
-    "VK_ICD_FILENAMES",
-    "VK_DRIVER_FILES",
-    "VK_LOADER_DRIVERS_SELECT",
+    *(NO_CARD, "GGML_VK_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"),
+    *("ONEAPI_DEVICE_SELECTOR", "VK_ICD_FILENAMES", "VK_DRIVER_FILES", "VK_LOADER_DRIVERS_SELECT"),
 )
 
 
 def drivers(root: Path) -> tuple[object, ...]:
-    """Return what changes with the cards, their drivers, and those that the environment lets a process see. Fast."""
+    """Return what changes with the cards, their drivers, and those that this user and the environment let a process see.
+
+    Fast: no driver is asked.
+    """
     with_version = [file.read_text() for file in root.glob("proc/driver/nvidia/version")]
-    nodes = sorted(node.name for node in root.glob("dev/dri/renderD*"))
+    models = [_model(file) for file in sorted(root.glob("proc/driver/nvidia/gpus/*/information"))]
+    nodes = [(node.name, _device_number(root, node), _is_open(node)) for node in sorted(root.glob("dev/dri/renderD*"))]
     manifests = sorted((file.name, file.stat().st_mtime_ns) for file in root.glob("usr/share/vulkan/icd.d/*.json"))
-    return with_version, nodes, manifests, [os.environ.get(name) for name in VISIBLE]
+    return with_version, models, nodes, manifests, [os.environ.get(name) for name in VISIBLE]
 
 
 def has_builds() -> bool:

@@ -8,24 +8,27 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import logging
+import os
 import sys
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
 import numpy as np
 
 from ..slots.plan import Drop, HostCopy, Restore, Save, Span
-from . import cards, llama
+from . import builds, cards, llama
 from .context import Context, ContextSettings
 from .demo import FILE
 from .errors import ModelError, RunnerError
-from .hardware import devices, load_backends, unloaded_backends
+from .hardware import FAILED, HIDDEN, devices, hide_cards, load_backends, unloaded_backends
 from .model import ALL_LAYERS, Model
 from .model_files import digest
 from .runner import Runner
 from .sampling import Sampler
 from .sampling_params import Sampling
-from .trial import PASSED, command, failure, instructions
+from .trial import COMPLAINS, PASSED, command, failure, instructions
 
 PROMPT = "<|im_start|>user\nWhich river does Tarnwick lie on?<|im_end|>\n<|im_start|>assistant\n"
 ROUNDING = 0.02  # of the range of the logits: how far a card's kernels for few rows and for many may be apart
@@ -53,13 +56,44 @@ def files_in_use() -> list[Path]:
 
 @cache
 def check() -> None:
-    """Raise ModelError unless this library passes the trial, or has passed it at an earlier start."""
-    if reason := failure(llama.LIBRARY.path, "computes", command("models.gate")):
+    """Raise ModelError unless this library passes the trial on the CPU, or has passed it at an earlier start.
+
+    The child leaves all cards alone: one that fails is not the library's fault.
+    """
+    environment = os.environ | HIDDEN | {llama.VARIABLES[0]: str(llama.LIBRARY.path.parent)}
+    if reason := failure(llama.LIBRARY.path, "computes", command("models.gate"), env=environment):
         raise ModelError(str(llama.LIBRARY.refused(f"fails a trial with a small model: {reason}")))
+
+
+def leave_failing_card(gpu_layers: int, goes_on: Callable[[], bool] = lambda: True) -> None:
+    """Let no card compute in this process where this library fails the trial on what it has found.
+
+    gpu_layers: as -ngl gives them. goes_on: asked ten times a second; once it says no, the trial ends.
+    Raises ModelError where layers on a card are asked for by their number.
+    """
+    found = [str(device) for device in devices() if device.is_gpu]
+    if not found or not (reason := builds.library_failure_on_card(llama.LIBRARY.path, goes_on=goes_on)):
+        return
+    why = f"{', '.join(found)} is not used: it fails a trial with a small model: {reason}"
+    if gpu_layers not in (ALL_LAYERS, 0):
+        asked = "all" if gpu_layers < 0 else gpu_layers
+        raise ModelError(f"-ngl {asked}: {why}; without -ngl the CPU computes")
+    hide_cards(FAILED, why)
+
+
+class Complaints(logging.Handler):
+    """Prints llama.cpp's errors as they come: one that ends the process leaves no later time for it."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        line = record.getMessage()
+        if llama.COMPLAINTS and llama.COMPLAINTS[-1] == line:
+            print(f"{COMPLAINS}{line}", file=sys.stderr, flush=True)
 
 
 def main(where: str = "CPU") -> None:
     """Print that this process's library passes the trial, or exit with what is wrong, in one line. where: CPU or card."""
+    llama.logger.addHandler(Complaints())
+    llama.logger.setLevel(logging.DEBUG)
     try:
         result = trial() if where == "CPU" else trial_on_card()
     except (ModelError, RunnerError) as error:

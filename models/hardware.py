@@ -95,6 +95,8 @@ def cpu_name() -> str:
 # ---- The devices that ggml was built for and found, with their memory. --------------------------------------------------
 
 KINDS = ("CPU", "GPU", "integrated GPU", "accelerator", "meta")
+INTEGRATED = "integrated GPU"  # its memory is the host's
+GPUS = ("GPU", INTEGRATED)  # llama.cpp takes the first kind before the second
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +111,10 @@ class Device:
 
     @property
     def is_gpu(self) -> bool:
-        return self.kind in ("GPU", "integrated GPU")
+        return self.kind in GPUS
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.description})"
 
 
 @cache
@@ -125,13 +130,18 @@ def load_backends() -> None:
 
 
 def devices() -> list[Device]:
-    """Every device of this build, GPUs first."""
-    return sorted(map(_device, _handles()), key=lambda device: not device.is_gpu)
+    """Every device of this build that may compute, GPUs first, and of these the integrated ones last."""
+    return sorted(map(_device, _handles()), key=lambda device: (*GPUS, device.kind).index(device.kind))
 
 
 def _handles() -> list[llama.ggml_backend_dev_t]:
     load_backends()
-    return [llama.ggml_backend_dev_get(index) for index in range(llama.ggml_backend_dev_count())]
+    found = [llama.ggml_backend_dev_get(index) for index in range(llama.ggml_backend_dev_count())]
+    return [handle for handle in found if not (is_without_card() and _kind(handle) in GPUS)]
+
+
+def _kind(handle: llama.ggml_backend_dev_t) -> str:
+    return KINDS[llama.ggml_backend_dev_type(handle)]
 
 
 def _device(handle: llama.ggml_backend_dev_t) -> Device:
@@ -140,7 +150,7 @@ def _device(handle: llama.ggml_backend_dev_t) -> Device:
     return Device(
         name=llama.ggml_backend_dev_name(handle).decode(),
         description=llama.ggml_backend_dev_description(handle).decode("utf-8", "replace"),
-        kind=KINDS[llama.ggml_backend_dev_type(handle)],
+        kind=_kind(handle),
         free=free[0],
         total=total[0],
     )
@@ -159,6 +169,31 @@ def supports_offload() -> bool:
 
 # ---- Cards that are left unused -----------------------------------------------------------------------------------------
 
+HIDDEN = {"GGML_VK_VISIBLE_DEVICES": "", "CUDA_VISIBLE_DEVICES": "", cards.NO_CARD: "1"}
+"""The environment of a process that leaves all cards alone. CUDA and Vulkan find none with it, if it is set before they are
+loaded. What is found nonetheless is no device of `devices`, and no model is loaded with it."""
+FAILED = "trial"  # in `llama.PASSED_OVER`: the device that was found, and fails its trial
+
+
+def is_without_card() -> bool:
+    """Whether no card may compute in this process."""
+    return bool(os.environ.get(cards.NO_CARD))
+
+
+def hide_cards(name: str, why: str) -> None:
+    """Let no card compute from here on, in this process and in those that it starts. name, why: for `llama.PASSED_OVER`."""
+    os.environ.update(HIDDEN, **{llama.VARIABLES[0]: str(llama.LIBRARY.path.parent)})  # its children have this library, too
+    llama.PASSED_OVER[name] = why
+    unused_card.cache_clear()
+
+
+def no_devices() -> ctypes.Array[ctypes.c_void_p] | None:
+    """Return llama.cpp's list of a model's devices where no card may compute: an empty one; None: it takes what it finds.
+
+    Without layers on a card alone, llama.cpp would compute large batches there.
+    """
+    return (ctypes.c_void_p * 1)() if is_without_card() else None
+
 
 @cache
 def unloaded_backends() -> dict[str, str]:
@@ -174,11 +209,18 @@ def unloaded_backends() -> dict[str, str]:
 def unused_card() -> str:
     """Return the card of this machine that computes nothing, why, and the remedy; "" if there is none, or one computes."""
     root = cards.root_folder()
-    if any(device.is_gpu for device in devices()) or not (found := cards.find_cards(root)):
+    if any(device.is_gpu for device in devices()):
         return ""
+    if is_without_card() and not llama.PASSED_OVER:
+        return f"{cards.NO_CARD} is set: no card computes"
+    found, failed = cards.find_cards(root), llama.PASSED_OVER.get(FAILED, "")
+    if not found:
+        return failed
     choice = cards.choose(found, cards.find_libraries(root))
     if choice.builds[0] == "cpu":
-        return choice.line
+        return failed or choice.line
+    if failed:
+        return f"{failed}; {_remedy(choice.builds[0], ())}"
     card = next(card for card in found if not card.barred)
     reasons = dict(builds.installed_builds().passed_over) | llama.PASSED_OVER | unloaded_backends()
     why = "; ".join(f"{name}: {reason}" for name, reason in reasons.items()) or f"{llama.LIBRARY} is a build for the CPU"

@@ -19,7 +19,7 @@ from . import gate, llama
 from .builds import installed_builds
 from .cards import CARD_BUILDS, drivers, root_folder
 from .context import Context, ContextSettings
-from .hardware import load_backends
+from .hardware import HIDDEN, hide_cards, load_backends
 from .llama import VARIABLES, Library
 from .model import ALL_LAYERS, Model
 from .model_files import cache_folder, files_of, keep, stamp
@@ -71,8 +71,6 @@ def compare(model: Path, threads: int, gpu_layers: int, tell: Callable[[str], No
     return speeds
 
 
-HIDDEN = {"GGML_VK_VISIBLE_DEVICES": "", "CUDA_VISIBLE_DEVICES": ""}
-"""The environment of a process that is to find no card."""
 MORE = 5.0  # s that the CPU has beyond what the card took, its kernels' compilation included
 
 
@@ -94,10 +92,7 @@ def hide_slower_card(model: Path, threads: int) -> None:
             keep(kept, json.dumps(turns))
     card, cpu = turns
     if cpu and card and cpu < card:
-        os.environ.update(HIDDEN, **{VARIABLES[0]: str(llama.LIBRARY.path.parent)})  # its children have this library, too
-        llama.PASSED_OVER["auto"] = (
-            f"the CPU computes {model.name} faster, a prompt and its answer in {cpu:.2f} s, not {card:.2f}"
-        )
+        hide_cards("auto", f"the CPU computes {model.name} faster, a prompt and its answer in {cpu:.2f} s, not {card:.2f}")
 
 
 def _kept_turns(kept: Path) -> tuple[float, float] | None:

@@ -14,7 +14,7 @@ import numpy as np
 
 from . import llama
 from .errors import ModelError
-from .hardware import HOST, Device, buffer_types, devices, load_backends
+from .hardware import HOST, Device, buffer_types, devices, load_backends, no_devices
 from .heap import return_freed_memory
 from .model_files import KnownFiles, files_of
 from .tokenizer import Tokenizer
@@ -223,9 +223,9 @@ class LoadProgress(Protocol):
 class Model:
     """Weights and vocabulary. Everything but loading is safe from several threads.
 
-    gpu_layers: how many layers go to the GPU, the last ones first; ignored by a build without one. overrides: tensors that
-    stand elsewhere. is_simulated: no memory is taken for the weights, nor for contexts: they can only be counted.
-    with_heads: load its multi-token heads, too.
+    gpu_layers: how many layers go to the GPU, the last ones first; ignored by a build without one, and where no card may
+    compute. overrides: tensors that stand elsewhere. is_simulated: no memory is taken for the weights, nor for contexts:
+    they can only be counted. with_heads: load its multi-token heads, too.
     progress: as `LoadProgress` has it. vocab_only: no weights, tokenising only.
     repack: let the CPU use weights in another layout (AMX, interleaved rows): faster prefill on some machines, but its
     kernels round differently with the size of the batch, so reuse is then not exact to the bit.
@@ -251,6 +251,8 @@ class Model:
         params = llama.llama_model_default_params()
         params.n_gpu_layers, params.vocab_only, params.use_extra_bufts = gpu_layers, vocab_only, repack
         params.load_mtp = with_heads
+        self._no_devices = no_devices()
+        params.devices = ctypes.addressof(self._no_devices) if self._no_devices else None
         self.overrides, self._overrides = overrides, as_array(overrides)
         params.tensor_buft_overrides = ctypes.addressof(self._overrides) if self._overrides else None
         if is_simulated:

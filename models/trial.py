@@ -10,7 +10,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from ..slots.child import run_child
@@ -18,6 +18,11 @@ from .model_files import cache_folder, keep, stamp
 
 PATIENCE = 60  # s
 PASSED = "passed"  # what a trial prints, behind whatever the library prints
+FAILED = "failed: "  # in front of a reason that is kept
+LONGEST = 1000  # characters of a reason
+COMPLAINS = "llama.cpp: "  # in front of an error that llama.cpp logs during a trial
+CRASHES = ("SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGSEGV", "SIGTRAP")
+"""Signals that a process brings about itself. By others it is ended: by ctrl-C, or where the system lacks memory."""
 CPU_INFO = Path("/proc/cpuinfo")
 INSTRUCTIONS = re.compile(r"sse|ssse|avx|amx|fma|f16c|bmi|abm|adx|movbe|popcnt|gfni|vaes|vpclmul|sha_")  # of x86's flags
 DOOR = Path(__file__).with_name("llama.py")  # what calls a library
@@ -57,31 +62,71 @@ def failure(
     env: Mapping[str, str] | None = None,
     also: object = None,
     patience: float = 0,
+    keeps: bool = False,
+    again: bool = False,
+    goes_on: Callable[[], bool] | None = None,
 ) -> str:
     """Return why a library fails a trial; "" if it passes, now or at an earlier start with these files on this CPU.
 
     env: of the child, this process's by default. also: what else the result depends on, with a repr of its own. patience:
-    in seconds, PATIENCE by default.
+    in seconds, PATIENCE by default. keeps: a failure is kept, too, and names the file to remove. again: a failure that
+    is kept does not count. goes_on: as in `run_child`.
     """
-    patience = patience or PATIENCE
     kept = cache_folder() / "libraries" / f"{name}-{_key(library, also)}"
-    with contextlib.suppress(OSError):
-        if kept.read_bytes() == PASSED.encode():
-            return ""
+    known = _read(kept)
+    if known is not None and not (known and again):
+        return known
+    reason, is_own = _tried(command, env, patience or PATIENCE, goes_on)
+    if reason and not (keeps and is_own):
+        return reason
     try:
-        done = run_child(command, timeout=patience, env=env)
+        keep(kept, f"{FAILED}{reason}" if reason else PASSED)
+    except OSError:  # without a cache directory, it is tried at every start
+        return reason
+    return _told(reason, kept)
+
+
+def _read(kept: Path) -> str | None:
+    """Return why a library failed, "" if it passed; None: no result is kept, or it was spoilt."""
+    with contextlib.suppress(OSError, ValueError):
+        text = kept.read_bytes().decode()
+        if text == PASSED:
+            return ""
+        if text.startswith(FAILED):
+            return _told(text.removeprefix(FAILED), kept)
+    return None
+
+
+def _told(reason: str, kept: Path) -> str:
+    return f"{reason} (kept in {kept}: remove it to try again)" if reason else ""
+
+
+def _tried(
+    command: Sequence[str], env: Mapping[str, str] | None, patience: float, goes_on: Callable[[], bool] | None
+) -> tuple[str, bool]:
+    """Return why a trial fails, "" if it passes, and whether that is the library's own doing: nobody else ended it."""
+    try:
+        done = run_child(command, timeout=patience, env=env, goes_on=goes_on)
     except subprocess.TimeoutExpired:
-        return f"did not end within {patience:g} s"
+        if goes_on is not None and not goes_on():
+            return "was not tried to its end", False
+        return f"did not end within {patience:g} s", True
     except OSError as error:
-        return f"could not be tried: {error}"
-    if done.returncode < 0:
-        return f"ended the process: {signal.strsignal(-done.returncode)}"
+        return f"could not be tried: {error}", False
     said = (done.stderr if done.returncode else done.stdout).decode("utf-8", "replace").splitlines()
+    if done.returncode < 0:
+        parts = ("ended the process", signal.strsignal(-done.returncode), _last_words(said))
+        return ": ".join(filter(None, parts)), -done.returncode in (getattr(signal, name, 0) for name in CRASHES)
     if done.returncode or PASSED not in said:
-        return said[-1] if said else "ended the process without a word"
-    with contextlib.suppress(OSError):  # without a cache directory, it is tried at every start
-        keep(kept, PASSED)
-    return ""
+        return said[-1][:LONGEST] if said else "ended the process without a word", True
+    return "", True
+
+
+def _last_words(said: Sequence[str]) -> str:
+    """Return what a process said before it crashed: llama.cpp's last error without the lines that continue it, if any."""
+    errors = [line.removeprefix(COMPLAINS) for line in said if line.startswith(COMPLAINS)]
+    words = [line for line in errors if not line[:1].isspace()] or [line for line in said if line.strip()]
+    return words[-1].strip()[:LONGEST] if words else ""
 
 
 def _key(library: Path, also: object = None) -> str:

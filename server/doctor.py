@@ -31,7 +31,7 @@ def doctor(settings: Settings, times: bool = False) -> int:
     times: whether to time the libraries of llama.cpp, too.
     """
     try:
-        _print_library()
+        _print_library(settings)
         _print_devices(settings)
         if settings.model:
             _print_fit(settings)
@@ -43,14 +43,20 @@ def doctor(settings: Settings, times: bool = False) -> int:
     return 0
 
 
-def _print_library() -> None:
-    """Print the library of llama.cpp, the parts of it in use, and what of the CPU it leaves unused. Raises ModelError."""
+def _print_library(settings: Settings) -> None:
+    """Print the library of llama.cpp, the parts of it in use, and what of the CPU it leaves unused. Raises ModelError.
+
+    A card that it finds is tried, as at a start with these settings.
+    """
     print(f"{llama.LIBRARY}: llama.cpp {llama.llama_version().decode()}, {llama.LIBRARY.path}")
     gate.check()
     used = used_features()
     print(f"  in use: {', '.join(path.name for path in gate.files_in_use())}")
     print(f"  made for: {', '.join(used)}")
     print("  tried: a small model's KV comes back as it was saved")
+    gate.leave_failing_card(settings.gpu_layers)
+    if on := [str(device) for device in devices() if device.is_gpu]:
+        print(f"  tried on {', '.join(on)}: it computes there, too")
     if unused := unused_features(used):
         print(f"  faster: a build that uses {', '.join(unused)} of this CPU, as make native compiles it")
 

@@ -91,7 +91,7 @@ def _take(build: str, is_asked: bool) -> None:
     if is_asked and build in cards.RUNTIMES and not cards.runtime(cards.RUNTIMES[build][0], cards.root_folder()):
         _fetch_runtime(build)
     print(f"trying {build}: a card's kernels are compiled at their first use", flush=True)
-    if reason := builds.failure_on_card(build):
+    if reason := builds.failure_on_card(build, again=True):
         raise InstallError(reason)
     try:
         fetch("cpu")  # where the card is gone at a later start

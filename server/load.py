@@ -206,6 +206,7 @@ def _open(settings: Settings, path: Path, progress: LoadProgress | None = None) 
     gate.check()
     if settings.gpu_layers == ALL_LAYERS:  # not given
         hide_slower_card(path, settings.threads or fast_cores())
+    gate.leave_failing_card(settings.gpu_layers, (lambda: progress(0.0)) if progress else (lambda: True))
     _tell_unused()
     index = settings.docs_db if settings.docs else ""
     folders = {"--cache-dir": settings.cache_dir, "--slot-save-path": settings.slot_save_path, "--docs-db": index}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import subprocess
@@ -10,8 +11,11 @@ import weakref
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from subprocess import DEVNULL, PIPE
+from time import monotonic
 from types import FrameType
 from typing import BinaryIO
+
+LOOK = 0.1  # s between looks at whether to go on
 
 
 def start_child(
@@ -68,16 +72,38 @@ def tie(pid: int, lifeline: int, *, is_asked: bool = False) -> None:
 
 
 def run_child(
-    command: Sequence[str], *, timeout: float | None = None, env: Mapping[str, str] | None = None
+    command: Sequence[str],
+    *,
+    timeout: float | None = None,
+    env: Mapping[str, str] | None = None,
+    goes_on: Callable[[], bool] | None = None,
 ) -> subprocess.CompletedProcess[bytes]:
-    """Run a process to its end, and capture what it prints. Raises OSError, and TimeoutExpired: then it is killed."""
+    """Run a process to its end, and capture what it prints. Raises OSError, and TimeoutExpired: then it is killed.
+
+    goes_on: asked ten times a second; once it says no, the time is over.
+    """
     with start_child(command, stdout=PIPE, stderr=PIPE, env=env) as process:
         try:
-            printed, errors = process.communicate(timeout=timeout)
+            printed, errors = _to_end(process, timeout, goes_on)
         except BaseException:
             process.kill()
             raise
     return subprocess.CompletedProcess(command, process.returncode, printed, errors)
+
+
+def _to_end(
+    process: subprocess.Popen[bytes], timeout: float | None, goes_on: Callable[[], bool] | None
+) -> tuple[bytes, bytes]:
+    """Return what a process prints until it ends. Raises TimeoutExpired."""
+    if goes_on is None:
+        return process.communicate(timeout=timeout)
+    latest = monotonic() + (math.inf if timeout is None else timeout)
+    while True:
+        try:
+            return process.communicate(timeout=LOOK)
+        except subprocess.TimeoutExpired:
+            if not goes_on() or monotonic() >= latest:
+                raise
 
 
 def stop_child(process: subprocess.Popen[bytes], patience: float) -> None:

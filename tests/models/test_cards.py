@@ -251,9 +251,20 @@ def test_a_trial_on_a_card_is_kept_with_its_driver(there, tmp_path, machine, mon
     assert (times(), times()) == (2, 2)
     monkeypatch.setenv("GGML_VK_VISIBLE_DEVICES", "1")
     assert (times(), times()) == (3, 3)
+    machine.file("proc/driver/nvidia/gpus/0000:01:00.0/information", "Model: NVIDIA GeForce RTX 4090\n")
+    assert (times(), times()) == (4, 4), "another card with the same driver"
+    machine.drm("renderD128", "amdgpu")
+    assert (times(), times()) == (5, 5)
+    monkeypatch.setattr(cards.os, "access", lambda *_: False)
+    assert (times(), times()) == (6, 6), "this user may open it no more"
     monkeypatch.setattr(builds, "command", lambda *_: [sys.executable, "-c", "raise SystemExit('it is computed wrongly')"])
+    monkeypatch.setattr(cards.os, "access", lambda *_: True)
     machine.nvidia("590.1")
-    assert builds.failure_on_card("vulkan") == "it is computed wrongly"
+    reason = builds.failure_on_card("vulkan")
+    assert reason.startswith("it is computed wrongly (kept in ") and reason.endswith(": remove it to try again)")
+    monkeypatch.setattr(builds, "command", lambda *_: [sys.executable, "-c", "print('passed')"])
+    assert builds.failure_on_card("vulkan") == reason, "a card that fails is not tried at each start"
+    assert builds.failure_on_card("vulkan", again=True) == "" == builds.failure_on_card("vulkan")
 
 
 # ---- What is not used ---------------------------------------------------------------------------------------------------

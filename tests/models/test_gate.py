@@ -10,8 +10,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from slotcache.models import gate, llama, trial
+from slotcache.models import builds, cards, gate, hardware, llama, trial
+from slotcache.models.demo import FILE
 from slotcache.models.errors import ModelError
+from slotcache.models.hardware import Device, devices
+from slotcache.models.model import Model
+from support.on_device import keep_hidden
 
 from models.test_llama import LIBRARY, starts
 
@@ -192,3 +196,160 @@ def test_a_part_that_was_cut_short_is_refused_before_this_process_needs_it(tmp_p
 def test_the_trial_as_a_process_prints_its_result():
     done = subprocess.run(gate.command("models.gate"), capture_output=True, text=True, timeout=300)
     assert done.stdout.splitlines()[-1] == trial.PASSED
+
+
+# ---- The trial on a card ------------------------------------------------------------------------------------------------
+
+
+def tried(tmp_path: Path, code: str, **given) -> str:
+    """Why a child that runs this code fails as a trial whose failures are kept."""
+    return trial.failure(LIBRARY, "on-card", [sys.executable, "-c", code], keeps=True, **given)
+
+
+def kept_results(tmp_path: Path) -> list[str]:
+    return [file.read_text() for file in tmp_path.glob("cache/slotcache/libraries/on-card-*")]
+
+
+COMPLAINT = f"import os, sys; print('{trial.COMPLAINS}CUDA error: no kernel image', '{trial.COMPLAINS}  device 0',"
+
+
+@pytest.mark.parametrize(
+    "code, reason",
+    [
+        ("raise SystemExit('it finds no card')", "it finds no card"),
+        ("import os; os.abort()", "ended the process: Aborted"),
+        (f"{COMPLAINT} 'ggml-cuda.cu:98: CUDA error', sep='\\n', file=sys.stderr, flush=True); os.abort()",
+         "ended the process: Aborted: CUDA error: no kernel image"),
+        ("import os, sys; print('ggml.c:7: GGML_ASSERT(a) failed', file=sys.stderr, flush=True); os.abort()",
+         "ended the process: Aborted: ggml.c:7: GGML_ASSERT(a) failed"),
+    ],
+)  # fmt: skip
+def test_a_failure_on_a_card_is_kept_until_its_file_is_removed(tmp_path, code, reason):
+    told = tried(tmp_path, code)
+    (file,) = tmp_path.glob("cache/slotcache/libraries/on-card-*")
+    assert told == f"{reason} (kept in {file}: remove it to try again)"
+    assert tried(tmp_path, "print('passed')") == told and kept_results(tmp_path) == [f"{trial.FAILED}{reason}"]
+    file.unlink()
+    assert tried(tmp_path, "print('passed')") == "" and kept_results(tmp_path) == [trial.PASSED]
+
+
+def test_a_card_that_hangs_is_not_waited_for_again(tmp_path):
+    told = tried(tmp_path, "import time; time.sleep(600)", patience=0.1)
+    assert told.startswith("did not end within 0.1 s (kept in ") and told == tried(tmp_path, "print('passed')")
+
+
+@pytest.mark.parametrize("number", ["SIGINT", "SIGTERM", "SIGKILL"])
+def test_a_trial_that_somebody_ended_is_no_failure_of_the_card(tmp_path, number):
+    assert tried(tmp_path, f"import os, signal; os.kill(os.getpid(), signal.{number})").startswith("ended the process: ")
+    assert not kept_results(tmp_path)
+
+
+def test_a_server_that_is_told_to_exit_ends_its_trial(tmp_path):
+    asked = []
+    told = tried(tmp_path, "import time; time.sleep(600)", patience=600, goes_on=lambda: len(asked) > 3 or asked.append(1))
+    assert told == "was not tried to its end" and not kept_results(tmp_path)
+
+
+def test_a_failure_that_was_spoilt_is_none(tmp_path):
+    tried(tmp_path, "raise SystemExit('it finds no card')")
+    for spoil in (emptied, overwritten, a_folder):
+        (file,) = tmp_path.glob("cache/slotcache/libraries/on-card-*")
+        spoil(file)
+        assert tried(tmp_path, "raise SystemExit('again')").startswith("again")
+        if file.is_dir():
+            file.rmdir()
+
+
+CARD = Device("Vulkan0", "a card", "GPU", 1 << 30, 1 << 30)
+
+
+@pytest.fixture
+def found(monkeypatch):
+    """This process finds a card, and its trial is a child with other code, which the test sets. What it hides comes back."""
+    keep_hidden(monkeypatch)
+    cpu = devices()[-1:]
+    monkeypatch.setattr(gate, "devices", lambda: cpu if hardware.is_without_card() else [CARD, *cpu])
+    hardware.unused_card.cache_clear()
+    yield lambda code: monkeypatch.setattr(builds, "command", ending(code))
+    hardware.unused_card.cache_clear()
+
+
+WHY = "Vulkan0 (a card) is not used: it fails a trial with a small model: it is computed wrongly (kept in "
+
+
+@pytest.mark.parametrize("gpu_layers", [-1, 0])
+def test_a_card_that_fails_is_left_alone_and_told(found, gpu_layers):
+    found("raise SystemExit('it is computed wrongly')")
+    gate.leave_failing_card(gpu_layers)
+    assert all(os.environ[name] == value for name, value in hardware.HIDDEN.items())
+    assert os.environ[llama.VARIABLES[0]] == str(LIBRARY.parent), "what it starts has the same library"
+    assert hardware.unused_card().startswith(WHY)
+    found("raise SystemExit('tried again')")
+    gate.leave_failing_card(gpu_layers)
+    assert hardware.unused_card().startswith(WHY)
+
+
+@pytest.mark.parametrize("gpu_layers, shown", [(7, "7"), (-2, "all")])
+def test_layers_that_a_flag_gives_to_a_card_that_fails_are_refused(found, gpu_layers, shown):
+    found("raise SystemExit('it is computed wrongly')")
+    with pytest.raises(ModelError) as refused:
+        gate.leave_failing_card(gpu_layers)
+    assert str(refused.value).startswith(f"-ngl {shown}: {WHY}")
+    assert str(refused.value).endswith("; without -ngl the CPU computes") and not hardware.is_without_card()
+
+
+def test_a_card_that_passes_stays_and_the_log_tells_of_a_trial_under_way(found, caplog):
+    found("import time; time.sleep(0.5); print('passed')")
+    with caplog.at_level("INFO", "slotcache"):
+        for _ in range(2):
+            gate.leave_failing_card(7)
+    told = [line for line in caplog.messages if line.startswith("trying the llama.cpp of ")]
+    assert len(told) == 1 and told[0].endswith("on the card, once for this driver: 0 s so far, 300 at most")
+    assert not hardware.is_without_card() and not llama.PASSED_OVER
+
+
+def test_a_trial_tells_the_log_from_time_to_time(tmp_path, caplog, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(builds, "monotonic", lambda: now[0])
+    waiting = builds.TrialProgress(tmp_path, lambda: True)
+    with caplog.at_level("INFO", "slotcache"):
+        for now[0] in (0.1, 1.0, 14.9, 15.1, 16.0, 31.0):
+            assert waiting()
+    assert [line.rpartition(": ")[2].split()[0] for line in caplog.messages] == ["0", "15", "31"]
+
+
+def test_without_a_card_nothing_is_tried(found, monkeypatch):
+    monkeypatch.setattr(gate, "devices", lambda: devices()[-1:])
+    found("raise SystemExit('it finds no card')")
+    gate.leave_failing_card(-1)
+    assert not hardware.is_without_card()
+
+
+def test_a_process_without_a_card_gives_llama_cpp_no_devices(found, monkeypatch):
+    """Else large batches are computed on a card, whatever holds the weights."""
+    given, load = [], llama.llama_model_load_from_file
+
+    def loads(path, params):
+        given.append(bool(params.devices) and llama.ctypes.c_void_p.from_address(params.devices).value is None)
+        return load(path, params)
+
+    monkeypatch.setattr(llama, "llama_model_load_from_file", loads)
+    for value, is_empty in (("", False), ("1", True)):
+        monkeypatch.setenv(cards.NO_CARD, value)
+        Model(FILE).close()
+        assert given.pop() == is_empty
+
+
+def test_a_variable_leaves_all_cards_alone(found, monkeypatch):
+    assert hardware.unused_card() == ""
+    monkeypatch.setenv(cards.NO_CARD, "1")
+    hardware.unused_card.cache_clear()
+    assert hardware.unused_card() == "SLOTCACHE_NO_CARD is set: no card computes"
+    assert not any(device.is_gpu for device in devices())
+
+
+def test_the_trial_on_the_cpu_leaves_cards_alone(tmp_path, monkeypatch):
+    code = "import os, sys; sys.exit(os.environ['SLOTCACHE_NO_CARD'] + ' ' + os.environ['SLOTCACHE_LLAMA'])"
+    monkeypatch.setattr(gate, "command", ending(code))
+    with pytest.raises(ModelError, match=f"small model: 1 {LIBRARY.parent};"):
+        gate.check()

@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from slotcache.models import builds, libraries, llama
+from slotcache.models import builds, cards, libraries, llama
 from slotcache.models.demo import FILE
 from slotcache.models.libraries import LibrarySpeed
 from slotcache.models.llama import Library
@@ -115,7 +115,7 @@ def by_auto(tmp_path, monkeypatch):
     ],
 )
 def test_auto_keeps_a_card_only_if_it_is_faster_than_the_cpu(by_auto, monkeypatch, card, cpu, is_hidden):
-    timed = []
+    timed, given = [], dict.fromkeys(libraries.HIDDEN, "0") | {cards.NO_CARD: ""}
 
     def speed(library, model, threads, gpu_layers, *more):
         timed.append((gpu_layers, more[1:]))
@@ -123,10 +123,10 @@ def test_auto_keeps_a_card_only_if_it_is_faster_than_the_cpu(by_auto, monkeypatc
 
     monkeypatch.setattr(libraries, "_speed", speed)
     for _ in range(2):
-        for name in libraries.HIDDEN:
-            monkeypatch.setenv(name, "0")
+        for name, value in given.items():
+            monkeypatch.setenv(name, value)
         libraries.hide_slower_card(FILE, 1)
-        assert all(os.environ[name] == ("" if is_hidden else "0") for name in libraries.HIDDEN)
+        assert {name: os.environ[name] for name in given} == (libraries.HIDDEN if is_hidden else given)
         assert ("auto" in llama.PASSED_OVER) == is_hidden
     assert timed == [(-1, ()), (0, (libraries.HIDDEN,))][: 1 if card.refused else 2], "once, and the times are kept"
 

@@ -55,7 +55,7 @@ def registry(tmp_path, monkeypatch):
     monkeypatch.setattr(install_command, "LOCKS", tmp_path / "locks")
     monkeypatch.setattr(builds, "FOLDER", tmp_path / "llama.cpp")
     monkeypatch.setattr(shutil, "which", lambda _: None)
-    monkeypatch.setattr(builds, "failure_on_card", lambda build: "")
+    monkeypatch.setattr(builds, "failure_on_card", lambda build, again: "")
     monkeypatch.setenv("SLOTCACHE_ROOT", str(tmp_path / "no-card"))
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(tmp_path / "registry"))) as server:
         Thread(target=server.serve_forever, daemon=True).start()
@@ -75,6 +75,12 @@ def test_a_build_is_fetched_once_and_that_for_the_cpu_beside_it(registry, capsys
     assert "fetching" not in capsys.readouterr().out
 
 
+def test_a_build_that_failed_is_tried_again_when_it_is_asked_for(registry, monkeypatch):
+    asked = []
+    monkeypatch.setattr(builds, "failure_on_card", lambda build, again: asked.append((build, again)) or "")
+    assert main(["install", "vulkan"]) == 0 and asked == [("vulkan", True)]
+
+
 def test_without_a_card_it_is_the_cpu_s_and_packages_stay_first(registry, capsys):
     assert main(["install"]) == 0
     assert capsys.readouterr().out.splitlines()[:1] == ["fetching cpu (11 MB)"]
@@ -92,7 +98,7 @@ def test_other_bytes_than_the_lock_s_are_refused(registry, capsys):
 
 
 def test_each_build_that_fails_has_its_reason(registry, capsys, monkeypatch):
-    monkeypatch.setattr(builds, "failure_on_card", lambda build: "it finds no card")
+    monkeypatch.setattr(builds, "failure_on_card", lambda build, again: "it finds no card")
     assert main(["install", "vulkan"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert "vulkan is not taken: it finds no card" in lines and "npm's build for this CPU" in lines[-1]
