@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpy as np
 
 from . import llama
 from .errors import ModelError, NotCounted
-from .hardware import HOST
+from .hardware import HOST, Device, devices, free_memory
 from .model import Model
 from .times import Times, costs_of
 
@@ -251,6 +252,39 @@ def breakdown(context: llama.llama_context_p) -> tuple[Use, ...]:
             use, weights=use.weights + node.weights, kv=use.kv + node.kv, compute=use.compute + node.compute
         )
     return tuple(sorted(uses.values(), key=lambda use: use.device == HOST))
+
+
+@dataclass(frozen=True, slots=True)
+class DevicePart:
+    """What a device has of a loaded model, without a draft model's. device: with the memory that was free behind the load.
+
+    layers: the output is one of them. None, of either: this build of llama.cpp does not tell.
+    """
+
+    device: Device
+    layers: int | None
+    use: Use | None
+
+
+def parts_of(context: Context) -> tuple[DevicePart, ...]:
+    """Return the part of each device that has one, and the CPU's, GPUs first.
+
+    It asks the devices for their memory: one in another process may compute nothing meanwhile.
+    """
+    layers, uses = context.model.layers, dict[str, Use]()
+    with suppress(NotCounted):
+        uses = {use.device: use for use in breakdown(context.handle)}
+    own = context.model.device
+    names = {HOST, *layers, *uses} | ({own.name} if own else set())
+    return tuple(
+        DevicePart(
+            replace(device, free=free_memory()) if device.name == HOST else device,
+            layers.get(device.name, 0) if layers else None,
+            uses.get(device.name, Use(device.name, 0, 0, 0)) if uses else None,
+        )
+        for device in devices()
+        if device.name in names
+    )
 
 
 def _logit_bytes(context: llama.llama_context_p) -> int:

@@ -647,6 +647,9 @@ logger = logging.getLogger("slotcache.llama")
 ERROR = 4  # ggml's levels: 1 debug, 2 info, 3 warning, 4 error, 5 continued
 NO_REASON = "failed to load model"  # the end of a line that only repeats that a load has failed
 COMPLAINTS: deque[str] = deque(maxlen=8)
+PLACED = re.compile(r"load_tensors: layer +(\d+) assigned to device ([^,]+),")
+LAYERS: dict[int, str] = {}
+"""The device of each layer, the output behind them, of the model that was loaded last. No function of llama.cpp tells it."""
 
 
 @llama_log_callback
@@ -654,6 +657,8 @@ def _forward(level: int, text: bytes, _: ctypes.c_void_p) -> None:
     line = text.decode("utf-8", "replace").rstrip()
     if level == ERROR and not line.endswith(NO_REASON):
         COMPLAINTS.append(line)
+    if found := PLACED.match(line):
+        LAYERS[int(found[1])] = found[2]
     if line:
         logger.debug("%s", line)
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -163,6 +164,7 @@ class Weights:
 def _load(path: Path, params: llama.llama_model_params) -> llama.llama_model_p:
     """Load a model from its file. Raises ModelError."""
     llama.COMPLAINTS.clear()  # of earlier loads
+    llama.LAYERS.clear()
     handle = llama.llama_model_load_from_file(str(path).encode(), params)
     if not handle:
         raise ModelError(f"cannot load {path}: {llama.last_complaint()}")
@@ -260,6 +262,8 @@ class Model:
         self._progress = llama.llama_progress_callback(lambda share, _: progress(share) if progress else True)
         params.progress_callback = self._progress
         self.weights = Weights(path, params, may_unload=may_unload)
+        self.layers: Mapping[str, int] = Counter(llama.LAYERS.values())
+        """How many layers each device has, by its name, the output being one of them; empty: llama.cpp does not tell."""
         vocab = llama.llama_model_get_vocab(self.weights.head)
         assert vocab is not None
         self.vocab = vocab
@@ -292,11 +296,12 @@ class Model:
 
     @cached_property
     def device(self) -> Device | None:
-        """The device that has its layers, or some of them; None: the CPU has all.
+        """The first device that has layers of it; None: the CPU has all.
 
         Asked for once, at the start: a device in another process answers one thread at a time, later the engine's alone.
         """
-        return next((device for device in devices() if device.is_gpu), None) if self.gpu_layers else None
+        found = [device for device in devices() if device.is_gpu] if self.gpu_layers else []
+        return next((device for device in found if device.name in self.layers or not self.layers), None)
 
     @property
     def is_on_device(self) -> bool:

@@ -6,7 +6,7 @@ import hashlib
 import logging
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import cache
@@ -16,7 +16,7 @@ from typing import Any
 from msgspec import convert
 
 from ..models import gate, llama
-from ..models.context import Context
+from ..models.context import Context, DevicePart, parts_of
 from ..models.draft_model import DraftModel, open_draft_model
 from ..models.errors import ModelError
 from ..models.grammar import Grammars
@@ -54,7 +54,7 @@ from .chat.sampling_fields import Defaults
 from .chat.tokens import AnswerMemory
 from .config.settings import VERSION, Settings, SettingsError, listed
 from .engine.engine import Engine
-from .engine.fit import Decision, context_settings, fit, open_model, with_layout
+from .engine.fit import Decision, context_settings, fit, mib, open_model, with_layout
 from .engine.generation import Generation
 from .engine.view import View
 from .http.bodies import LARGEST
@@ -297,7 +297,8 @@ def _serve(settings: Settings, model: Model, decision: Decision | None, made: Ex
     view = View(engine, tiers, token_bytes=token_bytes(settings, model), made_by=made_by)
     builder = PromptBuilder(model, template, answers, settings, limit=limit, room=LARGEST * settings.max_body << 20)
     made.callback(builder.close)
-    logger.info("%s", describe(model, context, settings))
+    parts = parts_of(context)
+    logger.info("%s", describe(context, settings, parts))
     logger.info("%s", describe_template(settings, model, template))
     bounds = (settings.conversations, settings.conversation_ram << 20, settings.conversation_ttl)
     running: dict[Generation, PendingTurn | None] = {}
@@ -320,13 +321,14 @@ def _serve(settings: Settings, model: Model, decision: Decision | None, made: Ex
         fingerprint=fingerprint_of(settings, model, template.source),
         model=model,
         context=context,
+        parts=parts,
         decision=decision,
         grammars=grammars,
         engine=engine,
         view=view,
         builder=builder,
         template=template,
-        metrics=Metrics(conversations, running, idle),
+        metrics=Metrics(conversations, running, idle, parts, context.times),
         submitter=submitter,
         open=running,
         answers=answers,
@@ -405,16 +407,24 @@ def _tell_of_head(model: Model) -> None:
     logger.info("the multi-token head of %s is not used: %s", model.path.name, why)
 
 
-def describe(model: Model, context: Context, settings: Settings) -> str:
+def describe(context: Context, settings: Settings, parts: Sequence[DevicePart]) -> str:
     """Describe the loaded model in one line: its size, the place of its layers, and the bytes of KV a token."""
-    gpu = next((device for device in devices() if device.is_gpu), None)
-    on_gpu = model.num_layers + 1 if settings.gpu_layers < 0 else min(settings.gpu_layers, model.num_layers + 1)
-    where = f"{on_gpu} of {model.num_layers + 1} layers on {gpu.description}" if gpu else "all layers on the CPU"
-    per_token = token_bytes(settings, model)
+    model, per_token = context.model, token_bytes(settings, context.model)
     return (
-        f"{model.path.name}: {model.description}, {model.size / 2**20:,.0f} MiB, {where}; KV {per_token:,} bytes a token, "
-        f"{context.num_cells:,} cells ({context.num_cells * per_token / 2**20:,.0f} MiB), {settings.parallel} slots"
+        f"{model.path.name}: {model.description}, {mib(model.size)}, {described_place(parts)}; KV "
+        f"{per_token:,} bytes a token, {context.num_cells:,} cells ({mib(context.num_cells * per_token)}), "
+        f"{settings.parallel} slots"
     )
+
+
+def described_place(parts: Sequence[DevicePart]) -> str:
+    """Say how many layers are on which GPU, with the weights there: overrides put tensors elsewhere than their layers."""
+    total, told = sum(part.layers or 0 for part in parts), list[str]()
+    for part in parts:
+        if part.device.is_gpu and (part.layers != 0 or (part.use and part.use.weights)):
+            layers = f"{part.layers} of {total} layers" if part.layers is not None else "layers"
+            told.append(f"{layers} on {part.device}" + (f" with {mib(part.use.weights)} of weights" if part.use else ""))
+    return ", ".join(told) or "all layers on the CPU"
 
 
 def _named_or_jinja(template: str) -> str:

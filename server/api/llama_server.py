@@ -14,6 +14,7 @@ from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
+from ...models.context import DevicePart
 from ...models.hardware import unused_card
 from ..chat.body import AdapterScales
 from ..chat.decode import decode
@@ -101,10 +102,17 @@ def _device(service: Service) -> Fields:
     return {
         "name": device.name if device else "CPU",
         "description": device.description if device else "",
+        "devices": [_part(part) for part in service.parts],
         "times": asdict(context.times) if context.times else None,
         "costs": costs,
         "unused": unused_card() or None,
     }
+
+
+def _part(part: DevicePart) -> Fields:
+    """Return what a device has of the model; null for what llama.cpp does not tell."""
+    uses = {name: getattr(part.use, name, None) for name in ("weights", "kv", "compute")}
+    return {**asdict(part.device), "layers": part.layers, **uses}
 
 
 def _drafts(service: Service) -> Fields:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, isinf
 from pathlib import Path
 
 from ...models.context import Context, ContextSettings, Use, breakdown, num_sequences
 from ...models.errors import ModelError, NotCounted
-from ...models.hardware import HOST, devices, fast_cores, free_memory
+from ...models.hardware import HOST, INTEGRATED, devices, fast_cores, free_memory
 from ...models.model import EXPERTS, LoadProgress, Model, Override, experts_on_host, parse_overrides
 from ...models.multi_token import head_settings, why_unused
 from ...models.repacking import is_faster_repacked, kept_layout
@@ -130,22 +130,27 @@ MIB = 1 << 20
 class Limit:
     """Of one device, in bytes. free: infinite where the device does not tell it. cap: --device-memory; 0: none.
 
-    counts_weights: False for host memory behind a GPU: weights there are mapped from the file, and the system may drop and
-    read them again. aside: that stay free in any case.
+    counts_weights: False for host memory behind a card with its own: weights there are mapped from the file, and the system
+    may drop and read them again. aside: that stay free in any case. lent: the integrated GPUs whose memory this is.
     """
 
     free: float
     cap: int
     counts_weights: bool
     aside: int = 0
+    lent: tuple[str, ...] = ()
 
     def most(self, margin: int) -> float:
         """Return the bytes that may be taken. margin: those that stay free where the cap does not hold."""
         return min(max(self.free - max(margin, self.aside), 0), self.cap or math.inf)
 
-    def excess(self, use: Use, margin: int) -> float:
-        """Return the bytes by which a use is too large; at most 0 if it fits."""
-        return use.total - (0 if self.counts_weights else use.weights) - self.most(margin)
+    def excess(self, use: Use, others: Sequence[Use], margin: int) -> float:
+        """Return the bytes by which a use is too large; at most 0 if it fits. others: of all devices."""
+        return use.total - (0 if self.counts_weights else use.weights) + self.shared(others) - self.most(margin)
+
+    def shared(self, uses: Sequence[Use]) -> int:
+        """Return the bytes that other devices take of this memory."""
+        return sum(use.total for use in uses if use.device in self.lent)
 
     def why(self, margin: int) -> str:
         """Say where the most comes from."""
@@ -158,12 +163,19 @@ class Limit:
 def limits(settings: Settings) -> dict[str, Limit]:
     """Return the limit of each GPU and of host memory, by ggml's name.
 
-    --device-memory holds for GPUs, or for host memory where there is none.
+    --device-memory holds for GPUs, or for host memory where there is none. An integrated GPU has what its driver gives it of
+    host memory, so what it takes counts there, too.
     """
     gpus = [device for device in devices() if device.is_gpu]
     cap, others = settings.device_memory * MIB, beside(settings)
     found = {gpu.name: Limit((gpu.free - others) if gpu.total else math.inf, cap, True) for gpu in gpus}
-    return found | {HOST: Limit(free_memory() - others, 0 if gpus else cap, not gpus)}
+    lent = tuple(gpu.name for gpu in gpus if gpu.kind == INTEGRATED)
+    return found | {HOST: Limit(free_memory() - others, 0 if gpus else cap, len(lent) == len(gpus), lent=lent)}
+
+
+def excesses(limits: Mapping[str, Limit], uses: Sequence[Use], margin: int) -> dict[str, float]:
+    """Return the bytes by which the use of each device is too large, by its name; at most 0 where it fits."""
+    return {use.device: limits[use.device].excess(use, uses, margin) for use in uses if use.device in limits}
 
 
 def beside(settings: Settings) -> int:
@@ -214,6 +226,7 @@ class Decision:
     """The wanted placement and the chosen one. margin: bytes that stay free on each device. notes: what else to know.
 
     num_layers: with the output as one of them; 0: no GPU is there. has_experts: some of the layers are mixtures.
+    has_overrides: some tensors are where -ot puts them.
     """
 
     wanted: Counted
@@ -222,14 +235,16 @@ class Decision:
     margin: int
     num_layers: int
     has_experts: bool
+    has_overrides: bool = False
     notes: Sequence[str] = ()
 
     def lines(self) -> Iterator[str]:
         """Yield the account: limits, the wanted placement with what it lacks, the chosen one, the use of each device."""
         for name, limit in self.limits.items():
-            yield f"memory of {name}: at most {mib(limit.most(self.margin))} ({limit.why(self.margin)})"
+            names = " and of ".join((name, *limit.lent))
+            yield f"memory of {names}: at most {mib(limit.most(self.margin))} ({limit.why(self.margin)})"
         if self.chosen.placement != self.wanted.placement:
-            lacks = self.wanted.error or ", ".join(self.lacking(self.wanted.uses))
+            lacks = self.wanted.error or ", ".join(self.lacking(self.wanted.uses).values())
             yield f"wanted: {self.described(self.wanted.placement)}: {lacks}"
             yield f"fitted: {self.described(self.chosen.placement)}"
         else:
@@ -237,20 +252,23 @@ class Decision:
         yield from map(described_use, self.chosen.uses)
         yield from self.notes
 
-    def lacking(self, uses: Sequence[Use]) -> Iterator[str]:
-        """Yield a text for each device that lacks memory."""
-        for use in uses:
-            if use.device in self.limits and (excess := self.limits[use.device].excess(use, self.margin)) > 0:
-                yield f"{use.device} lacks {ceil(excess / MIB):,} MiB"
+    def lacking(self, uses: Sequence[Use]) -> dict[str, str]:
+        """Return a text for each device that lacks memory, by its name."""
+        found = excesses(self.limits, uses, self.margin)
+        return {device: f"{device} lacks {ceil(excess / MIB):,} MiB" for device, excess in found.items() if excess > 0}
 
     def described(self, placement: MemoryPlacement) -> str:
         """Describe a placement in words."""
         parts = [f"{placement.cells:,} cells (-c)", f"{placement.slots} slots (-np)"]
         if self.num_layers:
-            parts.append(f"{placement.gpu_layers} of {self.num_layers} layers on the GPU (-ngl)")
+            gpus = [use.device for use in self.chosen.uses if use.device != HOST]
+            where = f"{len(gpus)} GPUs" if len(gpus) > 1 else "the GPU"
+            parts.append(f"{placement.gpu_layers} of {self.num_layers} layers on {where} (-ngl)")
             if self.has_experts and placement.gpu_experts < self.num_layers - 1:
                 on_host = self.num_layers - 1 - placement.gpu_experts
-                parts.append(f"the experts of {on_host} of them in host memory (-ncmoe)")
+                parts.append(f"the experts of the first {on_host} layers in host memory (-ncmoe)")
+            if self.has_overrides:
+                parts.append("tensors elsewhere (-ot)")
         return ", ".join(parts)
 
     def shown(self) -> dict[str, object]:
@@ -395,11 +413,12 @@ class Fitting:
             cells=num_cells(settings, model, LONG_CONTEXT if settings.fit else DEFAULT_CONTEXT),
             slots=settings.parallel,
             gpu_layers=on_gpu,
-            gpu_experts=max(self.num_layers - settings.n_cpu_moe, 0),
+            gpu_experts=0 if settings.cpu_moe else max(self.num_layers - settings.n_cpu_moe, 0),
         )
         self.count(self.wanted)  # a device's own needs, such as CUDA's, are no longer free from here on
         self.limits = limits(settings)
         self.has_gpu = len(self.limits) > 1
+        self.counts_weights = self.limits[HOST].counts_weights
 
     def decide(self) -> Decision:
         """Choose a placement. Raises ModelError: none fits."""
@@ -418,7 +437,7 @@ class Fitting:
     def _lengthened(self) -> Decision | None:
         """Choose the most cells beyond the usual ones; None: memory has no room for any, or for all else as it is wanted."""
         host, margin = self.limits[HOST], self.settings.fit_target * MIB
-        self.limits[HOST] = replace(host, counts_weights=not self.has_gpu, aside=aside(self.settings))
+        self.limits[HOST] = replace(host, counts_weights=self.counts_weights, aside=aside(self.settings))
         longer = Concession("cells", DEFAULT_CONTEXT, CELLS)
         chosen = search(self.wanted, [longer], lambda placement: self.excess(placement, margin))
         if chosen is not None:
@@ -431,9 +450,9 @@ class Fitting:
         target = self.settings.fit_target * MIB if self.settings.fit else 0
         for share in SHARES if target else (0,):
             note = f"of --fit-target only {mib(target * share)} stay free" if target and share < 1 else ""
-            yield int(target * share), not self.has_gpu, note
+            yield int(target * share), self.counts_weights, note
         host = self.limits[HOST]
-        if not self.has_gpu and not host.cap:
+        if self.counts_weights and not host.cap:
             for share in (0.5, 0):
                 yield int(max(host.free, 0) * share), False, READ_AGAIN
 
@@ -469,8 +488,8 @@ class Fitting:
     def excess(self, placement: MemoryPlacement, margin: int) -> float:
         """Return the bytes that the device which lacks most lacks; at most 0: all fits."""
         counted = self.count(placement)
-        known = [self.limits[use.device].excess(use, margin) for use in counted.uses if use.device in self.limits]
-        return math.inf if counted.error else max(known, default=0)
+        lacking = excesses(self.limits, counted.uses, margin).values()
+        return math.inf if counted.error else max(lacking, default=0)
 
     def count(self, placement: MemoryPlacement) -> Counted:
         try:
@@ -488,6 +507,7 @@ class Fitting:
             margin=margin,
             num_layers=self.num_layers + 1 if self.has_gpu else 0,
             has_experts=self.has_experts,
+            has_overrides=bool(self.settings.override_tensor),
             notes=[note] if note else [],
         )
 
@@ -497,12 +517,19 @@ class Fitting:
         would = self._any_that_fits()
         if wanted.wanted.error and would is None:
             return wanted.wanted.error
+        uses = wanted.wanted.uses
+        lacking = wanted.lacking(uses)
         lacks = wanted.wanted.error or ", ".join(
-            f"{text} of {mib(use.total)} (weights {mib(use.weights)}, KV {mib(use.kv)}, compute buffer {mib(use.compute)})"
-            for use in wanted.wanted.uses
-            for text in wanted.lacking([use])
+            f"{lacking[use.device]} of {self._taken(use, uses)}" for use in uses if use.device in lacking
         )
         return f"{self.name} does not fit with {wanted.described(self.wanted)}: {lacks}; {self._advice(would)}"
+
+    def _taken(self, use: Use, uses: Sequence[Use]) -> str:
+        """Say what is taken of a device, with what integrated GPUs take of its memory."""
+        parts = f"weights {mib(use.weights)}, KV {mib(use.kv)}, compute buffer {mib(use.compute)}"
+        limit = self.limits[use.device]
+        lent = f", {', '.join(limit.lent)} {mib(limit.shared(uses))}" if limit.lent else ""
+        return f"{mib(use.total + limit.shared(uses))} ({parts}{lent})"
 
     def _any_that_fits(self) -> MemoryPlacement | None:
         """Search without regard to flags, down to --fit-ctx and then below it."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import ceil
 from time import thread_time
@@ -12,6 +12,8 @@ from typing import Literal
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from ...models.context import DevicePart
+from ...models.times import Times
 from ...retrieval.index import Progress
 from ...slots.reuse import Source
 from ..chat.conversations import Conversations
@@ -64,10 +66,21 @@ class Rate:
 
 
 class Metrics:
-    """One server's metrics; each server has its own registry. open: requests that the engine has not ended yet."""
+    """One server's metrics; each server has its own registry. open: requests that the engine has not ended yet.
 
-    def __init__(self, conversations: Conversations, open: Collection[Generation], idle: IdlePrefill) -> None:
+    parts, times: of the devices, as they were at the start. None is asked again, since one may be computing.
+    """
+
+    def __init__(
+        self,
+        conversations: Conversations,
+        open: Collection[Generation],
+        idle: IdlePrefill,
+        parts: Sequence[DevicePart],
+        times: Times | None,
+    ) -> None:
         self._conversations, self._open, self._idle = conversations, open, idle
+        self._parts, self._times = parts, times
         self._stats: EngineStats | None = None
         self._computed = Computed()
         self._folder_index: FolderIndex | None = None
@@ -161,8 +174,47 @@ class Metrics:
         for source, number in tokens.items():
             cached.add_metric([source], number)
         yield cached
+        yield from _of_devices(self._parts)
+        yield from _of_times(self._parts, self._times)
         yield from _of_vectors(self._computed)
         yield from _of_folder(self._folder_index)
+
+
+OF_A_DEVICE: tuple[tuple[str, str, Callable[[DevicePart], float | None]], ...] = (
+    ("memory_bytes", "Bytes of a device's memory, as it was behind the load", lambda part: part.device.total or None),
+    ("free_bytes", "Bytes of it that were free then", lambda part: part.device.free or None),
+    ("layers", "Layers of the model there, the output being one of them", lambda part: part.layers),
+    ("weights_bytes", "Bytes of the model's weights there", lambda part: part.use and part.use.weights),
+    ("kv_bytes", "Bytes of the pool of KV cells there, with recurrent states", lambda part: part.use and part.use.kv),
+    ("compute_bytes", "Bytes of the compute buffer there", lambda part: part.use and part.use.compute),
+)
+"""The metrics of each device: name, help, and the value; None: it is not told."""
+
+
+def _of_devices(parts: Sequence[DevicePart]) -> Iterator[Metric]:
+    """Yield the metrics of the devices that have a part of the model, as they were at the start."""
+    info = GaugeMetricFamily("slotcache_device_info", "A device", labels=["device", "description", "kind"])
+    for part in parts:
+        info.add_metric([part.device.name, part.device.description, part.device.kind], 1)
+    yield info
+    for name, help, value_of in OF_A_DEVICE:
+        gauge = GaugeMetricFamily(f"slotcache_device_{name}", help, labels=["device"])
+        for part in parts:
+            if (value := value_of(part)) is not None:
+                gauge.add_metric([part.device.name], value)
+        yield gauge
+
+
+def _of_times(parts: Sequence[DevicePart], times: Times | None) -> Iterator[Metric]:
+    """Yield the times of the first device with layers, if it was timed: now, or at an earlier start."""
+    step = GaugeMetricFamily("slotcache_device_step_seconds", "Seconds of a token, as it was timed", labels=["device"])
+    labels = ["device", "tokens"]
+    chunk = GaugeMetricFamily("slotcache_device_chunk_seconds", "Seconds of so many tokens, as it was timed", labels=labels)
+    timed = next((part.device.name for part in parts if part.layers != 0), None)
+    if times is not None and timed is not None:
+        step.add_metric([timed], times.step)
+        chunk.add_metric([timed, str(times.chunk_tokens)], times.chunk)
+    yield from (step, chunk)
 
 
 def _of_vectors(computed: Computed) -> Iterator[Metric]:

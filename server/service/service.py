@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 
-from ...models.context import Context
+from ...models.context import Context, DevicePart
 from ...models.grammar import Grammars
 from ...models.json_schema import GrammarError
 from ...models.model import Model
@@ -48,7 +48,8 @@ class Service:
     """What routes call: a request is accepted, submitted, and read or abandoned. It belongs to the event loop.
 
     name: of the model, in answers. build: of llama.cpp and of this server. fingerprint: OpenAI's, of the build, the model
-    and its settings. decision: how the model was fitted to memory; None: llama.cpp could not count it. template: of chats.
+    and its settings. parts: what each device has of the model. decision: how it was fitted to memory; None: llama.cpp could
+    not count it. template: of chats.
     open: generations that were submitted and that the engine has not ended yet, each with the turn to remember, if any.
     """
 
@@ -59,6 +60,7 @@ class Service:
     template: ChatTemplate
     model: Model
     context: Context
+    parts: Sequence[DevicePart]
     decision: Decision | None
     grammars: Grammars
     engine: Engine

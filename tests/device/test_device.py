@@ -1,6 +1,7 @@
 """A device that is not the CPU is in use at all. `make device-test` runs these and the tests of the cache on one."""
 
 import ctypes
+import os
 import subprocess
 import sys
 
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 from server.conftest import running
 from slotcache.models import llama
+from slotcache.models.cards import NO_CARD
 from slotcache.models.hardware import devices
 from slotcache.models.model import Model
 from slotcache.models.times import times_on
@@ -68,8 +70,30 @@ def test_doctor_shows_the_device_and_its_times(model, tmp_path, monkeypatch):
     assert shown["times"]["idle"] > shown["times"]["depth"] > 0
     assert shown["costs"]["background_ns"] and shown["costs"]["swap_from_tokens"] != 50
     with running(model.path, flash_attn="auto") as again:
-        assert again.http.get("/props").json()["device"] == shown, "timed once"
+        found = again.http.get("/props").json()["device"]
+        assert (found["times"], found["costs"]) == (shown["times"], shown["costs"]), "timed once"
     about = times_on(device)
     assert [times.step for _, times in about] == [shown["times"]["step"]]
     printed = subprocess.run([sys.executable, "-c", DOCTOR], capture_output=True, text=True, check=True).stdout
     assert f"{device.name}: " in printed and "GPU offload: yes" in printed  # another process, and a device of its own
+
+
+def test_a_process_that_leaves_cards_alone_computes_nothing_there(tiny):
+    """Whatever holds the weights, llama.cpp would compute a batch of 300 tokens on the device."""
+    code = f"""
+import logging, sys
+from pathlib import Path
+logging.basicConfig(level=logging.DEBUG, stream=sys.stdout)
+from slotcache.models.hardware import devices
+from slotcache.models.context import Context, ContextSettings, breakdown
+from slotcache.models.model import Model
+from slotcache.models.runner import Runner
+context = Context(Model(Path({str(tiny)!r})), ContextSettings(num_cells=512, threads=1, num_sequences=4))
+Runner(context).compute_zeros(0, 300)
+print(*(use.device for use in breakdown(context.handle)), *(device.name for device in devices()))
+"""
+    command, name = [sys.executable, "-c", code], devices()[0].name
+    for value in ("", "1"):
+        done = subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ | {NO_CARD: value})
+        *log, told = done.stdout.splitlines()
+        assert (name in told.split(), any(name in line for line in log if "buffer size" in line)) == (not value, not value)

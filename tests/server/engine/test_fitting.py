@@ -4,12 +4,13 @@ from dataclasses import replace
 
 import pytest
 from slotcache.bench.random_models import SHAPES, generate
-from slotcache.models.context import breakdown
+from slotcache.models.context import Use, breakdown
 from slotcache.models.errors import ModelError
-from slotcache.models.hardware import devices, free_memory
+from slotcache.models.hardware import HOST, INTEGRATED, Device, devices, free_memory
 from slotcache.server.config.settings import Settings
-from slotcache.server.engine.fit import MOST_COUNTED, Measure, fit
-from support.architectures import delta
+from slotcache.server.engine import fit as fitting
+from slotcache.server.engine.fit import MOST_COUNTED, READ_AGAIN, Fitting, Measure, fit
+from support.architectures import delta, mixture
 
 from ..conftest import running
 from ..test_cli import run
@@ -163,3 +164,85 @@ def test_the_default_context_grows_with_the_memory_and_leaves_the_host_tier_its_
     assert long_context(monkeypatch, long, 64 * GIB, ctx_size=100_000) == 100_000
     assert long_context(monkeypatch, long, 64 * GIB, fit=False) == 16384
     assert long_context(monkeypatch, long, 64 * GIB, device_memory=2048) < 40_000
+
+
+# ---- Devices that are not here: cards, and GPUs that have their memory of the host's ------------------------------------
+
+
+class FakeMeasure:
+    """Counts a model whose layers take 100 MiB of weights and 1 KiB of KV a cell each. gpus: have those on GPUs evenly."""
+
+    def __init__(self, model, *gpus: str) -> None:
+        self.model, self._gpus = model, gpus
+
+    def __call__(self, settings: Settings) -> tuple[Use, ...]:
+        total = self.model.num_layers + 1
+        on_gpus = total if settings.gpu_layers < 0 else min(settings.gpu_layers, total)
+        shares = [(name, on_gpus / len(self._gpus)) for name in self._gpus] + [(HOST, total - on_gpus)]
+        return tuple(Use(n, int(s * 100 * MIB), int(s * (settings.ctx_size or 4096) * 1024), MIB) for n, s in shares)
+
+
+def on_fakes(monkeypatch, path, found: list[Device], free: int, **given):
+    """The decision on a machine with these devices and as many MiB of free host memory, and the MiB that each gets."""
+    monkeypatch.setattr(fitting, "devices", lambda: found)
+    monkeypatch.setattr(fitting, "free_memory", lambda: free * MIB)
+    settings = replace(Settings(threads=1, ctx_size=4096, fit_target=0), **given)
+    measure = Measure(settings, path)
+    try:
+        gpus = [device.name for device in found if device.is_gpu]
+        decision = Fitting(settings, FakeMeasure(measure.model, *gpus)).decide()  # type: ignore[arg-type]
+    finally:
+        measure.close()
+    return decision, {use.device: use.total // MIB for use in decision.chosen.uses}
+
+
+def gpu(number: int, kind: str, free: int) -> Device:
+    return Device(f"Vulkan{number}", "a GPU", kind, free * MIB, 2 * free * MIB)
+
+
+@pytest.mark.parametrize("free, fits", [(1000, True), (940, True), (800, False)])
+def test_an_integrated_gpu_takes_of_the_host_s_memory(monkeypatch, wide, free, fits):
+    """900 MiB of weights: the driver would give all of them, the host has less."""
+    decision, takes = on_fakes(monkeypatch, wide, [gpu(0, INTEGRATED, 4000)], free)
+    lines = list(decision.lines())
+    most = free if fits else free // 2
+    assert lines[1].startswith(f"memory of CPU and of Vulkan0: at most {most:,} MiB")
+    if fits:
+        assert decision.chosen.placement == decision.wanted.placement and 900 < takes["Vulkan0"] < free
+    else:
+        assert READ_AGAIN in lines and takes["Vulkan0"] + 40 <= free and takes[HOST] > 0  # those of the rest are mapped
+
+
+def test_a_card_has_memory_of_its_own(monkeypatch, wide):
+    decision, takes = on_fakes(monkeypatch, wide, [gpu(0, "GPU", 4000)], 200)
+    assert decision.chosen.placement == decision.wanted.placement and takes["Vulkan0"] > 900
+    assert not any("CPU and of" in line for line in decision.lines())
+
+
+def test_without_a_fit_the_line_tells_what_an_integrated_gpu_takes(monkeypatch, wide):
+    with pytest.raises(ModelError, match=r"CPU lacks [\d,]+ MiB of 9\d\d MiB \(weights 0 MiB, .*, Vulkan0 9\d\d MiB\)"):
+        on_fakes(monkeypatch, wide, [gpu(0, INTEGRATED, 4000)], 30, fit=False, device_memory=2000)
+
+
+def test_several_cards_are_counted(monkeypatch, wide):
+    decision, _ = on_fakes(monkeypatch, wide, [gpu(0, "GPU", 4000), gpu(1, "GPU", 4000)], 4000)
+    assert "9 of 9 layers on 2 GPUs (-ngl)" in decision.described(decision.chosen.placement)
+
+
+@pytest.mark.parametrize(
+    "given, told",
+    [
+        ({}, ["5 of 5 layers on the GPU (-ngl)"]),
+        ({"gpu_layers": 2}, ["2 of 5 layers on the GPU (-ngl)"]),
+        ({"n_cpu_moe": 3}, ["5 of 5 layers on the GPU (-ngl)", "the experts of the first 3 layers in host memory (-ncmoe)"]),
+        (
+            {"cpu_moe": True},
+            ["5 of 5 layers on the GPU (-ngl)", "the experts of the first 4 layers in host memory (-ncmoe)"],
+        ),
+        ({"override_tensor": "a=CPU"}, ["5 of 5 layers on the GPU (-ngl)", "tensors elsewhere (-ot)"]),
+    ],
+)
+def test_overrides_are_told(monkeypatch, tmp_path, given, told):
+    path = mixture(tmp_path / "mixture.gguf", layers=4)
+    decision, _ = on_fakes(monkeypatch, path, [gpu(0, "GPU", 4000)], 4000, **given)
+    assert decision.described(decision.chosen.placement).split(", ")[2:] == told
