@@ -69,11 +69,13 @@ def leave_failing_card(gpu_layers: int, goes_on: Callable[[], bool] = lambda: Tr
     """Let no card compute in this process where this library fails the trial on what it has found.
 
     gpu_layers: as -ngl gives them. goes_on: asked ten times a second; once it says no, the trial ends.
-    Raises ModelError where layers on a card are asked for by their number.
+    Raises ModelError where layers on a card are asked for by their number, and where the trial was stopped.
     """
     found = [str(device) for device in devices() if device.is_gpu]
     if not found or not (reason := builds.library_failure_on_card(llama.LIBRARY.path, goes_on=goes_on)):
         return
+    if not goes_on():
+        raise ModelError(f"the trial on {', '.join(found)} was stopped")
     why = f"{', '.join(found)} is not used: it fails a trial with a small model: {reason}"
     if gpu_layers not in (ALL_LAYERS, 0):
         asked = "all" if gpu_layers < 0 else gpu_layers

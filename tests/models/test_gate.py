@@ -308,6 +308,13 @@ def test_a_card_that_passes_stays_and_the_log_tells_of_a_trial_under_way(found, 
     assert not hardware.is_without_card() and not llama.PASSED_OVER
 
 
+def test_a_trial_that_was_stopped_says_nothing_of_the_card(found, tmp_path):
+    found("import time; time.sleep(600)")
+    with pytest.raises(ModelError, match="the trial on Vulkan0 \\(a card\\) was stopped"):
+        gate.leave_failing_card(-1, lambda: False)
+    assert not hardware.is_without_card() and not llama.PASSED_OVER and not kept_results(tmp_path)
+
+
 def test_a_trial_tells_the_log_from_time_to_time(tmp_path, caplog, monkeypatch):
     now = [0.0]
     monkeypatch.setattr(builds, "monotonic", lambda: now[0])
