@@ -181,19 +181,25 @@ class Metrics:
 
 
 OF_A_DEVICE: tuple[tuple[str, str, Callable[[DevicePart], float | None]], ...] = (
-    ("memory_bytes", "Bytes of a device's memory, as it was behind the load", lambda part: part.device.total or None),
-    ("free_bytes", "Bytes of it that were free then", lambda part: part.device.free or None),
-    ("layers", "Layers of the model there, the output being one of them", lambda part: part.layers),
-    ("weights_bytes", "Bytes of the model's weights there", lambda part: part.use and part.use.weights),
-    ("kv_bytes", "Bytes of the pool of KV cells there, with recurrent states", lambda part: part.use and part.use.kv),
-    ("compute_bytes", "Bytes of the compute buffer there", lambda part: part.use and part.use.compute),
+    ("memory_bytes", "Bytes of memory that a device has", lambda part: part.device.total or None),
+    (
+        "free_bytes",
+        "Bytes of memory that a device had free behind the load of the model",
+        lambda part: part.device.free if part.device.total else None,
+    ),
+    ("layers", "Layers of the model on a device, the output being one more", lambda part: part.layers),
+    ("weights_bytes", "Bytes of the weights of the model on a device", lambda part: part.use and part.use.weights),
+    ("kv_bytes", "Bytes of the pool of KV cells on a device, with recurrent states", lambda part: part.use and part.use.kv),
+    ("compute_bytes", "Bytes of the compute buffer on a device", lambda part: part.use and part.use.compute),
 )
 """The metrics of each device: name, help, and the value; None: it is not told."""
 
 
 def _of_devices(parts: Sequence[DevicePart]) -> Iterator[Metric]:
     """Yield the metrics of the devices that have a part of the model, as they were at the start."""
-    info = GaugeMetricFamily("slotcache_device_info", "A device", labels=["device", "description", "kind"])
+    info = GaugeMetricFamily(
+        "slotcache_device_info", "A device that has a part of the model", labels=["device", "description", "kind"]
+    )
     for part in parts:
         info.add_metric([part.device.name, part.device.description, part.device.kind], 1)
     yield info
@@ -207,9 +213,11 @@ def _of_devices(parts: Sequence[DevicePart]) -> Iterator[Metric]:
 
 def _of_times(parts: Sequence[DevicePart], times: Times | None) -> Iterator[Metric]:
     """Yield the times of the first device with layers, if it was timed: now, or at an earlier start."""
-    step = GaugeMetricFamily("slotcache_device_step_seconds", "Seconds of a token, as it was timed", labels=["device"])
+    step = GaugeMetricFamily("slotcache_device_step_seconds", "Seconds of a token, as a device was timed", labels=["device"])
     labels = ["device", "tokens"]
-    chunk = GaugeMetricFamily("slotcache_device_chunk_seconds", "Seconds of so many tokens, as it was timed", labels=labels)
+    chunk = GaugeMetricFamily(
+        "slotcache_device_chunk_seconds", "Seconds of a batch of tokens, as a device was timed", labels=labels
+    )
     timed = next((part.device.name for part in parts if part.layers != 0), None)
     if times is not None and timed is not None:
         step.add_metric([timed], times.step)

@@ -11,6 +11,7 @@ from slotcache.models.context import DevicePart, Use, breakdown
 from slotcache.models.hardware import HOST, Device, devices
 from slotcache.server import load
 from slotcache.server.config.settings import Settings
+from slotcache.server.doctor import doctor
 from slotcache.server.load import describe, described_place
 from support.architectures import mixture
 from support.encoders import bert
@@ -162,3 +163,17 @@ def test_layers_for_a_card_that_fails_are_refused_at_the_start(tiny, failing):
     with pytest.raises(gate.ModelError, match=r"-ngl 2: .* is not used: it fails a trial .*; without -ngl the CPU computes"):
         load.load(Settings(ctx_size=512, gpu_layers=2, threads=1), tiny)
     load.load(replace(Settings(ctx_size=512, threads=1), gpu_layers=0), tiny).close()
+
+
+def test_doctor_tells_of_a_card_that_fails(failing, capsys):
+    assert doctor(Settings(gpu_layers=2)) == 2
+    assert f"slotcache: -ngl 2: {failing} is not used: it fails a trial" in capsys.readouterr().err
+    assert doctor(Settings()) == 0
+    assert f"GPU offload: no. {failing} is not used: it fails a trial with a small model: " in capsys.readouterr().out
+
+
+@needs_device
+def test_doctor_tells_that_the_device_passes(capsys):
+    assert doctor(Settings()) == 0
+    told = capsys.readouterr().out
+    assert f"tried on {devices()[0]}: it computes there, too" in told and "GPU offload: yes" in told

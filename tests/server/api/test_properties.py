@@ -66,7 +66,7 @@ def test_the_template_s_digest_is_in_the_log_and_in_the_properties(tiny, tmp_pat
 
 def test_properties_show_the_device_and_its_costs(named):
     device = named.http.get("/props").json()["device"]
-    assert set(device) == {"name", "description", "times", "costs", "unused"} and device["costs"]["chunk"] == 64
+    assert set(device) == {"name", "description", "devices", "times", "costs", "unused"} and device["costs"]["chunk"] == 64
     assert device["costs"]["apart_from_cells"] is None, "never"
     assert (device["times"] is None) == (device["name"] == "CPU")
 
