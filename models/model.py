@@ -306,7 +306,8 @@ class Model:
     @property
     def is_on_device(self) -> bool:
         """Whether a device has all layers and the output, as far as no memory was too small for them."""
-        is_all = self.gpu_layers == ALL_LAYERS or self.gpu_layers > self.num_layers
+        is_asked = self.gpu_layers == ALL_LAYERS or self.gpu_layers > self.num_layers
+        is_all = HOST not in self.layers if self.layers else is_asked
         return is_all and not self.overrides and self.device is not None
 
     @property

@@ -219,9 +219,10 @@ def _of_times(parts: Sequence[DevicePart], times: Times | None) -> Iterator[Metr
         "slotcache_device_chunk_seconds", "Seconds of a batch of tokens, as a device was timed", labels=labels
     )
     timed = next((part.device.name for part in parts if part.layers != 0), None)
-    if times is not None and timed is not None:
+    if times is not None and timed is not None and times.step:
         step.add_metric([timed], times.step)
-        chunk.add_metric([timed, str(times.chunk_tokens)], times.chunk)
+        if times.chunk:
+            chunk.add_metric([timed, str(times.chunk_tokens)], times.chunk)
     yield from (step, chunk)
 
 

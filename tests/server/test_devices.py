@@ -6,7 +6,7 @@ import sys
 from dataclasses import replace
 
 import pytest
-from slotcache.models import builds, gate, hardware, timing
+from slotcache.models import builds, gate, hardware, learning
 from slotcache.models.context import DevicePart, Use, breakdown
 from slotcache.models.hardware import HOST, Device, devices
 from slotcache.server import load
@@ -76,7 +76,7 @@ def test_props_and_metrics_show_what_each_device_has(tiny):
 
 def test_metrics_show_the_times_of_the_device_that_was_timed(tiny, monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(timing, "SMALLEST", 0)  # so that a CPU is timed, too
+    monkeypatch.setattr(learning, "SMALLEST", 0)  # so that a CPU is timed, too
     with running(tiny, flash_attn="auto") as server:
         times, device = server.service.context.times, next(iter(server.service.parts)).device.name
         assert times.step > 0 < times.chunk
