@@ -87,6 +87,7 @@ class Context:
         # It aborts the process, too, unless a kernel computes more than a last token and what can be cut off behind it.
         params.n_rs_seq = max(min(settings.rollback, params.n_ubatch - 2), 0)
         params.ctx_type = int(settings.is_head)  # LLAMA_CONTEXT_TYPE_MTP
+        model.rope_scaling.apply(params)
         if settings.threads:
             params.n_threads = params.n_threads_batch = settings.threads
         self.model, self.settings = model, settings

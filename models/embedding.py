@@ -57,6 +57,7 @@ class EmbeddingModel:
         params.kv_unified = params.embeddings = True
         params.pooling_type = POOLINGS.get(settings.pooling, UNSPECIFIED)
         params.flash_attn_type = FLASH_ATTENTION[settings.flash_attention]
+        model.rope_scaling.apply(params)
         params.n_threads = params.n_threads_batch = settings.threads
         self._params = params
         self.handle = CLOSED

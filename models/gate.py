@@ -65,11 +65,11 @@ def check() -> None:
         raise ModelError(str(llama.LIBRARY.refused(f"fails a trial with a small model: {reason}")))
 
 
-def leave_failing_card(gpu_layers: int, goes_on: Callable[[], bool] = lambda: True) -> None:
+def leave_failing_card(asked: str = "", goes_on: Callable[[], bool] = lambda: True) -> None:
     """Let no card compute in this process where this library fails the trial on what it has found.
 
-    gpu_layers: as -ngl gives them. goes_on: asked ten times a second; once it says no, the trial ends.
-    Raises ModelError where layers on a card are asked for by their number, and where the trial was stopped.
+    asked: the flag that asks for layers on a card. goes_on: asked ten times a second; once it says no, the trial ends.
+    Raises ModelError where layers on a card are asked for, and where the trial was stopped.
     """
     found = [str(device) for device in devices() if device.is_gpu]
     if not found or not (reason := builds.library_failure_on_card(llama.LIBRARY.path, goes_on=goes_on)):
@@ -77,9 +77,8 @@ def leave_failing_card(gpu_layers: int, goes_on: Callable[[], bool] = lambda: Tr
     if not goes_on():
         raise ModelError(f"the trial on {', '.join(found)} was stopped")
     why = f"{', '.join(found)} is not used: it fails a trial with a small model: {reason}"
-    if gpu_layers not in (ALL_LAYERS, 0):
-        asked = "all" if gpu_layers < 0 else gpu_layers
-        raise ModelError(f"-ngl {asked}: {why}; without -ngl the CPU computes")
+    if asked:
+        raise ModelError(f"{asked}: {why}; without {asked.partition(' ')[0]} the CPU computes")
     hide_cards(FAILED, why)
 
 

@@ -162,6 +162,17 @@ def buffer_types() -> dict[str, int]:
     return {llama.ggml_backend_buft_name(kind).decode(): kind for kind in kinds if kind}
 
 
+def device_handles() -> dict[str, llama.ggml_backend_dev_t]:
+    """Return llama.cpp's handle of each device, by ggml's name for it."""
+    return {llama.ggml_backend_dev_name(handle).decode(): handle for handle in _handles()}
+
+
+def splits_rows(name: str) -> bool:
+    """Whether the backend of a device can split the rows of matrices among several of its devices."""
+    registry = llama.ggml_backend_dev_backend_reg(device_handles()[name])
+    return bool(registry and llama.ggml_backend_reg_get_proc_address(registry, b"ggml_backend_split_buffer_type"))
+
+
 def supports_offload() -> bool:
     """Whether this build of llama.cpp can put layers on a GPU at all."""
     return llama.llama_supports_gpu_offload()

@@ -233,6 +233,8 @@ llama_vocab_p = NewType("llama_vocab_p", int)
 llama_sampler_p = NewType("llama_sampler_p", int)
 llama_adapter_lora_p = NewType("llama_adapter_lora_p", int)
 ggml_backend_dev_t = NewType("ggml_backend_dev_t", int)
+ggml_backend_reg_t = NewType("ggml_backend_reg_t", int)
+function_p = NewType("function_p", int)
 ggml_backend_buffer_type_t = NewType("ggml_backend_buffer_type_t", int)
 
 llama_token = ctypes.c_int32
@@ -244,7 +246,11 @@ LLAMA_VOCAB_TYPE_SPM, LLAMA_VOCAB_TYPE_BPE, LLAMA_VOCAB_TYPE_WPM = 1, 2, 3
 LLAMA_ROPE_TYPE_NORM, LLAMA_ROPE_TYPE_NEOX = 0, 2
 LLAMA_TOKEN_ATTR_UNKNOWN, LLAMA_TOKEN_ATTR_CONTROL, LLAMA_TOKEN_ATTR_USER_DEFINED = 1 << 0, 1 << 3, 1 << 4
 LLAMA_TOKEN_ATTR_LSTRIP, LLAMA_TOKEN_ATTR_RSTRIP = 1 << 7, 1 << 8
-LLAMA_KV_OVERRIDE_TYPE_INT, LLAMA_KV_OVERRIDE_TYPE_STR = 0, 3
+LLAMA_KV_OVERRIDE_TYPE_INT, LLAMA_KV_OVERRIDE_TYPE_FLOAT = 0, 1
+LLAMA_KV_OVERRIDE_TYPE_BOOL, LLAMA_KV_OVERRIDE_TYPE_STR = 2, 3
+LLAMA_SPLIT_MODE_NONE, LLAMA_SPLIT_MODE_LAYER, LLAMA_SPLIT_MODE_ROW = 0, 1, 2
+LLAMA_ROPE_SCALING_TYPE_UNSPECIFIED, LLAMA_ROPE_SCALING_TYPE_NONE = -1, 0
+LLAMA_ROPE_SCALING_TYPE_LINEAR, LLAMA_ROPE_SCALING_TYPE_YARN = 1, 2
 LLAMA_STATE_SEQ_FLAGS_NONE, LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY = 0, 1
 
 
@@ -403,6 +409,7 @@ def _passed(hint: Any) -> Any:
 def llama_version() -> char_p: ...
 def llama_backend_init() -> None: ...
 def llama_supports_gpu_offload() -> bool_t: ...
+def llama_max_devices() -> size_t: ...
 def llama_print_system_info() -> char_p: ...
 def llama_log_set(log_callback: log_callback_t, user_data: pointer, /) -> None: ...
 def ggml_backend_load_all_from_path(dir_path: char_p, /) -> None: ...
@@ -413,6 +420,8 @@ def ggml_backend_dev_description(device: ggml_backend_dev_t, /) -> char_p: ...
 def ggml_backend_dev_memory(device: ggml_backend_dev_t, free: size_p, total: size_p, /) -> None: ...
 def ggml_backend_dev_type(device: ggml_backend_dev_t, /) -> int32_t: ...
 def ggml_backend_dev_buffer_type(device: ggml_backend_dev_t, /) -> ggml_backend_buffer_type_t | None: ...
+def ggml_backend_dev_backend_reg(device: ggml_backend_dev_t, /) -> ggml_backend_reg_t | None: ...
+def ggml_backend_reg_get_proc_address(reg: ggml_backend_reg_t, name: char_p, /) -> function_p | None: ...
 def ggml_backend_buft_name(buft: ggml_backend_buffer_type_t, /) -> char_p: ...
 def ggml_backend_buft_is_host(buft: ggml_backend_buffer_type_t, /) -> bool_t: ...
 def ggml_backend_buft_get_device(buft: ggml_backend_buffer_type_t, /) -> ggml_backend_dev_t | None: ...
@@ -650,6 +659,10 @@ COMPLAINTS: deque[str] = deque(maxlen=8)
 PLACED = re.compile(r"load_tensors: layer +(\d+) assigned to device ([^,]+),")
 LAYERS: dict[int, str] = {}
 """The device of each layer, the output behind them, of the model that was loaded last. No function of llama.cpp tells it."""
+HEEDED: dict[tuple[str, str], str] = {}
+"""The metadata of flags that llama.cpp looked at, by key and type: "", or the type that it expected instead."""
+USED = re.compile(r"Using metadata override \( *(\w+)\) '(.*)' =")
+MISTYPED = re.compile(r"Bad metadata override type for key '(.*)', expected (\w+) but got (\w+)")
 
 
 @llama_log_callback
@@ -659,6 +672,11 @@ def _forward(level: int, text: bytes, _: ctypes.c_void_p) -> None:
         COMPLAINTS.append(line)
     if found := PLACED.match(line):
         LAYERS[int(found[1])] = found[2]
+    if "metadata override" in line:
+        if found := USED.search(line):
+            HEEDED[found[2], found[1]] = ""
+        elif found := MISTYPED.search(line):
+            HEEDED.setdefault((found[1], found[3]), found[2])
     if line:
         logger.debug("%s", line)
 

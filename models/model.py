@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ctypes
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -15,63 +16,18 @@ import numpy as np
 
 from . import llama
 from .errors import ModelError
-from .hardware import HOST, Device, buffer_types, devices, load_backends, no_devices
+from .hardware import HOST, Device, load_backends, no_devices
 from .heap import return_freed_memory
 from .model_files import KnownFiles, files_of
+from .overrides import AS_TRAINED, MetadataOverride, Override, RopeScaling, as_array, metadata_rows
+from .split import ALL_CARDS, Split
 from .tokenizer import Tokenizer
-
-# ---- Overrides ----------------------------------------------------------------------------------------------------------
-# Tensors that stand elsewhere than their layer: the experts of a mixture, which many cards have no memory for.
-
-EXPERTS = r"\.ffn_(gate|up|gate_up|down)_(ch)?exps"
-"""The names of expert tensors, behind their block."""
-
-MOST_LAYERS = 512  # of any model, by llama.cpp
-
-
-class OverrideRow(ctypes.Structure):
-    """llama.cpp's `llama_model_tensor_buft_override`."""
-
-    _fields_ = (("pattern", ctypes.c_char_p), ("buffer_type", ctypes.c_void_p))
-
-
-@dataclass(frozen=True, slots=True)
-class Override:
-    """The place of the tensors whose name a regular expression matches. buffer: ggml's name of a kind of memory."""
-
-    pattern: str
-    buffer: str
-
-
-def parse_overrides(text: str) -> tuple[Override, ...]:
-    """Parse PATTERN=BUFFER,... as llama-server's --override-tensor has it. Raises ModelError."""
-    found = []
-    for entry in filter(None, text.split(",")):
-        pattern, equals, buffer = entry.rpartition("=")
-        known = buffer_types()
-        if not equals or not pattern or buffer not in known:
-            raise ModelError(f"--override-tensor {entry}: expected PATTERN=BUFFER, a buffer of {', '.join(known)}")
-        found.append(Override(pattern, buffer))
-    return tuple(found)
-
-
-def experts_on_host(num_layers: int) -> tuple[Override, ...]:
-    """Keep the experts of the first layers in host memory."""
-    return tuple(Override(rf"blk\.{layer}{EXPERTS}", HOST) for layer in range(min(num_layers, MOST_LAYERS)))
-
-
-def as_array(overrides: tuple[Override, ...]) -> ctypes.Array[OverrideRow] | None:
-    """Return llama.cpp's array, which must live as long as a model may be loaded with it; None: there are none."""
-    if not overrides:
-        return None
-    known = buffer_types()
-    rows = [(override.pattern.encode(), known[override.buffer]) for override in overrides]
-    return (OverrideRow * (len(rows) + 1))(*rows, (None, None))
-
 
 # ---- The tensors of a model in memory, while a context computes with them. ----------------------------------------------
 
 GGUF_MAGIC = b"GGUF"
+ARCHITECTURE = "general.architecture"
+ORIGINAL = "rope.scaling.original_context_length"
 CLOSED = llama.llama_model_p(0)
 
 
@@ -81,26 +37,37 @@ class Weights:
     may_unload: they are freed when the last context leaves, and loaded again when one enters. head: the model's metadata and
     vocabulary, which stay; such weights have no other vocabulary, whose making takes most of a small model's load.
     files: those of the model, and `known` those of its adapters, too: what they hold must not change. on_load: called
-    behind each later load, to make again what was freed with them; may raise ModelError.
+    behind each later load, to make again what was freed with them; may raise ModelError. metadata: what is taken to stand in
+    the file.
     """
 
-    def __init__(self, path: Path, params: llama.llama_model_params, *, may_unload: bool) -> None:
+    def __init__(
+        self,
+        path: Path,
+        params: llama.llama_model_params,
+        *,
+        may_unload: bool,
+        metadata: Sequence[MetadataOverride] = (),
+    ) -> None:
         self.files = KnownFiles(files_of(path))
         self.known = [self.files]
         self.on_load: list[Callable[[], None]] = []
         self._path, self._params, self._may_unload = path, params, may_unload
         self._lock, self._num_contexts = Lock(), 0
+        self._rows = metadata_rows(metadata)
+        params.kv_overrides = _address(self._rows)
         params.vocab_only |= may_unload
         self._handle = self.head = _load(path, params)
         if may_unload:
             self._handle, params.vocab_only = CLOSED, False
-            self._rows = _without_vocabulary(self.head)
-            params.kv_overrides = ctypes.addressof(self._rows)
+            own, self._rows = self._rows, metadata_rows(metadata, _without_vocabulary(self.head, metadata))
+            params.kv_overrides = _address(self._rows)
             try:
                 self._handle = _load(path, params)
                 if _num_tokens(self._handle) != _num_tokens(self.head):  # a library that reads the rows otherwise
                     self._free()
-                    params.kv_overrides = None
+                    self._rows = own
+                    params.kv_overrides = _address(own)
                     self._handle = _load(path, params)
                 self.files.digest()  # by which they are known again
             except ModelError:
@@ -171,19 +138,20 @@ def _load(path: Path, params: llama.llama_model_params) -> llama.llama_model_p:
     return handle
 
 
-def _without_vocabulary(head: llama.llama_model_p) -> ctypes.Array[llama.llama_model_kv_override]:
-    """Return llama.cpp's rows for loading a model's weights with as many tokens as `head` has, and none of their texts.
+def _address(array: ctypes.Array | None) -> int | None:
+    return ctypes.addressof(array) if array else None
 
-    The rows must live as long as a model may be loaded with them.
-    """
-    architecture = ctypes.create_string_buffer(128)
-    llama.llama_model_meta_val_str(head, b"general.architecture", architecture, len(architecture))
-    row, value = llama.llama_model_kv_override, llama.llama_model_kv_override_value
-    none, size = value(val_str=b"no_vocab"), value(val_i64=_num_tokens(head))
-    return (row * 3)(
-        row(llama.LLAMA_KV_OVERRIDE_TYPE_STR, b"tokenizer.ggml.model", none),
-        row(llama.LLAMA_KV_OVERRIDE_TYPE_INT, architecture.value + b".vocab_size", size),
-    )  # the last one, without a key, ends them
+
+def _without_vocabulary(
+    head: llama.llama_model_p, metadata: Sequence[MetadataOverride]
+) -> list[llama.llama_model_kv_override]:
+    """Return llama.cpp's rows for loading a model's weights with as many tokens as `head` has, and none of their texts."""
+    buffer = ctypes.create_string_buffer(128)
+    llama.llama_model_meta_val_str(head, ARCHITECTURE.encode(), buffer, len(buffer))
+    given = {override.key: override.text for override in metadata}
+    architecture = given.get(ARCHITECTURE) or buffer.value.decode("utf-8", "replace")
+    vocabulary = MetadataOverride("tokenizer.ggml.model", "no_vocab")
+    return [vocabulary.row(), MetadataOverride(f"{architecture}.vocab_size", _num_tokens(head)).row()]
 
 
 def _num_tokens(handle: llama.llama_model_p) -> int:
@@ -226,8 +194,9 @@ class Model:
     """Weights and vocabulary. Everything but loading is safe from several threads.
 
     gpu_layers: how many layers go to the GPU, the last ones first; ignored by a build without one, and where no card may
-    compute. overrides: tensors that stand elsewhere. is_simulated: no memory is taken for the weights, nor for contexts:
-    they can only be counted. with_heads: load its multi-token heads, too.
+    compute. split: among which GPUs. overrides: tensors that stand elsewhere. metadata: what is taken to stand in the file;
+    rope_scaling: of every context. is_simulated: no memory is taken for the weights, nor for contexts: they can only be
+    counted. with_heads: load its multi-token heads, too.
     progress: as `LoadProgress` has it. vocab_only: no weights, tokenising only.
     repack: let the CPU use weights in another layout (AMX, interleaved rows): faster prefill on some machines, but its
     kernels round differently with the size of the batch, so reuse is then not exact to the bit.
@@ -243,7 +212,10 @@ class Model:
         repack: bool = False,
         *,
         may_unload: bool = False,
+        split: Split = ALL_CARDS,
         overrides: tuple[Override, ...] = (),
+        metadata: tuple[MetadataOverride, ...] = (),
+        rope_scaling: RopeScaling = AS_TRAINED,
         is_simulated: bool = False,
         with_heads: bool = False,
     ) -> None:
@@ -253,22 +225,23 @@ class Model:
         params = llama.llama_model_default_params()
         params.n_gpu_layers, params.vocab_only, params.use_extra_bufts = gpu_layers, vocab_only, repack
         params.load_mtp = with_heads
-        self._no_devices = no_devices()
-        params.devices = ctypes.addressof(self._no_devices) if self._no_devices else None
         self.overrides, self._overrides = overrides, as_array(overrides)
-        params.tensor_buft_overrides = ctypes.addressof(self._overrides) if self._overrides else None
+        params.tensor_buft_overrides = _address(self._overrides)
+        self.split, self._split = split, () if vocab_only else split.place(params)
+        if (nothing := no_devices()) is not None:
+            params.devices, self._no_devices = ctypes.addressof(nothing), nothing
+        self.metadata_overrides, self.rope_scaling, self._vocab_only = metadata, rope_scaling, vocab_only
         if is_simulated:
             params.no_alloc, params.load_mode = True, NO_LOADING
         self._progress = llama.llama_progress_callback(lambda share, _: progress(share) if progress else True)
         params.progress_callback = self._progress
-        self.weights = Weights(path, params, may_unload=may_unload)
+        self.weights = Weights(path, params, may_unload=may_unload, metadata=metadata)
         self.layers: Mapping[str, int] = Counter(llama.LAYERS.values())
         """How many layers each device has, by its name, the output being one of them; empty: llama.cpp does not tell."""
         vocab = llama.llama_model_get_vocab(self.weights.head)
         assert vocab is not None
         self.vocab = vocab
         self.num_vocab: int = llama.llama_vocab_n_tokens(self.vocab)
-        self.context_train: int = llama.llama_model_n_ctx_train(self.handle)
         self.num_layers: int = llama.llama_model_n_layer(self.handle)
         self.width: int = llama.llama_model_n_embd_inp(self.handle)
         """Numbers of an embedded token."""
@@ -276,6 +249,7 @@ class Model:
         number = int(told) if vocab_only and told.isdecimal() else llama.llama_model_ftype(self.handle)
         self.file_type = (llama.llama_ftype_name(number) or b"").decode()
         """The quantisation of most tensors, in llama.cpp's words."""
+        self.context_train: int = self._trained_for()
         self._pieces: dict[int, bytes] = {}
 
     def close(self) -> None:
@@ -295,18 +269,23 @@ class Model:
         return buffer.value.decode("utf-8", "replace")
 
     @cached_property
-    def device(self) -> Device | None:
-        """The first device that has layers of it; None: the CPU has all.
+    def devices(self) -> list[Device]:
+        """The devices that have its layers, or some of them; none: the CPU has all.
 
         Asked for once, at the start: a device in another process answers one thread at a time, later the engine's alone.
         """
-        found = [device for device in devices() if device.is_gpu] if self.gpu_layers else []
-        return next((device for device in found if device.name in self.layers or not self.layers), None)
+        among = self.split.devices() if self.gpu_layers else []
+        return [device for device in among if device.name in self.layers or not self.layers]
+
+    @cached_property
+    def device(self) -> Device | None:
+        """The first of the devices."""
+        return next(iter(self.devices), None)
 
     @property
     def is_on_device(self) -> bool:
-        """Whether a device has all layers and the output, as far as no memory was too small for them."""
-        is_asked = self.gpu_layers == ALL_LAYERS or self.gpu_layers > self.num_layers
+        """Whether devices have all layers and the output, as far as no memory was too small for them."""
+        is_asked = self.gpu_layers < 0 or self.gpu_layers > self.num_layers
         is_all = HOST not in self.layers if self.layers else is_asked
         return is_all and not self.overrides and self.device is not None
 
@@ -363,7 +342,7 @@ class Model:
     @property
     def rope_depends_on_context(self) -> bool:
         """Whether llama.cpp's rotary factors depend on the size of the pool of cells, as for Phi 3."""
-        return bool(self._own("rope.scaling.original_context_length"))
+        return bool(self._own(ORIGINAL))
 
     def digest(self) -> str:
         """Return a digest over every byte of the model's files. Slow for a file that was not read before.
@@ -386,7 +365,7 @@ class Model:
     @property
     def can_chat(self) -> bool:
         """Whether it is a causal decoder, which can generate text. Encoders only make vectors."""
-        is_causal = self.metadata("general.architecture") not in NO_KV and self._own("attention.causal") != "false"
+        is_causal = self.metadata(ARCHITECTURE) not in NO_KV and self._own("attention.causal") != "false"
         has_encoder = llama.llama_model_has_encoder(self.handle)
         return is_causal and llama.llama_model_has_decoder(self.handle) and not has_encoder
 
@@ -396,8 +375,65 @@ class Model:
         number = self._own("pooling_type") or "-1"
         return next((name for name, value in POOLINGS.items() if str(value) == number), "")
 
+    def _trained_for(self) -> int:
+        """Return the tokens that it was trained for: as llama.cpp counts, more where flags scale its positions by YaRN."""
+        known = llama.llama_model_n_ctx_train(self.handle) or int(self._number("context_length"))  # 0 without the weights
+        scaling = self.rope_scaling
+        if not scaling.scale or not self._has_rope or (scaling.kind or self._own("rope.scaling.type")) != "yarn":
+            return known
+        factor = self._number("rope.scaling.factor") or self._number("rope.scale_linear") or 1.0
+        original, scale = scaling.original or self._number(ORIGINAL) or known, np.float32(scaling.scale)
+        return known if scale == np.float32(1 / factor) else int(np.float32(original) / scale)
+
+    @property
+    def _has_rope(self) -> bool:
+        return llama.llama_model_rope_type(self.handle) >= 0
+
+    @property
+    def _extrapolates(self) -> bool:
+        """Whether YaRN leaves high frequencies as they are: llama.cpp knows the factor of attention by itself then."""
+        of_file = self._own("rope.scaling.yarn_ext_factor")
+        share = self.rope_scaling.ext_factor if self.rope_scaling.ext_factor >= 0 else float(of_file or -1)
+        return share > 0 or (share < 0 and (self.rope_scaling.kind or self._own("rope.scaling.type")) == "yarn")
+
+    @cached_property
+    def _replaced(self) -> dict[str, str]:
+        """The metadata that llama.cpp takes from flags; it does not read all of it without the weights."""
+        used = (one for one in self.metadata_overrides if self._vocab_only or llama.HEEDED.get((one.key, one.type)) == "")
+        return {one.key: one.text for one in used}
+
+    @property
+    def altered(self) -> tuple[str, ...]:
+        """What flags put in place of the file's own words, for digests; none: it is as its file says."""
+        given = ((self.rope_scaling, AS_TRAINED), (self.metadata_overrides, ()))
+        return tuple(repr(one) for one, unset in given if one != unset)
+
+    def described_flags(self) -> Iterator[str]:
+        """Yield a line for each kind of thing that flags put in place of the file's own."""
+        if self.split != ALL_CARDS:
+            yield f"layers on {self.split.described()}"
+        if self.rope_scaling != AS_TRAINED:
+            yield f"rotary positions: {self.rope_scaling}; trained for {self.context_train:,} tokens"
+        if self._replaced:
+            yield f"metadata: {', '.join(str(one) for one in self.metadata_overrides if one.key in self._replaced)}"
+
+    def without_effect(self) -> Iterator[str]:
+        """Yield a line for each flag that changes nothing of this model."""
+        yield from self.split.without_effect()
+        if self.rope_scaling != AS_TRAINED and not self._has_rope:
+            yield f"--rope-... and --yarn-... have no effect: {self.path.name} has no rotary positions"
+        elif self.rope_scaling.attn_factor >= 0 and self._extrapolates:
+            yield "--yarn-attn-factor has no effect where YaRN extrapolates: --yarn-ext-factor 0"
+        for one in self.metadata_overrides:
+            if one.key not in self._replaced:
+                expected = llama.HEEDED.get((one.key, one.type))
+                why = f"it is of type {expected}" if expected else f"llama.cpp reads no such key of {self.path.name}"
+                yield f"--override-kv {one} has no effect: {why}"
+
     def metadata(self, key: str) -> str | None:
-        """Return a metadata value as text; None: the file does not have the key."""
+        """Return a metadata value as text, or what flags put in its place; None: the file does not have the key."""
+        if key in self._replaced:
+            return self._replaced[key]
         size = 1 << 16
         buffer = ctypes.create_string_buffer(size)
         needed = self._read_metadata(key, buffer)
@@ -409,6 +445,12 @@ class Model:
     def _own(self, key: str) -> str | None:
         """Return a metadata value of the model's architecture."""
         return self.metadata(f"{self.metadata('general.architecture')}.{key}")
+
+    def _number(self, key: str) -> float:
+        """Return a number of its architecture's metadata; 0: the file has none."""
+        with suppress(ValueError):
+            return float(self._own(key) or 0)
+        return 0.0
 
     def _read_metadata(self, key: str, buffer: ctypes.Array[ctypes.c_char]) -> int:
         """Return the length of a value, and write as much of it to `buffer` as fits; -1: no value has this key."""

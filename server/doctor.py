@@ -18,10 +18,9 @@ from ..models.hardware import (
     unused_features,
     used_features,
 )
-from ..models.model import Model
 from ..models.times import summarize, times_on
 from .config.settings import Settings, SettingsError
-from .engine.fit import fit
+from .engine.fit import card_flag, fit, open_model
 from .load import describe_template, open_template
 
 
@@ -54,7 +53,7 @@ def _print_library(settings: Settings) -> None:
     print(f"  in use: {', '.join(path.name for path in gate.files_in_use())}")
     print(f"  made for: {', '.join(used)}")
     print("  tried: a small model's KV comes back as it was saved")
-    gate.leave_failing_card(settings.gpu_layers)
+    gate.leave_failing_card(card_flag(settings))
     if on := [str(device) for device in devices() if device.is_gpu]:
         print(f"  tried on {', '.join(on)}: it computes there, too")
     if unused := unused_features(used):
@@ -85,12 +84,14 @@ def _print_devices(settings: Settings) -> None:
 def _print_fit(settings: Settings) -> None:
     """Print the model's template, and how it would be fitted at a start now. Raises ModelError and SettingsError."""
     path = Path(settings.model).expanduser()
-    model = Model(path, is_simulated=True)
+    model = open_model(settings, path, is_simulated=True)
     per_token = model.kv_bytes(settings.cache_type_k, settings.cache_type_v)
     print(f"{path.name}: {model.description}, {model.size / 2**30:.2f} GiB, {model.num_layers} layers")
     print(f"  KV: {per_token:,} bytes a token with -ctk {settings.cache_type_k} -ctv {settings.cache_type_v}")
     if model.can_chat:
         print(f"  {describe_template(settings, model, open_template(settings, model))}")
+    for line in model.without_effect():
+        print(f"  {line}")
     model.close()
     _, decision = fit(settings, path)
     for line in decision.lines() if decision else ():

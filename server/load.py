@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import math
+import os
 import re
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -16,9 +17,9 @@ from typing import Any
 from msgspec import convert
 
 from ..models import gate, llama
-from ..models.context import Context, DevicePart, parts_of
+from ..models.context import Context, DevicePart, breakdown, parts_of
 from ..models.draft_model import DraftModel, open_draft_model
-from ..models.errors import ModelError
+from ..models.errors import ModelError, NotCounted
 from ..models.grammar import Grammars
 from ..models.hardware import devices, fast_cores, free_memory, unloaded_backends, unused_card
 from ..models.heap import return_large_blocks
@@ -31,6 +32,7 @@ from ..models.multi_token import open_head, why_unused
 from ..models.named_templates import DEFAULT_TEMPLATE, named_template, names
 from ..models.runner import Runner
 from ..models.sampling_params import recommended
+from ..models.split import ALL_CARDS
 from ..models.template import ChatTemplate
 from ..models.timing import MayGoOn
 from ..slots.disk import DiskTier
@@ -54,7 +56,7 @@ from .chat.sampling_fields import Defaults
 from .chat.tokens import AnswerMemory
 from .config.settings import VERSION, Settings, SettingsError, listed
 from .engine.engine import Engine
-from .engine.fit import Decision, context_settings, fit, mib, open_model, with_layout
+from .engine.fit import Decision, card_flag, context_settings, fit, mib, open_beside, open_model, with_layout
 from .engine.generation import Generation
 from .engine.view import View
 from .http.bodies import LARGEST
@@ -84,7 +86,7 @@ def fingerprint_of(settings: Settings, model: Model, template: str) -> str:
     with model.path.open("rb") as file:
         file.seek(max(model.path.stat().st_size - SAMPLE, 0))
         end = file.read(SAMPLE)
-    parts = (VERSION, model.description, model.size, end, template, *_shaping(settings))
+    parts = (VERSION, model.description, model.size, end, template, *_shaping(settings, model))
     return f"b{llama.LIBRARY.version}-{hashlib.blake2b(repr(parts).encode(), digest_size=4).hexdigest()}"
 
 
@@ -93,14 +95,15 @@ def provenance_of(settings: Settings, model: Model, context: Context) -> Provena
     parts = (
         context.num_cells if model.rope_depends_on_context else 0,
         gate.identity(),
-        *_shaping(settings),
+        *_shaping(settings, model),
+        *_spread(model, context),
     )
     return Provenance(model.digest(), _digest(parts))
 
 
 def origin_of(settings: Settings, model: Model, context: Context) -> Origin:
     """Return the origin of this server's KV."""
-    shape = (context.num_cells if model.rope_depends_on_context else 0, *_asked(settings))
+    shape = (context.num_cells if model.rope_depends_on_context else 0, *_asked(settings, model))
     return Origin(
         model=f"{model.path.name}, {model.description}",
         build=f"{build_info()}, {', '.join(device.description for device in devices())}",
@@ -118,12 +121,12 @@ def _digest(parts: tuple[object, ...]) -> str:
     return hashlib.blake2b(repr(parts).encode(), digest_size=16).hexdigest()
 
 
-def _shaping(settings: Settings) -> tuple[object, ...]:
+def _shaping(settings: Settings, model: Model) -> tuple[object, ...]:
     """Return the devices and the settings that shape KV."""
-    return (*(device.description for device in devices()), *_asked(settings))
+    return (*(device.description for device in devices()), *_asked(settings, model))
 
 
-def _asked(settings: Settings) -> tuple[object, ...]:
+def _asked(settings: Settings, model: Model) -> tuple[object, ...]:
     return (
         settings.cache_type_k,
         settings.cache_type_v,
@@ -131,7 +134,22 @@ def _asked(settings: Settings) -> tuple[object, ...]:
         settings.repack,
         settings.gpu_layers,
         *(settings.n_cpu_moe, settings.cpu_moe, settings.override_tensor),
+        *([repr(model.split)] if model.split != ALL_CARDS else []),
+        *model.altered,
     )
+
+
+def _spread(model: Model, context: Context) -> tuple[object, ...]:
+    """Return what tells which device has which layers, where several have some: without --tensor-split by free memory.
+
+    Each has a range of them, so that the bytes of its weights say which. Where none are counted, no later start is alike.
+    """
+    if len(model.devices) < 2:
+        return ()
+    try:
+        return tuple((use.device, use.weights) for use in breakdown(context.handle))
+    except NotCounted:
+        return () if model.split.shares else (os.urandom(16),)
 
 
 # ---- Loading ------------------------------------------------------------------------------------------------------------
@@ -204,9 +222,9 @@ def _open(settings: Settings, path: Path, progress: LoadProgress | None = None) 
     """Return the settings that fit, the model loaded with them, and why they fit."""
     return_large_blocks()
     gate.check()
-    if settings.gpu_layers == ALL_LAYERS:  # not given
+    if settings.gpu_layers == ALL_LAYERS and not settings.device:  # not given
         hide_slower_card(path, settings.threads or fast_cores())
-    gate.leave_failing_card(settings.gpu_layers, (lambda: progress(0.0)) if progress else (lambda: True))
+    gate.leave_failing_card(card_flag(settings), (lambda: progress(0.0)) if progress else (lambda: True))
     _tell_unused()
     index = settings.docs_db if settings.docs else ""
     folders = {"--cache-dir": settings.cache_dir, "--slot-save-path": settings.slot_save_path, "--docs-db": index}
@@ -217,6 +235,8 @@ def _open(settings: Settings, path: Path, progress: LoadProgress | None = None) 
     for line in decision.lines() if decision else ():
         logger.info("%s", line)
     model = open_model(settings, path, progress)
+    for line in model.without_effect():
+        logger.warning("%s", line)
     if not model.can_chat and not (settings.embeddings or settings.reranking):
         about = model.description
         model.close()
@@ -302,7 +322,7 @@ def _serve(settings: Settings, model: Model, decision: Decision | None, made: Ex
     logger.info("%s", describe_template(settings, model, template))
     bounds = (settings.conversations, settings.conversation_ram << 20, settings.conversation_ttl)
     running: dict[Generation, PendingTurn | None] = {}
-    if (files := _conversation_files(settings, made_by)) is not None:
+    if (files := _conversation_files(settings, model, made_by)) is not None:
         made.callback(files.close)
         builder.volatile.restore(files)
     conversations = Conversations(*bounds, files=files, turns=running.values)
@@ -377,7 +397,7 @@ def _draft_model(settings: Settings, served: Context, runner: Runner, goes_on: M
         logger.info("the multi-token head of %s drafts", served.model.path.name)
         return open_head(runner, served.settings, num_slots=settings.parallel)
     path = Path(settings.draft_model).expanduser()
-    model = Model(path, settings.gpu_layers, repack=settings.repack == "on", may_unload=settings.may_unload)
+    model = open_beside(settings, settings.draft_model)
     shape = replace(context_settings(settings, served.model), num_cells=served.num_cells)
     draft = open_draft_model(
         model,
@@ -513,8 +533,11 @@ def lower_tiers(settings: Settings, made_by: Provenance | None, origin_of: Calla
     return tiers
 
 
-def _conversation_files(settings: Settings, made_by: Provenance | None) -> ConversationFiles | None:
-    """Make the folder of stored conversations, one for each model: the tokens in them are the model's."""
+def _conversation_files(settings: Settings, model: Model, made_by: Provenance | None) -> ConversationFiles | None:
+    """Make the folder of stored conversations, one for each model: the tokens in them are the model's, with its metadata."""
     if not settings.cache_dir or made_by is None:
         return None
-    return free_conversation_files(Path(settings.cache_dir).expanduser() / f"conversations-{made_by.model[:16]}")
+    name = "-".join(
+        ["conversations", made_by.model[:16], *([_digest(given)[:8]] if (given := model.metadata_overrides) else [])]
+    )
+    return free_conversation_files(Path(settings.cache_dir).expanduser() / name)

@@ -10,13 +10,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from ..models.errors import ModelError
-from ..models.model import Model
 from ..models.model_files import digest, files_of
 from ..slots.stored_kv import StoredFolder, folders, remove
 from ..slots.tier import FolderError
 from .config.flags import add_arguments, settings_of, with_dashes
 from .config.settings import Settings, SettingsError
-from .engine.fit import Decision, fit
+from .engine.fit import Decision, fit, open_model
 from .http.api_errors import RequestError, unknown_model
 from .serve import model_path
 from .service.models import entries_of
@@ -162,8 +161,8 @@ def _of(stored: Sequence[StoredFolder], path: Path) -> Iterator[StoredFolder]:
 def _facts(name: str, settings: Settings, path: Path, stored: Sequence[StoredFolder]) -> ModelFacts:
     try:
         size = sum(file.stat().st_size for file in files_of(path))
-        model = Model(path, is_simulated=True)
-    except (ModelError, OSError) as error:
+        model = open_model(settings, path, is_simulated=True)
+    except (ModelError, SettingsError, OSError) as error:
         return ModelFacts(name=name, file=str(path), problem=str(error))
     uses = [use for one in _of(stored, path) for use in one.scopes]
     decision, problem = _decision(settings, path)

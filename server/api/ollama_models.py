@@ -183,8 +183,7 @@ def _told_unread(entry: ModelEntry, model: Model) -> dict[str, Fields]:
     """Return what is listed and shown of a model that was not loaded yet. model: the head of its file."""
     listed, settings = _listed(tagged(entry.name), model), entry.settings
     most = settings.ctx_size if settings.kv_unified else settings.ctx_size // settings.parallel
-    told = model.metadata(f"{_family(model)}.context_length") or ""
-    trained = int(told) if told.isdecimal() else 0
+    trained = model.context_train
     source = model.chat_template or ""
     able = (
         ["completion", "tools"] + ["insert"] * (InfillTokens.of(model) is not None) + ["thinking"] * _thinks(source, model)

@@ -118,26 +118,10 @@ REFUSED: Mapping[str, tuple[Row, ...]] = {
         ("--keep", 1, ""),
         ("--kv-unified-per-slot", 1, "KV_UNIFIED_PER_SLOT"),
     ),
-    "the model's own metadata says how positions are encoded": (
-        ("--rope-scaling", 1, "ROPE_SCALING_TYPE"),
-        ("--rope-scale", 1, "ROPE_SCALE"),
-        ("--rope-freq-base", 1, "ROPE_FREQ_BASE"),
-        ("--rope-freq-scale", 1, "ROPE_FREQ_SCALE"),
-        ("--yarn-orig-ctx", 1, "YARN_ORIG_CTX"),
-        ("--yarn-ext-factor", 1, "YARN_EXT_FACTOR"),
-        ("--yarn-attn-factor", 1, "YARN_ATTN_FACTOR"),
-        ("--yarn-beta-slow", 1, "YARN_BETA_SLOW"),
-        ("--yarn-beta-fast", 1, "YARN_BETA_FAST"),
-    ),
-    "change the file itself: its metadata holds for every program that reads it": (("--override-kv", 1, ""),),
-    "CUDA_VISIBLE_DEVICES chooses among GPUs, and -ngl says how many layers they hold": (
-        ("-dev --device", 1, "DEVICE"),
+    "--n-cpu-moe keeps the experts of layers in host memory, and -ngl counts the layers on GPUs": (
         ("-ncffn --n-cpu-ffn", 1, "N_CPU_FFN"),
-        ("-sm --split-mode", 1, "SPLIT_MODE"),
-        ("-ts --tensor-split", 1, "TENSOR_SPLIT"),
-        ("-mg --main-gpu", 1, "MAIN_GPU"),
-        ("--rpc", 1, "RPC"),
     ),
+    "devices of other machines are not supported": (("--rpc", 1, "RPC"),),
     "`slotcache doctor` lists devices": (("--list-devices", 0, ""),),
     "control vectors change every answer, and there are none here": (
         ("--control-vector", 1, ""),

@@ -53,16 +53,18 @@ def row(
     most: int = 1 << 31,
     words: Mapping[str, int] | None = None,
     fixed: Mapping[str, str] | None = None,
+    refused: Mapping[str, str] | None = None,
     separator: str = "",
     llama: str = "",
 ) -> T:
     """Declare a field of `Settings`.
 
     choices: where its type has none. least, most: of a number. words: texts for some numbers. fixed: flags without a value,
-    and the value of each. separator: between the values of a flag given several times. llama: llama-server's variable.
+    and the value of each. refused: values that are none here, and why. separator: between the values of a flag given several
+    times. llama: llama-server's variable.
     """
     about = {"flags": flags, "help": help, "choices": choices, "least": least, "most": most, "clamps": False}
-    about |= {"words": words or {}, "fixed": fixed or {}, "separator": separator, "llama": llama}
+    about |= {"words": words or {}, "fixed": fixed or {}, "refused": refused or {}, "separator": separator, "llama": llama}
     return field(default=default, metadata=about)
 
 
@@ -70,7 +72,7 @@ def row(
 class Setting:
     """One row of the table. The environment may hold a flag's value, as SLOTCACHE_<NAME>; the command line wins.
 
-    words, fixed, separator, llama: as in `row`; fixed holds the flags that turn a switch off, too. clamps: a number outside
+    words, fixed, refused, separator, llama: as in `row`; fixed holds the flags that turn a switch off, too. clamps: a number outside
     the range becomes the nearest one in it.
     """
 
@@ -84,6 +86,7 @@ class Setting:
     clamps: bool
     words: Mapping[str, int]
     fixed: Mapping[str, str]
+    refused: Mapping[str, str]
     separator: str
     llama: str
 
@@ -125,7 +128,7 @@ class Setting:
                 return written(parse_switch(text))
         found = next((choice for choice in self.choices if choice.lower() == text.lower()), None)
         if found is None:
-            raise ValueError(f"expected one of {', '.join(self.choices)}")
+            raise ValueError(self.refused.get(text.lower()) or f"expected one of {', '.join(self.choices)}")
         return found
 
 
@@ -183,6 +186,7 @@ def _about_number(name: str) -> dict[str, Any]:
         "clamps": not number.is_strict,
         "words": {},
         "fixed": {},
+        "refused": {},
         "separator": "",
         "llama": f"LLAMA_ARG_{name.upper()}" if name in OF_LLAMA else "",
     }
@@ -194,6 +198,9 @@ def written(value: Value) -> str:
 
 
 KvType = Literal["f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1"]
+TENSOR = "it is an experiment of llama.cpp: --fit cannot tell what each GPU would hold, and KV was never saved from it here"
+SplitMode = Literal["none", "layer", "row"]
+RopeKind = Literal["", "none", "linear", "yarn"]
 FlashAttention = Literal["on", "off", "auto"]
 Dedup = Literal["auto", "off"]
 Attention = Literal["joint", "separate"]
@@ -251,6 +258,20 @@ class Settings(Numbers):
     n_cpu_moe: int = row(0, ("-ncmoe", "--n-cpu-moe"), "keep the experts of this many layers, from the first on, in host memory", llama="LLAMA_ARG_N_CPU_MOE")
     cpu_moe: bool = row(False, ("-cmoe", "--cpu-moe"), "keep the experts of all layers in host memory", llama="LLAMA_ARG_CPU_MOE")
     override_tensor: str = row("", ("-ot", "--override-tensor"), "where tensors stand whose names match: PATTERN=BUFFER, such as `ffn_down=CPU`, or several, separated by commas", separator=",", llama="LLAMA_ARG_OVERRIDE_TENSOR")
+    device: str = row("", ("-dev", "--device"), "the GPUs that hold layers, by the names that `slotcache doctor` has, separated by commas; none: no GPU; without it, all", llama="LLAMA_ARG_DEVICE")
+    split_mode: SplitMode = row("layer", ("-sm", "--split-mode"), "how several GPUs share a model: layer: each has layers; row: each has rows of its matrices, where their backend can; none: --main-gpu has all", refused={"tensor": TENSOR}, llama="LLAMA_ARG_SPLIT_MODE")
+    tensor_split: str = row("", ("-ts", "--tensor-split"), "the share of the layers, or of the rows, that each GPU has, in their order: 3,1; without it, by their free memory", llama="LLAMA_ARG_TENSOR_SPLIT")
+    main_gpu: int = row(0, ("-mg", "--main-gpu"), "the GPU that has all with --split-mode none, and KV and small matrices with row: its place among them, from 0", least=-1, llama="LLAMA_ARG_MAIN_GPU")
+    rope_scaling: RopeKind = row("", ("--rope-scaling",), "how rotary positions are scaled; without it, as the model's file says", llama="LLAMA_ARG_ROPE_SCALING_TYPE")
+    rope_scale: float = row(0.0, ("--rope-scale",), "scale rotary positions for a context so many times as long; 0: as the file says", llama="LLAMA_ARG_ROPE_SCALE")
+    rope_freq_base: float = row(0.0, ("--rope-freq-base",), "the base of the frequencies of rotary positions; 0: as the file says", llama="LLAMA_ARG_ROPE_FREQ_BASE")
+    rope_freq_scale: float = row(0.0, ("--rope-freq-scale",), "the factor of these frequencies, 1/N in place of --rope-scale N; 0: as the file says", llama="LLAMA_ARG_ROPE_FREQ_SCALE")
+    yarn_orig_ctx: int = row(0, ("--yarn-orig-ctx",), "YaRN: the tokens that the model was trained for before it was scaled; 0: as the file says", llama="LLAMA_ARG_YARN_ORIG_CTX")
+    yarn_ext_factor: float = row(-1.0, ("--yarn-ext-factor",), "YaRN: the share of extrapolation, 0: interpolation alone; -1: as the file says, else 1", least=-1, llama="LLAMA_ARG_YARN_EXT_FACTOR")
+    yarn_attn_factor: float = row(-1.0, ("--yarn-attn-factor",), "YaRN: the factor of attention; -1: as the file says", least=-1, llama="LLAMA_ARG_YARN_ATTN_FACTOR")
+    yarn_beta_slow: float = row(-1.0, ("--yarn-beta-slow",), "YaRN: below so many turns in the trained context a frequency is scaled whole; -1: as the file says", least=-1, llama="LLAMA_ARG_YARN_BETA_SLOW")
+    yarn_beta_fast: float = row(-1.0, ("--yarn-beta-fast",), "YaRN: above so many turns a frequency stays as it is; -1: as the file says", least=-1, llama="LLAMA_ARG_YARN_BETA_FAST")
+    override_kv: str = row("", ("--override-kv",), "KEY=TYPE:VALUE in place of what the model's file says, of type int, float, bool or str, such as `tokenizer.ggml.add_bos_token=bool:false`; may be given several times, or several separated by commas", separator=",")
     fit: bool = row(True, ("-fit", "--fit"), "fit these to the memory that is free, unless a flag gives them: cells (-c), slots (-np), the experts of a mixture (-ncmoe), layers on the GPU (-ngl); off: refuse to start where the model does not fit", llama="LLAMA_ARG_FIT")
     fit_target: int = row(1024, ("-fitt", "--fit-target"), "MiB that --fit leaves free on each device", llama="LLAMA_ARG_FIT_TARGET")
     fit_ctx: int = row(4096, ("-fitc", "--fit-ctx"), "cells below which --fit does not go", least=1, llama="LLAMA_ARG_FIT_CTX")

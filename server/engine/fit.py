@@ -12,10 +12,12 @@ from pathlib import Path
 from ...models.context import Context, ContextSettings, Use, breakdown, num_sequences
 from ...models.errors import ModelError, NotCounted
 from ...models.hardware import HOST, INTEGRATED, devices, fast_cores, free_memory
-from ...models.model import EXPERTS, LoadProgress, Model, Override, experts_on_host, parse_overrides
+from ...models.model import ALL_LAYERS, LoadProgress, Model
 from ...models.multi_token import head_settings, why_unused
+from ...models.overrides import EXPERTS, Override, RopeScaling, experts_on_host, parse_metadata, parse_overrides
 from ...models.repacking import is_faster_repacked, kept_layout
-from ..config.settings import Settings
+from ...models.split import NO_DEVICE, Split, parse_split
+from ..config.settings import Settings, SettingsError
 
 # ---- How much of a model goes where, and the search for the most that fits. ---------------------------------------------
 
@@ -163,10 +165,10 @@ class Limit:
 def limits(settings: Settings) -> dict[str, Limit]:
     """Return the limit of each GPU and of host memory, by ggml's name.
 
-    --device-memory holds for GPUs, or for host memory where there is none. An integrated GPU has what its driver gives it of
-    host memory, so what it takes counts there, too.
+    Of the GPUs those that may have layers. --device-memory holds for them, or for host memory where there is none. An
+    integrated GPU has what its driver gives it of host memory, so what it takes counts there, too.
     """
-    gpus = [device for device in devices() if device.is_gpu]
+    gpus = split_of(settings).devices()
     cap, others = settings.device_memory * MIB, beside(settings)
     found = {gpu.name: Limit((gpu.free - others) if gpu.total else math.inf, cap, True) for gpu in gpus}
     lent = tuple(gpu.name for gpu in gpus if gpu.kind == INTEGRATED)
@@ -188,7 +190,7 @@ def beside(settings: Settings) -> int:
     paths = [Path(file).expanduser() for file in files if file]
     size = sum(path.stat().st_size for path in paths if path.is_file())
     if settings.draft_model:
-        draft = Model(Path(settings.draft_model).expanduser(), settings.gpu_layers, is_simulated=True)
+        draft = open_beside(settings, settings.draft_model, is_simulated=True)
         size += (settings.ctx_size or LONG_CONTEXT) * draft.kv_bytes("f16", "f16")
         draft.close()
     return size
@@ -302,18 +304,72 @@ MOST_COUNTED = 1 << 20
 """Cells of a context that is counted. Each cell takes time and memory even so; the use of more cells lies on a line."""
 
 
-def open_model(settings: Settings, path: Path, progress: LoadProgress | None = None, *, is_simulated: bool = False) -> Model:
-    """Load the served model. progress: as in `Model`. Raises ModelError."""
+def open_model(
+    settings: Settings,
+    path: Path,
+    progress: LoadProgress | None = None,
+    *,
+    is_simulated: bool = False,
+    vocab_only: bool = False,
+) -> Model:
+    """Load the served model. progress, is_simulated, vocab_only: as in `Model`. Raises ModelError and SettingsError."""
     every = (Override(EXPERTS, HOST),) if settings.cpu_moe else ()
     return Model(
         path,
         settings.gpu_layers,
         progress,
+        vocab_only,
         repack=settings.repack == "on",
-        may_unload=settings.may_unload and not is_simulated,
+        may_unload=settings.may_unload and not (is_simulated or vocab_only),
+        split=split_of(settings),
         overrides=(*parse_overrides(settings.override_tensor), *every, *experts_on_host(settings.n_cpu_moe)),
+        metadata=parse_metadata(settings.override_kv),
+        rope_scaling=rope_scaling_of(settings),
         is_simulated=is_simulated,
         with_heads=settings.uses_head,
+    )
+
+
+def open_beside(settings: Settings, file: str, *, is_simulated: bool = False) -> Model:
+    """Load a model beside the served one: on the same devices, its metadata and its positions as its own file says.
+
+    Raises ModelError.
+    """
+    return Model(
+        Path(file).expanduser(),
+        settings.gpu_layers,
+        repack=settings.repack == "on",
+        may_unload=settings.may_unload and not is_simulated,
+        split=split_of(settings),
+        is_simulated=is_simulated,
+    )
+
+
+def split_of(settings: Settings) -> Split:
+    """Return the split of layers that the settings ask for. Raises ModelError."""
+    return parse_split(settings.device, settings.split_mode, settings.tensor_split, settings.main_gpu)
+
+
+def card_flag(settings: Settings) -> str:
+    """Return the flag that asks for layers on a card; "": none does, and the CPU may have them all."""
+    if settings.gpu_layers not in (ALL_LAYERS, 0):
+        return f"-ngl {'all' if settings.gpu_layers < 0 else settings.gpu_layers}"
+    return "" if settings.device in ("", NO_DEVICE) or not settings.gpu_layers else f"--device {settings.device}"
+
+
+def rope_scaling_of(settings: Settings) -> RopeScaling:
+    """Return the scale of rotary positions that the settings ask for. Raises SettingsError."""
+    if settings.rope_scale and settings.rope_freq_scale:
+        raise SettingsError("--rope-scale and --rope-freq-scale: give one of them")
+    return RopeScaling(
+        kind=settings.rope_scaling,
+        base=settings.rope_freq_base,
+        scale=1 / settings.rope_scale if settings.rope_scale else settings.rope_freq_scale,
+        original=settings.yarn_orig_ctx,
+        ext_factor=settings.yarn_ext_factor,
+        attn_factor=settings.yarn_attn_factor,
+        beta_fast=settings.yarn_beta_fast,
+        beta_slow=settings.yarn_beta_slow,
     )
 
 
@@ -419,6 +475,7 @@ class Fitting:
         self.limits = limits(settings)
         self.has_gpu = len(self.limits) > 1
         self.counts_weights = self.limits[HOST].counts_weights
+        self.flags = [*model.described_flags()]
 
     def decide(self) -> Decision:
         """Choose a placement. Raises ModelError: none fits."""
@@ -508,7 +565,7 @@ class Fitting:
             num_layers=self.num_layers + 1 if self.has_gpu else 0,
             has_experts=self.has_experts,
             has_overrides=bool(self.settings.override_tensor),
-            notes=[note] if note else [],
+            notes=[*self.flags, *filter(None, [note])],
         )
 
     def _complaint(self) -> str:

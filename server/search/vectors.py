@@ -31,6 +31,7 @@ from ..chat.decode import check_number
 from ..chat.prompt_length import MOST_COUNTED
 from ..chat.text_prompt import TextTokens, split_prompts
 from ..config.settings import Settings, SettingsError
+from ..engine.fit import open_beside
 from ..http.api_errors import RequestError, not_loaded
 from ..http.bodies import LARGEST
 from ..http.threads import PromptThreads, give_way
@@ -530,7 +531,8 @@ class Embedding:
         """Return the embedder of an index. Its digest takes seconds the first time. Raises ModelError."""
         embedder = self._worker.embedder
         files, prefix = digest(files_of(embedder.model.path)), self.prefixes.document
-        return Embedder(f"{files} {embedder.pooling} {embedder.limit}" + (f" {prefix!r}" if prefix else ""), self._embed)
+        parts = [files, embedder.pooling, str(embedder.limit), *([repr(prefix)] if prefix else []), *embedder.model.altered]
+        return Embedder(" ".join(parts), self._embed)
 
     def _embed(self, texts: Sequence[str]) -> np.ndarray:
         """Compute texts while no request waits for vectors. The index's thread. Raises RequestError."""
@@ -618,9 +620,7 @@ class _Loader:
         if not file:
             return None
         path = Path(file).expanduser()
-        self.beside.append(
-            Model(path, self.settings.gpu_layers, repack=self.settings.repack == "on", may_unload=self.settings.may_unload)
-        )
+        self.beside.append(open_beside(self.settings, file))
         return self._worker(self.beside[-1], path.stem, pooling)
 
     def _worker(self, model: Model, name: str, pooling: str) -> EmbeddingWorker:

@@ -26,6 +26,7 @@ from ...slots.tier import FolderError
 from ..chat.conversations import Conversations
 from ..config.settings import Settings, SettingsError
 from ..engine.engine import DeviceTurns
+from ..engine.fit import open_model
 from ..http.api_errors import RequestError, reason_of, unknown_model
 from ..search.folder import FolderIndex
 from ..search.vectors import EmbeddingWorker, Vectors
@@ -262,7 +263,7 @@ class Models:
         """
         async with self._looking:
             if entry.head is None or entry.head.stamps != _stamps(entry.path):
-                entry.head = await asyncio.to_thread(_read_head, entry.path, tell)
+                entry.head = await asyncio.to_thread(_read_head, entry, tell)
             return entry.head
 
     def retry(self, entry: ModelEntry) -> None:
@@ -558,10 +559,10 @@ def _shutting_down() -> RequestError:
     return RequestError("the server is shutting down", status=503)
 
 
-def _read_head(path: Path, tell: Callable[[Model], dict[str, Any]]) -> FileHead:
-    stamps = _stamps(path)
+def _read_head(entry: ModelEntry, tell: Callable[[Model], dict[str, Any]]) -> FileHead:
+    stamps = _stamps(entry.path)
     try:
-        with closing(Model(path, vocab_only=True)) as model:
+        with closing(open_model(entry.settings, entry.path, vocab_only=True)) as model:
             return FileHead(stamps, tell(model))
     except (ModelError, OSError) as error:
         return FileHead(stamps, {}, reason_of(error))

@@ -46,7 +46,7 @@ def test_llama_cpp_puts_all_layers_and_the_pool_there(model, caplog):
 def test_whoever_shows_the_device_does_not_ask_it_while_it_computes(tiny, monkeypatch):
     """A device in another process answers one thread at a time: two at once end the server."""
     with running(tiny) as server:
-        monkeypatch.setattr("slotcache.models.model.devices", lambda: pytest.fail("the device was asked"))
+        monkeypatch.setattr("slotcache.models.split.devices", lambda: pytest.fail("the device was asked"))
         assert server.http.get("/props").json()["device"]["name"] == devices()[0].name
 
 

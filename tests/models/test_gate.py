@@ -15,6 +15,8 @@ from slotcache.models.demo import FILE
 from slotcache.models.errors import ModelError
 from slotcache.models.hardware import Device, devices
 from slotcache.models.model import Model
+from slotcache.server.config.settings import Settings
+from slotcache.server.engine.fit import card_flag
 from support.on_device import keep_hidden
 
 from models.test_llama import LIBRARY, starts
@@ -277,32 +279,44 @@ def found(monkeypatch):
 WHY = "Vulkan0 (a card) is not used: it fails a trial with a small model: it is computed wrongly (kept in "
 
 
-@pytest.mark.parametrize("gpu_layers", [-1, 0])
-def test_a_card_that_fails_is_left_alone_and_told(found, gpu_layers):
+def test_a_card_that_fails_is_left_alone_and_told(found):
     found("raise SystemExit('it is computed wrongly')")
-    gate.leave_failing_card(gpu_layers)
+    gate.leave_failing_card()
     assert all(os.environ[name] == value for name, value in hardware.HIDDEN.items())
     assert os.environ[llama.VARIABLES[0]] == str(LIBRARY.parent), "what it starts has the same library"
     assert hardware.unused_card().startswith(WHY)
     found("raise SystemExit('tried again')")
-    gate.leave_failing_card(gpu_layers)
+    gate.leave_failing_card()
     assert hardware.unused_card().startswith(WHY)
 
 
-@pytest.mark.parametrize("gpu_layers, shown", [(7, "7"), (-2, "all")])
-def test_layers_that_a_flag_gives_to_a_card_that_fails_are_refused(found, gpu_layers, shown):
+@pytest.mark.parametrize(
+    "given, flag",
+    [
+        ({"gpu_layers": 7}, "-ngl 7"),
+        ({"gpu_layers": -2, "device": "Vulkan0"}, "-ngl all"),
+        ({"device": "Vulkan0"}, "--device Vulkan0"),
+        ({"device": "none"}, ""),
+        ({"gpu_layers": 0, "device": "Vulkan0"}, ""),
+        ({}, ""),
+    ],
+)
+def test_layers_that_a_flag_gives_to_a_card_that_fails_are_refused(found, given, flag):
+    assert card_flag(Settings(**given)) == flag
     found("raise SystemExit('it is computed wrongly')")
+    if not flag:
+        return
     with pytest.raises(ModelError) as refused:
-        gate.leave_failing_card(gpu_layers)
-    assert str(refused.value).startswith(f"-ngl {shown}: {WHY}")
-    assert str(refused.value).endswith("; without -ngl the CPU computes") and not hardware.is_without_card()
+        gate.leave_failing_card(flag)
+    assert str(refused.value).startswith(f"{flag}: {WHY}")
+    assert str(refused.value).endswith(f"; without {flag.split()[0]} the CPU computes") and not hardware.is_without_card()
 
 
 def test_a_card_that_passes_stays_and_the_log_tells_of_a_trial_under_way(found, caplog):
     found("import time; time.sleep(0.5); print('passed')")
     with caplog.at_level("INFO", "slotcache"):
         for _ in range(2):
-            gate.leave_failing_card(7)
+            gate.leave_failing_card("-ngl 7")
     told = [line for line in caplog.messages if line.startswith("trying the llama.cpp of ")]
     assert len(told) == 1 and told[0].endswith("on the card, once for this driver: 0 s so far, 300 at most")
     assert not hardware.is_without_card() and not llama.PASSED_OVER
@@ -311,7 +325,7 @@ def test_a_card_that_passes_stays_and_the_log_tells_of_a_trial_under_way(found, 
 def test_a_trial_that_was_stopped_says_nothing_of_the_card(found, tmp_path):
     found("import time; time.sleep(600)")
     with pytest.raises(ModelError, match="the trial on Vulkan0 \\(a card\\) was stopped"):
-        gate.leave_failing_card(-1, lambda: False)
+        gate.leave_failing_card("", lambda: False)
     assert not hardware.is_without_card() and not llama.PASSED_OVER and not kept_results(tmp_path)
 
 
@@ -328,7 +342,7 @@ def test_a_trial_tells_the_log_from_time_to_time(tmp_path, caplog, monkeypatch):
 def test_without_a_card_nothing_is_tried(found, monkeypatch):
     monkeypatch.setattr(gate, "devices", lambda: devices()[-1:])
     found("raise SystemExit('it finds no card')")
-    gate.leave_failing_card(-1)
+    gate.leave_failing_card()
     assert not hardware.is_without_card()
 
 

@@ -279,7 +279,7 @@ def unlike() -> None:
 @pytest.mark.skipif(llama.LIBRARY.origin != "llama-cpp-python", reason="compares with llama-cpp-python's bindings")
 def test_our_types_are_those_of_llama_cpp_python_s_bindings():
     done = starts("", getsource(unlike) + "unlike()")
-    assert done.stdout == "116 compared\n", done.stdout + done.stderr
+    assert done.stdout == "126 compared\n", done.stdout + done.stderr
 
 
 # ---- Parts that need no llama.cpp ---------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ import re
 
 import pytest
 from slotcache.server.config.flags import FOREIGN, add_arguments, notes_of, settings_of, with_dashes
-from slotcache.server.config.settings import SETTINGS
+from slotcache.server.config.settings import SETTINGS, TENSOR
 
 
 def parsed(*arguments):
@@ -58,6 +58,22 @@ def test_llama_server_s_command_line_starts_this_server():
     chosen = [parse(*flags).repack for flags in ([], ["--repack"], ["--repack", "--no-repack"], ["--repack", "yes"])]
     assert chosen == ["auto", "on", "off", "on"]
     assert parse("-fa").flash_attn == "on" and parse("-fa", "false").flash_attn == "off"
+
+
+def test_llama_server_s_flags_for_cards_and_positions_start_this_server():
+    words = "-dev CUDA0,CUDA1 -sm row -ts 3,1 -mg 1 --rope-scaling YARN --rope-scale 4 --yarn-orig-ctx 32768"
+    chosen = parse(
+        *words.split(), "--override-kv", "a=int:1,b=int:2", "--override-kv", "c=bool:true", "--yarn-ext-factor", "-1.0"
+    )
+    assert (chosen.device, chosen.split_mode, chosen.tensor_split, chosen.main_gpu) == ("CUDA0,CUDA1", "row", "3,1", 1)
+    assert (chosen.rope_scaling, chosen.rope_scale, chosen.yarn_orig_ctx) == ("yarn", 4.0, 32768)
+    assert chosen.override_kv == "a=int:1,b=int:2,c=bool:true" and chosen.yarn_ext_factor == -1.0
+
+
+def test_a_split_of_tensors_is_refused_with_its_reason(capsys):
+    with pytest.raises(SystemExit) as refused:
+        parse("-sm", "tensor")
+    assert refused.value.code == 2 and TENSOR in capsys.readouterr().err
 
 
 def test_ollama_s_port_is_a_word():
