@@ -65,6 +65,8 @@ def subject_of(context: Context, device: Device | None) -> Subject:
             model.repack,
             min(settings.num_cells, MOST_IDLE),
             *([] if model.can_trim else ["saves"]),  # their times of before had none
+            *([repr(model.split), *map(identify, model.devices)] if len(model.devices) > 1 else []),
+            *model.altered,
             *(["warm"] if device else []),  # those of before had the first use of kernels in them
         ],
     )

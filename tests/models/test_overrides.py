@@ -11,10 +11,12 @@ from slotcache.models import llama
 from slotcache.models.context import Context, ContextSettings
 from slotcache.models.embedding import EmbedderSettings, EmbeddingModel
 from slotcache.models.errors import ModelError
+from slotcache.models.learning import subject_of
 from slotcache.models.model import Model
 from slotcache.models.overrides import MetadataOverride, RopeScaling, metadata_rows, parse_metadata
 from slotcache.models.rotation import Rotation, is_same
 from slotcache.models.runner import Runner
+from slotcache.models.split import parse_split
 from slotcache.slots.plan import Drop, HostCopy, Plan, Save, Span
 from support.architectures import FEED_FORWARD, HEADS, KV_HEADS, LAYERS, WIDTH, TinyModel, recurrent
 
@@ -247,6 +249,19 @@ def test_vectors_of_the_served_model_have_its_positions(plain):
             made.append(embedder.vectors([TOKENS])[0])
             embedder.close()
     assert not np.array_equal(*made)
+
+
+def test_times_belong_to_what_flags_say(plain):
+    found = []
+    for given in ({}, {"rope_scaling": YARN}, {"metadata": parse_metadata("llama.rope.freq_base=float:500")}):
+        with closing(opened(plain, **given)) as model, closing(Context(model, SMALL)) as context:
+            found.append(subject_of(context, None).settings)
+    assert len({repr(settings) for settings in found}) == 3
+    with (
+        closing(opened(plain, split=parse_split("none", "layer", "", 0))) as model,
+        closing(Context(model, SMALL)) as context,
+    ):
+        assert subject_of(context, None).settings == found[0]
 
 
 def test_all_parameters_arrive(plain):
