@@ -16,7 +16,6 @@ from slotcache.models.model import Model
 from slotcache.models.overrides import MetadataOverride, RopeScaling, metadata_rows, parse_metadata
 from slotcache.models.rotation import Rotation, is_same
 from slotcache.models.runner import Runner
-from slotcache.models.split import parse_split
 from slotcache.slots.plan import Drop, HostCopy, Plan, Save, Span
 from support.architectures import FEED_FORWARD, HEADS, KV_HEADS, LAYERS, WIDTH, TinyModel, recurrent
 
@@ -257,11 +256,6 @@ def test_times_belong_to_what_flags_say(plain):
         with closing(opened(plain, **given)) as model, closing(Context(model, SMALL)) as context:
             found.append(subject_of(context, None).settings)
     assert len({repr(settings) for settings in found}) == 3
-    with (
-        closing(opened(plain, split=parse_split("none", "layer", "", 0))) as model,
-        closing(Context(model, SMALL)) as context,
-    ):
-        assert subject_of(context, None).settings == found[0]
 
 
 def test_all_parameters_arrive(plain):
