@@ -17,7 +17,7 @@ from itertools import accumulate, chain, pairwise, takewhile
 from ..ordering.document import Document
 from .markdown import Block, Section
 
-VERSION = 1  # of the rules here: other rules make other chunks
+VERSION = 2  # of the rules here and of the formats' readers: others make other chunks
 BYTES_PER_TOKEN = 4  # roughly, in most vocabularies and languages
 BETWEEN_HEADINGS = " > "
 SENTENCE_END = re.compile(r"(?<=[.!?。！？…])[\"')\]»”’]?\s+")

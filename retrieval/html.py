@@ -1,32 +1,42 @@
-"""Sections of HTML and Word documents."""
+"""Sections of HTML."""
 
 from __future__ import annotations
 
-import io
 import re
-import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 
-import mammoth
 from selectolax.lexbor import LexborHTMLParser, LexborNode
 
-from .markdown import Outline, Unreadable, decode
+from .markdown import Outline, decode
 
 CHARSET = re.compile(rb"<meta[^>]{0,200}?charset=[\"']?([\w.:-]{1,40})", re.I)
 HEAD = 4096  # bytes in which a page declares its encoding
 HEADINGS = {f"h{level}": level for level in range(1, 7)}
-UNREAD = {
-    *("script", "style", "noscript", "template", "svg", "math", "head", "nav", "footer", "iframe", "object", "canvas"),
-    *("button", "select", "textarea", "dialog", "audio", "video"),
+UNREAD = {"script", "style", "template", "head", "rp", "annotation", "annotation-xml"}  # what is in them is no text
+LEFT_OUT = {
+    **dict.fromkeys(("nav", "footer"), "navigation"),
+    **dict.fromkeys(("button", "select", "datalist"), "controls"),
+    **dict.fromkeys(("noscript", "iframe", "object", "canvas", "audio", "video", "dialog"), "hidden"),
+    "svg": "pictures",
 }
+"""Elements whose text is left out on purpose, and as what it is counted."""
+
+HIDDEN = '[hidden]:not([hidden="until-found"]), [style*="display:none"], [style*="display: none"]'
 LISTS = {"ul", "ol", "menu"}
+ROW_GROUPS = {"thead", "tbody", "tfoot"}
+CONTENT = {"main", "article", "section", "blockquote"}  # whose footers are text
 BLOCKS = {
     *("p", "div", "section", "article", "main", "body", "header", "aside", "blockquote", "figure", "figcaption", "address"),
     *("dl", "dt", "dd", "form", "fieldset", "details", "summary", "hr", "hgroup", "center", "table", "caption", "pre"),
+    *("footer", "textarea"),
     *HEADINGS,
 }
 CELLS = {"td", "th"}
 MAIN = ("main", "[role=main]", "article")
+MOST = 2 / 3  # of a page's letters: an element that has them is the page's text
+MAX_COLUMNS = 64  # that the spans of a row's cells fill
+WHOLE = re.compile(r"\s*(-?\d{1,9})")
 PERMALINK = re.compile(r"\s*[¶#§]$")
 
 
@@ -39,37 +49,36 @@ def read_html(data: bytes, outline: Outline) -> None:
 def read_markup(markup: str, outline: Outline) -> None:
     """Add the headings and blocks of HTML as text."""
     tree = LexborHTMLParser(markup)
-    root = _main(tree)
-    if root is None:
+    if tree.body is None:
         return
     title = tree.css_first("title")
     if title is not None and not tree.css_matches("h1"):
         outline.add_heading(1, title.text(deep=True))
-    page = _Page(outline)
-    for node, is_start in _walk(root):
+    page = _Page(outline, main=_main(tree), hidden={node.mem_id for node in tree.css(HIDDEN)})
+    for node, is_start in _walk(tree.body, page.reads):
         if node.is_text_node:
             page.add_text(node.text_content or "")
         elif is_start:
-            page.start(node.tag or "")
+            page.start(node)
         else:
-            page.end(node.tag or "")
-    page.flush()
+            page.end(node)
+    page.finish()
 
 
-def _main(tree: LexborHTMLParser) -> LexborNode | None:
-    """Return the part of a page that is its content."""
+def _main(tree: LexborHTMLParser) -> int:
+    """Return the identity of the one element that says it is the page's content; 0 if there is none."""
     for selector in MAIN:
         found = tree.css(selector)
         if len(found) == 1:
-            return found[0]
-    return tree.body
+            return found[0].mem_id
+    return 0
 
 
-def _walk(root: LexborNode) -> Iterator[tuple[LexborNode, bool]]:
+def _walk(root: LexborNode, reads: Callable[[LexborNode], bool]) -> Iterator[tuple[LexborNode, bool]]:
     """Yield the nodes of a tree in order, each at its start and its end, without a stack that a deep page could fill."""
     node, depth = root, 0
     while True:
-        is_read = (node.tag or "") not in UNREAD
+        is_read = reads(node)
         if is_read:
             yield node, True
         if is_read and (child := node.first_child) is not None:
@@ -88,19 +97,90 @@ def _walk(root: LexborNode) -> Iterator[tuple[LexborNode, bool]]:
             node, depth, is_read = parent, depth - 1, True
 
 
-class _Page:
-    """The block that is being read, line by line.
+@dataclass(slots=True)
+class _List:
+    """A list. number: of its next item; None: its items have none. step: to the one behind it. kind: as `type` names it."""
 
-    A list is one block, and so is a table: their lines begin with a dash and separate cells with a bar.
+    number: int | None = None
+    step: int = 1
+    kind: str = "1"
+
+    def marker(self, node: LexborNode) -> str:
+        """Return what stands in front of an item."""
+        if self.number is None:
+            return "- "
+        self.number = _whole(node, "value", self.number)
+        marker = f"{numeral(self.number, self.kind)}. "
+        self.number += self.step
+        return marker
+
+
+@dataclass(slots=True)
+class _Table:
+    """A table. column: of the next cell. bars: of the row so far. spans: of each column, for how many rows it is taken."""
+
+    column: int = 0
+    bars: int = 0
+    spans: dict[int, int] = field(default_factory=dict)
+
+    def begin_row(self) -> None:
+        self.column = self.bars = 0
+        self.spans = {column: rows - 1 for column, rows in self.spans.items() if rows > 1}
+
+    def begin_cell(self, node: LexborNode) -> str:
+        """Return the bars in front of a cell: one for each column, those of empty and merged cells too."""
+        while self.column in self.spans:
+            self.column += 1
+        bars, self.bars = " | " * (self.column - self.bars), self.column
+        width = min(max(_whole(node, "colspan", 1), 1), max(MAX_COLUMNS - self.column, 1))
+        rows = _whole(node, "rowspan", 1)
+        if rows != 1:
+            self.spans |= dict.fromkeys(range(self.column, min(self.column + width, MAX_COLUMNS)), rows or 1 << 16)
+        self.column += width
+        return bars
+
+
+class _Page:
+    """The block that is being read, line by line, and those before it.
+
+    A list is one block, and so is a table: their lines begin with a dash or a number, and separate cells with a bar.
     """
 
-    def __init__(self, outline: Outline) -> None:
-        self._outline = outline
+    def __init__(self, outline: Outline, main: int, hidden: set[int]) -> None:
+        """main: the identity of the element with the page's content. hidden: those of elements that are not shown."""
+        self._outline, self._main, self._hidden = outline, main, hidden
+        self._blocks: list[tuple[bool, int, str, bool]] = []  # each: is it in main, a heading's level, text, has it lines
+        self._in_main = False
         self._lines: list[list[str]] = [[]]
-        self._lists = self._tables = self._pre = 0  # how deep the place is in elements of each kind
+        self._is_blank = True  # the line so far, but for the marker of its item
+        self._lists: list[_List] = []
+        self._tables: list[_Table] = []
+        self._pre = self._content = self._ruby = 0  # how deep the place is in elements of each kind
+        self._is_reading = False
+        self._readings: list[str] = []  # of the ruby before
         self._has_lines = False
 
+    def reads(self, node: LexborNode) -> bool:
+        """Whether a node is read; what is left out is counted."""
+        tag = node.tag or ""
+        if tag in UNREAD:
+            return False
+        kind = LEFT_OUT.get(tag, "")
+        if tag == "footer" and self._content:
+            kind = ""
+        if self._hidden and node.mem_id in self._hidden:
+            kind = "hidden"
+        if kind:
+            self._outline.leave_out(kind, node.text(deep=True))
+        return not kind
+
     def add_text(self, text: str) -> None:
+        if self._is_reading:
+            self._readings.append(text.strip())
+            return
+        if self._readings and not self._ruby and text:
+            self._add_readings()
+        self._is_blank = self._is_blank and not text.strip()
         if not self._pre:
             self._lines[-1].append(text)
             return
@@ -108,38 +188,76 @@ class _Page:
         self._lines[-1].append(first)
         self._lines += [[line] for line in more]
 
-    def start(self, tag: str) -> None:
-        if tag == "br" or tag == "tr":
-            self._lines.append([])
-        elif tag == "li":
-            self._lines.append(["  " * (self._lists - 1) + "- "])
-        elif tag in CELLS and any(self._lines[-1]):
-            self._lines[-1].append(" | ")
-        elif tag in LISTS or tag in BLOCKS:
-            self._begin(tag)
+    def _add_readings(self) -> None:
+        """Add how the words before are read, behind the last one: between their letters it would cut them."""
+        self._lines[-1].append(f"({''.join(self._readings)})")
+        self._readings = []
 
-    def _begin(self, tag: str) -> None:
+    def _break(self, start: str = "") -> None:
+        self._lines.append([start] if start else [])
+        self._is_blank = True
+
+    def start(self, node: LexborNode) -> None:
+        tag = node.tag or ""
+        if tag == "br":
+            self._break()
+        elif tag == "tr":
+            self._break()
+            if self._tables:
+                self._tables[-1].begin_row()
+        elif tag == "li":
+            self._break("  " * (len(self._lists) - 1) + (self._lists[-1].marker(node) if self._lists else "- "))
+        elif tag in CELLS:
+            if self._tables and (bars := self._tables[-1].begin_cell(node)):
+                self._lines[-1].append(bars)
+        elif tag in ROW_GROUPS:
+            if self._tables:
+                self._tables[-1].spans = {}
+        elif tag == "ruby":
+            self._ruby += 1
+        elif tag == "rt":
+            self._is_reading = True
+        elif tag in LISTS or tag in BLOCKS:
+            self._begin(node, tag)
+
+    def _begin(self, node: LexborNode, tag: str) -> None:
         """Begin a block; inside of a list or a table, a line."""
         if not self._is_inside:
             self.flush()
-        elif tag not in LISTS and not self._tables and "".join(self._lines[-1]).strip(" -"):
-            self._lines.append(["  " * self._lists])
+        elif tag not in LISTS and not self._tables and not self._is_blank:
+            self._break("  " * len(self._lists))
         else:
             self._lines[-1].append(" ")
-        self._lists += tag in LISTS
-        self._tables += tag == "table"
+        if tag in LISTS:
+            self._lists.append(_list(node) if tag == "ol" else _List())
+        elif tag == "table":
+            self._tables.append(_Table())
+        self._content += tag in CONTENT
         self._pre += tag == "pre"
         self._has_lines = self._has_lines or tag == "pre"
+        self._in_main = self._in_main or (self._main != 0 and node.mem_id == self._main)
 
-    def end(self, tag: str) -> None:
-        if tag not in BLOCKS and tag not in LISTS:
-            return
-        self._lists -= tag in LISTS
-        self._tables -= tag == "table"
+    def end(self, node: LexborNode) -> None:
+        tag = node.tag or ""
+        if tag == "rt":
+            self._is_reading = False
+        elif tag == "ruby":
+            self._ruby -= 1
+        elif tag in BLOCKS or tag in LISTS:
+            self._end(tag)
+            if self._in_main and node.mem_id == self._main:
+                self._in_main = False
+
+    def _end(self, tag: str) -> None:
+        if tag in LISTS:
+            self._lists.pop()
+        elif tag == "table":
+            self._tables.pop()
+        self._content -= tag in CONTENT
         if self._is_inside:
             self._pre -= tag == "pre"
         elif tag in HEADINGS:
-            self._outline.add_heading(HEADINGS[tag], PERMALINK.sub("", " ".join(self._take())))
+            self._add(HEADINGS[tag], PERMALINK.sub("", " ".join(self._take())))
         else:
             self._has_lines = self._has_lines or tag in LISTS or tag == "table"
             self.flush()
@@ -147,21 +265,39 @@ class _Page:
 
     @property
     def _is_inside(self) -> bool:
-        return self._lists > 0 or self._tables > 0
+        return bool(self._lists or self._tables)
 
     def flush(self) -> None:
-        """Add the block to the outline."""
+        """Add the block to those before."""
         has_lines = self._has_lines
-        text = "\n".join(self._take())
-        self._outline.add_block(text, has_lines=has_lines)
+        self._add(0, "\n".join(self._take()), has_lines)
+
+    def _add(self, level: int, text: str, has_lines: bool = False) -> None:
+        if text:
+            self._blocks.append((self._in_main, level, text, has_lines))
 
     def _take(self) -> list[str]:
         """Return the lines, without blank ones, and begin anew. Blanks count in code and at the start of a list's lines."""
+        if self._readings:
+            self._add_readings()
         lines = ["".join(parts) for parts in self._lines]
         if not self._pre:
             lines = [_indented(line) if self._has_lines else " ".join(line.split()) for line in lines]
-        self._lines, self._has_lines = [[]], False
+        self._lines, self._has_lines, self._is_blank = [[]], False, True
         return [line for line in lines if self._pre or line.strip(" -|\n")]
+
+    def finish(self) -> None:
+        """Add all blocks to the outline: those of the page's content alone, if they have most of the text."""
+        self.flush()
+        main = sum(len(text) for is_main, _, text, _ in self._blocks if is_main)
+        has_most = main > MOST * sum(len(text) for _, _, text, _ in self._blocks)
+        for is_main, level, text, has_lines in self._blocks:
+            if has_most and not is_main:
+                self._outline.leave_out("navigation", text)
+            elif level:
+                self._outline.add_heading(level, text)
+            else:
+                self._outline.add_block(text, has_lines=has_lines)
 
 
 def _indented(line: str) -> str:
@@ -169,60 +305,51 @@ def _indented(line: str) -> str:
     return " " * min(len(line) - len(stripped), 12) + " ".join(stripped.split())
 
 
-# ---- DOCX to sections, by way of HTML. ----------------------------------------------------------------------------------
-
-MAX_TEXT = 64 << 20  # bytes of the unpacked document, and of all that is unpacked with it
-WORD_MAIN = "word/document.xml"
-TITLE = b'w:val="Title"'
-CODE = ("Code", "Source Code", "HTML Preformatted", "Preformatted Text")
-STYLES = tuple(f"p[style-name='{name}'] => pre:separator('\\n')" for name in CODE)
-WORD_HEADINGS = (
-    "p[style-name='Title'] => h1:fresh",
-    *(f"p[style-name='Heading {n}'] => h{n + 1}:fresh" for n in range(1, 6)),
-)
-"""Of a document with a title: its headings stand below it."""
+def _list(node: LexborNode) -> _List:
+    about = node.attributes
+    step, start = (-1 if "reversed" in about else 1), 1
+    if step < 0:
+        start = sum(child.tag == "li" for child in node.iter())
+    return _List(_whole(node, "start", start), step, about.get("type") or "1")
 
 
-def read_docx(data: bytes, outline: Outline) -> None:
-    """Add the headings and blocks of a Word document. Raises Unreadable."""
-    try:
-        with zipfile.ZipFile(io.BytesIO(data)) as package:
-            texts = _texts(package)
-            is_titled = TITLE in package.read(WORD_MAIN)
-        styles = (*STYLES, *(WORD_HEADINGS if is_titled else ()))
-        html = mammoth.convert_to_html(
-            texts,
-            style_map="\n".join(styles),
-            include_embedded_style_map=False,
-            convert_image=_no_image,
-            external_file_access=False,
-        )
-    except (Unreadable, MemoryError):
-        raise
-    except Exception as error:  # mammoth raises errors of all kinds
-        raise Unreadable(f"it is not a Word document that can be read: {error}") from None
-    read_markup(html.value, outline)
+def _whole(node: LexborNode, name: str, default: int) -> int:
+    """Return an attribute that is a whole number."""
+    found = WHOLE.match(node.attributes.get(name) or "")
+    return int(found[1]) if found else default
 
 
-def _texts(package: zipfile.ZipFile) -> io.BytesIO:
-    """Return a document without all that is no XML by its name, such as pictures, which are never unpacked.
+# ---- Numbers of headings and items, as pages and Word documents write them. ---------------------------------------------
 
-    A document names its parts itself: what is not counted here must not be there to be named. Raises Unreadable for one
-    that unpacks to more than can be read. Python reads no more than the size stated.
-    """
-    if WORD_MAIN not in package.namelist():
-        raise Unreadable(f"it is a ZIP file without {WORD_MAIN}: not a Word document")
-    parts = [entry for entry in package.infolist() if entry.filename.endswith((".xml", ".rels"))]
-    size = sum(entry.file_size for entry in parts)
-    if size > MAX_TEXT:
-        raise Unreadable(f"it unpacks to {size >> 20:,} MiB of text: at most {MAX_TEXT >> 20} are read")
-    texts = io.BytesIO()
-    with zipfile.ZipFile(texts, "w") as copy:
-        for entry in parts:
-            copy.writestr(entry.filename, package.read(entry))
-    return texts
+ROMAN = {
+    1000: "m",
+    900: "cm",
+    500: "d",
+    400: "cd",
+    100: "c",
+    90: "xc",
+    50: "l",
+    40: "xl",
+    10: "x",
+    9: "ix",
+    5: "v",
+    4: "iv",
+    1: "i",
+}
 
 
-def _no_image(image: object) -> list[object]:
-    """Leave out a picture: not even its file is opened."""
-    return []
+def numeral(number: int, kind: str) -> str:
+    """Return a number as `1`, `a`, `A`, `i` or `I` write it; in figures where they cannot."""
+    if kind in ("i", "I") and 0 < number < 4000:
+        text = ""
+        for value, letters in ROMAN.items():
+            text += letters * (number // value)
+            number %= value
+    elif kind in ("a", "A") and 0 < number < 26**4:
+        text = ""
+        while number:
+            number, letter = divmod(number - 1, 26)
+            text = chr(ord("a") + letter) + text
+    else:
+        return str(number)
+    return text.upper() if kind.isupper() else text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import re
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -44,16 +45,25 @@ class Section:
 
 
 class Outline:
-    """Collects the headings and blocks of a document in their order."""
+    """Collects the headings and blocks of a document in their order.
+
+    left_out: the letters that are left out on purpose, by kind, such as those of navigation.
+    """
 
     def __init__(self) -> None:
         self.sections = [Section(())]
+        self.left_out: Counter[str] = Counter()
         self._levels: list[int] = []  # of the headings of the current section
         self._end = 0  # of the text so far
 
     @property
     def has_text(self) -> bool:
         return any(section.blocks or section.headings for section in self.sections)
+
+    def leave_out(self, kind: str, text: str) -> None:
+        """Count the letters of a text that is not added."""
+        if letters := sum(map(len, text.split())):
+            self.left_out[kind] += letters
 
     def add_heading(self, level: int, text: str, page: int | None = None) -> None:
         """Begin a section. level: 1 is the outermost; levels may be left out."""

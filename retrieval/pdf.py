@@ -1,194 +1,38 @@
-"""Sections of PDF: lines, columns, headings."""
+"""Lines of print from PDF, with what is filled in and noted on its pages."""
 
 from __future__ import annotations
 
 import ctypes
 import re
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
-from math import hypot
-from statistics import median
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from itertools import islice
+from math import atan2, cos, degrees, hypot, radians, sin
 
 import pypdfium2 as pdfium
 import pypdfium2.raw as raw
 
+from .layout import Bookmark, Line, Page, add_pages
 from .markdown import MAX_HEADING, Outline, Unreadable
 
-# ---- Lines of print to headings, paragraphs, lists and code, by their sizes and places. ---------------------------------
-#
-# A line in larger letters than the body's is a heading. A paragraph ends at a wider gap than that between its lines, at
-# an indented line, and at a line of another kind. Page numbers, lines at the top or the bottom of most pages, and tables
-# of contents are no text.
-
-LARGER = 1.12  # of the body's size: a heading's
-WIDER = 1.3  # of the usual distance of two lines: that of two paragraphs
-INDENT = 0.7  # of the size: a line that begins a paragraph
-MAX_LEVELS = 6
-EDGE = 2  # lines at the top and the bottom of a page that may repeat
-CONTENTS = re.compile(r"(?:\. ?){5,}\s*[\divxlc]*$")  # a line of a table of contents
-PAGE_NUMBER = re.compile(r"[\divxlc]{1,5}")
-DIGITS = re.compile(r"\d+")
-BULLET = re.compile(r"(?:[•◦▪‣·–*-]|\(?\d{1,3}[.)])\s")
-DOT = re.compile(r"^[•◦▪‣·–*]\s+", re.M)  # a list's items begin with a dash in all formats
-SENTENCE_END = (".", "!", "?", ":", "。", '"', "”")
-HYPHENS = ("\x02", "\xad", "\ufffe")  # what a hyphen at a line's end becomes
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
-    """A printed line. size: of its letters; left, right, base: its place, from the lower left corner; all in points."""
-
-    text: str
-    page: int
-    size: float
-    left: float
-    right: float
-    base: float
-    is_code: bool = False
-
-
-def add_pages(pages: Sequence[Sequence[Line]], outline: Outline) -> None:
-    """Add the text of pages to an outline."""
-    running = _running(pages)
-    lines = [line for page in pages for at, line in enumerate(page) if not _is_dropped(at, page, running)]
-    if not lines:
-        return
-    body = _body_size(lines)
-    levels = {size: min(level, MAX_LEVELS) for level, size in enumerate(_heading_sizes(lines, body), 1)}
-    leading = _leading(lines, body)
-    for block in _blocks(lines, body, leading):
-        _add(block, levels, outline)
-
-
-def _running(pages: Sequence[Sequence[Line]]) -> set[str]:
-    """Return the lines at the edges of more than half of the pages, without their numbers."""
-    seen: Counter[str] = Counter()
-    for page in pages:
-        seen.update({_without_digits(line) for line in (*page[:EDGE], *page[-EDGE:])})
-    return {text for text, times in seen.items() if times > max(1, len(pages) / 2)}
-
-
-def _is_dropped(at: int, page: Sequence[Line], running: set[str]) -> bool:
-    is_at_edge = at < EDGE or at >= len(page) - EDGE
-    text = page[at].text
-    if is_at_edge and (_without_digits(page[at]) in running or PAGE_NUMBER.fullmatch(text)):
-        return True
-    return CONTENTS.search(text) is not None
-
-
-def _without_digits(line: Line) -> str:
-    return DIGITS.sub("0", line.text)
-
-
-def _body_size(lines: Iterable[Line]) -> float:
-    """Return the size of most letters."""
-    letters: Counter[float] = Counter()
-    for line in lines:
-        letters[line.size] += len(line.text)
-    return letters.most_common(1)[0][0]
-
-
-def _heading_sizes(lines: Iterable[Line], body: float) -> list[float]:
-    return sorted({line.size for line in lines if line.size > LARGER * body and not line.is_code}, reverse=True)
-
-
-def _leading(lines: Sequence[Line], body: float) -> float:
-    """Return the usual distance of two lines of the body."""
-    gaps = [
-        before.base - after.base
-        for before, after in pairwise(lines)
-        if before.page == after.page and before.size == after.size == body and 0 < before.base - after.base < 3 * body
-    ]
-    return median(gaps) if gaps else 1.2 * body
-
-
-def _blocks(lines: Sequence[Line], body: float, leading: float) -> Iterator[list[Line]]:
-    """Yield the lines of each heading, paragraph, list and piece of code."""
-    block = [lines[0]]
-    for line in lines[1:]:
-        if _is_new(block, line, (body, leading)):
-            yield block
-            block = []
-        block.append(line)
-    yield block
-
-
-def _is_new(block: Sequence[Line], line: Line, metrics: tuple[float, float]) -> bool:
-    """Whether a line begins a block. metrics: size and leading of the body."""
-    before, (body, leading) = block[-1], metrics
-    is_heading = line.size > LARGER * body
-    if line.is_code != before.is_code or is_heading != (before.size > LARGER * body):
-        return True
-    if is_heading and line.size != before.size:
-        return True
-    if line.page != before.page:
-        return is_heading or not (line.is_code or _goes_on(before, line))
-    gap = before.base - line.base
-    if gap < 0:  # the next column
-        return not _goes_on(before, line)
-    usual = max(leading * line.size / body, leading) if is_heading else leading
-    if DOT.match(line.text) and not _is_listed(block):
-        return True
-    if line.is_code:
-        return gap > 2.5 * WIDER * usual
-    if gap > WIDER * usual and not (_is_listed(block) and BULLET.match(line.text)):
-        return True
-    return _is_indented(block, line)
-
-
-def _goes_on(before: Line, line: Line) -> bool:
-    """Whether a line on the next page or in the next column belongs to the same paragraph."""
-    return not before.text.endswith(SENTENCE_END) and not BULLET.match(line.text)
-
-
-def _is_indented(block: Sequence[Line], line: Line) -> bool:
-    before = block[-1]
-    is_first = line.left > before.left + INDENT * line.size and abs(before.size - line.size) < 1
-    return is_first and len(block) > 1 and not _is_listed(block) and before.text.endswith(SENTENCE_END)
-
-
-def _is_listed(block: Sequence[Line]) -> bool:
-    return BULLET.match(block[0].text) is not None
-
-
-def _add(block: Sequence[Line], levels: dict[float, int], outline: Outline) -> None:
-    first = block[0]
-    if first.is_code:
-        outline.add_block("\n".join(_code(block)), first.page, has_lines=True)
-        return
-    text = _joined(block)
-    if first.size in levels and len(text) <= MAX_HEADING:
-        outline.add_heading(levels[first.size], text, first.page)
-    else:
-        outline.add_block(text, first.page, has_lines="\n" in text)
-
-
-def _code(block: Sequence[Line]) -> Iterator[str]:
-    """Yield lines of code with their indentation, of which a PDF has only the places."""
-    left = min(line.left for line in block)
-    for line in block:
-        yield " " * min(round((line.left - left) / (0.6 * line.size or 1)), 40) + line.text
-
-
-def _joined(block: Sequence[Line]) -> str:
-    """Return the text of lines: one line again, or one for each item of a list. Hyphenated words become whole."""
-    is_listed = _is_listed(block)
-    text = block[0].text
-    for line in block[1:]:
-        if is_listed and BULLET.match(line.text):
-            text += "\n" + line.text
-        elif text.endswith(HYPHENS):
-            text = text[:-1] + line.text
-        else:
-            text += " " + line.text
-    return DOT.sub("- ", text) if is_listed else text
-
-
-FIXED_PITCH = 1  # of a font's flags
+FIXED_PITCH, FORCE_BOLD = 1, 1 << 18  # of a font's flags
 NAME = 64  # bytes of a font's name that are looked at
 CODE_FONTS = ("mono", "courier", "consol", "code", "cmtt")
+BOLD_FONTS = ("bold", "black", "heavy", "cmbx")
+WORD = re.compile(r"\S+")
+LABEL = re.compile(r"[•◦▪‣·–*-]|\(?[\dA-Za-z]{1,4}[.)]|\d+(?:\.\d+)+\.?")  # in front of an item or a heading
+WIDE = 1.5  # of the size: a gap between two words that separates parts of a line
+UPRIGHT = 3  # degrees that a direction may differ from that of the page's edges
+MAX_BOOKMARKS, MAX_NOTES = 10_000, 10_000  # of a document, of a page
+MAX_DAMAGED = 100  # pages in a row
+NOTES = {raw.FPDF_ANNOT_LINK, raw.FPDF_ANNOT_POPUP}  # that have no text of their own
+UNSEEN = raw.FPDF_ANNOT_FLAG_HIDDEN | raw.FPDF_ANNOT_FLAG_NOVIEW
+FILLED = {raw.FPDF_FORMFIELD_TEXTFIELD, raw.FPDF_FORMFIELD_COMBOBOX, raw.FPDF_FORMFIELD_LISTBOX}
+MEANINGLESS = re.compile(r"[\x00\x01\x03-\x08\x0e-\x1f\x7f-\x9f\ufffd\ue000-\uf8ff]")
+MOST_MEANINGLESS = 0.1  # of a page's letters
+NO_LETTERS = (
+    "its fonts do not say which letters they show: a program that recognises text, such as ocrmypdf, makes it readable"
+)
 
 
 def read_pdf(data: bytes, outline: Outline) -> None:
@@ -199,70 +43,234 @@ def read_pdf(data: bytes, outline: Outline) -> None:
         is_locked = "password" in str(error).lower()
         raise Unreadable("it is encrypted" if is_locked else f"it is not a PDF that can be read: {error}") from None
     try:
-        pages = [list(_lines(document, number)) for number in range(len(document))]
-    except pdfium.PdfiumError as error:
-        raise Unreadable(f"it is damaged: {error}") from None
+        with suppress(pdfium.PdfiumError):
+            document.init_forms()
+        bookmarks = list(_bookmarks(document))
+        pages = list(_pages(document, outline))
     finally:
         document.close()
-    if not any(pages):
+    if not any(page.parts for page in pages):
+        if outline.left_out["unreadable"]:
+            raise Unreadable(NO_LETTERS)
+        if outline.left_out["damaged_pages"]:
+            raise Unreadable("it is damaged: none of its pages can be read")
         raise Unreadable("it has no text: pages that are pictures are not read")
-    add_pages(pages, outline)
+    add_pages(pages, outline, bookmarks)
 
 
-def _lines(document: pdfium.PdfDocument, number: int) -> Iterator[Line]:
-    """Yield the lines of a page, from 0, in the order in which they were written."""
+def _bookmarks(document: pdfium.PdfDocument) -> Iterator[Bookmark]:
+    """Yield the entries of the document's own contents that say a page."""
+    for entry in islice(document.get_toc(), MAX_BOOKMARKS):
+        with suppress(UnicodeError):
+            title = entry.get_title()
+            destination = entry.get_dest()
+            page = destination.get_index() if destination else None
+            if page is not None and title.strip() and len(title) <= MAX_HEADING:
+                yield Bookmark(title, entry.level + 1, page)
+
+
+def _pages(document: pdfium.PdfDocument, outline: Outline) -> Iterator[Page]:
+    """Yield all pages. What of them cannot be read is counted."""
+    damaged = 0
+    for number in range(len(document)):
+        try:
+            page, share = _page(document, number)
+            damaged = 0
+        except pdfium.PdfiumError:
+            outline.left_out["damaged_pages"] += 1
+            damaged += 1
+            if damaged == MAX_DAMAGED:
+                return
+            page, share = Page([]), 0.0
+        if share > MOST_MEANINGLESS:
+            outline.leave_out("unreadable", " ".join(part.text for part in page.parts))
+            page = Page([])
+        yield page
+
+
+def _page(document: pdfium.PdfDocument, number: int) -> tuple[Page, float]:
+    """Return a page, from 0, and the share of its letters that mean nothing. Raises PdfiumError."""
     page = document[number]
     try:
+        notes = list(_notes(page, document.formenv)) if raw.FPDFPage_GetAnnotCount(page) > 0 else []
+        if notes and raw.FPDFPage_Flatten(page, raw.FLAT_NORMALDISPLAY) == raw.FLATTEN_SUCCESS:
+            page.close()
+            page = document[number]
         text_page = page.get_textpage()
         try:
-            yield from _lines_of(text_page, number + 1)
+            text = text_page.get_text_range()
+            parts = list(_parts(text_page, text, number + 1))
+            share = _meaningless(text_page, text)
         finally:
             text_page.close()
     finally:
         page.close()
+    return Page([*parts, *_unshown(notes, parts, number + 1)], is_form=bool(notes)), share
 
 
-def _lines_of(page: pdfium.PdfTextPage, number: int) -> Iterator[Line]:
+def _meaningless(page: pdfium.PdfTextPage, text: str) -> float:
+    """Return the share of letters that mean nothing. PDFium leaves some of them out of the text."""
+    num_hidden = raw.FPDFText_CountChars(page) - _units(text)
+    letters = sum(map(len, text.split()))
+    return (len(MEANINGLESS.findall(text)) + max(num_hidden, 0)) / max(letters, 1)
+
+
+# ---- The parts of lines. ------------------------------------------------------------------------------------------------
+
+
+def _parts(page: pdfium.PdfTextPage, text: str, number: int) -> Iterator[Line]:
+    """Yield the lines of a page in the order in which they were written, each cut at its wide gaps."""
+    letters = _Letters(page, is_direct=raw.FPDFText_CountChars(page) == _units(text))
     start = 0
-    for text in page.get_text_range().split("\r\n"):
-        stripped = text.strip()
-        if stripped:
-            first = start + _units(text[: text.index(stripped[0])])
-            letters = (first, first + _units(stripped) - 1)
-            yield _line(page, stripped, letters, number)
-        start += _units(text) + 2
+    for line in text.split("\r\n"):
+        words = [(match[0], start + _units(line[: match.start()])) for match in WORD.finditer(line)]
+        if words:
+            yield from letters.parts(words, number)
+        start += _units(line) + 2
 
 
 def _units(text: str) -> int:
     """Return the length of a text as PDFium counts it, in UTF-16."""
-    return len(text.encode("utf-16-le", "surrogatepass")) // 2
+    return len(text) if text.isascii() else len(text.encode("utf-16-le", "surrogatepass")) // 2
 
 
-def _line(page: pdfium.PdfTextPage, text: str, letters: tuple[int, int], number: int) -> Line:
-    first, last = (max(raw.FPDFText_GetCharIndexFromTextIndex(page, index), 0) for index in letters)
-    x, y, end = ctypes.c_double(), ctypes.c_double(), ctypes.c_double()
-    raw.FPDFText_GetCharOrigin(page, last, end, y)
-    raw.FPDFText_GetCharOrigin(page, first, x, y)
-    return Line(
-        text=text,
-        page=number,
-        size=_size(page, first),
-        left=x.value,
-        right=end.value,
-        base=y.value,
-        is_code=_is_code(page, first),
-    )
+class _Letters:
+    """The letters of a page, by their places in its text."""
+
+    def __init__(self, page: pdfium.PdfTextPage, is_direct: bool) -> None:
+        """is_direct: they are counted as the text is: no letter was left out of it."""
+        self._page, self._is_direct = page, is_direct
+        self._x, self._y = ctypes.c_double(), ctypes.c_double()
+        self._box, self._matrix = raw.FS_RECTF(), raw.FS_MATRIX()
+        self._name, self._flags = ctypes.create_string_buffer(NAME), ctypes.c_int()
+
+    def parts(self, words: Sequence[tuple[str, int]], number: int) -> Iterator[Line]:
+        """Yield the parts of a line. words: each with its place in the text."""
+        first = self._letter(words[0][1])
+        size, angle = self._size_and_angle(first)
+        is_code, is_bold = self._font(first)
+        if is_bold:
+            text, start = words[-1]
+            is_bold = self._font(self._letter(start + _units(text) - 1))[1]
+        way = (cos(radians(angle)), sin(radians(angle)))
+        some: list[str] = []
+        left = right = base = 0.0
+        for text, start in words:
+            begin, level = self._origin(self._letter(start), way)
+            if some and begin - right > WIDE * size and not is_code and not (len(some) == 1 and LABEL.fullmatch(some[0])):
+                yield Line(
+                    text=" ".join(some),
+                    page=number,
+                    size=size,
+                    left=left,
+                    right=right,
+                    base=base,
+                    angle=angle,
+                    is_bold=is_bold,
+                )
+                some = []
+            if not some:
+                left, base = begin, level
+            some.append(text)
+            right = self._end(self._letter(start + _units(text) - 1), way)
+        yield Line(
+            text=" ".join(some),
+            page=number,
+            size=size,
+            left=left,
+            right=right,
+            base=base,
+            angle=angle,
+            is_code=is_code,
+            is_bold=is_bold,
+        )
+
+    def _letter(self, at: int) -> int:
+        return at if self._is_direct else max(raw.FPDFText_GetCharIndexFromTextIndex(self._page, at), 0)
+
+    def _origin(self, letter: int, way: tuple[float, float]) -> tuple[float, float]:
+        """Return where a letter begins, along and across the way of writing."""
+        raw.FPDFText_GetCharOrigin(self._page, letter, self._x, self._y)
+        x, y = self._x.value, self._y.value
+        return x * way[0] + y * way[1], y * way[0] - x * way[1]
+
+    def _end(self, letter: int, way: tuple[float, float]) -> float:
+        """Return where a letter ends along the way of writing."""
+        box = self._box
+        raw.FPDFText_GetLooseCharBox(self._page, letter, box)
+        x = box.right if way[0] > 0 else box.left
+        y = box.top if way[1] > 0 else box.bottom
+        return x * way[0] + y * way[1]
+
+    def _size_and_angle(self, letter: int) -> tuple[float, int]:
+        """Return the size of a letter on the page, in points, and the angle of its line, in degrees."""
+        matrix = self._matrix
+        has_matrix = raw.FPDFText_GetMatrix(self._page, letter, matrix)
+        scale, angle = (hypot(matrix.c, matrix.d), round(degrees(atan2(matrix.b, matrix.a)))) if has_matrix else (1.0, 0)
+        upright = 90 * round(angle / 90)
+        angle = upright % 360 if abs(angle - upright) <= UPRIGHT else angle % 360
+        size = round(2 * raw.FPDFText_GetFontSize(self._page, letter) * (scale or 1.0)) / 2
+        if size <= 0:  # a font of type 3 may have none
+            raw.FPDFText_GetLooseCharBox(self._page, letter, self._box)
+            size = round(2 * abs(self._box.top - self._box.bottom)) / 2
+        return max(size, 0.5), angle
+
+    def _font(self, letter: int) -> tuple[bool, bool]:
+        """Return whether a letter is of a font for code, and whether it is bold."""
+        raw.FPDFText_GetFontInfo(self._page, letter, self._name, NAME, self._flags)
+        font, flags = self._name.value.decode("utf-8", "replace").lower(), self._flags.value
+        is_code = bool(flags & FIXED_PITCH) or any(part in font for part in CODE_FONTS)
+        return is_code, bool(flags & FORCE_BOLD) or any(part in font for part in BOLD_FONTS)
 
 
-def _size(page: pdfium.PdfTextPage, letter: int) -> float:
-    """Return the size of a letter's font on the page, in points."""
-    matrix = raw.FS_MATRIX()
-    scale = hypot(matrix.c, matrix.d) if raw.FPDFText_GetMatrix(page, letter, matrix) else 1.0
-    return round(2 * raw.FPDFText_GetFontSize(page, letter) * (scale or 1.0)) / 2
+# ---- What is filled in and noted on a page. -----------------------------------------------------------------------------
 
 
-def _is_code(page: pdfium.PdfTextPage, letter: int) -> bool:
-    name, flags = ctypes.create_string_buffer(NAME), ctypes.c_int()
-    raw.FPDFText_GetFontInfo(page, letter, name, NAME, flags)
-    font = name.value.decode("utf-8", "replace").lower()
-    return bool(flags.value & FIXED_PITCH) or any(part in font for part in CODE_FONTS)
+def _notes(page: pdfium.PdfPage, form: pdfium.PdfFormEnv | None) -> Iterator[tuple[str, str, raw.FS_RECTF]]:
+    """Yield the name, the text and the place of what may show something: fields of a form, notes, signatures."""
+    for index in range(min(raw.FPDFPage_GetAnnotCount(page), MAX_NOTES)):
+        note = raw.FPDFPage_GetAnnot(page, index)
+        if not note:
+            continue
+        try:
+            kind = raw.FPDFAnnot_GetSubtype(note)
+            if kind in NOTES or raw.FPDFAnnot_GetFlags(note) & UNSEEN:
+                continue
+            place = raw.FS_RECTF()
+            raw.FPDFAnnot_GetRect(note, place)
+            if kind != raw.FPDF_ANNOT_WIDGET:
+                yield "", _string(lambda *into, note=note: raw.FPDFAnnot_GetStringValue(note, b"Contents", *into)), place
+            elif form is not None:
+                yield *_filled(note, form), place
+        finally:
+            raw.FPDFPage_CloseAnnot(note)
+
+
+def _filled(field: object, form: pdfium.PdfFormEnv) -> tuple[str, str]:
+    """Return the name of a field and what is filled in; nothing of a password."""
+    is_secret = raw.FPDFAnnot_GetFormFieldFlags(form, field) & raw.FPDF_FORMFLAG_TEXT_PASSWORD
+    if raw.FPDFAnnot_GetFormFieldType(form, field) not in FILLED or is_secret:
+        return "", ""
+    gets = (raw.FPDFAnnot_GetFormFieldAlternateName, raw.FPDFAnnot_GetFormFieldName, raw.FPDFAnnot_GetFormFieldValue)
+    label, name, value = (_string(lambda *into, get=get: get(form, field, *into)) for get in gets)
+    return label or name, value
+
+
+def _string(get: Callable[..., int]) -> str:
+    """Return a text that PDFium writes into a buffer of UTF-16, with a zero behind it."""
+    size = get(None, 0)
+    buffer = (ctypes.c_ushort * (size // 2 + 1))()
+    get(buffer, size)
+    return bytes(buffer)[: max(size - 2, 0)].decode("utf-16-le", "ignore")
+
+
+def _unshown(notes: Sequence[tuple[str, str, raw.FS_RECTF]], parts: Sequence[Line], number: int) -> Iterator[Line]:
+    """Yield what is filled in or noted and has no picture on the page, at its place, with its name."""
+    shown = {word for part in parts for word in WORD.findall(part.text)} if notes else set()
+    size = parts[0].size if parts else 10.0
+    for name, text, place in notes:
+        for at, line in enumerate(text.splitlines()):
+            if not shown.issuperset(WORD.findall(line)):
+                shown_text = f"{name}: {line}" if name and not at else line
+                base = place.top - (at + 1) * 1.2 * size
+                yield Line(text=shown_text, page=number, size=size, left=place.left, right=place.right, base=base)

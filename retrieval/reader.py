@@ -22,9 +22,10 @@ from pathlib import Path, PurePath
 import msgspec
 
 from .chunks import Chunk, Sizes, cut
+from .docx import read_docx
 from .files import read_bytes
-from .html import read_docx, read_html
-from .markdown import Outline, Section, Unreadable, read_markdown, read_text
+from .html import read_html
+from .markdown import Outline, Unreadable, read_markdown, read_text
 from .pdf import read_pdf
 from .process import TASKS, Broken, Failed, Line, ReadStep, ReadTask, Stored
 from .writing import StoredFile, connect, put_file, put_stamp
@@ -89,9 +90,10 @@ def _read(task: ReadTask, connection: sqlite3.Connection) -> Line:
         if digest == task.known:
             put_stamp(connection, task.path, task.stamp)
             return Stored()
-        sections = _sections(data, PurePath(task.path).suffix.lower())
-        chunks = _step_by_step(cut(sections, Sizes.around(task.tokens)))
-        return Stored(*put_file(connection, StoredFile(task.path, digest=digest, stamp=task.stamp), chunks))
+        outline = _outline(data, PurePath(task.path).suffix.lower())
+        chunks = _step_by_step(cut(outline.sections, Sizes.around(task.tokens)))
+        file = StoredFile(task.path, digest=digest, stamp=task.stamp, left_out=outline.left_out)
+        return Stored(*put_file(connection, file, chunks))
     except Unreadable as error:
         return Failed(str(error))
     except OSError as error:
@@ -104,13 +106,13 @@ def _read(task: ReadTask, connection: sqlite3.Connection) -> Line:
         return Failed(f"it cannot be read: {type(error).__name__}: {error}")
 
 
-def _sections(data: bytes, suffix: str) -> list[Section]:
-    """Return the sections of a file. Raises Unreadable."""
+def _outline(data: bytes, suffix: str) -> Outline:
+    """Return the text of a file. Raises Unreadable."""
     outline = Outline()
     FORMATS.get(suffix, read_text)(data, outline)
     if not outline.has_text:
         raise Unreadable("it has no text")
-    return outline.sections
+    return outline
 
 
 def _step_by_step(chunks: Iterable[Chunk]) -> Iterator[Chunk]:

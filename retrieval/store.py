@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from threading import Lock
 
+import msgspec
 import numpy as np
 
 from . import writing
@@ -19,8 +20,9 @@ from .files import Stamp
 from .writing import SCHEMA, SCHEMA_VERSION, TABLES, VIOLATIONS, Place, StoredChunk, StoredFile
 
 FILES = """
-    select path, hash, state, reason, count(place.chunk), count(vector.chunk), size, mtime_ns, ctime_ns
+    select path, hash, state, reason, count(place.chunk), count(vector.chunk), size, mtime_ns, ctime_ns, left_out
     from file left join place on place.file = file.id left join vector on vector.chunk = place.chunk"""
+LEFT_OUT = msgspec.json.Decoder(dict[str, int])
 
 
 class Store:
@@ -131,7 +133,7 @@ class Store:
             rows = connection.execute(
                 f"{FILES} where path > ? group by path order by path limit ?", (after, limit)
             ).fetchall()
-        return {row[0]: StoredFile(*row[:6], stamp=Stamp(*row[6:])) for row in rows}
+        return {row[0]: StoredFile(*row[:6], stamp=Stamp(*row[6:9]), left_out=LEFT_OUT.decode(row[9])) for row in rows}
 
     def digest(self, path: str) -> str:
         """Return the digest of a file that was read; empty for any other path."""

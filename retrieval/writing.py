@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import re
 import sqlite3
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
+
+import msgspec
 
 from .chunks import Chunk
 from .files import NEVER_READ, Stamp
@@ -24,7 +26,8 @@ INDEXED, FAILED, SKIPPED = "indexed", "failed", "skipped"  # states of a file
 class StoredFile:
     """A file in the index. state: indexed, or, with the reason, failed (to be read) or skipped (not even opened).
 
-    digest: of its bytes. num_chunks, num_vectors: its chunks, and those of them that have a vector.
+    digest: of its bytes. num_chunks, num_vectors: its chunks, and those of them that have a vector. left_out: its letters
+    that are in none of them on purpose, by kind.
     """
 
     path: str
@@ -34,6 +37,7 @@ class StoredFile:
     num_chunks: int = 0
     num_vectors: int = 0
     stamp: Stamp = NEVER_READ
+    left_out: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +65,13 @@ class StoredChunk:
 
 # ---- The tables of the index, and the rules that hold in each whole index. ----------------------------------------------
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 
 SCHEMA = (
     "create table origin(name text primary key, value text not null) without rowid",
     """create table file(
         id integer primary key, path text unique not null, size integer not null, mtime_ns integer not null,
-        ctime_ns integer not null, hash text not null, state text not null, reason text not null)""",
+        ctime_ns integer not null, hash text not null, state text not null, reason text not null, left_out text not null)""",
     """create table chunk(
         number integer primary key autoincrement, id text not null, key text unique not null, title text not null,
         text text not null, tokens integer not null)""",
@@ -208,10 +212,12 @@ def _put_row(connection: sqlite3.Connection, file: StoredFile) -> tuple[int, lis
     row = connection.execute("select id from file where path = ?", (file.path,)).fetchone()
     before = _take_places(connection, row[0]) if row else []
     query = """
-        insert into file(path, hash, state, reason, size, mtime_ns, ctime_ns) values (?, ?, ?, ?, ?, ?, ?)
+        insert into file(path, hash, state, reason, size, mtime_ns, ctime_ns, left_out) values (?, ?, ?, ?, ?, ?, ?, ?)
         on conflict(path) do update set hash = excluded.hash, state = excluded.state, reason = excluded.reason,
-        size = excluded.size, mtime_ns = excluded.mtime_ns, ctime_ns = excluded.ctime_ns returning id"""
-    values = (file.path, file.digest, file.state, file.reason, stamp.size, stamp.mtime_ns, stamp.ctime_ns)
+        size = excluded.size, mtime_ns = excluded.mtime_ns, ctime_ns = excluded.ctime_ns, left_out = excluded.left_out
+        returning id"""
+    left_out = msgspec.json.encode(dict(file.left_out)).decode()
+    values = (file.path, file.digest, file.state, file.reason, stamp.size, stamp.mtime_ns, stamp.ctime_ns, left_out)
     ((number,),) = connection.execute(query, values).fetchall()
     return number, before
 

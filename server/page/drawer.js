@@ -1,6 +1,6 @@
 /** The panel at the side: a source at its place, or the files of the server's folder. */
 
-import { button, fill, h } from "./dom.js";
+import { button, figure, fill, h } from "./dom.js";
 import { loadFiles, place, refresh, summary } from "./sources.js";
 
 const LOOK_EVERY = 1000; // ms between two looks at folders that are being read
@@ -103,8 +103,13 @@ function tell(element, error) {
   fill(element, h("p.notice", {}, error.message));
 }
 
+function without(leftOut) {
+  const kinds = Object.entries(leftOut).map(([kind, letters]) => `${kind.replaceAll("_", " ")} (${figure(letters)} letters)`);
+  return kinds.length ? `, without ${kinds.join(", ")}` : "";
+}
+
 function collectionView({ path, error, files }) {
-  const rows = files.map(({ path: name, state, error: reason, chunks }) => h("li", { data: { state } }, h("span", {}, name),
-    h("span.soft", {}, reason ?? `${chunks} ${chunks === 1 ? "part" : "parts"}`)));
+  const rows = files.map(({ path: name, state, error: reason, chunks, left_out: leftOut = {} }) => h("li", { data: { state } },
+    h("span", {}, name), h("span.soft", {}, reason ?? `${chunks} ${chunks === 1 ? "part" : "parts"}${without(leftOut)}`)));
   return h("section", {}, h("h3", {}, path), error && h("p.notice", {}, error), h("ul.files", {}, rows));
 }

@@ -6,7 +6,8 @@ import { asksFirst } from "./models.js";
 import { scopeField, scopeQuery } from "./settings.js";
 
 /**
- * @typedef {{path: string, state: "indexed"|"failed"|"skipped", error?: string, chunks?: number}} File
+ * @typedef {{path: string, state: "indexed"|"failed"|"skipped", error?: string, chunks?: number,
+ *   left_out?: Object<string, number>}} File  left_out: letters that no part has, by kind
  * @typedef {{path: string, state: "opening"|"reading"|"embedding"|"ready"|"failed", error?: string,
  *   progress: {unit: "files"|"documents", done: number, total: number}, files: File[], questions?: string[]}} Collection
  *   progress: of all collections together

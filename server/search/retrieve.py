@@ -163,7 +163,8 @@ def _file(file: StoredFile) -> Fields:
     shown: Fields = {"path": file.path, "state": file.state}
     if file.state != INDEXED:
         return shown | {"error": file.reason}
-    return shown | {"chunks": file.num_chunks, "vectors": file.num_vectors}
+    shown |= {"chunks": file.num_chunks, "vectors": file.num_vectors}
+    return shown | ({"left_out": file.left_out} if file.left_out else {})
 
 
 def document(folder_index: FolderIndex, id: str) -> Fields:

@@ -117,34 +117,41 @@ def pdf(parts: Sequence[Part], header: str = "") -> tuple[bytes, dict[str, int]]
             height -= 1.25 * size
             if height < 80:
                 height = 740
-                pages.append([_show(header, 72, (770, 8)), _show(f"Page {len(pages)}", 72, (40, 8))] if header else [])
+                pages.append([show(header, 72, (770, 8)), show(f"Page {len(pages)}", 72, (40, 8))] if header else [])
             starts.setdefault(part.text, len(pages) - 1)
             text = f"\x95 {line}" if part.kind == "li" and at == 0 else line
             left = 90 if part.kind == "li" else 72
-            pages[-1].append(_show(text, left, (height, size), "F2" if part.kind == "code" else "F1"))
-    return _assemble(["\n".join(page) for page in pages[1:]]), starts
+            pages[-1].append(show(text, left, (height, size), "F2" if part.kind == "code" else "F1"))
+    return assemble(["\n".join(page) for page in pages[1:]]), starts
 
 
-def _show(text: str, left: float, place: tuple[float, float], font: str = "F1") -> str:
+def show(text: str, left: float, place: tuple[float, float], font: str = "F1") -> str:
     shown = text.replace("\\", "\\\\").replace("(", "\\(").replace(")", "\\)")
     return f"BT /{font} {place[1]} Tf {left} {place[0]:.1f} Td ({shown}) Tj ET"
 
 
-def _assemble(pages: Sequence[str]) -> bytes:
+def assemble(
+    pages: Sequence[str], *, about: str = "", catalog: str = "", fonts: str = "", objects: Sequence[str] = ()
+) -> bytes:
+    """Return a PDF of the contents of pages. about, catalog: more of each page and of the catalog.
+
+    fonts: more than F1 and F2. objects: numbered from 5 on, behind two for each page.
+    """
     kids = " ".join(f"{5 + 2 * at} 0 R" for at in range(len(pages)))
     encoding = "/Encoding /WinAnsiEncoding"
-    objects = [
-        "<< /Type /Catalog /Pages 2 0 R >>",
+    texts = [
+        f"<< /Type /Catalog /Pages 2 0 R {catalog} >>",
         f"<< /Type /Pages /Kids [{kids}] /Count {len(pages)} >>",
         f"<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica {encoding} >>",
         f"<< /Type /Font /Subtype /Type1 /BaseFont /Courier {encoding} >>",
     ]
     for at, page in enumerate(pages):
-        fonts = "/Resources << /Font << /F1 3 0 R /F2 4 0 R >> >>"
-        objects.append(f"<< /Type /Page /Parent 2 0 R /MediaBox [0 0 595 842] {fonts} /Contents {6 + 2 * at} 0 R >>")
-        objects.append(f"<< /Length {len(page)} >>\nstream\n{page}\nendstream")
+        used = f"/Resources << /Font << /F1 3 0 R /F2 4 0 R {fonts} >> >>"
+        texts.append(f"<< /Type /Page /Parent 2 0 R /MediaBox [0 0 595 842] {used} {about} /Contents {6 + 2 * at} 0 R >>")
+        texts.append(f"<< /Length {len(page)} >>\nstream\n{page}\nendstream")
+    texts += objects
     data, offsets = b"%PDF-1.4\n", []
-    for number, text in enumerate(objects, 1):
+    for number, text in enumerate(texts, 1):
         offsets.append(len(data))
         data += f"{number} 0 obj\n{text}\nendobj\n".encode("latin-1")
     table = "".join(f"{offset:010d} 00000 n \n" for offset in offsets)

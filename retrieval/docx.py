@@ -1,0 +1,639 @@
+"""Sections of Word documents.
+
+What is not known here is read through: only what is known to be no text is left out, and counted where someone wrote it.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import PurePath
+from posixpath import join, normpath, split
+from xml.etree.ElementTree import Element, XMLParser
+
+from .html import MAX_COLUMNS, numeral, read_html
+from .markdown import Outline, Unreadable, read_text
+
+MAX_TEXT = 64 << 20  # bytes of all parts that are unpacked
+MAIN = "word/document.xml"
+OLD_FORMAT = b"\xd0\xcf\x11\xe0"
+MAX_INSIDE = 3  # documents in documents
+MAX_CHAIN = 20  # styles that are each based on the next
+MAX_LEVEL = 8  # of a list, from 0
+HEADING_STYLE = re.compile(r"heading (\d)")
+CONTENTS_STYLE = re.compile(r"toc \d")
+CODE_STYLES = {"code", "source code", "html preformatted", "preformatted text"}
+LEVEL_TEXT = 80  # characters of the text around a number
+NUMERALS = {"lowerLetter": "a", "upperLetter": "A", "lowerRoman": "i", "upperRoman": "I"}
+PLACE = re.compile(r"%([1-9])")  # of a level's number
+PROPERTIES = {"pPr", "rPr", "tblPr", "tblGrid", "trPr", "tcPr", "sdtPr", "sectPr", "instrText", "delInstrText", "ffData"}
+GREEK = {0x41: "ΑΒΧΔΕΦΓΗΙϑΚΛΜΝΟΠΘΡΣΤΥςΩΞΨΖ", 0x61: "αβχδεφγηιϕκλμνοπθρστυϖωξψζ"}  # of the font Symbol, from a code on
+WINGDINGS = {0x6F: "☐", 0xA8: "☐", 0xFE: "☒", 0xFD: "☒", 0x78: "☒", 0xFC: "✓", 0xE0: "→", 0xA7: "▪", 0xB7: "•"}
+
+
+def read_docx(data: bytes, outline: Outline) -> None:
+    """Add the headings and blocks of a Word document. Raises Unreadable."""
+    _read(data, outline, [0], 0)
+
+
+def _read(data: bytes, outline: Outline, used: list[int], depth: int) -> None:
+    """used: the bytes that were unpacked, as its only item. depth: of the document in others."""
+    if data.startswith(OLD_FORMAT):
+        raise Unreadable("it is encrypted, or in Word's old format: save it as DOCX, without a password")
+    try:
+        package = _Package(data, used)
+        name = _main_part(package)
+        _Document(package, name, outline, depth).read()
+    except (Unreadable, MemoryError):
+        raise
+    except Exception as error:  # of a broken ZIP file or of broken XML, in many kinds
+        raise Unreadable(f"it is not a Word document that can be read: {error}") from None
+
+
+# ---- The package: its parts, and how they name each other. --------------------------------------------------------------
+
+
+class _Package:
+    """The parts of a document. What is not asked for, such as a picture, is never unpacked."""
+
+    def __init__(self, data: bytes, used: list[int]) -> None:
+        self._zip = zipfile.ZipFile(io.BytesIO(data))
+        self._names = set(self._zip.namelist())
+        self.used = used
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._names
+
+    def read(self, name: str) -> bytes:
+        """Return a part. Python reads no more than the size stated. Raises Unreadable for more than can be read."""
+        entry = self._zip.getinfo(name)
+        self.used[0] += entry.file_size
+        if self.used[0] > MAX_TEXT:
+            raise Unreadable(f"it unpacks to {self.used[0] >> 20:,} MiB of text: at most {MAX_TEXT >> 20} are read")
+        return self._zip.read(entry)
+
+    def part(self, name: str) -> Element | None:
+        """Return the root of a part that is XML by its name; None if there is none."""
+        if name not in self or not name.endswith((".xml", ".rels")):
+            return None
+        parser = XMLParser()
+        parser.feed(self.read(name))
+        return parser.close()
+
+    def relations(self, name: str) -> dict[str, tuple[str, str]]:
+        """Return kind and target of the parts that a part names, by what it calls them. name: empty for the package."""
+        folder, file = split(name)
+        root = self.part(join(folder, "_rels", f"{file}.rels"))
+        found: dict[str, tuple[str, str]] = {}
+        for relation in root if root is not None else ():
+            target = normpath(join("/", folder, _get(relation, "Target"))).lstrip("/")
+            found[_get(relation, "Id")] = (_get(relation, "Type").rpartition("/")[2], target)
+        return found
+
+
+def _main_part(package: _Package) -> str:
+    """Return the name of the part with the text. Raises Unreadable."""
+    named = [target for kind, target in package.relations("").values() if kind == "officeDocument"]
+    for name in (*named, MAIN):
+        if name in package and name.endswith(".xml"):
+            return name
+    raise Unreadable(f"it is a ZIP file without {MAIN}: not a Word document")
+
+
+def _tag(element: Element) -> str:
+    """Return the name of an element without its namespace: there are two of each, and no name is in several."""
+    return element.tag.rpartition("}")[2]
+
+
+def _get(element: Element | None, name: str) -> str:
+    """Return an attribute by its name without its namespace; empty if there is none."""
+    if element is not None:
+        for key, value in element.attrib.items():
+            if key.rpartition("}")[2] == name:
+                return value
+    return ""
+
+
+def _child(element: Element | None, name: str) -> Element | None:
+    return next((child for child in element if _tag(child) == name), None) if element is not None else None
+
+
+def _val(element: Element | None, name: str) -> str:
+    """Return the value of a property; empty if there is none."""
+    return _get(_child(element, name), "val")
+
+
+def _is_on(element: Element | None, name: str) -> bool:
+    found = _child(element, name)
+    return found is not None and _get(found, "val") not in ("0", "false", "off")
+
+
+def _int(text: str, default: int) -> int:
+    return int(text) if re.fullmatch(r"-?[0-9]{1,9}", text) else default
+
+
+# ---- Styles, and the numbers of headings and items. ---------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Style:
+    """A style with what it has from those it is based on. level: of a heading, from 1. num, num_level: of its list."""
+
+    name: str = ""
+    level: int | None = None
+    num: str | None = None
+    num_level: int | None = None
+    is_hidden: bool = False
+
+
+class _Styles:
+    def __init__(self, root: Element | None) -> None:
+        styles = root if root is not None else ()
+        self._elements = {_get(style, "styleId"): style for style in styles if _tag(style) == "style"}
+        self._known: dict[str, _Style] = {}
+
+    def __getitem__(self, id: str) -> _Style:
+        if id not in self._known:
+            self._known[id] = self._style(id)
+        return self._known[id]
+
+    def _style(self, id: str) -> _Style:
+        style = _Style(name=_val(self._elements.get(id), "name").lower())
+        for _ in range(MAX_CHAIN):
+            element = self._elements.get(id)
+            if element is None:
+                break
+            about = _child(element, "pPr")
+            level = _heading_level(_val(element, "name").lower(), about)
+            style.level = level if style.level is None else style.level
+            numbers = _child(about, "numPr")
+            if numbers is not None and style.num is None:
+                style.num, style.num_level = _numbers(numbers)
+            style.is_hidden = style.is_hidden or _is_on(_child(element, "rPr"), "vanish")
+            id = _val(element, "basedOn")
+        return style
+
+
+def _heading_level(name: str, about: Element | None) -> int | None:
+    """Return the level of a heading by its style's name and its properties; 0 is that of prose."""
+    if found := HEADING_STYLE.fullmatch(name):
+        return int(found[1])
+    level = _int(_val(about, "outlineLvl"), -1)
+    return None if level < 0 else level + 1 if level <= MAX_LEVEL else 0
+
+
+def _numbers(element: Element) -> tuple[str | None, int | None]:
+    """Return a list's name and a level in it, each None if it is not said."""
+    level = _int(_val(element, "ilvl"), -1)
+    return _val(element, "numId") or None, min(level, MAX_LEVEL) if level >= 0 else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Level:
+    """A level of a list. text: with a place for the number of each level."""
+
+    format: str
+    text: str
+    start: int
+    style: str
+    is_legal: bool
+
+
+class _Numbering:
+    """The numbers of all lists, as they count up."""
+
+    def __init__(self, root: Element | None, styles: _Styles) -> None:
+        self._styles = styles
+        self._levels: dict[str, dict[int, _Level]] = {}  # of the abstract lists
+        self._links: dict[str, str] = {}
+        self._lists: dict[str, tuple[str, dict[int, int]]] = {}  # each: the abstract one, and numbers it begins anew with
+        self._counts: dict[str, dict[int, int]] = {}
+        self._begun: set[tuple[str, int]] = set()
+        for element in root if root is not None else ():
+            if _tag(element) == "abstractNum":
+                id = _get(element, "abstractNumId")
+                self._levels[id] = dict(map(_level, (level for level in element if _tag(level) == "lvl")))
+                self._links[id] = _val(element, "numStyleLink")
+            elif _tag(element) == "num":
+                changes = (change for change in element if _tag(change) == "lvlOverride")
+                starts = {_int(_get(change, "ilvl"), 0): _int(_val(change, "startOverride"), -1) for change in changes}
+                starts = {level: start for level, start in starts.items() if start >= 0}
+                self._lists[_get(element, "numId")] = _val(element, "abstractNumId"), starts
+
+    def next(self, id: str, level: int | None, style: str) -> tuple[str, int] | None:
+        """Return what stands in front of the next item of a list, and its level; None if there is no such list."""
+        abstract, starts = self._lists.get(id, ("", {}))
+        for _ in range(MAX_CHAIN):
+            linked = self._styles[self._links.get(abstract, "")].num if self._links.get(abstract) else None
+            if linked is None:
+                break
+            abstract = self._lists.get(linked, ("", {}))[0]
+        levels = self._levels.get(abstract, {})
+        if level is None:
+            level = next((number for number, own in levels.items() if own.style == style), 0) if style else 0
+        own = levels.get(level)
+        if own is None:
+            return None
+        counts = self._counts.setdefault(abstract, {})
+        if level in starts and (id, level) not in self._begun:
+            counts[level] = starts[level] - 1
+        self._begun.add((id, level))
+        counts[level] = counts.get(level, own.start - 1) + 1
+        for deeper in [number for number in counts if number > level]:
+            del counts[deeper]
+        if own.format == "bullet":
+            return "-", level
+        return PLACE.sub(lambda place: _number(int(place[1]) - 1, levels, counts, own.is_legal), own.text).strip(), level
+
+
+def _number(at: int, levels: dict[int, _Level], counts: dict[int, int], is_legal: bool) -> str:
+    if at not in levels:
+        return ""
+    number, format = counts.get(at, levels[at].start), levels[at].format
+    if format in ("none", "bullet"):
+        return ""
+    if format == "decimalZero":
+        return f"{number:02}"
+    return numeral(number, "1" if is_legal else NUMERALS.get(format, "1"))
+
+
+def _level(element: Element) -> tuple[int, _Level]:
+    level = _Level(
+        format=_val(element, "numFmt"),
+        text=_val(element, "lvlText")[:LEVEL_TEXT],
+        start=_int(_val(element, "start"), 1),
+        style=_val(element, "pStyle"),
+        is_legal=_is_on(element, "isLgl"),
+    )
+    return min(max(_int(_get(element, "ilvl"), 0), 0), MAX_LEVEL), level
+
+
+# ---- The text. ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Text:
+    """The text of a paragraph or of a cell. notes: the numbers of those it names. boxes: what stands in frames."""
+
+    parts: list[str] = field(default_factory=list)
+    readings: list[str] = field(default_factory=list)
+    notes: list[tuple[int, Element]] = field(default_factory=list)
+    boxes: list[Element] = field(default_factory=list)
+
+    def add(self, text: str) -> None:
+        if text:
+            self.end_ruby()
+            self.parts.append(text)
+
+    def end_ruby(self) -> None:
+        """Add how the words before are read, behind the last one: between their letters it would cut them."""
+        if self.readings:
+            self.parts.append(f"({''.join(self.readings)})")
+            self.readings.clear()
+
+    def __str__(self) -> str:
+        self.end_ruby()
+        return "".join(self.parts)
+
+
+class _Document:
+    def __init__(self, package: _Package, name: str, outline: Outline, depth: int) -> None:
+        self._package, self._name, self._outline, self._depth = package, name, outline, depth
+        self._relations = package.relations(name)
+        self._styles = _Styles(self._part("styles"))
+        self._numbering = _Numbering(self._part("numbering"), self._styles)
+        self._notes = {kind: self._named(f"{kind}s") for kind in ("footnote", "endnote")}
+        self._comments = self._named("comments")
+        self._numbers: dict[tuple[str, str], int] = {}  # of the notes so far
+        self._title = 0  # 1 in a document with a title: its headings stand below it
+        self._lines: list[str] = []  # of the list or the code that is being read
+        self._is_code = False
+        self._waiting = _Text()  # notes and boxes that stand behind it
+        self._carried = ""  # the text of a paragraph that the next one goes on with
+
+    def _part(self, kind: str) -> Element | None:
+        """Return a part that goes with the text."""
+        named = [target for relation, target in self._relations.values() if relation == kind]
+        return self._package.part(named[0] if named else f"word/{kind}.xml")
+
+    def _named(self, kind: str) -> dict[str, Element]:
+        root = self._part(kind)
+        return {_get(element, "id"): element for element in root} if root is not None else {}
+
+    def read(self) -> None:
+        root = self._package.part(self._name)
+        if root is None or _tag(root) != "document":
+            raise Unreadable("it is not a Word document")
+        used = {_get(style, "val") for style in root.iterfind(".//{*}pStyle")}
+        self._title = int(any(self._styles[id].name == "title" for id in used))
+        self._add_all(root)
+        self._flush()
+        self._add_edges(root)
+
+    def _add_edges(self, root: Element) -> None:
+        """Add the headers and footers of all sections, each text once, behind all."""
+        kinds = ("header", "footer")
+        names = [
+            self._relations.get(_get(edge, "id"), ("", ""))[1]
+            for kind in kinds
+            for edge in root.iterfind(f".//{{*}}{kind}Reference")
+        ]
+        seen: set[str] = set()
+        for name in dict.fromkeys(names):
+            edge = self._package.part(name)
+            text = self._text_of(edge) if edge is not None else ""
+            if text in seen:
+                self._outline.leave_out("running_heads", text)
+            elif text:
+                self._outline.add_block(text)
+            seen.add(text)
+        self._add_waiting()
+
+    def _text_of(self, element: Element) -> str:
+        """Return the text of an element with several paragraphs as one line."""
+        text = _Text()
+        self._collect(element, text)
+        self._wait_for(text)
+        return " ".join(str(text).split())
+
+    def _add_all(self, element: Element) -> None:
+        """Add the paragraphs and tables in an element, however they are wrapped."""
+        for child in element:
+            tag = _tag(child)
+            if tag == "p":
+                self._add_paragraph(child)
+            elif tag == "tbl":
+                self._add_table(child)
+            elif tag == "altChunk":
+                self._add_file(child)
+            elif tag == "AlternateContent":
+                self._add_all(_alternative(child))
+            elif tag in ("del", "moveFrom"):
+                self._outline.leave_out("deleted", "".join(child.itertext()))
+            elif tag not in PROPERTIES:
+                self._add_all(child)
+
+    def _add_paragraph(self, element: Element) -> None:
+        about = _child(element, "pPr")
+        id = _val(about, "pStyle")
+        style = self._styles[id]
+        marker = self._marker(about)
+        text = _Text()
+        text.add(self._carried)
+        self._collect(element, text)
+        raw = str(text)
+        is_initial = _get(_child(about, "framePr"), "dropCap") in ("drop", "margin")
+        if is_initial or _child(_child(about, "rPr"), "del") is not None:
+            self._carried = raw.rstrip() if is_initial else raw
+            self._wait_for(text)
+            return
+        self._carried = ""
+        level = _heading_level("", about)
+        level = style.level if level is None else level
+        if style.name in CODE_STYLES:
+            self._add_line(raw, is_code=True)
+        elif CONTENTS_STYLE.fullmatch(style.name):
+            self._outline.leave_out("contents", raw)
+        elif not raw.strip():
+            self._flush()
+        elif style.name == "title" or level:
+            self._flush()
+            number = f"{marker[0]} " if marker and marker[0] != "-" else ""
+            self._outline.add_heading(1 if style.name == "title" else (level or 0) + self._title, number + raw)
+        elif marker:
+            indent, number = "  " * marker[1], marker[0] and f"{marker[0]} "
+            self._add_line(indent + number + _lines(raw).replace("\n", f"\n  {indent}"))
+        else:
+            self._flush()
+            lines = _lines(raw)
+            self._outline.add_block(lines, has_lines="\n" in lines)
+        self._wait_for(text)
+        if not self._lines:
+            self._add_waiting()
+
+    def _marker(self, about: Element | None) -> tuple[str, int] | None:
+        """Return what stands in front of a paragraph of a list, and its level; None for other ones."""
+        id = _val(about, "pStyle")
+        style = self._styles[id]
+        numbers = _child(about, "numPr")
+        num, level = _numbers(numbers) if numbers is not None else (None, None)
+        if num is None:
+            num, level = style.num, style.num_level if level is None else level
+        return self._numbering.next(num, level, id) if num is not None and num != "0" else None
+
+    def _add_line(self, text: str, is_code: bool = False) -> None:
+        if self._is_code != is_code:
+            self._flush()
+        self._is_code = is_code
+        self._lines.append(text)
+
+    def _flush(self) -> None:
+        """Add the list or the code, and the notes and boxes that wait for its end."""
+        if self._lines:
+            self._outline.add_block("\n".join(self._lines), has_lines=True)
+            self._lines = []
+        self._add_waiting()
+
+    def _wait_for(self, text: _Text) -> None:
+        self._waiting.notes += text.notes
+        self._waiting.boxes += text.boxes
+
+    def _add_waiting(self) -> None:
+        while self._waiting.notes or self._waiting.boxes:
+            waiting, self._waiting = self._waiting, _Text()
+            for number, note in waiting.notes:
+                self._outline.add_block(f"[{number}] {self._text_of(note)}")
+            for box in waiting.boxes:
+                self._add_all(box)
+                if self._lines:
+                    self._outline.add_block("\n".join(self._lines), has_lines=True)
+                    self._lines = []
+
+    # ---- tables --------------------------------------------------------------------------------------------------------
+
+    def _add_table(self, element: Element) -> None:
+        """Add a table as rows whose cells have a bar between them; one of a single column as the text in it."""
+        self._flush()
+        rows = [(row, list(_inside(row, "tc"))) for row in _inside(element, "tr")]
+        if all(len(cells) <= 1 for _, cells in rows):
+            for _, cells in rows:
+                for cell in cells:
+                    self._add_all(cell)
+            self._flush()
+            return
+        lines = [self._row(row, cells) for row, cells in rows]
+        self._outline.add_block("\n".join(line for line in lines if line.strip(" |")), has_lines=True)
+        self._add_waiting()
+
+    def _row(self, row: Element, cells: list[Element]) -> str:
+        about = _child(row, "trPr")
+        if _child(about, "del") is not None:
+            self._outline.leave_out("deleted", "".join(row.itertext()))
+            return ""
+        texts = [""] * min(max(_int(_val(about, "gridBefore"), 0), 0), MAX_COLUMNS)
+        for cell in cells:
+            texts.append(self._text_of(cell))
+            span = _int(_val(_child(cell, "tcPr"), "gridSpan"), 1)
+            texts += [""] * min(max(span - 1, 0), MAX_COLUMNS - len(texts))
+        return " | ".join(texts).rstrip(" |")
+
+    def _add_file(self, element: Element) -> None:
+        """Add a file of another format that stands in the document."""
+        name = self._relations.get(_get(element, "id"), ("", ""))[1]
+        if name not in self._package:
+            return
+        self._flush()
+        data, suffix = self._package.read(name), PurePath(name).suffix.lower()
+        if suffix in (".htm", ".html", ".xhtml"):
+            read_html(data, self._outline)
+        elif suffix == ".txt":
+            read_text(data, self._outline)
+        elif suffix == ".docx" and self._depth < MAX_INSIDE:
+            _read(data, self._outline, self._package.used, self._depth + 1)
+        else:
+            self._outline.leave_out("embedded_files", data.decode("latin-1"))
+
+    # ---- in a line -----------------------------------------------------------------------------------------------------
+
+    def _collect(self, element: Element, text: _Text) -> None:
+        """Collect the text in an element."""
+        for child in element:
+            tag = _tag(child)
+            if tag == "t":
+                text.add(child.text or "")
+            elif tag == "r" and self._is_hidden(child):
+                self._outline.leave_out("hidden", "".join(child.itertext()))
+            elif tag in PROPERTIES:
+                continue
+            elif tag in ("del", "moveFrom"):
+                self._outline.leave_out("deleted", "".join(child.itertext()))
+            elif collect := COLLECT.get(tag):
+                collect(self, child, text)
+            else:
+                self._collect(child, text)
+
+    def _is_hidden(self, run: Element) -> bool:
+        about = _child(run, "rPr")
+        if about is None:
+            return False
+        if _child(about, "vanish") is not None:
+            return _is_on(about, "vanish")
+        style = _val(about, "rStyle")
+        return bool(style) and self._styles[style].is_hidden
+
+    def _collect_paragraph(self, element: Element, text: _Text) -> None:
+        marker = self._marker(_child(element, "pPr"))
+        text.add(f" {marker[0]} " if marker else " ")
+        self._collect(element, text)
+
+    def _collect_break(self, element: Element, text: _Text) -> None:
+        text.add("\n" if _get(element, "type") in ("", "textWrapping") else " ")
+
+    def _collect_symbol(self, element: Element, text: _Text) -> None:
+        font = _get(element, "font").lower()
+        code = int(_get(element, "char") or "0", 16) & 0xFFFF
+        code = code - 0xF000 if code >= 0xF000 else code
+        if font == "symbol":
+            letter = next((letters[code - first] for first, letters in GREEK.items() if 0 <= code - first < 26), "")
+            letter = letter or ("•" if code == 0xB7 else "")
+        else:
+            letter = WINGDINGS.get(code, "") if font.startswith("wingdings") else chr(code) if 32 < code < 0xD800 else ""
+        if letter:
+            text.add(letter)
+        else:
+            self._outline.leave_out("symbols", "?")
+
+    def _collect_ruby(self, element: Element, text: _Text) -> None:
+        inner, readings = _Text(), _Text()
+        for child in element:
+            if _tag(child) == "rt":
+                self._collect(child, readings)
+            else:
+                self._collect(child, inner)
+        text.parts.append(str(inner))
+        text.readings.append(str(readings).strip())
+
+    def _collect_alternative(self, element: Element, text: _Text) -> None:
+        self._collect(_alternative(element), text)
+
+    def _collect_note(self, element: Element, text: _Text) -> None:
+        kind, id = _tag(element).removesuffix("Reference"), _get(element, "id")
+        note = self._notes[kind].get(id)
+        if note is None:
+            return
+        if (kind, id) not in self._numbers:
+            self._numbers[kind, id] = len(self._numbers) + 1
+            text.notes.append((self._numbers[kind, id], note))
+        text.add(f"[{self._numbers[kind, id]}]")
+
+    def _collect_comment(self, element: Element, text: _Text) -> None:
+        if (comment := self._comments.pop(_get(element, "id"), None)) is not None:
+            self._outline.leave_out("comments", "".join(comment.itertext()))
+
+    def _collect_formula(self, element: Element, text: _Text) -> None:
+        """Collect a formula as it is written in a line."""
+        before, between, after = FORMULAS[_tag(element)]
+        about = next((child for child in element if _tag(child).endswith("Pr")), None)
+        if _tag(element) == "d":
+            before, after = _val(about, "begChr") or "(", _val(about, "endChr") or ")"
+        elif _tag(element) == "nary":
+            before = _val(about, "chr") or "∫"
+        text.add(before)
+        parts = [child for child in element if not _tag(child).endswith("Pr")]
+        for at, part in enumerate(parts):
+            mark = {"sub": "_", "sup": "^"}.get(_tag(part), between)
+            text.add(mark if at or _tag(part) in ("sub", "sup") else "")
+            self._collect(part, text)
+        text.add(after)
+
+
+FORMULAS = {
+    "f": ("", "/", ""),
+    "sSup": ("", "", ""),
+    "sSub": ("", "", ""),
+    "sSubSup": ("", "", ""),
+    "rad": ("√(", "", ")"),
+    "d": ("(", ", ", ")"),
+    "nary": ("∫", " ", ""),
+}
+"""What stands before, between and behind the parts of each."""
+
+COLLECT = {
+    "p": _Document._collect_paragraph,
+    "br": _Document._collect_break,
+    "cr": lambda self, element, text: text.add("\n"),
+    "tab": lambda self, element, text: text.add("\t"),
+    "ptab": lambda self, element, text: text.add("\t"),
+    "noBreakHyphen": lambda self, element, text: text.add("-"),
+    "sym": _Document._collect_symbol,
+    "ruby": _Document._collect_ruby,
+    "AlternateContent": _Document._collect_alternative,
+    "footnoteReference": _Document._collect_note,
+    "endnoteReference": _Document._collect_note,
+    "commentReference": _Document._collect_comment,
+    "txbxContent": lambda self, element, text: text.boxes.append(element),
+    **dict.fromkeys(FORMULAS, _Document._collect_formula),
+}
+"""How the elements are read that are not read through."""
+
+
+def _alternative(element: Element) -> Element:
+    """Return the one of several versions of the same that is read."""
+    return next(iter(element), element) if len(element) else element
+
+
+def _inside(element: Element, name: str) -> Iterator[Element]:
+    """Yield the rows of a table or the cells of a row, however they are wrapped."""
+    for child in element:
+        if _tag(child) == name:
+            yield child
+        elif _tag(child) not in PROPERTIES and _tag(child) not in ("p", "tbl", "tr", "tc"):
+            yield from _inside(child, name)
+
+
+def _lines(text: str) -> str:
+    """Return the lines of a paragraph, with single blanks."""
+    return "\n".join(" ".join(line.split()) for line in text.strip().split("\n"))
