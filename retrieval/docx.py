@@ -312,7 +312,7 @@ class _Document:
         self._lines: list[str] = []  # of the list or the code that is being read
         self._is_code = False
         self._waiting = _Text()  # notes and boxes that stand behind it
-        self._carried = ""  # the text of a paragraph that the next one goes on with
+        self._carried: _Text | None = None  # the text of a paragraph that the next one goes on with
 
     def _part(self, kind: str) -> Element | None:
         """Return a part that goes with the text."""
@@ -331,6 +331,8 @@ class _Document:
         self._title = int(any(self._styles[id].name == "title" for id in used))
         self._add_all(root)
         self._flush()
+        if self._carried is not None:
+            self._outline.add_block(_lines(str(self._carried)))
         self._add_edges(root)
 
     def _add_edges(self, root: Element) -> None:
@@ -381,16 +383,15 @@ class _Document:
         id = _val(about, "pStyle")
         style = self._styles[id]
         marker = self._marker(about)
-        text = _Text()
-        text.add(self._carried)
+        text, self._carried = self._carried or _Text(), None
         self._collect(element, text)
-        raw = str(text)
         is_initial = _get(_child(about, "framePr"), "dropCap") in ("drop", "margin")
         if is_initial or _child(_child(about, "rPr"), "del") is not None:
-            self._carried = raw.rstrip() if is_initial else raw
-            self._wait_for(text)
+            if is_initial and text.parts:
+                text.parts[-1] = text.parts[-1].rstrip()
+            self._carried = text
             return
-        self._carried = ""
+        raw = str(text)
         level = _heading_level("", about)
         level = style.level if level is None else level
         if style.name in CODE_STYLES:

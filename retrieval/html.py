@@ -201,6 +201,8 @@ class _Page:
         tag = node.tag or ""
         if tag == "br":
             self._break()
+        elif tag == "img":
+            self.add_text(node.attributes.get("alt") or "")
         elif tag == "tr":
             self._break()
             if self._tables:

@@ -24,13 +24,13 @@ MAX_CUTS = 6  # of a page, across or along, into parts that are read one after t
 EDGE = 2  # lines at the top and the bottom of a page that may repeat
 CHAIN = 3  # pages, no more than two apart, on which a line repeats that stays once
 CONTENTS = re.compile(r"(?:\. ?){5,}\s*([\divxlc]*)$")  # the end of a line of a table of contents
+DOTTED, DOTTED_WIDE = "....", ". . . ."  # which such a line has
 DOTS = re.compile(r"\s*(?:\. ?){5,}\s*")
 PAGE_NUMBER = re.compile(r"[\divxlc]{1,5}")
 ROMAN = re.compile(r"[ivxl]{1,7}")
 ROMAN_VALUES = {"i": 1, "v": 5, "x": 10, "l": 50}
 DIGITS = re.compile(r"\d+")
 LETTER = re.compile(r"[^\W\d_]")
-NO_WORD = re.compile(r"\W+")
 COUNTED = re.compile(
     r"\s*(?:chapter|appendix|section|part)?\s*[\dA-Z]{1,4}(?:\.\d+)*[.:)]?\s+", re.I
 )  # in front of a heading
@@ -278,10 +278,12 @@ def _chained(found: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
 
 def _without_contents(pages: Sequence[Sequence[Row]], outline: Outline) -> list[list[Row]]:
     """Leave out the lines of a table of contents, where each title stands on a later page; other dots are shortened."""
+    if not any(DOTTED in part.text or DOTTED_WIDE in part.text for page in pages for row in page for part in row):
+        return list(map(list, pages))
     titles: dict[str, int] = {}  # the last page of each line
     for number, page in enumerate(pages):
         for row in page:
-            if not CONTENTS.search(text := _row_text(row)):
+            if len(text := _row_text(row)) <= MAX_HEADING and not CONTENTS.search(text):
                 titles[_key(text)] = number
     kept: list[list[Row]] = []
     for number, page in enumerate(pages):
@@ -306,7 +308,7 @@ def _is_page(number: str, pages: int) -> bool:
 
 def _key(text: str) -> str:
     """Return what two writings of a title share."""
-    return NO_WORD.sub("", text).casefold()
+    return "".join(filter(str.isalnum, text)).casefold()
 
 
 def _row_text(row: Row) -> str:
@@ -493,8 +495,9 @@ def _named(pages: Sequence[Sequence[Line]], bookmarks: Sequence[Bookmark]) -> di
             wanted[bookmark.page].append(bookmark)
     named: dict[tuple[int, int], tuple[int, int]] = {}
     for number, some in wanted.items():
-        here = _titles(pages[number])
-        after = _titles(pages[number + 1]) if number + 1 < len(pages) else {}
+        begins = {_begin(text) for bookmark in some for text in (bookmark.title, COUNTED.sub("", bookmark.title, count=1))}
+        here = _titles(pages[number], begins)
+        after = _titles(pages[number + 1], begins) if number + 1 < len(pages) else {}
         for bookmark in some:
             keys = [key for key in (_key(bookmark.title), _key(COUNTED.sub("", bookmark.title, count=1))) if key]
             places = (
@@ -510,17 +513,29 @@ def _named(pages: Sequence[Sequence[Line]], bookmarks: Sequence[Bookmark]) -> di
     return named
 
 
-def _titles(page: Sequence[Line]) -> dict[str, list[tuple[int, int]]]:
-    """Return what one to three lines of a page say, with the first one's number and how many they are."""
+def _begin(title: str) -> str:
+    return _key(title[:12])[:4]
+
+
+def _titles(page: Sequence[Line], begins: set[str]) -> dict[str, list[tuple[int, int]]]:
+    """Return what one to three lines of a page say, with the first one's number and how many they are.
+
+    begins: of the titles that are looked for.
+    """
     titles: dict[str, list[tuple[int, int]]] = defaultdict(list)
     for at, line in enumerate(page):
-        text = ""
-        for count, part in enumerate(page[at : at + 3], 1):
-            text += f" {part.text}"
-            if len(text) > MAX_HEADING or part.size != line.size:
-                break
-            for key in {_key(text), _key(COUNTED.sub("", text, count=1))}:
-                titles[key] = [*titles[key], (at, count)][:3]
+        some = {_key(text) for text in (line.text, COUNTED.sub("", line.text, count=1)) if _begin(text) in begins}
+        if not some or len(line.text) > MAX_HEADING:
+            continue
+        for count in range(1, min(4, len(page) - at + 1)):
+            if count > 1:
+                more = page[at + count - 1]
+                if more.size != line.size or len(more.text) > MAX_HEADING:
+                    break
+                some = {key + _key(more.text) for key in some}
+            for key in some:
+                if len(titles[key]) < 3:
+                    titles[key].append((at, count))
     return titles
 
 

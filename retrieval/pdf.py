@@ -6,7 +6,9 @@ import ctypes
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from itertools import islice
+from dataclasses import replace
+from functools import lru_cache
+from itertools import islice, pairwise
 from math import atan2, cos, degrees, hypot, radians, sin
 
 import pypdfium2 as pdfium
@@ -21,7 +23,7 @@ CODE_FONTS = ("mono", "courier", "consol", "code", "cmtt")
 BOLD_FONTS = ("bold", "black", "heavy", "cmbx")
 WORD = re.compile(r"\S+")
 LABEL = re.compile(r"[•◦▪‣·–*-]|\(?[\dA-Za-z]{1,4}[.)]|\d+(?:\.\d+)+\.?")  # in front of an item or a heading
-WIDE = 1.5  # of the size: a gap between two words that separates parts of a line
+WIDE, NARROW = 1.5, 0.4  # of the size: a gap between two words that separates parts of a line, and a narrow letter
 UPRIGHT = 3  # degrees that a direction may differ from that of the page's edges
 MAX_BOOKMARKS, MAX_NOTES = 10_000, 10_000  # of a document, of a page
 MAX_DAMAGED = 100  # pages in a row
@@ -120,13 +122,21 @@ def _meaningless(page: pdfium.PdfTextPage, text: str) -> float:
 
 def _parts(page: pdfium.PdfTextPage, text: str, number: int) -> Iterator[Line]:
     """Yield the lines of a page in the order in which they were written, each cut at its wide gaps."""
-    letters = _Letters(page, is_direct=raw.FPDFText_CountChars(page) == _units(text))
+    units = _units(text)
+    letters = _Letters(page, number, is_direct=raw.FPDFText_CountChars(page) == units)
+    measure = len if units == len(text) else _units
     start = 0
     for line in text.split("\r\n"):
-        words = [(match[0], start + _units(line[: match.start()])) for match in WORD.finditer(line)]
+        words: list[Word] = []
+        at = end = 0
+        for match in WORD.finditer(line):
+            at += measure(line[end : match.start()])
+            length, end = measure(match[0]), match.end()
+            words.append((match[0], start + at, length))
+            at += length
         if words:
-            yield from letters.parts(words, number)
-        start += _units(line) + 2
+            yield from letters.parts(words)
+        start += at + measure(line[end:]) + 2
 
 
 def _units(text: str) -> int:
@@ -134,56 +144,53 @@ def _units(text: str) -> int:
     return len(text) if text.isascii() else len(text.encode("utf-16-le", "surrogatepass")) // 2
 
 
+Word = tuple[str, int, int]
+"""A word, its place in the text of a page, and its length there."""
+
+
 class _Letters:
     """The letters of a page, by their places in its text."""
 
-    def __init__(self, page: pdfium.PdfTextPage, is_direct: bool) -> None:
-        """is_direct: they are counted as the text is: no letter was left out of it."""
-        self._page, self._is_direct = page, is_direct
+    def __init__(self, page: pdfium.PdfTextPage, number: int, is_direct: bool) -> None:
+        """number: of the page. is_direct: they are counted as the text is: no letter was left out of it."""
+        self._page, self._number, self._is_direct = page.raw, number, is_direct
         self._x, self._y = ctypes.c_double(), ctypes.c_double()
         self._box, self._matrix = raw.FS_RECTF(), raw.FS_MATRIX()
         self._name, self._flags = ctypes.create_string_buffer(NAME), ctypes.c_int()
 
-    def parts(self, words: Sequence[tuple[str, int]], number: int) -> Iterator[Line]:
-        """Yield the parts of a line. words: each with its place in the text."""
+    def parts(self, words: Sequence[Word]) -> Iterator[Line]:
+        """Yield the parts of a line."""
         first = self._letter(words[0][1])
         size, angle = self._size_and_angle(first)
         is_code, is_bold = self._font(first)
-        if is_bold:
-            text, start = words[-1]
-            is_bold = self._font(self._letter(start + _units(text) - 1))[1]
+        is_bold = is_bold and self._font(self._last(words[-1]))[1]
         way = (cos(radians(angle)), sin(radians(angle)))
-        some: list[str] = []
-        left = right = base = 0.0
-        for text, start in words:
-            begin, level = self._origin(self._letter(start), way)
-            if some and begin - right > WIDE * size and not is_code and not (len(some) == 1 and LABEL.fullmatch(some[0])):
-                yield Line(
-                    text=" ".join(some),
-                    page=number,
-                    size=size,
-                    left=left,
-                    right=right,
-                    base=base,
-                    angle=angle,
-                    is_bold=is_bold,
-                )
-                some = []
-            if not some:
-                left, base = begin, level
-            some.append(text)
-            right = self._end(self._letter(start + _units(text) - 1), way)
-        yield Line(
-            text=" ".join(some),
-            page=number,
-            size=size,
-            left=left,
-            right=right,
-            base=base,
-            angle=angle,
-            is_code=is_code,
-            is_bold=is_bold,
+        line = Line(
+            text="", page=self._number, size=size, left=0, right=0, base=0, angle=angle, is_code=is_code, is_bold=is_bold
         )
+        starts = [0] if is_code else [0, *self._starts(words, size, way)]
+        for start, stop in pairwise([*starts, len(words)]):
+            left, base = self._origin(self._letter(words[start][1]), way)
+            right = self._end(self._last(words[stop - 1]), way)
+            text = " ".join(word for word, _, _ in words[start:stop])
+            yield replace(line, text=text, left=left, right=right, base=base)
+
+    def _starts(self, words: Sequence[Word], size: float, way: tuple[float, float]) -> Iterator[int]:
+        """Yield the numbers of the words behind a wide gap. Where a word ends is asked only if there may be one."""
+        part, before = 0, 0.0
+        get, page, x, y = raw.FPDFText_GetCharOrigin, self._page, self._x, self._y
+        for at, word in enumerate(words):
+            get(page, self._letter(word[1]), x, y)
+            begin = x.value * way[0] + y.value * way[1]
+            if at and begin - before > (WIDE + NARROW * words[at - 1][2]) * size:
+                is_label = at == part + 1 and LABEL.fullmatch(words[part][0])
+                if not is_label and begin - self._end(self._last(words[at - 1]), way) > WIDE * size:
+                    yield at
+                    part = at
+            before = begin
+
+    def _last(self, word: Word) -> int:
+        return self._letter(word[1] + word[2] - 1)
 
     def _letter(self, at: int) -> int:
         return at if self._is_direct else max(raw.FPDFText_GetCharIndexFromTextIndex(self._page, at), 0)
@@ -218,9 +225,15 @@ class _Letters:
     def _font(self, letter: int) -> tuple[bool, bool]:
         """Return whether a letter is of a font for code, and whether it is bold."""
         raw.FPDFText_GetFontInfo(self._page, letter, self._name, NAME, self._flags)
-        font, flags = self._name.value.decode("utf-8", "replace").lower(), self._flags.value
-        is_code = bool(flags & FIXED_PITCH) or any(part in font for part in CODE_FONTS)
-        return is_code, bool(flags & FORCE_BOLD) or any(part in font for part in BOLD_FONTS)
+        return _kind(self._name.value, self._flags.value)
+
+
+@lru_cache(maxsize=256)
+def _kind(name: bytes, flags: int) -> tuple[bool, bool]:
+    """Return whether a font is one for code, and whether it is bold."""
+    font = name.decode("utf-8", "replace").lower()
+    is_code = bool(flags & FIXED_PITCH) or any(part in font for part in CODE_FONTS)
+    return is_code, bool(flags & FORCE_BOLD) or any(part in font for part in BOLD_FONTS)
 
 
 # ---- What is filled in and noted on a page. -----------------------------------------------------------------------------

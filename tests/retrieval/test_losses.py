@@ -235,6 +235,7 @@ PAGES = {
     "the footer of an article": ("<article><p>Text</p><footer>by Rosalind</footer></article>", ["by Rosalind"]),
     "readings": ("<p><ruby>東<rt>とう</rt>京<rt>きょう</rt></ruby>です", ["東京(とうきょう)です"]),
     "a formula": ("<p>So <math><mi>x</mi><mo>=</mo><mn>42</mn></math>.", ["x=42"]),
+    "what a picture shows": ("<p>See <img src=a.png alt='the pump'> below.", ["See the pump below."]),
     "a text to fill in": ("<form><textarea>Dear Rosalind</textarea></form>", ["Dear Rosalind"]),
 }
 
@@ -358,6 +359,7 @@ DOCUMENTS = {
         word(p(t("Once "), about="<w:rPr><w:del/></w:rPr>") + p(t("upon a time"))),
         ["Once upon a time"],
     ),
+    "a deleted end of the last paragraph": (word(p(t("The end"), about="<w:rPr><w:del/></w:rPr>")), ["The end"]),
     "empty and merged cells": (
         word(
             "<w:tbl>"
