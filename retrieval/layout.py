@@ -495,22 +495,27 @@ def _named(pages: Sequence[Sequence[Line]], bookmarks: Sequence[Bookmark]) -> di
             wanted[bookmark.page].append(bookmark)
     named: dict[tuple[int, int], tuple[int, int]] = {}
     for number, some in wanted.items():
-        begins = {_begin(text) for bookmark in some for text in (bookmark.title, COUNTED.sub("", bookmark.title, count=1))}
-        here = _titles(pages[number], begins)
-        after = _titles(pages[number + 1], begins) if number + 1 < len(pages) else {}
-        for bookmark in some:
-            keys = [key for key in (_key(bookmark.title), _key(COUNTED.sub("", bookmark.title, count=1))) if key]
-            places = (
-                (at, count, page)
-                for key in keys
-                for page, titles in ((number, here), (number + 1, after))
-                for at, count in titles.get(key, ())
-            )
-            for at, count, page in places:
-                if (page, at) not in named:
-                    named[page, at] = (min(bookmark.level, MAX_LEVELS), count)
-                    break
+        for page in (number, number + 1):  # an entry may lead to the end of the page before
+            if some and page < len(pages):
+                some = _without_named(some, page, pages[page], named)
     return named
+
+
+def _without_named(
+    bookmarks: Sequence[Bookmark], number: int, page: Sequence[Line], named: dict[tuple[int, int], tuple[int, int]]
+) -> list[Bookmark]:
+    """Name the headings of a page; return the bookmarks that it has no line for."""
+    wanted = [(bookmark, (bookmark.title, COUNTED.sub("", bookmark.title, count=1))) for bookmark in bookmarks]
+    titles = _titles(page, {_begin(text) for _, texts in wanted for text in texts})
+    left: list[Bookmark] = []
+    for bookmark, texts in wanted:
+        places = (place for text in texts if _key(text) for place in titles.get(_key(text), ()))
+        found = next(((at, count) for at, count in places if (number, at) not in named), None)
+        if found is None:
+            left.append(bookmark)
+        else:
+            named[number, found[0]] = (min(bookmark.level, MAX_LEVELS), found[1])
+    return left
 
 
 def _begin(title: str) -> str:
