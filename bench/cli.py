@@ -54,17 +54,12 @@ _ALL = (
     Scenario("history", ".scenarios.long_history", "a history that grows by a document each turn"),
     Scenario("models", ".scenarios.swaps", "several models in turn on one device: what comes back after a swap"),
     Scenario("cached", ".scenarios.cached", "a prompt that is cached whole"),
-    Scenario("equality", ".scenarios.equality", "greedy answers beside llama-server's, with and without a cache"),
     Scenario("front", ".scenarios.front", "the front before llama-server: documents reused, time to the first token"),
     Scenario("relay", ".scenarios.relaying", "what the front adds to a request and to a chunk"),
     Scenario("replicas", ".scenarios.replicas", "replicas on Ray Serve, with one router or another"),
-    Scenario("facts", ".scenarios.facts", "answers about files that an agent has read"),
     Scenario("paper", ".scenarios.paper", "the evaluations of the papers, in their shapes"),
-    Scenario("arrange", ".offline.arrange", "time to choose an order and write the prompt"),
     Scenario("attention", ".offline.attention", "documents read separately: likelihood of human answers, without a server"),
     Scenario("residency", ".offline.residency", "cost of idle and moved KV, without a server"),
-    Scenario("masks", ".offline.masks", "time of a grammar at each token, without a server"),
-    Scenario("drafts", ".offline.lookup_drafts", "drafts from the prompt: gain, loss and equal texts, without a server"),
     Scenario(
         "draft-model", ".offline.draft_pairs", "a draft model that is right by construction: gain, and what costs predict"
     ),
@@ -72,7 +67,6 @@ _ALL = (
     Scenario("replacement", ".offline.replacement", "eviction policies for idle KV, simulated"),
     Scenario("queue", ".offline.queueing", "many requests that wait for little memory, simulated"),
     Scenario("batch", ".offline.batching", "a batch of requests and the order of its lines, simulated"),
-    Scenario("fleet", ".offline.placements", "requests placed on replicas, simulated"),
 )
 SCENARIOS = {scenario.name: scenario for scenario in _ALL}
 

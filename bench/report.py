@@ -7,7 +7,6 @@ import os
 import platform
 import shutil
 import sys
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -253,13 +252,6 @@ def mean(values: Sequence[float]) -> float:
 def median(values: Sequence[float]) -> float:
     """Return the 50th percentile; not a number for no values."""
     return percentile(values, 0.5)
-
-
-def f1(right: str, given: str) -> float:
-    """Return the F1 score over the words of both answers, as in SQuAD."""
-    left, other = right.lower().split(), given.lower().split()
-    common = (Counter(left) & Counter(other)).total()
-    return 2 * common / (len(left) + len(other)) if common else 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from math import inf
 from time import perf_counter
 from typing import Any
 
@@ -15,9 +14,9 @@ from ...models.runner import Runner
 from ...models.sampling import Sampler
 from ...models.sampling_params import GREEDY
 from ...slots.drafter import Drafter
-from ...slots.drafts import ROWS, Drafts, Guess
+from ...slots.drafts import Drafts
 from ...slots.host import HostMemory, PromptTree
-from ...slots.lookup import Draft, Lookup
+from ...slots.lookup import Lookup
 from ...slots.prefix_tree import PrefixTree
 from ...slots.request import Job, Layout, Prompt, Request
 from ...slots.scheduler import Scheduler
@@ -46,84 +45,31 @@ class Tokens:
 
 
 class Chooser(Sampler):
-    """Chooses the best token, and notes how far the second one is behind. forced: tokens to choose instead, in order."""
+    """Chooses the best token."""
 
-    def __init__(self, runner: Runner, forced: np.ndarray | None = None) -> None:
+    def __init__(self, runner: Runner) -> None:
         super().__init__(runner.context.model, GREEDY)
-        self.margins: list[float] = []
-        self._forced = None if forced is None else iter(forced.tolist())
 
     def choose(self, logits: np.ndarray, context: Any, index: int) -> int:
-        if self._forced is not None:
-            return next(self._forced)
-        second, first = np.partition(logits, -2)[-2:]
-        self.margins.append(float(first - second))
         return int(logits.argmax())
-
-
-class Always(Lookup):
-    """A source that always drafts as many tokens as it may. is_right: as well as it can; else always wrong."""
-
-    __slots__ = ("_is_right",)
-
-    def __init__(self, is_right: bool) -> None:
-        super().__init__()
-        self._is_right = is_right
-
-    def draft(self, tokens: np.ndarray, num_prompt: int, most: int) -> Draft | None:
-        found = super().draft(tokens, num_prompt, most) if self._is_right else None
-        return found or (Draft(np.zeros(most, np.int32), 0) if most > 0 else None)
-
-
-class Fixed(Drafts):
-    """Drafts of one length, whatever they cost."""
-
-    length = 7
-
-    def _length(
-        self, jobs: Sequence[Job], found: Sequence[Guess | None], candidates: Sequence[int] = ROWS
-    ) -> tuple[int, float]:
-        return self.length, inf
 
 
 @dataclass(slots=True)
 class Answer:
-    """Its tokens, the margin of each, and the seconds of each step behind the first token."""
+    """Its tokens, and the seconds of each step behind the first token."""
 
     job: Job
     tokens: list[int] = field(default_factory=list)
-    margins: list[float] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
-
-    @property
-    def speed(self) -> float:
-        """Tokens a second behind the first token."""
-        return (len(self.tokens) - 1) / sum(self.seconds)
-
-    @property
-    def share_drafted(self) -> float:
-        """The share of tokens that were drafted and right."""
-        draft = self.job.request.draft
-        return draft.num_accepted / len(self.tokens) if draft else 0.0
 
 
 class Streams:
-    """A pool with a scheduler. fixed: each step of a request with a source has drafts of the same length."""
+    """A pool with a scheduler."""
 
-    def __init__(
-        self,
-        context: Context,
-        runner: Runner,
-        *,
-        fixed: bool = False,
-        max_stall: float = 0.2,
-        drafter: Drafter | None = None,
-    ) -> None:
+    def __init__(self, context: Context, runner: Runner, *, max_stall: float = 0.2, drafter: Drafter | None = None) -> None:
         tree = PrefixTree(context.num_cells, context.scratch, HostMemory(), costs=context.costs)
         rows, ends = min(context.max_rows, context.batch), context.model.ends
-        ends = () if fixed else ends
-        kind = Fixed if fixed else Drafts
-        drafts = kind(context.costs, max_rows=rows, max_stall=max_stall, ends=ends, drafter=drafter)
+        drafts = Drafts(context.costs, max_rows=rows, max_stall=max_stall, ends=ends, drafter=drafter)
         self.scheduler = Scheduler(tree, num_slots=SLOTS, batch_size=context.batch, max_stall=max_stall, drafts=drafts)
         self._runner, self._is_end, self._number = runner, context.model.is_end, 0
         runner.clear()
@@ -133,24 +79,18 @@ class Streams:
         self.scheduler.recover(keep=False)
         self._runner.clear()
 
-    def answer(
-        self, prompts: Sequence[np.ndarray], limit: int, source: Source, forced: Sequence[np.ndarray] = ()
-    ) -> list[Answer]:
-        """Answer some prompts side by side, with at most `limit` tokens each. forced: the tokens of each answer."""
+    def answer(self, prompts: Sequence[np.ndarray], limit: int, source: Source) -> list[Answer]:
+        """Answer some prompts side by side, with at most `limit` tokens each."""
         samplers: dict[int, Sampler] = {}
         answers: dict[int, Answer] = {}
-        for place, prompt in enumerate(prompts):
+        for prompt in prompts:
             self._number += 1
-            most = len(forced[place]) if forced else limit
-            request = Request(self._number, Tokens(prompt, len(prompt)), most, Scope.shared("bench"), draft=source())
-            samplers[request.id] = Chooser(self._runner, forced[place] if forced else None)
+            request = Request(self._number, Tokens(prompt, len(prompt)), limit, Scope.shared("bench"), draft=source())
+            samplers[request.id] = Chooser(self._runner)
             answers[request.id] = Answer(self.scheduler.submit(request))
         while not self.scheduler.idle:
             self._step(samplers, answers)
-        for id, answer in answers.items():
-            sampler = samplers[id]
-            assert isinstance(sampler, Chooser)
-            answer.margins = sampler.margins
+        for sampler in samplers.values():
             sampler.close()
         return list(answers.values())
 
@@ -168,7 +108,7 @@ class Streams:
                 job.accept(further)
                 answer.tokens.append(further)
             is_over = job.num_tokens == job.num_prompt + job.request.limit
-            if is_over or (self._is_end(answer.tokens[-1]) and job.request.limit != len(answer.tokens)):
+            if is_over or self._is_end(answer.tokens[-1]):
                 self.scheduler.finish(job)
         seconds = perf_counter() - began
         for id in decoding:

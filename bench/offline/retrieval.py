@@ -14,7 +14,6 @@ from time import perf_counter
 
 import numpy as np
 
-from ...retrieval.ann import has_faiss
 from ...retrieval.index import Index
 from ...retrieval.ranking import Query, Search, VectorIndex
 from ...retrieval.store import Store
@@ -22,13 +21,11 @@ from ..journal import note
 from ..report import Bar, BenchError, Report, Skip, Summary, Table, mean
 from ..servers import DATA_VARIABLE
 from .passages import QueryEmbedder, Turn, load_passages, load_turns, put_passages, write_sources
-from .vector_clusters import measure_clusters
 
 TOP_K = 5
 LEAST_RECALL = 0.24  # by words
 MOST_INDEX_SECONDS = 5.0  # for 10,000 chunks, without vectors
 MOST_SEARCH_MS = 20.0  # p50, with the query's embedding
-STEP = 20  # of the passages, each of this number is embedded for `--vectors`: a minute, instead of 25
 FORMS: dict[str, Callable[[Sequence[str]], str]] = {
     "last question": lambda questions: questions[-1],
     "first + last": lambda questions: "\n".join(dict.fromkeys((questions[0], questions[-1]))),
@@ -44,9 +41,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--data", metavar="PATH", default=os.environ.get(DATA_VARIABLE), help="folder with mtrag_retrieved/")
     add("--embedding-model", type=Path, metavar="GGUF", help="measure vectors and the fused ranking, too")
-    add(
-        "--vectors", type=int, metavar="N", help="measure N vectors in clusters, made of those of passages, and nothing else"
-    )
     add("-t", "--threads", type=int, default=os.cpu_count() or 1, help="threads of that model (default: %(default)s)")
     add("--json", type=Path, metavar="OUT", help="write everything measured to this file")
 
@@ -57,15 +51,10 @@ def run(args: argparse.Namespace) -> Report:
         raise Skip(f"retrieval needs --data PATH or {DATA_VARIABLE}: a folder that holds mtrag_retrieved/")
     if args.embedding_model and not args.embedding_model.is_file():
         raise BenchError(f"no model at {args.embedding_model}")
-    if args.vectors and not args.embedding_model:
-        raise BenchError("--vectors needs --embedding-model: vectors are made of those of passages")
-    if args.vectors and not has_faiss():
-        raise Skip("--vectors needs faiss: pip install 'slotcache[ann]'")
     folder = Path(args.data) / "mtrag_retrieved"
-    measure = _measure_clusters if args.vectors else _measure
     try:
         with tempfile.TemporaryDirectory() as temporary, ExitStack() as stack:
-            return measure(args, folder, Path(temporary), stack)
+            return _measure(args, folder, Path(temporary), stack)
     except FileNotFoundError as error:
         raise BenchError(f"no MT-RAG data at {folder}: {error}") from None
 
@@ -99,15 +88,6 @@ def _measure(args: argparse.Namespace, folder: Path, temporary: Path, stack: Exi
         Table("an index of these sources as files, without vectors", ("files", "chunks", "seconds"), [indexed]),
     ]
     return Report("retrieval", tables, _bars(recalls, times, indexed))
-
-
-def _measure_clusters(args: argparse.Namespace, folder: Path, temporary: Path, stack: ExitStack) -> Report:
-    passages = load_passages(folder)
-    embedder = QueryEmbedder(args.embedding_model, args.threads)
-    stack.callback(embedder.close)
-    turns = load_turns(folder, {passage.id: at for at, passage in enumerate(passages)})
-    queries = [asyncio.run(embedder.embed(turn.questions[-1])) for turn in turns]
-    return measure_clusters(args.vectors, embedder.vectors(passages[::STEP]), np.array(queries), temporary)
 
 
 def _bars(recalls: dict[str, list[float]], times: dict[str, Summary], indexed: tuple[int, int, float]) -> list[Bar]:

@@ -1,4 +1,4 @@
-"""An agent that reads files: the tasks, the messages it sends, and both scenarios against real servers."""
+"""An agent that reads files: the tasks, the messages it sends, and the scenario against real servers."""
 
 import json
 from itertools import pairwise
@@ -10,7 +10,6 @@ from slotcache.bench.agent_tasks import Task, Turn, queries, read_tasks, spread
 from slotcache.bench.cli import main
 from slotcache.bench.random_models import built_in_model
 from slotcache.bench.recording import SUB_AGENTS, record
-from slotcache.bench.report import f1
 from slotcache.bench.scenarios.agent import AS_SENT, REWRITTEN, AgentApi
 from slotcache.bench.scenarios.replay import new_tokens
 from slotcache.bench.trace import prose
@@ -75,11 +74,6 @@ def test_the_messages_of_an_agent_grow_at_the_end_alone(data: Path) -> None:
     assert [one["id"] for one in call["tool_calls"]] == [one["tool_call_id"] for one in results]
 
 
-def test_f1_counts_common_words() -> None:
-    assert f1("AI Lab C", "ai lab c") == 1 and f1("AI Lab C", "nothing") == 0
-    assert f1("AI Lab C Ltd", "the AI Lab") == pytest.approx(4 / 7)
-
-
 def test_agent_computes_less_with_tool_documents(data: Path, tmp_path: Path, capsys: Any) -> None:
     out = tmp_path / "out.json"
     options = ["-m", str(built_in_model()), "--data", str(data), "--max-tokens", "1", "--pause", "0", "-t", "1"]
@@ -94,21 +88,10 @@ def test_agent_computes_less_with_tool_documents(data: Path, tmp_path: Path, cap
     assert arms[REWRITTEN][0]["prompt_tokens"] == arms[AS_SENT][0]["prompt_tokens"], "a question alone is not rewritten"
 
 
-def test_facts_asks_both_ways_for_the_same(data: Path, tmp_path: Path, capsys: Any) -> None:
-    out = tmp_path / "out.json"
-    options = ["-m", str(built_in_model()), "--data", str(data), "--max-tokens", "1", "-t", "1", "--questions", "4"]
-    assert main(["facts", *options, "--json", str(out)]) == 0
-    asked = json.loads(out.read_text())["data"]["questions"]
-    assert len(asked) == 4 and all({REWRITTEN, AS_SENT} <= set(one) for one in asked)
-    assert {one["answer"] for one in asked} <= {"alpha Ltd", "beta Ltd", "gamma Ltd"}, "the first fact is an example"
-    assert "loss of F1 by tool_documents" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("scenario", ["agent", "facts"])
-def test_without_data_the_reason_is_one_line(scenario: str, tmp_path: Path, capsys: Any) -> None:
-    assert main([scenario, "--data", str(tmp_path / "none")]) == 0
-    assert capsys.readouterr().err.startswith(f"skipped: {scenario} needs --data PATH or SLOTCACHE_DATA")
-    assert main([scenario, "--data", str(tmp_path)]) == 2
+def test_without_data_the_reason_is_one_line(tmp_path: Path, capsys: Any) -> None:
+    assert main(["agent", "--data", str(tmp_path / "none")]) == 0
+    assert capsys.readouterr().err.startswith("skipped: agent needs --data PATH or SLOTCACHE_DATA")
+    assert main(["agent", "--data", str(tmp_path)]) == 2
     assert f"slotcache bench: --data {tmp_path}: " in capsys.readouterr().err
 
 

@@ -68,35 +68,6 @@ def test_a_batch_computes_less_in_the_planned_order(tmp_path: Path, capsys: Any)
     assert all(bar["met"] for bar in report["bars"])
 
 
-def test_arrange_measures_every_way_of_ordering(tmp_path: Path, capsys: Any) -> None:
-    out = tmp_path / "out.json"
-    assert main(["arrange", "--paths", "40", "--long-paths", "10", "--requests", "20", "--json", str(out)]) == 0
-    report = json.loads(out.read_text())
-    (table,) = report["tables"]
-    assert len(table["rows"]) == 6 and all(0 < row[2] <= row[3] for row in table["rows"])
-    assert [bar["number"] for bar in report["bars"]] == [1, 1, 4, 4, 7, 7]
-
-
-def test_masks_measures_every_grammar(tmp_path: Path, capsys: Any) -> None:
-    out = tmp_path / "out.json"
-    assert main(["masks", "--tokens", "700", "--answers", "1", "--json", str(out)]) == 0
-    report = json.loads(out.read_text())
-    (table,) = report["tables"]
-    assert "a vocabulary of 700 tokens" in table["title"]
-    assert len(table["rows"]) == 5 and all(row[1] > 0 and 0 < row[2] <= row[3] <= row[4] for row in table["rows"])
-    assert [bar["number"] for bar in report["bars"]] == [1]
-
-
-def test_placement_by_documents_waits_less_than_by_session(tmp_path: Path, capsys: Any) -> None:
-    written = tmp_path / "out.json"
-    assert main(["fleet", "--replicas", "2", "--questions", "60", "--seeds", "1", "--json", str(written)]) == 0
-    means = json.loads(written.read_text())["data"]["means"]
-    waits, reused = means["seconds to the first token, mean"], means["documents reused, of 5"]
-    fleet, session = "fleet, ordered at the replica", "session, ordered at the replica"
-    assert waits[fleet] < waits[session] and reused[fleet] > reused[session]
-    assert "all restarted in turn" in capsys.readouterr().out
-
-
 def test_each_request_and_each_chunk_is_timed_with_a_front_and_without(tmp_path: Path) -> None:
     written = tmp_path / "out.json"
     few = ["--requests", "3", "--chunks", "7", "--gap", "1", "--rounds", "2"]
@@ -130,20 +101,3 @@ def test_a_draft_model_that_is_right_by_construction_is_measured(tmp_path: Path,
     (table,) = json.loads(out.read_text())["tables"]
     assert [row[4] for row in table["rows"]] == [0.0, 1.0]
     assert "tokens/s with a draft model" in capsys.readouterr().out
-
-
-def test_drafts_change_no_text_and_are_right_where_an_answer_quotes(tiny: Path, tmp_path: Path, capsys: Any) -> None:
-    turn = {"documents": [{"text": "The mill stands at the river. " * 8}], "question": "Where is the mill?"}
-    turn["answer"] = "It is said there: " + "the mill stands at the river. " * 3
-    (tmp_path / "conversations.jsonl").write_text(json.dumps({"turns": [turn]}))
-    out = tmp_path / "out.json"
-    model = ["-m", str(tiny), "--quoting", str(tiny), "--data", str(tmp_path)]
-    sizes = ["--references", "1", "--passages", "1", "--same", "2", "--max-tokens", "12", "--rounds", "1", "-t", "1"]
-    assert main(["drafts", *model, *sizes, "--json", str(out)]) == 0
-    report = json.loads(out.read_text())
-    (table,) = report["tables"]
-    rows = {row[0]: row[1:] for row in table["rows"]}
-    assert rows["random weights"][0] == 2 and rows["a model asked to quote"][0] == 1
-    assert 0 < rows["MT-RAG, forced"][-1] <= rows["MT-RAG, forced"][-2]
-    assert [bar["number"] for bar in report["bars"]] == [1, 2, 3, 4, 5]
-    assert report["bars"][3]["met"], "a right draft gave another text than a wrong one of as many rows"

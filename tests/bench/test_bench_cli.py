@@ -147,7 +147,7 @@ def test_a_scenario_names_a_missing_module() -> None:
     refused = bench("burst", "--help")
     (line,) = refused.stderr.splitlines()
     assert refused.returncode == 2 and line == "slotcache bench: burst needs aiohttp: pip install 'slotcache[bench]'"
-    assert bench("--help").returncode == bench("arrange", "--help").returncode == 0
+    assert bench("--help").returncode == bench("queue", "--help").returncode == 0
 
 
 HANG = """
