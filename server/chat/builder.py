@@ -222,7 +222,7 @@ class PromptBuilder:
         self._infill = self._make_infill(settings.spm_infill)
         self._forms = Answers(template.source, model, settings)
         variables, asks = settings_variables(settings), settings.retrieval_prompt
-        self.volatile = VolatileText.of(settings)
+        self.volatile = VolatileText()
         self._rendering = Rendering(template, self._forms.format.written, variables, retrieval_prompt=asks)
         self.threads = PromptThreads(room)
         model.tokenizer.between = template.between = give_way
@@ -369,12 +369,11 @@ class PromptBuilder:
         self, messages: Sequence[Message], request: ChatRequest
     ) -> tuple[Sequence[Message], tuple[ChangedText, ...]]:
         """Return the messages with the instructions that the session began with, where it wants that, and what changed."""
-        asked = (request.volatile or self._settings.volatile) == "move"
-        may_move = asked or (self.volatile.known and request.volatile is None)
-        if not (may_move and request.is_named and request.caches(self._settings.cache_prompt)):
+        moves = (request.volatile or self._settings.volatile) == "move"
+        if not (moves and request.is_named and request.caches(self._settings.cache_prompt)):
             return messages, ()
         tools = blake2b(msgspec.json.encode(request.tools), digest_size=16).hexdigest()
-        return self.volatile.settle((request.cache_scope, request.session, tools), messages, asked)
+        return self.volatile.settle((request.cache_scope, request.session, tools), messages)
 
     def separates(self, request: ChatRequest) -> bool:
         """Whether the documents of a chat are read separately."""

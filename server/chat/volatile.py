@@ -17,13 +17,11 @@ from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 from hashlib import blake2b
 from threading import Lock
-from typing import Self
 
 import msgspec
 from msgspec import Struct
 
 from ...models.template_messages import Message, content_texts
-from ..config.settings import Settings, SettingsError
 from .chat_files import ChatFiles, DamagedFile, checked_content, with_checksum
 
 INSTRUCTIONS = ("system", "developer")  # roles that a conversation begins with
@@ -124,24 +122,12 @@ class _Reminders:
 
 
 class VolatileText:
-    """What the lineages had in front. known: a piece is moved unasked where all of its text fits one of these.
+    """What the lineages had in front. Safe from several threads."""
 
-    Safe from several threads.
-    """
-
-    def __init__(self, known: Sequence[re.Pattern[str]] = ()) -> None:
-        self.known = tuple(known)
+    def __init__(self) -> None:
         self._files: ChatFiles | None = None
         self._fronts: OrderedDict[Lineage, list[Front]] = OrderedDict()
         self._lock = Lock()
-
-    @classmethod
-    def of(cls, settings: Settings) -> Self:
-        """Make it with the lines of --volatile-lines. Raises SettingsError."""
-        try:
-            return cls([re.compile(line) for line in settings.volatile_lines.split("\n") if line])
-        except re.error as error:
-            raise SettingsError(f"--volatile-lines {error.pattern!r} is no regular expression: {error.msg}") from None
 
     def restore(self, files: ChatFiles) -> None:
         """Take back what the files have, and keep it there from now on. Called once, before any other method."""
@@ -172,12 +158,10 @@ class VolatileText:
         files.drop(damaged)
         self._shorten()
 
-    def settle(
-        self, lineage: Lineage, messages: Sequence[Message], asked: bool
-    ) -> tuple[list[Message], tuple[ChangedText, ...]]:
+    def settle(self, lineage: Lineage, messages: Sequence[Message]) -> tuple[list[Message], tuple[ChangedText, ...]]:
         """Return the messages with the instructions of the first request, and what is said elsewhere instead.
 
-        asked: any piece may move. Raises TemplateError for contents that are no text.
+        Raises TemplateError for contents that are no text.
         """
         number = next((at for at, message in enumerate(messages) if message["role"] not in INSTRUCTIONS), len(messages))
         last = next((at for at in range(len(messages) - 1, number - 1, -1) if messages[at]["role"] in TARGETS), None)
@@ -188,9 +172,9 @@ class VolatileText:
             for at, message in enumerate(messages[:number])
         )
         with self._lock:
-            front, changes = self._front(lineage, texts, asked)
+            front, changes = self._front(lineage, texts)
             shown = [*map(_with_texts, messages[:number], front.texts), *messages[number:]]
-            reminders = self._keep_reminders(front, shown, range(number, last + 1), asked=asked)
+            reminders = self._keep_reminders(front, shown, range(number, last + 1))
             self._say(front, shown, {**changes, **reminders.changes}, reminders)
             self._shorten()
         kept = [*reminders.replaced.values(), *reminders.changes.values()]
@@ -202,11 +186,11 @@ class VolatileText:
             for lineage in [one for one in self._fronts if one[0] == scope and session in (None, one[1])]:
                 self._drop(self._fronts.pop(lineage))
 
-    def _front(self, lineage: Lineage, texts: Texts, asked: bool) -> tuple[Front, Changes]:
+    def _front(self, lineage: Lineage, texts: Texts) -> tuple[Front, Changes]:
         """Return the instructions that a request has most of, and its changes; its own, if it is the first like this."""
         fronts = self._fronts.setdefault(lineage, [])
         self._fronts.move_to_end(lineage)
-        found = [(changes, front) for front in fronts if (changes := self._changes(front.texts, texts, asked)) is not None]
+        found = [(changes, front) for front in fronts if (changes := self._changes(front.texts, texts)) is not None]
         changes, front = min(found, key=lambda pair: len(pair[0]), default=({}, None))
         if front is not None:
             fronts.remove(front)
@@ -232,8 +216,8 @@ class VolatileText:
         if self._files is not None:
             self._files.drop(_name(front.id, key) for front in fronts for key in (b"", *front.lines))
 
-    def _changes(self, old: Texts, new: Texts, asked: bool) -> Changes | None:
-        """Return what differs. None: too much, or what may not move."""
+    def _changes(self, old: Texts, new: Texts) -> Changes | None:
+        """Return what differs. None: too much."""
         if [*map(len, old)] != [*map(len, new)]:
             return None
         pairs = [
@@ -250,16 +234,12 @@ class VolatileText:
         changed = sum(len(change.before) + len(change.after) for change in changes.values())
         if changed > (1 - LEAST_SAME) * sum(len(before) + len(after) for _, _, before, after in pairs):
             return None
-        return changes if asked or all(map(self._is_known, changes.values())) else None
+        return changes
 
-    def _is_known(self, change: ChangedText) -> bool:
-        texts = [text.strip() for text in (*UNIT.split(change.before), *UNIT.split(change.after)) if text.strip()]
-        return all(any(pattern.fullmatch(text) for pattern in self.known) for text in texts)
-
-    def _keep_reminders(self, front: Front, shown: list[Message], messages: range, *, asked: bool) -> _Reminders:
+    def _keep_reminders(self, front: Front, shown: list[Message], messages: range) -> _Reminders:
         """Give the user's messages the blocks that they ended with when they came first."""
         found, digest = _Reminders(messages.start), blake2b(digest_size=16)
-        parted = [_parted(shown[at]) if asked and shown[at]["role"] == "user" else None for at in messages]
+        parted = [_parted(shown[at]) if shown[at]["role"] == "user" else None for at in messages]
         later = {tag: at for at, parts in zip(messages, parted, strict=True) if parts and (tag := _tag(parts[1]))}
         for at, parts in zip(messages, parted, strict=True):
             body, block, where = parts or (shown[at], "", AT_END)

@@ -293,7 +293,6 @@ class Settings(Numbers):
     tool_documents: Dedup = row("off", ("--tool-documents",), "default of a request's `tool_documents`; auto: lists of documents in tool results are ordered, and lines that an earlier result shows are not shown again")
     order_hint: bool = row(True, ("--order-hint",), "default of a request's `order_hint`: state the retrieval ranking after reordered documents")
     volatile: Volatile = row("off", ("--volatile",), "default of a request's `volatile`; move: where the instructions of a session change by a few lines, such as a date, they stay as its first request had them, and what changed is said behind the last message")
-    volatile_lines: str = row("", ("--volatile-lines",), "a regular expression of lines or sentences of instructions that may be moved so without `volatile`, such as `Today is .*`; may be given several times", separator="\n")
     conversations: int = row(1000, ("--conversations",), "conversations that are stored; the least recently used leaves first; 0: none")
     conversation_ram: int = row(256, ("--conversation-ram",), "MiB that stored conversations may take")
     conversation_ttl: int = row(86400, ("--conversation-ttl",), "seconds after its last use that a conversation stays stored; 0: no limit")

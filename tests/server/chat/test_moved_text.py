@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from slotcache.server.chat import volatile
 from slotcache.server.chat.chat_files import ChatFiles
 from slotcache.server.chat.volatile import ChangedText, VolatileText
-from slotcache.server.config.settings import Settings, SettingsError
 
 from server.conftest import running
 
@@ -27,8 +26,8 @@ def said(role, text):
     return {"role": role, "content": text}
 
 
-def settled(texts, messages, asked=True) -> tuple[list[Any], Any]:
-    return texts.settle(LINEAGE, messages, asked)
+def settled(texts, messages) -> tuple[list[Any], Any]:
+    return texts.settle(LINEAGE, messages)
 
 
 def test_the_first_request_is_as_it_was_sent():
@@ -117,19 +116,7 @@ def test_sessions_share_nothing():
     texts = VolatileText()
     settled(texts, [instructions("I am Ann.\n"), said("user", "Hello")])
     messages = [instructions("I am Bob.\n"), said("user", "Hello")]
-    assert texts.settle(("", "another", "tools"), messages, True) == (messages, ())
-
-
-def test_only_known_lines_move_unasked():
-    texts = VolatileText.of(Settings(volatile_lines="Today is .*\nTurn [0-9]+"))
-    settled(texts, [instructions("Today is Monday.\n", "Ask Ann.\n"), said("user", "Hello")], asked=False)
-    assert settled(texts, [instructions("Today is Tuesday.\n", "Ask Ann.\n"), said("user", "Hello")], asked=False)[1]
-    assert not settled(texts, [instructions("Today is Tuesday.\n", "Ask Bob.\n"), said("user", "Hello")], asked=False)[1]
-
-
-def test_a_wrong_expression_is_refused():
-    with pytest.raises(SettingsError, match="--volatile-lines"):
-        VolatileText.of(Settings(volatile_lines="Today is ("))
+    assert texts.settle(("", "another", "tools"), messages) == (messages, ())
 
 
 def test_parts_and_no_message_to_say_it_in():
@@ -209,18 +196,11 @@ def two_turns(text, later):
     return settled(texts, [instructions(), said("user", later), said("assistant", "answer"), said("user", "and then?")])
 
 
-def test_a_reminder_is_moved_where_it_was_asked_for_alone():
-    texts = VolatileText.of(Settings(volatile_lines="Today is .*"))
-    for block in ("<a>1</a>", ""):
-        messages = [instructions(), reminded("question", block)]
-        assert settled(texts, messages, asked=False) == (messages, ())
-
-
 def test_what_is_remembered_is_bounded(monkeypatch):
     monkeypatch.setattr(volatile, "MOST_CHARACTERS", 10_000)
     texts = VolatileText()
     for at in range(40):
-        texts.settle(("", str(at), ""), [instructions(), said("user", "Hello")], True)
+        texts.settle(("", str(at), ""), [instructions(), said("user", "Hello")])
     assert 0 < len(texts._fronts) <= 10_000 // len(FRONT)
     texts.forget("")
     assert not texts._fronts
@@ -295,14 +275,14 @@ def test_what_is_forgotten_has_no_files(tmp_path, monkeypatch):
     texts, files = on_disk(tmp_path)
     for session in ("a", "b"):
         for day in ("Monday", "Tuesday"):
-            texts.settle(("", session, ""), [instructions(f"{day}.\n"), said("user", f"It is {day}")], True)
+            texts.settle(("", session, ""), [instructions(f"{day}.\n"), said("user", f"It is {day}")])
     files.settle()
     assert len(kept_in(tmp_path)) == 4
     texts.forget("", "a")
     files.settle()
     assert len(kept_in(tmp_path)) == 2
     monkeypatch.setattr(volatile, "MOST_LINEAGES", 1)
-    texts.settle(("", "c", ""), [instructions(), said("user", "Hello")], True)
+    texts.settle(("", "c", ""), [instructions(), said("user", "Hello")])
     files.close()
     assert len(kept_in(tmp_path)) == 1
 
