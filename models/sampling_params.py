@@ -116,7 +116,6 @@ class Sampling(Numbers):
     post_sampling_probs: bool = False  # these are as the samplers left them, not as the model gave them
     grammar: Grammar | None = None  # what the answer must be
     reasoning: ReasoningLimit | None = None  # how long its reasoning may be
-    is_seeded: bool = False  # the seed is a random one: any other would do
 
     def changed(self, values: Mapping[str, Any]) -> Self:
         """Return the parameters with some changed; a number outside its range becomes the nearest one in it."""
@@ -131,12 +130,7 @@ class Sampling(Numbers):
 
     def seeded(self) -> Self:
         """Return the parameters with a seed that is known: for -1, a random one."""
-        return replace(self, seed=secrets.randbelow(RANDOM), is_seeded=True) if self.seed in (-1, RANDOM) else self
-
-    def chooses_as(self, other: Self) -> bool:
-        """Return whether a token that was chosen for an answer with `other` is as good for one with these."""
-        any_seed = self.keeps_best or (self.is_seeded and other.is_seeded)
-        return (replace(self, seed=other.seed, is_seeded=other.is_seeded) if any_seed else self) == other
+        return replace(self, seed=secrets.randbelow(RANDOM)) if self.seed in (-1, RANDOM) else self
 
     @property
     def repeat_window(self) -> int:

@@ -29,7 +29,6 @@ class Counters:
     idle_tokens: int = total("Prompt tokens computed in idle time for what may come", "idle_prompt_tokens")
     generated_tokens: int = total("Tokens generated in answers")
     forced_tokens: int = total("Generated tokens that a grammar left no choice about: they were not sampled")
-    begun_answers: int = total("Answers whose first token was computed ahead with their prompt")
     drafts: int = total("Drafts of next tokens that a step checked")
     drafted_tokens: int = total("Tokens of the drafts that a step checked")
     accepted_tokens: int = total("Drafted tokens that were the sampler's choice")
@@ -55,11 +54,6 @@ class Counters:
         """Count a generated token that was not sampled."""
         self.generated_tokens += 1
         self.forced_tokens += 1
-
-    def count_begun(self) -> None:
-        """Count an answer whose first token was known when it started."""
-        self.generated_tokens += 1
-        self.begun_answers += 1
 
     def count_draft(self, num_tokens: int) -> None:
         """Count a draft that was checked."""

@@ -151,7 +151,6 @@ class PrefixTree(PromptTree):
         documents: Seq[tuple[str, int, int]] = (),
         is_prefetch: bool = False,
         sections: Seq[Section] = (),
-        is_begun: bool = False,
         session: str = "",
     ) -> Claim:
         """Put a prompt's whole path into the tree, in use, and give it a sequence that holds its cached prefix.
@@ -159,18 +158,17 @@ class PrefixTree(PromptTree):
         An idle sequence that is a prefix of the prompt is continued in place; any other match is forked, and its donor
         stays as it is. stops: ascending positions where nodes must end. documents: (key, start, stop) of each. is_prefetch:
         no client asked for the prompt yet, so its runs do not count as used. sections: what is computed of it, all if there
-        are none. is_begun: the token behind it is known, so that none has to be computed. session: of its request, if it has
-        one. Raises OutOfSequences, and ValueError for a document outside the prompt; the tree is as before then.
+        are none. session: of its request, if it has one. Raises OutOfSequences, and ValueError for a document outside the
+        prompt; the tree is as before then.
         """
         if not all(0 <= start <= stop <= len(tokens) for _, start, stop in documents):
             raise ValueError(f"documents at {[span for _, *span in documents]} of a prompt of {len(tokens)} tokens")
         self._clock += 1
         sections = sections or ((0, len(tokens)),)
-        is_whole = is_begun and self.match(scope, tokens).ready == len(tokens)
-        if not (is_prefetch or is_whole):
+        if not is_prefetch:
             self._vacate(scope, tokens, sections)
         match = self.match(scope, tokens)
-        cached = match.ready if is_whole else most_cached(sections, match.ready, self.recompute_last)
+        cached = most_cached(sections, match.ready, self.recompute_last)
         idle = self.device.idle.get(match.ready_node)
         own = idle if idle and idle.length == match.ready == cached else None
         continues = match.length == match.node.end and not match.node.children
@@ -181,7 +179,7 @@ class PrefixTree(PromptTree):
         for node in (nodes := path(last_node)):
             self.device.begin_use(node)
         sequence = own or self._begin(last_node)
-        sequence.sections, sequence.is_begun = tuple(sections), is_begun
+        sequence.sections = tuple(sections)
         self._count_use(nodes, session, continues=continues, is_prefetch=is_prefetch)
         if own is not None:
             self.device.resume(own, last_node)

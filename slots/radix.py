@@ -113,16 +113,11 @@ class Sequence:
     length: int = 0
     active: bool = True
     sections: tuple[Section, ...] = ()  # of its request's prompt
-    is_begun: bool = False  # the token behind that prompt is known, so all of it may come from the cache
     idle_since: int = 0  # a count of all that became idle: of equal leaves the one idle longest is evicted
 
     def most_cached(self, upto: int, recompute_last: int) -> int:
-        """Return how much of its path may come from the cache, if that has `upto` tokens of it.
-
-        Host memory may have lost the end of a prompt that was whole when its token was found.
-        """
-        is_whole = self.is_begun and upto == self.sections[-1][1]
-        return upto if is_whole else most_cached(self.sections, upto, recompute_last)
+        """Return how much of its path may come from the cache, if that has `upto` tokens of it."""
+        return most_cached(self.sections, upto, recompute_last)
 
 
 def most_cached(sections: Seq[Section], upto: int, recompute_last: int) -> int:

@@ -381,7 +381,6 @@ class Job:
     resumes_at: int = 0  # where its prefill pauses for the first of these; 0: nowhere
     num_expected: int | None = None  # tokens that device and host had of it when lower tiers were asked; None: they were not
     num_failures: int = 0  # steps that failed while it ran, before its first token
-    first_token: int | None = None  # known before it starts, since its prompt was computed ahead; None: it is sampled
 
     def lay_out(self, layout: Layout) -> None:
         """Take the prompt of its next stage, with room for all tokens to generate."""
@@ -402,7 +401,6 @@ class Job:
             places,
             is_prefetch=request.is_prefetch,
             sections=sections,
-            is_begun=self.first_token is not None,
             session=request.session,
         )
 

@@ -211,8 +211,6 @@ class Scheduler:
         self.running: list[Job] = []  # in order of admission
         self.admits = True  # whether waiting requests may start
         self.fetches_late: Callable[[Job], bool] = lambda job: False  # whether the next request has to wait for a lower tier
-        self.first_token: Callable[[Job], int | None] = lambda job: None  # of an answer whose prompt was computed ahead
-        self.on_first_token: Callable[[Job, int], None] = lambda job, token: None  # told of a request that starts with it
         self.cells = Cells(tree, self.index, self.running, idle_cells)
         self.pins, self.counters = Pins(self.index), Counters(tree)
         self._most_told = max_rows - num_slots  # beside a row for each slot
@@ -257,10 +255,6 @@ class Scheduler:
         self.drafts.settle(self.step.checked, self.tree.device)
         self.pins.expire()
         started = self._admit()
-        for job in started:
-            if job.first_token is not None:
-                self.counters.count_begun()
-                self.on_first_token(job, job.first_token)
         step = self.step = self._next_step()
         operations, afterwards = self.cells.take_operations(step.num_tokens, step.jobs)
         return Plan(
@@ -472,23 +466,12 @@ class Scheduler:
 
     def _start(self, job: Job) -> None:
         """Run a request that has left the queue: give it what is known of its prompt, and a slot."""
-        job.first_token = self.first_token(job) if self._has_all(job) else None
         job.strategy.begin(job, self.waiting)
         job.fetch = None
         assert job.sequence is not None
         job.due = self.counters.prompt_tokens + job.num_lacking
         self.slots.take(job, job.sequence.id)
         self.running.append(job)
-        if job.first_token is not None and job.sequence.is_begun:
-            job.append(job.first_token)
-        else:
-            job.first_token = None
-
-    def _has_all(self, job: Job) -> bool:
-        """Return whether device and host have the KV of a whole prompt, behind which no token was sampled yet."""
-        if job.strategy is not self._plain or job.num_tokens > job.num_prompt or job.is_suspect:
-            return False
-        return self.tree.reusable(job.request.scope, job.tokens[: job.num_prompt]) == job.num_prompt
 
     def _preempt(self) -> None:
         """Stop the youngest request of the lowest priority and put it first in the queue: its stream only pauses.

@@ -36,7 +36,6 @@ class PlainKV:
         if not job.request.is_prefetch:
             self._cells.offload_idle(job)
         self._fetch(job)
-        claim.sequence.is_begun &= claim.sequence.length == job.num_tokens
         job.computed = job.started_at = claim.sequence.length
         self._look_behind(job)
 

@@ -189,7 +189,7 @@ async def speculate(request: Request, asked: SpeculateRequest) -> Response:
     last = asked.messages[-1] if asked.messages else {}
     is_open = last.get("role") == "user" and not (asked.documents or last.get("documents") or asked.retrieves)
     prepared = await accept(request, asked, is_open, wake=Sleep.bring)
-    started = await start_ahead(service, ("speculation", asked.id), prepared, is_whole=not is_open)
+    started = await start_ahead(service, ("speculation", asked.id), prepared)
     return _answer(asked, "started" if started else "skipped")
 
 

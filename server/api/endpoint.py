@@ -225,11 +225,11 @@ async def prefetch_documents(
     if service.is_full:
         return False
     prepared = await service.accept_chat(asked.prefill_only(), num_bytes, open_turn, wake=Sleep.bring)
-    return await start_ahead(service, key, prepared, is_whole=not open_turn)
+    return await start_ahead(service, key, prepared)
 
 
-async def start_ahead(service: Service, key: Hashable, prepared: Prepared, *, is_whole: bool) -> bool:
-    started = await asyncio.wrap_future(service.submit_background(key, prepared, is_whole))
+async def start_ahead(service: Service, key: Hashable, prepared: Prepared) -> bool:
+    started = await asyncio.wrap_future(service.submit_background(key, prepared))
     if not started:
         service.idle.resume()
     return started

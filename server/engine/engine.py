@@ -31,7 +31,7 @@ from ...slots.scheduler import Scheduler, check
 from ...slots.tier import Record
 from ..http.api_errors import RequestError, not_loaded, reason_of
 from .generation import Generation, Outbox
-from .generations import Background, FirstTokens, Generations
+from .generations import Background, Generations
 
 # ---- The engine thread's inbox: callables from other threads, run between two steps. ------------------------------------
 
@@ -418,10 +418,8 @@ class Engine:
         self.draft_model = draft_model
         self.scheduler, self.runner = scheduler, runner
         self.inbox, self.outbox = Inbox(), Outbox()
-        first_tokens = FirstTokens()
-        self.generations = Generations(scheduler, self.outbox, is_end, first_tokens)
-        self.background = Background(scheduler, self.generations.end, first_tokens)
-        scheduler.first_token, scheduler.on_first_token = self.generations.first_token, self.generations.begin
+        self.generations = Generations(scheduler, self.outbox, is_end)
+        self.background = Background(scheduler, self.generations.end)
         self.sleep = Sleep(sleep_after, runner, self.inbox, self._end_sleep, draft_model)
         self.watchdog = Watchdog(hang_after)
         self.failure: str | None = None
@@ -475,8 +473,8 @@ class Engine:
     def submit_background(self, key: Hashable, generation: Generation, *, beside: bool = False) -> Future[bool]:
         """Compute a generation's prompt in idle time. False: requests are open, or too many of these wait.
 
-        It replaces an earlier one of the same key, and ends, part computed, when a generation is submitted. Its token is
-        kept for the answer, if it `is_ahead`. beside: open requests may leave it a slot: see `Background.put`.
+        It replaces an earlier one of the same key, and ends, part computed, when a generation is submitted. beside:
+        open requests may leave it a slot: see `Background.put`.
         """
         sampler = Sampler(self.runner.context.model, generation.sampling)
         return self.inbox.ask(lambda: self._enter_background(key, generation, sampler, beside))
@@ -661,7 +659,6 @@ class Engine:
         self._behind.write()
         if tree.device.num_ready:  # held for a request that waits: it begins anew
             self.scheduler.recover()
-        self.background.first_tokens.drop()
         self.scheduler.admits = True
         self.sleep.begin()
 
@@ -698,7 +695,6 @@ class Engine:
         """Fail all open generations and leave the loop; the inbox's last act."""
         self._stopping = True
         self.generations.close(why)
-        self.background.first_tokens.drop()
 
     def _end_for_good(self, error: BaseException) -> None:
         """Fail every open generation, once: the last resort of a thread that cannot continue."""

@@ -292,7 +292,6 @@ class Generation:
     admitted: float = 0.0
     is_primed: bool = False  # its sampler has seen the prompt
     question: bytes = b""  # the last message of the user, as JSON; empty for a text
-    is_ahead: bool = False  # it computes the whole prompt of a turn to come, and the first token of its answer
     num_told: int = 0  # tokens of the prompt that were told with their logprobs
     first_token: float = 0.0
     patience: float = 0.0  # seconds for the answer after its first token, if it has a whole line by then; 0: no limit

@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass
 from time import perf_counter
 
-import numpy as np
-
 from ...models.sampling import Logprobs, Sampler
-from ...models.sampling_params import Sampling
 from ...slots.plan import Span
 from ...slots.request import Job
 from ...slots.scheduler import Scheduler
-from ...slots.scope import Scope
 from ..http.api_errors import RequestError
 from .generation import Delta, End, Failure, Generation, Outbox
 
@@ -24,76 +18,19 @@ logger = logging.getLogger("slotcache.engine")
 # ---- Prompts that are computed in idle time, ahead of their requests. It belongs to the engine's thread. ----------------
 
 MAX_GENERATIONS = 64
-MAX_FIRST_TOKENS = 16
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class FirstToken:
-    """The first token of an answer, and the sampler that chose it and goes on from there. prompt: token ids (int32)."""
-
-    scope: Scope
-    prompt: np.ndarray
-    sampling: Sampling
-    token: int
-    sampler: Sampler
-
-
-class FirstTokens:
-    """Those of turns whose whole prompts were computed ahead, the newest ones: where there are too many, the oldest of the
-    scope with the most leaves, so that no other one pushes out those of a scope with few.
-
-    A request for such a turn starts with its token, if its KV is still on the device (RAGCache, section 5.3).
-    """
-
-    def __init__(self) -> None:
-        self._kept: deque[FirstToken] = deque()
-
-    def keep(self, first: FirstToken) -> None:
-        """Keep one; an equal one leaves for it, else another one if there are too many."""
-        for old in [old for old in self._kept if _begins(old, first.scope, first.prompt, first.sampling)]:
-            self._kept.remove(old)
-            old.sampler.close()
-        self._kept.append(first)
-        if len(self._kept) > MAX_FIRST_TOKENS:
-            counts = Counter(one.scope.name for one in self._kept)
-            oldest = max(self._kept, key=lambda one: counts[one.scope.name])  # of equals the first one
-            self._kept.remove(oldest)
-            oldest.sampler.close()
-
-    def take(self, generation: Generation) -> FirstToken | None:
-        """Return that of a generation whose prompt is laid out, and forget it."""
-        if not generation.limit or generation.request.background:
-            return None
-        scope, prompt = generation.request.scope, generation.job.tokens[: generation.job.num_prompt]
-        found = next((first for first in self._kept if _begins(first, scope, prompt, generation.sampling)), None)
-        self._kept = deque(first for first in self._kept if first is not found)
-        return found
-
-    def drop(self, name: str | None = None) -> None:
-        """Forget those of the scopes of a name; None: all."""
-        for first in [*self._kept]:
-            if name in (None, first.scope.name):
-                self._kept.remove(first)
-                first.sampler.close()
-
-
-def _begins(first: FirstToken, scope: Scope, prompt: np.ndarray, sampling: Sampling) -> bool:
-    """Return whether an answer to this prompt could begin with it."""
-    return first.scope == scope and sampling.chooses_as(first.sampling) and np.array_equal(first.prompt, prompt)
 
 
 class Background:
     """One generation for each key: a later one of the same key replaces it.
 
     end: takes a generation out of the engine; what of it is computed stays in the cache. max_generations: that are not
-    done yet. first_tokens: of those that are done.
+    done yet.
     """
 
-    def __init__(self, scheduler: Scheduler, end: Callable[[Generation], None], first_tokens: FirstTokens) -> None:
+    def __init__(self, scheduler: Scheduler, end: Callable[[Generation], None]) -> None:
         self._scheduler, self._end = scheduler, end
         self._generations: dict[Hashable, Generation] = {}
         self._beside: set[Hashable] = set()  # the keys of those that may run beside requests of clients
-        self.first_tokens = first_tokens
         self.max_generations = MAX_GENERATIONS
         self.num_dropped = 0
 
@@ -131,7 +68,6 @@ class Background:
         """End the generations of a scope."""
         for key in [key for key, generation in self._generations.items() if generation.scope == scope]:
             self.drop(key)
-        self.first_tokens.drop(scope)
 
     def drop_all(self) -> None:
         """End all."""
@@ -177,11 +113,7 @@ class Generations:
     is_end: whether a token ends an answer. samplers: made by callers, closed here. is_closed: new generations only fail.
     """
 
-    def __init__(
-        self, scheduler: Scheduler, outbox: Outbox, is_end: Callable[[int], bool], first_tokens: FirstTokens
-    ) -> None:
-        self._first_tokens = first_tokens
-        self._begun: dict[int, FirstToken] = {}  # of requests that may start with it
+    def __init__(self, scheduler: Scheduler, outbox: Outbox, is_end: Callable[[int], bool]) -> None:
         self.samplers: dict[int, Sampler] = {}
         self.is_closed = False
         self._why = ""  # it is closed
@@ -214,31 +146,6 @@ class Generations:
                 generation.is_primed = True
                 self.samplers[id].prime(generation.job.ids(0, generation.job.num_prompt))
 
-    def first_token(self, job: Job) -> int | None:
-        """Return the first token of an answer whose prompt was computed ahead; its sampler goes on from there."""
-        first = self._first_tokens.take(self._open[job.request.id])
-        if first is None:
-            return None
-        self._drop_begun(job.request.id)
-        self._begun[job.request.id] = first
-        return first.token
-
-    def _drop_begun(self, id: int) -> None:
-        if first := self._begun.pop(id, None):
-            first.sampler.close()
-
-    def begin(self, job: Job, token: int) -> None:
-        """Begin an answer with this token, and tell its client at once."""
-        id, generation = job.request.id, self._open[job.request.id]
-        self.samplers[id].close()
-        first = self._begun.pop(id)
-        self.samplers[id], generation.is_primed = first.sampler, True
-        if first.sampling.is_seeded:
-            generation.sampling = first.sampling  # the seed that the client is told is the one that chose
-        self.admit([id])
-        self.push(job, token)
-        self._outbox.send()
-
     def push(self, job: Job, token: int) -> None:
         """Give a generation its next token, which may end it, and those that must follow. An error ends only this one."""
         generation, sampler = self._open[job.request.id], self.samplers[job.request.id]
@@ -247,12 +154,6 @@ class Generations:
         try:
             if sampler.error:
                 raise RequestError(sampler.error, code="invalid_grammar")
-            if generation.is_ahead:  # nothing of the sampler is taken: the answer's generation will
-                del self.samplers[job.request.id]
-                prompt = job.tokens[: job.num_prompt]
-                self._first_tokens.keep(FirstToken(job.request.scope, prompt, generation.sampling, token, sampler))
-                self._push(generation, token)
-                return
             self._push(generation, token, sampler.take_logprobs())
             for further, logprobs in sampler.take_further():
                 if generation.done:
@@ -307,7 +208,6 @@ class Generations:
         is_open = self._open.pop(generation.request.id, None) is not None
         if sampler := self.samplers.pop(generation.request.id, None):
             sampler.close()
-        self._drop_begun(generation.request.id)
         if is_open:
             self._scheduler.finish(generation.job)
 

@@ -169,15 +169,10 @@ class Service:
         self.open[generations[0]] = prepared.turn  # of several answers, the conversation goes on from the first
         return generations
 
-    def submit_background(self, key: Hashable, prepared: Prepared, is_whole: bool) -> Future[bool]:
-        """Compute a prompt ahead, one for each key, while a slot is idle. False: none is. Raises RequestError: too long.
-
-        is_whole: the prompt is that of a turn to come, to its end.
-        """
+    def submit_background(self, key: Hashable, prepared: Prepared) -> Future[bool]:
+        """Compute a prompt ahead, one for each key, while a slot is idle. False: none is. Raises RequestError: too long."""
         (generation,) = self.submitter.generations(prepared, background=True)
-        generation.question, generation.is_ahead = prepared.question, is_whole and generation.request.cache
-        if not generation.is_ahead:
-            generation.sampling = GREEDY
+        generation.question, generation.sampling = prepared.question, GREEDY
         generation.on_end = self._resume_after
         self.idle.abort()
         return self.engine.submit_background((prepared.options.cache_scope, key), generation, beside=True)

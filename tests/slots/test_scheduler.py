@@ -218,12 +218,11 @@ def test_no_prompt_waits_for_a_long_answer_and_no_short_one_for_any(limit, size)
 
 
 def test_no_prompt_waits_for_streams_without_end():
-    """A chat that was computed ahead begins with a token that is known, and so may one after the other."""
+    """A prompt that is cached begins to decode after one step, and so may one after the other."""
     world = World(cells=4000, batch=1024, budget=512, stall=0.1, apart=0, slots=3)
     world.submit(range(300), limit=6)
     for _ in range(2):
         timed(world)
-    world.scheduler.first_token = lambda job: 5 if job.num_prompt < 700 else None
     long = world.submit(range(1000, 1700))
     for _ in range(20):
         world.submit(range(300), limit=6)
@@ -738,40 +737,6 @@ def test_what_is_computed_ahead_gives_up_its_cells_and_its_slot(cells, slots, wa
     assert ahead.reuse.num_preempted == 1 and (ahead.sequence is None or ahead.slot != client.slot)
     world.finish()
     assert ahead.num_tokens == 401, "it goes on afterwards"
-
-
-@pytest.mark.parametrize("recompute_last", [1, 8])
-def test_a_request_whose_first_token_is_known_computes_nothing_of_its_prompt(recompute_last):
-    world, told = World(recompute_last=recompute_last, host=1000), []
-    world.run(range(100), limit=1)
-    world.scheduler.first_token = lambda job: 7
-    world.scheduler.on_first_token = lambda job, token: told.append((job, token))
-    job = world.submit(range(100), limit=3)
-    plan = world.step()
-    (span,) = plan.spans
-    assert told == [(job, 7)] and (span.start, *span.tokens) == (100, 7)
-    assert job.reuse.sources == {"own": 100} and world.scheduler.counters.begun_answers == 1
-    longer = world.submit(range(110), limit=3)
-    world.step()
-    assert longer.first_token is None, "its KV is not all there"
-    world.finish()
-    assert len(told) == 1
-
-
-def test_a_prompt_that_loses_its_end_as_it_begins_computes_its_rest_in_one_piece():
-    world = World(recompute_last=8, host=1000)
-    world.run(range(100), limit=1, stops=[97])
-    world.run(range(500, 600))
-    tree = world.scheduler.tree
-
-    def token_of(job):
-        tree.lose(tree.match(COMMON, np.arange(100, dtype=np.int32)).node)
-        return 7
-
-    world.scheduler.first_token = token_of
-    job = world.submit(range(100), limit=3)
-    assert computed(world.step(), job) == 8 and job.reuse.cached == 92
-    world.finish()
 
 
 def test_idle_kv_stays_where_there_is_no_host_tier():
