@@ -266,7 +266,7 @@ class Cells:
         num_steps = min(max(limits, default=0), USUAL_ANSWER)
         if num_tokens + num_steps <= costs.swap_from_tokens or not tree.host.could_hold(used):
             return [], 0, 0
-        if all(job.request.background for job in computing):
+        if not any(job.request.kind.is_client for job in computing):
             return [], 0, 0  # a new request may abort the step; then it must not wait for moves
         runs, needed = list(runs_on_device(tree, self._running)), {job.sequence for job in computing}
         unseen = sum(node.ready for node in runs if node.sequences.isdisjoint(needed))

@@ -70,7 +70,7 @@ class Counters:
 
         Only at its first admission, and only if it has a client.
         """
-        if job.reuse.num_preempted or job.request.background:
+        if job.reuse.num_preempted or not job.request.kind.is_client:
             return
         if tokens:
             job.reuse.spans.append(ReusedSpan(start, start + tokens, source, self._seconds(start, tokens, source)))

@@ -60,11 +60,11 @@ class EvictionPolicy:
             self._clock = max(self._clock, priority)
 
 
-def count_use(nodes: Sequence[Node], profile: Profile, *, continues: bool = False, is_prefetch: bool = False) -> None:
+def count_use(nodes: Sequence[Node], profile: Profile, *, continues: bool = False, counts_as_use: bool = True) -> None:
     """Count a request's use of the runs of a path, the last one first: frequencies, and the cost of runs without KV.
 
     continues: the request continues an earlier one, and its use of the same runs is not counted again: a conversation of
-    many turns must not make its history dearer than the histories of its rivals. is_prefetch: no client asked for it yet.
+    many turns must not make its history dearer than the histories of its rivals. counts_as_use: a client asked for it.
     """
     missing = [node for node in nodes if not node.is_cached]
     new = sum(len(node.tokens) for node in missing)
@@ -73,7 +73,7 @@ def count_use(nodes: Sequence[Node], profile: Profile, *, continues: bool = Fals
         for node in missing:
             node.note_miss(token_cost)
     for node in nodes:
-        node.frequency += not (is_prefetch or (continues and node.frequency))
+        node.frequency += counts_as_use and not (continues and node.frequency)
 
 
 class Candidates:

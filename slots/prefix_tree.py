@@ -149,23 +149,23 @@ class PrefixTree(PromptTree):
         tokens: np.ndarray,
         stops: Seq[int] = (),
         documents: Seq[tuple[str, int, int]] = (),
-        is_prefetch: bool = False,
+        counts_as_use: bool = True,
         sections: Seq[Section] = (),
         session: str = "",
     ) -> Claim:
         """Put a prompt's whole path into the tree, in use, and give it a sequence that holds its cached prefix.
 
         An idle sequence that is a prefix of the prompt is continued in place; any other match is forked, and its donor
-        stays as it is. stops: ascending positions where nodes must end. documents: (key, start, stop) of each. is_prefetch:
-        no client asked for the prompt yet, so its runs do not count as used. sections: what is computed of it, all if there
-        are none. session: of its request, if it has one. Raises OutOfSequences, and ValueError for a document outside the
-        prompt; the tree is as before then.
+        stays as it is. stops: ascending positions where nodes must end. documents: (key, start, stop) of each.
+        counts_as_use: a client asked for it; else its runs do not count as used. sections: what is computed of it, all if
+        there are none. session: of its request, if it has one. Raises OutOfSequences, and ValueError for a document outside
+        the prompt; the tree is as before then.
         """
         if not all(0 <= start <= stop <= len(tokens) for _, start, stop in documents):
             raise ValueError(f"documents at {[span for _, *span in documents]} of a prompt of {len(tokens)} tokens")
         self._clock += 1
         sections = sections or ((0, len(tokens)),)
-        if not is_prefetch:
+        if counts_as_use:
             self._vacate(scope, tokens, sections)
         match = self.match(scope, tokens)
         cached = most_cached(sections, match.ready, self.recompute_last)
@@ -180,7 +180,7 @@ class PrefixTree(PromptTree):
             self.device.begin_use(node)
         sequence = own or self._begin(last_node)
         sequence.sections = tuple(sections)
-        self._count_use(nodes, session, continues=continues, is_prefetch=is_prefetch)
+        self._count_use(nodes, session, continues=continues, counts_as_use=counts_as_use)
         if own is not None:
             self.device.resume(own, last_node)
         elif cached:
@@ -209,7 +209,7 @@ class PrefixTree(PromptTree):
         self._prune(sequence)
         self.device.keep_idle(sequence)
 
-    def use(self, nodes: Iterable[Node], *, is_prefetch: bool = False, session: str = "") -> None:
+    def use(self, nodes: Iterable[Node], *, counts_as_use: bool = True, session: str = "") -> None:
         """Count a request's use of cached runs that are not on its path: it has copies of them, so they may leave.
 
         session: as for `claim`.
@@ -218,7 +218,7 @@ class PrefixTree(PromptTree):
         used = list(nodes)
         for node in used:
             node.last_use = self._clock
-        self._count_use(used, session, is_prefetch=is_prefetch)
+        self._count_use(used, session, counts_as_use=counts_as_use)
 
     def evict(self, needed: int = 1, unused: bool = False) -> int:
         """Free at least `needed` cells, leaf by leaf, the lowest priority first. Return how many cells were freed.
@@ -292,8 +292,8 @@ class PrefixTree(PromptTree):
                 raise OutOfSequences("no sequence id is free and nothing can be evicted")
         return self.device.begin(last_node)
 
-    def _count_use(self, nodes: list[Node], session: str, continues: bool = False, is_prefetch: bool = False) -> None:
-        count_use(nodes, self.profile, continues=continues, is_prefetch=is_prefetch)
+    def _count_use(self, nodes: list[Node], session: str, continues: bool = False, counts_as_use: bool = True) -> None:
+        count_use(nodes, self.profile, continues=continues, counts_as_use=counts_as_use)
         for node in nodes:
             node.note_session(session)
             self.price(node)

@@ -6,6 +6,7 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import KW_ONLY, dataclass, field
+from enum import Enum
 from operator import attrgetter
 from typing import NamedTuple, Protocol
 
@@ -20,7 +21,6 @@ from .reuse import Reuse, ids_of
 from .scope import Scope
 from .tier import Record
 
-LEAST = -101  # the priority of a prompt that is computed ahead of a request: below all that clients may ask for
 PATIENCE = 0.07  # of the time to compute what is fetched, that a request waits at most while nothing arrives: 0.1 in all
 
 
@@ -196,14 +196,30 @@ class Prompt(Protocol):
         ...
 
 
+class Kind(Enum):
+    """Whom a request is for: a client who waits for it, a client's next turn, or no client in particular.
+
+    priority: its own; None: its client's. is_client: a client waits for it. counts_as_use: of the KV that it computes or
+    finds. What no client waits for is computed in small steps, ahead of its turn.
+    """
+
+    CLIENT = None, True
+    AHEAD = -101, True
+    PREFETCH = -101, False
+
+    def __init__(self, priority: int | None, counts_as_use: bool) -> None:
+        self.priority, self.is_client, self.counts_as_use = priority, priority is None, counts_as_use
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Request:
-    """What was asked. priority: those of a higher one go first. limit: the most tokens to generate.
+    """What was asked. priority: those of a higher one go first; the kind's, where it has one. limit: the most tokens to
+    generate.
 
-    is_prefetch: a background request for no client in particular; its KV does not count as used. follows: the request
-    whose next turn a background one prefills. wanted_slot: the one that it waits for; -1: any. snapshot_scope: of its
-    snapshots, if its model cannot be cut and may keep them. draft: the source of its drafts, if it has any. tells_prompt:
-    its prompt is told with logprobs, so all of it is computed, in a scope of its own. session: its name; empty: it has none.
+    follows: the request whose next turn this one prefills. wanted_slot: the one that it waits for; -1: any. snapshot_scope:
+    of its snapshots, if its model cannot be cut and may keep them. draft: the source of its drafts, if it has any.
+    tells_prompt: its prompt is told with logprobs, so all of it is computed, in a scope of its own. session: its name, if
+    it has one.
     """
 
     id: int
@@ -212,7 +228,7 @@ class Request:
     scope: Scope
     cache: bool = True
     priority: int = 0
-    is_prefetch: bool = False
+    kind: Kind = Kind.CLIENT
     follows: int | None = None
     wanted_slot: int = -1
     snapshot_scope: Scope | None = None
@@ -220,15 +236,14 @@ class Request:
     tells_prompt: bool = False
     session: str = ""
 
+    def __post_init__(self) -> None:
+        if self.kind.priority is not None:
+            object.__setattr__(self, "priority", self.kind.priority)
+
     @property
     def index_scope(self) -> Scope:
         """The scope of what it reads from the cache and leaves there."""
         return self.snapshot_scope or self.scope
-
-    @property
-    def background(self) -> bool:
-        """Whether it is a prompt that is computed ahead of a request, in small steps: no client waits for it."""
-        return self.priority == LEAST
 
     @property
     def keeps(self) -> bool:
@@ -399,7 +414,7 @@ class Job:
             tokens,
             stops,
             places,
-            is_prefetch=request.is_prefetch,
+            counts_as_use=request.kind.counts_as_use,
             sections=sections,
             session=request.session,
         )

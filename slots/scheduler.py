@@ -66,11 +66,6 @@ class StepBuilder:
         """The LoRA adapters of its requests, which all have the same."""
         return self.jobs[0].request.scope.adapters if self.jobs else ""
 
-    @property
-    def background(self) -> bool:
-        """Whether no client waits for its results."""
-        return all(job.request.background for job in self.jobs)
-
     def decode(self, jobs: Iterable[Job], drafts: Sequence[np.ndarray] = ()) -> None:
         """Add the last token of each request, and its draft. Their cells are free. drafts: of each request, or none."""
         for job, draft in zip(jobs, drafts or repeat(NO_TOKENS), strict=False):
@@ -84,7 +79,7 @@ class StepBuilder:
         Tokens that a grammar forced on an answer go before all prompts: a stream waits for them.
         """
         for job in sorted(jobs, key=lambda job: (not job.answering, -job.request.priority, job.due)):
-            if job.request.background and self._leaders and not self._leaders[0].request.background:
+            if not job.request.kind.is_client and self._leaders and self._leaders[0].request.kind.is_client:
                 return  # no prompt that a client waits for takes longer for one of them
             job.strategy.catch_up(job, self._num_cells)
             if self._follows_a_leader(job):
@@ -102,7 +97,7 @@ class StepBuilder:
         progress: list[tuple[Job, int]] = []
         is_alone = len(plan.spans) == 1
         for job, span in zip(self.jobs, plan.spans, strict=True):
-            job.computed = span.stop - span.drafted
+            job.computed, is_client = span.stop - span.drafted, job.request.kind.is_client
             job.num_scattered += not is_alone and span.start >= job.claimed
             if span.drafted and job.request.draft is not None:
                 job.request.draft.num_drafted += span.drafted
@@ -110,16 +105,16 @@ class StepBuilder:
                 self.checked.append((job, span))
             if job.sequence is not None and job.sequence.length < job.claimed:
                 self._tree.device.advance(job.sequence, min(span.stop, job.claimed))
-                if job.request.background:
-                    self._counters.idle_tokens += len(span.tokens)
-                else:
+                if is_client:
                     self._counters.prefilled_tokens += len(span.tokens)
+                else:
+                    self._counters.idle_tokens += len(span.tokens)
             if job.strategy.reached(job, span):
                 self.staged.append(job)
             if span.logits:
                 token = next(tokens)
                 job.append(token)
-                self._counters.generated_tokens += not job.request.background
+                self._counters.generated_tokens += is_client
                 progress.append((job, token))
         return progress
 
@@ -130,7 +125,7 @@ class StepBuilder:
     def _size(self, job: Job, num_tokens: int) -> int:
         """Return how many tokens of a prompt to compute: at most `num_tokens`, up to its next stop, if cells allow."""
         costs = self._tree.costs
-        most = min(num_tokens, self._background_size(job.computed)) if job.request.background else num_tokens
+        most = num_tokens if job.request.kind.is_client else min(num_tokens, self._background_size(job.computed))
         if job.request.tells_prompt and not job.answering:
             most = min(most, self._most_told)
         size = chunk_size(job.strategy.next_stop(job) - job.computed, most, costs)
@@ -145,7 +140,7 @@ class StepBuilder:
         """
         costs = self._tree.costs
         if self._beside:
-            ahead = (span for job, span in zip(self.jobs, self.spans, strict=True) if job.request.background)
+            ahead = (span for job, span in zip(self.jobs, self.spans, strict=True) if not job.request.kind.is_client)
             return BESIDE * costs.chunk - sum(len(span.tokens) for span in ahead)
         return costs.background_tokens(self._tree.profile, cached)
 
@@ -262,7 +257,7 @@ class Scheduler:
             tuple(step.spans),
             afterwards,
             num_spare=self.cells.num_free - step.num_tokens,
-            background=step.background,
+            background=not any(job.request.kind.is_client for job in step.jobs),
             adapters=step.adapters,
             admitted=tuple(job.request.id for job in started if job.sequence is not None),  # not preempted since
         )
@@ -315,7 +310,7 @@ class Scheduler:
             self.slots.leave(job)
             job.sequence = None
             job.num_failures += 1
-            has_begun = job.num_tokens > job.num_prompt or job.request.background
+            has_begun = job.num_tokens > job.num_prompt or not job.request.kind.is_client
             (failed if has_begun or job.num_failures >= TRIES else again).append(job)
         self.running.clear()
         for job in again:
@@ -340,7 +335,7 @@ class Scheduler:
         self.snapshots.clear()
 
     def _new_step(self) -> StepBuilder:
-        beside = any(not job.request.background for job in self.running)
+        beside = any(job.request.kind.is_client for job in self.running)
         return StepBuilder(self.tree, self.cells, self.counters, most_told=self._most_told, beside=beside)
 
     def _next_step(self) -> StepBuilder:
@@ -377,7 +372,7 @@ class Scheduler:
         prompt waits for the longest stall in all.
         """
         budget = self.budget
-        prompts = [job for job in self.running if not (job.decoding or job.request.background)]
+        prompts = [job for job in self.running if job.request.kind.is_client and not job.decoding]
         streams = [job for job in self.running if job.decoding]
         if not (streams and prompts) or any(job.answering for job in prompts):
             return False
@@ -432,11 +427,11 @@ class Scheduler:
         return started
 
     def _has_slot(self) -> bool:
-        """Return whether a slot is idle. A background request gives up its own for a client's that waits for it."""
+        """Return whether a slot is idle. What no client waits for gives up its own for a client's that waits for it."""
         if not self.admits:
             return False
-        for job in self.waiting if any(one.request.background for one in self.running) else ():
-            if not job.request.background and (job.fetch is None or job.fetch.is_over):
+        for job in self.waiting if not all(one.request.kind.is_client for one in self.running) else ():
+            if job.request.kind.is_client and (job.fetch is None or job.fetch.is_over):
                 if self.slots.any_idle and self.slots.may_take(job):
                     break
                 if self._give_way(job, slot=job.request.wanted_slot):
@@ -444,12 +439,12 @@ class Scheduler:
         return self.slots.any_idle
 
     def _give_way(self, job: Job, slot: int) -> bool:
-        """Pause the youngest background request for a client's.
+        """Pause the youngest request that no client waits for, for a client's.
 
         slot: of the paused one; -1: any. False: there is none.
         """
-        found = [one for one in self.running if one.request.background and slot in (-1, one.slot)]
-        if job.request.background or not found:
+        found = [one for one in self.running if not one.request.kind.is_client and slot in (-1, one.slot)]
+        if not job.request.kind.is_client or not found:
             return False
         self._pause(found[-1], blocks=False)
         return True

@@ -110,7 +110,7 @@ class SeparateDocuments(PlainKV):
         continued = match.length if match.length == match.node.end and not match.node.children else 0
         new = ((whole.moved[at], runs) for at, runs in found.items() if whole.moved[at].stop > continued)
         nodes = dict.fromkeys(node for one, runs in new for node, _, _ in runs if node.end > one.num_prefix)
-        self._tree.use(nodes, is_prefetch=job.request.is_prefetch, session=job.request.session)
+        self._tree.use(nodes, counts_as_use=job.request.kind.counts_as_use, session=job.request.session)
 
     def _price_path(self, job: Job, last_node: Node) -> None:
         """Let what stands behind the prefix be worth the more, the more of it was computed and not moved.

@@ -28,7 +28,7 @@ class Slot:
     last: id of the last request of a client here; -1 before the first. scope, history (int32): of that request; empty if
     nothing of it was kept. num_prompt: the tokens of its prompt in the history. prefix_cache_tokens, prefix_cache_ratio: the
     prompt tokens that it did not compute, and their share of its prompt. ahead (int32): the tokens of its next turn
-    that have been prefilled since. Any other background request leaves no trace here, nor does the reading of a document.
+    that have been prefilled since. What else no client waits for leaves no trace here, nor does the reading of a document.
     """
 
     id: int
@@ -89,7 +89,7 @@ class Slots:
         slot.job, job.slot = job, slot.id
         if job.is_reading:
             return
-        if job.request.background:
+        if not job.request.kind.is_client:
             if followed := self._followed(job):
                 followed.sequence_id = sequence_id
             return
@@ -102,7 +102,7 @@ class Slots:
         slot.job = None
         if job.is_reading:
             return
-        if job.request.background:
+        if not job.request.kind.is_client:
             if followed := self._followed(job):
                 followed.ahead = job.tokens[: job.computed]
             return

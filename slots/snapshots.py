@@ -134,7 +134,7 @@ class Snapshots(StateTree):
             self.host.keep(node, state=(state := HostCopy(0, node.end, source=Source.SNAPSHOT)))
             self.num_taken += 1
             self._tree.device.perform(Snap(job.sequence.id, state))
-            node.frequency += not job.request.is_prefetch
+            node.frequency += job.request.kind.counts_as_use
             self._thin_out(node, job)
         self.make_room(node)
 
@@ -165,7 +165,7 @@ class Snapshots(StateTree):
         for run in path(node):
             run.note_session(job.request.session)
         self.passed.discard(node)
-        is_new = not (job.request.is_prefetch or job.request.follows is not None)
+        is_new = job.request.kind.counts_as_use and job.request.follows is None
         node.frequency += is_new and bool(node.children)
         if node.frequency > 1:
             self.unused.pop(node, None)
@@ -181,7 +181,7 @@ class Snapshots(StateTree):
         states = (one for one in upward(node) if one is not node and one.state is not None)
         if (above := next(states, None)) is None:
             return
-        if job.request.background and node.end - above.end < self._spacing:
+        if not job.request.kind.is_client and node.end - above.end < self._spacing:
             if _is_passed(above):
                 self.forget(above)
         elif above.end != job.started_at or above.document_of:

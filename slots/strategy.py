@@ -33,7 +33,7 @@ class PlainKV:
         claim = job.claim(self._tree)
         job.sequence, job.claimed, job.recompute_last = claim.sequence, job.num_tokens, self._tree.recompute_last
         self._count(job, claim.source, 0, claim.cached)
-        if not job.request.is_prefetch:
+        if job.request.kind.counts_as_use:
             self._cells.offload_idle(job)
         self._fetch(job)
         job.computed = job.started_at = claim.sequence.length

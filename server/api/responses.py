@@ -191,7 +191,7 @@ async def count(request: Request, asked: ResponseCountRequest) -> Response:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kind:
+class ItemKind:
     """A kind of item. text: the name of the events with its text. field: where the item has the text.
 
     part, parts: the type of the part that holds the text, and the name of its events; empty where there is no part.
@@ -214,24 +214,24 @@ class Kind:
         return f"{self.field}_index"
 
 
-MESSAGE = Kind(name="message", text="response.output_text", field="content", part="output_text")
-THOUGHT = Kind(name="reasoning", text="response.reasoning_text", field="content", part="reasoning_text")
-SUMMARY = Kind(
+MESSAGE = ItemKind(name="message", text="response.output_text", field="content", part="output_text")
+THOUGHT = ItemKind(name="reasoning", text="response.reasoning_text", field="content", part="reasoning_text")
+SUMMARY = ItemKind(
     name="reasoning",
     text="response.reasoning_summary_text",
     field="summary",
     part="summary_text",
     parts="response.reasoning_summary_part",
 )
-CALL = Kind(name="function_call", text="response.function_call_arguments", field="arguments")
-CUSTOM = Kind(name="custom_tool_call", text="response.custom_tool_call_input", field=INPUT)
+CALL = ItemKind(name="function_call", text="response.function_call_arguments", field="arguments")
+CUSTOM = ItemKind(name="custom_tool_call", text="response.custom_tool_call_input", field=INPUT)
 
 
 @dataclass(slots=True)
 class _Item:
     """One item. named: of a call, its fields beside the arguments. seals: reasoning is sealed in it, too."""
 
-    kind: Kind
+    kind: ItemKind
     id: str
     named: Fields
     seals: bool
@@ -320,13 +320,13 @@ class Output:
             yield from self._begin(MESSAGE)
         yield from self._end(status)
 
-    def _write(self, kind: Kind, text: str) -> Iterator[Fields]:
+    def _write(self, kind: ItemKind, text: str) -> Iterator[Fields]:
         if self._open is None or self._open.kind is not kind:
             yield from self._begin(kind)
         assert self._open is not None
         yield from self._numbered(self._open.add(text))
 
-    def _begin(self, kind: Kind, named: Fields | None = None) -> Iterator[Fields]:
+    def _begin(self, kind: ItemKind, named: Fields | None = None) -> Iterator[Fields]:
         yield from self._end("completed")
         self._open = _Item(kind, f"{kind.prefix}_{self._suffix}_{len(self.items)}", named or {}, self._seals)
         yield from self._numbered(self._open.begin())

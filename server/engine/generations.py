@@ -79,7 +79,7 @@ class Background:
 
         What may run beside them goes on while it has a slot, unless its turn has come.
         """
-        clients = [job.request for job in (*self._scheduler.running, *self._scheduler.waiting) if not job.request.background]
+        clients = [job.request for job in (*self._scheduler.running, *self._scheduler.waiting) if job.request.kind.is_client]
         left = len(self._scheduler.slots) - len(clients) - len(new)
         for key, generation in list(self._generations.items()):
             adapters = generation.request.scope.adapters
@@ -92,8 +92,8 @@ class Background:
                 left -= 1
 
     def _may_run(self, generation: Generation, beside: bool) -> bool:
-        running = [job.request for job in self._scheduler.running if not job.request.background]
-        if not (self._scheduler.admits and all(job.request.background for job in self._scheduler.waiting)):
+        running = [job.request for job in self._scheduler.running if job.request.kind.is_client]
+        if not (self._scheduler.admits and not any(job.request.kind.is_client for job in self._scheduler.waiting)):
             return False
         # Requests of other adapters would take turns with it.
         adapters = {generation.request.scope.adapters, *(request.scope.adapters for request in running)}

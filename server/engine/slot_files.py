@@ -116,7 +116,7 @@ class SlotStore:
 
     def _slot(self, number: int) -> Slot:
         slot = self._scheduler.slots[number]
-        if slot.job is not None and slot.job.request.background:
+        if slot.job is not None and not slot.job.request.kind.is_client:
             self._background.drop_all()  # no client waits for it
         if slot.job is not None:
             raise RequestError(f"slot {number} is running a request: try again when it has ended", status=503, retry_after=1)

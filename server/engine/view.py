@@ -65,7 +65,7 @@ class EngineStats:
 
 
 def _num_of_clients(jobs: Iterable[Job]) -> int:
-    return sum(not job.request.background for job in jobs)
+    return sum(job.request.kind.is_client for job in jobs)
 
 
 def _gauges(engine: Engine, tiers: Tiers, token_bytes: int) -> Described:

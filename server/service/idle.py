@@ -36,7 +36,7 @@ from ...retrieval.index import Index
 from ...retrieval.store import count_uses, likeliest
 from ...retrieval.writing import StoredChunk
 from ...slots.radix import NO_TOKENS
-from ...slots.request import Prompt
+from ...slots.request import Kind, Prompt
 from ...slots.scope import Scope
 from ..chat.body import ChatRequest
 from ..chat.builder import PromptBuilder
@@ -625,7 +625,7 @@ class IdlePrefill:
                 self._answers.remove(answered)
             while self._sets:
                 sets = self._sets.newest
-                if not await self._prefill(sets.prompts[0], sets.scope, is_prefetch=True):
+                if not await self._prefill(sets.prompts[0], sets.scope, kind=Kind.PREFETCH):
                     return
                 sets.prompts.popleft()
                 if not sets.prompts:
@@ -654,7 +654,7 @@ class IdlePrefill:
         has_room = missing.fits or not missing.idle
         if not has_room:
             return True
-        return await self._prefill(abandoned.prompt, abandoned.scope, is_prefetch=True, session=abandoned.session)
+        return await self._prefill(abandoned.prompt, abandoned.scope, kind=Kind.PREFETCH, session=abandoned.session)
 
     async def _prefill_next_turn(self, answered: AnsweredChat) -> bool:
         """Prefill the prefix of the turn after an answer. False: stop for now."""
@@ -691,7 +691,7 @@ class IdlePrefill:
         prompt, scope = likely.prompt, likely.scope
         if not (await self._view.missing(prompt, scope)).tokens:
             return True
-        if not (await self._view.make_room(prompt, scope) and await self._prefill(prompt, scope, is_prefetch=True)):
+        if not (await self._view.make_room(prompt, scope) and await self._prefill(prompt, scope, kind=Kind.PREFETCH)):
             return False
         await self._view.make_room(prompt, scope)  # saves it: no later one may come
         return True
@@ -704,7 +704,7 @@ class IdlePrefill:
             return None
 
     async def _prefill(
-        self, prompt: Prompt, scope: Scope, is_prefetch: bool = False, follows: int | None = None, session: str = ""
+        self, prompt: Prompt, scope: Scope, kind: Kind = Kind.AHEAD, follows: int | None = None, session: str = ""
     ) -> bool:
         """Prefill `prompt` into the cache. False: stop for now (a request came, the engine failed, or it would evict).
 
@@ -712,9 +712,9 @@ class IdlePrefill:
         """
         if prompt.num_tokens >= self._submitter.limit:
             return True
-        generation = self._submitter.idle_prefill(prompt, scope, is_prefetch, follows, session)
+        generation = self._submitter.idle_prefill(prompt, scope, kind, follows, session)
         missing = await self._view.missing(prompt, scope)
-        if not missing.tokens or not (missing.fits or is_prefetch):
+        if not missing.tokens or not (missing.fits or kind is Kind.PREFETCH):
             return True
         if not (missing.fits and missing.idle):
             return False

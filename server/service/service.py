@@ -17,6 +17,7 @@ from ...models.model import Model
 from ...models.sampling_params import GREEDY
 from ...models.template import ChatTemplate
 from ...slots.lower_tiers import LowerTier
+from ...slots.request import Kind
 from ..chat.body import ChatRequest, CompletionRequest, InfillRequest, TextRequest
 from ..chat.builder import PromptBuilder
 from ..chat.content import take
@@ -171,7 +172,7 @@ class Service:
 
     def submit_background(self, key: Hashable, prepared: Prepared) -> Future[bool]:
         """Compute a prompt ahead, one for each key, while a slot is idle. False: none is. Raises RequestError: too long."""
-        (generation,) = self.submitter.generations(prepared, background=True)
+        (generation,) = self.submitter.generations(prepared, Kind.AHEAD)
         generation.question, generation.sampling = prepared.question, GREEDY
         generation.on_end = self._resume_after
         self.idle.abort()

@@ -14,7 +14,7 @@ from ...models.lora import Adapters
 from ...models.model import Model
 from ...models.sampling_params import GREEDY, Sampling
 from ...slots.lookup import Lookup
-from ...slots.request import LEAST, Prompt, Request
+from ...slots.request import Kind, Prompt, Request
 from ...slots.scope import Scope
 from ..chat.body import AdapterScale, Options
 from ..chat.chat_prompt import ChatPrompt
@@ -138,10 +138,10 @@ class Submitter:
         if prompt.num_tokens >= self.limit:
             raise too_long(prompt.num_tokens, self.limit)
 
-    def generations(self, prepared: Prepared, background: bool = False) -> list[Generation]:
+    def generations(self, prepared: Prepared, kind: Kind = Kind.CLIENT) -> list[Generation]:
         """Return the generations that answer a request: each prompt's choices together, in order of the prompts.
 
-        The choices of a prompt share its KV, even where nothing else may. background: in idle time. Raises RequestError.
+        The choices of a prompt share its KV, even where nothing else may. Raises RequestError.
         """
         num_biases = len(prepared.sampling.logit_bias) * prepared.num_choices
         if num_biases > MAX_BIASES:
@@ -151,17 +151,17 @@ class Submitter:
         for prompt in prepared.prompts:
             self._check_length(prompt)
             first = next(self._ids)
-            for choice in range(1 if background else prepared.options.n or 1):
-                made.append(self._generation(prepared, prompt, (first, choice), background))
+            for choice in range((prepared.options.n or 1) if kind.is_client else 1):
+                made.append(self._generation(prepared, prompt, (first, choice), kind))
         _check_listed(prepared, made)
         return made
 
-    def _generation(self, prepared: Prepared, prompt: ChatPrompt, place: tuple[int, int], background: bool) -> Generation:
+    def _generation(self, prepared: Prepared, prompt: ChatPrompt, place: tuple[int, int], kind: Kind) -> Generation:
         """Return one generation. place: the number of its prompt's first choice, and its own choice."""
         options, (first, choice) = prepared.options, place
         wanted, room = options.limit(self.defaults.limit), self.limit - prompt.num_tokens
         limit = room if wanted < 0 else min(wanted, room)
-        tells = prepared.tells_prompts and not background
+        tells = prepared.tells_prompts and kind.is_client
         shared, caches = self.scope(options), self.caches(options) and not tells
         cache = caches and self._model.can_trim
         number, can_share = next(self._ids) if choice else first, self._model.can_trim and not tells
@@ -172,10 +172,11 @@ class Submitter:
             # A state on the device belongs to one request; choices share by snapshots.
             scope=shared if cache else Scope.private(first if can_share else number, shared.adapters),
             cache=cache,
-            priority=LEAST if background else options.priority,
-            wanted_slot=-1 if choice or background else self._slot(options),
+            kind=kind,
+            priority=options.priority,
+            wanted_slot=self._slot(options) if kind.is_client and not choice else -1,
             snapshot_scope=shared if caches and self._view.keeps_snapshots else None,
-            draft=None if background else self._draft(options),
+            draft=self._draft(options) if kind.is_client else None,
             tells_prompt=tells,
             session=options.session,
         )
@@ -237,7 +238,7 @@ class Submitter:
         return self._model.piece_with(spelt) if spelt else self._model.piece
 
     def idle_prefill(
-        self, prompt: Prompt, scope: Scope, is_prefetch: bool = False, follows: int | None = None, session: str = ""
+        self, prompt: Prompt, scope: Scope, kind: Kind = Kind.AHEAD, follows: int | None = None, session: str = ""
     ) -> Generation:
         """Return a generation that only computes a prompt, in idle time. The rest is as in `Request`."""
         number, can_cut = next(self._ids), self._model.can_trim
@@ -248,8 +249,7 @@ class Submitter:
             scope=scope if can_cut else Scope.private(number, scope.adapters),
             cache=can_cut,
             snapshot_scope=None if can_cut else scope,
-            priority=LEAST,
-            is_prefetch=is_prefetch,
+            kind=kind,
             follows=follows,
             session=session,
         )

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from slotcache.slots.request import LEAST, Request
+from slotcache.slots.request import Kind, Request
 from support.fixed_prompt import Fixed
 from support.scopes import COMMON
 from support.world import World
@@ -12,12 +12,12 @@ def tokens(start):
     return np.arange(start, start + 100, dtype=np.int32)
 
 
-def is_prefetch(world, start):
+def prefetches(world, start):
     """Whether a prefetch of 100 tokens got room; it is computed then."""
     prompt = Fixed(tokens(start))
     if not world.scheduler.cells.make_room(prompt, COMMON):
         return False
-    world.jobs.append(world.scheduler.submit(Request(start, prompt, 1, COMMON, priority=LEAST, is_prefetch=True)))
+    world.jobs.append(world.scheduler.submit(Request(start, prompt, 1, COMMON, kind=Kind.PREFETCH)))
     while not world.scheduler.idle:
         world.step()
     return True
@@ -26,7 +26,7 @@ def is_prefetch(world, start):
 def test_prefetches_make_room_for_prefetches_and_keep_their_copies():
     world = World(cells=300, host=1000)
     world.run(range(100))
-    assert [is_prefetch(world, start) for start in range(1000, 1600, 100)] == [True] * 6
+    assert [prefetches(world, start) for start in range(1000, 1600, 100)] == [True] * 6
     tree = world.scheduler.tree
     assert tree.match(COMMON, tokens(0)).ready == 100, "a request has used it"
     assert all(tree.match(COMMON, tokens(start)).length == 100 for start in range(1000, 1600, 100))
@@ -38,7 +38,7 @@ def test_prefetches_make_room_for_prefetches_and_keep_their_copies():
 def test_prefetches_stop_where_host_memory_is_full(cells, host):
     world = World(cells=cells, host=host)
     world.run(range(100))
-    made = [is_prefetch(world, start) for start in range(1000, 1600, 100)]
+    made = [prefetches(world, start) for start in range(1000, 1600, 100)]
     assert made == sorted(made, reverse=True) and not made[-1]
     assert world.scheduler.tree.host.num_tokens <= host
     assert world.scheduler.tree.match(COMMON, tokens(0)).ready == 100
@@ -48,14 +48,14 @@ def test_prefetches_stop_where_requests_use_all_cells():
     world = World(cells=280, host=1000, idle=280)
     world.run(range(100))
     world.run(range(200, 290))
-    assert not is_prefetch(world, 1000)
+    assert not prefetches(world, 1000)
 
 
 def test_a_guess_that_a_request_has_used_stays():
     world = World(cells=300, host=1000)
-    assert is_prefetch(world, 1000)
+    assert prefetches(world, 1000)
     world.run([*range(1000, 1100), 7])
-    made = [is_prefetch(world, start) for start in range(2000, 2600, 100)]
+    made = [prefetches(world, start) for start in range(2000, 2600, 100)]
     assert made == [True] * 6
     assert world.scheduler.tree.match(COMMON, tokens(1000)).ready == 100
 
@@ -66,5 +66,5 @@ def test_no_sequence_of_a_request_ends_for_a_guess():
     for start in range(0, 10 * device.num_free_ids, 10):
         world.run(range(5000 + start, 5000 + start + 5))
     kept = set(device.idle)
-    is_prefetch(world, 1000)
+    prefetches(world, 1000)
     assert kept <= set(device.idle)

@@ -7,7 +7,7 @@ import pytest
 from slotcache.slots.plan import Clear, Plan, Restore, Save, Span
 from slotcache.slots.prefix_tree import OutOfSequences, PrefixTree
 from slotcache.slots.radix import descendants
-from slotcache.slots.request import LEAST, Request
+from slotcache.slots.request import Kind, Request
 from slotcache.slots.scheduler import BESIDE, check, check_tree
 from slotcache.slots.scope import Scope
 from support.fixed_prompt import Fixed
@@ -271,9 +271,9 @@ def test_a_long_prompt_is_passed_no_more_once_it_is_due():
 
 def test_so_it_is_among_prompts_that_are_computed_ahead():
     world = World(cells=4000, slots=4, batch=64)
-    long, steps = world.submit(range(2000, 2600), limit=1, priority=LEAST), 0
+    long, steps = world.submit(range(2000, 2600), limit=1, kind=Kind.AHEAD), 0
     while steps == 0 or long.sequence:
-        world.submit(range(5000 + 100 * steps, 5091 + 100 * steps), limit=1, priority=LEAST)
+        world.submit(range(5000 + 100 * steps, 5091 + 100 * steps), limit=1, kind=Kind.AHEAD)
         world.step()
         steps += 1
         assert steps < 30
@@ -441,7 +441,7 @@ def test_the_next_turn_of_a_request_that_went_on_elsewhere_is_noted_there():
         world.step()
     assert (other.slot, chat.slot) == (0, 1) and other in world.scheduler.running
     turn = [*chat.tokens[: chat.num_tokens], 8, 8]
-    ahead = world.submit(turn, limit=1, priority=LEAST, follows=chat.request.id)
+    ahead = world.submit(turn, limit=1, kind=Kind.AHEAD, follows=chat.request.id)
     while ahead.num_tokens == ahead.num_prompt:
         world.step()
     assert [len(slot.ahead) for slot in world.scheduler.slots] == [0, len(turn)]
@@ -682,7 +682,7 @@ def test_the_background_computes_in_small_steps_and_only_what_is_missing_and_fit
     world.run(range(50))
     ahead = Fixed(range(200))
     assert world.scheduler.cells.forecast(ahead, COMMON) == (150, True)
-    job = world.scheduler.submit(Request(1, ahead, 1, COMMON, priority=LEAST, is_prefetch=True))
+    job = world.scheduler.submit(Request(1, ahead, 1, COMMON, kind=Kind.PREFETCH))
     world.jobs.append(job)
     while not world.scheduler.idle:
         assert computed(world.step(), job) <= 64
@@ -697,7 +697,7 @@ def test_what_is_computed_ahead_takes_no_cells_from_a_request_of_the_lowest_prio
     world = World(cells=40, slots=2)
     client = world.submit(range(25), limit=3, priority=-100)
     world.step()
-    ahead = world.submit(range(100, 124), limit=1, priority=LEAST)
+    ahead = world.submit(range(100, 124), limit=1, kind=Kind.AHEAD)
     assert computed(world.step(), client) == 1 and ahead.sequence is None
     assert world.scheduler.counters.preemptions == 0
 
@@ -707,7 +707,7 @@ def test_beside_clients_all_of_the_background_has_a_few_chunks_of_a_step():
     client = world.submit(range(3000, 3100), limit=8)
     world.step()
     chunks = BESIDE * world.scheduler.tree.costs.chunk
-    jobs = [world.submit(range(start, start + 400), limit=1, priority=LEAST) for start in (0, 500)]
+    jobs = [world.submit(range(start, start + 400), limit=1, kind=Kind.AHEAD) for start in (0, 500)]
     shares: list[int] = []
     for _ in range(6):
         plan = world.step()
@@ -718,7 +718,7 @@ def test_beside_clients_all_of_the_background_has_a_few_chunks_of_a_step():
 
 def test_no_prompt_of_a_client_shares_a_step_with_what_is_computed_ahead():
     world = World(batch=512, budget=512, cells=3000)
-    ahead = world.submit(range(400), limit=1, priority=LEAST)
+    ahead = world.submit(range(400), limit=1, kind=Kind.AHEAD)
     world.step()
     client = world.submit(range(3000, 3700), limit=8)
     while not client.decoding:
@@ -729,7 +729,7 @@ def test_no_prompt_of_a_client_shares_a_step_with_what_is_computed_ahead():
 @pytest.mark.parametrize(("cells", "slots", "wanted"), [(500, 4, -1), (3000, 1, -1), (3000, 2, 0)])
 def test_what_is_computed_ahead_gives_up_its_cells_and_its_slot(cells, slots, wanted):
     world = World(batch=64, cells=cells, slots=slots)
-    ahead = world.submit(range(400), limit=1, priority=LEAST)
+    ahead = world.submit(range(400), limit=1, kind=Kind.AHEAD)
     world.step()
     client = world.submit(range(3000, 3200), slot=wanted)
     world.step()
@@ -840,7 +840,7 @@ def test_a_background_step_that_cannot_be_aborted_is_sized_in_time(nanoseconds, 
     assert computed(plan, first) == 64
     world.scheduler.observe(plan, 64.0)  # s: one for each token
     world.finish()
-    job = world.submit(range(1000), limit=1, priority=LEAST)
+    job = world.submit(range(1000), limit=1, kind=Kind.AHEAD)
     assert computed(world.step(), job) == size
     world.finish()
 
@@ -867,7 +867,7 @@ def test_a_front_that_is_in_use_has_a_copy_once_what_stands_on_it_has_one():
 
 def test_of_several_prompts_that_are_computed_ahead_the_youngest_gives_way():
     world = World(slots=2)
-    ahead = [world.submit(range(1000 * n, 1000 * n + 400), limit=1, priority=LEAST) for n in range(3)]
+    ahead = [world.submit(range(1000 * n, 1000 * n + 400), limit=1, kind=Kind.AHEAD) for n in range(3)]
     world.step()
     asked = world.submit(range(9000, 9020), limit=3)
     assert asked.request.id in world.step().admitted

@@ -11,7 +11,7 @@ from slotcache.slots.device import DeviceCells
 from slotcache.slots.radix import NO_TOKENS
 from slotcache.slots.record import file_name
 from slotcache.slots.record_index import RecordIndex
-from slotcache.slots.request import LEAST, NO_LAYOUT
+from slotcache.slots.request import NO_LAYOUT, Kind
 from slotcache.slots.reuse import SEPARATE
 from slotcache.slots.separate import num_kept
 from support.scopes import COMMON
@@ -234,7 +234,7 @@ def test_each_request_counts_as_a_use_of_its_documents_but_no_further_turn_of_it
 def test_a_document_that_was_read_ahead_counts_as_used_once_a_request_has_moved_it():
     world = World(host=1000, batch=512, budget=512)
     front, document, _ = question(0, [1]).parts
-    world.run(ChatPrompt((front, document)), limit=1, is_prefetch=True, priority=LEAST)
+    world.run(ChatPrompt((front, document)), limit=1, kind=Kind.PREFETCH)
     (moved,) = question(0, [1]).arrange(world.scheduler.tree, COMMON).moved
     original = run_of(world, moved.text)
     assert original.frequency == 0

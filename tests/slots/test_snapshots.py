@@ -9,7 +9,7 @@ from slotcache.slots.host import HostMemory
 from slotcache.slots.plan import Clear
 from slotcache.slots.prefix_tree import PrefixTree
 from slotcache.slots.radix import CopySizes
-from slotcache.slots.request import LEAST, Request
+from slotcache.slots.request import Kind, Request
 from slotcache.slots.scheduler import Scheduler, check
 from slotcache.slots.scope import Scope
 from slotcache.slots.snapshots import Snapshots
@@ -217,7 +217,7 @@ def test_many_chats_do_not_let_each_others_turns_leave():
 def test_the_turn_that_was_computed_ahead_replaces_the_end_of_the_answer():
     server = Server(budget=1000, spacing=8)
     chat(server, turns=2)
-    request = Request(1, Fixed(PROMPT[:23]), 1, Scope.private(1), cache=False, snapshot_scope=S, priority=LEAST)
+    request = Request(1, Fixed(PROMPT[:23]), 1, Scope.private(1), cache=False, snapshot_scope=S, kind=Kind.AHEAD)
     job = server.scheduler.submit(request)
     while job.num_tokens == job.num_prompt:
         plan = server.scheduler.plan()

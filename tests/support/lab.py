@@ -12,7 +12,7 @@ from slotcache.models.sampling import Sampler
 from slotcache.models.sampling_params import Sampling
 from slotcache.slots.host import HostMemory
 from slotcache.slots.prefix_tree import PrefixTree
-from slotcache.slots.request import LEAST, Job, Request
+from slotcache.slots.request import Job, Kind, Request
 from slotcache.slots.scheduler import Scheduler, check
 from slotcache.slots.scope import Scope
 from slotcache.slots.snapshots import Snapshots
@@ -81,7 +81,13 @@ class Lab:
         scope = scope if cache else Scope.private(self.number)
         prompt = Fixed(tokens, stops)
         request = Request(
-            self.number, prompt, limit, scope, cache, snapshot_scope=snapshots, priority=LEAST if background else 0
+            self.number,
+            prompt,
+            limit,
+            scope,
+            cache,
+            snapshot_scope=snapshots,
+            kind=Kind.AHEAD if background else Kind.CLIENT,
         )
         return self.enter(request)
 

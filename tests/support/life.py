@@ -18,7 +18,7 @@ from slotcache.slots.lookup import Lookup
 from slotcache.slots.plan import Clear
 from slotcache.slots.prefix_tree import Pins, PrefixTree
 from slotcache.slots.radix import CopySizes
-from slotcache.slots.request import LEAST, Job, PlacedDocument, Request
+from slotcache.slots.request import Job, Kind, PlacedDocument, Request
 from slotcache.slots.reuse import ids_of
 from slotcache.slots.scheduler import TRIES, Scheduler, check
 from slotcache.slots.scope import Scope
@@ -158,18 +158,16 @@ class Life(RuleBasedStateMachine):
         number = next(self.ids)
         kept = ask.scope if ask.cache and not self.can_cut else None  # the scope of its states
         cache = ask.cache and self.can_cut
-        scope, is_prefetch = (
-            ask.scope if cache else Scope.private(number, ask.scope.adapters),
-            ask.background and ask.of == 1,
-        )
+        scope = ask.scope if cache else Scope.private(number, ask.scope.adapters)
+        ahead = Kind.PREFETCH if ask.of == 1 else Kind.AHEAD
         request = Request(
             number,
             prompt,
             ask.limit,
             scope,
             cache=cache,
-            priority=LEAST if ask.background else ask.priority,
-            is_prefetch=is_prefetch,
+            priority=ask.priority,
+            kind=ahead if ask.background else Kind.CLIENT,
             snapshot_scope=kept,
             draft=Lookup(asks_model=number % 4 < 3) if self.can_cut and number % 2 else None,
             wanted_slot=-1 if ask.background else min(ask.slot, self.shape["num_slots"]) - 1,
@@ -266,7 +264,7 @@ class Life(RuleBasedStateMachine):
         waiting, running = list(self.scheduler.waiting), list(self.scheduler.running)
         alone = [one.num_failures for one in running] if len(running) == 1 else []
         made = {index: texts_with_copies(index) for index in (self.tree, self.snapshots)}
-        begun = [one for one in running if one.num_tokens > one.num_prompt or one.request.background]
+        begun = [one for one in running if one.num_tokens > one.num_prompt or not one.request.kind.is_client]
         suspects = [one for one in running if one.is_suspect]
         assert not suspects or running == suspects[:1], "one that may be the cause runs beside others"
         failed, again = self.scheduler.recover()
@@ -357,7 +355,7 @@ class Life(RuleBasedStateMachine):
         assert plan.spans or not self.open or self.all_wait, "requests are open and nothing is computed"
         self.check_rest(plan)
         SEEN.update(type(operation).__name__ for operation in plan.operations)
-        SEEN["prefetch"] += any(job.request.is_prefetch for job in self.scheduler.running)
+        SEEN["prefetch"] += any(job.request.kind is Kind.PREFETCH for job in self.scheduler.running)
         SEEN["adapters in turn"] += len({job.request.scope.adapters for job in self.scheduler.running}) > 1
         SEEN["private"] += any(not job.request.keeps for job in self.scheduler.running)
         paused = [job.request.id for job in self.scheduler.waiting if job.reuse.num_preempted]
@@ -430,7 +428,7 @@ class Life(RuleBasedStateMachine):
         expected = greedy(job.layout.tokens.tolist(), self.limits[job.request.id], job.request.scope.adapters)
         assert result == expected, "reuse changed a result"
         assert job.request.wanted_slot in (-1, job.slot), "another slot than the one it waited for"
-        assert job.request.background or self.scheduler.slots[job.slot].last == job.request.id
+        assert not job.request.kind.is_client or self.scheduler.slots[job.slot].last == job.request.id
         ends = [0, *(at for span in job.reuse.spans for at in (span.start, span.stop)), job.num_prompt]
         assert ends == sorted(ends), "tokens that count as reused twice, or that are none of the prompt's"
         if job.request.id in self.choices:

@@ -172,7 +172,7 @@ def test_a_request_interrupts_it_and_it_goes_on(tiny, tmp_path):
         commit = scheduler.commit
 
         def watched(plan, sampled):
-            steps.append({job.request.background for job in scheduler.step.jobs})
+            steps.append({not job.request.kind.is_client for job in scheduler.step.jobs})
             return commit(plan, sampled)
 
         until(lambda: idle_tokens(server))

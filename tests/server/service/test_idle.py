@@ -144,7 +144,7 @@ def test_it_gives_way_to_whoever_comes(server):
 
     def watched(plan, sampled):
         spans = zip(scheduler.step.jobs, plan.spans, strict=True)
-        steps.append([(job.request.background, len(span.tokens)) for job, span in spans])
+        steps.append([(not job.request.kind.is_client, len(span.tokens)) for job, span in spans])
         return commit(plan, sampled)
 
     server.chat("Tell me all.", max_tokens=1500, cache_scope="long")
