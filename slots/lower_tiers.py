@@ -27,7 +27,7 @@ from .host import HostMemory, PromptTree
 from .radix import Node, common_prefix, most_cached, path
 from .record import file_name
 from .record_index import IndexNode, RecordEntry, RecordIndex, Stretch, all_of_it
-from .request import Fetch, FetchedRecord, Job, Layout, Prompt, Request
+from .request import Fetch, FetchedRecord, Job, Layout, Phase, Prompt, Request
 from .scheduler import Scheduler
 from .scope import Scope
 from .tier import Record
@@ -373,6 +373,7 @@ class Fetches:
         if self._scheduler.slots.any_idle and self._scheduler.slots.may_take(fetch.job):
             fetch.wanted_at = fetch.began
         fetch.job.fetch = fetch
+        fetch.job.enter(Phase.FETCHING)
         self._open.append(fetch)
         for text in fetch.texts:
             self._hold(fetch, text)
@@ -431,6 +432,8 @@ class Fetches:
         """Wait no longer."""
         if not fetch.is_over:
             fetch.is_over = True
+            if fetch.job.fetch is fetch and fetch.job.phase is Phase.FETCHING:
+                fetch.job.enter(Phase.WAITING)
             fetch.keys.clear()
             fetch.arrived.clear()
             waited = self._clock() - fetch.began

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from .groups import Groups
 from .host import PromptTree
-from .request import Job, Layout, Request, Strategy
+from .request import Job, Layout, Phase, Request, Strategy
 
 
 class Rejected(Exception):
@@ -64,6 +64,7 @@ class Queue:
 
     def resume(self, job: Job, *, blocks: bool) -> None:
         """Put a paused request first. blocks: it waits until cells have been freed."""
+        job.enter(Phase.WAITING)
         self._is_blocked = blocks
         self._waiting.appendleft(job)
 
@@ -104,12 +105,14 @@ class Queue:
             job.readings.forget_unmade()
             job.taken = None  # its run may have gone without a trace: a tree that is cleared leaves its nodes as they are
         for job in reversed(again):
+            job.enter(Phase.WAITING)
             self._waiting.appendleft(job)
             self.groups.add(job, first=True)
         self.unblock()
 
     def reject(self, job: Job, cause: Exception) -> None:
         """Note a request that has left the queue and cannot run."""
+        job.enter(Phase.DONE)
         self._rejected.append((job, cause))
 
     def take_rejected(self) -> list[tuple[Job, Exception]]:

@@ -254,6 +254,36 @@ class Request:
 # ---- The request as it goes on. -----------------------------------------------------------------------------------------
 
 
+class Phase(Enum):
+    """Where a request is: it waits, runs, or is done.
+
+    FETCHING: it waits for a lower tier. READING: it runs, and computes a document for its prompt. FOLLOWING: another request
+    computes its next tokens. HELD: its prompt waits for streams that end soon.
+    """
+
+    WAITING = "waiting"
+    FETCHING = "fetching"
+    READING = "reading"
+    PREFILL = "prefill"
+    FOLLOWING = "following"
+    HELD = "held"
+    DECODE = "decode"
+    DONE = "done"
+
+
+_COMPUTES = {Phase.READING, Phase.PREFILL, Phase.DECODE}
+NEXT_PHASES = {
+    Phase.WAITING: {Phase.FETCHING, *_COMPUTES, Phase.DONE},
+    Phase.FETCHING: {Phase.WAITING, *_COMPUTES, Phase.DONE},  # one that has to run alone waits for no tier
+    Phase.READING: {Phase.FOLLOWING, Phase.HELD, Phase.WAITING, Phase.DONE},
+    Phase.PREFILL: {Phase.FOLLOWING, Phase.HELD, Phase.DECODE, Phase.WAITING, Phase.DONE},
+    Phase.FOLLOWING: {*_COMPUTES, Phase.HELD, Phase.WAITING, Phase.DONE},
+    Phase.HELD: {*_COMPUTES, Phase.FOLLOWING, Phase.WAITING, Phase.DONE},
+    Phase.DECODE: {Phase.PREFILL, Phase.WAITING, Phase.DONE},  # to prefill: a grammar forces further tokens
+    Phase.DONE: set[Phase](),
+}
+
+
 class KvPart(NamedTuple):
     """A copy of a document's KV, or of a part of it: positions [start, stop) of the text that it was read in."""
 
@@ -369,10 +399,11 @@ class Job:
     """A request from its submission to its end: it waits, runs, is preempted and resumes. The scheduler owns it.
 
     `tokens[:num_tokens]` are known: the prompt, then generated tokens, sampled or forced by a grammar. `computed` of them
-    have KV; it chases `num_tokens`, and no other state tells prefill from decode.
+    have KV; it chases `num_tokens`, and these alone tell prefill from decode: see `computes`.
     """
 
     request: Request
+    phase: Phase = Phase.WAITING
     strategy: Strategy = field(init=False)  # once it is laid out
     layout: Layout = NO_LAYOUT
     tokens: np.ndarray = field(default_factory=lambda: NO_TOKENS)
@@ -396,6 +427,16 @@ class Job:
     resumes_at: int = 0  # where its prefill pauses for the first of these; 0: nowhere
     num_expected: int | None = None  # tokens that device and host had of it when lower tiers were asked; None: they were not
     num_failures: int = 0  # steps that failed while it ran, before its first token
+
+    def enter(self, phase: Phase) -> None:
+        """Go on to a phase. Raises AssertionError where none leads there from the present one."""
+        if phase is not self.phase:
+            assert phase in NEXT_PHASES[self.phase], f"request {self.request.id}: {self.phase.value}, then {phase.value}"
+            self.phase = phase
+
+    def go_on(self) -> None:
+        """Enter the phase in which it computes its next tokens."""
+        self.enter(self.computes)
 
     def lay_out(self, layout: Layout) -> None:
         """Take the prompt of its next stage, with room for all tokens to generate."""
@@ -465,6 +506,13 @@ class Job:
         self.tokens[self.num_tokens] = token
         self.num_tokens += 1
 
+    def force(self, token: int) -> None:
+        """Append a token that a grammar left no choice about. Those that are forced at once are computed together."""
+        self.tokens[self.num_tokens] = token
+        self.num_tokens += 1
+        if self.phase is Phase.DECODE:
+            self.enter(Phase.PREFILL)
+
     def accept(self, token: int) -> None:
         """Append the token that was sampled behind a drafted one: that one was right, so its KV counts."""
         self.append(token)
@@ -484,9 +532,12 @@ class Job:
         return shared > self.computed and shared - self.started_at >= min_shared
 
     @property
-    def decoding(self) -> bool:
-        """Whether its next span is a single generated token. Several that a grammar forced at once are prefill."""
-        return self.num_tokens > self.num_prompt and self.computed == self.num_tokens - 1
+    def computes(self) -> Phase:
+        """What its next span is, if it runs. DECODE: a single generated token; several that a grammar forced are prefill."""
+        if self.is_reading:
+            return Phase.READING
+        is_decode = self.num_tokens > self.num_prompt and self.computed == self.num_tokens - 1
+        return Phase.DECODE if is_decode else Phase.PREFILL
 
     @property
     def answering(self) -> bool:

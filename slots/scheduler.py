@@ -1,9 +1,9 @@
 """Plans each step and commits its results.
 
-A step is `plan()`, then the runner, then `commit()`. Prefill is no phase of its own: a request's computed tokens chase its
-known ones (vLLM's scheduler). When cells run out: evict a leaf, else preempt the youngest request, which resumes later
-from its KV that is still in the tree. No later prompt of its priority passes one that is due, and the oldest request is
-preempted last, so none starves beside others of its priority.
+A step is `plan()`, then the runner, then `commit()`. Prefill is no step of its own: a request's computed tokens chase its
+known ones (vLLM's scheduler), and these tell its phase. When cells run out: evict a leaf, else preempt the youngest request,
+which resumes later from its KV that is still in the tree. No later prompt of its priority passes one that is due, and the
+oldest request is preempted last, so none starves beside others of its priority.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .plan import Plan, Span
 from .prefix_tree import Pins, PrefixTree
 from .queue import Queue
 from .radix import NO_TOKENS, Node, descendants, path
-from .request import Job, Layout, Request, Strategy
+from .request import Job, Layout, Phase, Request, Strategy
 from .separate import SeparateDocuments
 from .slot import SIMILARITY, Slots
 from .snapshots import FromSnapshots, Snapshots
@@ -83,7 +83,9 @@ class StepBuilder:
                 return  # no prompt that a client waits for takes longer for one of them
             job.strategy.catch_up(job, self._num_cells)
             if self._follows_a_leader(job):
+                job.enter(Phase.FOLLOWING)
                 continue
+            job.go_on()
             self._leaders.append(job)
             if size := self._size(job, num_tokens):
                 self._add(job, size)
@@ -116,6 +118,8 @@ class StepBuilder:
                 job.append(token)
                 self._counters.generated_tokens += is_client
                 progress.append((job, token))
+            if job.phase is not Phase.DECODE:
+                job.go_on()
         return progress
 
     def _follows_a_leader(self, job: Job) -> bool:
@@ -167,7 +171,7 @@ def in_turn(running: Sequence[Job], last: str, *, decoding: bool) -> list[Job]:
     """
     sets = list(dict.fromkeys([job.request.scope.adapters for job in running]))
     turn = sets[(sets.index(last) + 1) % len(sets)] if last in sets else next(iter(sets), "")
-    return [job for job in running if job.decoding is decoding and job.request.scope.adapters == turn]
+    return [job for job in running if (job.phase is Phase.DECODE) is decoding and job.request.scope.adapters == turn]
 
 
 logger = logging.getLogger("slotcache.scheduler")
@@ -230,6 +234,7 @@ class Scheduler:
         for stop, seconds in job.layout.breakpoints if has_run and job.request.keeps else ():
             if seconds:
                 self.pins.pin(job.request.index_scope, job.tokens[: min(stop, job.computed)], seconds)
+        job.enter(Phase.DONE)
         forget_uncached(self.tree, job, itertools.chain(self.running, self.waiting))
         if not job.request.keeps and all(other.request.scope != job.request.scope for other in self.running):
             self.drafts.forget(job.request.scope)
@@ -313,6 +318,8 @@ class Scheduler:
             has_begun = job.num_tokens > job.num_prompt or not job.request.kind.is_client
             (failed if has_begun or job.num_failures >= TRIES else again).append(job)
         self.running.clear()
+        for job in failed:
+            job.enter(Phase.DONE)
         for job in again:
             job.start_over()
         self._void(keep)
@@ -344,11 +351,11 @@ class Scheduler:
         The requests of one set of adapters share a step, the sets take turns.
         """
         last, apart = self.step.adapters, self.cells.num_used >= self.tree.costs.apart_from_cells
-        streams = any(one.decoding for one in self.running) or len({one.answering for one in self.running}) > 1
+        streams = any(one.phase is Phase.DECODE for one in self.running) or len({one.answering for one in self.running}) > 1
         holds = apart and streams and self._holds_prompts()
         if apart and self.step.is_decode_turn and streams and not holds:
             step = self._new_step()
-            same = [job for job in self.running if job.request.scope.adapters == last and not job.decoding]
+            same = [job for job in self.running if job.request.scope.adapters == last and job.phase is not Phase.DECODE]
             step.prefill(same, self.budget.limit(self.batch_size, partial(self.cells.passed_over, same)))
             if step.spans:
                 return step
@@ -372,8 +379,8 @@ class Scheduler:
         prompt waits for the longest stall in all.
         """
         budget = self.budget
-        prompts = [job for job in self.running if job.request.kind.is_client and not job.decoding]
-        streams = [job for job in self.running if job.decoding]
+        prompts = [job for job in self.running if job.request.kind.is_client and job.phase is not Phase.DECODE]
+        streams = [job for job in self.running if job.phase is Phase.DECODE]
         if not (streams and prompts) or any(job.answering for job in prompts):
             return False
         if len({job.request.scope.adapters for job in self.running}) > 1:
@@ -387,6 +394,7 @@ class Scheduler:
             return False
         for job in prompts:
             job.held += budget.decode
+            job.enter(Phase.HELD)
         self.counters.held_steps += 1
         return True
 
@@ -431,7 +439,7 @@ class Scheduler:
         if not self.admits:
             return False
         for job in self.waiting if not all(one.request.kind.is_client for one in self.running) else ():
-            if job.request.kind.is_client and (job.fetch is None or job.fetch.is_over):
+            if job.request.kind.is_client and job.phase is not Phase.FETCHING:
                 if self.slots.any_idle and self.slots.may_take(job):
                     break
                 if self._give_way(job, slot=job.request.wanted_slot):
@@ -451,7 +459,7 @@ class Scheduler:
 
     def _may_start(self, job: Job) -> bool:
         """Return whether a slot is idle for a request, and it does not wait for a lower tier."""
-        return (job.fetch is None or job.fetch.is_over) and self.slots.may_take(job)
+        return job.phase is not Phase.FETCHING and self.slots.may_take(job)
 
     def _strategy(self, request: Request, whole: Layout) -> Strategy:
         """Return how a request reuses KV. whole: its prompt."""
@@ -467,6 +475,7 @@ class Scheduler:
         job.due = self.counters.prompt_tokens + job.num_lacking
         self.slots.take(job, job.sequence.id)
         self.running.append(job)
+        job.go_on()
 
     def _preempt(self) -> None:
         """Stop the youngest request of the lowest priority and put it first in the queue: its stream only pauses.
@@ -576,12 +585,16 @@ def check(scheduler: Scheduler) -> None:
         assert sequence is not None and sequence.active and sequence.last_node.end == job.claimed
         assert sequence.length == min(job.computed, job.claimed)
         assert job.computed < job.num_tokens <= len(job.tokens)
+        may_pause = job.computes is not Phase.DECODE and job.phase in (Phase.FOLLOWING, Phase.HELD)
+        assert job.phase is job.computes or may_pause
         for node in path(sequence.last_node):
             pins[node] = pins.get(node, 0) + 1
     for root in tree.roots.values():
         for node in descendants(root):
             assert node.in_use == pins.get(node, 0)
-    assert all(job.sequence is None for job in scheduler.waiting)
+    for job in scheduler.waiting:
+        is_fetching = job.fetch is not None and not job.fetch.is_over
+        assert job.sequence is None and job.phase is (Phase.FETCHING if is_fetching else Phase.WAITING)
     scheduler.waiting.groups.check(scheduler.waiting)
     active = len(scheduler.running)
     held = {sequence for root in tree.roots.values() for node in descendants(root) for sequence in node.sequences}

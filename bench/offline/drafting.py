@@ -18,7 +18,7 @@ from ...slots.drafts import Drafts
 from ...slots.host import HostMemory, PromptTree
 from ...slots.lookup import Lookup
 from ...slots.prefix_tree import PrefixTree
-from ...slots.request import Job, Layout, Prompt, Request
+from ...slots.request import Job, Layout, Phase, Prompt, Request
 from ...slots.scheduler import Scheduler
 from ...slots.scope import Scope
 
@@ -95,7 +95,7 @@ class Streams:
         return list(answers.values())
 
     def _step(self, samplers: dict[int, Sampler], answers: dict[int, Answer]) -> None:
-        decoding = [job.request.id for job in self.scheduler.running if job.decoding]
+        decoding = [job.request.id for job in self.scheduler.running if job.phase is Phase.DECODE]
         began = perf_counter()
         plan = self.scheduler.plan()
         planned = perf_counter()

@@ -164,7 +164,7 @@ class Generations:
             for forced in sampler.take_forced():
                 if generation.done:
                     break
-                job.append(forced)
+                job.force(forced)
                 self._scheduler.counters.count_forced()
                 self._push(generation, forced)
         except Exception as error:

@@ -17,7 +17,7 @@ import numpy as np
 
 from ...slots.lower_tiers import LowerTier
 from ...slots.radix import Node, descendants, most_cached, path
-from ...slots.request import Job, Layout, Prompt
+from ...slots.request import Job, Layout, Phase, Prompt
 from ...slots.reuse import Source, prefix_cache_ratio
 from ...slots.scheduler import Scheduler
 from ...slots.scope import Scope
@@ -294,7 +294,7 @@ class SlotTask:
         return cls(
             id_task=job.request.id,
             sequence=job.sequence.id if job.sequence else -1,
-            state="generating" if job.decoding else "prefill",
+            state="generating" if job.phase is Phase.DECODE else "prefill",
             source=job.reuse.source,
             prompt_tokens=job.num_prompt,
             cached_tokens=(cached := job.reuse.cached),

@@ -9,6 +9,7 @@ from slotcache.slots.drafter import FIRST_MEAN, DraftTimes, ModelOdds
 from slotcache.slots.drafts import FIRST_MODEL_CREDIT, NO_DRAFT, READ_ALONG, Drafts
 from slotcache.slots.lookup import Lookup, Score
 from slotcache.slots.plan import Plan, Span
+from slotcache.slots.request import Phase
 from support.memory import next_token, seen
 from support.toy_drafter import PASS, ToyDrafter
 from support.world import World
@@ -142,7 +143,7 @@ def test_a_long_prompt_is_read_in_pieces_behind_the_first_token():
     toy = ToyDrafter(10, batch=64)
     world = World(rows=64, drafter=toy, batch=512)
     job = world.submit(range(100, 400), limit=200, drafts="model")
-    drive(world, until=lambda: job.decoding)
+    drive(world, until=lambda: job.phase is Phase.DECODE)
     assert not toy.calls, "the first token waited"
     drive(world)
     reads = [size for kind, size in toy.calls if kind == "read"]

@@ -10,6 +10,7 @@ from slotcache.slots.costs import UNMEASURED, Costs
 from slotcache.slots.drafts import FIRST_CREDIT, FIRST_STEPS, REFRESH, ROWS, UNKNOWN, Drafts, Odds, Pace, expected
 from slotcache.slots.lookup import LONGEST, MOST_PLACES, SHORTEST, Lookup, Score
 from slotcache.slots.plan import Plan, Span, Trim
+from slotcache.slots.request import Phase
 from support.world import END, World
 
 WORDS = st.lists(st.integers(0, 3), max_size=60)
@@ -86,7 +87,7 @@ def test_no_drafts(reason):
     repeated = PROMPT * 4
     world = World(rows=0 if reason == "no rows" else 64, cells=42 if reason == "no cells" else 1000, budget=4)
     world.submit(repeated, limit=8, drafts=reason != "not asked for")
-    while world.scheduler.waiting or not world.jobs[0].decoding:
+    while world.scheduler.waiting or world.jobs[0].phase is not Phase.DECODE:
         world.step()
     if reason == "a prompt waits":
         world.submit(range(100, 200), limit=2)

@@ -7,7 +7,7 @@ import pytest
 from slotcache.slots.plan import Clear, Plan, Restore, Save, Span
 from slotcache.slots.prefix_tree import OutOfSequences, PrefixTree
 from slotcache.slots.radix import descendants
-from slotcache.slots.request import Kind, Request
+from slotcache.slots.request import Kind, Phase, Request
 from slotcache.slots.scheduler import BESIDE, check, check_tree
 from slotcache.slots.scope import Scope
 from support.fixed_prompt import Fixed
@@ -142,7 +142,7 @@ def test_a_step_beside_streams_takes_no_longer_than_they_may_wait():
     world.step()
     arriving = world.submit(range(500, 6500))
     sizes, late = [], []
-    while not arriving.decoding:
+    while arriving.phase is not Phase.DECODE:
         plan = world.step()
         seconds = sum(len(span.tokens) * (span.start + span.stop) for span in plan.spans) * 1e-7 + plan.num_tokens * 2e-4
         world.scheduler.observe(plan, seconds)
@@ -164,7 +164,7 @@ def test_a_step_is_sized_by_the_cells_of_the_streams_in_it():
         return plan, seconds
 
     stream = world.submit(range(6000), limit=60)
-    while not stream.decoding:
+    while stream.phase is not Phase.DECODE:
         step()
     world.submit(range(10_000, 12_000))
     for _ in range(5):
@@ -255,7 +255,7 @@ def test_a_short_prompt_passes_a_long_one():
     world.step()
     short = world.submit(range(100, 140))
     assert computed(world.step(), short) == 40
-    assert short.decoding and not long.decoding
+    assert short.phase is Phase.DECODE and long.phase is not Phase.DECODE
 
 
 def test_a_long_prompt_is_passed_no_more_once_it_is_due():
@@ -285,7 +285,7 @@ def test_tokens_that_a_grammar_forced_on_a_stream_pass_a_prompt_of_a_higher_prio
     world.step()
     urgent = world.submit(range(500, 3000), priority=1)
     for _ in range(5):
-        stream.append(3)
+        stream.force(3)
     plan = world.step()
     assert computed(plan, stream) == 6 and computed(plan, urgent) == 26, "the stream waits: the prompt keeps its budget"
 
@@ -393,12 +393,12 @@ def test_tokens_that_a_grammar_forces_on_two_requests_are_computed_for_both_at_o
     first, second = both = [world.submit(range(60), limit=80) for _ in range(2)]
     while second.num_tokens == second.num_prompt:
         world.step()
-    second.append(int(first.tokens[second.num_tokens]))  # it waited for the first one's prompt: now it catches up
+    second.force(int(first.tokens[second.num_tokens]))  # it waited for the first one's prompt: now it catches up
     world.step()
     assert first.computed == second.computed
     for job in both:
         for token in range(40):  # the same ones, but in tails that are private
-            job.append(token)
+            job.force(token)
     plan = world.step()
     assert [computed(plan, job) for job in both] == [41, 41]
     world.finish()
@@ -433,7 +433,7 @@ def test_a_prompt_runs_in_the_slot_of_the_longest_prefix():
 def test_the_next_turn_of_a_request_that_went_on_elsewhere_is_noted_there():
     world = World(cells=2000, slots=2)
     chat = world.submit(range(40), limit=8)
-    while not chat.decoding:
+    while chat.phase is not Phase.DECODE:
         world.step()
     world.scheduler._pause(chat, blocks=False)
     other = world.submit(range(50), limit=60, priority=1, slot=0)
@@ -585,7 +585,7 @@ def test_cells_that_become_free_between_two_pieces_of_a_prompt_are_filled_once()
     world = World(aside=5, host=5000, cells=3000, apart=0, budget=64, batch=64)
     world.submit(range(100), limit=500)
     leaver = world.submit(range(1000, 1400), limit=500)
-    while not leaver.decoding:
+    while leaver.phase is not Phase.DECODE:
         world.step()
     prompt, cells, scheduler = world.submit(range(2000, 2900)), world.scheduler.cells, world.scheduler
     while prompt.computed < 200:
@@ -713,7 +713,7 @@ def test_beside_clients_all_of_the_background_has_a_few_chunks_of_a_step():
         plan = world.step()
         assert computed(plan, client) == 1
         shares.append(sum(computed(plan, job) for job in jobs))
-    assert client.decoding and shares[:2] == [chunks, chunks] and max(shares) == chunks
+    assert client.phase is Phase.DECODE and shares[:2] == [chunks, chunks] and max(shares) == chunks
 
 
 def test_no_prompt_of_a_client_shares_a_step_with_what_is_computed_ahead():
@@ -721,7 +721,7 @@ def test_no_prompt_of_a_client_shares_a_step_with_what_is_computed_ahead():
     ahead = world.submit(range(400), limit=1, kind=Kind.AHEAD)
     world.step()
     client = world.submit(range(3000, 3700), limit=8)
-    while not client.decoding:
+    while client.phase is not Phase.DECODE:
         assert computed(plan := world.step(), client) and computed(plan, ahead) == 0
     assert computed(plan := world.step(), client) == 1 and computed(plan, ahead) > 0
 

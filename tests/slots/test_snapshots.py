@@ -45,7 +45,7 @@ class Server:
             self.pieces += [len(span.tokens) for span in plan.spans]
             for asked, _ in self.scheduler.commit(plan, self.memory.run(plan)):
                 for token in forced if asked.num_tokens == asked.num_prompt + 1 else ():
-                    asked.append(token)
+                    asked.force(token)
             check(self.scheduler)
         self.scheduler.finish(job)
         self.memory.run(self.scheduler.plan())

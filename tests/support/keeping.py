@@ -43,6 +43,9 @@ class Keeping(Life):
             self.fetches.least = 60
         self.fetches.expect(job)
 
+    def is_fetching(self, job):
+        return job.fetch is not None and not job.fetch.is_over
+
     @property
     def all_wait(self):
         return self.fetches is not None and self.fetches.seconds_left is not None

@@ -18,7 +18,7 @@ from slotcache.slots.lookup import Lookup
 from slotcache.slots.plan import Clear
 from slotcache.slots.prefix_tree import Pins, PrefixTree
 from slotcache.slots.radix import CopySizes
-from slotcache.slots.request import Job, Kind, PlacedDocument, Request
+from slotcache.slots.request import Job, Kind, Phase, PlacedDocument, Request
 from slotcache.slots.reuse import ids_of
 from slotcache.slots.scheduler import TRIES, Scheduler, check
 from slotcache.slots.scope import Scope
@@ -39,6 +39,11 @@ EXPECTED = {
     *("overtaken", "prefetch", "private", "its slot", "adapters in turn"),
     *("forced", "forced and paused", "right drafts", "wrong drafts", "ended within a draft"),
     *("held", "several answers", "shared among them", "pinned by marks", "slept", "retired"),
+    *("waiting, then prefill", "waiting, then decode", "waiting, then reading", "waiting, then fetching"),
+    *("fetching, then waiting", "reading, then waiting"),
+    *("prefill, then decode", "prefill, then waiting", "prefill, then following", "prefill, then held"),
+    *("following, then prefill", "following, then waiting", "held, then prefill", "held, then waiting"),
+    *("decode, then prefill", "decode, then waiting"),
 }
 SESSIONS = ["", "a", "b"]
 
@@ -129,6 +134,7 @@ class Life(RuleBasedStateMachine):
         tier = HostMemory(host if self.can_cut else 0, EvictionPolicy(self.policy), cut=cut)
         self.tree = PrefixTree(cells, self.num_ids, tier, EvictionPolicy(self.policy), costs=self.costs)
         self.met_others: set[int] = set()  # requests that did not run alone all the time
+        self.phases: dict[Job, Phase] = {}  # of the open requests, and of those that are done
         of_states = HostMemory(states or 0, EvictionPolicy(self.policy), sizes=CopySizes(run_token=1, state=3), cut=cut)
         self.snapshots = Snapshots(self.tree, of_states, spacing=8, unused=2)
         drafts = Drafts(self.costs, max_rows=self.shape["batch_size"], drafter=self.drafter)
@@ -176,6 +182,7 @@ class Life(RuleBasedStateMachine):
         self.limits[number], self.forced[number] = ask.limit, ask.forced
         job = self.scheduler.submit(request)
         self.open.append(job)
+        self.phases[job] = Phase.WAITING
         self.waits(job)
         return job
 
@@ -189,6 +196,7 @@ class Life(RuleBasedStateMachine):
             self.choices |= {first.request.id, number} if self.can_cut else set()
             job = self.scheduler.submit(replace(first.request, id=number, scope=scope, draft=None))
             self.open.append(job)
+            self.phases[job] = Phase.WAITING
             self.waits(job)
         SEEN["several answers"] += 1
         self.step(steps)
@@ -235,6 +243,7 @@ class Life(RuleBasedStateMachine):
             self.recover()
             return
         plan = self.scheduler.plan()
+        self.look_at_phases(plan)
         if isinstance(end, float):
             self.fail_in(plan, end)
             return
@@ -348,6 +357,7 @@ class Life(RuleBasedStateMachine):
         self.before_step()
         plan = self.scheduler.plan()
         check(self.scheduler)
+        self.look_at_phases(plan)
         if shares := [self.poison[span.request] for span in plan.spans if span.request in self.poison]:
             self.fail_in(plan, shares[0])
             return
@@ -374,11 +384,39 @@ class Life(RuleBasedStateMachine):
             if job.num_tokens == job.num_prompt + self.limits[job.request.id]:
                 self.end(job)
         check(self.scheduler)
+        self.look_at_phases()
         for job in self.scheduler.running:
             assert job.sequence is not None
             held = self.memory.cells.get(job.sequence.id, {})
             known = seen(job.tokens[: job.computed].tolist(), job.request.scope.adapters)
             assert job.computed == 0 or held[job.computed - 1] == known
+
+    def look_at_phases(self, plan=None):
+        """Each request is in the phase that the queue, its tokens and the next step tell; one that is done stays so."""
+        spans = {span.request: span for span in plan.spans} if plan else {}
+        for job, before in self.phases.items():
+            now, span, answered = job.phase, spans.get(job.request.id), job.num_tokens - job.num_prompt
+            if job not in self.open:
+                expected = {Phase.DONE}
+            elif job in self.scheduler.waiting:
+                expected = {Phase.FETCHING if self.is_fetching(job) else Phase.WAITING}
+            elif answered and job.computed == job.num_tokens - 1:
+                expected = {Phase.DECODE}
+            elif job.layout.reads is not None:
+                expected = {Phase.READING} if span else {Phase.READING, Phase.FOLLOWING, Phase.HELD}
+            else:
+                expected = {Phase.PREFILL} if span else {Phase.PREFILL, Phase.FOLLOWING, Phase.HELD}
+            assert now in expected, f"{before.value}, then {now.value}"
+            if now is not before:
+                assert before is not Phase.DONE
+                assert now is not Phase.FOLLOWING or any(shares_next(job, one) for one in self.open if one is not job)
+                assert now is not Phase.HELD or any(one.num_tokens > one.num_prompt for one in self.open)
+                SEEN[f"{before.value}, then {now.value}"] += 1
+            self.phases[job] = now
+
+    def is_fetching(self, job):
+        """Whether a request waits for a lower tier."""
+        return False
 
     def take_further(self, job):
         """Append the tokens that were chosen along a draft; now and then the answer ends there, as by a stop string."""
@@ -397,7 +435,7 @@ class Life(RuleBasedStateMachine):
         """Append several tokens at once, as a grammar does: those that would be sampled one after the other."""
         most = min(self.forced[job.request.id], job.num_prompt + self.limits[job.request.id] - job.num_tokens)
         for _ in range(most):
-            job.append(next_token(seen(job.tokens[: job.num_tokens].tolist(), job.request.scope.adapters)))
+            job.force(next_token(seen(job.tokens[: job.num_tokens].tolist(), job.request.scope.adapters)))
         SEEN["forced"] += most > 1
 
     def check_rest(self, plan):
@@ -443,6 +481,7 @@ class Life(RuleBasedStateMachine):
     def consistent(self):
         if hasattr(self, "scheduler"):
             check(self.scheduler)
+            self.look_at_phases()
 
     def teardown(self):
         if hasattr(self, "scheduler"):
@@ -475,6 +514,12 @@ class Life(RuleBasedStateMachine):
         assert sorted(device.free_ids) == list(range(self.num_ids)), "sequence ids have leaked"
         assert not any(root.children for root in self.snapshots.roots.values())
         assert not any(slot.job for slot in self.scheduler.slots) and self.scheduler.idle
+
+
+def shares_next(job, other):
+    """Whether two requests have the same tokens up to the next one that the first computes."""
+    upto, mine, theirs = job.computed + 1, job.request.index_scope, other.request.index_scope
+    return mine == theirs and np.array_equal(job.tokens[:upto], other.tokens[:upto])
 
 
 def texts_with_copies(index):
