@@ -196,7 +196,7 @@ class Model:
     gpu_layers: how many layers go to the GPU, the last ones first; ignored by a build without one, and where no card may
     compute. split: among which GPUs. overrides: tensors that stand elsewhere. metadata: what is taken to stand in the file;
     rope_scaling: of every context. is_simulated: no memory is taken for the weights, nor for contexts: they can only be
-    counted. with_heads: load its multi-token heads, too.
+    counted. with_heads: load its multi-token heads, too. between: as in `Tokenizer`.
     progress: as `LoadProgress` has it. vocab_only: no weights, tokenising only.
     repack: let the CPU use weights in another layout (AMX, interleaved rows): faster prefill on some machines, but its
     kernels round differently with the size of the batch, so reuse is then not exact to the bit.
@@ -218,8 +218,10 @@ class Model:
         rope_scaling: RopeScaling = AS_TRAINED,
         is_simulated: bool = False,
         with_heads: bool = False,
+        between: Callable[[], None] | None = None,
     ) -> None:
         load_backends()
+        self._between = between
         self.path, self.gpu_layers, self.repack = path, gpu_layers, repack
         check_file(path)
         params = llama.llama_model_default_params()
@@ -479,7 +481,7 @@ class Model:
     @cached_property
     def tokenizer(self) -> Tokenizer:
         """Made when it is first needed: a simulated model needs none, and a large vocabulary takes a second."""
-        return Tokenizer(self.vocab)
+        return Tokenizer(self.vocab, self._between)
 
     def tokenize(self, text: str, special: bool = False, begin: bool = False) -> np.ndarray:
         """Return the token ids, int32, of a part of a prompt: see Tokenizer."""

@@ -242,10 +242,15 @@ class ChatTemplate:
     Raises TemplateError with the line at which the source is not Jinja.
     """
 
-    between: Callable[[], None] | None = None
-
-    def __init__(self, source: str, bos: str, eos: str, controls: Spellings | None = None) -> None:
-        self.source = source
+    def __init__(
+        self,
+        source: str,
+        bos: str,
+        eos: str,
+        controls: Spellings | None = None,
+        between: Callable[[], None] | None = None,
+    ) -> None:
+        self.source, self.between = source, between
         self.digest = sha256(source.encode(errors="surrogatepass")).hexdigest()
         self._template = Template(source)
         self._controls = controls or Spellings(())

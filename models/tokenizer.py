@@ -157,10 +157,8 @@ class Tokenizer:
     between: called in front of each; what it raises ends the work.
     """
 
-    between: Callable[[], None] | None = None
-
-    def __init__(self, vocab: llama.llama_vocab_p) -> None:
-        self._vocab = vocab
+    def __init__(self, vocab: llama.llama_vocab_p, between: Callable[[], None] | None = None) -> None:
+        self._vocab, self.between = vocab, between
         size = llama.llama_vocab_n_tokens(vocab)
         kinds = [llama.llama_vocab_get_attr(vocab, token) for token in range(size)]
         self.longest = max(max(-llama.llama_token_to_piece(vocab, token, b"", 0, 0, True) for token in range(size)), 1)

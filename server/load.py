@@ -60,6 +60,7 @@ from .engine.fit import Decision, card_flag, context_settings, fit, mib, open_be
 from .engine.generation import Generation
 from .engine.view import View
 from .http.bodies import LARGEST
+from .http.threads import give_way
 from .search.folder import check_read_ahead, load_folder_index
 from .search.vectors import load_vectors
 from .service.idle import IdlePrefill, LikelyPrefixes, SharedPrefix
@@ -470,7 +471,7 @@ def adapter_files(settings: Settings) -> list[tuple[Path, float]]:
 def open_template(settings: Settings, model: Model) -> ChatTemplate:
     """Return the chat template that a server uses. Raises ModelError and SettingsError."""
     try:
-        return ChatTemplate(_template_source(settings, model), model.bos, model.eos, model.tokenizer.controls)
+        return ChatTemplate(_template_source(settings, model), model.bos, model.eos, model.tokenizer.controls, give_way)
     except TemplateError as error:
         raise ModelError(f"the chat template cannot be used: {error}") from None
 

@@ -28,7 +28,7 @@ from ..formats.call_grammar import GrammarWriter
 from ..formats.families import detect
 from ..http.api_errors import RequestError, too_long
 from ..http.json_body import MAX_BRACKETS, check_elements
-from ..http.threads import PromptThreads, give_way
+from ..http.threads import PromptThreads
 from .body import ChatRequest, CompletionRequest, InfillRequest, Options, TextRequest
 from .chat_prompt import ChatPrompt, DocumentSet, Fixed, SeparatePrompt
 from .content import Breakpoints
@@ -225,7 +225,6 @@ class PromptBuilder:
         self.volatile = VolatileText()
         self._rendering = Rendering(template, self._forms.format.written, variables, retrieval_prompt=asks)
         self.threads = PromptThreads(room)
-        model.tokenizer.between = template.between = give_way
 
     def close(self) -> None:
         self.threads.close()

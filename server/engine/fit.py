@@ -18,6 +18,7 @@ from ...models.overrides import EXPERTS, Override, RopeScaling, experts_on_host,
 from ...models.repacking import is_faster_repacked, kept_layout
 from ...models.split import NO_DEVICE, Split, parse_split
 from ..config.settings import Settings, SettingsError
+from ..http.threads import give_way
 
 # ---- How much of a model goes where, and the search for the most that fits. ---------------------------------------------
 
@@ -327,6 +328,7 @@ def open_model(
         rope_scaling=rope_scaling_of(settings),
         is_simulated=is_simulated,
         with_heads=settings.uses_head,
+        between=give_way,
     )
 
 
@@ -342,6 +344,7 @@ def open_beside(settings: Settings, file: str, *, is_simulated: bool = False) ->
         may_unload=settings.may_unload and not is_simulated,
         split=split_of(settings),
         is_simulated=is_simulated,
+        between=give_way,
     )
 
 

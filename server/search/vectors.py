@@ -34,7 +34,7 @@ from ..config.settings import Settings, SettingsError
 from ..engine.fit import open_beside
 from ..http.api_errors import RequestError, not_loaded
 from ..http.bodies import LARGEST
-from ..http.threads import PromptThreads, give_way
+from ..http.threads import PromptThreads
 
 # ---- Texts that wait to become vectors, and the thread that computes them while any wait. -------------------------------
 
@@ -588,7 +588,7 @@ def load_vectors(settings: Settings, model: Model, name: str, is_busy: Callable[
     reranks = settings.reranking or (settings.embeddings and settings.pooling == "rank")
     embeds = settings.embeddings and not reranks
     loader = _Loader(settings, model, name, is_busy)
-    vectors = Vectors(
+    return Vectors(
         settings=settings,
         model=model,
         name=name,
@@ -598,9 +598,6 @@ def load_vectors(settings: Settings, model: Model, name: str, is_busy: Callable[
         threads=PromptThreads(LARGEST * settings.max_body << 20),
         beside=loader.beside,
     )
-    for one in (model, *vectors.beside):
-        one.tokenizer.between = give_way
-    return vectors
 
 
 @dataclass(slots=True)
