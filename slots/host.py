@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import itertools
 from abc import abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
+from typing import Protocol
 
 import numpy as np
 
@@ -26,6 +27,35 @@ from .tier import Cut, Record
 BY_TOKEN = CopySizes(run_token=1)
 """A budget of tokens: a run takes one byte for each."""
 MOST_PASSED = 32  # copies that are passed over for one that a lower tier has, too
+
+
+class Below(Protocol):
+    """What lower tiers have, and take."""
+
+    def has(self, key: str) -> bool:
+        """Return whether one has a record, or is about to."""
+        ...
+
+    def keeps(self, key: str) -> bool:
+        """Return whether one has it now."""
+        ...
+
+    def takes(self, num_bytes: int) -> bool:
+        """Return whether one takes so many bytes as things are."""
+        ...
+
+
+class Nothing:
+    """Below host memory, where no tier is."""
+
+    def has(self, key: str) -> bool:
+        return False
+
+    def keeps(self, key: str) -> bool:
+        return False
+
+    def takes(self, num_bytes: int) -> bool:
+        return False
 
 
 class HostMemory:
@@ -53,9 +83,7 @@ class HostMemory:
         self.overdraft = 0  # bytes beyond the budget, on their way to cells or to a lower tier
         self.num_aside = 0  # bytes beside the copies: records that requests have fetched from behind a hole
         self.num_lost = 0  # tokens whose KV was evicted from the last tier that had it, ever
-        self.is_written: Callable[[str], bool] = lambda key: False  # whether a lower tier has a record, or is about to
-        self.is_kept: Callable[[str], bool] = lambda key: False  # whether it has it now
-        self.may_write: Callable[[int], bool] = lambda num_bytes: False  # whether one takes so many bytes as things are
+        self._below: Below = Nothing()
         # Kept since the last `take_unsaved`, and in no lower tier; None: they are not written behind.
         self.unsaved: dict[Node, None] | None = None
         self._policy = policy or EvictionPolicy()
@@ -123,7 +151,7 @@ class HostMemory:
             return True
         if self.is_below(node) and not node.children:
             return False  # it is on disk: nothing else leaves for it
-        if self.max_bytes and self.may_write(self.overdraft + needed) and scope_of(node).may_outlive:
+        if self.max_bytes and self._below.takes(self.overdraft + needed) and scope_of(node).may_outlive:
             self.overdraft = max(self.overdraft, self._num_taken + needed - self.max_bytes)
             return True
         while could_hold and not self._fits(num_tokens) and (least := self.candidates.pop()):
@@ -149,10 +177,10 @@ class HostMemory:
         if not (self.overdraft or self.num_aside):
             return
         self._let_written_leave(0)
-        kept, takes_more = list[Node](), self.may_write(0)
+        kept, takes_more = list[Node](), self._below.takes(0)
         while self._num_taken > self.max_bytes and len(kept) < MOST_PASSED and (least := self.candidates.pop()):
             may_be_written = self.is_below(least) or (takes_more and least in (self.unsaved or ()))
-            if may_be_written and not self.is_kept(least.record):
+            if may_be_written and not self._below.keeps(least.record):
                 kept.append(least)
             else:
                 self._evict(least)
@@ -162,7 +190,7 @@ class HostMemory:
 
     def is_below(self, node: Node) -> bool:
         """Return whether a lower tier has the KV of a node, too, or is about to write it."""
-        return bool(node.record) and self.is_written(node.record)
+        return bool(node.record) and self._below.has(node.record)
 
     def count_lost(self, node: Node, num_tokens: int) -> None:
         """Count tokens of a node whose KV has left a tier, unless a lower one has it."""
@@ -174,7 +202,7 @@ class HostMemory:
         while self.unsaved is not None and self._num_taken + needed > self.max_bytes + beyond:
             if len(passed) == MOST_PASSED or (least := self.candidates.pop()) is None:
                 break
-            if self.is_kept(least.record):
+            if self._below.keeps(least.record):
                 self._evict(least)
                 continue
             passed.append(least)
@@ -340,9 +368,15 @@ class HostMemory:
         index.price(node)
         return True
 
+    def write_behind(self, below: Below) -> None:
+        """Note copies from now on: each is to be written to the tiers below. Such as these have leave first."""
+        self._below, self.unsaved = below, {}
+
     def take_unsaved(self) -> list[Node]:
-        """Return the nodes that were given copies since the last call; the first call begins to note them."""
-        taken, self.unsaved = self.unsaved or {}, {}
+        """Return the nodes that were given copies since the last call; none where they are not written behind."""
+        if self.unsaved is None:
+            return []
+        taken, self.unsaved = self.unsaved, {}
         return list(taken)
 
 

@@ -96,17 +96,23 @@ class LowerTier(Protocol):
 class WriteBehind:
     """Hands each new copy of KV to lower tiers once. Lives in the engine's thread. lower: the tiers that get them.
 
-    Runs of private scopes, and those that no later process could use, stay in host memory. It learns here what lower tiers
-    have: such copies leave it first.
+    Runs of private scopes, and those that no later process could use, stay in host memory, which asks here what lower tiers
+    have: see `Below`.
     """
 
     def __init__(self, host: HostMemory, lower: Sequence[LowerTier]) -> None:
         self._host, self.lower = host, tuple(lower)
         if lower:
-            host.take_unsaved()  # from now on it notes them
-            host.is_written = lambda key: any(key in below for below in self.lower)
-            host.is_kept = lambda key: any(key in below.index.entries for below in self.lower)
-            host.may_write = lambda num_bytes: any(below.has_room(num_bytes) for below in self.lower)
+            host.write_behind(self)
+
+    def has(self, key: str) -> bool:
+        return any(key in below for below in self.lower)
+
+    def keeps(self, key: str) -> bool:
+        return any(key in below.index.entries for below in self.lower)
+
+    def takes(self, num_bytes: int) -> bool:
+        return any(below.has_room(num_bytes) for below in self.lower)
 
     def write(self) -> None:
         """Hand over the copies that were made since the last call."""

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from slotcache.models.times import CPU
-from slotcache.slots.host import HostMemory
+from slotcache.slots.host import HostMemory, Nothing
 from slotcache.slots.prefix_tree import PrefixTree
 from slotcache.slots.radix import CopySizes
 from slotcache.slots.request import Job, Request
@@ -66,13 +66,17 @@ def test_a_state_counts_by_its_tier_and_its_restore_takes_time(origin, source):
     assert sum(one.seconds for one in job.reuse.spans) == pytest.approx((1 - SHARE) * whole)
 
 
+class HasAll(Nothing):
+    def has(self, key):
+        return True
+
+
 @pytest.mark.parametrize(("name", "is_noted"), [(None, True), (Source.DISK, False), ("another tier", False)])
 @pytest.mark.parametrize("max_bytes", [0, 1000])
 def test_what_comes_from_a_lower_tier_is_not_written_there_again(name, is_noted, max_bytes):
     scheduler = scheduler_of(max_bytes, host=100)
     host = scheduler.index.host
-    host.take_unsaved()
-    host.is_written = lambda key: True
+    host.write_behind(HasAll())
     state = np.zeros(5, np.uint8) if max_bytes else None
     assert host.put(Record(COMMON, PROMPT, 0, np.zeros(30, np.uint8), state=state), name)
     noted = host.take_unsaved()

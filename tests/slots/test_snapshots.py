@@ -5,7 +5,7 @@ import pytest
 from slotcache.slots import radix
 from slotcache.slots.costs import Costs
 from slotcache.slots.eviction import EvictionPolicy
-from slotcache.slots.host import HostMemory
+from slotcache.slots.host import HostMemory, Nothing
 from slotcache.slots.plan import Clear
 from slotcache.slots.prefix_tree import PrefixTree
 from slotcache.slots.radix import CopySizes
@@ -398,7 +398,7 @@ def test_what_came_in_behind_a_run_that_was_never_made_goes_with_it():
 
 def test_what_is_forgotten_behind_a_failure_is_not_written_any_more():
     server = Server(budget=200)
-    server.snapshots.host.take_unsaved()
+    server.snapshots.host.write_behind(Nothing())
     server.ask(PROMPT)
     assert server.snapshots.host.unsaved
     server.scheduler.recover(keep=False)
