@@ -241,8 +241,6 @@ class Fetches:
         self._scheduler, self._lower, self._hand_over, self._accepts = scheduler, tuple(lower), hand_over, accepts
         self._read, self._clock = read or Readers(), clock
         self.least = LEAST
-        if lower:
-            scheduler.fetches_late = self._begins_late
         self._unasked: deque[Job] = deque()
         self._open: list[Fetch] = []  # until their requests run or have ended
         self._keepers: dict[Job, None] = {}  # requests that may keep records from behind holes, paused ones among them
@@ -300,9 +298,9 @@ class Fetches:
 
     # ---- one request -------------------------------------------------------------------------------------------------
 
-    def _begins_late(self, job: Job) -> bool:
+    def begins_late(self, job: Job) -> bool:
         """Begin a fetch for a request that is about to be admitted, if it was not asked for or has lost KV since."""
-        if job.fetch is not None or job.has_begun or job.is_suspect or not self._may_fetch(job):
+        if not self._lower or job.fetch is not None or job.has_begun or job.is_suspect or not self._may_fetch(job):
             return False
         expected = job.num_expected
         if expected is None or self._scheduler.index.reusable(job.request.index_scope, job.layout.tokens) < expected:

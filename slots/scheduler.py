@@ -209,7 +209,6 @@ class Scheduler:
         self.drafts = drafts or Drafts(tree.costs)
         self.running: list[Job] = []  # in order of admission
         self.admits = True  # whether waiting requests may start
-        self.fetches_late: Callable[[Job], bool] = lambda job: False  # whether the next request has to wait for a lower tier
         self.cells = Cells(tree, self.index, self.running, idle_cells)
         self.pins, self.counters = Pins(self.index), Counters(tree)
         self._most_told = max_rows - num_slots  # beside a row for each slot
@@ -250,11 +249,14 @@ class Scheduler:
 
     # ---- a step ----------------------------------------------------------------------------------------------------
 
-    def plan(self) -> Plan:
-        """Return the next step. It is empty if no request runs and none could be admitted."""
+    def plan(self, begins_late: Callable[[Job], bool] = lambda job: False) -> Plan:
+        """Return the next step. It is empty if no request runs and none could be admitted.
+
+        begins_late: whether the next request has to wait for a lower tier: see `Fetches.begins_late`.
+        """
         self.drafts.settle(self.step.checked, self.tree.device)
         self.pins.expire()
-        started = self._admit()
+        started = self._admit(begins_late)
         step = self.step = self._next_step()
         operations, afterwards = self.cells.take_operations(step.num_tokens, step.jobs)
         return Plan(
@@ -400,7 +402,7 @@ class Scheduler:
 
     # ---- admission and memory --------------------------------------------------------------------------------------
 
-    def _admit(self) -> list[Job]:
+    def _admit(self, begins_late: Callable[[Job], bool]) -> list[Job]:
         """Start waiting requests while a slot is idle and their prompts fit; return them.
 
         One that may make steps fail runs alone, so that it takes no other one with it. The others pause until its first
@@ -415,7 +417,7 @@ class Scheduler:
             while self.tree.copies.save_ahead():
                 pass
         while self._has_slot() and (job := self.waiting.next()):
-            if self.fetches_late(job):
+            if begins_late(job):
                 continue
             if not self.cells.fits(job, self.waiting):
                 if self._give_way(job, slot=-1):

@@ -418,7 +418,8 @@ class Engine:
         self.draft_model = draft_model
         self.scheduler, self.runner = scheduler, runner
         self.inbox, self.outbox = Inbox(), Outbox()
-        self.generations = Generations(scheduler, self.outbox, is_end)
+        self.fetches = Fetches(scheduler, lower, hand_over=self.inbox.put, accepts=self.accepts)
+        self.generations = Generations(scheduler, self.outbox, is_end, on_wait=self.fetches.expect)
         self.background = Background(scheduler, self.generations.end)
         self.sleep = Sleep(sleep_after, runner, self.inbox, self._end_sleep, draft_model)
         self.watchdog = Watchdog(hang_after)
@@ -427,8 +428,6 @@ class Engine:
         self.host_seconds = 0.0  # of the last step, outside llama.cpp
         self.num_failed_steps = 0
         self._behind = WriteBehind(scheduler.index.host, lower)
-        self.fetches = Fetches(scheduler, lower, hand_over=self.inbox.put, accepts=self.accepts)
-        self.generations.on_wait = self.fetches.expect
         self._checks, self._stopping = checks, False
         self._failed_idle = False  # the last failure was no request's, and no step has been computed since
         self._on_failure: Callable[[], None] = lambda: None
@@ -574,7 +573,7 @@ class Engine:
     def _step(self) -> None:
         began = perf_counter()
         with self.watchdog.step(0):  # a draft model computes here
-            plan = self.scheduler.plan()
+            plan = self.scheduler.plan(self.fetches.begins_late)
         self.generations.fail_rejected()
         self.generations.admit(plan.admitted)
         planned = perf_counter()

@@ -111,15 +111,21 @@ class Generations:
     """Open generations and their samplers, by request id. It belongs to the engine's thread.
 
     is_end: whether a token ends an answer. samplers: made by callers, closed here. is_closed: new generations only fail.
+    on_wait: told of each request that begins to wait.
     """
 
-    def __init__(self, scheduler: Scheduler, outbox: Outbox, is_end: Callable[[int], bool]) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        outbox: Outbox,
+        is_end: Callable[[int], bool],
+        on_wait: Callable[[Job], None] = lambda job: None,
+    ) -> None:
         self.samplers: dict[int, Sampler] = {}
         self.is_closed = False
         self._why = ""  # it is closed
-        self._scheduler, self._outbox, self._is_end = scheduler, outbox, is_end
+        self._scheduler, self._outbox, self._is_end, self._on_wait = scheduler, outbox, is_end, on_wait
         self._open: dict[int, Generation] = {}
-        self.on_wait: Callable[[Job], None] = lambda job: None  # told of each request that begins to wait
 
     def enter(self, generation: Generation, sampler: Sampler) -> None:
         """Queue a generation. Once the generations are closed it only gets its Failure."""
@@ -130,7 +136,7 @@ class Generations:
         self._open[generation.request.id] = generation
         self.samplers[generation.request.id] = sampler
         generation.job = self._scheduler.submit(generation.request)
-        self.on_wait(generation.job)
+        self._on_wait(generation.job)
 
     def admit(self, ids: Iterable[int]) -> None:
         """Start the clock of requests that left the queue, unless they were preempted and only come back."""

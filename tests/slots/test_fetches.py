@@ -74,7 +74,7 @@ class Lab:
     def step(self):
         """Compute a step. Return the ids of the requests in it."""
         self.look()
-        plan = self.scheduler.plan()
+        plan = self.scheduler.plan(self.fetches.begins_late)
         sampled = self.memory.run(plan)
         self.behind.write()
         for job, _ in self.scheduler.commit(plan, sampled):
@@ -295,7 +295,7 @@ def test_a_short_hole_is_computed_with_tokens_behind_it_for_exact_bits():
     lab.arrive(4)
     sizes = []
     while not lab.scheduler.idle:
-        plan = lab.scheduler.plan()
+        plan = lab.scheduler.plan(lab.fetches.begins_late)
         sizes += [len(span.tokens) for span in plan.spans]
         for done, _ in lab.scheduler.commit(plan, lab.memory.run(plan)):
             if done.num_tokens == 43:

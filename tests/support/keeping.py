@@ -43,6 +43,9 @@ class Keeping(Life):
             self.fetches.least = 60
         self.fetches.expect(job)
 
+    def plan(self):
+        return self.scheduler.plan(self.fetches.begins_late) if self.fetches else super().plan()
+
     def is_fetching(self, job):
         return job.fetch is not None and not job.fetch.is_over
 

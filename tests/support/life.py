@@ -216,6 +216,9 @@ class Life(RuleBasedStateMachine):
 
     all_wait = False  # for records of a lower tier
 
+    def plan(self):
+        return self.scheduler.plan()
+
     def before_step(self):
         """A step is about to be planned."""
 
@@ -242,7 +245,7 @@ class Life(RuleBasedStateMachine):
         if end == "at once":
             self.recover()
             return
-        plan = self.scheduler.plan()
+        plan = self.plan()
         self.look_at_phases(plan)
         if isinstance(end, float):
             self.fail_in(plan, end)
@@ -355,7 +358,7 @@ class Life(RuleBasedStateMachine):
 
     def one_step(self):
         self.before_step()
-        plan = self.scheduler.plan()
+        plan = self.plan()
         check(self.scheduler)
         self.look_at_phases(plan)
         if shares := [self.poison[span.request] for span in plan.spans if span.request in self.poison]:
@@ -414,7 +417,7 @@ class Life(RuleBasedStateMachine):
                 SEEN[f"{before.value}, then {now.value}"] += 1
             self.phases[job] = now
 
-    def is_fetching(self, job):
+    def is_fetching(self, job) -> bool:
         """Whether a request waits for a lower tier."""
         return False
 
@@ -500,7 +503,7 @@ class Life(RuleBasedStateMachine):
         """Forget everything. No cell, id or copy may be left."""
         while self.tree.evict():
             check(self.scheduler)
-        self.memory.run(self.scheduler.plan())
+        self.memory.run(self.plan())
         tree, device = self.tree, self.tree.device
         for scope in list(tree.roots):
             tree.forget(scope)
