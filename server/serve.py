@@ -194,7 +194,7 @@ async def _load(state: AppState, path: Path, server: Server) -> str:
     try:
         loaded = await asyncio.to_thread(load.load_all, state.settings, path, progress)
         if state.models is not None:
-            share_device(state, state.models, loaded, time.perf_counter() - began, server)
+            state.models.begin(ModelOpener(state, state.models, server), loaded, time.perf_counter() - began)
         _start(state, path, server, loaded)
     except BaseException as error:
         if server.should_exit and isinstance(error, ModelError):
@@ -215,9 +215,7 @@ def _start(state: AppState, path: Path, server: Server, loaded: load.Loaded) -> 
         if server.reload is None or server.reload.done():
             server.reload = asyncio.get_running_loop().create_task(_load_anew(state, path, server))
 
-    start(state, loaded, lambda: setattr(server, "should_exit", True))
-    if loaded.service is not None:
-        loaded.service.engine.on_changed = reload
+    start(state, loaded, lambda: setattr(server, "should_exit", True), reload)
 
 
 async def _load_anew(state: AppState, path: Path, server: Server) -> None:
@@ -246,34 +244,38 @@ async def _load_anew(state: AppState, path: Path, server: Server) -> None:
             raise
 
 
-def share_device(state: AppState, models: Models, first: load.Loaded, seconds: float, server: Server) -> None:
-    """Let the first model, which was loaded in so many seconds, have the device in turn with the others."""
-    loop = asyncio.get_running_loop()
+class ModelOpener:
+    """Loads and starts the models that share the device. Made in the event loop."""
 
-    def end() -> None:
-        server.should_exit = True
+    def __init__(self, state: AppState, models: Models, server: Server) -> None:
+        self._state, self._models, self._server, self._loop = state, models, server, asyncio.get_running_loop()
 
-    def open_one(entry: ModelEntry) -> load.Loaded:
-        return load.load_all(entry.settings, entry.path, lambda share, doing="": not server.should_exit)
+    def open(self, entry: ModelEntry) -> load.Loaded:
+        return load.load_all(entry.settings, entry.path, lambda share, doing="": not self._server.should_exit)
 
-    def start_one(loaded: load.Loaded) -> None:
+    def start(self, loaded: load.Loaded) -> None:
         assert loaded.service is not None
-        if loaded is models.first.loaded:
-            start(state, loaded, end)
+        if loaded is self._models.first.loaded:
+            start(self._state, loaded, self._end)
         else:
-            loaded.service.engine.start(loop, end)
+            loaded.service.engine.start(self._loop, self._end)
 
-    def lose_documents() -> None:
-        state.folder_index = None
+    def lose_documents(self) -> None:
+        self._state.folder_index = None
 
-    models.open, models.start, models.lose_documents = open_one, start_one, lose_documents
-    models.adopt(models.first, first, seconds)
+    def _end(self) -> None:
+        self._server.should_exit = True
 
 
-def start(state: AppState, loaded: load.Loaded, on_failure: Callable[[], None] = lambda: None) -> None:
+def start(
+    state: AppState,
+    loaded: load.Loaded,
+    on_failure: Callable[[], None] = lambda: None,
+    on_changed: Callable[[], None] = lambda: None,
+) -> None:
     """Start the engine and the work on the index, and let the application serve.
 
-    on_failure: called in the event loop if the engine cannot go on.
+    on_failure, on_changed: as in `Engine.start`.
     """
     service, folder_index, loop = loaded.service, loaded.folder_index, asyncio.get_running_loop()
 
@@ -283,7 +285,7 @@ def start(state: AppState, loaded: load.Loaded, on_failure: Callable[[], None] =
                 loop.call_soon_threadsafe(service.idle.look_again)
 
     if service is not None:
-        service.engine.start(loop, on_failure)
+        service.engine.start(loop, on_failure, on_changed)
 
     def follow_files() -> None:
         if service is not None and service.idle.prefixes is not None:

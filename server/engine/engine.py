@@ -431,14 +431,23 @@ class Engine:
         self._checks, self._stopping = checks, False
         self._failed_idle = False  # the last failure was no request's, and no step has been computed since
         self._on_failure: Callable[[], None] = lambda: None
-        self.on_changed: Callable[[], None] = lambda: None  # in the event loop: the file is not what was loaded of it
+        self._on_changed: Callable[[], None] = lambda: None
         self._thread = Thread(target=self._live, name="engine", daemon=True)
 
     # ---- from other threads ----------------------------------------------------------------------------------------
 
-    def start(self, loop: asyncio.AbstractEventLoop, on_failure: Callable[[], None] = lambda: None) -> None:
-        """Begin to run; events go to `loop`. on_failure: called there if the thread cannot continue."""
-        self.outbox.loop, self._on_failure = loop, on_failure
+    def start(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        on_failure: Callable[[], None] = lambda: None,
+        on_changed: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Begin to run; events go to `loop`.
+
+        on_failure: called there if the thread cannot continue. on_changed: called there if the file is not what was
+        loaded.
+        """
+        self.outbox.loop, self._on_failure, self._on_changed = loop, on_failure, on_changed
         self._thread.start()
 
     def stop(self, why: str = "the server is shutting down") -> None:
@@ -666,7 +675,7 @@ class Engine:
         if error is not None:
             self.generations.fail(list(self.scheduler.waiting), not_loaded(error))
         if isinstance(error, ChangedFile) and self.sleep.device is None:
-            self.outbox.call(self.on_changed)
+            self.outbox.call(self._on_changed)
 
     # ---- ends ------------------------------------------------------------------------------------------------------
 

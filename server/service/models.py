@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, Protocol
 
 from ...models.errors import ChangedFile, ModelError
 from ...models.hardware import free_memory
@@ -169,18 +169,29 @@ def entries_of(settings: Settings) -> list[ModelEntry]:
     return made
 
 
-class Models:
-    """Gives the device to models in turn. It belongs to the event loop; engines tell it of themselves through the loop.
+class Opener(Protocol):
+    """Loads a model for the first time. The rest of its life is between it and its engine."""
 
-    open: loads a model for the first time, awaited. The rest of its life is between it and its engine.
-    """
+    def open(self, entry: ModelEntry) -> Loaded:
+        """Load a model. Runs in a thread. Raises ModelError and FolderError."""
+        ...
+
+    def start(self, loaded: Loaded) -> None:
+        """Start the engine of a model that was adopted."""
+        ...
+
+    def lose_documents(self) -> None:
+        """Serve no documents: those of the first model, which is loaded anew."""
+        ...
+
+
+class Models:
+    """Gives the device to models in turn. It belongs to the event loop; engines tell it of themselves through the loop."""
 
     def __init__(self, entries: Sequence[ModelEntry], settings: Settings) -> None:
         self.entries: Mapping[str, ModelEntry] = {entry.name: entry for entry in entries}
         self.first = entries[0]
-        self.open: Callable[[ModelEntry], Loaded] | None = None  # runs in a thread; may raise ModelError, FolderError
-        self.start: Callable[[Loaded], None] = lambda loaded: None
-        self.lose_documents: Callable[[], None] = lambda: None  # the first model, whose they are, is loaded anew
+        self.opener: Opener | None = None  # once the first model is loaded
         self.num_swaps = 0
         self._places, self._turn, self._any = settings.models_loaded, settings.model_turn, settings.any_model
         self._waiting: deque[ModelEntry] = deque()
@@ -270,6 +281,11 @@ class Models:
         """Let a model that failed be tried again."""
         if entry.value == "failed":
             entry.value, entry.stamps = "unloaded", {}
+
+    def begin(self, opener: Opener, first: Loaded, seconds: float) -> None:
+        """Serve the first model, as in `adopt`, and the others from now on."""
+        self.opener = opener
+        self.adopt(self.first, first, seconds)
 
     def adopt(self, entry: ModelEntry, loaded: Loaded, seconds: float) -> None:
         """Take a model that was loaded in this many seconds and whose engine has not started. It has a turn."""
@@ -413,8 +429,9 @@ class Models:
             self._fail(entry, error)
             return
         try:
+            assert self.opener is not None
             self.adopt(entry, loaded, perf_counter() - began)
-            self.start(loaded)
+            self.opener.start(loaded)
         except Exception as error:
             logger.exception("%s could not be loaded", entry.name)
             try:
@@ -447,13 +464,13 @@ class Models:
 
     def _open_beside(self, entry: ModelEntry) -> Loaded:
         """Load a model beside the embedder and the reranker, fitted to what they leave free; if that fails, alone."""
-        assert self.open is not None
+        assert self.opener is not None
         try:
-            return self.open(entry)
+            return self.opener.open(entry)
         except ModelError:
             if not self._make_room():
                 raise
-            return self.open(entry)
+            return self.opener.open(entry)
 
     def _fail(self, entry: ModelEntry, error: Exception) -> None:
         entry.value, entry.failure = "failed", reason_of(error)
@@ -495,8 +512,8 @@ class Models:
             self._last = None
         if entry in self._waiting:  # for requests of the old one, which end now
             self._waiting.remove(entry)
-        if entry is self.first:
-            self.lose_documents()
+        if entry is self.first and self.opener is not None:
+            self.opener.lose_documents()
         why = f"the file of {entry.name} has changed: ask again"
         entry.closing = asyncio.get_running_loop().create_task(self._free(loaded, why, keeps_vocabulary=True))
         self._tasks.add(entry.closing)

@@ -98,8 +98,8 @@ CHAT = {"messages": [{"role": "user", "content": QUESTION}], "max_tokens": 2}
 def held_loads(up, error=None):
     """Hold first loads until the event that it yields is set. error: which they fail with."""
     models, go = models_of(up), threading.Event()
-    really = models.open
-    assert really
+    assert models.opener
+    really = models.opener.open
 
     def hold(entry):
         assert go.wait(DEADLINE)
@@ -107,7 +107,7 @@ def held_loads(up, error=None):
             raise error
         return really(entry)
 
-    models.open = hold
+    models.opener.open = hold
     try:
         yield go
     finally:
@@ -309,7 +309,7 @@ def test_a_model_that_is_loaded_and_cannot_start_leaves_and_is_tried_again(files
             raise RuntimeError("odd")
 
         with monkeypatch.context() as patched:
-            patched.setattr(models, "adopt" if step == "adopt" else "start", fail)
+            patched.setattr(*((models, "adopt") if step == "adopt" else (models.opener, "start")), fail)
             patched.setattr(models, "_give_up", fail_again if step == "_give_up" else give_up)
             answer = up.http.post("/completion", json=body)
             assert answer.status_code == 503 and "b could not be loaded: can't start new thread" in answer.text
@@ -539,15 +539,16 @@ def test_a_file_that_is_away_or_half_copied_fails_alone_and_is_tried_again(own, 
 def test_a_file_that_is_whole_by_the_time_its_load_fails_is_tried_again(files, tmp_path):
     file = Path(shutil.copy(files[1], tmp_path / "b.gguf"))
     with sharing([files[0], file]) as up:
-        really = models_of(up).open
-        assert really is not None
+        opener = models_of(up).opener
+        assert opener
+        really = opener.open
 
         def fail_once(entry):
-            models_of(up).open = really
+            opener.open = really
             file.touch()
             raise ModelError("half of it is there")
 
-        models_of(up).open = fail_once
+        opener.open = fail_once
         codes = [
             up.http.post("/completion", json={"model": "b", "prompt": "Hello", "n_predict": 2}).status_code for _ in "ab"
         ]
@@ -943,14 +944,14 @@ def test_an_embedder_beside_leaves_for_a_model_that_cannot_be_loaded_beside_it(f
     bert(embedder := tmp_path / "e.gguf")
     with sharing(files[:2], embedding_model=str(embedder), models_loaded=3) as up:
         models, (worker,) = models_of(up), up.vectors.workers
-        really = models.open
-        assert really
+        assert models.opener
+        really = models.opener.open
 
         def only_alone():
             if worker.embedder.is_open:
                 raise ModelError("no memory is left")
 
-        models.open = lambda entry: (only_alone(), really(entry))[1]
+        models.opener.open = lambda entry: (only_alone(), really(entry))[1]
         if not is_first:
             worker.embedder.unload()
             up.chat(QUESTION, model="b")
