@@ -2,11 +2,13 @@
 
 from typing import Any
 
+import numpy as np
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
 from slotcache.slots.lower_tiers import Fetches, WriteBehind
 from slotcache.slots.plan import Clear
 from slotcache.slots.radix import path, scope_of
+from slotcache.slots.reuse import ids_of
 from slotcache.slots.scheduler import check
 from slotcache.slots.slot import Histories
 
@@ -218,6 +220,8 @@ class Keeping(Life):
 
     def use_restored(self, scope, tokens):
         """A request that continues a restored slot computes none of it, or no more than its rest."""
+        if ids_of(np.array(tokens, np.int32)).tolist() != tokens:
+            return  # the prompt had documents that were read separately: no plain one has its tokens
         self.histories.append(tokens)
         ask = Ask(of=1, share=1.0, fresh=[1], stops=set(), limit=1, scope=scope, cache=True, priority=0, background=False)
         if len(tokens) + 2 > CONTEXT:
