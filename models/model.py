@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from threading import Lock
-from typing import Protocol, Self
+from typing import Self
 
 import numpy as np
 
@@ -184,12 +184,6 @@ NO_KV = frozenset({  # architectures for which llama.cpp keeps no KV
 POOLINGS = {"none": 0, "mean": 1, "cls": 2, "last": 3, "rank": 4}
 
 
-class LoadProgress(Protocol):
-    """Is told the share of the weights that is loaded, 0 to 1, or what else is done; returns False to give up."""
-
-    def __call__(self, share: float, doing: str = "") -> bool: ...
-
-
 class Model:
     """Weights and vocabulary. Everything but loading is safe from several threads.
 
@@ -197,7 +191,7 @@ class Model:
     compute. split: among which GPUs. overrides: tensors that stand elsewhere. metadata: what is taken to stand in the file;
     rope_scaling: of every context. is_simulated: no memory is taken for the weights, nor for contexts: they can only be
     counted. with_heads: load its multi-token heads, too. between: as in `Tokenizer`.
-    progress: as `LoadProgress` has it. vocab_only: no weights, tokenising only.
+    progress: called with the share loaded, 0 to 1; returning False gives up. vocab_only: no weights, tokenising only.
     repack: let the CPU use weights in another layout (AMX, interleaved rows): faster prefill on some machines, but its
     kernels round differently with the size of the batch, so reuse is then not exact to the bit.
     may_unload: the weights may leave memory: see `Weights`. The vocabulary and all that is asked of a model at work stay.
@@ -207,7 +201,7 @@ class Model:
         self,
         path: Path,
         gpu_layers: int = ALL_LAYERS,
-        progress: LoadProgress | None = None,
+        progress: Callable[[float], bool] | None = None,
         vocab_only: bool = False,
         repack: bool = False,
         *,

@@ -27,7 +27,7 @@ from ..models.jinja import TemplateError
 from ..models.learning import learn_costs
 from ..models.libraries import hide_slower_card
 from ..models.lora import Adapters
-from ..models.model import ALL_LAYERS, LoadProgress, Model
+from ..models.model import ALL_LAYERS, Model
 from ..models.multi_token import open_head, why_unused
 from ..models.named_templates import DEFAULT_TEMPLATE, named_template, names
 from ..models.runner import Runner
@@ -56,7 +56,7 @@ from .chat.sampling_fields import Defaults
 from .chat.tokens import AnswerMemory
 from .config.settings import VERSION, Settings, SettingsError, listed
 from .engine.engine import Engine
-from .engine.fit import Decision, card_flag, context_settings, fit, mib, open_beside, open_model, with_layout
+from .engine.fit import Decision, LoadProgress, card_flag, context_settings, fit, mib, open_beside, open_model, with_layout
 from .engine.generation import Generation
 from .engine.view import View
 from .http.bodies import LARGEST

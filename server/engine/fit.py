@@ -8,11 +8,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, isinf
 from pathlib import Path
+from typing import Protocol
 
 from ...models.context import Context, ContextSettings, Use, breakdown, num_sequences
 from ...models.errors import ModelError, NotCounted
 from ...models.hardware import HOST, INTEGRATED, devices, fast_cores, free_memory
-from ...models.model import ALL_LAYERS, LoadProgress, Model
+from ...models.model import ALL_LAYERS, Model
 from ...models.multi_token import head_settings, why_unused
 from ...models.overrides import EXPERTS, Override, RopeScaling, experts_on_host, parse_metadata, parse_overrides
 from ...models.repacking import is_faster_repacked, kept_layout
@@ -303,6 +304,12 @@ def described_use(use: Use) -> str:
 
 MOST_COUNTED = 1 << 20
 """Cells of a context that is counted. Each cell takes time and memory even so; the use of more cells lies on a line."""
+
+
+class LoadProgress(Protocol):
+    """Is told the share of the weights that is loaded, 0 to 1, or what else is done; returns False to give up."""
+
+    def __call__(self, share: float, doing: str = "") -> bool: ...
 
 
 def open_model(

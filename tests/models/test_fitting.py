@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from slotcache.models.context import Context, ContextSettings, breakdown
 from slotcache.models.errors import ModelError
 from slotcache.models.hardware import HOST, free_memory
-from slotcache.models.model import MOST_LAYERS, Model, Override, experts_on_host, parse_overrides
+from slotcache.models.model import Model
+from slotcache.models.overrides import MOST_LAYERS, Override, experts_on_host, parse_overrides
 from slotcache.server.engine.fit import Concession, MemoryPlacement, search
 from support.architectures import mixture
 

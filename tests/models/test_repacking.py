@@ -168,7 +168,7 @@ def test_a_later_start_has_the_layout_of_the_kv_in_its_folder(tiny, tmp_path, mo
 @needs_cpu
 def test_a_start_that_is_given_up_keeps_no_layout(tiny, tmp_path, monkeypatch):
     monkeypatch.setattr(fit, "is_faster_repacked", lambda *_: False)
-    assert with_layout(Settings(cache_dir=str(tmp_path)), tiny, lambda *_: False).repack == "off"
+    assert with_layout(Settings(cache_dir=str(tmp_path)), tiny, lambda share, doing="": False).repack == "off"
     assert not (tmp_path / "layouts").exists()
 
 
