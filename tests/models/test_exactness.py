@@ -2,8 +2,8 @@
 
 On the CPU without flash attention, logits after reuse equal those of a fresh prefill bit for bit, as long as each token's
 KV stands at a cell congruent to its position modulo 32: llama.cpp's kernels sum over cells in vectors of that width, so
-any other place rounds differently (see docs/exactness.md). `same` is for such places; where several streams share the
-pool, `close` compares every token with a fresh prefill of all that came before it. The model's weights are in Q8_0, so
+any other place rounds differently (see docs/exactness.md). `same_answers` is for such places; where several streams share
+the pool, `close` compares every token with a fresh prefill of all that came before it. The model's weights are in Q8_0, so
 small that one token alone is rounded like many; `test_exactness_weights` has weights where it is not.
 """
 
@@ -13,6 +13,7 @@ from slotcache.models.model import Model
 from slotcache.slots.scope import Scope
 from support.architectures import windowed
 from support.lab import Lab
+from support.on_device import same_answers
 
 TEXT = (
     "The river rises in the hills above the town and runs for nine miles before it meets the sea. "
@@ -51,12 +52,6 @@ def fresh(model, tokens, limit):
     return answer
 
 
-def same(answer, reference):
-    assert answer.tokens == reference.tokens
-    for row, expected in zip(answer.logits, reference.logits, strict=True):
-        assert np.array_equal(row, expected)
-
-
 def close(model, answer, samples=4):
     """Every sampled row is within rounding of a fresh prefill of the same tokens; a foreign cell would be far off."""
     job = answer.job
@@ -76,7 +71,7 @@ def test_a_fork_is_exact_and_leaves_its_donor_exact(model, lab, words):
     other = np.concatenate([words[:cut], words[50:120]])
     forked = lab.run(other, limit=4)
     assert forked.job.reuse.source == "fork" and forked.job.reuse.cached == cut
-    same(forked, fresh(model, other, 4))
+    assert same_answers(forked, fresh(model, other, 4))
     whole = np.concatenate([words[:300], first.tokens, words[:40]])
     continued = lab.run(whole, limit=4)
     assert continued.job.reuse.source == "own" and continued.job.reuse.cached == 303
@@ -88,7 +83,7 @@ def test_continuing_in_place_is_exact(model, lab, words):
     whole = np.concatenate([words[:300], first.tokens, words[:40]])
     second = lab.run(whole, limit=6)
     assert second.job.reuse.source == "own" and second.job.reuse.cached == 303
-    same(second, fresh(model, whole, 6))
+    assert same_answers(second, fresh(model, whole, 6))
 
 
 def test_a_fork_inside_a_run_is_exact(model, lab, words):
@@ -98,7 +93,7 @@ def test_a_fork_inside_a_run_is_exact(model, lab, words):
         other = np.concatenate([words[:cut], words[cut + 3 : cut + 90]])
         forked = lab.run(other, limit=3)
         assert forked.job.reuse.cached == cut
-        same(forked, fresh(model, other, 3))
+        assert same_answers(forked, fresh(model, other, 3))
 
 
 def test_a_fork_anywhere_is_within_rounding(model, lab, words):
@@ -183,7 +178,7 @@ def test_with_a_host_tier_one_request_at_a_time_is_exact_wherever_it_forks(model
         other = np.concatenate([words[:cut], words[rng.integers(0, 300) :][:90]])
         forked = lab.run(other, limit=5)
         assert forked.job.reuse.cached >= cut
-        same(forked, fresh(model, other, 5))
+        assert same_answers(forked, fresh(model, other, 5))
     assert lab.scheduler.tree.copies.num_restored > 500
     lab.close()
 
@@ -197,11 +192,11 @@ def test_every_node_survives_host_memory(model, words):
         other = np.concatenate([words[:cut], words[310:340]])
         restored = lab.run(other, limit=2)
         assert restored.job.reuse.cached >= cut
-        same(restored, fresh(model, other, 2))
+        assert same_answers(restored, fresh(model, other, 2))
         lab.run(words[7:60], limit=2)
     again = lab.run(words[:300], limit=3)
     assert again.job.reuse.cached == 300 - lab.context.costs.recompute_last and again.job.reuse.source == "host"
-    same(again, first)
+    assert same_answers(again, first)
     lab.close()
 
 

@@ -16,7 +16,7 @@ from slotcache.server import load
 from slotcache.server.app import AppState
 from slotcache.server.config.settings import Settings
 from slotcache.server.serve import Server, make_server, run
-from support.on_device import ON_DEVICE
+from support.on_device import HAS_OWN_KERNELS, ON_DEVICE
 
 DEADLINE = 300.0  # s: only what never comes about takes as long, also on a busy machine
 REST = MIN_ROWS_OF_DEVICE if ON_DEVICE else MIN_ROWS
@@ -64,11 +64,18 @@ class Running:
 
 
 @contextmanager
-def running(model, failed_steps: Any = 0, **changed):
-    """A server of `model` with some settings changed, stopped at the end. failed_steps: broken invariants count, too."""
-    with _running(model, **changed) as up:
-        engine = up.service and up.service.engine  # an encoder has none
-        yield up
+def running(model, failed_steps: Any = 0, is_timed: bool = not HAS_OWN_KERNELS, **changed):
+    """A server of `model` with some settings changed, stopped at the end. failed_steps: broken invariants count, too.
+
+    is_timed: whether it times its device: its times decide whether idle KV moves, and other cells round otherwise. One in
+    software takes minutes, and its times decide nothing of use.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        if not is_timed:
+            patch.setattr(load, "learn_costs", lambda *_: None)
+        with _running(model, **changed) as up:
+            engine = up.service and up.service.engine  # an encoder has none
+            yield up
     assert engine is None or engine.num_failed_steps == failed_steps
 
 
@@ -120,12 +127,6 @@ def held(server):
         yield go
     finally:
         go.set()
-
-
-@pytest.fixture
-def untimed(monkeypatch):
-    """Servers without the times of a device, which decide whether idle KV moves: other cells round otherwise."""
-    monkeypatch.setattr(load, "learn_costs", lambda *_: None)
 
 
 @pytest.fixture(scope="module")

@@ -93,11 +93,11 @@ def said(answer):
     ("generate", "share", "count"), [(None, 0.0, 20), (None, 1.0, 5), (hybrid, 1.0, 5), (recurrent, 0.5, 4)]
 )
 def test_conversations_that_were_idle_go_on_from_their_copies_to_the_bit(
-    tiny, tmp_path, monkeypatch, untimed, generate, share, count
+    tiny, tmp_path, monkeypatch, generate, share, count
 ):
     """Of idle conversations, each reuses at least 0.95 of what it would have reused, and answers the same."""
     model = generate(tmp_path / "model.gguf") if generate else tiny
-    with running(model, failed_steps=1, ctx_size=16384) as server:
+    with running(model, failed_steps=1, is_timed=False, ctx_size=16384) as server:
         engine = server.service.engine
         first = [turn(server, number, [])[0] for number in range(count)]
         until(lambda: are_copied(engine))
