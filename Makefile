@@ -33,7 +33,7 @@ HOLES ?= https://api.osv.dev/v1/query
 ROOMS := server slots ordering retrieval models front
 DEVICE := build/device
 DEVICE_TESTS ?= tests/device tests/slots tests/models tests/server
-MODELS_ON_VULKAN := adapters draft_model exactness fitting host interrupt multi_token rotation separate snapshots timing window
+MODELS_ON_VULKAN := draft_model exactness fitting host interrupt multi_token rotation separate snapshots timing window
 ENGINE_ON_VULKAN := disk draft_model drafts failed_steps fetching fitting_on_device hybrid_drafts hybrid_prompts sleep
 VULKAN_TESTS ?= tests/device tests/server/chat/test_separate.py tests/server/api/test_slots.py \
 	$(MODELS_ON_VULKAN:%=tests/models/test_%.py) $(ENGINE_ON_VULKAN:%=tests/server/engine/test_%.py)

@@ -10,6 +10,7 @@ from slotcache.server.chat.chat_prompt import ChatPrompt, DocumentSet, Fixed, Se
 from slotcache.slots.request import Request
 from slotcache.slots.scope import Scope
 from support.lab import Answer, Lab
+from support.on_device import same_answers
 from support.scopes import COMMON
 
 RNG = np.random.default_rng(0)
@@ -56,14 +57,10 @@ def desk(model):
     lab.close()
 
 
-def rows(answer: Answer) -> np.ndarray:
-    return np.stack(answer.logits)
-
-
-def fresh(model, prompt, **options) -> np.ndarray:
+def fresh(model, prompt, **options) -> Answer:
     lab = Lab(model, host=8192)
     lab.runner.warm_up()
-    found = rows(Desk(lab).ask(prompt, **options))
+    found = Desk(lab).ask(prompt, **options)
     lab.close()
     return found
 
@@ -72,7 +69,7 @@ def test_the_answer_is_that_of_an_empty_cache_to_the_bit(model, desk):
     alone = {names: fresh(model, prompt_of(names)) for names in ("abc", "cab", "ba", "dcb")}
     desk.ask(prompt_of("ab", joint=True))
     for names in ("abc", "cab", "ba", "dcb", "abc"):
-        assert np.array_equal(rows(desk.ask(prompt_of(names))), alone[names]), names
+        assert same_answers(desk.ask(prompt_of(names)), alone[names]), names
 
 
 def test_documents_that_were_read_are_not_computed_again(desk):
@@ -89,11 +86,11 @@ def test_documents_that_were_read_are_not_computed_again(desk):
 
 def test_no_joint_prompt_reads_a_moved_document(model, desk):
     joint = fresh(model, prompt_of("ab", joint=True))
-    separate = rows(desk.ask(prompt_of("ab")))
+    separate = desk.ask(prompt_of("ab"))
     found = desk.ask(prompt_of("ab", joint=True))
-    assert np.array_equal(rows(found), joint)
+    assert same_answers(found, joint)
     assert found.job.reuse.cached == len(FRONT) + len(TEXTS["a"])
-    assert not np.array_equal(separate, joint)
+    assert not same_answers(separate, joint)
 
 
 def test_the_same_text_in_other_documents_is_another_path(model, desk):
@@ -102,11 +99,11 @@ def test_the_same_text_in_other_documents_is_another_path(model, desk):
     parts = [Fixed(FRONT, "front"), DocumentSet((Document("ab", "ab"),), (both,), "retrieval", None)]
     whole = SeparatePrompt([*parts, Fixed(QUESTION, "question")])
     alone = fresh(model, whole)
-    cut = rows(desk.ask(prompt_of("ab")))
-    assert np.array_equal(rows(desk.ask(whole)), alone)
-    assert np.array_equal(rows(desk.ask(prompt_of("ab"))), cut)
-    assert not np.array_equal(cut, alone)
-    assert np.array_equal(alone, fresh(model, prompt_of("ab", joint=True)))  # alone it sees what it sees jointly
+    cut = desk.ask(prompt_of("ab"))
+    assert same_answers(desk.ask(whole), alone)
+    assert same_answers(desk.ask(prompt_of("ab")), cut)
+    assert not same_answers(cut, alone)
+    assert same_answers(alone, fresh(model, prompt_of("ab", joint=True)))  # alone it sees what it sees jointly
 
 
 def test_requests_together_read_each_document_once(desk):
@@ -125,14 +122,14 @@ def test_a_host_tier_without_room_changes_nothing(model, host):
     lab.runner.warm_up()
     desk = Desk(lab)
     for names in ("abc", "cab"):
-        assert np.array_equal(rows(desk.ask(prompt_of(names))), fresh(model, prompt_of(names)))
+        assert same_answers(desk.ask(prompt_of(names)), fresh(model, prompt_of(names)))
     lab.close()
 
 
 def test_private_requests_leave_nothing(desk):
     private = desk.ask(prompt_of("abc"), cache=False)
     assert not desk.lab.scheduler.tree.roots
-    assert np.array_equal(rows(private), rows(desk.ask(prompt_of("abc"), scope=Scope.shared("other"))))
+    assert same_answers(private, desk.ask(prompt_of("abc"), scope=Scope.shared("other")))
     assert desk.ask(prompt_of("abc")).job.reuse.cached == 0
 
 
