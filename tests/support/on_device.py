@@ -49,7 +49,7 @@ def same(one: np.ndarray, other: np.ndarray, near: float = 0.0) -> bool:
 
 
 def same_answers(answer, reference, near: float = 0.0) -> bool:
-    """Return whether two answers of a `Lab` are the same; where rounding has chosen another token, they part. near: as above."""
+    """Return whether two answers of a `Lab` are the same. Where rounding chose another token, they part. near: as above."""
     rows = zip(answer.logits, reference.logits, answer.tokens, reference.tokens, strict=True)
     for row, expected, token, expected_token in rows:
         if not same(row, expected, near):
