@@ -20,6 +20,7 @@ from slotcache.slots.reuse import Reuse, ReusedSpan
 from slotcache.slots.scope import Scope
 from slotcache.slots.slot import Slot
 from support.architectures import hybrid, windowed
+from support.on_device import HAS_OWN_KERNELS, NEAR
 
 SETTINGS = ContextSettings(num_cells=512, batch=64, micro_batch=64, flash_attention="off", threads=1, num_sequences=8)
 TEXT = np.arange(40, 100, dtype=np.int32)
@@ -70,16 +71,29 @@ def grow(job, *tokens):
     job.num_tokens += len(tokens)
 
 
-def ask(drafter, *jobs, most=5):
+def drafts(drafter, *jobs, most=5):
     for job in jobs:
         while drafter.lacking(job) > 10 and drafter.read(job, 64):
             pass
-    return [draft.tokens.tolist() for draft in drafter.draft(jobs, [most] * len(jobs), lambda place, confidences: True)]
+    return drafter.draft(jobs, [most] * len(jobs), lambda place, confidences: True)
+
+
+def ask(drafter, *jobs, most=5):
+    return [draft.tokens.tolist() for draft in drafts(drafter, *jobs, most=most)]
 
 
 def afresh(served, path, tokens, most=5):
     with closing(drafter_of(served, path)) as other:
         return ask(other, running(9, 0, tokens), most=most)[0]
+
+
+def same_drafts(one, other):
+    """Whether the tokens are the same; on a GPU up to the first two of which either is as probable as the other one."""
+    rows = zip(one.tokens, other.tokens, one.confidences, other.confidences, strict=True)
+    for token, other_token, confidence, other_confidence in rows:
+        if token != other_token:
+            return HAS_OWN_KERNELS and abs(confidence - other_confidence) <= NEAR
+    return True
 
 
 def test_what_it_drafts_is_what_it_would_say_afresh(served, tiny, drafter):
@@ -195,7 +209,7 @@ def test_a_restored_history_is_forgotten_with_its_own_scope(drafter):
 
 
 def test_a_windowed_draft_model_drafts_as_afresh(served, tmp_path):
-    path = windowed(tmp_path / "windowed.gguf", floats=True)  # what a GPU rounds otherwise chooses no other token
+    path = windowed(tmp_path / "windowed.gguf")
     with (
         closing(Model(path)) as model,
         closing(Context(model, SETTINGS)) as own,
@@ -205,9 +219,10 @@ def test_a_windowed_draft_model_drafts_as_afresh(served, tmp_path):
         while drafter.lacking(job) > 0:
             assert drafter.read(job, 64)
         for _ in range(6):
-            (draft,) = ask(drafter, job)
-            assert draft == afresh(own, path, job.tokens[: job.num_tokens])
-            grow(job, *draft[:2], 50)
+            (draft,) = drafts(drafter, job)
+            with closing(drafter_of(own, path)) as other:
+                assert same_drafts(draft, *drafts(other, running(9, 0, job.tokens[: job.num_tokens])))
+            grow(job, *draft.tokens[:2], 50)
 
 
 def test_a_draft_model_that_fails_is_off_in_the_end(drafter, monkeypatch):
