@@ -225,7 +225,7 @@ def _open(settings: Settings, path: Path, progress: LoadProgress | None = None) 
     gate.check()
     if settings.gpu_layers == ALL_LAYERS and not settings.device:  # not given
         hide_slower_card(path, settings.threads or fast_cores())
-    gate.leave_failing_card(card_flag(settings), (lambda: progress(0.0)) if progress else (lambda: True))
+    gate.leave_failing_card(card_flag(settings), lambda: progress is None or progress(0.0, "trying the card"))
     _tell_unused()
     index = settings.docs_db if settings.docs else ""
     folders = {"--cache-dir": settings.cache_dir, "--slot-save-path": settings.slot_save_path, "--docs-db": index}
