@@ -17,7 +17,6 @@ from itertools import accumulate, chain, pairwise, takewhile
 from ..ordering.document import Document
 from .markdown import Block, Section
 
-VERSION = 2  # of the rules here and of the formats' readers: others make other chunks
 BYTES_PER_TOKEN = 4  # roughly, in most vocabularies and languages
 BETWEEN_HEADINGS = " > "
 SENTENCE_END = re.compile(r"(?<=[.!?。！？…])[\"')\]»”’]?\s+")
@@ -150,11 +149,33 @@ def _subtree(sections: Sequence[_Sized], depth: int) -> Chunk:
 
 
 def _cut_section(section: _Sized, sizes: Sizes) -> Iterator[Chunk]:
-    pieces = [piece for block in section.blocks for piece in _split(block, sizes.most)]
+    pieces: list[_Piece] = []
+    for block in section.blocks:
+        if block.head and count_tokens(block.text) > sizes.most:
+            yield from _cut_pieces(section.headings, pieces, sizes)
+            yield from _cut_table(section.headings, block, sizes)
+            pieces = []
+        else:
+            pieces += _split(block, sizes.most)
+    yield from _cut_pieces(section.headings, pieces, sizes)
+
+
+def _cut_pieces(headings: Sequence[str], pieces: Sequence[_Piece], sizes: Sizes, head: str = "") -> Iterator[Chunk]:
+    """Yield pieces as chunks. head: stands in front of each chunk but the first."""
     start = 0
     for stop in _cuts(pieces, sizes):
-        yield _chunk(section.headings, pieces[start:stop])
+        place = pieces[start]
+        first = [_Piece(head, count_tokens(head), place.start, place.start, page=place.page)] if head and start else []
+        yield _chunk(headings, [*first, *pieces[start:stop]])
         start = stop
+
+
+def _cut_table(headings: Sequence[str], block: Block, sizes: Sizes) -> Iterator[Chunk]:
+    """Yield a table that is too long for a chunk, cut between rows. Its head stands in all of them: a row needs it."""
+    head = block.head.encode(errors="replace")[: sizes.most * BYTES_PER_TOKEN // 2].decode(errors="ignore")
+    room = sizes.most - count_tokens(head)
+    rows = Sizes(least=0, first=min(sizes.first, room), most=room, whole_file=room)
+    yield from _cut_pieces(headings, [*_split(block, room)], rows, head)
 
 
 def _cuts(pieces: Sequence[_Piece], sizes: Sizes) -> Iterator[int]:

@@ -8,10 +8,9 @@ from dataclasses import dataclass, field
 
 from selectolax.lexbor import LexborHTMLParser, LexborNode
 
-from .markdown import Outline, decode
+from .charsets import decode, label_of
+from .markdown import Outline
 
-CHARSET = re.compile(rb"<meta[^>]{0,200}?charset=[\"']?([\w.:-]{1,40})", re.I)
-HEAD = 4096  # bytes in which a page declares its encoding
 HEADINGS = {f"h{level}": level for level in range(1, 7)}
 UNREAD = {"script", "style", "template", "head", "rp", "annotation", "annotation-xml"}  # what is in them is no text
 LEFT_OUT = {
@@ -42,8 +41,7 @@ PERMALINK = re.compile(r"\s*[¶#§]$")
 
 def read_html(data: bytes, outline: Outline) -> None:
     """Add the headings and blocks of a web page."""
-    declared = CHARSET.search(data[:HEAD])
-    read_markup(decode(data, declared[1].decode() if declared else ""), outline)
+    read_markup(decode(data, label_of(data)), outline)
 
 
 def read_markup(markup: str, outline: Outline) -> None:

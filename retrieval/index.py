@@ -13,14 +13,14 @@ from pathlib import Path
 
 import numpy as np
 
-from . import chunks
 from .ann import CLUSTERS_FROM, GROWTH, ClusterError, ClusterMaker, Clusters, has_faiss, open_clusters
 from .chunks import Sizes, embedded_text
 from .files import FoundFile, SkippedFile, Stamp, folders_of, walk
 from .markdown import Unreadable
 from .process import MOST_SECONDS, QUICK, SECONDS, SECONDS_A_MIB, EndedError, FileReader, ReadTask, SlowError
 from .ranking import EmbedQuery, Rerank, Search, VectorIndex, unit
-from .store import Store
+from .store import Store, set_aside, take_over
+from .terms import STEMMER
 from .writing import FAILED, SKIPPED, StoredChunk, StoredFile
 
 logger = logging.getLogger("slotcache.docs")
@@ -53,13 +53,14 @@ class Embedder:
 class Progress:
     """How far the index is. files, files_left: to read. chunks, vectors: that it has. reading: the file being read.
 
-    clusters: of the vectors; 0: a search compares all of them.
+    by_words: chunks that get no vector. clusters: of the vectors; 0: a search compares all of them.
     """
 
     files: int = 0
     files_left: int = 0
     chunks: int = 0
     vectors: int = 0
+    by_words: int = 0
     clusters: int = 0
     reading: str = ""
 
@@ -75,6 +76,8 @@ class Scan:
 
 class Index:
     """One thread keeps it up to date, all at once (`refresh`) or step by step; any thread may search it.
+
+    An index of an older form answers until all files are read anew.
 
     progress: how far it is, for any thread to read. threads: in which it is asked: however many ask, they take no other
     thread of the process.
@@ -97,8 +100,10 @@ class Index:
         """
         Sizes.around(chunk_tokens)
         self.folders = folders_of(paths)
-        origin = {"chunks": f"{chunks.VERSION}, {chunk_tokens} tokens", "vectors": embedder.name if embedder else ""}
+        origin = {"chunks": f"{chunk_tokens} tokens, {STEMMER}", "vectors": embedder.name if embedder else ""}
+        old = set_aside(database, origin)
         self.store = Store(database, origin)
+        self._old, self._closing = (old, VectorIndex(*old.vectors_of(origin["vectors"]))) if old else None, old
         self._maker, self._clusters_from, self._may_cluster = ClusterMaker(database), clusters_from, True
         self.vectors = self._open_vectors()
         self.progress = Progress()
@@ -118,19 +123,22 @@ class Index:
         self._reader.close()
         self._maker.close()
         self.store.close()
+        if self._closing:
+            self._closing.close()
 
     def search(self, embed: EmbedQuery | None = None, rerank: Rerank | None = None) -> Search:
         """Return a search of this index. embed: of the same model as the index's vectors."""
-        return Search(self.store, self.vectors, folders=self.folders, embed=embed, rerank=rerank, threads=self.threads)
+        store, vectors = self._old or (self.store, self.vectors)
+        return Search(store, vectors, folders=self.folders, embed=embed, rerank=rerank, threads=self.threads)
 
     def expand(self, id: str, before: int = 1, after: int = 1) -> list[StoredChunk]:
         """Return a chunk between its neighbours in the first file that has it, in order; empty for an unknown id."""
-        own = self.store.chunks(self.store.numbers(id)[:1])
-        for chunk in own.values():
-            place = chunk.places[0]
-            numbers = self.store.numbers_at(place.path, place.number - before, place.number + after)
-            found = self.store.chunks(numbers)
-            return [found[number] for number in numbers if number in found]
+        for store in (self.store, *(self._old or ())[:1]):
+            for chunk in store.chunks(store.numbers(id)[:1]).values():
+                place = chunk.places[0]
+                numbers = store.numbers_at(place.path, place.number - before, place.number + after)
+                found = store.chunks(numbers)
+                return [found[number] for number in numbers if number in found]
         return []
 
     # ---- in the one thread that keeps it up to date ------------------------------------------------------------------
@@ -191,6 +199,7 @@ class Index:
                         return False
                 except SlowError:
                     slow.append(file)
+        self._leave_old()
         return True
 
     def read(self, file: FoundFile, may_go_on: MayGoOn = always, seconds: float = MOST_SECONDS) -> bool:
@@ -223,6 +232,13 @@ class Index:
             self.progress = replace(self.progress, reading="")
         self._count(files_left=max(self.progress.files_left - 1, 0))
         return True
+
+    def _leave_old(self) -> None:
+        """Answer from the new index, which has all files; what was computed for the same texts stays."""
+        if self._old:
+            take_over(self.store, self._old[0])
+            self.vectors, self._old = self._open_vectors(), None  # searches that run may end in the old one
+            self._count()
 
     def embed_some(self) -> int:
         """Embed the next chunks without a vector, as many as one batch holds; return how many there were."""
@@ -296,6 +312,7 @@ class Index:
     def _count(self, **changed: int) -> None:
         clusters = self.vectors.num_clusters if isinstance(self.vectors, Clusters) else 0
         counts = {"chunks": self.store.num_chunks, "vectors": len(self.vectors), "clusters": clusters}
+        counts["by_words"] = self.store.num_by_words
         self.progress = replace(self.progress, **counts | changed)
 
 

@@ -1,12 +1,17 @@
-"""Sections of Markdown and of plain text."""
+"""Sections of Markdown, of plain text, and of tables as text."""
 
 from __future__ import annotations
 
-import codecs
+import csv
 import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import islice
+
+from .charsets import Unreadable, decode
+
+__all__ = ["Block", "Outline", "Section", "Unreadable", "decode", "read_markdown", "read_table", "read_text"]
 
 # ---- A document's text as all formats are read: sections under headings, and blocks in them. ----------------------------
 
@@ -14,10 +19,11 @@ CONTROLS = {code: None for code in (*range(9), 11, *range(14, 32), 127, 0xFEFF, 
 """Control characters and soft hyphens, which mean nothing in a prompt."""
 
 MAX_HEADING = 200  # characters: a longer one is a paragraph in large letters
+ENCODED = re.compile(r"(?<![\w+/=-])[\w+/-]{40,}=*(?:[ \t]*\n[ \t>]*[\w+/-]{40,}=*)*(?:[ \t]*\n[ \t>]*[\w+/-]+=+)?", re.A)
+LEAST_ENCODED = 200  # letters of base64 or of hexadecimal digits: a picture, a key or a checksum of many
 
-
-class Unreadable(Exception):
-    """A file whose text cannot be had. The message is the reason, as a user reads it."""
+FRONT_MATTER, COMMENTS, ENCODED_DATA = "front_matter", "comments", "encoded_data"
+"""What is left out of a text on purpose, and as what it is counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +31,8 @@ class Block:
     """A paragraph, a list, a table or a piece of code.
 
     start, stop: its place, in characters of the file where that is text, else of the text that was read from it. page: from
-    1; None in formats without pages. has_lines: its line ends carry meaning, as in code, lists and tables.
+    1; None in formats without pages. has_lines: its line ends carry meaning, as in code, lists and tables. head: the
+    lines of a table that name its columns.
     """
 
     text: str
@@ -33,6 +40,7 @@ class Block:
     stop: int
     page: int | None = None
     has_lines: bool = False
+    head: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +55,14 @@ class Section:
 class Outline:
     """Collects the headings and blocks of a document in their order.
 
-    left_out: the letters that are left out on purpose, by kind, such as those of navigation.
+    left_out: the letters that are left out on purpose, by kind, such as those of navigation. has_records: it is rows of a
+    table or of a log.
     """
 
     def __init__(self) -> None:
         self.sections = [Section(())]
         self.left_out: Counter[str] = Counter()
+        self.has_records = False
         self._levels: list[int] = []  # of the headings of the current section
         self._end = 0  # of the text so far
 
@@ -81,54 +91,71 @@ class Outline:
         self._end += len(heading) + 2
 
     def add_block(
-        self, text: str, page: int | None = None, *, has_lines: bool = False, span: tuple[int, int] | None = None
+        self,
+        text: str,
+        page: int | None = None,
+        *,
+        has_lines: bool = False,
+        span: tuple[int, int] | None = None,
+        head: str = "",
     ) -> None:
-        """Add a block, unless it is blank. span: its place, in formats that are text themselves."""
+        """Add a block, unless it is blank. span: its place, in formats that are text themselves. head: as in `Block`.
+
+        Encoded data in it is left out.
+        """
         text = text.translate(CONTROLS)
+        if len(text) >= LEAST_ENCODED:
+            text = ENCODED.sub(self._leave_out, text)
         text = text.strip("\n").rstrip() if has_lines else text.strip()
         if text:
             start, stop = span or (self._end, self._end + len(text))
-            self.sections[-1].blocks.append(Block(text, start, stop, page=page, has_lines=has_lines))
+            self.sections[-1].blocks.append(Block(text, start, stop, page=page, has_lines=has_lines, head=head))
             self._end = stop + 2
 
+    def _leave_out(self, found: re.Match[str]) -> str:
+        """Return the text in place of letters that may be encoded data."""
+        if not _is_encoded(found[0]):
+            return found[0]
+        self.leave_out(ENCODED_DATA, found[0])
+        return ""
 
-# ---- Bytes to text, and plain text to paragraphs. -----------------------------------------------------------------------
 
-MARKS = ((codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be"))
-SAMPLE = 8192  # bytes that tell a text from binary data
+def _is_encoded(letters: str) -> bool:
+    """Whether letters are base64 or hexadecimal, and not a long name."""
+    kinds = re.search(r"\d", letters), re.search("[a-z]", letters), re.search("[A-Z]", letters)
+    return (
+        len(letters) >= LEAST_ENCODED and kinds[0] is not None and (all(kinds) or not re.search(r"[^\da-fA-F\s>]", letters))
+    )
+
+
+# ---- Plain text: paragraphs, and the lines of a log. --------------------------------------------------------------------
+
 PARAGRAPH = re.compile(r"\S[^\n]*(?:\n[^\S\n]*\S[^\n]*)*")
 SHORT_LINE = 60  # characters: lines that are shorter on average were broken on purpose
 
 
-def decode(data: bytes, declared: str = "") -> str:
-    """Return a file's text. declared: the encoding that it names. Raises Unreadable for binary data."""
-    for mark, encoding in MARKS:
-        if data.startswith(mark):
-            return data[len(mark) :].decode(encoding, "replace")
-    if b"\0" in data[:SAMPLE]:
-        raise Unreadable("it is binary: only text, HTML, PDF and DOCX are read")
-    try:
-        return data.decode("utf-8")
-    except UnicodeDecodeError:
-        return data.decode(_known(declared) or "cp1252", "replace")
-
-
-def _known(encoding: str) -> str:
-    """Return the name of a text encoding that Python has, else nothing."""
-    try:
-        info = codecs.lookup(encoding)
-    except (LookupError, ValueError):
-        return ""
-    return info.name if getattr(info, "_is_text_encoding", True) else ""
+LOGGED = re.compile(
+    r"\W{0,2}(?:\d{4}[-/.]\d\d[-/.]\d\d|\d\d[-/.]\d\d[-/.]\d{2,4}|[A-Z][a-z]{2} [ \d]\d) ?.?\d\d:\d\d"
+    r"|\W{0,2}\d\d:\d\d:\d\d|\S{1,80} \S{1,80} \S{1,80} \[\d\d/[A-Z][a-z]{2}/\d{4}:"
+)
+"""The time at the beginning of a log's line, also behind the names of a web server's log."""
+LOOKED_AT, LEAST_LOGGED = 200, 20  # lines that tell whether it is a log, and how many there are at least
 
 
 def read_text(data: bytes, outline: Outline) -> None:
     """Add the paragraphs of a plain text: runs of lines between blank ones."""
     text = normalise_lines(decode(data))
+    outline.has_records = _is_log(text)
     for match in PARAGRAPH.finditer(text):
         paragraph = match[0]
         has_lines = len(paragraph) < SHORT_LINE * (paragraph.count("\n") + 1) and "\n" in paragraph
-        outline.add_block(paragraph, span=match.span(), has_lines=has_lines)
+        outline.add_block(paragraph, span=match.span(), has_lines=has_lines or outline.has_records)
+
+
+def _is_log(text: str) -> bool:
+    """Whether most lines of a text begin with a time."""
+    lines = [line for _, line in islice(_lines(text), LOOKED_AT) if line.strip()]
+    return len(lines) >= LEAST_LOGGED and 2 * sum(LOGGED.match(line) is not None for line in lines) > len(lines)
 
 
 def normalise_lines(text: str) -> str:
@@ -136,23 +163,61 @@ def normalise_lines(text: str) -> str:
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
+# ---- Tables as text: CSV and the like. ----------------------------------------------------------------------------------
+
+DELIMITERS = ",;\t|"
+BETWEEN_CELLS = " | "
+
+
+def read_table(data: bytes, outline: Outline) -> None:
+    """Add the rows of a table, whose first one names the columns. What separates its cells is seen in that row."""
+    lines = normalise_lines(decode(data)).split("\n")
+    first = next((line for line in lines if line.strip()), "")
+    try:
+        table = list(csv.reader((f"{line}\n" for line in lines), delimiter=max(DELIMITERS, key=first.count)))
+        rows = [BETWEEN_CELLS.join(" ".join(cell.split()) for cell in row) for row in table if any(map(str.strip, row))]
+    except csv.Error:  # a quotation mark that nothing closes
+        rows = [line for line in lines if line.strip()]
+    outline.has_records = True
+    outline.add_block("\n".join(rows), has_lines=True, head="".join(rows[:1]))
+
+
+# ---- Markdown. ----------------------------------------------------------------------------------------------------------
+
 HEADING = re.compile(r" {0,3}(#{1,6})(?:[ \t]+(.*?))?(?:[ \t]+#+)?[ \t]*$")
 ATTRIBUTES = re.compile(r"[ \t]*\{[#.:][^{}]*\}$")  # `{#anchor}`
 UNDERLINE = re.compile(r" {0,3}(=+|-+)[ \t]*$")
-FENCE = re.compile(r" {0,3}(`{3,}|~{3,})")
+FENCE = re.compile(r" {0,3}(`{3,}(?=[^`]*$)|~{3,})")  # code in a line may begin with as many, and ends in it
 LIST_OR_TABLE = re.compile(r"\s*(?:[-*+]|\d{1,9}[.)])\s|\s*\|")
+TABLE_HEAD = re.compile(
+    r"(?=[^\n]*\|)[^\n]*+\n(?=[^\n|]*\|)[ \t]*\|?[ \t]*:?-+:?[ \t]*(?:\|[ \t]*:?-+:?[ \t]*)*\|?[ \t]*(?=\n)"
+)
+FRONT = re.compile(
+    r"---[ \t]*\n(?:(?:[\w\"'.-]+[ \t]*:|[ \t#}\]]|-[ \t])[^\n]*\n|\n)+?(?:---|\.\.\.)[ \t]*(?:\n|$)"
+    r"|\+\+\+[ \t]*\n(?:[^\n]*\n)*?\+\+\+[ \t]*(?:\n|$)"
+)
+"""The fields in front of a text, in YAML or in TOML."""
+TITLE = re.compile(r"^title[ \t]*[:=][ \t]*(.+)$", re.M)
 
 
 def read_markdown(data: bytes, outline: Outline) -> None:
     """Add the headings and blocks of a Markdown file."""
     text = normalise_lines(decode(data))
+    front = FRONT.match(text)
+    if front:
+        outline.leave_out(FRONT_MATTER, front[0])
+        named = TITLE.search(front[0])
+        title = named[1].strip(" \t\"'>|") if named else ""
+        if f"\n# {title}\n" not in text:
+            outline.add_heading(0, title)
+    text = _without_comments(text, outline)
     block = _BlockLines(outline, text)
     fence = ""
-    for start, line in _lines(text):
+    for start, line in _lines(text, front.end() if front else 0):
         stop = start + len(line)
         if fence:
             block.extend(start, stop)
-            if line.strip().startswith(fence) and not line.strip().strip(fence[0]):
+            if _closes(line, fence):
                 block.finish(has_lines=True)
                 fence = ""
         elif opening := FENCE.match(line):
@@ -198,13 +263,46 @@ class _BlockLines:
         """Add the block to the outline, if it has any line."""
         span = (self._start, self._stop)
         if text := self.take():
-            has_lines = has_lines or bool(LIST_OR_TABLE.match(text))
-            self._outline.add_block(text, has_lines=has_lines, span=span)
+            head = None if has_lines else TABLE_HEAD.match(text)
+            has_lines = has_lines or bool(LIST_OR_TABLE.match(text)) or head is not None
+            self._outline.add_block(text, has_lines=has_lines, span=span, head=head[0] if head else "")
 
 
-def _lines(text: str) -> Iterator[tuple[int, str]]:
+OPENED, CLOSED = "<!--", "-->"
+
+
+def _without_comments(text: str, outline: Outline) -> str:
+    """Return a Markdown text with blanks in place of its comments, which are counted.
+
+    In code there are none, and what nothing closes is none.
+    """
+    if OPENED not in text:
+        return text
+    last, fence, kept, at = text.rfind(CLOSED), "", [], 0
+    for start, line in _lines(text):
+        stop = start + len(line)
+        if start >= at and (found := FENCE.match(line)) and (not fence or _closes(line, fence)):
+            fence = "" if fence else found[1]
+        if fence:
+            continue
+        looked, ticks = max(start, at), 0
+        while 0 <= (opened := text.find(OPENED, looked, stop)) < last:
+            ticks += text.count("`", looked, opened)
+            looked = opened + 1
+            if ticks % 2 == 0:
+                looked = text.index(CLOSED, opened + 2) + len(CLOSED)
+                kept += [text[at:opened], re.sub(r"[^\n]", " ", text[opened:looked])]
+                outline.leave_out(COMMENTS, text[opened:looked])
+                at = looked
+    return "".join([*kept, text[at:]])
+
+
+def _closes(line: str, fence: str) -> bool:
+    return line.strip().startswith(fence) and not line.strip().strip(fence[0])
+
+
+def _lines(text: str, start: int = 0) -> Iterator[tuple[int, str]]:
     """Yield each line without its end, and where it starts."""
-    start = 0
     while start < len(text):
         stop = text.find("\n", start)
         stop = len(text) if stop < 0 else stop

@@ -12,15 +12,16 @@ from functools import partial
 from itertools import chain, islice
 from threading import Lock
 from typing import Protocol
-from unicodedata import category
 
 import numpy as np
 
 from ..ordering.document import Document
 from .chunks import embedded_text
 from .files import Folder, path_in
+from .languages import WORDS, language_of
 from .store import Store
-from .writing import StoredChunk, phrases
+from .terms import fold, sought, words_of
+from .writing import StoredChunk
 
 K = 10.0  # the first ranks count more with a smaller one; with the usual 60 a fusion was worse than vectors alone
 
@@ -38,19 +39,11 @@ def fuse(rankings: Sequence[tuple[Sequence[int], float]], k: float = K) -> list[
     return sorted(scores.items(), key=lambda item: (-item[1], item[0]))
 
 
-# ---- Search by words: SQLite's FTS5, with stems of English and BM25. A title counts twice. ------------------------------
+# ---- Search by words: SQLite's FTS5, with BM25. A title counts twice. ---------------------------------------------------
 
 TITLE_WEIGHT = 2.0
 MAX_LETTERS, MAX_WORDS = 8192, 64  # of a query, from its end: a long message asks its question last
-FREQUENT = frozenset(
-    """a about after all also am an and any are as at be because been before being but by can could d did do does doing
-    for from had has have having he her here hers him his how i if in into is it its just ll m me more most my no
-    nor not of off on once only or other our out over own re s same she should so some t than that the their theirs
-    them then there these they this those through to too under until up us ve very was we were what when where which
-    while who whom why will with would you your yours""".split()  # noqa: SIM905
-)
-"""Words of English questions that stand in most texts: without them a search is six times as fast, and finds as much."""
-
+FREQUENT = {language: frozenset(map(fold, words.split())) for language, words in WORDS.items()}
 WITHIN = """(
     select place.chunk from place where place.file in (
         select file.id from json_each(:paths) as asked join file on file.path = asked.value
@@ -64,7 +57,7 @@ def search_words(store: Store, query: str, limit: int, paths: Sequence[str] = ()
 
     paths: of files and folders to search in; none: in all.
     """
-    match = fts_query(query)
+    match = fts_query(query, store.languages)
     if not match:
         return []
     score = f"-bm25(words, {TITLE_WEIGHT}, 1.0) as score"
@@ -88,16 +81,17 @@ def _json(paths: Sequence[str]) -> str:
     return json.dumps([*paths])
 
 
-def fts_query(text: str) -> str:
-    """Return a query for any of the telling words of a text; empty if it has no words.
+def fts_query(text: str, languages: Sequence[str] = ()) -> str:
+    """Return a query for any of the telling words of a text; empty if it has no words. languages: of the texts searched.
 
-    Each word or phrase is quoted, so that none is an operator.
+    Words that stand in most texts of the question's language are left out: a search is six times as fast without them,
+    and finds as much. Each term or phrase is quoted, so that none is an operator.
     """
-    letters = "".join(letter if category(letter)[0] in "LNM" else " " for letter in text[-MAX_LETTERS:])
-    words = list(dict.fromkeys(reversed(letters.casefold().split())))
-    telling = [word for word in words if word not in FREQUENT] or words
-    found = chain.from_iterable(map(phrases, telling))
-    return " OR ".join(f'"{one}"' for one in islice(found, MAX_WORDS))
+    words = list(dict.fromkeys(reversed(words_of(text[-MAX_LETTERS:]))))
+    frequent = FREQUENT.get(language_of(map(str.lower, words), languages), frozenset())
+    telling = [word for word in words if fold(word) not in frequent] or words
+    found = islice(chain.from_iterable(sought(word, languages) for word in telling), MAX_WORDS)
+    return " OR ".join(dict.fromkeys(f'"{one}"' for spellings in found for one in spellings))
 
 
 # ---- Search by vectors: exact, over all of them. `ann` has another one, for many. ---------------------------------------

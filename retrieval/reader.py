@@ -25,10 +25,10 @@ from .chunks import Chunk, Sizes, cut
 from .docx import read_docx
 from .files import read_bytes
 from .html import read_html
-from .markdown import Outline, Unreadable, read_markdown, read_text
+from .markdown import Outline, Unreadable, read_markdown, read_table, read_text
 from .pdf import read_pdf
 from .process import TASKS, Broken, Failed, Line, ReadStep, ReadTask, Stored
-from .writing import StoredFile, connect, put_file, put_stamp
+from .writing import MOST_VECTORS, StoredFile, connect, put_file, put_stamp
 
 # ---- The formats by the end of a file's name. A file with another end is read as text, if it is text. -------------------
 
@@ -42,7 +42,10 @@ FORMATS: dict[str, Format] = {
     ".xhtml": read_html,
     ".pdf": read_pdf,
     ".docx": read_docx,
+    ".csv": read_table,
+    ".tsv": read_table,
 }
+RECORD_VECTORS = 100  # documents of a log or a table that get a vector: rows are found by their words
 
 
 BYTES = 3 << 29  # of the process
@@ -93,7 +96,7 @@ def _read(task: ReadTask, connection: sqlite3.Connection) -> Line:
         outline = _outline(data, PurePath(task.path).suffix.lower())
         chunks = _step_by_step(cut(outline.sections, Sizes.around(task.tokens)))
         file = StoredFile(task.path, digest=digest, stamp=task.stamp, left_out=outline.left_out)
-        return Stored(*put_file(connection, file, chunks))
+        return Stored(*put_file(connection, file, chunks, RECORD_VECTORS if outline.has_records else MOST_VECTORS))
     except Unreadable as error:
         return Failed(str(error))
     except OSError as error:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from threading import Lock
 
@@ -17,10 +17,10 @@ import numpy as np
 from . import writing
 from .chunks import Chunk
 from .files import Stamp
-from .writing import SCHEMA, SCHEMA_VERSION, TABLES, VIOLATIONS, Place, StoredChunk, StoredFile
+from .writing import READABLE, SCHEMA, TABLES, VIOLATIONS, Place, StoredChunk, StoredFile
 
 FILES = """
-    select path, hash, state, reason, count(place.chunk), count(vector.chunk), size, mtime_ns, ctime_ns, left_out
+    select path, hash, state, reason, count(place.chunk), count(vector.chunk), size, mtime_ns, ctime_ns, by_words, left_out
     from file left join place on place.file = file.id left join vector on vector.chunk = place.chunk"""
 LEFT_OUT = msgspec.json.Decoder(dict[str, int])
 
@@ -28,12 +28,12 @@ LEFT_OUT = msgspec.json.Decoder(dict[str, int])
 class Store:
     """The SQLite file. One thread may write files and vectors; any thread may read, meanwhile as well.
 
-    A file of another schema or another origin is emptied, and so is a damaged one: all of it can be made again.
+    A file of another version or another origin is emptied, and so is a damaged one: all of it can be made again.
     num_chunks: that it has.
     """
 
-    def __init__(self, path: Path, origin: Mapping[str, str]) -> None:
-        """origin: of `chunks` and of `vectors`, as text; if it is another one, they are made anew."""
+    def __init__(self, path: Path, origin: Mapping[str, str] | None) -> None:
+        """origin: of `chunks` and of `vectors`, as text; if it is another one, they are made anew. None: only to read."""
         self.path, self._origin = path, origin
         self._writing, self._reading = Lock(), Lock()
         self._open()
@@ -45,7 +45,7 @@ class Store:
             self._writer = writing.connect(path)
             self._prepare(self._origin)
         except sqlite3.DatabaseError as error:
-            if isinstance(error, sqlite3.OperationalError):
+            if self._origin is None or isinstance(error, sqlite3.OperationalError):
                 raise  # locked, or the disk is full: nothing is wrong with the file
             _remove(path)
             self._writer = writing.connect(path)
@@ -66,18 +66,21 @@ class Store:
             self._writer.close()
             self._open()
 
-    def _prepare(self, origin: Mapping[str, str]) -> None:
+    def _prepare(self, origin: Mapping[str, str] | None) -> None:
         connection = self._writer
+        if origin is None:
+            connection.execute("select 1 from chunk").fetchone()
+            return
         connection.execute("begin immediate")
         (version,) = connection.execute("pragma user_version").fetchone()
-        if version != SCHEMA_VERSION:
+        if version != writing.VERSION:
             for table in connection.execute("select name from sqlite_master where type = 'table'").fetchall():
                 if table[0] in TABLES:
                     connection.execute(f"drop table {table[0]}")
             connection.execute("drop view if exists told")
             for statement in SCHEMA:
                 connection.execute(statement)
-            connection.execute(f"pragma user_version = {SCHEMA_VERSION}")
+            connection.execute(f"pragma user_version = {writing.VERSION}")
         known = dict(connection.execute("select name, value from origin"))
         if known.get("chunks") != origin["chunks"]:
             for table in ("place", "file", "chunk"):
@@ -106,6 +109,17 @@ class Store:
         with self._writing, writing.transaction(self._writer):
             yield self._writer
 
+    def attach(self, path: Path, statements: Iterable[str]) -> None:
+        """Execute statements in one transaction beside another index, whose tables are those of `old`."""
+        with self._writing:
+            self._writer.execute("attach database ? as old", (str(path),))
+            try:
+                with writing.transaction(self._writer):
+                    for statement in statements:
+                        self._writer.execute(statement)
+            finally:
+                self._writer.execute("detach database old")
+
     def written_elsewhere(self, write: Callable[[], writing.WriteOutcome]) -> list[int]:
         """Let another process write meanwhile; return the numbers of the chunks that are in no file any more."""
         with self._writing:
@@ -133,7 +147,10 @@ class Store:
             rows = connection.execute(
                 f"{FILES} where path > ? group by path order by path limit ?", (after, limit)
             ).fetchall()
-        return {row[0]: StoredFile(*row[:6], stamp=Stamp(*row[6:9]), left_out=LEFT_OUT.decode(row[9])) for row in rows}
+        return {
+            path: StoredFile(path, *values, stamp=Stamp(*stamp), num_by_words=count, left_out=LEFT_OUT.decode(left_out))
+            for path, *values, stamp, count, left_out in ((*row[:6], row[6:9], *row[9:]) for row in rows)
+        }
 
     def digest(self, path: str) -> str:
         """Return the digest of a file that was read; empty for any other path."""
@@ -142,6 +159,21 @@ class Store:
         return row[0] if row else ""
 
     # ---- chunks ----------------------------------------------------------------------------------------------------
+
+    @property
+    def languages(self) -> list[str]:
+        """The languages of the chunks, which tell how words were stemmed; none in an index that was made without."""
+        with self.reading() as connection:
+            if not connection.execute("select 1 from sqlite_master where name = 'language'").fetchone():
+                return []
+            return [name for (name,) in connection.execute("select name from language")]
+
+    @property
+    def num_by_words(self) -> int:
+        """The chunks that get no vector."""
+        with self.reading() as connection:
+            (count,) = connection.execute("select count(*) from chunk where not is_embedded").fetchone()
+        return count
 
     def chunks(self, numbers: Iterable[int]) -> dict[int, StoredChunk]:
         """Return chunks with their places, by number; those that are gone are left out."""
@@ -169,10 +201,11 @@ class Store:
     # ---- vectors ---------------------------------------------------------------------------------------------------
 
     def without_vectors(self, limit: int, after: int = 0) -> list[tuple[int, str, str, int]]:
-        """Return number, title, text and tokens of the next chunks that have no vector. after: as for `vectors`."""
+        """Return number, title, text and tokens of the next chunks that need a vector. after: as for `vectors`."""
         query = """
             select number, title, text, tokens from chunk
-            where number > ? and not exists (select 1 from vector where chunk = number) order by number limit ?"""
+            where number > ? and is_embedded and not exists (select 1 from vector where chunk = number)
+            order by number limit ?"""
         with self.reading() as connection:
             return connection.execute(query, (after, limit)).fetchall()
 
@@ -192,6 +225,12 @@ class Store:
             rows = connection.execute(query, (after, limit)).fetchall()
         vectors = np.frombuffer(b"".join(row[1] for row in rows), np.float16)
         return np.array([row[0] for row in rows], np.int64), vectors.reshape(len(rows), -1 if rows else 0)
+
+    def vectors_of(self, embedder: str) -> tuple[np.ndarray, np.ndarray]:
+        """Return all vectors, as `vectors`, if this embedder has made them; else none."""
+        with self.reading() as connection:
+            (known,) = connection.execute("select value from origin where name = 'vectors'").fetchone() or ("",)
+        return self.vectors() if known == embedder else (np.zeros(0, np.int64), np.zeros((0, 0), np.float16))
 
     def all_numbers(self) -> np.ndarray:
         """Return the numbers (chunks,) int64 of all chunks, in any order. They are read from an index: texts take longer."""
@@ -239,6 +278,61 @@ def _places(connection: sqlite3.Connection, number: int) -> tuple[Place, ...]:
         select path, place.number, page, start, stop from place join file on file.id = place.file
         where chunk = ? order by path, place.number"""
     return tuple(Place(*row) for row in connection.execute(query, (number,)))
+
+
+# ---- An index of another form, which answers until a new one is made. ----------------------------------------------------
+
+
+def set_aside(path: Path, origin: Mapping[str, str]) -> Store | None:
+    """Return the index that answers until the one at `path` has read all files; None if that one is to answer itself.
+
+    An index of an older version, or of other chunks, moves to a file beside it, where the next start finds it, too. It
+    is whole: one that was only begun since then is removed instead.
+    """
+    aside = path.with_suffix(".old.db")
+    if path.exists() and _is_other(path, origin):
+        if aside.exists():
+            _remove(path)
+        else:
+            path.replace(aside)  # it has no journal: nobody has it open
+    if not aside.exists():
+        return None
+    try:
+        return Store(aside, None)
+    except sqlite3.DatabaseError as error:
+        if isinstance(error, sqlite3.OperationalError):
+            raise
+        _remove(aside)
+        return None
+
+
+def _is_other(path: Path, origin: Mapping[str, str]) -> bool:
+    """Whether a file is an index with chunks, of another form than it would be made in now, which can still be searched."""
+    try:
+        with closing(writing.connect(path)) as connection:
+            (version,) = connection.execute("pragma user_version").fetchone()
+            if version not in READABLE or not connection.execute("select 1 from chunk").fetchone():
+                return False
+            known = dict(connection.execute("select name, value from origin"))
+    except sqlite3.OperationalError:
+        raise
+    except sqlite3.DatabaseError:
+        return False  # it is damaged, and made anew
+    return version != writing.VERSION or known.get("chunks") != origin["chunks"]
+
+
+def take_over(store: Store, old: Store) -> None:
+    """Give the chunks of an index the vectors and the uses that the same texts had in an old one, and remove its file."""
+    same = "from chunk as new join old.chunk as known on known.key = new.key join"
+    vectors = f"""
+        insert or ignore into vector select new.number, x {same} old.vector on vector.chunk = known.number
+        where new.is_embedded and exists (
+            select 1 from main.origin as now join old.origin as before on now.name = before.name
+            where now.name = 'vectors' and now.value = before.value)"""
+    uses = f"insert or ignore into popularity select new.number, uses {same} old.popularity as p on p.chunk = known.number"
+    store.attach(old.path, (vectors, uses))
+    with suppress(OSError):  # Windows removes no open file: the next start does this again
+        _remove(old.path)
 
 
 # ---- The chunks that questions ask for most, and those that the next question may ask for. ------------------------------

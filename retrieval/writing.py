@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-import re
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,6 +14,8 @@ import msgspec
 
 from .chunks import Chunk
 from .files import NEVER_READ, Stamp
+from .languages import language_of
+from .terms import terms_of, words_of
 
 # ---- What an index knows of files and chunks, as values. ----------------------------------------------------------------
 
@@ -26,8 +26,8 @@ INDEXED, FAILED, SKIPPED = "indexed", "failed", "skipped"  # states of a file
 class StoredFile:
     """A file in the index. state: indexed, or, with the reason, failed (to be read) or skipped (not even opened).
 
-    digest: of its bytes. num_chunks, num_vectors: its chunks, and those of them that have a vector. left_out: its letters
-    that are in none of them on purpose, by kind.
+    digest: of its bytes. num_chunks, num_vectors: its chunks, and those of them that have a vector. num_by_words: those
+    that get none. left_out: its letters that are in none of them on purpose, by kind.
     """
 
     path: str
@@ -37,6 +37,7 @@ class StoredFile:
     num_chunks: int = 0
     num_vectors: int = 0
     stamp: Stamp = NEVER_READ
+    num_by_words: int = 0
     left_out: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -65,36 +66,43 @@ class StoredChunk:
 
 # ---- The tables of the index, and the rules that hold in each whole index. ----------------------------------------------
 
-SCHEMA_VERSION = 4
+VERSION = 5
+"""Of the tables and of all that is in them: readers, chunks, terms. Another one has the index made anew, from the files."""
+
+READABLE = range(3, VERSION + 1)  # versions that can still be searched, while the new index is made
 
 SCHEMA = (
     "create table origin(name text primary key, value text not null) without rowid",
     """create table file(
         id integer primary key, path text unique not null, size integer not null, mtime_ns integer not null,
-        ctime_ns integer not null, hash text not null, state text not null, reason text not null, left_out text not null)""",
+        ctime_ns integer not null, hash text not null, state text not null, reason text not null,
+        by_words integer not null, left_out text not null)""",
     """create table chunk(
         number integer primary key autoincrement, id text not null, key text unique not null, title text not null,
-        text text not null, tokens integer not null)""",
+        text text not null, tokens integer not null, language text not null, is_embedded integer not null)""",
     "create index chunk_id on chunk(id)",
+    "create index chunk_by_words on chunk(number) where not is_embedded",
+    "create table language(name text primary key) without rowid",  # of the chunks, also of those that are gone
     """create table place(
         file integer not null, number integer not null, chunk integer not null, page integer, start integer not null,
         stop integer not null, primary key (file, number)) without rowid""",
     "create index place_chunk on place(chunk)",
     "create table vector(chunk integer primary key, x blob not null)",
     "create table popularity(chunk integer primary key, uses integer not null)",
-    # `spaced` is a function of each connection: see `unspaced`.
-    "create view told as select number, spaced(title) as title, spaced(text) as text from chunk",
+    # `terms` is a function of each connection.
+    "create view told as select number, terms(title, language) as title, terms(text, language) as text from chunk",
     # Not contentless: deleting from that needs SQLite 3.43. No trigger adds to it: a statement with a trigger is a
     # savepoint, where FTS5 writes out what it has, and a chunk takes a third more time.
     """create virtual table words using fts5(
-        title, text, content='told', content_rowid='number', tokenize='porter unicode61')""",
+        title, text, content='told', content_rowid='number', tokenize="ascii tokenchars '+#_'")""",
     """create trigger chunk_removed after delete on chunk begin
-        insert into words(words, rowid, title, text) values ('delete', old.number, spaced(old.title), spaced(old.text));
+        insert into words(words, rowid, title, text)
+            values ('delete', old.number, terms(old.title, old.language), terms(old.text, old.language));
         delete from vector where chunk = old.number;
         delete from popularity where chunk = old.number;
     end""",
 )
-TABLES = ("origin", "file", "chunk", "place", "vector", "popularity", "words")
+TABLES = ("origin", "file", "chunk", "language", "place", "vector", "popularity", "words")
 
 VIOLATIONS = {
     "a place without its file": "select 1 from place left join file on file.id = place.file where file.id is null",
@@ -107,36 +115,6 @@ VIOLATIONS = {
     "an indexed file without chunks": """
         select 1 from file where (state = 'indexed') != exists (select 1 from place where place.file = file.id)""",
 }
-
-
-# ---- Unspaced -----------------------------------------------------------------------------------------------------------
-# Scripts without spaces between words, Chinese and Japanese: each letter is a word, and two neighbours are a phrase.
-
-RUN = re.compile(
-    "[\u3005\u3007\u3040-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\uff66-\uff9f\U00020000-\U0003ffff]+"
-)
-"""Letters of Han, Hiragana and Katakana."""
-
-
-def spaced(text: str) -> str:
-    """Return a text with a space around each letter of these scripts, for a tokenizer that looks for spaces."""
-    return RUN.sub(lambda run: f" {' '.join(run[0])} ", text)
-
-
-def phrases(word: str) -> Iterator[str]:
-    """Yield what to look for in spaced texts for a word of a query: two neighbours each, and other letters as they are.
-
-    >>> list(phrases("東京都")), list(phrases("ragとは")), list(phrases("月"))
-    (['東 京', '京 都'], ['rag', 'と は'], ['月'])
-    """
-    at = 0
-    for run in RUN.finditer(word):
-        if run.start() > at:
-            yield word[at : run.start()]
-        letters, at = run[0], run.end()
-        yield from map(" ".join, pairwise(letters)) if len(letters) > 1 else letters
-    if at < len(word):
-        yield word[at:]
 
 
 PATIENCE = 30.0  # seconds to wait for another process that writes
@@ -157,13 +135,17 @@ def connect(path: Path, creates: bool = True) -> sqlite3.Connection:
         os.close(os.open(path, os.O_CREAT * creates | os.O_RDWR, 0o600))
     connection = sqlite3.connect(path, timeout=PATIENCE, isolation_level=None, check_same_thread=False)
     try:
-        connection.create_function("spaced", 1, spaced, deterministic=True)
+        connection.create_function("terms", 2, _terms, deterministic=True)
         connection.execute("pragma journal_mode = wal")
         connection.execute("pragma synchronous = normal")
     except BaseException:
         connection.close()
         raise
     return connection
+
+
+def _terms(text: str, language: str) -> str:
+    return terms_of(words_of(text), language)
 
 
 @contextmanager
@@ -177,16 +159,28 @@ def transaction(connection: sqlite3.Connection) -> Iterator[None]:
     connection.execute("commit")
 
 
-def put_file(connection: sqlite3.Connection, file: StoredFile, chunks: Iterable[Chunk] = ()) -> WriteOutcome:
-    """Store a file with all its chunks in order."""
+MOST_VECTORS = 4000  # of a file, the first ones: 4 MiB of text
+
+
+def put_file(
+    connection: sqlite3.Connection, file: StoredFile, chunks: Iterable[Chunk] = (), most_vectors: int = MOST_VECTORS
+) -> WriteOutcome:
+    """Store a file with all its chunks in order. most_vectors: chunks of it that get one; words find all of them."""
     with transaction(connection):
         row, before = _put_row(connection, file)
-        num_new = 0
+        num_new = number = 0
+        language = ""
         for number, chunk in enumerate(chunks, 1):
-            chunk_number, is_new = _put_chunk(connection, chunk)
+            words = words_of(chunk.document.text)
+            if (found := language_of(words) or language) != language:  # a short one is in that of the chunk before it
+                language = found
+                connection.execute("insert or ignore into language values (?)", (language,))
+            chunk_number, is_new = _put_chunk(connection, chunk, words, (language, number <= most_vectors))
             num_new += is_new
             place = (row, number, chunk_number, chunk.page, chunk.start, chunk.stop)
             connection.execute("insert into place values (?, ?, ?, ?, ?, ?)", place)
+        if number > most_vectors:
+            connection.execute("update file set by_words = ? where id = ?", (number - most_vectors, row))
         return WriteOutcome(num_new, _remove_orphans(connection, before))
 
 
@@ -212,10 +206,11 @@ def _put_row(connection: sqlite3.Connection, file: StoredFile) -> tuple[int, lis
     row = connection.execute("select id from file where path = ?", (file.path,)).fetchone()
     before = _take_places(connection, row[0]) if row else []
     query = """
-        insert into file(path, hash, state, reason, size, mtime_ns, ctime_ns, left_out) values (?, ?, ?, ?, ?, ?, ?, ?)
+        insert into file(path, hash, state, reason, size, mtime_ns, ctime_ns, left_out, by_words)
+        values (?, ?, ?, ?, ?, ?, ?, ?, 0)
         on conflict(path) do update set hash = excluded.hash, state = excluded.state, reason = excluded.reason,
-        size = excluded.size, mtime_ns = excluded.mtime_ns, ctime_ns = excluded.ctime_ns, left_out = excluded.left_out
-        returning id"""
+        size = excluded.size, mtime_ns = excluded.mtime_ns, ctime_ns = excluded.ctime_ns, left_out = excluded.left_out,
+        by_words = 0 returning id"""
     left_out = msgspec.json.encode(dict(file.left_out)).decode()
     values = (file.path, file.digest, file.state, file.reason, stamp.size, stamp.mtime_ns, stamp.ctime_ns, left_out)
     ((number,),) = connection.execute(query, values).fetchall()
@@ -235,15 +230,19 @@ def _remove_orphans(connection: sqlite3.Connection, numbers: Iterable[int]) -> l
     return [number for number in numbers if connection.execute(query, (number,)).rowcount]
 
 
-def _put_chunk(connection: sqlite3.Connection, chunk: Chunk) -> tuple[int, bool]:
-    """Return the number of a chunk, and whether it is new: it is stored once, however many files have it."""
+def _put_chunk(connection: sqlite3.Connection, chunk: Chunk, words: list[str], about: tuple[str, bool]) -> tuple[int, bool]:
+    """Return the number of a chunk, and whether it is new: it is stored once, however many files have it.
+
+    words: of its text. about: its language, and whether it gets a vector.
+    """
     document = chunk.document
     known = connection.execute("select number from chunk where key = ?", (document.key,)).fetchone()
     if known:
         return known[0], False
-    row = (document.id, document.key, document.title, document.text, chunk.tokens)
-    added = connection.execute("insert into chunk(id, key, title, text, tokens) values (?, ?, ?, ?, ?)", row)
+    row = (document.id, document.key, document.title, document.text, chunk.tokens, *about)
+    query = "insert into chunk(id, key, title, text, tokens, language, is_embedded) values (?, ?, ?, ?, ?, ?, ?)"
+    added = connection.execute(query, row)
     assert added.lastrowid is not None
-    words = (added.lastrowid, spaced(document.title), spaced(document.text))
-    connection.execute("insert into words(rowid, title, text) values (?, ?, ?)", words)
+    terms = (added.lastrowid, _terms(document.title, about[0]), terms_of(words, about[0]))
+    connection.execute("insert into words(rowid, title, text) values (?, ?, ?)", terms)
     return added.lastrowid, True

@@ -237,7 +237,7 @@ class FolderWatcher:
         """Write a line of progress to the log now and then."""
         if monotonic() - self._told > EVERY:
             self._told, now = monotonic(), self._index.progress
-            numbers = (now.files - now.files_left, now.files, now.vectors, now.chunks)
+            numbers = (now.files - now.files_left, now.files, now.vectors, now.chunks - now.by_words)
             logger.info("%s: %d of %d files, vectors of %d of %d documents", self.state, *numbers)
 
 

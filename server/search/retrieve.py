@@ -155,7 +155,7 @@ def _progress(folder_index: FolderIndex) -> Fields:
     """Return how far the index of all folders is: in documents while vectors are computed, else in files."""
     now = folder_index.index.progress
     if folder_index.watcher.state == EMBEDDING:
-        return {"unit": "documents", "done": now.vectors, "total": now.chunks}
+        return {"unit": "documents", "done": now.vectors, "total": now.chunks - now.by_words}
     return {"unit": "files", "done": now.files - now.files_left, "total": now.files}
 
 
@@ -163,8 +163,8 @@ def _file(file: StoredFile) -> Fields:
     shown: Fields = {"path": file.path, "state": file.state}
     if file.state != INDEXED:
         return shown | {"error": file.reason}
-    shown |= {"chunks": file.num_chunks, "vectors": file.num_vectors}
-    return shown | ({"left_out": file.left_out} if file.left_out else {})
+    told: Fields = {"by_words": file.num_by_words, "left_out": {**file.left_out}}
+    return shown | {"chunks": file.num_chunks, "vectors": file.num_vectors} | {k: v for k, v in told.items() if v}
 
 
 def document(folder_index: FolderIndex, id: str) -> Fields:

@@ -1,0 +1,189 @@
+"""The terms by which texts are found: words folded, stemmed by language, cut into letters where a script has no spaces.
+
+The same functions fold both sides: `terms_of` a text in the index, and what is `sought` for a question.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
+from itertools import pairwise
+from unicodedata import category, combining, normalize
+
+import Stemmer
+
+# ---- Words. A mark belongs to its letter; `C++` and `C#` are words. -----------------------------------------------------
+
+MARKS = "".join(chr(code) for code in range(0x300, 0x10000) if category(chr(code))[0] == "M")
+INVISIBLE = "\u00ad\u034f\u061c\u0640\u200b-\u200f\u2060\ufe00-\ufe0f\ufeff"
+"""Letters that are not seen, and the Arabic one that only lengthens a line."""
+
+UNSPACED = (
+    "\u3005\u3007\u3040-\u312f\u31a0-\u31bf\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
+    "\u1100-\u11ff\u3130-\u318f\ua960-\ua97f\uac00-\ud7ff"
+    "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\ua9e0-\ua9ff\uaa60-\uaa7f"
+)
+"""Han and Kana, Hangul, then Thai, Lao, Burmese and Khmer: scripts whose words have no ends that a program sees."""
+
+WORD = re.compile(rf"[\w{MARKS}{INVISIBLE}]+(?:\+\+|#(?![^\W\d]))?")
+RUN = re.compile(rf"[{UNSPACED}][{UNSPACED}{MARKS}]*")
+LETTER = re.compile(rf".[{MARKS}]*", re.S)
+MANY_MARKS = re.compile(rf"([{MARKS}]{{8}})[{MARKS}]+")
+
+
+def words_of(text: str) -> list[str]:
+    """Return the words of a text as they are written, in one form of Unicode (NFKC)."""
+    if not text.isascii():
+        text = normalize("NFKC", MANY_MARKS.sub(r"\1", text))  # it takes the square of the marks of one letter
+    return WORD.findall(text)
+
+
+# ---- Folding: letters without case and without marks. -------------------------------------------------------------------
+
+SIGNS = {0, 8, 9, *range(84, 133)}  # combining classes: vowel signs, viramas, the voicing of Kana, tones of Thai and Lao
+ACCENTS = "".join(mark for mark in MARKS if combining(mark) not in SIGNS and mark != "\u0306")
+LOST = re.compile(rf"(?<![иИ])\u0306|[{ACCENTS}{INVISIBLE}]")
+"""What a folded word has not: accents, points of Hebrew and Arabic, the nukta. The Russian й is a letter of its own."""
+
+PLAIN = str.maketrans(
+    {"ı": "i", "ł": "l", "ø": "o", "đ": "d", "ħ": "h", "ŧ": "t", "æ": "ae", "œ": "oe", "ð": "d", "þ": "th"}
+    | {"ک": "ك", "ی": "ي", "ى": "ي", "ٱ": "ا"}
+)
+"""Letters that have no mark by Unicode, as they are typed without it; and those of Persian as Arabic's."""
+
+
+def fold(word: str) -> str:
+    """Return a word as it is compared with others.
+
+    >>> [fold(word) for word in ("Straße", "ÅNGSTRÖM", "İstanbul", "Łódź", "ёлка", "Ώρα", "בְּרֵאשִׁית", "हिन्दी")]
+    ['strasse', 'angstrom', 'istanbul', 'lodz', 'елка', 'ωρα', 'בראשית', 'हिन्दी']
+    """
+    if word.isascii():
+        return word.lower()
+    return normalize("NFC", LOST.sub("", normalize("NFD", word)).casefold().translate(PLAIN))
+
+
+# ---- Stems. Identifiers have none. --------------------------------------------------------------------------------------
+
+STEMS = {
+    **{"ar": "arabic", "ca": "catalan", "cs": "czech", "da": "danish", "de": "german", "el": "greek", "en": "english"},
+    **{"es": "spanish", "fi": "finnish", "fr": "french", "hi": "hindi", "hu": "hungarian", "it": "italian", "nl": "dutch"},
+    **{"no": "norwegian", "pl": "polish", "pt": "portuguese", "ro": "romanian", "ru": "russian", "sv": "swedish"},
+    "tr": "turkish",
+}
+"""Snowball's names of languages, by their codes. A text in any other one has no stems."""
+
+STEMMER = f"PyStemmer {Stemmer.version()}"  # another one makes other terms
+MOST_LETTERS = 64  # of a word that is stemmed
+IDENTIFIER = re.compile(r"\d|[a-zß-öø-ÿ][A-Z]")  # it has a digit, or a capital behind a small letter
+
+_stemmer = cache(lambda language: Stemmer.Stemmer(STEMS[language], 0))
+
+
+def stems(word: str, language: str) -> dict[str, None]:
+    """Return the stem of a word with its accents, and that of the word as it is typed without, which is mostly the same.
+
+    >>> [*stems("informações", "pt")], [*stems("informação", "pt")], [*stems("getUsers", "en")], [*stems("Users", "en")]
+    (['inform', 'informaco'], ['inform', 'informaca'], ['getusers'], ['user'])
+    """
+    folded = fold(word)
+    if language not in STEMS or len(word) > MOST_LETTERS or IDENTIFIER.search(word):
+        return {folded: None}
+    stem = _stemmer(language).stemWord
+    if word.isascii():
+        return {stem(folded): None}
+    accented = normalize("NFC", word.casefold()).replace("i\u0307", "i")
+    return {fold(stem(accented)): None, stem(folded): None}
+
+
+def parts_of(word: str) -> tuple[str, list[str]]:
+    """Return an identifier folded as a whole, which is empty for any other word, and the words in it.
+
+    >>> parts_of("max_connections"), parts_of("C++"), parts_of("Notepad++"), parts_of("_so_")
+    (('max_connections', ['max', 'connections']), ('c++', []), ('notepad++', ['Notepad']), ('', ['so']))
+    """
+    name = word.rstrip("+#")
+    end, parts = word[len(name) :], [part for part in name.split("_") if part]
+    whole = fold("_".join(parts)) + end if end or len(parts) > 1 else ""
+    return whole, parts if not end or len(name) > 1 else []
+
+
+# ---- Both sides: the terms of a text, and what is sought. ---------------------------------------------------------------
+
+MOST_KNOWN, MOST_KEPT = 100_000, 32  # words of a language whose terms are remembered, and letters of such a word
+
+
+class _Known(dict[str, str]):
+    """The terms of each word of a language, with spaces between them."""
+
+    def __init__(self, language: str) -> None:
+        self.language = language
+
+    def __missing__(self, word: str) -> str:
+        found = " ".join(self._terms(word))
+        if len(word) <= MOST_KEPT:
+            if len(self) >= MOST_KNOWN:
+                self.clear()
+            self[word] = found
+        return found
+
+    def _terms(self, word: str) -> Iterator[str]:
+        for run, is_unspaced in _runs(word):
+            if is_unspaced:
+                yield from LETTER.findall(fold(run))
+                continue
+            whole, parts = parts_of(run)
+            yield from [whole] if whole else []
+            for part in parts:
+                yield from stems(part, self.language)
+
+
+_known = cache(_Known)
+
+
+def terms_of(words: Iterable[str], language: str) -> str:
+    """Return the terms of a text's words for the index, with spaces between them. language: of the text; may be empty.
+
+    >>> terms_of(words_of("東京のC++ libraries, max_connections."), "en")
+    '東 京 の c++ librari max_connections max connect'
+    """
+    return " ".join(map(_known(language).__getitem__, words))
+
+
+def sought(word: str, languages: Sequence[str]) -> Iterator[list[str]]:
+    """Yield what to look for in an index for a word of a question: terms and phrases, of which one is enough.
+
+    languages: of the texts in the index. Two neighbours each are a phrase where a script has no spaces.
+
+    >>> list(sought("東京都", [])), list(sought("ragとは", [])), list(sought("月", []))
+    ([['東 京'], ['京 都']], [['rag'], ['と は']], [['月']])
+    >>> list(sought("Houses", ["en", "de"])), list(sought("max_sizes", ["en"])), list(sought("C++", ["en"]))
+    ([['houses', 'hous']], [['max_sizes', 'max sizes', 'max size']], [['c++']])
+    """
+    for run, is_unspaced in _runs(word):
+        if is_unspaced:
+            letters = LETTER.findall(fold(run))
+            yield from [[pair] for pair in map(" ".join, pairwise(letters))] or [letters]
+            continue
+        whole, parts = parts_of(run)
+        found = dict.fromkeys([whole] if whole else [])
+        for language in ("", *languages) if len(parts) > 1 or not whole else ():
+            if len(parts) == 1:
+                found |= stems(parts[0], language)
+            elif parts:
+                found[" ".join(next(iter(stems(part, language))) for part in parts)] = None
+        if found:
+            yield [*found]
+
+
+def _runs(word: str) -> Iterator[tuple[str, bool]]:
+    """Yield the runs of letters of a word, and whether their script has no spaces."""
+    at = 0
+    for run in RUN.finditer(word):
+        if run.start() > at:
+            yield word[at : run.start()], False
+        yield run[0], True
+        at = run.end()
+    if at < len(word):
+        yield word[at:], False
