@@ -89,7 +89,8 @@ def embedded_text(title: str, text: str) -> str:
 
 def count_tokens(text: str) -> int:
     """Estimate the tokens of a text without a vocabulary."""
-    return -(-len(text.encode(errors="surrogatepass")) // BYTES_PER_TOKEN)
+    size = len(text) if text.isascii() else len(text.encode(errors="surrogatepass"))
+    return -(-size // BYTES_PER_TOKEN)
 
 
 def cut(sections: Sequence[Section], sizes: Sizes) -> Iterator[Chunk]:

@@ -465,8 +465,8 @@ class _Document:
                     self._add_all(cell)
             self._flush()
             return
-        lines = [self._row(row, cells) for row, cells in rows]
-        self._outline.add_block("\n".join(line for line in lines if line.strip(" |")), has_lines=True)
+        lines = [line for line in (self._row(row, cells) for row, cells in rows) if line.strip(" |")]
+        self._outline.add_block("\n".join(lines), has_lines=True, head="".join(lines[:1]))
         self._add_waiting()
 
     def _row(self, row: Element, cells: list[Element]) -> str:

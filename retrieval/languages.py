@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Sequence
 
 WORDS = {
     "en": """a about after all also am an and any are as at be because been before being but by can could d did do does doing
@@ -87,7 +87,9 @@ WORDS = {
 }
 """Words that stand in most texts of a language, by its code (ISO 639-1). A question is searched without them."""
 
+TELLING = 100  # words of a text that tell its language
 LEAST_SHARE = 12  # of so many different words of a text, one at least is a frequent one
+LEAST_SURE = 3  # likewise, where no other language has to be looked at
 LEAST_SHARED = 3  # frequent words of near languages, as Danish and Norwegian: either one's stems will do
 
 _LANGUAGES: defaultdict[str, list[str]] = defaultdict(list)
@@ -95,18 +97,28 @@ for _code, _words in WORDS.items():
     for _word in dict.fromkeys(word for one in _words.split() for word in (one, one.capitalize())):
         _LANGUAGES[_word].append(_code)
 _FREQUENT = frozenset(_LANGUAGES)
+_OF = {code: frozenset(word for word in _FREQUENT if code in _LANGUAGES[word]) for code in WORDS}
 
 
-def votes_of(words: Collection[str]) -> Counter[str]:
+def votes_of(words: Iterable[str]) -> dict[str, int]:
     """Return how many different words are frequent ones of each language, of words as they are written."""
-    return Counter(code for word in _FREQUENT.intersection(words) for code in _LANGUAGES[word])
+    votes: dict[str, int] = {}
+    for word in _FREQUENT.intersection(words):
+        for code in _LANGUAGES[word]:
+            votes[code] = votes.get(code, 0) + 1
+    return votes
 
 
-def language_of(words: Iterable[str], among: Collection[str] = ()) -> str:
-    """Return the language of a text by its words; empty where they do not tell. among: languages it may be in; none: all."""
-    different = set(words)
+def language_of(words: Sequence[str], among: Collection[str] = (), before: str = "en") -> str:
+    """Return the language of a text by its words; empty where they do not tell.
+
+    among: languages that it may be in; none: all. before: the language of the text before it, which is tried first.
+    """
+    different = set(words[:TELLING])
+    if not among and LEAST_SURE * len(_OF[before] & different) > len(different):
+        return before
     votes = votes_of(different)
-    votes = Counter({code: votes[code] for code in among}) if among else votes
-    (first, most), (_, second) = [*votes.most_common(2), ("", 0), ("", 0)][:2]
+    ranked = sorted(((votes[code], code) for code in among or votes if code in votes), key=lambda vote: -vote[0])
+    (most, first), (second, _) = [*ranked[:2], (0, ""), (0, "")][:2]
     is_clear = most > second or most >= LEAST_SHARED
     return first if is_clear and most * LEAST_SHARE >= len(different) else ""

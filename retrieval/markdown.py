@@ -18,8 +18,11 @@ __all__ = ["Block", "Outline", "Section", "Unreadable", "decode", "read_markdown
 CONTROLS = {code: None for code in (*range(9), 11, *range(14, 32), 127, 0xFEFF, 0xFFFE)} | {12: "\n", 13: None, 0xAD: None}
 """Control characters and soft hyphens, which mean nothing in a prompt."""
 
+CONTROL = re.compile(f"[{''.join(map(re.escape, map(chr, sorted(CONTROLS))))}]")
+
 MAX_HEADING = 200  # characters: a longer one is a paragraph in large letters
-ENCODED = re.compile(r"(?<![\w+/=-])[\w+/-]{40,}=*(?:[ \t]*\n[ \t>]*[\w+/-]{40,}=*)*(?:[ \t]*\n[ \t>]*[\w+/-]+=+)?", re.A)
+ENCODED = re.compile(r"(?<![\w+/=-])[\w+/-]{60,}=*(?:[ \t]*\n[ \t>]*[\w+/-]{60,}=*)*(?:[ \t]*\n[ \t>]*[\w+/-]+=+)?", re.A)
+STRETCH = 30  # letters: half of a line
 LEAST_ENCODED = 200  # letters of base64 or of hexadecimal digits: a picture, a key or a checksum of many
 
 FRONT_MATTER, COMMENTS, ENCODED_DATA = "front_matter", "comments", "encoded_data"
@@ -103,8 +106,9 @@ class Outline:
 
         Encoded data in it is left out.
         """
-        text = text.translate(CONTROLS)
-        if len(text) >= LEAST_ENCODED:
+        if CONTROL.search(text):
+            text = text.translate(CONTROLS)
+        if len(text) >= LEAST_ENCODED and _has_long_words(text):
             text = ENCODED.sub(self._leave_out, text)
         text = text.strip("\n").rstrip() if has_lines else text.strip()
         if text:
@@ -118,6 +122,11 @@ class Outline:
             return found[0]
         self.leave_out(ENCODED_DATA, found[0])
         return ""
+
+
+def _has_long_words(text: str) -> bool:
+    """Whether some stretch has no space, as each line of encoded data has one. It looks at each letter once, or less."""
+    return any(text.find(" ", at, at + STRETCH) < 0 for at in range(0, len(text) - STRETCH, STRETCH))
 
 
 def _is_encoded(letters: str) -> bool:
@@ -214,18 +223,20 @@ def read_markdown(data: bytes, outline: Outline) -> None:
     block = _BlockLines(outline, text)
     fence = ""
     for start, line in _lines(text, front.end() if front else 0):
-        stop = start + len(line)
+        stop, mark = start + len(line), line.lstrip()[:1]
         if fence:
             block.extend(start, stop)
             if _closes(line, fence):
                 block.finish(has_lines=True)
                 fence = ""
+        elif not mark:
+            block.finish()
+        elif mark not in "`~#=-":
+            block.extend(start, stop)
         elif opening := FENCE.match(line):
             block.finish()
             fence = opening[1]
             block.extend(start, stop)
-        elif not line.strip():
-            block.finish()
         elif heading := HEADING.match(line):
             block.finish()
             outline.add_heading(len(heading[1]), ATTRIBUTES.sub("", heading[2] or ""))

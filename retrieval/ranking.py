@@ -88,7 +88,7 @@ def fts_query(text: str, languages: Sequence[str] = ()) -> str:
     and finds as much. Each term or phrase is quoted, so that none is an operator.
     """
     words = list(dict.fromkeys(reversed(words_of(text[-MAX_LETTERS:]))))
-    frequent = FREQUENT.get(language_of(map(str.lower, words), languages), frozenset())
+    frequent = FREQUENT.get(language_of([word.lower() for word in words], languages), frozenset())
     telling = [word for word in words if fold(word) not in frequent] or words
     found = islice(chain.from_iterable(sought(word, languages) for word in telling), MAX_WORDS)
     return " OR ".join(dict.fromkeys(f'"{one}"' for spellings in found for one in spellings))

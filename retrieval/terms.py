@@ -32,11 +32,15 @@ LETTER = re.compile(rf".[{MARKS}]*", re.S)
 MANY_MARKS = re.compile(rf"([{MARKS}]{{8}})[{MARKS}]+")
 
 
+SIGNS_OF_NAMES = re.compile("[+#]")
+SEPARATORS = {code: " " for code in range(128) if not (chr(code).isalnum() or chr(code) == "_")}
+
+
 def words_of(text: str) -> list[str]:
     """Return the words of a text as they are written, in one form of Unicode (NFKC)."""
-    if not text.isascii():
-        text = normalize("NFKC", MANY_MARKS.sub(r"\1", text))  # it takes the square of the marks of one letter
-    return WORD.findall(text)
+    if text.isascii() and not SIGNS_OF_NAMES.search(text):
+        return text.translate(SEPARATORS).split()  # the same words in half the time
+    return WORD.findall(normalize("NFKC", MANY_MARKS.sub(r"\1", text)))  # it takes the square of the marks of one letter
 
 
 # ---- Folding: letters without case and without marks. -------------------------------------------------------------------
@@ -119,9 +123,13 @@ class _Known(dict[str, str]):
 
     def __init__(self, language: str) -> None:
         self.language = language
+        self._stem = _stemmer(language).stemWord if language in STEMS else str
 
     def __missing__(self, word: str) -> str:
-        found = " ".join(self._terms(word))
+        if word.isascii() and word.isalpha() and word[1:].islower() and len(word) <= MOST_KEPT:
+            found = self._stem(word.lower())  # as `_terms` has it, for most words
+        else:
+            found = " ".join(self._terms(word))
         if len(word) <= MOST_KEPT:
             if len(self) >= MOST_KNOWN:
                 self.clear()

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from ..ordering.document import Document
 from .chunks import Chunk
 from .files import NEVER_READ, Stamp
 from .languages import language_of
@@ -171,11 +172,14 @@ def put_file(
         num_new = number = 0
         language = ""
         for number, chunk in enumerate(chunks, 1):
-            words = words_of(chunk.document.text)
-            if (found := language_of(words) or language) != language:  # a short one is in that of the chunk before it
+            document = chunk.document
+            words = words_of(document.text)
+            if (
+                found := language_of(words, before=language or "en") or language
+            ) != language:  # a short one is in that of the chunk before it
                 language = found
                 connection.execute("insert or ignore into language values (?)", (language,))
-            chunk_number, is_new = _put_chunk(connection, chunk, words, (language, number <= most_vectors))
+            chunk_number, is_new = _put_chunk(connection, document, words, (chunk.tokens, language, number <= most_vectors))
             num_new += is_new
             place = (row, number, chunk_number, chunk.page, chunk.start, chunk.stop)
             connection.execute("insert into place values (?, ?, ?, ?, ?, ?)", place)
@@ -230,19 +234,20 @@ def _remove_orphans(connection: sqlite3.Connection, numbers: Iterable[int]) -> l
     return [number for number in numbers if connection.execute(query, (number,)).rowcount]
 
 
-def _put_chunk(connection: sqlite3.Connection, chunk: Chunk, words: list[str], about: tuple[str, bool]) -> tuple[int, bool]:
+def _put_chunk(
+    connection: sqlite3.Connection, document: Document, words: list[str], about: tuple[int, str, bool]
+) -> tuple[int, bool]:
     """Return the number of a chunk, and whether it is new: it is stored once, however many files have it.
 
-    words: of its text. about: its language, and whether it gets a vector.
+    words: of its text. about: its tokens, its language, and whether it gets a vector.
     """
-    document = chunk.document
     known = connection.execute("select number from chunk where key = ?", (document.key,)).fetchone()
     if known:
         return known[0], False
-    row = (document.id, document.key, document.title, document.text, chunk.tokens, *about)
+    row = (document.id, document.key, document.title, document.text, *about)
     query = "insert into chunk(id, key, title, text, tokens, language, is_embedded) values (?, ?, ?, ?, ?, ?, ?)"
     added = connection.execute(query, row)
     assert added.lastrowid is not None
-    terms = (added.lastrowid, _terms(document.title, about[0]), terms_of(words, about[0]))
+    terms = (added.lastrowid, _terms(document.title, about[1]), terms_of(words, about[1]))
     connection.execute("insert into words(rowid, title, text) values (?, ?, ?)", terms)
     return added.lastrowid, True

@@ -5,6 +5,7 @@ import zipfile
 
 import pytest
 from slotcache.retrieval import Index
+from slotcache.retrieval.chunks import Sizes, cut
 from slotcache.retrieval.markdown import Outline, Unreadable, read_text
 from slotcache.retrieval.reader import FORMATS
 from support.office import NAMESPACE, RELATIONS, assemble, package, show
@@ -526,3 +527,12 @@ def test_a_word_document_set_into_itself_is_bounded():
     outline = read(".docx", data)
     assert texts(outline).count("Text") == 4
     assert outline.left_out["embedded_files"] > 0
+
+
+def test_a_long_table_is_cut_between_rows_with_its_head():
+    rows = [tr(tc(f"Pump {number}"), tc(f"{number * 7} EUR")) for number in range(200)]
+    table = f"<w:tbl>{tr(tc('Part'), tc('Price'))}{''.join(rows)}</w:tbl>"
+    chunks = list(cut(read(".docx", word(p(t("All pumps.")) + table)).sections, Sizes.around(100)))
+    tables = [chunk.text for chunk in chunks if "EUR" in chunk.text]
+    assert len(tables) > 5 and all(text.startswith("Part | Price\nPump ") for text in tables)
+    assert sum(text.count("EUR") for text in tables) == 200 and chunks[0].text == "All pumps."
