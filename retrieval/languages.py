@@ -88,14 +88,15 @@ WORDS = {
 """Words that stand in most texts of a language, by its code (ISO 639-1). A question is searched without them."""
 
 TELLING = 100  # words of a text that tell its language
-LEAST_SHARE = 12  # of so many different words of a text, one at least is a frequent one
+LEAST_SHARE = 7  # of so many different words of a text, one at least is a frequent one
 LEAST_SURE = 3  # likewise, where no other language has to be looked at
 LEAST_SHARED = 3  # frequent words of near languages, as Danish and Norwegian: either one's stems will do
 
 _LANGUAGES: defaultdict[str, list[str]] = defaultdict(list)
 for _code, _words in WORDS.items():
     for _word in dict.fromkeys(word for one in _words.split() for word in (one, one.capitalize())):
-        _LANGUAGES[_word].append(_code)
+        if len(_word) > 1 or not _word.isascii():  # a letter alone is one of a list in any language
+            _LANGUAGES[_word].append(_code)
 _FREQUENT = frozenset(_LANGUAGES)
 _OF = {code: frozenset(word for word in _FREQUENT if code in _LANGUAGES[word]) for code in WORDS}
 

@@ -164,10 +164,10 @@ def test_identifiers_are_distinct_and_have_no_stems(search):
 
 
 def test_the_frequent_words_of_a_question_are_left_out_in_its_language():
-    assert fts_query("Was kostet die Pumpe?", ["de"]).split(" OR ") == ['"pumpe"', '"pump"', '"kostet"', '"kost"']
+    assert fts_query("Was kostet die Pumpe?", ["de"]).split(" OR ") == ['"pumpe"', '"pump+de"', '"kostet"', '"kost+de"']
     assert fts_query("die casting machine") == '"machine" OR "casting" OR "die"', "no question in German"
     assert fts_query("What is the WHO?") == '"who" OR "the" OR "is" OR "what"', "some words are left in any question"
-    assert fts_query("Quelle est la durée?", ["fr", "en"]) == '"duree" OR "dur" OR "dure"'
+    assert fts_query("Quelle est la durée?", ["fr", "en"]) == '"duree" OR "dur+fr" OR "dure+fr" OR "dure"'
 
 
 @pytest.mark.parametrize("language", [*STEMS, "he", "uk"])
@@ -178,6 +178,8 @@ def test_a_sentence_tells_its_language(language):
 
 
 OTHERS = {
+    "cs": "Nikdo už nevěděl, co to bylo, ale jeho dům stál ještě u lesa.",
+    "pl": "Nikt już nie wiedział, co to było, ale jego dom jeszcze stał przy lesie.",
     "uk": "Доглядач маяка щовечора запалює лампу, а вранці записує погоду для кораблів, що йдуть із порту та не знають її.",
     "da": "Han vidste ikke noget om det, og hun spurgte ham, hvad der skulle ske nu.",
     "hu": "Nem volt semmi más, csak egy kis ház, és az is az erdőben állt, de ezt már senki nem tudta.",
