@@ -1,7 +1,7 @@
 /** The panel at the side: a source at its place, or the files of the server's folder. */
 
-import { button, figure, fill, h } from "./dom.js";
-import { loadFiles, place, refresh, summary } from "./sources.js";
+import { button, fill, h } from "./dom.js";
+import { inWords, loadFiles, place, refresh, summary } from "./sources.js";
 
 const LOOK_EVERY = 1000; // ms between two looks at folders that are being read
 const LOOK_FOR = 10_000; // ms in which a change that the reader waits for is noticed
@@ -103,13 +103,8 @@ function tell(element, error) {
   fill(element, h("p.notice", {}, error.message));
 }
 
-function without(leftOut) {
-  const kinds = Object.entries(leftOut).map(([kind, letters]) => `${kind.replaceAll("_", " ")} (${figure(letters)} letters)`);
-  return kinds.length ? `, without ${kinds.join(", ")}` : "";
-}
-
 function collectionView({ path, error, files }) {
-  const rows = files.map(({ path: name, state, error: reason, chunks, left_out: leftOut = {} }) => h("li", { data: { state } },
-    h("span", {}, name), h("span.soft", {}, reason ?? `${chunks} ${chunks === 1 ? "part" : "parts"}${without(leftOut)}`)));
+  const rows = files.map((file) => h("li", { data: { state: file.state } }, h("span", {}, file.path),
+    h("span.soft", {}, file.error ?? inWords(file))));
   return h("section", {}, h("h3", {}, path), error && h("p.notice", {}, error), h("ul.files", {}, rows));
 }

@@ -7,7 +7,7 @@ import { scopeField, scopeQuery } from "./settings.js";
 
 /**
  * @typedef {{path: string, state: "indexed"|"failed"|"skipped", error?: string, chunks?: number,
- *   left_out?: Object<string, number>}} File  left_out: letters that no part has, by kind
+ *   by_words?: number, left_out?: Object<string, number>}} File  left_out: letters that no part has, by kind, and damaged_pages
  * @typedef {{path: string, state: "opening"|"reading"|"embedding"|"ready"|"failed", error?: string,
  *   progress: {unit: "files"|"documents", done: number, total: number}, files: File[], questions?: string[]}} Collection
  *   progress: of all collections together
@@ -58,6 +58,15 @@ export async function loadFiles(after) {
 export function suggested() {
   const read = (collections() ?? []).filter(({ state }) => state === "ready" || state === "embedding");
   return read.flatMap(({ questions }) => questions ?? []);
+}
+
+/** @param {File} file  that was read @returns {string} its parts, and what is left out of it */
+export function inWords({ chunks, by_words: words, left_out: left = {} }) {
+  const parts = `${figure(chunks)} ${chunks === 1 ? "part" : "parts"}`;
+  const byWords = words ? [`${figure(words)} found by words alone`] : [];
+  const size = (kind, number) => kind === "damaged_pages" ? figure(number) : `${figure(number)} letters`;
+  const kinds = Object.entries(left).map(([kind, number]) => `without ${kind.replaceAll("_", " ")} (${size(kind, number)})`);
+  return [parts, ...byWords, ...kinds].join(", ");
 }
 
 /** @returns {string} the collections in words */
