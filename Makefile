@@ -33,10 +33,8 @@ HOLES ?= https://api.osv.dev/v1/query
 ROOMS := server slots ordering retrieval models front
 DEVICE := build/device
 DEVICE_TESTS ?= tests/device tests/slots tests/models tests/server
-MODELS_ON_VULKAN := draft_model exactness fitting host interrupt multi_token rotation separate snapshots timing window
-ENGINE_ON_VULKAN := disk draft_model drafts failed_steps fetching fitting_on_device hybrid_drafts hybrid_prompts sleep
-VULKAN_TESTS ?= tests/device tests/server/chat/test_separate.py tests/server/api/test_slots.py \
-	$(MODELS_ON_VULKAN:%=tests/models/test_%.py) $(ENGINE_ON_VULKAN:%=tests/server/engine/test_%.py)
+VULKAN_TESTS ?= tests/device $(patsubst %,tests/models/test_%.py,draft_model exactness host interrupt multi_token rotation \
+	separate snapshots window) tests/server/engine/test_sleep.py
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 BIN := $(VENV)/bin
 AXE := axe-core@4.14.1
