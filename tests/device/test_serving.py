@@ -10,6 +10,7 @@ from dataclasses import replace
 from server.conftest import running, until
 from server.engine.test_disk import cached
 from server.engine.test_failed_steps import RIVERS, about, said
+from slotcache.models import split
 from slotcache.models.context import breakdown
 from slotcache.models.demo import FILE
 from slotcache.models.hardware import HOST, devices
@@ -101,7 +102,8 @@ def test_on_a_device_with_little_memory_the_start_chooses_what_fits(monkeypatch)
     with serving() as up:
         use = used(up)[device.name]
     small = replace(device, free=use.total - use.kv // 3, total=use.total)
-    monkeypatch.setattr(fit, "devices", lambda: [small, *others])
+    for module in (fit, split):
+        monkeypatch.setattr(module, "devices", lambda: [small, *others])
     with serving(fit_target=0) as up:
         assert 0 < used(up)[device.name].total <= small.free
         assert 0 <= up.service.settings.gpu_layers < up.service.model.num_layers

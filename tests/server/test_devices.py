@@ -87,7 +87,7 @@ def test_metrics_show_the_times_of_the_device_that_was_timed(tiny, monkeypatch, 
 
 def test_nobody_asks_a_device_for_its_memory_while_it_computes(tiny, monkeypatch):
     with running(tiny) as server:
-        for module in ("model", "context", "hardware"):
+        for module in ("split", "context", "hardware"):
             monkeypatch.setattr(f"slotcache.models.{module}.devices", lambda: pytest.fail("a device was asked"))
         assert "slotcache_device_free_bytes{" in server.http.get("/metrics").text
         assert server.http.get("/props").json()["device"]["devices"]
@@ -145,7 +145,7 @@ def test_a_server_whose_card_fails_computes_on_the_cpu_alone(tiny, failing, capl
     """The models beside it, and batches so large that llama.cpp would have a card compute them, too."""
     beside = bert(tmp_path / "encoder.gguf")
     with (
-        caplog.at_level("DEBUG"),
+        caplog.at_level("DEBUG", "slotcache.llama"),
         running(tiny, embedding_model=str(beside), draft_model=str(tiny), draft="model") as server,
     ):
         assert server.chat("word " * 400)["usage"]["completion_tokens"] == 4

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 from slotcache.bench.random_models import SHAPES, generate
+from slotcache.models import split
 from slotcache.models.context import Use, breakdown
 from slotcache.models.errors import ModelError
 from slotcache.models.hardware import HOST, INTEGRATED, Device, devices, free_memory
@@ -184,7 +185,8 @@ class FakeMeasure:
 
 def on_fakes(monkeypatch, path, found: list[Device], free: int, **given):
     """The decision on a machine with these devices and as many MiB of free host memory, and the MiB that each gets."""
-    monkeypatch.setattr(fitting, "devices", lambda: found)
+    for module in (fitting, split):
+        monkeypatch.setattr(module, "devices", lambda: found)
     monkeypatch.setattr(fitting, "free_memory", lambda: free * MIB)
     settings = replace(Settings(threads=1, ctx_size=4096, fit_target=0), **given)
     measure = Measure(settings, path)
