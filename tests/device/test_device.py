@@ -62,14 +62,14 @@ def test_a_batch_does_not_ask_the_callback_while_the_device_computes(model):
 
 def test_doctor_shows_the_device_and_its_times(model, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    with running(model.path, flash_attn="auto") as server:
+    with running(model.path, is_timed=True, flash_attn="auto") as server:
         shown = server.http.get("/props").json()["device"]
         assert server.chat()["usage"]["completion_tokens"]
     device = devices()[0]
     assert (shown["name"], shown["description"]) == (device.name, device.description)
     assert shown["times"]["idle"] > shown["times"]["depth"] > 0
     assert shown["costs"]["background_ns"] and shown["costs"]["swap_from_tokens"] != 50
-    with running(model.path, flash_attn="auto") as again:
+    with running(model.path, is_timed=True, flash_attn="auto") as again:
         found = again.http.get("/props").json()["device"]
         assert (found["times"], found["costs"]) == (shown["times"], shown["costs"]), "timed once"
     about = times_on(device)

@@ -7,7 +7,9 @@ from slotcache.models.model import Model
 from slotcache.slots.scope import Scope
 from support.adapters import lora
 from support.lab import Lab
+from support.on_device import has_adapters
 
+pytestmark = has_adapters
 SETS = {"none": {}, "a": {0: 1.0}, "b": {1: 1.0}, "both": {0: 0.5, 1: -1.5}}
 PROMPT = "The old lighthouse keeper of the northern harbour counts the ships of the night, one by one, and writes them down."
 

@@ -22,6 +22,9 @@ needs_cpu = pytest.mark.skipif(ON_DEVICE, reason="with a GPU, weights stay in th
 loads_two = pytest.mark.skipif(
     ON_DEVICE and not HAS_OWN_KERNELS, reason="llama.cpp's RPC backend ends the process where two models ask at once"
 )
+has_adapters = pytest.mark.skipif(
+    HAS_OWN_KERNELS, reason="with LoRA adapters, llama.cpp's Vulkan backend in software damages the heap (docs/gpu.md)"
+)
 needs_abort = pytest.mark.skipif(ON_DEVICE, reason="llama.cpp asks the callback that aborts a batch on the CPU only")
 
 

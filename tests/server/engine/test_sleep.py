@@ -22,7 +22,7 @@ from slotcache.server.serve import _load_anew, make_server
 from support.adapters import lora
 from support.architectures import recurrent, windowed
 from support.encoders import bert
-from support.on_device import ROUNDING, loads_two
+from support.on_device import ROUNDING, has_adapters, loads_two
 
 from server.conftest import DEADLINE, REST, running, until
 from server.test_cli import command, free_port
@@ -359,6 +359,7 @@ def test_a_model_that_cannot_be_freed_for_another_one_ends_the_server(tiny, monk
     assert server.should_exit
 
 
+@has_adapters
 @pytest.mark.parametrize("name", ["own", "draft", "adapter"])
 def test_a_file_that_was_touched_is_loaded_and_its_kv_is_found(file, tiny, tmp_path, name):
     """As by a backup, or by rsync, which puts an equal file in its place."""
@@ -486,6 +487,7 @@ def test_a_server_says_that_it_sleeps_once_its_memory_is_free(file, monkeypatch)
         assert seen == [(True, False), (False, False)]
 
 
+@has_adapters
 def test_adapters_are_loaded_again_and_kv_of_several_is_not_used_again(file, tmp_path):
     files = [str(lora(tmp_path / f"{seed}.gguf", SHAPES["tiny"], seed)) for seed in (1, 2)]
     one, both = [{"id": 0, "scale": 1.0}], [{"id": 0, "scale": 0.5}, {"id": 1, "scale": 1.5}]
