@@ -64,7 +64,7 @@ class Running:
 
 
 @contextmanager
-def running(model, failed_steps: Any = 0, is_timed: bool = not HAS_OWN_KERNELS, **changed):
+def running(model, failed_steps: Any = 0, is_timed: Any = not HAS_OWN_KERNELS, **changed):
     """A server of `model` with some settings changed, stopped at the end. failed_steps: broken invariants count, too.
 
     is_timed: whether it times its device: its times decide whether idle KV moves, and other cells round otherwise. One in
