@@ -28,6 +28,7 @@ from slotcache.models.times import (
     timed_costs,
 )
 from slotcache.slots.costs import NEVER, UNMEASURED, Costs, Profile
+from support.on_device import needs_cpu
 
 ROOT = Path(__file__).parents[2]
 PLACE = ROOT / "models" / "times.py"
@@ -96,6 +97,7 @@ def test_what_turns_every_rule_off_has_no_number_of_its_own():
     assert not UNMEASURED.pays_to_pad(63, 10**9, 1) and not UNMEASURED.pays_to_swap(10**12, 1, 1)
 
 
+@needs_cpu
 def test_the_costs_of_a_model_follow_from_its_size():
     costs = costs_of(MODEL, flash_attention="auto", kernel_size=512)
     assert (costs.tile, costs.recompute_last, costs.cell_ns, costs.tile_cell_ns) == (TILE, 1, CELL * 10, TILE_CELL * 10)

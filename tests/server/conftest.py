@@ -16,7 +16,7 @@ from slotcache.server import load
 from slotcache.server.app import AppState
 from slotcache.server.config.settings import Settings
 from slotcache.server.serve import Server, make_server, run
-from support.on_device import HAS_OWN_KERNELS, ON_DEVICE
+from support.on_device import ON_DEVICE, idle_leaves
 
 DEADLINE = 300.0  # s: only what never comes about takes as long, also on a busy machine
 REST = MIN_ROWS_OF_DEVICE if ON_DEVICE else MIN_ROWS
@@ -64,7 +64,7 @@ class Running:
 
 
 @contextmanager
-def running(model, failed_steps: Any = 0, is_timed: Any = not HAS_OWN_KERNELS, **changed):
+def running(model, failed_steps: Any = 0, is_timed: Any = not ON_DEVICE, **changed):
     """A server of `model` with some settings changed, stopped at the end. failed_steps: broken invariants count, too.
 
     is_timed: whether it times its device: its times decide whether idle KV moves, and other cells round otherwise. One in
@@ -72,7 +72,7 @@ def running(model, failed_steps: Any = 0, is_timed: Any = not HAS_OWN_KERNELS, *
     """
     with pytest.MonkeyPatch.context() as patch:
         if not is_timed:
-            patch.setattr(load, "learn_costs", lambda *_: None)
+            patch.setattr(load, "learn_costs", lambda context, *_: idle_leaves(context))
         with _running(model, **changed) as up:
             engine = up.service and up.service.engine  # an encoder has none
             yield up

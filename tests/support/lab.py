@@ -20,6 +20,8 @@ from slotcache.slots.snapshots import Snapshots
 from support.fixed_prompt import Fixed
 from support.scopes import COMMON
 
+from .on_device import idle_leaves
+
 
 @dataclass
 class Answer:
@@ -59,6 +61,7 @@ class Lab:
             num_sequences=sequences,
         )
         self.context = Context(model, settings)
+        idle_leaves(self.context)
         costs = replace(self.context.costs, apart_from_cells=apart, swap_from_tokens=aside)
         self.runner = Runner(self.context, self.adapters)
         of_runs, of_states = (HostMemory(size, cut=self.runner.states.cut) for size in (host, states))
