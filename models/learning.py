@@ -10,7 +10,7 @@ from time import perf_counter
 from . import gate, llama
 from .context import Context
 from .errors import RunnerError
-from .hardware import Device, cpu_name, devices
+from .hardware import Device, cpu_name
 from .repacking import SMALLEST
 from .times import Subject, Times, identify, keep_times, kept_times, summarize, timed_costs, timed_tiles
 from .timing import FEW, MOST_CUTS, MOST_IDLE, DeviceTiming, MayGoOn, Stopped, TileTiming, chunk_of
@@ -27,7 +27,7 @@ def learn_costs(context: Context, goes_on: MayGoOn = lambda _: True) -> None:
     model, device = context.model, context.model.device
     if device is None and not (context.costs.tile == chunk_of(context) and model.can_trim and model.size >= SMALLEST):
         return
-    if device is None and any(one.is_gpu for one in devices()):
+    if device is None and model.split.devices():
         return  # llama.cpp computes large batches there, whatever holds the weights
     if chunk_of(context) < FEW:
         return

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..slots.costs import NEVER, Costs
-from .hardware import Device, devices
+from .hardware import Device
 from .model_files import cache_folder, keep
 
 if TYPE_CHECKING:
@@ -184,7 +184,7 @@ def min_rows(model: Model) -> int:
     """Return from how many tokens on, without flash attention, each one is rounded as it would be in a larger batch."""
     if model.is_on_device:
         return MIN_ROWS_OF_DEVICE
-    return MIN_ROWS_OF_BOTH if any(device.is_gpu for device in devices()) else MIN_ROWS
+    return MIN_ROWS_OF_BOTH if model.split.devices() else MIN_ROWS
 
 
 def without_contradictions(times: Times) -> Times:
@@ -217,9 +217,9 @@ def timed_costs(costs: Costs, times: Times) -> Costs:
         return replace(costs, row_ns=1e9 * times.step, token_ns=1e9 * times.step)
     size = times.chunk_tokens
     token = max(times.double - times.chunk, 0.0) / size if times.double else times.chunk / size
-    row = max(times.step_rows - times.step, 0.0) / (times.rows - 1) if times.rows else token
+    row = max(times.step_rows - times.step, 0.0) / (times.rows - 1) if times.rows > 1 else token
     costs = replace(costs, pass_ns=1e9 * max(times.step - row, 0.0), row_ns=1e9 * row, token_ns=1e9 * token)
-    if times.short_deep > CLEARLY * max(times.chunk_deep, times.chunk):
+    if times.depth and times.short_deep > CLEARLY * max(times.chunk_deep, times.chunk):
         per_tile_cell = max(times.chunk_deep - times.chunk, 0.0) / times.depth
         costs = replace(
             costs,
@@ -229,10 +229,11 @@ def timed_costs(costs: Costs, times: Times) -> Costs:
             apart_from_cells=times.step / per_tile_cell if per_tile_cell else NEVER,
         )
     computed = (times.chunk_deep or times.chunk) / size
-    if times.scattered and times.save_few:
+    if times.scattered and times.few:
         scattered = max(times.save_scattered / times.scattered - times.save_few / times.few, 0.0)
         costs = replace(costs, scattered_tokens=scattered / computed)
-    return _with_moves(costs, times, computed) if times.save and times.save_few else costs
+    has_moves = times.depth and times.few and times.save and times.save_few
+    return _with_moves(costs, times, computed) if has_moves else costs
 
 
 def _with_moves(costs: Costs, times: Times, computed: float) -> Costs:
@@ -284,8 +285,8 @@ def cpu_costs(model: Model, flash_attention: str, kernel_size: int) -> Costs:
     """Return the costs of a CPU.
 
     Rest: measured on real weights without flash attention, a single token is rounded differently; with K-quants up to
-    seven are, by 1 at logits of 20. With flash attention (and on a GPU) no number of tokens makes reuse exact, and one
-    token is enough for its logits.
+    seven are, by 1 at logits of 20. With flash attention no number of tokens makes reuse exact, and one token is enough for
+    its logits.
 
     Tiles: at 1,024 cells 63 tokens take 550 ms, 64 tokens 91 ms. A tile attends over the cells of all requests in it: at
     4,100 cells, 3 tokens of 3 requests with 256 of a fourth's prompt take 344 ms, and apart 28 and 221 ms.

@@ -72,13 +72,16 @@ class Costs:
         return self.pass_ns + rows * self.row_ns + attention
 
     def background_tokens(self, profile: Profile, cached: int) -> int:
-        """Return the prompt tokens of a background step behind `cached` ones, where nothing else runs."""
+        """Return the prompt tokens of a background step behind `cached` ones, where nothing else runs.
+
+        At least one, or `recompute_last`: fewer would be rounded otherwise than the same prompt of a client.
+        """
         if not self.background_ns:
             return self.background_step
         if profile.is_learnt:
-            return max(profile.tokens_within(self.background_ns / 1e9, cached), 1)
+            return max(profile.tokens_within(self.background_ns / 1e9, cached), self.recompute_last)
         each = max(self.token_ns, self.row_ns) or math.inf  # of a device that was not timed, prompts of clients will tell
-        return max(int((self.background_ns - self.pass_ns) / each), 1)
+        return max(int((self.background_ns - self.pass_ns) / each), self.recompute_last)
 
     def pays_to_pad(self, size: int, seen: int, together: int) -> bool:
         """Return whether a batch of `size` tokens takes longer than a whole tile.

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from ...models.context import Context, ContextSettings, Use, breakdown, num_sequences
 from ...models.errors import ModelError, NotCounted
-from ...models.hardware import HOST, INTEGRATED, devices, fast_cores, free_memory
+from ...models.hardware import HOST, INTEGRATED, fast_cores, free_memory
 from ...models.model import ALL_LAYERS, Model
 from ...models.multi_token import head_settings, why_unused
 from ...models.overrides import EXPERTS, Override, RopeScaling, experts_on_host, parse_metadata, parse_overrides
@@ -630,7 +630,7 @@ def with_layout(settings: Settings, path: Path, progress: LoadProgress | None = 
     """
     if settings.repack != "auto":
         return settings
-    if settings.flash_attn == "off" or any(device.is_gpu for device in devices()):
+    if settings.flash_attn == "off" or split_of(settings).devices():
         return replace(settings, repack="off")
     goes_on = (lambda: progress(0.0, "trying another layout of the weights")) if progress else (lambda: True)
 

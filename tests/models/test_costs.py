@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import cast
 
 import pytest
-from slotcache.models import times as times_module
+from slotcache.models import split
 from slotcache.models.hardware import Device
 from slotcache.models.model import Model
 from slotcache.models.times import (
@@ -38,10 +38,17 @@ ELSEWHERE = [path for path in FILES if path != PLACE]
 OFF = ROOT / "slots" / "costs.py"  # where every rule is turned off
 NAMES = {field.name for field in fields(Costs)}
 TIMED = re.compile(r"\b(measured|timed)\b|\d ?(ns|us|µs|ms)\b")
-ON_CPU = {"attention_width": 10, "num_parameters": 1000, "num_layer_parameters": 900, "device": None, "is_on_device": False}
+ON_CPU = {
+    "attention_width": 10,
+    "num_parameters": 1000,
+    "num_layer_parameters": 900,
+    "device": None,
+    "is_on_device": False,
+    "split": split.ALL_CARDS,
+}
 MODEL = cast(Model, SimpleNamespace(**ON_CPU))
 ELSEWHERE_THAN_ON_A_CPU = cast(Model, SimpleNamespace(device="RPC0", is_on_device=True))
-ON_BOTH = cast(Model, SimpleNamespace(device="RPC0", is_on_device=False))
+ON_BOTH = cast(Model, SimpleNamespace(device="RPC0", is_on_device=False, split=split.ALL_CARDS))
 CARD = Device(name="CUDA0", description="A card", kind="GPU", free=1 << 30, total=1 << 30)
 
 
@@ -121,7 +128,7 @@ def test_before_it_is_timed_a_device_has_the_rules_off(flash):
 @pytest.mark.parametrize("model", [ON_BOTH, MODEL], ids=["half of the layers", "no layer"])
 def test_without_flash_attention_a_card_beside_the_cpu_computes_large_batches(model, monkeypatch):
     """llama.cpp computes 32 tokens and more there, whatever holds the weights: fewer are rounded by the CPU."""
-    monkeypatch.setattr(times_module, "devices", lambda: [CARD])
+    monkeypatch.setattr(split, "devices", lambda: [CARD])
     assert costs_of(model, flash_attention="off", kernel_size=512).recompute_last == MIN_ROWS_OF_BOTH
     assert costs_of(model, flash_attention="on", kernel_size=512).recompute_last == 1
 
@@ -221,7 +228,13 @@ def test_a_background_step_is_sized_by_times_before_one_was_run():
     assert replace(costs, pass_ns=50e6).background_tokens(profile, 0) == 1
     assert OTHER.background_tokens(profile, 0) == 1, "of a device that was not timed"
     profile.learn(64, 0.0, 64 * 20e-3)
+    assert replace(costs, recompute_last=9).background_tokens(profile, 0) == 9, "fewer would be rounded otherwise"
     assert costs.background_tokens(profile, 0) == 2 and costs.background_tokens(profile, 10**6) >= 1
+
+
+@pytest.mark.parametrize("strange", [{"rows": 1}, {"depth": 0}, {"few": 0}, {"save": 0.0}, {"scattered": 9, "few": 0}])
+def test_times_of_a_strange_file_are_as_unknown_ones(strange):
+    assert timed_costs(OTHER, replace(LIKE_A_CPU, **({"rows": 4, "step_rows": 20e-3} | strange))).pass_ns >= 0
 
 
 def test_padding_pays_where_one_by_one_takes_longer_than_a_tile():

@@ -38,6 +38,7 @@ def test_what_is_ended_early_is_computed_again_and_nothing_differs(model):
     lab.close()
 
 
+@needs_abort
 def test_nothing_is_left_of_the_kernels_before_the_one_that_is_ended(model):
     prompt = np.random.default_rng(3).integers(300, 900, 500).astype(np.int32)
     lab = Lab(model, batch=500, budget=500, kernel=20, flash="on")

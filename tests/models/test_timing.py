@@ -8,7 +8,7 @@ from dataclasses import asdict, fields, replace
 from pathlib import Path
 
 import pytest
-from slotcache.models import learning, timing
+from slotcache.models import split, timing
 from slotcache.models import times as times_module
 from slotcache.models.context import Context, ContextSettings
 from slotcache.models.errors import RunnerError
@@ -342,7 +342,7 @@ def test_a_batch_that_fails_leaves_no_cells(wide, folder, monkeypatch, caplog):
 
 @pytest.mark.skipif(ON_DEVICE, reason="the costs of the CPU")
 def test_the_cpu_is_not_timed_beside_a_card_which_computes_its_large_batches(wide, folder, monkeypatch):
-    monkeypatch.setattr(learning, "devices", lambda: [CARD])
+    monkeypatch.setattr(split, "devices", lambda: [CARD])
     learn_costs(wide)
     assert wide.times is None and not folder.exists()
 

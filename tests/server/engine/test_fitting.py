@@ -185,8 +185,7 @@ class FakeMeasure:
 
 def on_fakes(monkeypatch, path, found: list[Device], free: int, **given):
     """The decision on a machine with these devices and as many MiB of free host memory, and the MiB that each gets."""
-    for module in (fitting, split):
-        monkeypatch.setattr(module, "devices", lambda: found)
+    monkeypatch.setattr(split, "devices", lambda: found)
     monkeypatch.setattr(fitting, "free_memory", lambda: free * MIB)
     settings = replace(Settings(threads=1, ctx_size=4096, fit_target=0), **given)
     measure = Measure(settings, path)
