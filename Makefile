@@ -100,6 +100,7 @@ device-test: rpc-test vulkan-test
 
 rpc-test: $(VENV)/.developing $(DEVICE)/plugin.so
 	$(BIN)/python tests/device/run.py rpc $(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist loadfile $(DEVICE_TESTS) $(ARGS)
+	$(BIN)/python tests/device/run.py rpc2 $(BIN)/python -m pytest tests/device/test_two_devices.py
 
 # Vulkan's device in software, where Mesa has brought its driver.
 vulkan-test: $(VENV)/.developing
@@ -135,7 +136,7 @@ $(DEVICE)/llama/bin/libggml-rpc.so: $(DEVICE)/$(ENGINE)/.unpacked
 	@touch $@
 
 $(DEVICE)/plugin.so: tests/device/plugin.c $(DEVICE)/llama/bin/libggml-rpc.so
-	cc -O1 -Wall -Wextra -Werror -shared -fPIC -o $@ $< -L$(DEVICE)/llama/bin -lggml-rpc -Wl,-rpath,$(abspath $(DEVICE))/llama/bin
+	cc -O1 -Wall -Wextra -Werror -shared -fPIC -o $@ $< -L$(DEVICE)/llama/bin -lggml-rpc -lggml -Wl,-rpath,$(abspath $(DEVICE))/llama/bin
 
 page-test: $(VENV)/.page
 	$(VENV)/page/bin/python -m pytest tests/page $(ARGS)

@@ -1,6 +1,7 @@
-// A backend for GGML_BACKEND_PATH: a device that stands in another process, a new one for each process that loads this.
+// A backend for GGML_BACKEND_PATH: devices that stand in other processes, new ones for each process that loads this.
 // SLOTCACHE_DEVICE_PORT: where run.py listens on this machine. It answers with the address of a server that it has started,
 // and ends that server when the connection closes, so the connection stays open until the process ends.
+// SLOTCACHE_DEVICES: how many there are (1 or 2).
 #include <arpa/inet.h>
 #include <stddef.h>
 #include <stdlib.h>
@@ -9,7 +10,9 @@
 
 struct ggml_backend_reg *ggml_backend_rpc_add_server(const char *address);
 
-struct ggml_backend_reg *ggml_backend_init(void) {
+void ggml_backend_register(struct ggml_backend_reg *backend);
+
+static struct ggml_backend_reg *borrow(void) {
     const char *port = getenv("SLOTCACHE_DEVICE_PORT");
     if (!port) return NULL;
     struct sockaddr_in place = {.sin_family = AF_INET, .sin_port = htons((unsigned short)atoi(port))};
@@ -22,4 +25,11 @@ struct ggml_backend_reg *ggml_backend_init(void) {
     while (length < sizeof address - 1 && (got = read(lent, address + length, 1)) == 1 && address[length] != '\n') length++;
     address[length] = 0;
     return length ? ggml_backend_rpc_add_server(address) : NULL;
+}
+
+struct ggml_backend_reg *ggml_backend_init(void) {
+    const char *devices = getenv("SLOTCACHE_DEVICES");
+    struct ggml_backend_reg *first = borrow(), *second = devices && atoi(devices) > 1 ? borrow() : NULL;
+    if (second) ggml_backend_register(second);
+    return first;
 }

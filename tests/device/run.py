@@ -1,4 +1,4 @@
-"""Run a command whose llama.cpp finds a device that is not the CPU: `python tests/device/run.py rpc|vulkan COMMAND ...`.
+"""Run a command whose llama.cpp finds a device that is not the CPU: `python tests/device/run.py rpc|rpc2|vulkan COMMAND`.
 
 rpc: the CPU of another process, by llama.cpp's RPC backend (`make device-test` builds it in build/device). For llama.cpp it
 is a GPU: KV is not in the memory of the server's process, all state moves by copies, and no callback aborts a batch. It
@@ -6,7 +6,7 @@ computes with the kernels of the CPU, so results can be compared bit for bit. It
 
 Each process of the command gets such a device of its own, since an RPC server answers one client at a time. It ends with its
 client, and the next one gets its port: llama.cpp calls a device by its address, and KV on disk is that of a device. All
-listen on loopback only. DEVICE_THREADS (1): the threads that a device computes with.
+listen on loopback only. DEVICE_THREADS (1): the threads that a device computes with. rpc2: two of them a process.
 
 vulkan: Mesa's device in software (llvmpipe), with npm's Vulkan build of llama.cpp: the code that computes on cards. A kernel
 is compiled at its first use, in seconds; build/device/shaders keeps them between runs.
@@ -142,11 +142,16 @@ def listens(port: int, device: subprocess.Popen[bytes]) -> bool:
 
 
 @contextlib.contextmanager
-def rpc() -> Iterator[dict[str, object]]:
-    """Lend devices for a while. Yields the variables with which llama.cpp finds one in each process."""
+def rpc(devices: int = 1) -> Iterator[dict[str, object]]:
+    """Lend devices for a while. Yields the variables with which llama.cpp finds one, or two, in each process."""
     lender = Lender(int(os.environ.get("DEVICE_THREADS", "1")))
     try:
-        yield {"LLAMA_CPP_LIB_PATH": LIBRARIES, "GGML_BACKEND_PATH": PLUGIN, "SLOTCACHE_DEVICE_PORT": lender.port}
+        yield {
+            "LLAMA_CPP_LIB_PATH": LIBRARIES,
+            "GGML_BACKEND_PATH": PLUGIN,
+            "SLOTCACHE_DEVICE_PORT": lender.port,
+            "SLOTCACHE_DEVICES": devices,
+        }
     finally:
         lender.close()
 
@@ -158,12 +163,16 @@ def missing_for_rpc() -> str:
     return "" if PLUGIN.exists() else f"{PLUGIN} is not built: make device-test"
 
 
-DEVICES = {"rpc": (missing_for_rpc, rpc), "vulkan": (missing_for_vulkan, lambda: contextlib.nullcontext(vulkan()))}
+DEVICES = {
+    "rpc": (missing_for_rpc, rpc),
+    "rpc2": (missing_for_rpc, lambda: rpc(2)),
+    "vulkan": (missing_for_vulkan, lambda: contextlib.nullcontext(vulkan())),
+}
 
 
 def main(device: str = "", *command: str) -> int:
     if device not in DEVICES or not command:
-        print("usage: run.py rpc|vulkan COMMAND ...", file=sys.stderr)
+        print("usage: run.py rpc|rpc2|vulkan COMMAND ...", file=sys.stderr)
         return 2
     what_is_missing, lend = DEVICES[device]
     if missing := what_is_missing():
