@@ -63,7 +63,9 @@ from .http.bodies import LARGEST
 from .http.threads import give_way
 from .search.folder import check_read_ahead, load_folder_index
 from .search.vectors import load_vectors
-from .service.idle import IdlePrefill, LikelyPrefixes, SharedPrefix
+from .service.ahead import Ahead
+from .service.idle import IdlePrefill
+from .service.likely_prefixes import LikelyPrefixes, SharedPrefix
 from .service.metrics import Metrics
 from .service.models import Loaded
 from .service.service import Service
@@ -330,9 +332,8 @@ def _serve(settings: Settings, model: Model, decision: Decision | None, made: Ex
     conversations.restore(HistoryVocabulary(model.num_vocab, builder.tokens))
     defaults = Defaults.of(settings, model, _recommended(model))
     submitter = Submitter(model, view, limit, defaults, adapters=adapters)
-    idle = IdlePrefill(
-        engine, view, builder, submitter, open=running, next_turns=settings.idle_prefill, num_sets=settings.idle_sets
-    )
+    ahead = Ahead(engine, view, builder, submitter)
+    idle = IdlePrefill(ahead, open=running, next_turns=settings.idle_prefill, num_sets=settings.idle_sets)
     grammars = Grammars(model)
     made.callback(grammars.close)  # before the model's: its thread reads the vocabulary
     service = Service(

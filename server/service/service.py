@@ -33,7 +33,8 @@ from ..engine.view import View
 from ..http.api_errors import RequestError
 from ..http.threads import LARGE
 from ..search.retrieve import AnswerSources, Found
-from .idle import AnsweredChat, IdlePrefill
+from .ahead import AnsweredChat
+from .idle import IdlePrefill
 from .metrics import Metrics
 from .sessions import Branch, Sessions, spoken
 from .submitter import Prepared, Submitter

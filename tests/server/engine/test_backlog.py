@@ -1,11 +1,14 @@
 """What waits for idle time is bounded, and holds what is needed of an answer and no more."""
 
+from collections import deque
 from contextlib import contextmanager
 
 import httpx
 import pytest
 from slotcache.server.service import idle
+from slotcache.server.service.ahead import LikelyPrompts
 from slotcache.server.service.idle import Backlog
+from slotcache.slots.scope import Scope
 from support.weighing import weight
 
 from server.conftest import DEADLINE, running, until
@@ -59,15 +62,31 @@ def test_answers_that_wait_for_idle_time_are_bounded_in_bytes(tiny, monkeypatch)
         assert server.metric("slotcache_idle_bytes") <= 1 << 20
 
 
+def work(name, num_bytes=10):
+    return LikelyPrompts(Scope.shared(name), deque(), num_bytes)
+
+
+def names(backlog):
+    return [item.scope.name for item in backlog]
+
+
 def test_the_oldest_are_let_go():
     backlog = Backlog(3, 100)
-    for item in "abcd":
-        backlog.add(item, 10)
-    assert list(backlog) == ["b", "c", "d"] and backlog.num_bytes == 30
-    backlog.add("large", 85)
-    assert list(backlog) == ["d", "large"] and backlog.num_bytes == 95
-    backlog.add("too large", 101)
-    assert list(backlog) == ["d", "large"] and (backlog.oldest, backlog.newest) == ("d", "large")
-    backlog.remove("d")
-    backlog.remove("d")
-    assert len(backlog) == 1 and backlog.num_bytes == 85
+    for name in "abcd":
+        backlog.add(work(name))
+    assert names(backlog) == ["b", "c", "d"] and backlog.num_bytes == 30
+    backlog.add(large := work("large", 85))
+    assert names(backlog) == ["d", "large"] and backlog.num_bytes == 95
+    backlog.add(work("too large", 101))
+    assert names(backlog) == ["d", "large"] and names((backlog.oldest, backlog.next)) == ["d", "large"]
+    backlog.remove(large)
+    backlog.remove(large)
+    assert len(backlog) == 1 and backlog.num_bytes == 10
+
+
+def test_the_turn_is_the_newest_ones_or_the_oldest_ones():
+    for oldest_first, expected in ((False, "b"), (True, "a")):
+        backlog = Backlog(3, 100, oldest_first=oldest_first)
+        for name in "ab":
+            backlog.add(work(name))
+        assert backlog.next.scope.name == expected

@@ -1,0 +1,241 @@
+"""The prefixes of likely prompts: what each chat about the server's documents begins with, then one document.
+
+Only a prefix can be reused, so a document helps a new question only at the front of its prompt, behind the same system
+message. The prefixes follow the newest chats that searched; before any chat, they have no system message.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sqlite3
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+
+import msgspec
+import numpy as np
+
+from ...retrieval.index import Index
+from ...retrieval.store import count_uses, likeliest
+from ...retrieval.writing import StoredChunk
+from ...slots.radix import NO_TOKENS
+from ...slots.request import Kind
+from ...slots.scope import Scope
+from ..chat.body import ChatRequest
+from ..chat.builder import PromptBuilder
+from ..chat.chat_prompt import ChatPrompt, DocumentSet, Fixed
+from ..chat.decode import decode
+from ..chat.history import INSTRUCTIONS, HistoryMessage
+from ..chat.sampling_fields import JsonValue
+from ..http.api_errors import RequestError
+from .ahead import Ahead
+
+logger = logging.getLogger("slotcache.docs")
+QUESTION: Mapping[str, JsonValue] = {"role": "user", "content": "?"}  # a stand-in: a prefix ends before it
+TRIES, AGAIN = 50, 0.1  # times that a document without room is tried again before a request comes, and s between them
+MARGIN = 2  # times the budget in tokens as the index counts them: the model's are other ones
+
+
+@dataclass(frozen=True, slots=True)
+class SharedPrefix:
+    """The prefix that chats share. options: of a request, as JSON, without messages; instructions: its first messages."""
+
+    scope: Scope
+    options: bytes
+    instructions: tuple[bytes, ...] = ()
+
+    @classmethod
+    def first(cls, scope: Scope) -> SharedPrefix:
+        """Return the prefix of chats before one was seen: they search, and ask for nothing else."""
+        return cls(scope, msgspec.json.encode(ChatRequest(messages=[], retrieval=True, cache_scope=scope.name)))
+
+    @classmethod
+    def of(cls, scope: Scope, options: bytes, entries: Sequence[HistoryMessage]) -> SharedPrefix:
+        """Return the prefix of a chat."""
+        first = takewhile(lambda entry: entry.role in INSTRUCTIONS, entries)
+        return cls(scope, options, tuple(entry.said for entry in first))
+
+    def is_like(self, other: SharedPrefix) -> bool:
+        """Return whether both have the same instructions."""
+        return (self.scope, self.instructions) == (other.scope, other.instructions)
+
+    def chat(self, chunks: Sequence[StoredChunk]) -> ChatRequest:
+        """Return a chat of one question about these. It takes time as the options and the instructions are long."""
+        messages: list[dict[str, JsonValue]] = [*map(msgspec.json.decode, self.instructions), dict(QUESTION)]
+        found: list[JsonValue] = [{"id": chunk.id, "title": chunk.title, "text": chunk.text} for chunk in chunks]
+        # A document that is read separately is read behind the prefix alone, as here: no mode of its own is needed.
+        options = decode(self.options, ChatRequest)
+        return msgspec.structs.replace(options, messages=messages, documents=found, documents_attention="joint")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LikelyPrefix:
+    """A prompt that ends with a document. number: of the document in the index; num_tokens: of the document alone."""
+
+    prompt: ChatPrompt
+    scope: Scope
+    number: int
+    num_tokens: int
+
+
+class LikelyPrefixes:
+    """The prefixes of prompts, the likeliest first. It belongs to the event loop.
+
+    prefix: of chats before the first one. most_tokens: that all prefixes may have together. state_tokens: those that the
+    recurrent state behind a document counts for, known once the model is warm. num_documents: that are at the
+    front of a prompt by now; num_tokens: of these. has_files: whether all files were read, so that the likeliest documents
+    are known.
+    """
+
+    def __init__(
+        self,
+        index: Index,
+        builder: PromptBuilder,
+        prefix: SharedPrefix,
+        most_tokens: int,
+        *,
+        state_tokens: Callable[[], int] = lambda: 0,
+    ) -> None:
+        self.most_tokens, self.has_files = most_tokens, False
+        self.num_documents = self.num_tokens = 0
+        self._index, self._builder, self._state_tokens = index, builder, state_tokens
+        self._prefix = prefix  # that is followed
+        self._last: SharedPrefix | None = None  # of the newest chat
+        self._shared, self._shared_scope = NO_TOKENS, prefix.scope  # the tokens of the prefix
+        self._uses: Counter[str] = Counter()  # of documents, by their ids; not yet in the index
+        self._left: deque[int] | None = None  # the documents to come; None: to be looked up
+        self._tokens: dict[int, int] = {}  # of the documents that were computed behind this prefix
+
+    @property
+    def has_more(self) -> bool:
+        """Whether documents may be left to compute."""
+        return self.has_files and (self._left is None or bool(self._left))
+
+    def note(self, prefix: SharedPrefix, found: Sequence[str]) -> None:
+        """Follow a chat that searched. found: the ids of the documents that its prompt got.
+
+        Other instructions than before are followed from the second chat on: a prefix with the time of day never comes back.
+        """
+        if self._last is None or self._last.is_like(prefix):
+            self._prefix = prefix
+        self._last = prefix
+        self._uses.update(found)
+        self.renew()
+
+    def renew(self) -> None:
+        """Look for likelier documents: a chat has used some, or files have changed."""
+        self._left = None
+
+    def forget(self, scope: str) -> None:
+        """Compute nothing before the next change, if this scope was dropped."""
+        if scope == self._prefix.scope.name:
+            self._left, self._tokens = deque(), {}
+            self.num_documents = self.num_tokens = 0
+
+    async def compute(self, ahead: Ahead) -> None:
+        """Compute prefixes until the budget has no room for more, or host memory has none for long."""
+        tries = TRIES
+        while tries and (likely := await self.next()):
+            if await self._is_computed(likely, ahead):
+                self._count(likely.number, likely.num_tokens)
+                tries = TRIES
+            else:  # host memory has room again once its copies are on disk
+                tries -= 1
+                await asyncio.sleep(AGAIN)
+
+    async def next(self) -> LikelyPrefix | None:
+        """Return the next prefix; the same one again, unless it was counted. None: the budget has no room for more."""
+        if not self.has_more:
+            return None
+        if self._left is None:
+            self._left = await self._look_up()
+        while self._left:
+            number, likely = self._left[0], None
+            tokens = self._tokens.get(number)
+            if tokens is None:
+                likely = await self._builder.threads.run(0, self._make, number)
+                tokens = likely.num_tokens if likely else 0
+            if not self._has_room_for(tokens):
+                self._left.clear()
+            elif likely is not None:
+                return likely
+            elif tokens:
+                self._count(number, tokens)
+            else:
+                self._left.popleft()
+        logger.debug("%d documents are at the front of a prompt: %d tokens", self.num_documents, self.num_tokens)
+        return None
+
+    async def _is_computed(self, likely: LikelyPrefix, ahead: Ahead) -> bool:
+        """Compute a prefix that no client has asked for, unless a tier has it. False: stop for now."""
+        prompt, scope, view = likely.prompt, likely.scope, ahead.view
+        if not (await view.missing(prompt, scope)).tokens:
+            return True
+        if not (await view.make_room(prompt, scope) and await ahead.prefill(prompt, scope, kind=Kind.PREFETCH)):
+            return False
+        await view.make_room(prompt, scope)  # saves it: no later one may come
+        return True
+
+    def shown(self) -> dict[str, int | bool]:
+        """Return the progress as JSON."""
+        return {"documents": self.num_documents, "tokens": self.num_tokens, "done": self.has_files and not self.has_more}
+
+    def _has_room_for(self, num_tokens: int) -> bool:
+        """Return whether a document of that many tokens fits beside those that are counted."""
+        states = (self.num_documents + 1) * self._state_tokens()
+        return len(self._shared) + self.num_tokens + num_tokens + states <= self.most_tokens
+
+    def _count(self, number: int, tokens: int) -> None:
+        assert self._left and self._left[0] == number
+        self._left.popleft()
+        self._tokens[number] = tokens
+        self.num_documents += 1
+        self.num_tokens += tokens
+
+    async def _look_up(self) -> deque[int]:
+        """Return the likeliest documents, those that are computed included."""
+        uses, self._uses = self._uses, Counter()
+        numbers = await asyncio.to_thread(self._choose, uses)
+        shared = await self._builder.threads.run(0, self._make_shared)
+        is_same = self._prefix.scope == self._shared_scope and np.array_equal(shared, self._shared)
+        self._shared, self._shared_scope = shared, self._prefix.scope
+        self._tokens = {number: self._tokens[number] for number in numbers if is_same and number in self._tokens}
+        self.num_documents = self.num_tokens = 0
+        return deque(numbers)
+
+    # ---- in threads ------------------------------------------------------------------------------------------------
+
+    def _choose(self, uses: Counter[str]) -> list[int]:
+        try:
+            count_uses(self._index.store, uses)
+            return likeliest(self._index.store, MARGIN * self.most_tokens)
+        except sqlite3.Error as error:  # the disk is full, or the index is closed: only a head start is lost
+            logger.debug("no documents are read ahead: %s", error)
+            return []
+
+    def _make_shared(self) -> np.ndarray:
+        """Return the prefix's tokens, int32; none if the template refuses the chat."""
+        try:
+            parts = self._prompt(()).parts
+        except RequestError as error:
+            logger.debug("no documents are read ahead: %s", error)
+            return NO_TOKENS
+        return np.concatenate([NO_TOKENS, *(part.tokens for part in parts if isinstance(part, Fixed))])
+
+    def _make(self, number: int) -> LikelyPrefix | None:
+        """Make the prefix of a document; None if the document is gone, or the template refuses the chat."""
+        try:
+            prompt = self._prompt(list(self._index.store.chunks([number]).values()))
+        except (RequestError, sqlite3.Error) as error:
+            logger.debug("a document is not read ahead: %s", error)
+            return None
+        last = prompt.parts[-1]
+        if not isinstance(last, DocumentSet):
+            return None
+        return LikelyPrefix(prompt, self._prefix.scope, number, sum(map(len, last.tokens)))
+
+    def _prompt(self, chunks: Sequence[StoredChunk]) -> ChatPrompt:
+        """Make a prompt that ends with the documents. Raises RequestError."""
+        return self._builder.chat(self._prefix.chat(chunks), open_turn=True).prompt
