@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 import time
-import webbrowser
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -31,8 +29,6 @@ SCRIPT = (
 )
 NUM_DOCUMENTS = 3
 TIMEOUT = 60.0  # s to answer
-SCREENS = ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")
-"""Variables of Linux, one of which is set where a browser has a screen or is named."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,13 +66,6 @@ def demo(url: str = "", model: Path | None = None) -> int:
         return 2
     except KeyboardInterrupt:
         return 130
-
-
-def open_page(url: str) -> None:
-    """Print the address of a server's page, and open it in the browser where there is a screen."""
-    print(f"the page is at {url}/", flush=True)
-    if sys.platform != "linux" or any(map(os.environ.get, SCREENS)):  # else `webbrowser` opens a browser in the terminal
-        webbrowser.open(f"{url}/")
 
 
 def converse(url: str) -> Iterator[Exchange]:

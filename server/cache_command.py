@@ -23,6 +23,7 @@ from ..slots.stored_kv import (
     records,
 )
 from ..slots.tier import FolderError
+from .config.flags import Parser
 from .load import machine
 from .stored_batches import StoredBatches, delete
 
@@ -47,7 +48,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="slotcache cache", description=__doc__, allow_abbrev=False)
+    parser = Parser(prog="slotcache cache", description=__doc__, allow_abbrev=False)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     def add(name: str, command: object, help: str) -> argparse.ArgumentParser:

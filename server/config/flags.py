@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import argparse
 import os
+import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import NoReturn
 
 from .settings import SETTINGS, Setting, Settings, Value, written
+from .topics import TOPICS
 
 # ---- Llama --------------------------------------------------------------------------------------------------------------
 # llama-server's flags that no setting stands for, as tables: its command lines start this server, too.
@@ -193,27 +198,56 @@ FOREIGN = tuple(_foreign())
 
 
 PREFIX = "LLAMA_ARG_"  # of llama-server's variables
+FILE_HELP = "a TOML file with settings by their names, such as `ctx_size = 8192`; flags and variables win over it"
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Give a parser the flags of all settings, and llama-server's others, which it refuses or notes."""
-    parser.set_defaults(notes=[], given=frozenset())
-    add_settings(parser, SETTINGS)
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors are one line."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"slotcache: {message}\n")
+
+    def unknown(self, argument: str) -> NoReturn:
+        """End with the flag that an unknown one is most like."""
+        if not argument.startswith("-"):
+            self.error(f"{argument}: expected a flag; {self.prog} --help shows them, and -m names a model")
+        flag = argument.partition("=")[0]
+        known = [name for name, action in self._option_string_actions.items() if not isinstance(action, _Foreign)]
+        near = get_close_matches(flag, known, n=1, cutoff=0.75)
+        self.error(f"{flag} is no flag of {self.prog}: " + (f"did you mean {near[0]}?" if near else "--help shows all"))
+
+
+def add_arguments(parser: argparse.ArgumentParser, shown: bool = True) -> None:
+    """Give a parser the flags of all settings, and llama-server's others, which it refuses or notes.
+
+    shown: the first ones of each topic are in --help; else none. All are in --help-all.
+    """
+    parser.set_defaults(notes=[], given=frozenset(), from_file=frozenset())
+    parser.add_argument("--help-all", action=_HelpAll, nargs=0, help=f"show all {len(SETTINGS)} flags, and exit")
+    parser.add_argument("--config", action=_ReadFile, metavar="FILE", help=FILE_HELP)
+    settings = {setting.name: setting for setting in SETTINGS}
+    for topic in TOPICS:
+        group = parser.add_argument_group(topic.title)
+        add_settings(group, [settings[name] for name in topic.first], hidden=not shown)
+        add_settings(group, [settings[name] for name in topic.rest], hidden=True)
     for foreign in FOREIGN:
         parser.add_argument(*foreign.flags, action=_Foreign, nargs=foreign.num_values, foreign=foreign)
 
 
-def add_settings(parser: argparse.ArgumentParser, settings: Sequence[Setting]) -> None:
-    """Give a parser the flags of some settings.
+def add_settings(parser: argparse._ActionsContainer, settings: Sequence[Setting], hidden: bool = False) -> None:
+    """Give a parser the flags of some settings. hidden: they are in --help-all only.
 
     Switches take an optional on/off: `--cache-prompt`, `--cache-prompt off`. Each has a flag `--no-...` as well.
     """
     for setting in settings:
+        default = f" (default: {written(setting.default)})" if setting.default != "" else ""
+        help = f"{setting.help}{default}".replace("%", "%%")
         parser.add_argument(
             *setting.flags,
             dest=setting.name,
             default=from_environment(setting),
-            help=f"{setting.help} (default: {written(setting.default)})".replace("%", "%%"),
+            help=argparse.SUPPRESS if hidden else help,
+            whole_help=help,
             type=_argument_type(setting),
             metavar="on|off" if setting.is_switch else "|".join(setting.choices) or type(setting.default).__name__,
             nargs="?" if setting.may_be_bare else None,
@@ -226,6 +260,57 @@ def add_settings(parser: argparse.ArgumentParser, settings: Sequence[Setting]) -
             parser.add_argument(flag, dest=setting.name, action=_Store, nargs=0, const=value, help=argparse.SUPPRESS)
 
 
+class _ReadFile(argparse.Action):
+    """Takes settings from a file. A flag wins over it, wherever it stands, and so does a variable of the environment."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: str | Sequence[object] | None,
+        option_string: str | None = None,
+    ) -> None:
+        try:
+            for name, value in _read_settings(Path(str(values)).expanduser()):
+                if name not in namespace.given and name not in namespace.from_file:
+                    setattr(namespace, name, value)
+                namespace.from_file |= {name}
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) else error
+            parser.exit(2, f"slotcache: {option_string} {values}: {reason}\n")
+
+
+def _read_settings(path: Path) -> Iterator[tuple[str, Value]]:
+    """Yield the settings of a file that no variable of the environment holds. Raises OSError and ValueError."""
+    known = {setting.name: setting for setting in SETTINGS}
+    for key, value in tomllib.loads(path.read_text(encoding="utf-8")).items():
+        setting = known.get(key.replace("-", "_"))
+        if setting is None:
+            near = [f"did you mean {name}?" for name in get_close_matches(key, known, n=1)]
+            raise ValueError(f"{key} is no setting: {[*near, 'docs/settings.md has them all'][0]}")
+        if isinstance(value, list) and setting.separator:
+            value = setting.separator.join(map(str, value))
+        if not isinstance(value, Value):
+            raise ValueError(f"{key}: expected a text, a number or a switch")
+        try:
+            found = setting.parse(written(value))
+        except ValueError as error:
+            raise ValueError(f"{key} = {value!r}: {error}") from None
+        if variable_of(setting) is None:
+            yield setting.name, found
+
+
+class _HelpAll(argparse.Action):
+    """Shows the flags that --help leaves out, too."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *given: object) -> NoReturn:
+        for action in parser._actions:
+            if isinstance(action, _Store) and action.whole_help:
+                action.help = action.whole_help
+        parser.print_help()
+        parser.exit()
+
+
 def settings_of(arguments: argparse.Namespace) -> Settings:
     """Return the settings among parsed arguments."""
     values = {setting.name: getattr(arguments, setting.name) for setting in SETTINGS}
@@ -233,8 +318,8 @@ def settings_of(arguments: argparse.Namespace) -> Settings:
 
 
 def given_among(arguments: argparse.Namespace, settings: Sequence[Setting]) -> frozenset[str]:
-    """Return the names of the settings that a flag or a variable has, an empty one too."""
-    flags: frozenset[str] = getattr(arguments, "given", frozenset())
+    """Return the names of the settings that a flag, a file or a variable has, an empty one too."""
+    flags: frozenset[str] = getattr(arguments, "given", frozenset()) | getattr(arguments, "from_file", frozenset())
     return flags.union(setting.name for setting in settings if variable_of(setting))
 
 
@@ -260,12 +345,12 @@ def _with_dashes(argument: str) -> str:
 class _Store(argparse.Action):
     """A flag of a setting. separator: between its values, when it is given several times; "": the last one counts.
 
-    The settings whose flags are given are named in the namespace's `given`.
+    The settings whose flags are given are named in the namespace's `given`. whole_help: what --help-all shows; "": nothing.
     """
 
-    def __init__(self, *, dest: str, separator: str = "", **options: object) -> None:
+    def __init__(self, *, dest: str, separator: str = "", whole_help: str = "", **options: object) -> None:
         super().__init__(dest=dest, **options)  # type: ignore[arg-type]
-        self._separator = separator
+        self.whole_help, self._separator = whole_help, separator
 
     def __call__(
         self,

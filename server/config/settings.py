@@ -331,6 +331,7 @@ class Settings(Numbers):
     prefill_assistant: bool = row(True, ("--prefill-assistant",), "go on with an assistant's message at the end of a chat, instead of answering it", llama="LLAMA_ARG_PREFILL_ASSISTANT")
     max_body: int = row(32, ("--max-body",), "largest request body, MiB")
     strict: bool = row(False, ("--strict",), "refuse requests with a field that this server does not know; off: such a field becomes a warning in the answer and in the log")
+    opens_page: bool = row(False, ("--open",), "open the page in the browser once the model is loaded")
     ui: bool = row(True, ("--ui", "--webui"), "show a page for browsers at `/`", llama="LLAMA_ARG_UI")
     metrics: bool = row(True, ("--metrics",), "show `GET /metrics`", llama="LLAMA_ARG_ENDPOINT_METRICS")
     slots: bool = row(True, ("--slots",), "show `GET /slots`", llama="LLAMA_ARG_ENDPOINT_SLOTS")

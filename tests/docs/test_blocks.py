@@ -102,7 +102,8 @@ def check_slotcache(arguments, capsys):
     with pytest.raises(SystemExit) as ended:
         main([*arguments, WRONG])
     message = capsys.readouterr().err
-    assert ended.value.code == 2 and message.endswith(f"unrecognized arguments: {WRONG}\n"), message
+    told = (f"{WRONG} is no flag of slotcache {arguments[0]}: --help shows all\n", f"unrecognized arguments: {WRONG}\n")
+    assert ended.value.code == 2 and message.endswith(told), message
 
 
 def check_variable(name):

@@ -1,0 +1,71 @@
+"""Whether the addresses of a server are free, and who has them."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+LISTENS = "0A"  # a socket's state in /proc/net/tcp
+MOST_TRIED = 100  # ports behind a taken one
+
+
+def why_taken(hosts: Sequence[str], port: int) -> str:
+    """Return why a server cannot listen on a port of its hosts, and what would be right; "": it can, or nobody knows."""
+    for host in hosts:
+        error = _error_of(host, port)
+        if error == errno.EADDRINUSE:
+            owner = _owner(port)
+            return f"port {port} is taken{f' by {owner}' if owner else ''}: --port {_free_behind(hosts, port)}"
+        if error == errno.EACCES:
+            return f"port {port}: this user may not listen there: --port 8080, for example"
+        if error == errno.EADDRNOTAVAIL:
+            return f"--host {host}: this machine has no such address: expected one of its own, or 0.0.0.0 for all"
+    return ""
+
+
+def _error_of(host: str, port: int) -> int:
+    """Return the number of the error with which a port cannot be had; 0: it can."""
+    try:
+        for family, kind, protocol, _, address in socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM):
+            with socket.socket(family, kind, protocol) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as asyncio does
+                if family == socket.AF_INET6:
+                    probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+                probe.bind(address)
+                probe.listen(1)
+    except (socket.gaierror, UnicodeError):  # no such name
+        return errno.EADDRNOTAVAIL
+    except OSError as error:
+        return error.errno or 0
+    return 0
+
+
+def _free_behind(hosts: Sequence[str], port: int) -> int:
+    """Return a port behind a taken one that is free."""
+    some = range(port + 1, min(port + MOST_TRIED, 65536))
+    return next((one for one in some if not any(_error_of(host, one) for host in hosts)), port + 1)
+
+
+def _owner(port: int) -> str:
+    """Return the process that listens on a port, as this user may see it; "": it may not, or the system has no /proc."""
+    wanted = {f"socket:[{inode}]" for inode in _inodes(port)}
+    for folder in Path("/proc").glob("[0-9]*/fd") if wanted else ():
+        with suppress(OSError):
+            if any(os.readlink(folder / name) in wanted for name in os.listdir(folder)):
+                name = (folder.parent / "comm").read_text().strip()
+                return f"pid {folder.parent.name} ({name})"
+    return ""
+
+
+def _inodes(port: int) -> Iterator[str]:
+    """Yield the sockets that listen on a port."""
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        with suppress(OSError):
+            for line in Path(table).read_text().splitlines()[1:]:
+                fields = line.split()
+                if fields[3] == LISTENS and int(fields[1].rpartition(":")[2], 16) == port:
+                    yield fields[9]

@@ -1,0 +1,158 @@
+"""The command line: what it helps with, and the line that each mistake gets."""
+
+import os
+import shutil
+import socket
+import subprocess
+from pathlib import Path
+
+import pytest
+from slotcache.server.cli import main
+from slotcache.server.config.flags import Parser, add_arguments, settings_of
+from slotcache.server.config.settings import SETTINGS
+from slotcache.server.config.topics import TOPICS
+
+from server.test_cli import command, run
+
+
+def said(capsys, *arguments):
+    """Run a command that ends at once; return its exit code, what it printed, and what it wrote to stderr."""
+    try:
+        code = main([*arguments])
+    except SystemExit as ended:
+        code = ended.code
+    shown = capsys.readouterr()
+    return code, shown.out, shown.err
+
+
+@pytest.fixture
+def taken():
+    """A port that another socket of this process listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        yield str(listening.getsockname()[1])
+
+
+@pytest.fixture
+def files(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    texts = {"odd.toml": "ctx_sise = 1", "list.toml": "port = [1]", "word.toml": 'port = "a"', "no.toml": "x ="}
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text)
+
+
+MISTAKES = [
+    ("run", "there is no command run: `slotcache serve -m MODEL --open` opens a page to talk to a model"),
+    ("list", "there is no command list: `slotcache models list --models-dir FOLDER`"),
+    ("ps", "there is no command ps: GET /v1/models and GET /slots of a server tell what it runs"),
+    ("pull x", "there is no command pull: `slotcache serve -hf USER/REPO` fetches a model"),
+    ("sevre", "argument COMMAND: invalid choice: 'sevre' (choose from"),
+    ("serve model.gguf", "model.gguf: expected a flag; slotcache serve --help shows them, and -m names a model"),
+    ("serve --ctx-sze 4096", "--ctx-sze is no flag of slotcache serve: did you mean --ctx-size?"),
+    ("serve --docz=x", "--docz is no flag of slotcache serve: did you mean --docs?"),
+    ("serve --zzzzzzz", "--zzzzzzz is no flag of slotcache serve: --help shows all"),
+    ("launch claude --prot 1", "--prot is no flag of slotcache launch: did you mean --port?"),
+    ("doctor --tiem", "--tiem is no flag of slotcache doctor: did you mean --time?"),
+    ("serve -c many", "argument -c/--ctx-size: 'many': expected a whole number"),
+    ("serve --port 70000", "argument --port: '70000': expected 0 to 65535"),
+    ("serve -fa perhaps", "argument -fa/--flash-attn: 'perhaps': expected one of on, off, auto"),
+    ("serve --docs", "argument --docs: expected one argument"),
+    ("serve --mmproj x", "--mmproj is not supported: images, sound and video are not supported"),
+    ("batch", "the following arguments are required: IN, -o/--output"),
+    ("serve --config odd.toml", "--config odd.toml: ctx_sise is no setting: did you mean ctx_size?"),
+    ("serve --config list.toml", "--config list.toml: port: expected a text, a number or a switch"),
+    ("serve --config word.toml", "--config word.toml: port = 'a': expected a whole number"),
+    ("serve --config no.toml", "--config no.toml: Invalid value"),
+    ("serve --config none.toml", "--config none.toml: No such file or directory"),
+    ("serve -m none.gguf", "cannot read the model none.gguf: No such file or directory"),
+    ("serve --host no.such.invalid", "--host no.such.invalid: this machine has no such address"),
+    ("cache lst .", "argument COMMAND: invalid choice: 'lst' (choose from"),
+    ("models shw", "argument COMMAND: invalid choice: 'shw' (choose from"),
+]
+
+
+@pytest.mark.parametrize(("line", "answer"), MISTAKES, ids=[line for line, _ in MISTAKES])
+def test_a_mistake_is_one_line_that_says_what_would_be_right(capsys, files, line, answer):
+    code, out, err = said(capsys, *line.split())
+    assert (code, out) == (2, "") and err.startswith(f"slotcache: {answer}") and err.count("\n") == 1
+
+
+def test_a_port_that_is_taken_is_named_with_its_owner_before_anything_is_loaded(capsys, taken):
+    code, out, err = said(capsys, "serve", "-m", "none.gguf", "--port", taken)
+    name = Path("/proc/self/comm").read_text().strip()
+    assert (code, out) == (2, "")
+    assert err.startswith(f"slotcache: port {taken} is taken by pid {os.getpid()} ({name}): --port ")
+    with socket.create_server(("127.0.0.1", int(err.rpartition(" ")[2]))):
+        pass  # what it names is free
+
+
+def test_alone_it_shows_its_commands_and_two_examples(capsys):
+    code, out, err = said(capsys)
+    assert (code, err) == (0, "") and out.count("  slotcache serve") == 2
+    assert all(f"\n    {name} " in out for name in ("serve", "launch", "batch", "demo", "doctor", "models"))
+
+
+def test_each_setting_has_one_topic():
+    names = [name for topic in TOPICS for name in topic.first + topic.rest]
+    assert sorted(names) == sorted(setting.name for setting in SETTINGS)
+    assert sum(len(topic.first) for topic in TOPICS) <= 32
+
+
+def test_help_shows_the_first_settings_and_help_all_every_one(capsys):
+    first = said(capsys, "serve", "--help")[1]
+    everything = said(capsys, "serve", "--help-all")[1]
+    own = said(capsys, "batch", "--help")[1]
+    for topic in TOPICS:
+        for setting in (setting for setting in SETTINGS if setting.name in topic.first + topic.rest):
+            shown = f"\n  {setting.flags[0]} "
+            assert shown in everything and (shown in first) == (setting.name in topic.first) and shown not in own
+    assert len(first.splitlines()) < 150 and len(own.splitlines()) < 30
+
+
+def settings(*arguments):
+    parser = Parser()
+    add_arguments(parser)
+    return settings_of(parser.parse_args(arguments))
+
+
+def test_flags_and_variables_win_over_a_file(tmp_path, monkeypatch):
+    file = tmp_path / "slotcache.toml"
+    file.write_text('ctx-size = 2048\nport = 1\nparallel = 3\nui = false\ndocs = ["a", "b"]\nlora = "x"\n', "utf-8")
+    monkeypatch.setenv("SLOTCACHE_PARALLEL", "2")
+    for arguments in (("--port", "5", "--config", str(file)), ("--config", str(file), "--port", "5")):
+        found = settings(*arguments, "--lora", "y", "--lora", "z")
+        assert (found.ctx_size, found.port, found.parallel, found.ui) == (2048, 5, 2, False)
+        assert (found.docs, found.lora) == ("a\nb", "y,z")
+        assert {"ctx_size", "ui", "docs"} <= found.given and "top_k" not in found.given
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("slotcache se", {"serve"}),
+        ("slotcache serve --ctx", {"--ctx-size"}),
+        ("slotcache serve -fa o", {"on", "off"}),
+        ("slotcache demo --u", {"--url"}),
+        ("slotcache completion z", {"zsh"}),
+    ],
+)
+def test_bash_completes_commands_flags_and_values(capsys, words, expected):
+    code, script, _ = said(capsys, "completion", "bash")
+    ask = f'COMP_WORDS=({words}); COMP_CWORD={words.count(" ")}; _slotcache; echo "${{COMPREPLY[@]}}"'
+    found = subprocess.run(["bash", "-c", script + ask], capture_output=True, text=True)
+    assert code == 0 and set(found.stdout.split()) == expected
+
+
+def test_zsh_and_fish_get_every_flag(capsys):
+    zsh, fish = said(capsys, "completion", "zsh")[1], said(capsys, "completion", "fish")[1]
+    assert "bashcompinit" in zsh and "-n '__fish_seen_subcommand_from serve' -l ctx-size\n" in fish
+
+
+def test_a_reader_that_has_gone_and_ctrl_c_leave_no_traceback(tmp_path):
+    ended = subprocess.run(
+        ["bash", "-c", '"$@" | head -n 1 > /dev/null; echo ${PIPESTATUS[0]}', "bash", *command("serve", "--help-all")],
+        capture_output=True,
+        text=True,
+    )
+    assert ended.stderr == "" and ended.stdout.strip() in ("0", "141")
+    assert "Traceback" not in run("serve", "--config", str(tmp_path / "none")).stderr
