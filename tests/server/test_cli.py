@@ -166,7 +166,7 @@ def test_health_tells_what_a_start_waits_for(tiny, monkeypatch):
         until(listens)  # the model is loaded while the port opens
 
     monkeypatch.setattr(load, "learn_costs", learn)
-    with running(tiny, port=port):
+    with running(tiny, is_timed=True, port=port):
         assert health() == {"status": "ok"}
     assert shown[0]["message"] == "the model is loading: timing Vulkan0, 2 of 9: a chunk"
     assert shown[0]["code"] == "loading_model"

@@ -77,7 +77,7 @@ def test_props_and_metrics_show_what_each_device_has(tiny):
 def test_metrics_show_the_times_of_the_device_that_was_timed(tiny, monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(learning, "SMALLEST", 0)  # so that a CPU is timed, too
-    with running(tiny, flash_attn="auto") as server:
+    with running(tiny, is_timed=True, flash_attn="auto") as server:
         times, device = server.service.context.times, next(iter(server.service.parts)).device.name
         assert times.step > 0 < times.chunk
         assert server.metric("slotcache_device_step_seconds", device=device) == times.step

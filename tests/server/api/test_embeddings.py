@@ -16,7 +16,7 @@ from slotcache.models.model import Model
 from slotcache.server.config.settings import Settings
 from slotcache.server.load import load_all
 from support.encoders import CONTEXT, WIDTH, bert
-from support.on_device import ON_DEVICE, ROUNDING
+from support.on_device import ON_DEVICE, ROUNDING, loads_two
 
 from server.conftest import DEADLINE, running, until
 
@@ -240,6 +240,7 @@ def test_settings_that_no_server_starts_with(encoder, tiny, tmp_path):
             load_all(settings, path)
 
 
+@loads_two
 def test_a_full_queue_and_clients_that_leave(encoder):
     with running_encoder(encoder, max_queue=0) as up:
         worker = up.vectors.embedder()

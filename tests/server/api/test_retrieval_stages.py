@@ -12,9 +12,11 @@ from slotcache.models.demo.corpus import SUGGESTED, Corpus
 from slotcache.retrieval import Query
 from support.encoders import bert
 from support.notes import is_ready
+from support.on_device import loads_two
 
 from server.conftest import running, until
 
+pytestmark = loads_two
 READ = 20  # documents that the reranker reads
 
 

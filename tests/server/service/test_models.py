@@ -28,7 +28,7 @@ from slotcache.server.service import models as models_module
 from slotcache.server.service.models import entries_of
 from slotcache.slots.disk import DiskTier
 from support.encoders import bert
-from support.on_device import ON_DEVICE, needs_cpu
+from support.on_device import ON_DEVICE, loads_two, needs_cpu
 
 from server.api.test_openapi import BODY, LIKELY
 from server.conftest import DEADLINE, Running, until
@@ -616,6 +616,7 @@ def test_a_server_none_of_whose_models_can_come_back_says_so(own):
         assert up.chat(QUESTION, model="b")["model"] == "b" and up.http.get("/health").json()["models"]["b"] == "loaded"
 
 
+@loads_two
 def test_an_embedder_beside_whose_file_is_another_one_is_refused_and_shown_so(files, tmp_path):
     bert(embedder := tmp_path / "e.gguf")
     with sharing(files[:2], embedding_model=str(embedder)) as up:
