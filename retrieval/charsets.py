@@ -49,7 +49,7 @@ def decode(data: bytes, label: str = "") -> str:
             return data[len(mark) :].decode(encoding, "replace")
     if b"\0" in data[:SAMPLE]:
         return data.decode(_wide(data[:SAMPLE]), "replace")
-    if any(shift in data for shift in SHIFTS):
+    if data.isascii() and any(shift in data for shift in SHIFTS):
         return data.decode("iso2022_jp_2", "replace")
     try:
         return data.decode("utf-8")
@@ -160,6 +160,7 @@ READ_AS = {
     "utf-16-be": "utf-8",
     "utf-32": "utf-8",
     "utf-7": "",  # a way to hide text
+    **dict.fromkeys(("unicode-escape", "raw-unicode-escape", "punycode", "idna", "undefined"), ""),  # Python's own
 }
 """Encodings, by Python's names, that are read as a larger one."""
 

@@ -34,9 +34,10 @@ BLOCKS = {
 CELLS = {"td", "th"}
 MAIN = ("main", "[role=main]", "article")
 MOST = 2 / 3  # of a page's letters: an element that has them is the page's text
+MAX_INDENT = 12  # blanks in front of a line of a list or of code
 MAX_COLUMNS = 64  # that the spans of a row's cells fill
 WHOLE = re.compile(r"\s*(-?\d{1,9})")
-PERMALINK = re.compile(r"\s*[¶#§]$")
+PERMALINK = re.compile(r"(?<!\s)\s*[¶#§]$")
 
 
 def read_html(data: bytes, outline: Outline) -> None:
@@ -191,6 +192,10 @@ class _Page:
         self._lines[-1].append(f"({''.join(self._readings)})")
         self._readings = []
 
+    @staticmethod
+    def _indent(depth: int) -> str:
+        return " " * min(2 * depth, MAX_INDENT)
+
     def _break(self, start: str = "") -> None:
         self._lines.append([start] if start else [])
         self._is_blank = True
@@ -206,7 +211,7 @@ class _Page:
             if self._tables:
                 self._tables[-1].begin_row()
         elif tag == "li":
-            self._break("  " * (len(self._lists) - 1) + (self._lists[-1].marker(node) if self._lists else "- "))
+            self._break(self._indent(len(self._lists) - 1) + (self._lists[-1].marker(node) if self._lists else "- "))
         elif tag in CELLS:
             if self._tables and (bars := self._tables[-1].begin_cell(node)):
                 self._lines[-1].append(bars)
@@ -225,7 +230,7 @@ class _Page:
         if not self._is_inside:
             self.flush()
         elif tag not in LISTS and not self._tables and not self._is_blank:
-            self._break("  " * len(self._lists))
+            self._break(self._indent(len(self._lists)))
         else:
             self._lines[-1].append(" ")
         if tag in LISTS:
@@ -302,7 +307,7 @@ class _Page:
 
 def _indented(line: str) -> str:
     stripped = line.lstrip(" ")
-    return " " * min(len(line) - len(stripped), 12) + " ".join(stripped.split())
+    return " " * min(len(line) - len(stripped), MAX_INDENT) + " ".join(stripped.split())
 
 
 def _list(node: LexborNode) -> _List:

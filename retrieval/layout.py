@@ -23,7 +23,7 @@ MAX_LEVELS = 6
 MAX_CUTS = 6  # of a page, across or along, into parts that are read one after the other
 EDGE = 2  # lines at the top and the bottom of a page that may repeat
 CHAIN = 3  # pages, no more than two apart, on which a line repeats that stays once
-CONTENTS = re.compile(r"(?:\. ?){5,}\s*([\divxlc]*)$")  # the end of a line of a table of contents
+CONTENTS = re.compile(r"(?<!\.)(?<!\. )(?:\. ?){5,}+\s*+([\divxlc]*)$")  # the end of a line of a table of contents
 DOTTED, DOTTED_WIDE = "....", ". . . ."  # which such a line has
 DOTS = re.compile(r"\s*(?:\. ?){5,}\s*")
 PAGE_NUMBER = re.compile(r"[\divxlc]{1,5}")
@@ -32,7 +32,7 @@ ROMAN_VALUES = {"i": 1, "v": 5, "x": 10, "l": 50}
 DIGITS = re.compile(r"\d+")
 LETTER = re.compile(r"[^\W\d_]")
 COUNTED = re.compile(
-    r"\s*(?:chapter|appendix|section|part)?\s*[\dA-Z]{1,4}(?:\.\d+)*[.:)]?\s+", re.I
+    r"\A\s*(?:chapter|appendix|section|part)?\s*[\dA-Z]{1,4}(?:\.\d+)*[.:)]?\s+", re.I
 )  # in front of a heading
 BULLET = re.compile(r"(?:[•◦▪‣·–*-]|\(?\d{1,3}[.)])\s")
 DOT = re.compile(r"^[•◦▪‣·–*]\s+", re.M)  # a list's items begin with a dash in all formats

@@ -193,16 +193,17 @@ def read_table(data: bytes, outline: Outline) -> None:
 
 # ---- Markdown. ----------------------------------------------------------------------------------------------------------
 
-HEADING = re.compile(r" {0,3}(#{1,6})(?:[ \t]+(.*?))?(?:[ \t]+#+)?[ \t]*$")
-ATTRIBUTES = re.compile(r"[ \t]*\{[#.:][^{}]*\}$")  # `{#anchor}`
+HEADING = re.compile(r" {0,3}(#{1,6})(?![^ \t])(.*)")
+CLOSING = re.compile(r"(?<![^ \t])#+$")  # behind a heading
+ATTRIBUTES = re.compile(r"(?<![ \t])[ \t]*\{[#.:][^{}]*\}$")  # `{#anchor}`
 UNDERLINE = re.compile(r" {0,3}(=+|-+)[ \t]*$")
 FENCE = re.compile(r" {0,3}(`{3,}(?=[^`]*$)|~{3,})")  # code in a line may begin with as many, and ends in it
 LIST_OR_TABLE = re.compile(r"\s*(?:[-*+]|\d{1,9}[.)])\s|\s*\|")
 TABLE_HEAD = re.compile(
-    r"(?=[^\n]*\|)[^\n]*+\n(?=[^\n|]*\|)[ \t]*\|?[ \t]*:?-+:?[ \t]*(?:\|[ \t]*:?-+:?[ \t]*)*\|?[ \t]*(?=\n)"
+    r"(?=[^\n]*\|)[^\n]*+\n(?=[^\n|]*\|)[ \t]*+\|?[ \t]*+:?-++:?[ \t]*+(?:\|[ \t]*+:?-++:?[ \t]*+)*+\|?[ \t]*+(?=\n)"
 )
 FRONT = re.compile(
-    r"---[ \t]*\n(?:(?:[\w\"'.-]+[ \t]*:|[ \t#}\]]|-[ \t])[^\n]*\n|\n)+?(?:---|\.\.\.)[ \t]*(?:\n|$)"
+    r"---[ \t]*\n(?>(?:[\w\"'.-]+[ \t]*:|[ \t#}\]]|-[ \t])[^\n]*\n|\n)+?(?:---|\.\.\.)[ \t]*(?:\n|$)"
     r"|\+\+\+[ \t]*\n(?:[^\n]*\n)*?\+\+\+[ \t]*(?:\n|$)"
 )
 """The fields in front of a text, in YAML or in TOML."""
@@ -239,7 +240,8 @@ def read_markdown(data: bytes, outline: Outline) -> None:
             block.extend(start, stop)
         elif heading := HEADING.match(line):
             block.finish()
-            outline.add_heading(len(heading[1]), ATTRIBUTES.sub("", heading[2] or ""))
+            title = CLOSING.sub("", heading[2].strip(" \t")).rstrip(" \t")
+            outline.add_heading(len(heading[1]), ATTRIBUTES.sub("", title))
         elif (underline := UNDERLINE.match(line)) and block.is_line:
             outline.add_heading(1 if underline[1][0] == "=" else 2, block.take())
         else:
@@ -257,8 +259,8 @@ class _BlockLines:
     @property
     def is_line(self) -> bool:
         """Whether it is one line of prose, which an underline makes a heading."""
-        text = self._text[self._start : self._stop]
-        return self._start >= 0 and "\n" not in text and not LIST_OR_TABLE.match(text)
+        start, stop = self._start, self._stop
+        return start >= 0 and self._text.find("\n", start, stop) < 0 and not LIST_OR_TABLE.match(self._text, start, stop)
 
     def extend(self, start: int, stop: int) -> None:
         self._start = start if self._start < 0 else self._start
