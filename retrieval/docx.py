@@ -28,6 +28,7 @@ CONTENTS_STYLE = re.compile(r"toc \d")
 CODE_STYLES = {"code", "source code", "html preformatted", "preformatted text"}
 LEVEL_TEXT = 80  # characters of the text around a number
 NUMERALS = {"lowerLetter": "a", "upperLetter": "A", "lowerRoman": "i", "upperRoman": "I"}
+CODE = re.compile("[0-9A-Fa-f]{1,8}")  # of a symbol
 PLACE = re.compile(r"%([1-9])")  # of a level's number
 PROPERTIES = {"pPr", "rPr", "tblPr", "tblGrid", "trPr", "tcPr", "sdtPr", "sectPr", "instrText", "delInstrText", "ffData"}
 GREEK = {0x41: "ΑΒΧΔΕΦΓΗΙϑΚΛΜΝΟΠΘΡΣΤΥςΩΞΨΖ", 0x61: "αβχδεφγηιϕκλμνοπθρστυϖωξψζ"}  # of the font Symbol, from a code on
@@ -535,7 +536,8 @@ class _Document:
 
     def _collect_symbol(self, element: Element, text: _Text) -> None:
         font = _get(element, "font").lower()
-        code = int(_get(element, "char") or "0", 16) & 0xFFFF
+        char = _get(element, "char")
+        code = int(char, 16) & 0xFFFF if CODE.fullmatch(char) else 0
         code = code - 0xF000 if code >= 0xF000 else code
         if font == "symbol":
             letter = next((letters[code - first] for first, letters in GREEK.items() if 0 <= code - first < 26), "")

@@ -3,8 +3,9 @@
 import pytest
 from slotcache.retrieval import Index
 from slotcache.retrieval.charsets import decode
+from slotcache.retrieval.docx import read_docx
 from slotcache.retrieval.markdown import Outline, read_markdown
-from support.office import assemble, show
+from support.office import NAMESPACE, assemble, docx, show
 
 MANY = 150_000
 HOSTILE = {
@@ -63,3 +64,11 @@ def test_an_escape_sequence_loses_no_letter():
 @pytest.mark.parametrize("label", ["idna", "undefined", "punycode", "unicode_escape", "raw-unicode-escape"])
 def test_a_label_that_only_python_knows_is_none(label):
     assert decode("<p>Gr\xf6\xdfe \\u0041".encode("cp1252"), label) == "<p>Gr\xf6\xdfe \\u0041"
+
+
+def test_a_symbol_without_a_code_loses_no_text():
+    run = '<w:r><w:t>Pumps</w:t><w:sym w:font="Symbol" w:char="U+2022"/><w:t>42</w:t></w:r>'
+    outline = Outline()
+    read_docx(docx([], f'<w:document xmlns:w="{NAMESPACE}"><w:body><w:p>{run}</w:p></w:body></w:document>'), outline)
+    assert [block.text for block in outline.sections[0].blocks] == ["Pumps42"]
+    assert outline.left_out == {"symbols": 1}
