@@ -69,6 +69,8 @@ class Store:
     def _prepare(self, origin: Mapping[str, str] | None) -> None:
         connection = self._writer
         if origin is None:
+            if connection.execute("pragma user_version").fetchone()[0] not in READABLE:
+                raise sqlite3.DatabaseError("it is no index that can be searched")
             connection.execute("select 1 from chunk").fetchone()
             return
         connection.execute("begin immediate")
@@ -293,8 +295,10 @@ def set_aside(path: Path, origin: Mapping[str, str]) -> Store | None:
     if path.exists() and _is_other(path, origin):
         if aside.exists():
             _remove(path)
+        elif path.with_name(f"{path.name}-wal").exists():  # the journal: another process has it open
+            _copy(path, aside)
         else:
-            path.replace(aside)  # it has no journal: nobody has it open
+            path.replace(aside)
     if not aside.exists():
         return None
     try:
@@ -304,6 +308,15 @@ def set_aside(path: Path, origin: Mapping[str, str]) -> Store | None:
             raise
         _remove(aside)
         return None
+
+
+def _copy(path: Path, to: Path) -> None:
+    """Copy an index, whole or not at all. The file itself stays in place, to be emptied there."""
+    part = to.with_suffix(".part")
+    part.unlink(missing_ok=True)
+    with closing(writing.connect(path)) as source, closing(writing.connect(part)) as copy:
+        source.backup(copy)
+    part.replace(to)
 
 
 def _is_other(path: Path, origin: Mapping[str, str]) -> bool:
@@ -322,7 +335,12 @@ def _is_other(path: Path, origin: Mapping[str, str]) -> bool:
 
 
 def take_over(store: Store, old: Store) -> None:
-    """Give the chunks of an index the vectors and the uses that the same texts had in an old one, and remove its file."""
+    """Give the chunks of an index the vectors and the uses that the same texts had in an old one, and remove its file.
+
+    Nothing is left to do where another process has done that.
+    """
+    if not old.path.exists():
+        return
     same = "from chunk as new join old.chunk as known on known.key = new.key join"
     vectors = f"""
         insert or ignore into vector select new.number, x {same} old.vector on vector.chunk = known.number

@@ -182,3 +182,42 @@ def test_a_damaged_old_index_is_removed(make, tmp_path):
     index = make()
     assert index.refresh() and found(index, "tides") == [NOTES["tides"]]
     assert not (tmp_path / "index.old.db").exists()
+
+
+@pytest.mark.parametrize("version", OLD_TABLES)
+def test_an_old_index_that_another_process_has_open_answers(version, make, tmp_path):
+    put_old(version, tmp_path, make)
+    other = sqlite3.connect(tmp_path / "index.db", isolation_level=None)
+    try:
+        other.execute("pragma journal_mode = wal")
+        other.execute("update popularity set uses = 8")
+        index = make()
+        assert index.progress.chunks == 0 and found(index, "tides") == [NOTES["tides"]]
+        assert index.refresh() and found(index, "tides") == [NOTES["tides"]]
+        index.store.check()
+        (popular,) = index.store.chunks(likeliest(index.store, 10)[:1]).values()
+        assert popular.text in NOTES.values()
+    finally:
+        other.close()
+
+
+def test_two_servers_renew_one_index(folder, make, tmp_path):
+    put_old(4, tmp_path, make)
+    first = make(Counting())
+    second = Index([folder], tmp_path / "index.db", embedder=Embedder("letters", embed := Counting()))
+    try:
+        assert found(first, "tides") == found(second, "tides") == [NOTES["tides"]]
+        assert first.refresh() and found(first, "tides") == [NOTES["tides"]]
+        assert found(second, "tides") == [NOTES["tides"]]
+        assert second.refresh() and found(second, "tides") == [NOTES["tides"]]
+        assert not embed.texts and sorted(path.name for path in tmp_path.glob("index*.db")) == ["index.db"]
+    finally:
+        second.close()
+    assert found(make(), "tides") == [NOTES["tides"]], "it starts again"
+
+
+def test_an_empty_old_index_is_removed(make, tmp_path):
+    (tmp_path / "index.old.db").touch()
+    index = make()
+    assert index.refresh() and found(index, "tides") == [NOTES["tides"]]
+    assert not (tmp_path / "index.old.db").exists()
