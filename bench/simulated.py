@@ -14,8 +14,9 @@ import numpy as np
 from ..models.times import CPU
 from ..ordering.document import Document
 from ..server.chat.chat_prompt import ChatPrompt, DocumentSet, Fixed
+from ..slots.job import Job
 from ..slots.prefix_tree import PrefixTree
-from ..slots.request import Job, Request
+from ..slots.request import Request
 from ..slots.scheduler import Scheduler
 from ..slots.scope import Scope
 from .report import percentile

@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 
 from ..slots.drafter import GoesOn, ModelDraft
+from ..slots.job import Job
 from ..slots.plan import Drop, Plan, Share, Span, Trim
 from ..slots.radix import NO_TOKENS, common_prefix
-from ..slots.request import Job
 from ..slots.reuse import ids_of
 from ..slots.scope import Scope
 from ..slots.slot import Slot

@@ -21,8 +21,8 @@ from pathlib import Path
 import numpy as np
 
 from ..slots.drafter import GoesOn, ModelDraft
+from ..slots.job import Job
 from ..slots.plan import Span
-from ..slots.request import Job
 from ..slots.reuse import ids_of
 from ..slots.scope import Scope
 from .context import Context, ContextSettings

@@ -46,6 +46,7 @@ from ..slots.prefix_tree import PrefixTree
 from ..slots.radix import CopySizes
 from ..slots.scheduler import Scheduler
 from ..slots.scope import Scope
+from ..slots.separate import SeparateDocuments
 from ..slots.snapshots import Snapshots
 from ..slots.tier import Provenance, own_folder
 from .chat.body import MOST_SCALE, Scale
@@ -273,9 +274,10 @@ def _serve(settings: Settings, model: Model, decision: Decision | None, made: Ex
         logger.warning("%s takes %.1f s a token here: a smaller model answers sooner", model.path.name, context.times.step)
     runner = Runner(context, adapters)
     policy, sizes = settings.eviction, CopySizes(run_token=max(token_bytes(settings, model), 1))
-    host, none = HostMemory(_host_bytes(settings), EvictionPolicy(policy), sizes=sizes, cut=runner.states.cut), HostMemory()
-    of_runs, of_states = (host, none) if model.can_trim else (none, host)
+    host = HostMemory(_host_bytes(settings), EvictionPolicy(policy), sizes=sizes, cut=runner.states.cut)
+    of_runs = host if model.can_trim else HostMemory()
     tree = PrefixTree(context.num_cells, context.scratch, of_runs, EvictionPolicy(policy), costs=context.costs)
+    snapshots = Snapshots(tree, host) if host is not of_runs and host.max_bytes else None
     max_stall = settings.max_stall / 1000 or math.inf
     if (draft_model := _draft_model(settings, context, runner, goes_on)) is not None:
         made.callback(draft_model.close)
@@ -291,7 +293,8 @@ def _serve(settings: Settings, model: Model, decision: Decision | None, made: Ex
         max_stall=max_stall,
         idle_cells=settings.idle_cells,
         window=settings.window,
-        snapshots=Snapshots(tree, of_states),
+        index=snapshots,
+        strategies=(SeparateDocuments, *([snapshots.strategy] if snapshots else [])),
         drafts=Drafts(
             context.costs,
             max_rows=rows,

@@ -1,4 +1,4 @@
-"""Whether requests fit the device; preemption and swapping where they do not.
+"""Admission: whether requests fit the device, and what leaves it for them.
 
     |<------------------------------ num_cells ------------------------------>|
     |<---------------- num_used ---------------->|<-------- num_free -------->|
@@ -12,116 +12,17 @@ now, but running requests will compute the rest of their prompts into them.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable
 from itertools import chain
 
+from .device import DeviceCells
 from .host import PromptTree
-from .plan import Clear, HostCopy, Operation, Restore, Save, Share, Trim
+from .job import Job
+from .plan import Span, Trim
 from .prefix_tree import PrefixTree
-from .radix import Node, path
-from .request import Job, Layout, Prompt
+from .request import Layout, Prompt
 from .scope import Scope
-
-# ---- Swap ---------------------------------------------------------------------------------------------------------------
-# Swapping: while a prompt is computed, the KV of other requests is in host memory. It comes back behind the step.
-#
-# Attention passes over all cells in use. On the CPU an unseen cell costs an eighth to a quarter of a seen one (the kernel
-# goes by tiles of cells, which may belong to several requests). Moving a cell away and back takes as long as passing over
-# it for some tens of tokens; a step computes hundreds.
-#
-# To whom the cells belong, where a step computes for A while B and C run:
-#
-#     before            | B | A and B | C | A | free ...
-#     during            | A and B | A | new tokens of A | free ...      B and C: in host memory
-#     after             | A and B | A | new tokens of A | B | C | ...
-#     next step for A   | A and B | A | new tokens of A | free ...      A is in place, so only B and C move
-#
-# The first swap for A clears the pool: all KV is copied first, and then A's comes back into the first cells. A run stays
-# on the device if any sequence of A holds it, even if B's holds it too. Sequences, pins and counts do not change: for the
-# tree nothing has moved.
-#
-# llama.cpp passes over free cells, too, up to the highest one in use. When B and C have left for good, A stands behind
-# their cells, and a swap brings it to the front likewise, with nobody else to set aside.
-#
-# Which cell is the highest, llama.cpp does not tell. `cells_end` of a run is a bound: the first free cells are filled first,
-# so new KV ends below the number of cells in use, or below the highest one before. When a run leaves, its bound goes, too.
-
-Moves = tuple[Operation, ...]
-
-
-def swap_out(
-    tree: PrefixTree, runs: list[Node], running: Collection[Job], computing: Collection[Job], *, in_place: bool
-) -> tuple[Moves, Moves]:
-    """Return the operations of a swap before a step, behind the tree's own decisions, and after it.
-
-    runs: those on the device. computing: the running requests that the step is for; their KV gets the first cells.
-    in_place: it has them already. Runs that move are copied to the host tier if it has room, else only for the step.
-    """
-    copies: list[Operation] = []
-    stays: list[Operation] = []  # KV of the computing requests, which comes back before the step
-    leaves: list[Restore | Share] = []  # all other KV, which comes back after it
-    needed = {job.sequence for job in computing}
-    private = {job.sequence for job in running if not job.request.cache}
-    for node in runs:
-        is_needed = not node.sequences.isdisjoint(needed)
-        if is_needed and in_place:
-            continue
-        holder, stop = node.longest_holder(), node.start + node.ready
-        node.num_scattered = 0  # it comes back in one piece
-        copy = node.copy if node.sequences <= private else tree.copies.save_if_free(node)
-        if copy is None:
-            copy = HostCopy(node.start, stop)
-            copies.append(Save(holder.id, copy))
-        moves: list[Operation] | list[Restore | Share] = stays if is_needed else leaves
-        moves.append(Restore(copy, holder.id, node.start, stop))
-        sharers = (sequence for sequence in node.sequences if sequence is not holder)
-        moves += [Share(holder.id, one.id, node.start, min(stop, one.length)) for one in sharers]
-    for job in running:
-        if job.num_private and (sequence := job.sequence):  # the tree does not know of private tokens
-            is_needed = sequence in needed
-            if is_needed and in_place:
-                continue
-            copy, job.num_scattered = HostCopy(job.claimed, job.computed), 0
-            copies.append(Save(sequence.id, copy))
-            moves = stays if is_needed else leaves
-            moves.append(Restore(copy, sequence.id, copy.start, copy.stop))
-    if in_place:
-        return (*copies, *map(_trim_of, leaves)), tuple(leaves)
-    return (*copies, Clear(), *stays), tuple(leaves)
-
-
-def _trim_of(move: Restore | Share) -> Trim:
-    """Return the operation that frees the cells which `move` gives back."""
-    return Trim(move.sequence if isinstance(move, Restore) else move.target, move.start, move.stop)
-
-
-def runs_on_device(tree: PrefixTree, running: Collection[Job]) -> Iterator[Node]:
-    """Yield each run with KV on the device, right behind its parent or a sibling's last descendant.
-
-    They are found from the sequences, because most scopes have no run on the device.
-    """
-    sequences = (*tree.device.idle.values(), *(job.sequence for job in running if job.sequence))
-    stack = list(_first_runs(sequence.last_node for sequence in sequences))
-    while stack:
-        node = stack.pop()
-        if node.ready:
-            yield node
-            stack.extend(node.children.values())
-
-
-def _first_runs(last_nodes: Iterable[Node]) -> Iterator[Node]:
-    """Yield the runs with which the paths to these last nodes begin, each once."""
-    seen: set[Node] = set()
-    for last_node in last_nodes:
-        for node in path(last_node):
-            if node in seen:
-                break
-            seen.add(node)
-            if node.start == 0:
-                yield node
-
-
-USUAL_ANSWER = 200  # tokens: requests allow for more than their answers take
+from .swap import USUAL_ANSWER, Swap
 
 
 class Cells:
@@ -134,13 +35,11 @@ class Cells:
     def __init__(self, tree: PrefixTree, index: PromptTree, running: Collection[Job], idle_cells: int) -> None:
         self._index = index
         self._tree, self._running, self._idle_cells = tree, running, idle_cells
-        self.num_passed = 0  # that the last step passes over, but for its own
-        self.num_swapped = 0  # tokens whose KV left the device for the time of a step, ever
-        self._in_front: list[int] = []  # requests to which the last swap gave the first cells
+        self.swap = Swap(tree, running)
 
     @property
     def num_used(self) -> int:
-        return self._tree.device.num_ready + sum(job.num_private for job in self._running)
+        return self.swap.num_used
 
     @property
     def num_free(self) -> int:
@@ -193,10 +92,6 @@ class Cells:
                 return False
         return self._index.host.has_room_for(missing)
 
-    def forget_order(self) -> None:
-        """No cell is in use any more."""
-        self._in_front = []
-
     def reserve(self, num_cells: int) -> bool:
         """Evict idle KV until `num_cells` cells are free; return False if there is too little of it."""
         missing = num_cells - self.num_free
@@ -213,66 +108,10 @@ class Cells:
             left = job.num_tokens - sequence.length - tree.copies.restorable(sequence)
             if tree.costs.pays_to_offload(left, min(job.request.limit, USUAL_ANSWER)):
                 tree.evict(excess)
-        # Known again before copies come back into the first free cells; private tokens do not tell where they stand.
-        if tree.device.cells_end > self.num_used and not any(one.num_private for one in self._running):
-            runs = runs_on_device(tree, [*self._running, job])
-            tree.device.cells_end = max((node.cells_end for node in runs), default=0)
+        self.swap.bound_cells(job)
 
-    def take_operations(self, num_tokens: int, computing: list[Job]) -> tuple[Moves, Moves]:
-        """Return the operations before and after a step of `num_tokens` tokens of the requests in `computing`.
 
-        Those are the tree's decisions, and a swap where it saves time.
-        """
-        device, used = self._tree.device, self.num_used
-        device.cells_end = max(device.cells_end, used) if used else 0
-        moves, afterwards = self._swap(num_tokens, computing)
-        # Taken last: deciding on a swap adds copies for the host tier to the tree's operations.
-        return self._tree.device.take_operations() + moves, afterwards
-
-    def passed_over(self, computing: list[Job], num_tokens: int) -> int:
-        """Return the cells that attention passes over in such a step: up to the highest in use, or fewer behind a swap."""
-        _, _, spared = self._to_swap(num_tokens, computing)
-        return max(self._tree.device.cells_end, self.num_used) - spared
-
-    def _swap(self, num_tokens: int, computing: list[Job]) -> tuple[Moves, Moves]:
-        runs, unseen, spared = self._to_swap(num_tokens, computing)
-        device = self._tree.device
-        self.num_passed = device.cells_end - spared
-        if not spared:
-            return (), ()
-        self.num_swapped += unseen
-        before, self._in_front = self._in_front, [job.request.id for job in computing]
-        used, needed = self.num_used, {job.sequence for job in computing}
-        # Free cells are spared by a move to the front alone, and private tokens stand behind others.
-        in_place = self._in_front == before and spared == unseen and not any(job.num_private for job in computing)
-        if not in_place:
-            device.cells_end = used
-        for node in runs:
-            if node.sequences.isdisjoint(needed):
-                node.cells_end = used + num_tokens  # it comes back behind them
-            elif not in_place:
-                node.cells_end = used - unseen
-        return swap_out(self._tree, runs, self._running, computing, in_place=in_place)
-
-    def _to_swap(self, num_tokens: int, computing: list[Job]) -> tuple[list[Node], int, int]:
-        """Return the runs on the device, the cells that a step does not see, and those that a swap spares it.
-
-        It spares these, and the free ones below the highest cell in use; 0 where the step is no faster for it. The free ones
-        are spared for good, so they count for each token of the answer to a prompt as well.
-        """
-        tree, costs, used = self._tree, self._tree.costs, self.num_used
-        free = max(tree.device.cells_end - used, 0)
-        limits = [job.request.limit for job in computing if job.num_tokens == job.num_prompt] if free else []
-        num_steps = min(max(limits, default=0), USUAL_ANSWER)
-        if num_tokens + num_steps <= costs.swap_from_tokens or not tree.host.could_hold(used):
-            return [], 0, 0
-        if not any(job.request.kind.is_client for job in computing):
-            return [], 0, 0  # a new request may abort the step; then it must not wait for moves
-        runs, needed = list(runs_on_device(tree, self._running)), {job.sequence for job in computing}
-        unseen = sum(node.ready for node in runs if node.sequences.isdisjoint(needed))
-        unseen += sum(job.num_private for job in self._running if job.sequence not in needed)
-        pieces = len(runs)  # of cells, each of which is moved by itself
-        if costs.scattered_tokens:
-            pieces += sum(one.num_scattered for one in (*runs, *self._running))
-        passed = unseen * num_tokens + free * (num_tokens + num_steps)
-        return runs, unseen, unseen + free if costs.pays_to_swap(passed, used, pieces) else 0
+def cut(job: Job, span: Span, device: DeviceCells) -> None:
+    """Free the cells of a span's rejected tokens."""
+    if job.computed < span.stop:
+        device.perform(Trim(span.sequence, job.computed, span.stop))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
 
+from .job import Job
 from .prefix_tree import PrefixTree
-from .request import Job
 from .reuse import ON_DEVICE, ReusedSpan
 
 HELP, NAME = "help", "name"  # in the metadata of a field

@@ -2,11 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from .eviction import Candidates, EvictionPolicy
 from .plan import Drop, Operation, Share, Trim
 from .radix import Node, Sequence, path
+
+
+class Stretches:
+    """How many stretches of cells KV stands in, about: by run, or of private tokens by their sequence.
+
+    It is more than one where an answer was computed beside others: each of its tokens stands by itself. What is not here
+    stands in one piece, or not on the device.
+    """
+
+    def __init__(self) -> None:
+        self._counts: dict[Node | Sequence, int] = {}
+
+    def of(self, holder: Node | Sequence) -> int:
+        """Return the count; 0: it stands in one piece."""
+        return self._counts.get(holder, 0)
+
+    @property
+    def holders(self) -> Iterable[Node | Sequence]:
+        """The runs and sequences that stand in more than one."""
+        return self._counts.keys()
+
+    def total(self, holders: Iterable[Node | Sequence]) -> int:
+        return sum(map(self.of, holders)) if self._counts else 0
+
+    def add(self, sequence: Sequence) -> None:
+        """Count a token that was computed beside those of other sequences."""
+        self._counts[sequence] = self._counts.get(sequence, 0) + 1
+
+    def join(self, holder: Node | Sequence) -> None:
+        """It comes back in one piece, or has left the device."""
+        self._counts.pop(holder, None)
+
+    def split(self, upper: Node, lower: Node) -> None:
+        """Divide the count of a run that was cut in two."""
+        if count := self._counts.get(lower):
+            self._counts[upper] = count * len(upper.tokens) // (len(upper.tokens) + len(lower.tokens))
+            self._counts[lower] = count - self._counts[upper]
+
+    def settle(self, sequence: Sequence, nodes: Iterable[Node]) -> None:
+        """The private tokens of a sequence have become these runs, or are gone."""
+        if count := self._counts.pop(sequence, 0):
+            self._counts.update((node, min(count, len(node.tokens))) for node in nodes if not node.ready)
+
+    def clear(self) -> None:
+        self._counts.clear()
 
 
 class DeviceCells:
@@ -33,6 +78,7 @@ class DeviceCells:
         self.cells_end = 0  # no cell from this one on is in use, if those in front are filled first
         self.idle: dict[Node, Sequence] = {}  # by last node; at most one a node
         self.leaves = Candidates(self._place, self.is_leaf)
+        self.stretches = Stretches()
         self._num_sequences = num_sequences
         self.free_ids = list(range(num_sequences))[::-1]
         self._operations: list[Operation] = []
@@ -45,6 +91,7 @@ class DeviceCells:
         self.num_ready = self.num_pending = self.num_in_use = self.cells_end = 0
         self.free_ids = list(range(self._num_sequences))[::-1]
         self.leaves.clear()
+        self.stretches.clear()
 
     @property
     def num_reclaimable(self) -> int:
@@ -199,6 +246,7 @@ class DeviceCells:
 
     def split(self, upper: Node, lower: Node) -> None:
         """Move the last node of an idle sequence that ends in the upper part of a run that was cut."""
+        self.stretches.split(upper, lower)
         idle = self.idle.get(lower)  # active last nodes are always at a run's end
         if idle and idle.length <= upper.end:
             del self.idle[lower]
@@ -233,6 +281,8 @@ class DeviceCells:
         self.num_ready += change
         if change > 0:
             node.cells_end = self.cells_end = max(self.cells_end, self.num_ready)
+        elif not node.ready:
+            self.stretches.join(node)
         if node.in_use:
             self.num_in_use += change
             self.num_pending -= change

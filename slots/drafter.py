@@ -9,8 +9,8 @@ from typing import Protocol
 import numpy as np
 
 from .costs import Costs
+from .job import Job
 from .lookup import Score
-from .request import Job
 from .scope import Scope
 from .slot import Slot
 

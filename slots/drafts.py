@@ -19,15 +19,16 @@ from time import perf_counter
 
 import numpy as np
 
-from .cells import USUAL_ANSWER, Cells
+from .cells import Cells, cut
 from .costs import AIM, Costs
 from .device import DeviceCells
 from .drafter import OUTLIER, Drafter, DraftTimes, ModelDraft, ModelOdds, smoothed
+from .job import Job
 from .lookup import Draft, Lookup, Score
-from .plan import Plan, Span, Trim
-from .request import Job
+from .plan import Plan, Span
 from .scope import Scope
 from .slot import Slot
+from .swap import USUAL_ANSWER
 
 # ---- The chance that a drafted token is the next one, learnt from the drafts that were checked. -------------------------
 
@@ -233,7 +234,7 @@ class Drafts:
 
     def propose(self, jobs: Sequence[Job], running: Sequence[Job], cells: Cells) -> Sequence[np.ndarray]:
         """Return a draft (int32, maybe empty) for each of these requests, which decode; nothing where none pays."""
-        lookups = [job.request.draft for job in jobs if job.request.draft is not None]
+        lookups = [job.request.draft for job in jobs if isinstance(job.request.draft, Lookup)]
         if len(jobs) < len(running):
             lookups.clear()
         self._is_used = bool(lookups)
@@ -278,7 +279,7 @@ class Drafts:
             least = min(least, accepted)
             if job.sequence is not None:  # else it was cut as the request left
                 cut(job, span, device)
-            if job.request.draft is not None:
+            if isinstance(job.request.draft, Lookup):
                 self._learn(job.request.draft, self._guesses[job.request.id].draft, accepted, span.drafted)
         self._earn(1 + least - self._multiple)
         checked.clear()
@@ -313,7 +314,7 @@ class Drafts:
             self._model_odds.learn(lookup.model_score, draft.confidences[:drafted], accepted)
 
     def _look_up(self, job: Job, most: int) -> Guess | None:
-        if job.request.draft is None:
+        if not isinstance(job.request.draft, Lookup):
             return None
         draft = job.request.draft.draft(job.tokens[: job.num_tokens], job.num_prompt, min(most, _room(job)))
         if draft is None:
@@ -438,12 +439,6 @@ class Drafts:
         most = min(AIM * self._max_stall, costs.background_ns / 1e9 or math.inf)
         whole = int(min(most / each, self.drafter.batch)) // costs.chunk * costs.chunk
         return min(max(whole, costs.chunk), self.drafter.batch)
-
-
-def cut(job: Job, span: Span, device: DeviceCells) -> None:
-    """Free the cells of a span's rejected tokens."""
-    if job.computed < span.stop:
-        device.perform(Trim(span.sequence, job.computed, span.stop))
 
 
 def _room(job: Job) -> int:

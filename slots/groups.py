@@ -20,8 +20,9 @@ from dataclasses import dataclass, field
 from itertools import islice, takewhile
 
 from .host import PromptTree
+from .job import Job
 from .radix import Node, RadixTree, Root, descendants, upward
-from .request import Job, Prompt
+from .request import Prompt
 
 MOST_SHARING = 64  # waiting requests that an admission looks at, those that share its documents first
 MOST_PLACES = 64  # cached documents that are visited to see what a request would reuse

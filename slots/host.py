@@ -426,10 +426,21 @@ class PromptTree(RadixTree):
                 break
         return runs
 
+    def usable_runs(self, scope: Scope | None, tokens: np.ndarray) -> list[tuple[Node, int]]:
+        """Return those of them that a prompt can continue behind now."""
+        return self.cached_runs(scope, tokens)
+
+    def check(self, nodes: list[Node]) -> None:
+        """Raise AssertionError where its runs (all of them) and what else it keeps disagree. See `slots/check.py`."""
+
     def num_cached(self, scope: Scope | None, tokens: np.ndarray) -> int:
         """Return how many leading tokens of a prompt have KV on the device or in host memory."""
         runs = self.cached_runs(scope, tokens)
         return runs[-1][1] if runs else 0
+
+    @abstractmethod
+    def void(self) -> None:
+        """Forget what stood on the device alone, and what was decided and never done. The copies that were made stay."""
 
     @abstractmethod
     def price(self, node: Node, *, is_used: bool = True) -> None:
@@ -564,7 +575,7 @@ class Copies:
         """
         if node.pinned_until:
             return True
-        left = node.num_scattered * self._costs.scattered_tokens - len(node.tokens)
+        left = self._device.stretches.of(node) * self._costs.scattered_tokens - len(node.tokens)
         runs = descendants(node)
         while left > 0 and (run := next(runs, None)):  # no more of them than it takes: there may be many
             left -= len(run.tokens) if run.is_cached else 0
@@ -612,7 +623,6 @@ class Copies:
             self._device.perform(restore)
             restore.copy.source = Source.HOST  # from now on it is there
             for node in nodes:
-                node.num_scattered = 0
                 self._device.count_ready(node, min(node.end, restore.stop) - node.start)
                 node.sequences.add(sequence)
             sequence.length = restore.stop

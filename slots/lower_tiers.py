@@ -23,11 +23,13 @@ from typing import Protocol
 
 import numpy as np
 
+from .fetched import Fetch, FetchedRecord, Holes
 from .host import HostMemory, PromptTree
+from .job import Job, Phase
 from .radix import Node, common_prefix, most_cached, path
 from .record import file_name
 from .record_index import IndexNode, RecordEntry, RecordIndex, Stretch, all_of_it
-from .request import Fetch, FetchedRecord, Job, Layout, Phase, Prompt, Request
+from .request import Layout, Prompt, Request
 from .scheduler import Scheduler
 from .scope import Scope
 from .tier import Record
@@ -221,6 +223,7 @@ def _behind(node: Node, at: int, tokens: np.ndarray) -> tuple[Node, int] | None:
 
 class Fetches:
     """Brings records of prompts that wait into host memory. It belongs to the engine's thread, which touches no file.
+    The scheduler's `Fetcher`.
 
     lower: the tiers that are asked, the first one that has more of a prompt than host memory. read: has a thread call a
     function. hand_over: runs a function in the engine's thread. accepts: whether a record is of this model's layout; called
@@ -243,10 +246,13 @@ class Fetches:
         self.least = LEAST
         self._unasked: deque[Job] = deque()
         self._open: list[Fetch] = []  # until their requests run or have ended
-        self._keepers: dict[Job, None] = {}  # requests that may keep records from behind holes, paused ones among them
+        self._by_job: dict[Job, Fetch] = {}  # likewise
+        self._expected: dict[Job, int] = {}  # tokens that device and host had of each when lower tiers were asked
+        self._holes = Holes()
         self._speeds = {tier.name: Speed() for tier in lower}
         self.num_hits = self.num_tokens = self.num_bytes = self.num_given_up = 0  # requests, tokens, bytes, requests; ever
         self.seconds = 0.0  # that requests waited, ever
+        scheduler.fetch_with(self)
 
     def expect(self, job: Job) -> None:
         """Consider a request that waits."""
@@ -258,9 +264,9 @@ class Fetches:
 
     def look(self) -> None:
         """Begin fetches, give up those that take too long, and let go of what is in use now. Between two steps."""
-        for fetch in [fetch for fetch in self._open if fetch.job.fetch is not fetch]:
+        for fetch in [fetch for fetch in self._open if self._by_job.get(fetch.job) is not fetch]:
             self._release(fetch)
-        self._count_behind()
+        self._scheduler.index.host.num_aside = self._holes.forget_dropped({tier.name: tier for tier in self._lower})
         for fetch in self._open if self._scheduler.slots.any_idle else ():
             if not fetch.is_over and self._scheduler.slots.may_take(fetch.job):
                 fetch.wanted_at = fetch.wanted_at or self._clock()
@@ -269,7 +275,7 @@ class Fetches:
                     self._end(fetch)
         while self._unasked and self._has_room():
             job = self._unasked.popleft()
-            if job.fetch is None and job.sequence is None and job in self._scheduler.waiting:
+            if job not in self._by_job and job.sequence is None and job in self._scheduler.waiting:
                 try:
                     self._begin(job)
                 except Exception:  # the queue will say what is wrong with it
@@ -291,7 +297,7 @@ class Fetches:
         """Seconds until the next fetch is given up, if all that waits waits for fetches and nothing runs; else None."""
         if self._scheduler.running or not len(self._scheduler.waiting):
             return None
-        waits = [job.fetch for job in self._scheduler.waiting if job.fetch is not None and not job.fetch.is_over]
+        waits = [self._by_job[job] for job in self._scheduler.waiting if self.is_fetching(job)]
         if len(waits) < len(self._scheduler.waiting):
             return None
         return max(min(fetch.patience_left(self._clock()) for fetch in waits), 1e-3)
@@ -300,32 +306,50 @@ class Fetches:
 
     def begins_late(self, job: Job) -> bool:
         """Begin a fetch for a request that is about to be admitted, if it was not asked for or has lost KV since."""
-        if not self._lower or job.fetch is not None or job.has_begun or job.is_suspect or not self._may_fetch(job):
+        if not self._lower or job in self._by_job or job.has_begun or job.is_suspect or not self._may_fetch(job):
             return False
-        expected = job.num_expected
+        expected = self._expected.get(job)
         if expected is None or self._scheduler.index.reusable(job.request.index_scope, job.layout.tokens) < expected:
             self._begin(job)
-        return job.fetch is not None
+        return job in self._by_job
+
+    def is_fetching(self, job: Job) -> bool:
+        fetch = self._by_job.get(job)
+        return fetch is not None and not fetch.is_over
+
+    def begins(self, job: Job) -> None:
+        self._by_job.pop(job, None)
+
+    def ends(self, job: Job) -> None:
+        self._by_job.pop(job, None)
+        self._expected.pop(job, None)
+        self._holes.forget(job)
+
+    def next_pause(self, job: Job) -> int:
+        return self._holes.next_pause(job)
+
+    def take_over(self, job: Job) -> bool:
+        return self._holes.take_over(job, self._scheduler.index.host)
 
     def _begin(self, job: Job) -> None:
         """Read what a lower tier has of a request's prompt, if that pays."""
         request, index = job.request, self._scheduler.index
         scope = request.index_scope
         known = request.prompt.arrange(index, scope)
-        job.num_expected = index.reusable(scope, known.tokens)
-        has = self._usable(known, job.num_expected)
+        expected = self._expected[job] = index.reusable(scope, known.tokens)
+        has = self._usable(known, expected)
         for tier in self._lower:
             with tier.index.lock:
                 if scope not in tier.index.roots:
                     continue
                 layout = self._arrange(request, tier)
                 found = [self._found(tier.index, scope, text) for text in layout.texts]
-            if layout.moved:  # of a text in pieces, what is behind a hole is of no use yet
+            if layout.in_pieces:  # of a text in pieces, what is behind a hole is of no use yet
                 found = [(at, stretches[:1] if _reached(at, stretches) > at else []) for at, stretches in found]
             stretches = [one for _, more in found for one in more]
             entries = list(dict.fromkeys(entry for one in stretches for entry in one.entries))
             gained = sum(one.stop - one.start for one in stretches)
-            if entries and not layout.moved:
+            if entries and not layout.in_pieces:
                 at, stop = found[0][0], stretches[-1].stop
                 gained = self._usable(layout, stop) - has - (stop - at - gained)
             if gained > 0 and entries:
@@ -376,7 +400,7 @@ class Fetches:
         fetch.began = self._clock()
         if self._scheduler.slots.any_idle and self._scheduler.slots.may_take(fetch.job):
             fetch.wanted_at = fetch.began
-        fetch.job.fetch = fetch
+        self._by_job[fetch.job] = fetch
         fetch.job.enter(Phase.FETCHING)
         self._open.append(fetch)
         for text in fetch.texts:
@@ -423,8 +447,9 @@ class Fetches:
         """Put a record into host memory, or keep it for its request alone where a hole is in front of it."""
         index, record = self._scheduler.index, fetched.record
         if index.num_cached(record.scope, record.tokens) < record.start:
-            fetch.job.behind.append(fetched)
-            self._keepers[fetch.job] = None
+            if fetch.job.phase is Phase.DONE:
+                return False
+            self._holes.add(fetch.job, fetched)
             return True
         index.host.overdraw(record)
         if not index.host.put(record, fetched.tier):
@@ -436,7 +461,7 @@ class Fetches:
         """Wait no longer."""
         if not fetch.is_over:
             fetch.is_over = True
-            if fetch.job.fetch is fetch and fetch.job.phase is Phase.FETCHING:
+            if self._by_job.get(fetch.job) is fetch and fetch.job.phase is Phase.FETCHING:
                 fetch.job.enter(Phase.WAITING)
             fetch.keys.clear()
             fetch.arrived.clear()
@@ -447,15 +472,6 @@ class Fetches:
             self.num_tokens += fetch.gained if fetch.num_adopted else 0
 
     # ---- host memory -------------------------------------------------------------------------------------------------
-
-    def _count_behind(self) -> None:
-        """Count what requests keep from behind holes under the budget, and forget what was dropped meanwhile."""
-        tiers, num_bytes = {tier.name: tier for tier in self._lower}, 0
-        self._keepers = {job: None for job in self._keepers if job.behind}
-        for job in self._keepers:
-            job.behind = deque(one for one in job.behind if one.key in tiers[one.tier])
-            num_bytes += sum(one.record.num_bytes for one in job.behind)
-        self._scheduler.index.host.num_aside = num_bytes
 
     @property
     def _num_unread(self) -> int:

@@ -122,7 +122,7 @@ class PrefixTree(PromptTree):
         self.copies = Copies(self.device, self.host, costs)
         self.profile = profile or Profile(costs.chunk)
         self.num_evicted = 0  # tokens that left the device, ever
-        self.num_scattered = 0  # tokens that left it without a copy, since to compute them again takes less time, ever
+        self.num_uncopied = 0  # tokens that left it without a copy, since to compute them again takes less time, ever
 
     def clear(self) -> None:
         """Forget everything, even in an inconsistent state. No cell, sequence or copy is in use then."""
@@ -187,13 +187,10 @@ class PrefixTree(PromptTree):
             self.device.share(sequence, cached)
         return Claim(sequence, cached, Source.OWN if own else Source.FORK if cached else Source.NONE)
 
-    def release(
-        self, sequence: Sequence, private: np.ndarray = NO_TOKENS, num_scattered: int = 0, session: str = ""
-    ) -> None:
+    def release(self, sequence: Sequence, private: np.ndarray = NO_TOKENS, session: str = "") -> None:
         """End a request's use of `sequence`, which stays, idle.
 
-        private: its generated tokens that have KV (int32). num_scattered: stretches of cells that they stand in. session: as
-        for `claim`.
+        private: its generated tokens that have KV (int32). session: as for `claim`.
         """
         self._clock += 1
         claimed = sequence.last_node
@@ -202,8 +199,8 @@ class PrefixTree(PromptTree):
             self.device.end_use(node)
         if len(private):
             sequence.last_node = self._descend(claimed, private)
-            for node in (nodes := path(sequence.last_node, claimed.end)):
-                node.num_scattered = node.num_scattered if node.ready else min(num_scattered, len(node.tokens))
+            nodes = path(sequence.last_node, claimed.end)
+            self.device.stretches.settle(sequence, nodes)
             self._count_use(nodes, session)
             self.device.advance(sequence, sequence.last_node.end)
         self._prune(sequence)
@@ -303,7 +300,7 @@ class PrefixTree(PromptTree):
         sequence = self.device.idle[leaf]
         saved = keep and self.copies.save(leaf, sequence)
         if keep and not saved:
-            self.num_scattered += 0 if not self.host.max_bytes or self.copies.pays(leaf) else leaf.ready
+            self.num_uncopied += 0 if not self.host.max_bytes or self.copies.pays(leaf) else leaf.ready
             self.host.count_lost(leaf, leaf.ready)
             for run in descendants(leaf):  # of no use without it
                 self.host.count_lost(run, len(run.tokens))

@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 from .groups import Groups
 from .host import PromptTree
-from .request import Job, Layout, Phase, Request, Strategy
+from .job import Job, Phase, Strategy
+from .request import Layout, Request
 
 
 class Rejected(Exception):
@@ -102,8 +103,7 @@ class Queue:
     def restart(self, again: Sequence[Job] = ()) -> None:
         """The device has lost all KV, and with it the copies that were not made yet. again: requests to put first."""
         for job in self._waiting:
-            job.readings.forget_unmade()
-            job.taken = None  # its run may have gone without a trace: a tree that is cleared leaves its nodes as they are
+            job.strategy_state.forget_unmade()
         for job in reversed(again):
             job.enter(Phase.WAITING)
             self._waiting.appendleft(job)

@@ -35,8 +35,7 @@ class Node:
         state                              |      the recurrent state behind it, of a model that has one: see `StateTree`
 
     sequences: those that hold KV of this run. in_use: the number of running requests with this run on their paths; a run
-    in use is not evicted. num_scattered: stretches of cells that its KV stands in, about, if it is of an answer that was
-    computed beside others; 0: in one. cells_end: none of its cells is at or above this one (see `Cells`). record: the key of
+    in use is not evicted. cells_end: none of its cells is at or above this one (see `Cells`). record: the key of
     the record that a lower tier took of it, with its state. documents: the ends of documents that begin behind this run, by
     their keys. document_of: the inverse, (run before the document, key) of each document that ends with this run. session:
     the one whose requests alone computed and used it; empty: there is no such one; None: no request had it so far.
@@ -47,7 +46,6 @@ class Node:
     parent: Node | None = field(repr=False)
     children: dict[int, Node] = field(default_factory=dict[int, "Node"], repr=False)
     ready: int = 0
-    num_scattered: int = 0
     cells_end: int = 0
     sequences: set[Sequence] = field(default_factory=set["Sequence"], repr=False)
     in_use: int = 0
@@ -262,8 +260,6 @@ class RadixTree:
         upper.frequency, upper.token_cost, upper.num_misses = lower.frequency, lower.token_cost, lower.num_misses
         upper.priority, upper.host_priority = lower.priority, lower.host_priority
         upper.pinned_until, upper.session = lower.pinned_until, lower.session
-        upper.num_scattered = lower.num_scattered * at // len(lower.tokens)
-        lower.num_scattered -= upper.num_scattered
         upper.sequences = set(lower.sequences)
         upper.parent.children[int(upper.tokens[0])] = upper  # type: ignore[union-attr]
         lower.tokens, lower.start, lower.parent = lower.tokens[at:], lower.start + at, upper

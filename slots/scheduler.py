@@ -17,21 +17,20 @@ from itertools import repeat
 
 import numpy as np
 
-from .cells import Cells
+from .cells import Cells, cut
 from .costs import PrefillBudget, chunk_size
 from .counters import Counters
-from .drafts import Drafts, cut
-from .host import HostMemory, PromptTree
+from .host import PromptTree
+from .job import Job, Phase, Strategy
 from .plan import Plan, Span
 from .prefix_tree import Pins, PrefixTree
 from .queue import Queue
-from .radix import NO_TOKENS, Node, descendants, path
-from .request import Job, Layout, Phase, Request, Strategy
-from .separate import SeparateDocuments
+from .radix import NO_TOKENS
+from .request import Layout, Request
+from .seams import Fetcher, NoDrafts, NoFetches, Proposer
 from .slot import SIMILARITY, Slots
-from .snapshots import FromSnapshots, Snapshots
-from .state_tree import StateTree
 from .strategy import PlainKV
+from .turns import ShortWaits, in_turn
 
 # ---- One step while it is planned: spans under a budget of tokens and of cells. -----------------------------------------
 
@@ -48,10 +47,17 @@ class StepBuilder:
     """
 
     def __init__(
-        self, tree: PrefixTree, cells: Cells, counters: Counters, *, most_told: int = 0, beside: bool = False
+        self,
+        tree: PrefixTree,
+        cells: Cells,
+        counters: Counters,
+        fetcher: Fetcher,
+        *,
+        most_told: int = 0,
+        beside: bool = False,
     ) -> None:
-        self._tree, self._cells, self._counters, self._most_told = tree, cells, counters, most_told
-        self._beside = beside
+        self._tree, self._cells, self._counters, self._fetcher = tree, cells, counters, fetcher
+        self._most_told, self._beside = most_told, beside
         self.jobs: list[Job] = []
         self.spans: list[Span] = []
         self.checked: list[tuple[Job, Span]] = []  # those with drafts, once they are computed
@@ -81,7 +87,7 @@ class StepBuilder:
         for job in sorted(jobs, key=lambda job: (not job.answering, -job.request.priority, job.due)):
             if not job.request.kind.is_client and self._leaders and self._leaders[0].request.kind.is_client:
                 return  # no prompt that a client waits for takes longer for one of them
-            job.strategy.catch_up(job, self._num_cells)
+            self._catch_up(job)
             if self._follows_a_leader(job):
                 job.enter(Phase.FOLLOWING)
                 continue
@@ -100,7 +106,8 @@ class StepBuilder:
         is_alone = len(plan.spans) == 1
         for job, span in zip(self.jobs, plan.spans, strict=True):
             job.computed, is_client = span.stop - span.drafted, job.request.kind.is_client
-            job.num_scattered += not is_alone and span.start >= job.claimed
+            if not is_alone and span.start >= job.claimed and job.sequence is not None:
+                self._tree.device.stretches.add(job.sequence)
             if span.drafted and job.request.draft is not None:
                 job.request.draft.num_drafted += span.drafted
                 self._counters.count_draft(span.drafted)
@@ -121,6 +128,16 @@ class StepBuilder:
             if job.phase is not Phase.DECODE:
                 job.go_on()
         return progress
+
+    def _catch_up(self, job: Job) -> None:
+        """Let a request take over what others have computed since its last span, and what was fetched for it."""
+        before, strategy, fetcher = job.computed, job.strategy, self._fetcher
+        strategy.catch_up(job, self._num_cells)
+        if job.computed > before:
+            strategy.pause_at(job, fetcher.next_pause(job))
+        if fetcher.take_over(job):
+            strategy.bring_back(job, self._num_cells)
+            strategy.pause_at(job, fetcher.next_pause(job))
 
     def _follows_a_leader(self, job: Job) -> bool:
         """Return whether this step computes the next tokens of this request for another one."""
@@ -163,26 +180,19 @@ class StepBuilder:
         self._num_cells += size
 
 
-def in_turn(running: Sequence[Job], last: str, *, decoding: bool) -> list[Job]:
-    """Return the running requests that may share the next step: those of one set of LoRA adapters.
-
-    A context computes with one set at a time. Of several, the turn is that of the set after `last`, the last step's.
-    decoding: those that decode; else those with a prompt to compute.
-    """
-    sets = list(dict.fromkeys([job.request.scope.adapters for job in running]))
-    turn = sets[(sets.index(last) + 1) % len(sets)] if last in sets else next(iter(sets), "")
-    return [job for job in running if (job.phase is Phase.DECODE) is decoding and job.request.scope.adapters == turn]
-
-
 logger = logging.getLogger("slotcache.scheduler")
 TRIES = 3  # steps that may fail with a request until it counts as the cause: the first beside others, the rest alone
+
+
+StrategyMaker = Callable[[PrefixTree, Cells, Counters], Strategy]
 
 
 class Scheduler:
     """Owns the waiting and the running requests. Not thread-safe: only the engine's thread calls it.
 
     similarity: see `affine_slot`. batch_size: most tokens of a step. prefill_budget, max_stall: see `PrefillBudget`.
-    idle_cells: see `Cells`. window: see `Queue`. snapshots: for models whose memory cannot be cut. drafts: for requests that
+    idle_cells: see `Cells`. window: see `Queue`. index: the tree that prompts are compared with; None: `tree` itself.
+    strategies: make the ways of reuse that come before the usual one, each for its own requests. drafts: for requests that
     want them. max_rows: most rows of logits of a step.
     """
 
@@ -197,25 +207,30 @@ class Scheduler:
         max_stall: float = math.inf,
         idle_cells: int = 0,
         window: int = 32,
-        snapshots: Snapshots | None = None,
-        drafts: Drafts | None = None,
+        index: PromptTree | None = None,
+        strategies: Iterable[StrategyMaker] = (),
+        drafts: Proposer | None = None,
         max_rows: int = 0,
     ) -> None:
         self.tree, self.slots, self.batch_size = tree, Slots(num_slots, similarity), batch_size
         self.budget = PrefillBudget(prefill_budget, max_stall, tree.costs, tree.profile)
-        self.snapshots = Snapshots(tree, HostMemory()) if snapshots is None else snapshots
-        self.index: PromptTree = self.snapshots if self.snapshots.host.max_bytes else tree  # what prompts are compared with
+        self.index = tree if index is None else index
+        self.trees = (tree,) if index is None else (tree, index)
         self.waiting = Queue(self.index, window, self._may_start, self._strategy)
-        self.drafts = drafts or Drafts(tree.costs)
+        self.drafts = drafts or NoDrafts()
+        self.fetcher: Fetcher = NoFetches()
         self.running: list[Job] = []  # in order of admission
         self.admits = True  # whether waiting requests may start
         self.cells = Cells(tree, self.index, self.running, idle_cells)
         self.pins, self.counters = Pins(self.index), Counters(tree)
         self._most_told = max_rows - num_slots  # beside a row for each slot
         self.step = self._new_step()  # of the last plan
-        self._plain = PlainKV(tree, self.cells, self.counters)
-        self._separate = SeparateDocuments(tree, self.cells, self.counters)
-        self._from_snapshots = FromSnapshots(tree, self.cells, self.counters, self.snapshots)
+        self._strategies = [make(tree, self.cells, self.counters) for make in (*strategies, PlainKV)]
+        self._waits = ShortWaits(self.budget, self.cells, batch_size)
+
+    def fetch_with(self, fetcher: Fetcher) -> None:
+        """Let requests wait for what a fetcher brings, from now on."""
+        self.fetcher = fetcher
 
     # ---- requests come and go --------------------------------------------------------------------------------------
 
@@ -226,8 +241,7 @@ class Scheduler:
 
     def finish(self, job: Job) -> None:
         """End a waiting or running request. Its KV stays in the tree, unless it is not to be cached."""
-        job.fetch = None
-        job.behind.clear()
+        self.fetcher.ends(job)
         has_run = job.sequence is not None
         self._leave(job) if has_run else self.waiting.discard(job)
         for stop, seconds in job.layout.breakpoints if has_run and job.request.keeps else ():
@@ -249,16 +263,13 @@ class Scheduler:
 
     # ---- a step ----------------------------------------------------------------------------------------------------
 
-    def plan(self, begins_late: Callable[[Job], bool] = lambda job: False) -> Plan:
-        """Return the next step. It is empty if no request runs and none could be admitted.
-
-        begins_late: whether the next request has to wait for a lower tier: see `Fetches.begins_late`.
-        """
+    def plan(self) -> Plan:
+        """Return the next step. It is empty if no request runs and none could be admitted."""
         self.drafts.settle(self.step.checked, self.tree.device)
         self.pins.expire()
-        started = self._admit(begins_late)
+        started = self._admit()
         step = self.step = self._next_step()
-        operations, afterwards = self.cells.take_operations(step.num_tokens, step.jobs)
+        operations, afterwards = self.cells.swap.take_operations(step.num_tokens, step.jobs)
         return Plan(
             operations,
             tuple(step.spans),
@@ -293,7 +304,7 @@ class Scheduler:
 
     def observe(self, plan: Plan, seconds: float) -> None:
         """Learn from the time that a plan took."""
-        self.budget.observe(plan, seconds, self.cells.num_passed)
+        self.budget.observe(plan, seconds, self.cells.swap.num_passed)
         self.drafts.observe(plan, seconds)
 
     def refuse(self) -> bool:
@@ -325,7 +336,7 @@ class Scheduler:
         for job in again:
             job.start_over()
         self._void(keep)
-        self.cells.forget_order()
+        self.cells.swap.forget_order()
         self.step = self._new_step()
         self.waiting.restart(again)
         self.counters.restarts += len(again)
@@ -335,17 +346,18 @@ class Scheduler:
         """Forget the KV on the device; that in host memory stays, if it is to be kept and can be."""
         try:
             if keep:
-                self.tree.void()
-                self.snapshots.void()
+                for tree in self.trees:
+                    tree.void()
                 return
         except Exception:
             logger.exception("the copies in host memory cannot be told apart, and are dropped")
-        self.tree.clear()
-        self.snapshots.clear()
+        for tree in self.trees:
+            tree.clear()
 
     def _new_step(self) -> StepBuilder:
         beside = any(job.request.kind.is_client for job in self.running)
-        return StepBuilder(self.tree, self.cells, self.counters, most_told=self._most_told, beside=beside)
+        parts = self.tree, self.cells, self.counters, self.fetcher
+        return StepBuilder(*parts, most_told=self._most_told, beside=beside)
 
     def _next_step(self) -> StepBuilder:
         """Return a step: decode first, then prefill with the remaining tokens; in turns where both together cost more.
@@ -354,11 +366,12 @@ class Scheduler:
         """
         last, apart = self.step.adapters, self.cells.num_used >= self.tree.costs.apart_from_cells
         streams = any(one.phase is Phase.DECODE for one in self.running) or len({one.answering for one in self.running}) > 1
-        holds = apart and streams and self._holds_prompts()
-        if apart and self.step.is_decode_turn and streams and not holds:
+        waits = apart and streams and self._waits.begins(self.running)
+        self.counters.held_steps += waits
+        if apart and self.step.is_decode_turn and streams and not waits:
             step = self._new_step()
             same = [job for job in self.running if job.request.scope.adapters == last and job.phase is not Phase.DECODE]
-            step.prefill(same, self.budget.limit(self.batch_size, partial(self.cells.passed_over, same)))
+            step.prefill(same, self.budget.limit(self.batch_size, partial(self.cells.swap.passed_over, same)))
             if step.spans:
                 return step
         while True:
@@ -368,41 +381,15 @@ class Scheduler:
             step.decode(decoding, self.drafts.propose(decoding, self.running, self.cells))
             step.is_decode_turn = apart and bool(step.spans)
             if not step.is_decode_turn and (prompts := in_turn(self.running, last, decoding=False)):
-                left, cells = self.batch_size - step.num_tokens, partial(self.cells.passed_over, [*decoding, *prompts])
+                left, cells = self.batch_size - step.num_tokens, partial(self.cells.swap.passed_over, [*decoding, *prompts])
                 step.prefill(prompts, self.budget.limit(left, cells) if streams else left)
             if step.spans or not self.running:
                 return step
             self._preempt()  # all requests lack cells: the youngest gives up its own
 
-    def _holds_prompts(self) -> bool:
-        """Return whether prompts wait for the streams, so that they need no parts: these all end soon.
-
-        With parts, the shortest prompt would wait for as many steps of these streams. Others may come meanwhile, so a
-        prompt waits for the longest stall in all.
-        """
-        budget = self.budget
-        prompts = [job for job in self.running if job.request.kind.is_client and job.phase is not Phase.DECODE]
-        streams = [job for job in self.running if job.phase is Phase.DECODE]
-        if not (streams and prompts) or any(job.answering for job in prompts):
-            return False
-        if len({job.request.scope.adapters for job in self.running}) > 1:
-            return False  # sets take turns: another one's prompts would be computed meanwhile
-        left = max(job.num_prompt + job.request.limit - job.num_tokens for job in streams)
-        seconds = max(job.held for job in prompts) + left * budget.decode
-        if not 0 < seconds <= budget.max_stall < math.inf:
-            return False
-        part = budget.limit(self.batch_size, partial(self.cells.passed_over, prompts))
-        if min(job.num_lacking for job in prompts) <= part * max(left - 1, 1):
-            return False
-        for job in prompts:
-            job.held += budget.decode
-            job.enter(Phase.HELD)
-        self.counters.held_steps += 1
-        return True
-
     # ---- admission and memory --------------------------------------------------------------------------------------
 
-    def _admit(self, begins_late: Callable[[Job], bool]) -> list[Job]:
+    def _admit(self) -> list[Job]:
         """Start waiting requests while a slot is idle and their prompts fit; return them.
 
         One that may make steps fail runs alone, so that it takes no other one with it. The others pause until its first
@@ -417,7 +404,7 @@ class Scheduler:
             while self.tree.copies.save_ahead():
                 pass
         while self._has_slot() and (job := self.waiting.next()):
-            if begins_late(job):
+            if self.fetcher.begins_late(job):
                 continue
             if not self.cells.fits(job, self.waiting):
                 if self._give_way(job, slot=-1):
@@ -465,14 +452,13 @@ class Scheduler:
 
     def _strategy(self, request: Request, whole: Layout) -> Strategy:
         """Return how a request reuses KV. whole: its prompt."""
-        if whole.moved:
-            return self._separate
-        return self._plain if request.snapshot_scope is None else self._from_snapshots
+        return next(one for one in self._strategies if one.takes(request, whole))
 
     def _start(self, job: Job) -> None:
         """Run a request that has left the queue: give it what is known of its prompt, and a slot."""
         job.strategy.begin(job, self.waiting)
-        job.fetch = None
+        self.fetcher.begins(job)
+        job.strategy.pause_at(job, self.fetcher.next_pause(job))
         assert job.sequence is not None
         job.due = self.counters.prompt_tokens + job.num_lacking
         self.slots.take(job, job.sequence.id)
@@ -510,94 +496,3 @@ def forget_uncached(tree: PrefixTree, job: Job, others: Iterable[Job]) -> None:
     """Forget the KV of a request that is not to be cached, unless one of the `others` answers the same prompt."""
     if not job.request.cache and all(other.request.scope != job.request.scope for other in others):
         tree.forget(job.request.scope)
-
-
-# ---- Check --------------------------------------------------------------------------------------------------------------
-# The invariants of the cache, in code: tests call this after every step, and `--check` does when the server is idle.
-
-
-def check_tree(tree: PrefixTree) -> None:
-    """Raise AssertionError where the tree, its sequences and its device disagree."""
-    device = tree.device
-    nodes = [node for root in tree.roots.values() for node in descendants(root)]
-    sequences = {sequence for node in nodes for sequence in node.sequences} | set(device.idle.values())
-    assert device.num_ready == sum(node.ready for node in nodes)
-    assert device.num_pending == sum(len(node.tokens) - node.ready for node in nodes if node.in_use)
-    assert device.num_in_use == sum(node.ready for node in nodes if node.in_use)
-    assert 0 <= device.num_ready <= device.num_cells
-    for node in nodes:
-        assert len(node.tokens) > 0
-        assert node.parent is not None and node.parent.children[int(node.tokens[0])] is node
-        assert node.parent.end == node.start
-        held = [min(sequence.length, node.end) - node.start for sequence in node.sequences]
-        assert node.ready == max(held, default=0) and min(held, default=1) > 0
-        assert node.in_use or node.complete or (node.copy and not node.ready), "a run that nobody will compute"
-        assert node.ready == 0 or node.parent.complete
-        for key, end in node.documents.items():
-            assert (node, key) in end.document_of and node in path(end)
-        for origin, key in node.document_of:
-            assert origin.documents[key] is node
-    check_host(tree, nodes)
-    ids = [sequence.id for sequence in sequences]
-    assert len(ids) == len(set(ids)) and not set(ids) & set(device.free_ids)
-    assert device.leaves.nodes == {node for node in device.idle if device.is_leaf(node)}
-    for last_node, sequence in device.idle.items():
-        assert sequence.last_node is last_node and not sequence.active and last_node.start < sequence.length <= last_node.end
-    for sequence in sequences:
-        held = {node for node in path(sequence.last_node) if node.start < sequence.length}
-        assert held == {node for node in nodes if sequence in node.sequences}
-
-
-def check_host(tree: PromptTree, nodes: list[Node]) -> None:
-    """Raise AssertionError where a tree's copies, their budget and its pins disagree."""
-    host, states = tree.host, [node for node in nodes if node.state is not None]
-    copies = {node.copy for node in nodes if node.copy is not None}
-    assert host.num_tokens == sum(map(len, copies)) and host.num_states == len(states)
-    size = host.num_tokens * host.sizes.run_token + sum(host.size_of(node.end) for node in states)
-    assert host.num_bytes == size <= host.max_bytes + host.overdraft
-    for node in nodes:
-        assert node.copy is None or (node.copy.start <= node.start and node.end <= node.copy.stop)
-        assert node.state is None or (node.state.start, node.state.stop) == (0, node.end)
-    assert all(copy.users == sum(node.copy is copy for node in nodes) for copy in copies)
-    assert host.candidates.nodes == {node for node in nodes if host.may_leave(node)}
-    assert tree.pinned == {node for node in nodes if node.pinned_until}
-
-
-def check_states(tree: StateTree) -> None:
-    """Raise AssertionError where runs and states disagree."""
-    nodes = [node for root in tree.roots.values() for node in descendants(root)]
-    for node in nodes:
-        assert node.parent is not None and node.parent.end == node.start and node.copy is not None
-    assert all(node.state is not None and node.frequency < 2 for node in (*tree.unused, *tree.passed))
-    assert not tree.passed & set(tree.unused)
-    assert all(node.state is None for node in tree.aged) and tree.aged <= set(nodes)
-    check_host(tree, nodes)
-
-
-def check(scheduler: Scheduler) -> None:
-    """Raise AssertionError where requests, slots, sequences and cells disagree."""
-    tree, device = scheduler.tree, scheduler.tree.device
-    check_tree(tree)
-    check_states(scheduler.snapshots)
-    assert scheduler.cells.num_used <= device.num_cells
-    assert [slot.job for slot in scheduler.slots if slot.job] == sorted(scheduler.running, key=lambda job: job.slot)
-    pins: dict[object, int] = {}
-    for job in scheduler.running:
-        sequence = job.sequence
-        assert sequence is not None and sequence.active and sequence.last_node.end == job.claimed
-        assert sequence.length == min(job.computed, job.claimed)
-        assert job.computed < job.num_tokens <= len(job.tokens)
-        may_pause = job.computes is not Phase.DECODE and job.phase in (Phase.FOLLOWING, Phase.HELD)
-        assert job.phase is job.computes or may_pause
-        for node in path(sequence.last_node):
-            pins[node] = pins.get(node, 0) + 1
-    for root in tree.roots.values():
-        for node in descendants(root):
-            assert node.in_use == pins.get(node, 0)
-    for job in scheduler.waiting:
-        is_fetching = job.fetch is not None and not job.fetch.is_over
-        assert job.sequence is None and job.phase is (Phase.FETCHING if is_fetching else Phase.WAITING)
-    scheduler.waiting.groups.check(scheduler.waiting)
-    active = len(scheduler.running)
-    held = {sequence for root in tree.roots.values() for node in descendants(root) for sequence in node.sequences}
-    assert len(device.free_ids) + len(held | {r.sequence for r in scheduler.running}) >= active + len(device.idle)

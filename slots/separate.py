@@ -16,16 +16,201 @@ made again from the documents at once, and only what is between them and behind 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import KW_ONLY, dataclass, field
 from itertools import takewhile
 from operator import attrgetter
+from typing import NamedTuple
 
+import numpy as np
+
+from .job import Job, StrategyState
 from .plan import HostCopy, Restore, Save, Span
 from .prefix_tree import PrefixTree
-from .radix import Node, path
-from .request import Job, KvPart, Layout, PlacedDocument, Segment
-from .reuse import Source
+from .radix import Node, RadixTree, Section, path
+from .request import Layout, PlacedDocument, Request, Segment
+from .reuse import Source, ids_of
+from .scope import Scope
 from .strategy import PlainKV
+
+# ---- What a prompt with such documents is. ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MovedDocument:
+    """A document at positions [start, stop) of a prompt, which is read behind the prompt's prefix alone.
+
+    id, key: as in `PlacedDocument`. prefix (int32): the tokens up to the prompt's first document, one array of all its
+    documents; tokens (int32): its own.
+    """
+
+    id: str
+    key: str
+    start: int
+    stop: int
+    _: KW_ONLY
+    prefix: np.ndarray
+    tokens: np.ndarray
+
+    @property
+    def num_prefix(self) -> int:
+        """The number of tokens up to the prompt's first document."""
+        return len(self.prefix)
+
+    @property
+    def text(self) -> np.ndarray:
+        """The tokens (int32) that it is read in."""
+        return np.concatenate((self.prefix, self.tokens))
+
+    @property
+    def distance(self) -> int:
+        """Positions from the place where it was read to that where it stands."""
+        return self.start - self.num_prefix
+
+    @property
+    def moves_from(self) -> int:
+        """The first position whose KV comes from there. The first document stands where it was read, behind all in front."""
+        return self.start if self.distance else 0
+
+    @property
+    def needed_from(self) -> int:
+        """The first position of its text whose KV is needed."""
+        return self.moves_from - self.distance
+
+    def runs(self, tree: RadixTree, scope: Scope) -> Iterator[tuple[Node, int, int]]:
+        """Yield the runs that a tree has of it, each with the positions of its text that stand there."""
+        match = tree.match(scope, self.text)
+        for node in reversed(path(match.node)):
+            start, stop = max(node.start, self.needed_from), min(node.end, match.length)
+            if start < stop:
+                yield node, start, stop
+
+    def cached_runs(self, tree: RadixTree, scope: Scope) -> list[tuple[Node, int, int]]:
+        """Return the same, if all of its KV is on the device or in host memory; else none."""
+        at, runs = self.needed_from, list(self.runs(tree, scope))
+        for node, start, stop in runs:
+            if start != at or (node.copy is None and node.start + node.ready < stop):
+                return []
+            at = stop
+        return runs if at == self.num_prefix + len(self.tokens) else []
+
+    def is_cached(self, tree: RadixTree, scope: Scope) -> bool:
+        """Return whether all of its KV is on the device or in host memory."""
+        return bool(self.cached_runs(tree, scope))
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class SeparateLayout(Layout):
+    """A prompt with documents that are read separately, whose tokens are marked; or the reading of one of them, a stage.
+
+    moved: these documents; none in a stage. reads: what a stage reads, by its place among the moved ones of a whole prompt.
+    """
+
+    moved: tuple[MovedDocument, ...] = ()
+    reads: tuple[int, SeparateLayout] | None = None
+
+    @property
+    def in_pieces(self) -> bool:
+        return bool(self.moved)
+
+    @property
+    def is_stage(self) -> bool:
+        return self.reads is not None
+
+    @property
+    def texts(self) -> list[np.ndarray]:
+        """The documents that are moved, as they are read, and itself."""
+        return [*(document.text for document in self.moved), self.tokens]
+
+    @property
+    def places(self) -> list[tuple[str, int, int]]:
+        """None where documents are moved: what stands at their places is of no use to other prompts."""
+        return [] if self.moved else [(document.key, document.start, document.stop) for document in self.documents]
+
+    def ids_of(self, tokens: np.ndarray) -> np.ndarray:
+        return ids_of(tokens) if self.moved else tokens
+
+    def moved_at(self, position: int) -> int | None:
+        """Return the document, by its place among the moved ones, that brings a position's KV; None: none does."""
+        at = bisect_right(self.moved, position, key=attrgetter("moves_from")) - 1
+        return at if at >= 0 and position < self.moved[at].stop else None
+
+    def num_placed(self, tree: RadixTree, scope: Scope, reached: int) -> int:
+        behind = (document for document in self.moved if document.stop > reached)
+        return sum(one.stop - max(one.moves_from, reached) for one in behind if one.is_cached(tree, scope))
+
+    def sections(self, num_tokens: int) -> list[Section]:
+        """Return all that stands between documents that are moved."""
+        starts, stops = [0, *(one.stop for one in self.moved)], [*(one.moves_from for one in self.moved), num_tokens]
+        return [(start, stop) for start, stop in zip(starts, stops, strict=True) if start < stop] or [(0, num_tokens)]
+
+
+def separate(layout: Layout) -> SeparateLayout:
+    """Return the layout of a job that `SeparateDocuments` serves."""
+    assert isinstance(layout, SeparateLayout)
+    return layout
+
+
+def moved_in(layout: Layout) -> tuple[MovedDocument, ...]:
+    """Return the documents of a prompt that are moved to their places."""
+    return layout.moved if isinstance(layout, SeparateLayout) else ()
+
+
+# ---- What a job has read, and how it reuses that. -----------------------------------------------------------------------
+
+
+class KvPart(NamedTuple):
+    """A copy of a document's KV, or of a part of it: positions [start, stop) of the text that it was read in."""
+
+    copy: HostCopy
+    start: int
+    stop: int
+
+
+@dataclass(slots=True, eq=False)
+class ReadDocuments(StrategyState):
+    """The documents that a request has read or found, by their place in its layout.
+
+    pieces: their KV, which a request keeps whatever leaves the cache. num_prefix, tokens: how many tokens the request itself
+    has computed for it, of the prefix and of documents. reached: the position up to which reuse was counted. looked: how
+    many of the first documents were read or found cached when they were looked for last.
+    """
+
+    pieces: dict[int, tuple[KvPart, ...]] = field(default_factory=dict[int, tuple[KvPart, ...]])
+    num_prefix: int = 0
+    tokens: dict[int, int] = field(default_factory=dict[int, int])
+    reached: int = 0
+    looked: int = 0
+
+    @property
+    def has_begun(self) -> bool:
+        return bool(self.pieces)
+
+    def suits(self, layout: Layout) -> bool:
+        """The cache may have lost documents since, but not those that the job has a copy of."""
+        return len(self.pieces) >= len(moved_in(layout))
+
+    def count(self, document: int, num_prefix: int, start: int, stop: int) -> None:
+        """Count computed tokens at positions [start, stop) of the text that a document is read in."""
+        in_front = max(min(stop, num_prefix) - start, 0)
+        self.num_prefix += in_front
+        self.tokens[document] = self.tokens.get(document, 0) + stop - start - in_front
+
+    def forget_unmade(self) -> None:
+        made = {at: pieces for at, pieces in self.pieces.items() if all(piece.copy.data is not None for piece in pieces)}
+        self.pieces = made
+
+    def start_over(self) -> None:
+        self.reached = 0
+        self.forget_unmade()
+
+
+def read_by(job: Job) -> ReadDocuments:
+    """Return the documents that a job has read or found."""
+    if not isinstance(job.strategy_state, ReadDocuments):
+        job.strategy_state = ReadDocuments()
+    return job.strategy_state
+
 
 Run = tuple[Node, int, int]
 """A run of the tree, and the positions of a document's text that stand in it."""
@@ -34,8 +219,12 @@ Run = tuple[Node, int, int]
 class SeparateDocuments(PlainKV):
     """Brings documents to their places. Between them, and in stages, KV is reused as in any prompt."""
 
+    def takes(self, request: Request, whole: Layout) -> bool:
+        return bool(moved_in(whole))
+
     def stage(self, job: Job, whole: Layout) -> Layout:
-        readings, count = job.readings, len(whole.moved)
+        whole, readings = separate(whole), read_by(job)
+        count = len(whole.moved)
         first = readings.looked
         # On from the last one, so that all stages together look once at each. Then at the others, which may have left since.
         for at in (*range(first, count), *range(first)):
@@ -67,22 +256,24 @@ class SeparateDocuments(PlainKV):
             job.computed = job.sequence.length
 
     def next_stop(self, job: Job) -> int:
-        if job.layout.moved_at(job.computed) is not None:
+        layout = separate(job.layout)
+        if layout.moved_at(job.computed) is not None:
             return job.computed  # no cells are free for the document that is to be moved here
-        starts = (document.moves_from for document in job.layout.moved)
+        starts = (document.moves_from for document in layout.moved)
         return next((start for start in starts if start > job.computed), job.num_tokens)
 
     def reached(self, job: Job, span: Span) -> bool:
         """Take over a computed span of a document; keep a copy once it is read, whatever leaves the cache from now on."""
-        if job.layout.reads is None:
+        if not job.is_reading:
             return False
-        at, whole = job.layout.reads
+        at, whole = _reads(job)
         document = whole.moved[at]
-        job.readings.count(at, document.num_prefix, span.start, span.stop)
+        readings = read_by(job)
+        readings.count(at, document.num_prefix, span.start, span.stop)
         if job.computed < job.num_tokens:
             return False
         runs = list(document.runs(self._tree, job.request.scope))
-        job.readings.pieces[at] = tuple(_copied(self._tree, run) for run in runs)
+        readings.pieces[at] = tuple(_copied(self._tree, run) for run in runs)
         return True
 
     def _keep_moved(self, job: Job) -> None:
@@ -90,19 +281,20 @@ class SeparateDocuments(PlainKV):
 
         From its first stage on: the documents that it reads may push them out of the cache.
         """
-        pieces, scope, reads = job.readings.pieces, job.request.scope, job.layout.reads
-        if reads is not None and job.readings.tokens:
+        readings, scope = read_by(job), job.request.scope
+        if job.is_reading and readings.tokens:
             return  # they were looked for in its first stage
-        whole = job.layout if reads is None else reads[1]
+        pieces = readings.pieces
+        whole = _reads(job)[1] if job.is_reading else separate(job.layout)
         found = ((at, one.cached_runs(self._tree, scope)) for at, one in enumerate(whole.moved) if at not in pieces)
         missing = {at: runs for at, runs in found if runs}
         self._count_use(job, whole, missing)
         # All copies that there are first: to make another one may push them out of host memory.
         found = {at: [(run, _piece(run)) for run in runs] for at, runs in missing.items()}
         pieces |= {at: tuple(piece or _copied(self._tree, run) for run, piece in runs) for at, runs in found.items()}
-        assert reads is not None or len(pieces) == len(whole.moved)
+        assert job.is_reading or len(pieces) == len(whole.moved)
 
-    def _count_use(self, job: Job, whole: Layout, found: Mapping[int, list[Run]]) -> None:
+    def _count_use(self, job: Job, whole: SeparateLayout, found: Mapping[int, list[Run]]) -> None:
         """Count a request's use of documents that it has found, but not of those of an earlier turn, as in `count_use`."""
         if not found:
             return
@@ -119,7 +311,7 @@ class SeparateDocuments(PlainKV):
         """
         if job.is_reading:
             return
-        moved = job.layout.moved
+        moved = moved_in(job.layout)
         nodes = path(last_node, begin := moved[0].start)
         if not nodes:
             return
@@ -142,14 +334,14 @@ class SeparateDocuments(PlainKV):
 
         All that follow each other at once: each change of the path walks all of it.
         """
-        sequence, layout, device = job.sequence, job.layout, self._tree.device
+        sequence, layout, device = job.sequence, separate(job.layout), self._tree.device
         assert sequence is not None
         start = reached = sequence.length
         num_cells -= start
         while (at := layout.moved_at(reached)) is not None and self._cells.reserve(num_cells + layout.moved[at].stop):
             document = layout.moved[at]
             distance = document.distance
-            for piece in job.readings.pieces[at]:
+            for piece in read_by(job).pieces[at]:
                 first, last = max(piece.start + distance, reached), piece.stop + distance
                 if first < last:
                     device.perform(Restore(piece.copy, sequence.id, first, last, distance=distance))
@@ -167,16 +359,16 @@ class SeparateDocuments(PlainKV):
 
     def _count_moved(self, job: Job, at: int, start: int) -> None:
         """Count a document, by its place among the moved ones, that came to its place from position `start` on."""
-        stop = job.layout.moved[at].stop
+        stop = separate(job.layout).moved[at].stop
         if job.request.cache:  # else it is from another document of the request, that begins alike
             self._count_reused(job, Source.MOVED, start, stop)
-        job.readings.reached = stop
+        read_by(job).reached = stop
 
     def _count_reused(self, job: Job, source: str, start: int, stop: int) -> None:
         """Count positions [start, stop), but for the tokens that the request computed to read its documents: the last ones
         of each, and of the prefix.
         """
-        readings, moved = job.readings, job.layout.moved
+        readings, moved = read_by(job), moved_in(job.layout)
         start, readings.reached = max(start, readings.reached), max(stop, readings.reached)
         first = bisect_right(moved, start, key=attrgetter("stop"))
         here = takewhile(lambda at: moved[at].start < stop, range(first, len(moved)))
@@ -192,7 +384,9 @@ class SeparateDocuments(PlainKV):
 
 def num_kept(jobs: Iterable[Job]) -> int:
     """Return how many tokens requests keep copies of that are none of the host tier's, or none any more."""
-    pieces = (piece for one in jobs for pieces in one.readings.pieces.values() for piece in pieces)
+    states = (one.strategy_state for one in jobs)
+    read = (state.pieces.values() for state in states if isinstance(state, ReadDocuments))
+    pieces = (piece for each in read for pieces in each for piece in pieces)
     return sum(len(copy) for copy in {piece.copy for piece in pieces if not piece.copy.users})
 
 
@@ -216,13 +410,20 @@ def _copy(tree: PrefixTree, node: Node) -> HostCopy:
     return node.copy
 
 
-def _stage(whole: Layout, at: int) -> Layout:
+def _reads(job: Job) -> tuple[int, SeparateLayout]:
+    """Return what a job reads in its stage."""
+    reads = separate(job.layout).reads
+    assert reads is not None
+    return reads
+
+
+def _stage(whole: SeparateLayout, at: int) -> SeparateLayout:
     """Return the layout of the prefix and one document."""
     document = whole.moved[at]
     num_prefix, text = document.num_prefix, document.text
     segments = tuple(segment for segment in whole.segments if segment.stop <= num_prefix)
-    return Layout(
-        text,
+    return SeparateLayout(
+        tokens=text,
         stops=(num_prefix,),
         documents=(PlacedDocument(document.id, document.key, num_prefix, len(text)),),
         segments=(*segments, Segment(len(text), f"document {document.id}")),

@@ -8,13 +8,13 @@ from itertools import takewhile
 
 import numpy as np
 
+from .device import DeviceCells
+from .host import PromptTree
+from .job import Job
 from .plan import HostCopy, Save
-from .prefix_tree import PrefixTree
-from .radix import NO_TOKENS, common_prefix, path
-from .request import Job
+from .radix import NO_TOKENS, common_prefix
 from .reuse import prefix_cache_ratio
 from .scope import Scope
-from .snapshots import Snapshots
 from .tier import Record
 
 SIMILARITY = 0.1
@@ -149,8 +149,8 @@ class Histories:
     only `Scheduler.recover` sets that right.
     """
 
-    def __init__(self, tree: PrefixTree, snapshots: Snapshots, *, carry_out: Callable[[], None]) -> None:
-        self._tree, self._snapshots, self._carry_out = tree, snapshots, carry_out
+    def __init__(self, device: DeviceCells, index: PromptTree, *, carry_out: Callable[[], None]) -> None:
+        self._device, self._index, self._carry_out = device, index, carry_out
 
     def save(self, slot: Slot) -> list[Record]:
         """Return the records of a slot's history as far as it has KV; each begins where the one before it ends.
@@ -158,39 +158,29 @@ class Histories:
         Runs without a copy get one outside the host tier: to make room in the tier could drop the runs before them. Without
         a host tier nothing can be copied, and the list is empty.
         """
-        if self._snapshots.host.max_bytes:
-            self._carry_out()
-            node = self._snapshots.longest(slot.scope, slot.history)
-            runs = reversed(path(node)) if node else ()
-            return list(takewhile(bool, map(self._snapshots.host.get, runs)))  # type: ignore[arg-type]
-        if not self._tree.host.max_bytes:
+        index = self._index
+        if not index.host.max_bytes:
             return []
-        runs = self._tree.cached_runs(slot.scope, slot.history)
+        runs = index.usable_runs(slot.scope, slot.history)
         copies = [node.copy or HostCopy(node.start, stop) for node, stop in runs]
         for (node, _), copy in zip(runs, copies, strict=True):
             if copy is not node.copy:
-                self._tree.device.perform(Save(node.longest_holder().id, copy))
+                self._device.perform(Save(node.longest_holder().id, copy))
         self._carry_out()
-        made = [self._tree.host.part(node, copy, stop) for (node, stop), copy in zip(runs, copies, strict=True)]
+        made = [index.host.part(node, copy, stop) for (node, stop), copy in zip(runs, copies, strict=True)]
         return list(takewhile(bool, made))  # type: ignore[arg-type]
 
     def remember(self, slot: Slot, scope: Scope, tokens: np.ndarray) -> int:
         """Make these tokens a slot's history, as far as they are cached. Return how many that are."""
-        if self._snapshots.host.max_bytes:
-            node = self._snapshots.longest(scope, tokens)
-            length = node.end if node else 0
-        else:
-            length = self._tree.num_cached(scope, tokens)
+        runs = self._index.usable_runs(scope, tokens)
+        length = runs[-1][1] if runs else 0
         slot.remember(scope, tokens[:length], length)
         return length
 
     def erase(self, slot: Slot) -> int:
         """Forget KV that only a slot's history and the start of its next turn need. Return how many tokens that were."""
-        known = (slot.ahead, slot.history)
-        if self._snapshots.host.max_bytes:
-            return sum(self._snapshots.discard(list(self._snapshots.along(slot.scope, tokens))) for tokens in known)
-        return sum(self._discard(slot.scope, tokens) for tokens in known)
+        return sum(self._discard(slot.scope, tokens) for tokens in (slot.ahead, slot.history))
 
     def _discard(self, scope: Scope | None, tokens: np.ndarray) -> int:
-        runs = self._tree.cached_runs(scope, tokens)
-        return self._tree.discard([node for node, stop in reversed(runs) if stop == node.end])
+        runs = self._index.usable_runs(scope, tokens)
+        return self._index.discard([node for node, stop in reversed(runs) if stop == node.end])

@@ -10,14 +10,16 @@ the state are put together in its sequence. llama-server keeps whole states, and
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
 from .cells import Cells
 from .counters import Counters
 from .host import HostMemory, restores
+from .job import Job, StrategyState
 from .plan import HostCopy, Load, Save, Snap, Span
 from .prefix_tree import PrefixTree
 from .radix import Node, path, upward
-from .request import Job
+from .request import Layout, Request
 from .reuse import Source
 from .state_tree import StateTree
 from .strategy import PlainKV
@@ -25,6 +27,25 @@ from .strategy import PlainKV
 SPACING = 64  # tokens between two states of a prompt
 QUESTION = 4  # times the spacing: the fewest tokens of a last question for which a state behind it is worth a batch more
 UNUSED = 64  # states within prompts that wait for a second prompt; as many more for each that leaves too early
+
+
+@dataclass(slots=True, eq=False)
+class SnapshotState(StrategyState):
+    """stops: where a job's prefill pauses for a snapshot. taken: the run that its last one stands behind, kept or not."""
+
+    stops: tuple[int, ...] = ()
+    taken: Node | None = None
+
+    def forget_unmade(self) -> None:
+        """Its run may have gone without a trace: a tree that is cleared leaves its nodes as they are."""
+        self.taken = None
+
+
+def state_of(job: Job) -> SnapshotState:
+    """Return what is known of a job's snapshots."""
+    if not isinstance(job.strategy_state, SnapshotState):
+        job.strategy_state = SnapshotState()
+    return job.strategy_state
 
 
 class Snapshots(StateTree):
@@ -84,6 +105,10 @@ class Snapshots(StateTree):
             return tuple(stops)
         return (*(stop for stop in stops if stop < at), at, *further)
 
+    def strategy(self, tree: PrefixTree, cells: Cells, counters: Counters) -> FromSnapshots:
+        """Return how requests reuse them: see `Scheduler`."""
+        return FromSnapshots(tree, cells, counters, self)
+
     def load(self, job: Job) -> tuple[str, int]:
         """Bring the deepest state that a request's prompt begins with into its sequence, with the runs in front of it.
 
@@ -128,7 +153,7 @@ class Snapshots(StateTree):
             self.host.keep(run, copy := HostCopy(run.start, run.end))
             self._tree.device.perform(Save(job.sequence.id, copy))
         if not any(document.start < node.end < document.stop for document in layout.documents):
-            job.taken = node
+            state_of(job).taken = node
         if node.state is None:
             self._most_unused += UNUSED * (node in self.aged)
             self.host.keep(node, state=(state := HostCopy(0, node.end, source=Source.SNAPSHOT)))
@@ -143,12 +168,14 @@ class Snapshots(StateTree):
 
         See `Copies.pays`: the cells of an answer that was computed beside others are copied each by itself.
         """
-        if not job.num_scattered * self.costs.scattered_tokens:
+        assert job.sequence is not None
+        price = self._tree.device.stretches.of(job.sequence) * self.costs.scattered_tokens
+        if not price:
             return True
         node = self.longest(job.request.snapshot_scope, job.tokens[: job.computed], self._known(job, job.computed))
         since = job.computed - (node.end if node is not None else 0)
-        is_worth_it = job.num_scattered * self.costs.scattered_tokens <= since
-        self._tree.num_scattered += 0 if is_worth_it else since
+        is_worth_it = price <= since
+        self._tree.num_uncopied += 0 if is_worth_it else since
         return is_worth_it
 
     def _known(self, job: Job, length: int) -> Node | None:
@@ -156,7 +183,7 @@ class Snapshots(StateTree):
 
         A search that begins there does not pass all segments of a prompt at each of its steps.
         """
-        node = job.taken
+        node = state_of(job).taken
         return node if node is not None and node.copy is not None and node.end <= length else None
 
     def _count_use(self, node: Node, job: Job) -> None:
@@ -248,31 +275,39 @@ class FromSnapshots(PlainKV):
         super().__init__(tree, cells, counters)
         self._snapshots = snapshots
 
+    def takes(self, request: Request, whole: Layout) -> bool:
+        return request.snapshot_scope is not None
+
     def begin(self, job: Job, waiting: Iterable[Job]) -> None:
         super().begin(job, waiting)
         self._load(job, job.num_tokens)
-        job.started_at, job.stops = job.computed, self._snapshots.stops(job, waiting)
-        self._look_behind(job)
+        job.started_at, state_of(job).stops = job.computed, self._snapshots.stops(job, waiting)
 
     def catch_up(self, job: Job, num_cells: int) -> None:
-        before, has_more = job.computed, self._adopt(job, self._snapshots.host)
         self._load(job, num_cells + job.num_tokens - job.computed)
-        if has_more or job.computed > before:
-            self._look_behind(job)
 
-    def _look_behind(self, job: Job) -> None:
-        super()._look_behind(job)
-        ends = (job.computed, job.resumes_at)  # no piece is too small for its bits
-        job.stops = tuple(stop for stop in job.stops if all(abs(stop - at) >= job.recompute_last for at in ends))
+    def bring_back(self, job: Job, num_cells: int) -> None:
+        self._load(job, num_cells + job.num_tokens - job.computed)
+
+    def pause_at(self, job: Job, at: int) -> None:
+        """Leave out stops of snapshots that are so close to it, or to what is computed, that a piece is too small for its
+        bits.
+        """
+        state = state_of(job)
+        state.pause = at
+        ends = (job.computed, at)
+        state.stops = tuple(stop for stop in state.stops if all(abs(stop - end) >= job.recompute_last for end in ends))
 
     def next_stop(self, job: Job) -> int:
-        return min((stop for stop in (*job.stops, job.resumes_at) if stop > job.computed), default=job.num_tokens)
+        state = state_of(job)
+        return min((stop for stop in (*state.stops, state.pause) if stop > job.computed), default=job.num_tokens)
 
     def sharable(self, leader: Job, upto: int) -> int:
-        return max((stop for stop in leader.stops if stop <= upto), default=0)
+        return max((stop for stop in state_of(leader).stops if stop <= upto), default=0)
 
     def reached(self, job: Job, span: Span) -> bool:
-        if job.computed in (*job.stops, job.resumes_at):
+        state = state_of(job)
+        if job.computed in (*state.stops, state.pause):
             self._snapshots.take(job)
         return False
 

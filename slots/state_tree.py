@@ -63,6 +63,17 @@ class StateTree(PromptTree):
         """Return the node with the deepest state that these tokens begin with."""
         return next(self.along(scope, tokens, known), None)
 
+    def usable_runs(self, scope: Scope | None, tokens: np.ndarray) -> list[tuple[Node, int]]:
+        node = self.longest(scope, tokens)
+        return [(run, run.end) for run in reversed(path(node))] if node is not None else []
+
+    def check(self, nodes: list[Node]) -> None:
+        for node in nodes:
+            assert node.parent is not None and node.parent.end == node.start and node.copy is not None
+        assert all(node.state is not None and node.frequency < 2 for node in (*self.unused, *self.passed))
+        assert not self.passed & set(self.unused)
+        assert all(node.state is None for node in self.aged) and self.aged <= set(nodes)
+
     def discard(self, nodes: Iterable[Node]) -> int:
         return sum(self.forget(node) for node in nodes if not node.children)
 

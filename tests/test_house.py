@@ -58,6 +58,16 @@ HOOKS = {  # callables that another object assigns, with the reason
     "saves": "of a tier's index, for the time of one question under its lock",
     "on_computed": "a multi-token head is made of the runner whose states it reads",
 }
+CORE = {  # of slots/: the cache and its scheduler. All else there is a special case, which is handed to them
+    *("scope", "reuse", "plan", "costs", "radix", "eviction", "device", "host", "prefix_tree"),
+    *("request", "job", "counters", "swap", "cells", "strategy", "slot"),
+    *("groups", "queue", "turns", "seams", "scheduler", "check"),
+}
+KNOWN_BY_CORE = {  # special cases that the core imports, with the reason
+    "slots.host -> slots.tier": "Record, which host memory gives and takes, stands with the folders of records",
+    "slots.host -> slots.record": "a record's key, by which host memory asks what lower tiers have, is a file's name",
+    "slots.slot -> slots.tier": "Record: a slot's history is saved as records",
+}
 LEAST_LINES, ALONE = 40, 150
 
 
@@ -202,6 +212,18 @@ def misplaced_llama_cpp() -> list[str]:
     return [*importers, *loaders, *users]
 
 
+def special_cases_in_the_core() -> list[str]:
+    """The scheduler knows protocols. What it can do without stands beside it, and who makes a server hands it over."""
+    core = {f"slots.{name}" for name in CORE}
+    edges = (
+        f"{a} -> {b}"
+        for a in sorted(core & imports().keys())
+        for b in sorted(imports()[a])
+        if room(b) == "slots" and b not in core
+    )
+    return [*(edge for edge in edges if edge not in KNOWN_BY_CORE), *sorted(core - imports().keys())]
+
+
 def hooks() -> list[str]:
     """Callables that one object assigns to an attribute of another: an arrow that no import shows. They are arguments."""
     product = {name: tree for name, tree in modules().items() if not name.startswith("bench")}
@@ -258,6 +280,7 @@ RULES = (
     absolute_imports,
     misplaced_ray,
     misplaced_llama_cpp,
+    special_cases_in_the_core,
     hooks,
 )
 SUSPECTS = (too_small, one_importer)  # printed, never tested: a size that is tested becomes the shape of the code

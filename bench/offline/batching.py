@@ -16,8 +16,9 @@ from ...ordering.policy import POLICIES, arrange
 from ...ordering.tree import KnowledgeTree
 from ...server.chat.chat_prompt import ChatPrompt
 from ...server.service.batch import AHEAD, BatchLine, in_order
+from ...slots.job import Job
 from ...slots.prefix_tree import PrefixTree
-from ...slots.request import Job, Request
+from ...slots.request import Request
 from ...slots.scheduler import Scheduler
 from ..journal import note
 from ..report import Bar, Report, Table

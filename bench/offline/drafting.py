@@ -16,9 +16,10 @@ from ...models.sampling_params import GREEDY
 from ...slots.drafter import Drafter
 from ...slots.drafts import Drafts
 from ...slots.host import HostMemory, PromptTree
+from ...slots.job import Job, Phase
 from ...slots.lookup import Lookup
 from ...slots.prefix_tree import PrefixTree
-from ...slots.request import Job, Layout, Phase, Prompt, Request
+from ...slots.request import Layout, Prompt, Request
 from ...slots.scheduler import Scheduler
 from ...slots.scope import Scope
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import pairwise
 from math import inf
 
@@ -15,9 +16,10 @@ from ...ordering.policy import Arrangement, Step, arrange, cached_ranks, walk
 from ...ordering.prompt import rank_hint
 from ...slots.host import PromptTree
 from ...slots.radix import NO_TOKENS, Node
-from ...slots.request import Layout, MovedDocument, PlacedDocument, Prompt, Segment
+from ...slots.request import Layout, PlacedDocument, Prompt, Segment
 from ...slots.reuse import mark
 from ...slots.scope import Scope
+from ...slots.separate import MovedDocument, SeparateLayout
 
 Tokenize = Callable[[str], np.ndarray]
 
@@ -443,13 +445,13 @@ class _LayoutBuilder:
     def build(self) -> Layout:
         if self._moved and self._moved[-1].stop == self._length:
             self._end_in_text()
-        return Layout(
+        lay_out = partial(SeparateLayout, moved=tuple(self._moved)) if self._moved else Layout
+        return lay_out(
             np.concatenate([NO_TOKENS, *self._tokens]),
             stops=tuple(self._stops),
             documents=tuple(self._documents),
             segments=tuple(self._segments),
             repeated=tuple(self._repeated),
-            moved=tuple(self._moved),
             breakpoints=tuple(self._breakpoints),
             opening=self._opening or 0,
         )

@@ -25,9 +25,10 @@ from ...models.draft_model import DraftModel
 from ...models.errors import ChangedFile, Interrupted, ModelError, NoRoom
 from ...models.runner import NO_SAMPLERS, Runner
 from ...models.sampling import Sampler
+from ...slots.check import check
 from ...slots.lower_tiers import Fetches, LowerTier, WriteBehind
 from ...slots.plan import Plan
-from ...slots.scheduler import Scheduler, check
+from ...slots.scheduler import Scheduler
 from ...slots.tier import Record
 from ..http.api_errors import RequestError, not_loaded, reason_of
 from .generation import Generation, Outbox
@@ -495,8 +496,8 @@ class Engine:
 
     def resize_host(self, max_bytes: int) -> None:
         """Change the budget of host memory."""
-        for host in (self.scheduler.tree.host, self.scheduler.snapshots.host):
-            self.inbox.put(partial(host.resize, max_bytes))
+        for tree in self.scheduler.trees:
+            self.inbox.put(partial(tree.host.resize, max_bytes))
 
     def accepts(self, record: Record) -> bool:
         """Return whether a record is of this model's layout, to its last byte. Once the engine has warmed up."""
@@ -582,7 +583,7 @@ class Engine:
     def _step(self) -> None:
         began = perf_counter()
         with self.watchdog.step(0):  # a draft model computes here
-            plan = self.scheduler.plan(self.fetches.begins_late)
+            plan = self.scheduler.plan()
         self.generations.fail_rejected()
         self.generations.admit(plan.admitted)
         planned = perf_counter()
@@ -629,10 +630,10 @@ class Engine:
         # Here, not where the model was loaded: OpenMP keeps workers for every thread that ever computed, and once these
         # are more than the cores, all of them sleep at each barrier instead of spinning (a token took 1.13 times
         # llama-server's time, and 1.03 times since).
-        runs, states = self.scheduler.tree.host, self.scheduler.snapshots.host
+        runs, *of_states = (tree.host for tree in self.scheduler.trees)
         try:
             can_move = self.runner.warm_up()
-            if states.max_bytes:
+            for states in of_states:
                 sizes = self.runner.measure_states()
                 if sizes is None:
                     logger.warning("the states of this model do not come back as they were saved: it keeps no snapshots")
@@ -644,7 +645,9 @@ class Engine:
                 self._end_drafts()
         except Exception:
             logger.exception("the warm-up failed")
-            can_move, states.max_bytes = False, 0
+            can_move = False
+            for states in of_states:
+                states.max_bytes = 0
             self.runner.clear()  # or its cells would stay in use, unknown to the tree
             if self.runner.context.rollback < inf:
                 self._end_drafts()
@@ -658,10 +661,10 @@ class Engine:
 
     def _fall_asleep(self) -> None:
         """Move the KV on the device to host memory, as far as that has room, and free the device."""
-        tree, snapshots = self.scheduler.tree, self.scheduler.snapshots
-        for scope in [scope for scope in {*tree.roots, *snapshots.roots} if not scope.is_lasting]:
-            tree.drop(scope)
-            snapshots.drop(scope)
+        tree = self.scheduler.tree
+        for one in self.scheduler.trees:
+            for scope in [scope for scope in one.roots if not scope.is_lasting]:
+                one.drop(scope)
         tree.evict(tree.device.num_ready)
         self._run(Plan(tree.device.take_operations()))
         self._behind.write()

@@ -19,8 +19,9 @@ import numpy as np
 from ...models.detokenizer import TextStream
 from ...models.sampling import Logprobs
 from ...models.sampling_params import Sampling
+from ...slots.job import Job
 from ...slots.radix import changed_piece
-from ...slots.request import Job, Layout, Request
+from ...slots.request import Layout, Request
 from ..http.api_errors import RequestError
 from .usage import (
     LONGEST,
@@ -431,7 +432,7 @@ class Generation:
             num_generated=self.num_generated if self.limit else 0,
             stop=self.text.stopped,
             documents=document_reuse(layout, self._reused(layout)),
-            documents_attention="separate" if layout.moved else None,
+            documents_attention="separate" if layout.in_pieces else None,
             repeated=layout.repeated,
             miss=self._miss(),
             queue_time=self.admitted - self.arrived,
@@ -447,7 +448,9 @@ class Generation:
     def _reused(self, layout: Layout) -> Reused:
         """Return where reuse counts: at the beginning, as many tokens as were cached, unless it came in pieces."""
         reuse = self.job.reuse
-        return [(span.start, span.stop) for span in reuse.spans] if layout.moved or reuse.has_hole else [(0, reuse.cached)]
+        return (
+            [(span.start, span.stop) for span in reuse.spans] if layout.in_pieces or reuse.has_hole else [(0, reuse.cached)]
+        )
 
     def _miss(self) -> Miss | None:
         """Return where reuse ended and why; None where only the last tokens, which are always computed, were not reused."""
@@ -470,7 +473,7 @@ class Generation:
         The earlier text is shown in a scope with a name, which a client has to know: others may share the nameless one.
         """
         job = self.job
-        if job.sequence is None or job.layout.moved:
+        if job.sequence is None or job.layout.in_pieces:
             return None
         piece = changed_piece(job.sequence.last_node, job.tokens[: job.num_prompt], at)
         if piece is None:

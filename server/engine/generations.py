@@ -7,8 +7,8 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from time import perf_counter
 
 from ...models.sampling import Logprobs, Sampler
+from ...slots.job import Job
 from ...slots.plan import Span
-from ...slots.request import Job
 from ...slots.scheduler import Scheduler
 from ..http.api_errors import RequestError
 from .generation import Delta, End, Failure, Generation, Outbox

@@ -50,8 +50,8 @@ class SlotStore:
 
     def __init__(self, engine: Engine, made_by: Provenance | None) -> None:
         self._inbox, self._scheduler, self._background = engine.inbox, engine.scheduler, engine.background
-        tree, snapshots = engine.scheduler.tree, engine.scheduler.snapshots
-        self._histories = Histories(tree, snapshots, carry_out=engine.carry_out)
+        device, index = engine.scheduler.tree.device, engine.scheduler.index
+        self._histories = Histories(device, index, carry_out=engine.carry_out)
         self._arrivals, self._made_by = Arrivals(engine), made_by
         self._thread = WaitingThread("slot-files")  # one file at a time: each copy of a history may take gigabytes
 

@@ -15,9 +15,10 @@ from typing import TypeVar
 
 import numpy as np
 
+from ...slots.job import Job, Phase
 from ...slots.lower_tiers import LowerTier
 from ...slots.radix import Node, descendants, most_cached, path
-from ...slots.request import Job, Layout, Phase, Prompt
+from ...slots.request import Layout, Prompt
 from ...slots.reuse import Source, prefix_cache_ratio
 from ...slots.scheduler import Scheduler
 from ...slots.scope import Scope
@@ -88,10 +89,10 @@ def _gauges(engine: Engine, tiers: Tiers, token_bytes: int) -> Described:
             for name, tier in tiers.items()
         },
         "pinned_tokens": ("Tokens of prompts that clients pinned in the cache", pinned),
-        "snapshots": ("Recurrent states in host memory", scheduler.snapshots.host.num_states),
+        "snapshots": ("Recurrent states in host memory", scheduler.index.host.num_states),
         "snapshot_bytes": (
             "Bytes of recurrent states in host memory, with their KV",
-            scheduler.snapshots.host.num_bytes,
+            sum(states.host.num_bytes for states in scheduler.trees[1:]),
         ),
         "sequences_parked": (
             "Sequences on the device that hold KV for reuse and that no request runs",
@@ -125,7 +126,7 @@ def _counters(engine: Engine, tiers: Tiers) -> Described:
         "lost_tokens": ("Tokens whose KV was evicted from the last tier that had it", scheduler.index.host.num_lost),
         "scattered_tokens": (
             "Tokens of answers that left the device without a copy: to save them takes longer than to compute them",
-            tree.num_scattered,
+            tree.num_uncopied,
         ),
         "saved_tokens": ("Tokens whose KV was copied to host memory", tree.copies.num_saved),
         **{
@@ -138,7 +139,7 @@ def _counters(engine: Engine, tiers: Tiers) -> Described:
         },
         "set_aside_tokens": (
             "Tokens of others whose KV left the device while a prompt was computed, and came back",
-            scheduler.cells.num_swapped,
+            scheduler.cells.swap.num_swapped,
         ),
         "restored_tokens": ("Tokens whose KV was brought back from host memory", tree.copies.num_restored),
         "speculations_dropped": (
@@ -224,14 +225,14 @@ class CacheContents:
     @classmethod
     def of(cls, scheduler: Scheduler, scope: str) -> CacheContents:
         """scope: by the clients' name."""
-        scopes, roots, snapshots = scopes_of(scheduler, scope), scheduler.index.roots, scheduler.snapshots
+        scopes, roots, memory = scopes_of(scheduler, scope), scheduler.index.roots, scheduler.index.host
         found = [(node, one.adapters) for one in scopes if one in roots for node in descendants(roots[one])]
         nodes = [node for node, _ in found]
         device = sum(node.ready for node in nodes)
         host = sum(len(node.tokens) for node in nodes if node.copy is not None)
-        states = [WholeState(node.end, snapshots.host.size_of(node.end)) for one in scopes for node in snapshots.of(one)]
+        states = [WholeState(node.end, memory.size_of(node.end)) for node in nodes if node.state is not None]
         places = {node: place for place, node in enumerate(nodes)}
-        runs = [CachedRun.of(node, adapters, disk=scheduler.index.host.is_below(node)) for node, adapters in found]
+        runs = [CachedRun.of(node, adapters, disk=memory.is_below(node)) for node, adapters in found]
         texts = [(node.tokens, places.get(node.parent) if node.parent else None) for node in nodes]
         return cls({"device": device, "host": host}, runs, states, texts)
 
@@ -366,7 +367,7 @@ class View:
     @property
     def keeps_snapshots(self) -> bool:
         """Whether snapshots are kept: the model's state cannot be cut, and --cache-ram has room."""
-        return self._scheduler.snapshots.host.max_bytes > 0
+        return any(states.host.max_bytes > 0 for states in self._scheduler.trees[1:])
 
     @property
     def can_cut(self) -> bool:
@@ -380,7 +381,7 @@ class View:
     @property
     def state_tokens(self) -> int:
         """The tokens whose KV takes as many bytes as one recurrent state; 0 for a model without."""
-        return self._scheduler.snapshots.host.sizes.state // max(self._token_bytes, 1)
+        return self._scheduler.index.host.sizes.state // max(self._token_bytes, 1)
 
     @property
     def num_slots(self) -> int:
@@ -468,8 +469,7 @@ class View:
     def _drop(self, scope: str) -> int:
         """Runs in the engine's thread. The background ends first, or it would fill the scope again."""
         self._engine.background.drop_scope(scope)
-        tree, snapshots = self._scheduler.tree, self._scheduler.snapshots
         scopes = scopes_of(self._scheduler, scope)
         for one in scopes:
             self._scheduler.drafts.forget(one)
-        return sum(tree.drop(one) + snapshots.drop(one) for one in scopes)
+        return sum(tree.drop(one) for one in scopes for tree in self._scheduler.trees)

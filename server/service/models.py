@@ -308,7 +308,7 @@ class Models:
             make_room=self._make_room,
         )
         engine.sleep.share(turns, seconds)
-        host = engine.scheduler.tree.host.max_bytes or engine.scheduler.snapshots.host.max_bytes
+        host = engine.scheduler.index.host.max_bytes
         self._budget = self._budget or host
         self._share_host()
         self._conversations.append(loaded.service.conversations)

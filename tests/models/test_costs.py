@@ -84,7 +84,7 @@ def test_no_name_of_a_cost_has_a_number_elsewhere():
         for name, value in numbers_by_name(ast.parse(path.read_text()))
         if is_number(value) and name.lower().split(".")[-1].lstrip("_") in NAMES
     ]
-    assert of_costs == [("slots/request.py", "recompute_last")], "what a request has before its admission"
+    assert of_costs == [("slots/job.py", "recompute_last")], "what a request has before its admission"
 
 
 def test_no_constant_of_a_module_is_a_measured_one():

@@ -15,7 +15,8 @@ from slotcache.models.errors import ModelError, RunnerError
 from slotcache.models.model import Model
 from slotcache.models.runner import Runner
 from slotcache.models.timing import DeviceTiming
-from slotcache.slots.request import Job, Layout, Request
+from slotcache.slots.job import Job
+from slotcache.slots.request import Layout, Request
 from slotcache.slots.reuse import Reuse, ReusedSpan
 from slotcache.slots.scope import Scope
 from slotcache.slots.slot import Slot

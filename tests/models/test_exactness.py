@@ -260,7 +260,7 @@ def test_setting_others_aside_changes_nothing(model, words):
     prompts = [np.concatenate([words[:90], words[start : start + 120]]) for start in range(100, 340, 30)]
     answers = [lab.submit(prompt, limit=12 + 5 * number, stops=[90]) for number, prompt in enumerate(prompts)]
     lab.finish()
-    assert lab.scheduler.cells.num_swapped > 1000
+    assert lab.scheduler.cells.swap.num_swapped > 1000
     for answer in answers:
         close(model, answer)
     again = lab.run(prompts[0], limit=3)
@@ -276,7 +276,7 @@ def test_a_prompt_beside_others_that_are_set_aside_is_computed_bit_for_bit_as_al
         lab.step()
     answer = lab.submit(words[200:400], limit=1)
     lab.finish()
-    assert all(len(other.tokens) == 40 for other in others) and lab.scheduler.cells.num_swapped > 0
+    assert all(len(other.tokens) == 40 for other in others) and lab.scheduler.cells.swap.num_swapped > 0
     plain = Lab(model, host=5000, apart=0, budget=256)
     expected = plain.run(words[200:400], limit=1)
     assert (answer.logits[0] == expected.logits[0]).all()

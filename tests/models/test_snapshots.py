@@ -51,12 +51,12 @@ def prompt():
 
 
 def kept(lab, scope=S):
-    return sorted(node.end for node in lab.scheduler.snapshots.of(scope))
+    return sorted(node.end for node in lab.snapshots.of(scope))
 
 
 def deepest(lab, tokens):
     """Return the node with the deepest state that tokens begin with."""
-    node = lab.scheduler.snapshots.longest(S, tokens)
+    node = lab.snapshots.longest(S, tokens)
     assert node is not None
     return node
 
@@ -79,7 +79,7 @@ def test_the_state_cannot_be_cut_and_its_size_is_known(model, prompt):
     assert not model.can_trim
     lab = lab_of(model)
     lab.run(prompt, limit=5, stops=(100, 300), cache=False, snapshots=S)
-    snapshots = lab.scheduler.snapshots
+    snapshots = lab.snapshots
     assert kept(lab) == [100, 300, 404]
     copy(lab)
     found = [copies(node) for node in path(deepest(lab, lab.answers[1].job.tokens[:404]))]
@@ -184,7 +184,7 @@ def test_preempted_and_resumed_from_a_snapshot(model, prompt):
     prompts = [np.roll(prompt, -number)[:200] for number in range(3)]
     answers = [lab.submit(one, limit=60, stops=(150,), cache=False, snapshots=S) for one in prompts]
     lab.finish()
-    assert lab.scheduler.counters.preemptions and lab.scheduler.snapshots.num_loaded
+    assert lab.scheduler.counters.preemptions and lab.snapshots.num_loaded
     for answer, one in zip(answers, prompts, strict=True):
         equal(answer, fresh(model, one, 60), rounding(model))
     lab.close()
@@ -192,15 +192,15 @@ def test_preempted_and_resumed_from_a_snapshot(model, prompt):
 
 def test_the_budget_holds_and_the_oldest_leave(model, prompt):
     lab = lab_of(model)
-    size = lab.scheduler.snapshots.host.size_of(98) + 98 * lab.scheduler.snapshots.host.sizes.run_token
-    lab.scheduler.snapshots.host.max_bytes = int(2.5 * size)
+    size = lab.snapshots.host.size_of(98) + 98 * lab.snapshots.host.sizes.run_token
+    lab.snapshots.host.max_bytes = int(2.5 * size)
     scopes = [Scope.shared(str(number)) for number in range(4)]
     for number, scope in enumerate(scopes):
         lab.run(np.roll(prompt, -number)[:98], limit=1, cache=False, snapshots=scope)
-        assert lab.scheduler.snapshots.host.num_bytes <= lab.scheduler.snapshots.host.max_bytes
+        assert lab.snapshots.host.num_bytes <= lab.snapshots.host.max_bytes
     assert [len(kept(lab, scope)) for scope in scopes] == [0, 0, 1, 1]
-    assert lab.scheduler.snapshots.drop(scopes[3]) == 98 and not kept(lab, scopes[3])
-    assert set(lab.scheduler.snapshots.roots) == {scopes[2]}
+    assert lab.snapshots.drop(scopes[3]) == 98 and not kept(lab, scopes[3])
+    assert set(lab.snapshots.roots) == {scopes[2]}
     lab.close()
 
 
@@ -211,7 +211,7 @@ def test_snapshots_that_were_never_made_are_forgotten(model, prompt):
         lab.step()
     lab.scheduler.recover()
     lab.scheduler.finish(answer.job)
-    assert not lab.scheduler.snapshots.of(S) and not lab.scheduler.snapshots.host.num_bytes
+    assert not lab.snapshots.of(S) and not lab.snapshots.host.num_bytes
     lab.runner.clear()
     equal(lab.run(prompt, limit=4, cache=False, snapshots=S), fresh(model, prompt, 4))
     lab.close()
@@ -237,7 +237,7 @@ def test_a_forged_run_or_state_is_not_accepted(model, prompt):
     *_, node = path(deepest(lab, prompt))
     (run, state), length = copies(node), node.end
     assert states.accepts(run, 0, length) and states.accepts_recurrent(state, length)
-    assert not states.accepts(run, 0, length - 1) or not lab.scheduler.snapshots.host.sizes.run_token
+    assert not states.accepts(run, 0, length - 1) or not lab.snapshots.host.sizes.run_token
     assert not states.accepts_recurrent(state, length - 1) and not states.accepts_recurrent(run, length)
     assert not any(states.accepts(forged, 0, length) for forged in forgeries(run, ()))
     assert not any(states.accepts_recurrent(forged, length) for forged in forgeries(state, (length - 1,)))

@@ -3,8 +3,8 @@
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from slotcache.slots.check import check
 from slotcache.slots.reuse import Source
-from slotcache.slots.scheduler import check
 from slotcache.slots.slot import Histories
 from support.memory import next_token
 from support.scopes import COMMON
@@ -26,7 +26,7 @@ def test_what_is_being_computed_is_neither_saved_nor_taken_in(length, stops, lat
     """Only computed KV is saved, and a record is not put into runs that a request is computing."""
     world = World(cells=200, slots=2, batch=batch, host=500, idle=200)
     tree, tokens = world.scheduler.tree, np.arange(length, dtype=np.int32) % 5
-    histories = Histories(tree, world.scheduler.snapshots, carry_out=world.carry_out)
+    histories = Histories(tree.device, tree, carry_out=world.carry_out)
     world.run(tokens, stops=sorted(one for one in stops if one < length), limit=1)
     slot = next(slot for slot in world.scheduler.slots if len(slot.history))
     records = histories.save(slot)

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 from slotcache.models.times import CPU
 from slotcache.slots.host import HostMemory, Nothing
+from slotcache.slots.job import Job
 from slotcache.slots.prefix_tree import PrefixTree
 from slotcache.slots.radix import CopySizes
-from slotcache.slots.request import Job, Request
+from slotcache.slots.request import Request
 from slotcache.slots.reuse import ON_DEVICE, Source
 from slotcache.slots.scheduler import Scheduler
 from slotcache.slots.scope import Scope
@@ -16,6 +17,7 @@ from slotcache.slots.snapshots import Snapshots
 from slotcache.slots.tier import Record
 from support.fixed_prompt import Fixed
 from support.memory import Memory, cut
+from support.reuse import reuse_with
 from support.scopes import COMMON
 
 SHARE = 0.25  # of the time that tokens take to compute: to bring them back
@@ -27,7 +29,7 @@ def scheduler_of(max_bytes=0, host=0):
     tree = PrefixTree(200, 8, HostMemory(host), costs=replace(CPU, restore_share=SHARE, recompute_last=1))
     tree.profile.learn(100, 50, 10.0)
     states = HostMemory(max_bytes, sizes=CopySizes(run_token=1, state=5), cut=cut)
-    return Scheduler(tree, num_slots=1, snapshots=Snapshots(tree, states, spacing=2))
+    return Scheduler(tree, num_slots=1, **reuse_with(Snapshots(tree, states, spacing=2)))
 
 
 def ask(scheduler, memory, tokens):
@@ -57,9 +59,9 @@ def test_what_is_brought_back_saves_less_than_what_is_there(source):
 def test_a_state_counts_by_its_tier_and_its_restore_takes_time(origin, source):
     first, memory = scheduler_of(max_bytes=1000), Memory(200, can_cut=False)
     ask(first, memory, PROMPT)
-    records = [first.snapshots.host.get(node) for node in first.snapshots.of(COMMON)]
+    records = [first.index.host.get(node) for node in first.index.of(COMMON)]
     again, memory = scheduler_of(max_bytes=1000), Memory(200, can_cut=False)
-    assert records and all(record and again.snapshots.host.put(record, origin) for record in records)
+    assert records and all(record and again.index.host.put(record, origin) for record in records)
     job = ask(again, memory, [*PROMPT, 77])
     assert job.reuse.cached == 30 and job.reuse.source == source
     whole = again.tree.profile.seconds(0, 30)

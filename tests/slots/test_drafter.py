@@ -7,9 +7,9 @@ import pytest
 from slotcache.slots.costs import UNMEASURED, Costs
 from slotcache.slots.drafter import FIRST_MEAN, DraftTimes, ModelOdds
 from slotcache.slots.drafts import FIRST_MODEL_CREDIT, NO_DRAFT, READ_ALONG, Drafts
+from slotcache.slots.job import Phase
 from slotcache.slots.lookup import Lookup, Score
 from slotcache.slots.plan import Plan, Span
-from slotcache.slots.request import Phase
 from support.memory import next_token, seen
 from support.toy_drafter import PASS, ToyDrafter
 from support.world import World

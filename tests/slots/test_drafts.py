@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from slotcache.slots.costs import UNMEASURED, Costs
 from slotcache.slots.drafts import FIRST_CREDIT, FIRST_STEPS, REFRESH, ROWS, UNKNOWN, Drafts, Odds, Pace, expected
+from slotcache.slots.job import Phase
 from slotcache.slots.lookup import LONGEST, MOST_PLACES, SHORTEST, Lookup, Score
 from slotcache.slots.plan import Plan, Span, Trim
-from slotcache.slots.request import Phase
 from support.world import END, World
 
 WORDS = st.lists(st.integers(0, 3), max_size=60)

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 from slotcache.models.times import CPU
+from slotcache.slots.check import check_tree
 from slotcache.slots.costs import Profile
 from slotcache.slots.eviction import POLICIES, EvictionPolicy
 from slotcache.slots.host import HostMemory
 from slotcache.slots.plan import Plan, Span
 from slotcache.slots.prefix_tree import PrefixTree
-from slotcache.slots.scheduler import check_tree
 from support.scopes import COMMON
 
 

@@ -6,14 +6,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from slotcache.slots import lower_tiers
+from slotcache.slots.check import check
 from slotcache.slots.costs import UNMEASURED
+from slotcache.slots.fetched import PATIENCE
 from slotcache.slots.host import HostMemory
 from slotcache.slots.lower_tiers import Fetches, Readers, WriteBehind
 from slotcache.slots.plan import Clear
 from slotcache.slots.prefix_tree import PrefixTree
 from slotcache.slots.radix import CopySizes
-from slotcache.slots.request import PATIENCE, Request
-from slotcache.slots.scheduler import Scheduler, check
+from slotcache.slots.request import Request
+from slotcache.slots.scheduler import Scheduler
 from slotcache.slots.scope import Scope
 from slotcache.slots.snapshots import Snapshots
 from slotcache.slots.tier import Record
@@ -21,6 +23,7 @@ from support.fixed_prompt import Fixed
 from support.life import greedy
 from support.memory import Memory, cut, seen
 from support.remote import Remote
+from support.reuse import reuse_with
 
 S = Scope.shared("s")
 PROMPT = [number % 5 for number in range(40)]
@@ -43,7 +46,7 @@ class Lab:
         self.tree = PrefixTree(cells, 12, HostMemory(0 if states else host, cut=cut), costs=costs)
         of_states = HostMemory(states, sizes=CopySizes(run_token=1, state=2), cut=cut)
         self.snapshots = Snapshots(self.tree, of_states, spacing=4)
-        self.scheduler = Scheduler(self.tree, num_slots=slots, idle_cells=idle, snapshots=self.snapshots)
+        self.scheduler = Scheduler(self.tree, num_slots=slots, idle_cells=idle, **reuse_with(self.snapshots))
         self.behind = WriteBehind(self.scheduler.index.host, [self.remote])
         self.fetches = Fetches(
             self.scheduler, [self.remote], hand_over=lambda act: act(), read=self.reads.append, clock=lambda: self.now
@@ -74,7 +77,7 @@ class Lab:
     def step(self):
         """Compute a step. Return the ids of the requests in it."""
         self.look()
-        plan = self.scheduler.plan(self.fetches.begins_late)
+        plan = self.scheduler.plan()
         sampled = self.memory.run(plan)
         self.behind.write()
         for job, _ in self.scheduler.commit(plan, sampled):
@@ -295,7 +298,7 @@ def test_a_short_hole_is_computed_with_tokens_behind_it_for_exact_bits():
     lab.arrive(4)
     sizes = []
     while not lab.scheduler.idle:
-        plan = lab.scheduler.plan(lab.fetches.begins_late)
+        plan = lab.scheduler.plan()
         sizes += [len(span.tokens) for span in plan.spans]
         for done, _ in lab.scheduler.commit(plan, lab.memory.run(plan)):
             if done.num_tokens == 43:

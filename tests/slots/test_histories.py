@@ -1,7 +1,7 @@
 """The prompt that a slot ran last is saved and restored, beside other requests, and where host memory is short."""
 
 import pytest
-from slotcache.slots.scheduler import check
+from slotcache.slots.check import check
 from slotcache.slots.scope import Scope
 from slotcache.slots.slot import Histories
 from support.scopes import COMMON
@@ -12,7 +12,7 @@ OTHER = Scope.shared("other")
 
 def histories(world):
     tree = world.scheduler.tree
-    return Histories(tree, world.scheduler.snapshots, carry_out=world.carry_out)
+    return Histories(tree.device, tree, carry_out=world.carry_out)
 
 
 def save(world, slot=0):

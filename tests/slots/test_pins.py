@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
+from slotcache.slots.check import check_tree
 from slotcache.slots.host import HostMemory
 from slotcache.slots.prefix_tree import Pins, PrefixTree
 from slotcache.slots.radix import path
-from slotcache.slots.scheduler import check_tree
 from slotcache.slots.scope import Scope
 from support.fixed_prompt import Fixed
 from support.scopes import COMMON

@@ -7,13 +7,15 @@ import pytest
 from slotcache.models.times import CPU
 from slotcache.slots.costs import chunk_size
 from slotcache.slots.host import HostMemory
+from slotcache.slots.job import Job
 from slotcache.slots.plan import Save, Trim
 from slotcache.slots.prefix_tree import PrefixTree
-from slotcache.slots.request import Job, Request
+from slotcache.slots.request import Request
 from slotcache.slots.scheduler import Scheduler
 from slotcache.slots.scope import Scope
 from slotcache.slots.snapshots import Snapshots
 from support.fixed_prompt import Fixed
+from support.reuse import reuse_with
 from support.world import World
 
 from slots.test_scheduler import computed
@@ -91,7 +93,7 @@ def test_no_piece_of_a_prompt_is_smaller_than_the_rest(room):
 
 def test_snapshots_leave_no_piece_that_is_smaller_than_the_rest():
     tree = PrefixTree(400, 8, costs=COSTS)
-    scheduler = Scheduler(tree, num_slots=1, snapshots=Snapshots(tree, HostMemory(1000), spacing=8))
+    scheduler = Scheduler(tree, num_slots=1, **reuse_with(Snapshots(tree, HostMemory(1000), spacing=8)))
     tokens = np.arange(200, dtype=np.int32)
     request = Request(
         1,

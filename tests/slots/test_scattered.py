@@ -34,7 +34,7 @@ def test_what_takes_longer_to_save_than_to_compute_is_not_saved(together, scatte
     first, second = answered(world, together)
     tree = world.scheduler.tree
     is_dropped = together and scattered_tokens > 1
-    assert tree.num_scattered == (2 * (LIMIT - 1) if is_dropped else 0) == tree.host.num_lost
+    assert tree.num_uncopied == (2 * (LIMIT - 1) if is_dropped else 0) == tree.host.num_lost
     assert cached(world, first) == cached(world, second) == 100 + (0 if is_dropped else LIMIT - 1)
 
 
@@ -43,7 +43,7 @@ def test_without_host_memory_the_price_of_a_save_drops_nothing():
     answered(world, together=True)
     tree = world.scheduler.tree
     tree.evict(tree.device.num_ready)
-    assert tree.num_scattered == 0 < tree.host.num_lost
+    assert tree.num_uncopied == 0 < tree.host.num_lost
 
 
 def test_it_is_saved_where_much_stands_behind_it():
@@ -64,7 +64,7 @@ def test_idle_time_does_not_save_it_either_and_ends():
     tree = world.scheduler.tree
     while tree.copies.save_ahead():
         world.carry_out()
-    assert tree.copies.num_saved == 200 and tree.num_scattered == 0
+    assert tree.copies.num_saved == 200 and tree.num_uncopied == 0
     assert tree.copies.num_unsaved == 0, "no other copy need leave for it"
 
 
@@ -76,7 +76,7 @@ def test_it_is_saved_where_a_client_has_pinned_it():
     assert world.scheduler.pins.pin(COMMON, first) == len(first)
     tree = world.scheduler.tree
     tree.evict(tree.device.num_ready)
-    assert tree.num_scattered == tree.host.num_lost == LIMIT - 1
+    assert tree.num_uncopied == tree.host.num_lost == LIMIT - 1
     assert [cached(world, turn.tolist()) for turn in (first, second)] == [len(first), 100]
 
 
@@ -93,8 +93,8 @@ def test_both_parts_of_a_run_that_is_cut_keep_their_share():
     jobs = [world.submit(prompt, limit=LIMIT) for prompt in PROMPTS]
     world.finish()
     world.run([*jobs[0].tokens[:120].tolist(), 7, 7, 7])
-    shares = [node.num_scattered for node in nodes(world.scheduler.tree) if node.num_scattered]
-    assert sorted(shares) == [19, 20, 36]  # the last three of the other answer were computed alone
+    shares = map(world.scheduler.tree.device.stretches.of, nodes(world.scheduler.tree))
+    assert sorted(filter(None, shares)) == [19, 20, 36]  # the last three of the other answer were computed alone
 
 
 def test_branches_are_counted_as_far_as_it_takes(monkeypatch):
@@ -107,8 +107,9 @@ def test_branches_are_counted_as_far_as_it_takes(monkeypatch):
         world.run([*turn, 1000 + branch], limit=1)
     copies, run = world.scheduler.tree.copies, next(node for node in nodes(world.scheduler.tree) if len(node.children) == 20)
     monkeypatch.setattr(host, "descendants", lambda node: (looked.append(one) or one for one in descendants(node)))
+    stretches = world.scheduler.tree.device.stretches
     for scattered, num_looked in ((LIMIT - 1, 20), (28, 3), (26, 0)):
-        run.num_scattered = scattered
+        monkeypatch.setattr(stretches, "_counts", {run: scattered})
         assert copies.pays(run) and len(looked) == num_looked
         looked.clear()
     monkeypatch.setattr(copies, "pays", lambda node: looked.append(node) or node is not run)
@@ -125,11 +126,11 @@ def test_it_is_swapped_where_a_step_gains_more_and_comes_back_in_one_piece(scatt
     running = world.submit(PROMPTS[1], limit=LIMIT + 20)
     while idle in world.scheduler.running or not idle.num_tokens:
         world.step()
-    run = next(node for node in nodes(world.scheduler.tree) if node.num_scattered)
-    before = running.num_scattered
-    assert before > LIMIT / 2
+    stretches = world.scheduler.tree.device.stretches
+    run = next(filter(stretches.of, nodes(world.scheduler.tree)))
+    assert running.sequence and stretches.of(running.sequence) > LIMIT / 2
     world.submit(range(500, 600))
     while not (swap := world.step()).afterwards and not world.scheduler.idle:
         pass
     assert bool(swap.afterwards) == is_swapped == (run.copy is not None)
-    assert not is_swapped or run.num_scattered == running.num_scattered == 0
+    assert not is_swapped or stretches.of(run) == stretches.of(running.sequence) == 0

@@ -4,11 +4,13 @@ import math
 
 import numpy as np
 import pytest
+from slotcache.slots.check import check, check_tree
+from slotcache.slots.job import Phase
 from slotcache.slots.plan import Clear, Plan, Restore, Save, Span
 from slotcache.slots.prefix_tree import OutOfSequences, PrefixTree
 from slotcache.slots.radix import descendants
-from slotcache.slots.request import Kind, Phase, Request
-from slotcache.slots.scheduler import BESIDE, check, check_tree
+from slotcache.slots.request import Kind, Request
+from slotcache.slots.scheduler import BESIDE
 from slotcache.slots.scope import Scope
 from support.fixed_prompt import Fixed
 from support.scopes import COMMON
@@ -159,7 +161,7 @@ def test_a_step_is_sized_by_the_cells_of_the_streams_in_it():
 
     def step():
         plan = world.step()
-        seconds = plan.num_tokens * (1e-4 + 1e-7 * world.scheduler.cells.num_passed)
+        seconds = plan.num_tokens * (1e-4 + 1e-7 * world.scheduler.cells.swap.num_passed)
         world.scheduler.observe(plan, seconds)
         return plan, seconds
 
@@ -514,7 +516,7 @@ def test_while_a_prompt_is_computed_the_kv_of_others_is_out_of_its_way():
         if plan.afterwards:
             moved = [move for move in plan.afterwards if isinstance(move, Restore)]
             beside.append(sum(move.stop - move.start for move in moved))
-    assert len(beside) >= 6 and world.scheduler.cells.num_swapped == sum(beside)
+    assert len(beside) >= 6 and world.scheduler.cells.swap.num_swapped == sum(beside)
     alone = [World().run(job.tokens[:120], limit=job.request.limit) for job in jobs]
     assert [r.tokens.tolist() for r in jobs] == [r.tokens.tolist() for r in alone]
 
@@ -544,7 +546,7 @@ def test_nothing_is_set_aside_where_moving_it_costs_more():
         world.submit(range(100), limit=50)
         world.submit(range(200, 290), limit=5)
         world.finish()
-        assert (world.scheduler.cells.num_swapped > 0) == is_set_aside
+        assert (world.scheduler.cells.swap.num_swapped > 0) == is_set_aside
 
 
 def turn(world, job, new):
@@ -558,12 +560,12 @@ def test_kv_that_others_have_left_free_cells_below_moves_to_the_front_once():
     world = World(aside=2, host=2000, slots=3)
     jobs = [world.submit(range(200 * n, 200 * n + 100), limit=40) for n in range(3)]
     world.finish()
-    cells, swapped = world.scheduler.cells, world.scheduler.cells.num_swapped
+    cells, swapped = world.scheduler.cells, world.scheduler.cells.swap.num_swapped
     second, plan = turn(world, jobs[2], range(700, 760))
-    assert Clear() in plan.operations and cells.num_swapped == swapped, "nobody else is in the way"
+    assert Clear() in plan.operations and cells.swap.num_swapped == swapped, "nobody else is in the way"
     assert second.reuse.source == "own" and second.reuse.cached == jobs[2].num_tokens - 1
     _, plan = turn(world, second, range(800, 860))
-    assert Clear() not in plan.operations and cells.num_passed == cells.num_used - 1
+    assert Clear() not in plan.operations and cells.swap.num_passed == cells.num_used - 1
 
 
 @pytest.mark.parametrize("shared", [0, 50])
@@ -578,7 +580,7 @@ def test_conversations_in_turn_come_back_once_each(shared):
             history[:] = [*job.tokens[: job.num_tokens - 1].tolist(), *range(new, new + 50)]
             assert not turn or job.reuse.cached == len(history) - 50 - 9 - 50
     assert not any(Clear() in plan.operations for plan in world.plans)
-    assert world.scheduler.cells.num_passed < len(histories[1])
+    assert world.scheduler.cells.swap.num_passed < len(histories[1])
 
 
 def test_cells_that_become_free_between_two_pieces_of_a_prompt_are_filled_once():
@@ -598,7 +600,7 @@ def test_cells_that_become_free_between_two_pieces_of_a_prompt_are_filled_once()
     assert sum(Clear() in plan.operations for plan in world.plans) == before + 1
     while world.step().num_tokens > 1:
         pass
-    assert cells.num_passed < cells.num_used, "the other request's next token passes over no free cell"
+    assert cells.swap.num_passed < cells.num_used, "the other request's next token passes over no free cell"
 
 
 @pytest.mark.parametrize(("limit", "moves"), [(1, False), (200, True)])
@@ -608,10 +610,10 @@ def test_a_short_question_moves_it_where_the_answer_may_be_long(limit, moves):
     jobs = [world.submit(range(1000 * n, 1000 * n + 200), limit=100) for n in range(3)]
     world.finish()
     follower = world.run([*jobs[2].tokens[: jobs[2].num_tokens - 1].tolist(), *range(5000, 5010)], limit=limit)
-    assert follower.reuse.cached == 299 and world.scheduler.cells.num_swapped == 0
+    assert follower.reuse.cached == 299 and world.scheduler.cells.swap.num_swapped == 0
     plans = [plan for plan in world.plans if any(span.request == follower.request.id for span in plan.spans)]
     assert [Clear() in plan.operations for plan in plans] == [moves] + [False] * (limit - 1)
-    assert (world.scheduler.cells.num_passed < 600) == moves
+    assert (world.scheduler.cells.swap.num_passed < 600) == moves
 
 
 @pytest.mark.parametrize(("aside", "new"), [(10, 2), (100, 60)])
@@ -752,7 +754,7 @@ def test_the_cells_that_a_step_passes_over_are_known_again_without_a_host_tier()
     world.run(range(1000, 1500), scope=away)
     world.scheduler.tree.drop(away)
     world.run(range(200, 250))
-    assert world.scheduler.cells.num_passed < 200
+    assert world.scheduler.cells.swap.num_passed < 200
 
 
 @pytest.mark.parametrize("most", [60, 150])

@@ -13,7 +13,7 @@ from slotcache.slots.record import file_name
 from slotcache.slots.record_index import RecordIndex
 from slotcache.slots.request import NO_LAYOUT, Kind
 from slotcache.slots.reuse import SEPARATE
-from slotcache.slots.separate import num_kept
+from slotcache.slots.separate import num_kept, read_by
 from support.scopes import COMMON
 from support.world import World
 
@@ -201,7 +201,7 @@ def test_a_document_of_each_question_is_computed_once(rank):
     world = World(cells=600, host=12 * SIZE, batch=512, budget=512)
     found = asked_about(world, given)
     assert [one[common] for one in found] == [0, *[SIZE] * 49]
-    readers = [job for job in world.jobs if any(job.layout.moved[at].id == str(common) for at in job.readings.tokens)]
+    readers = [job for job in world.jobs if any(job.layout.moved[at].id == str(common) for at in read_by(job).tokens)]
     assert readers == world.jobs[:1]
 
 

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from slotcache.slots import radix
+from slotcache.slots.check import check
 from slotcache.slots.costs import Costs
 from slotcache.slots.eviction import EvictionPolicy
 from slotcache.slots.host import HostMemory, Nothing
@@ -10,12 +11,13 @@ from slotcache.slots.plan import Clear
 from slotcache.slots.prefix_tree import PrefixTree
 from slotcache.slots.radix import CopySizes
 from slotcache.slots.request import Kind, Request
-from slotcache.slots.scheduler import Scheduler, check
+from slotcache.slots.scheduler import Scheduler
 from slotcache.slots.scope import Scope
-from slotcache.slots.snapshots import Snapshots
+from slotcache.slots.snapshots import Snapshots, state_of
 from slotcache.slots.tier import Record
 from support.fixed_prompt import Fixed
 from support.memory import Memory, cut, next_token
+from support.reuse import reuse_with
 
 S = Scope.shared("s")
 SIZES = CopySizes(run_token=1, state=5)
@@ -29,7 +31,7 @@ class Server:
         tree = PrefixTree(cells, 8, costs=Costs(**costs))
         self.pieces = []  # the tokens of each span, in order
         self.snapshots = Snapshots(tree, HostMemory(budget, sizes=SIZES, cut=cut), spacing=spacing, unused=unused)
-        self.scheduler = Scheduler(tree, num_slots=2, snapshots=self.snapshots)
+        self.scheduler = Scheduler(tree, num_slots=2, **reuse_with(self.snapshots))
 
     def ask(self, tokens, stops=(), forced=(), limit=1, breakpoints=(), session=""):
         """Return how much of a prompt a snapshot spared. stops: ends of segments before its own end. forced: tokens that
@@ -107,7 +109,7 @@ def test_an_answer_that_takes_longer_to_save_than_to_compute_has_no_state(scatte
     server = Server(budget=1000, cells=400, scattered_tokens=scattered_tokens)
     turns = server.answer_together(PROMPT, PROMPT + 50, limit=20)
     assert server.kept() == ([49, 49] if is_saved else [])
-    assert server.scheduler.tree.num_scattered == (0 if is_saved else 2 * 49)
+    assert server.scheduler.tree.num_uncopied == (0 if is_saved else 2 * 49)
     spared = [server.ask(np.append(turn, np.full(at + 1, 5, np.int32))) for at, turn in enumerate(turns)]
     assert spared == ([49, 49] if is_saved else [0, 0])
     assert server.ask(np.append(turns[0], np.array([5, 6, 7], np.int32))) == 50, "it was computed alone now"
@@ -327,7 +329,7 @@ def test_a_short_last_question_gets_a_state_where_answers_do_not_come_back_as_th
 def test_equal_prompts_that_come_together_share_a_short_question():
     tree = PrefixTree(200, 8)
     snapshots = Snapshots(tree, HostMemory(1000, sizes=SIZES, cut=cut), spacing=4)
-    scheduler, memory = Scheduler(tree, num_slots=3, snapshots=snapshots), Memory(200, can_cut=False)
+    scheduler, memory = Scheduler(tree, num_slots=3, **reuse_with(snapshots)), Memory(200, can_cut=False)
     prompt = Fixed(PROMPT, [14, 29, 30])
     requests = [Request(one, prompt, 2, Scope.private(one), cache=False, snapshot_scope=S) for one in range(3)]
     asked = [scheduler.submit(request) for request in requests]
@@ -413,7 +415,7 @@ def test_a_preempted_request_does_not_go_on_from_a_state_of_a_tree_that_was_clea
         plan = server.scheduler.plan()
         server.scheduler.commit(plan, server.memory.run(plan))
     server.scheduler._preempt()
-    assert job.taken is not None
+    assert state_of(job).taken is not None
     server.scheduler.recover(keep=False)
     server.memory.apply(Clear())
     while job.num_tokens < job.num_prompt + 2:

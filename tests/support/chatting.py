@@ -8,6 +8,7 @@ from hypothesis.stateful import initialize, rule
 from slotcache.ordering.document import Document
 from slotcache.server.chat.chat_prompt import ChatPrompt, DocumentSet, Fixed, Part, SeparatePrompt
 from slotcache.slots.reuse import ids_of
+from slotcache.slots.separate import read_by
 
 from support.asks import CONTEXT, SCOPES, Ask
 from support.life import EXPECTED, SEEN, Life
@@ -151,7 +152,7 @@ class Chatting(Life):
         SEEN["kept order"] += any(len(part.order or ()) > 1 for part in sets)
         SEEN["repeated"] += any(part.repeated for part in sets)
         SEEN["moved"] += bool(job.reuse.sources.get("moved"))
-        SEEN["read and moved"] += bool(job.readings.tokens)
+        SEEN["read and moved"] += bool(read_by(job).tokens)
         SEEN["document reused"] += any(one.stop <= job.reuse.cached for one in job.layout.documents)
 
 

@@ -5,11 +5,11 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
+from slotcache.slots.check import check
 from slotcache.slots.lower_tiers import Fetches, WriteBehind
 from slotcache.slots.plan import Clear
 from slotcache.slots.radix import path, scope_of
 from slotcache.slots.reuse import ids_of
-from slotcache.slots.scheduler import check
 from slotcache.slots.slot import Histories
 
 from support.asks import CONTEXT, Ask
@@ -46,10 +46,10 @@ class Keeping(Life):
         self.fetches.expect(job)
 
     def plan(self):
-        return self.scheduler.plan(self.fetches.begins_late) if self.fetches else super().plan()
+        return super().plan()
 
     def is_fetching(self, job):
-        return job.fetch is not None and not job.fetch.is_over
+        return self.scheduler.fetcher.is_fetching(job)
 
     @property
     def all_wait(self):
@@ -80,7 +80,7 @@ class Keeping(Life):
 
     def slot_histories(self):
         carry_out = lambda: self.carry_out(self.tree.device.take_operations())  # noqa: E731
-        return Histories(self.tree, self.snapshots, carry_out=carry_out)
+        return Histories(self.tree.device, self.scheduler.index, carry_out=carry_out)
 
     def ran(self):
         """Write new copies behind, as the server does after a step."""

@@ -10,10 +10,12 @@ from slotcache.models.model import Model
 from slotcache.models.runner import Runner
 from slotcache.models.sampling import Sampler
 from slotcache.models.sampling_params import Sampling
+from slotcache.slots.check import check
 from slotcache.slots.host import HostMemory
+from slotcache.slots.job import Job
 from slotcache.slots.prefix_tree import PrefixTree
-from slotcache.slots.request import Job, Kind, Request
-from slotcache.slots.scheduler import Scheduler, check
+from slotcache.slots.request import Kind, Request
+from slotcache.slots.scheduler import Scheduler
 from slotcache.slots.scope import Scope
 from slotcache.slots.snapshots import Snapshots
 
@@ -21,6 +23,7 @@ from support.fixed_prompt import Fixed
 from support.scopes import COMMON
 
 from .on_device import idle_leaves
+from .reuse import reuse_with
 
 
 @dataclass
@@ -66,12 +69,13 @@ class Lab:
         self.runner = Runner(self.context, self.adapters)
         of_runs, of_states = (HostMemory(size, cut=self.runner.states.cut) for size in (host, states))
         tree = PrefixTree(num_cells, self.context.scratch, of_runs, costs=costs)
-        snapshots = Snapshots(tree, of_states, spacing=spacing)
+        self.snapshots = Snapshots(tree, of_states, spacing=spacing)
         if states:
             sizes = self.runner.measure_states()
             assert sizes is not None
-            snapshots.host.sizes = sizes
-        self.scheduler = Scheduler(tree, num_slots=slots, batch_size=batch, prefill_budget=budget, snapshots=snapshots)
+            of_states.sizes = sizes
+        reuse = reuse_with(self.snapshots)
+        self.scheduler = Scheduler(tree, num_slots=slots, batch_size=batch, prefill_budget=budget, **reuse)
         self.sampler = Sampler(model, Sampling(temperature=0))
         self.samplers: dict[int, Sampler] = {}
         self.answers: dict[int, Answer] = {}

@@ -11,22 +11,25 @@ import numpy as np
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from slotcache.models.times import CPU
+from slotcache.slots.check import check
 from slotcache.slots.drafts import Drafts
 from slotcache.slots.eviction import POLICIES, EvictionPolicy
 from slotcache.slots.host import HostMemory
+from slotcache.slots.job import Job, Phase
 from slotcache.slots.lookup import Lookup
 from slotcache.slots.plan import Clear
 from slotcache.slots.prefix_tree import Pins, PrefixTree
 from slotcache.slots.radix import CopySizes
-from slotcache.slots.request import Job, Kind, Phase, PlacedDocument, Request
+from slotcache.slots.request import Kind, PlacedDocument, Request
 from slotcache.slots.reuse import ids_of
-from slotcache.slots.scheduler import TRIES, Scheduler, check
+from slotcache.slots.scheduler import TRIES, Scheduler
 from slotcache.slots.scope import Scope
 from slotcache.slots.snapshots import Snapshots
 
 from support.asks import ASKS, CONTEXT, SCOPES
 from support.fixed_prompt import Fixed
 from support.memory import Memory, cut, next_token, seen
+from support.reuse import reuse_with
 from support.toy_drafter import ToyDrafter
 
 OPENINGS = [[], [0, 1, 2, 3, 4] * 6]  # histories that all lives share
@@ -141,7 +144,7 @@ class Life(RuleBasedStateMachine):
         if self.drafter:  # whatever its tokens cost
             drafts._pace.seconds = lambda streams, depth: 1.0
             drafts._may_cost = lambda steps, streams, depth: True
-        self.scheduler = Scheduler(self.tree, snapshots=self.snapshots, drafts=drafts, **self.shape)
+        self.scheduler = Scheduler(self.tree, drafts=drafts, **reuse_with(self.snapshots), **self.shape)
         self.scheduler.pins = Pins(self.scheduler.index, lambda: self.now)
 
     @rule(asks=st.lists(ASKS, min_size=1, max_size=3), steps=st.integers(0, 6))
@@ -380,7 +383,7 @@ class Life(RuleBasedStateMachine):
         sampled = self.memory.run(plan)
         self.ran()
         if plan.spans:
-            self.scheduler.budget.observe(plan, 0.01 + 0.001 * plan.num_tokens, self.scheduler.cells.num_passed)
+            self.scheduler.budget.observe(plan, 0.01 + 0.001 * plan.num_tokens, self.scheduler.cells.swap.num_passed)
         for job, _ in self.scheduler.commit(plan, sampled):
             self.take_further(job)
             self.force(job)
@@ -405,7 +408,7 @@ class Life(RuleBasedStateMachine):
                 expected = {Phase.FETCHING if self.is_fetching(job) else Phase.WAITING}
             elif answered and job.computed == job.num_tokens - 1:
                 expected = {Phase.DECODE}
-            elif job.layout.reads is not None:
+            elif job.is_reading:
                 expected = {Phase.READING} if span else {Phase.READING, Phase.FOLLOWING, Phase.HELD}
             else:
                 expected = {Phase.PREFILL} if span else {Phase.PREFILL, Phase.FOLLOWING, Phase.HELD}

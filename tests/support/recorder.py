@@ -27,7 +27,7 @@ def record(file: Path) -> None:
     """Write down what engines of this process compute from now on."""
     from slotcache.models.runner import Runner
     from slotcache.server.engine.engine import Engine
-    from slotcache.slots.request import Job
+    from slotcache.slots.job import Job
     from slotcache.slots.scheduler import Scheduler
 
     descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -52,7 +52,7 @@ def record(file: Path) -> None:
     def laid_out(job: Any, layout: Any, result: Any) -> None:
         scope = job.request.index_scope  # a private one is that of its choices, or its own
         name = scope.text if scope.is_shared else f"private {os.getpid()} {scope.text}"
-        about = {"reads": job.is_reading, "moved": bool(layout.moved)}
+        about = {"reads": job.is_reading, "moved": layout.in_pieces}
         write(prompt=job.request.id, scope=name, tokens=layout.tokens.tolist(), **about)
 
     def ran(runner: Any, plan: Any, *_: Any, result: list[int]) -> None:

@@ -5,13 +5,15 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from slotcache.models.times import CPU
+from slotcache.slots.check import check
 from slotcache.slots.drafts import Drafts
 from slotcache.slots.host import HostMemory
 from slotcache.slots.lookup import Lookup
 from slotcache.slots.plan import Plan
 from slotcache.slots.prefix_tree import PrefixTree
 from slotcache.slots.request import Request
-from slotcache.slots.scheduler import Scheduler, check
+from slotcache.slots.scheduler import Scheduler
+from slotcache.slots.separate import SeparateDocuments
 
 from support.fixed_prompt import Fixed
 from support.memory import Memory, cut
@@ -57,6 +59,7 @@ class World:
             window=window,
             drafts=Drafts(device, max_rows=rows, max_stall=stall, ends=[END], drafter=drafter, **timed),
             max_rows=rows,
+            strategies=[SeparateDocuments],
         )
         self.jobs = []
         self.plans = []

@@ -6,13 +6,15 @@ import numpy as np
 import pytest
 from slotcache.ordering import Document
 from slotcache.server.chat.chat_prompt import ChatPrompt, DocumentSet, Fixed
+from slotcache.slots.check import check
 from slotcache.slots.host import HostMemory
 from slotcache.slots.prefix_tree import PrefixTree
 from slotcache.slots.radix import CopySizes
 from slotcache.slots.request import Request
-from slotcache.slots.scheduler import Scheduler, check
+from slotcache.slots.scheduler import Scheduler
 from slotcache.slots.scope import Scope
 from slotcache.slots.snapshots import Snapshots
+from support.reuse import reuse_with
 from support.scopes import COMMON
 
 
@@ -105,7 +107,7 @@ def test_the_order_of_documents_that_read_alike_is_not_guessed(attempt):
 
 def ask(scheduler, prompt):
     """Have a prompt computed and answered by one token; return the request."""
-    cuts = scheduler.snapshots.host.max_bytes == 0
+    cuts = scheduler.index is scheduler.tree
     kept, number = (None if cuts else COMMON), next(NUMBERS)
     scope = COMMON if cuts else Scope.private(number)
     job = scheduler.submit(Request(number, prompt, 1, scope, cuts, snapshot_scope=kept))
@@ -131,7 +133,7 @@ NUMBERS = count(1)
 def hybrid(budget=10_000):
     tree = PrefixTree(5000, 16)
     states = HostMemory(budget, sizes=CopySizes(run_token=1, state=20))
-    return Scheduler(tree, num_slots=2, snapshots=Snapshots(tree, states))
+    return Scheduler(tree, num_slots=2, **reuse_with(Snapshots(tree, states)))
 
 
 def placed(job):
@@ -143,9 +145,9 @@ def test_documents_are_ordered_as_far_as_a_snapshot_goes():
     assert placed(ask(scheduler, documents(*"abc"))) == "abc"
     again = ask(scheduler, documents(*"cdba"))
     assert placed(again) == "abcd" and again.reuse.cached == 80 + 300 and again.reuse.source == "snapshot"
-    for node in scheduler.snapshots.of(COMMON):  # the runs of a, b and c stay: they stand in front of d
+    for node in scheduler.index.of(COMMON):  # the runs of a, b and c stay: they stand in front of d
         if node.end in (280, 380):
-            scheduler.snapshots.forget(node)
+            scheduler.index.forget(node)
     less = ask(scheduler, documents(*"cba"))
     assert less.reuse.cached == 80 + 100 and placed(less) == "acb", "b and c would be computed anyway"
 
@@ -154,8 +156,8 @@ def test_a_document_without_a_snapshot_counts_where_a_later_one_has_it():
     scheduler = hybrid()
     ask(scheduler, documents(*"ab"))
     ask(scheduler, documents(*"c"))
-    (behind_a,) = (node for node in scheduler.snapshots.of(COMMON) if node.tokens[0] == 1000 * ord("a"))
-    scheduler.snapshots.forget(behind_a)
+    (behind_a,) = (node for node in scheduler.index.of(COMMON) if node.tokens[0] == 1000 * ord("a"))
+    scheduler.index.forget(behind_a)
     again = ask(scheduler, documents(*"cba"))
     assert placed(again) == "abc" and again.reuse.cached == 280
 

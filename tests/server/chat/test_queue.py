@@ -5,10 +5,11 @@ import pytest
 from slotcache.models.times import CPU
 from slotcache.ordering import Document
 from slotcache.server.chat.chat_prompt import ChatPrompt, DocumentSet, Fixed
+from slotcache.slots.check import check
 from slotcache.slots.host import HostMemory
 from slotcache.slots.prefix_tree import PrefixTree
 from slotcache.slots.request import Request
-from slotcache.slots.scheduler import Scheduler, check
+from slotcache.slots.scheduler import Scheduler
 from support.memory import Memory
 from support.scopes import COMMON
 

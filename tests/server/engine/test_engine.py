@@ -17,7 +17,7 @@ from slotcache.server.chat.chat_prompt import ChatPrompt, DocumentSet, Fixed
 from slotcache.server.engine.generation import Failure
 from slotcache.server.http.api_errors import RequestError
 from slotcache.server.service.submitter import Prepared
-from slotcache.slots.scheduler import check
+from slotcache.slots.check import check
 
 from server.conftest import DEADLINE, held, running, until
 

@@ -52,11 +52,11 @@ def fail(engine, monkeypatch, when, times=1, share=1.0):
 
 def are_copied(engine):
     """Whether all idle KV has a copy in host memory, as some idle time makes it."""
-    tree, snapshots = engine.scheduler.tree, engine.scheduler.snapshots
+    tree, states = engine.scheduler.tree, engine.scheduler.trees[1:]
 
     def question():
         runs = {node for sequence in tree.device.idle.values() for node in path(sequence.last_node) if tree.host.max_bytes}
-        runs |= {node for root in snapshots.roots.values() for node in descendants(root)}
+        runs |= {node for one in states for root in one.roots.values() for node in descendants(root)}
         return bool(runs) and all(node.copy is not None and node.copy.data is not None for node in runs)
 
     return engine.inbox.ask(question).result(10)

@@ -304,7 +304,7 @@ def test_a_hybrid_reads_ahead_as_many_documents_as_their_states_fit(tmp_path):
     kept = {"cache_dir": str(tmp_path / "kv"), "idle_prefill": False, "read_ahead": 1}
     with reading(model, tmp_path, **kept) as server:
         before = settled(server)
-        sizes = server.service.engine.scheduler.snapshots.host.sizes
+        sizes = server.service.engine.scheduler.index.host.sizes
         assert sizes.state > 50 * sizes.run_token
         taken = before["documents"] * sizes.state + before["tokens"] * sizes.run_token
         assert 0.7 * (1 << 20) < taken <= 1.1 * (1 << 20) and before["documents"] < 40

@@ -1,0 +1,253 @@
+"""A job: a request from its submission to its end, its phase, and the protocol of how it comes by KV."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Protocol
+
+import numpy as np
+
+from .plan import Span
+from .radix import NO_TOKENS, Sequence, common_prefix
+from .request import NO_LAYOUT, Layout, Request
+from .reuse import Reuse
+
+
+class Phase(Enum):
+    """Where a request is: it waits, runs, or is done.
+
+    FETCHING: it waits for a lower tier. READING: it runs, and computes a document for its prompt. FOLLOWING: another request
+    computes its next tokens. HELD: its prompt waits for streams that end soon.
+    """
+
+    WAITING = "waiting"
+    FETCHING = "fetching"
+    READING = "reading"
+    PREFILL = "prefill"
+    FOLLOWING = "following"
+    HELD = "held"
+    DECODE = "decode"
+    DONE = "done"
+
+
+_COMPUTES = {Phase.READING, Phase.PREFILL, Phase.DECODE}
+NEXT_PHASES = {
+    Phase.WAITING: {Phase.FETCHING, *_COMPUTES, Phase.DONE},
+    Phase.FETCHING: {Phase.WAITING, *_COMPUTES, Phase.DONE},  # one that has to run alone waits for no tier
+    Phase.READING: {Phase.FOLLOWING, Phase.HELD, Phase.WAITING, Phase.DONE},
+    Phase.PREFILL: {Phase.FOLLOWING, Phase.HELD, Phase.DECODE, Phase.WAITING, Phase.DONE},
+    Phase.FOLLOWING: {*_COMPUTES, Phase.HELD, Phase.WAITING, Phase.DONE},
+    Phase.HELD: {*_COMPUTES, Phase.FOLLOWING, Phase.WAITING, Phase.DONE},
+    Phase.DECODE: {Phase.PREFILL, Phase.WAITING, Phase.DONE},  # to prefill: a grammar forces further tokens
+    Phase.DONE: set[Phase](),
+}
+
+
+@dataclass(slots=True, eq=False)
+class StrategyState:
+    """What a strategy keeps of one job; it makes another one where it needs more. pause: see `Strategy.pause_at`."""
+
+    pause: int = 0
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether something is computed for the job that no other one would find."""
+        return False
+
+    def suits(self, layout: Layout) -> bool:
+        """Return whether a layout still holds, whatever the cache may have lost since."""
+        return True
+
+    def forget_unmade(self) -> None:
+        """The device has lost all KV: forget what was decided and not done yet."""
+
+    def start_over(self) -> None:
+        """The job begins again, behind `forget_unmade`."""
+        self.forget_unmade()
+
+
+class Strategy(Protocol):
+    """How jobs come by KV that they need not compute. One serves all jobs of its kind; the usual one is `PlainKV`."""
+
+    def takes(self, request: Request, whole: Layout) -> bool:
+        """Return whether a request with this prompt is of its kind."""
+        ...
+
+    def stage(self, job: Job, whole: Layout) -> Layout:
+        """Return what is computed next of a prompt: all of it, or a document that has to be read before."""
+        ...
+
+    def has_room(self, job: Job, others: Iterable[Job]) -> bool:
+        """Return whether what it keeps beside the cells has room. others: the jobs that run or wait."""
+        ...
+
+    def begin(self, job: Job, waiting: Iterable[Job]) -> None:
+        """Give it a sequence, with all KV that its prompt finds, and set `computed`."""
+        ...
+
+    def catch_up(self, job: Job, num_cells: int) -> None:
+        """Take over what others have computed since its last span. num_cells: that the step has taken."""
+        ...
+
+    def bring_back(self, job: Job, num_cells: int) -> None:
+        """Take over what host memory has got meanwhile. num_cells: as for `catch_up`."""
+        ...
+
+    def pause_at(self, job: Job, at: int) -> None:
+        """Let its prefill pause at position `at`, since what was fetched goes on there; 0: nowhere."""
+        ...
+
+    def next_stop(self, job: Job) -> int:
+        """Return where its next span ends at the latest; where it stands, if nothing can be computed now."""
+        ...
+
+    def sharable(self, leader: Job, upto: int) -> int:
+        """Return how many of the first `upto` tokens others can take over once `leader` has computed them."""
+        ...
+
+    def reached(self, job: Job, span: Span) -> bool:
+        """Keep what stands behind a computed span. True: the stage has ended, and the job goes back to the queue."""
+        ...
+
+    def leave(self, job: Job) -> None:
+        """Keep what its sequence holds, and give that up."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """A request from its submission to its end: it waits, runs, is preempted and resumes. The scheduler owns it.
+
+    `tokens[:num_tokens]` are known: the prompt, then generated tokens, sampled or forced by a grammar. `computed` of them
+    have KV; it chases `num_tokens`, and these alone tell prefill from decode: see `computes`.
+    """
+
+    request: Request
+    phase: Phase = Phase.WAITING
+    strategy: Strategy = field(init=False)  # once it is laid out
+    strategy_state: StrategyState = field(default_factory=StrategyState)
+    layout: Layout = NO_LAYOUT
+    tokens: np.ndarray = field(default_factory=lambda: NO_TOKENS)
+    num_prompt: int = 0
+    num_tokens: int = 0
+    computed: int = 0
+    started_at: int = 0  # `computed` at its admission
+    due: int = 0  # the count of prompt tokens, those of all requests, at which no later prompt goes before this one any more
+    recompute_last: int = 1  # its last tokens, which are computed even if they are cached (see `Costs`)
+    claimed: int = 0  # tokens whose path is in the tree; computed ones beyond are private to it
+    sequence: Sequence | None = None
+    slot: int = -1
+    reuse: Reuse = field(default_factory=Reuse)
+    num_failures: int = 0  # steps that failed while it ran, before its first token
+
+    def enter(self, phase: Phase) -> None:
+        """Go on to a phase. Raises AssertionError where none leads there from the present one."""
+        if phase is not self.phase:
+            assert phase in NEXT_PHASES[self.phase], f"request {self.request.id}: {self.phase.value}, then {phase.value}"
+            self.phase = phase
+
+    def go_on(self) -> None:
+        """Enter the phase in which it computes its next tokens."""
+        self.enter(self.computes)
+
+    def lay_out(self, layout: Layout) -> None:
+        """Take the prompt of its next stage, with room for all tokens to generate."""
+        self.layout = layout
+        self.num_prompt = self.num_tokens = len(layout.tokens)
+        self.tokens = np.empty(self.num_prompt + self.request.limit, np.int32)
+        self.tokens[: self.num_prompt] = layout.tokens
+
+    def ids(self, start: int, stop: int) -> np.ndarray:
+        """Return tokens as the model knows them."""
+        return self.layout.ids_of(self.tokens[start:stop])
+
+    def told(self, start: int, stop: int) -> np.ndarray | None:
+        """Return the prompt's tokens at positions [start + 1, stop + 1), if their logprobs are told."""
+        last = min(stop + 1, self.num_prompt)
+        return self.ids(start + 1, last) if self.request.tells_prompt and start + 1 < last else None
+
+    def step_back(self) -> Job:
+        """Be laid out again: a document has been read."""
+        self.layout, self.computed = NO_LAYOUT, 0
+        return self
+
+    def start_over(self) -> None:
+        """Begin again: a step failed before its first token. The time that it has waited stays."""
+        self.step_back()
+        self.claimed, self.sequence = 0, None
+        self.reuse = Reuse(num_overtaken=self.reuse.num_overtaken)
+        self.strategy_state.start_over()
+
+    @property
+    def is_suspect(self) -> bool:
+        """Whether it may be what made a step fail: it runs alone until its first token shows that it is not."""
+        return self.num_failures > 0 and self.num_tokens == self.num_prompt
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether it ran before, and waits to go on."""
+        return self.reuse.num_preempted > 0 or self.strategy_state.has_begun
+
+    @property
+    def keeps_layout(self) -> bool:
+        """Whether its layout still holds."""
+        return self.layout is not NO_LAYOUT and self.strategy_state.suits(self.layout)
+
+    @property
+    def is_reading(self) -> bool:
+        """Whether it reads a document for its prompt, and samples nothing."""
+        return self.layout.is_stage
+
+    def append(self, token: int) -> None:
+        self.tokens[self.num_tokens] = token
+        self.num_tokens += 1
+
+    def force(self, token: int) -> None:
+        """Append a token that a grammar left no choice about. Those that are forced at once are computed together."""
+        self.tokens[self.num_tokens] = token
+        self.num_tokens += 1
+        if self.phase is Phase.DECODE:
+            self.enter(Phase.PREFILL)
+
+    def accept(self, token: int) -> None:
+        """Append the token that was sampled behind a drafted one: that one was right, so its KV counts."""
+        self.append(token)
+        self.computed += 1
+        if self.request.draft is not None:
+            self.request.draft.num_accepted += 1
+
+    def waits_for(self, leader: Job, min_shared: int) -> bool:
+        """Return whether `leader` is about to compute the next tokens of this one: `min_shared` or more since its start.
+
+        Only tokens in the tree count: generated ones are private, even where two requests generate the same one.
+        """
+        if leader.request.index_scope != self.request.index_scope or leader.computed != self.computed:
+            return False
+        shared = common_prefix(leader.tokens[: leader.claimed], self.tokens[: self.claimed])
+        shared = self.strategy.sharable(leader, min(shared, self.num_tokens - self.recompute_last))
+        return shared > self.computed and shared - self.started_at >= min_shared
+
+    @property
+    def computes(self) -> Phase:
+        """What its next span is, if it runs. DECODE: a single generated token; several that a grammar forced are prefill."""
+        if self.is_reading:
+            return Phase.READING
+        is_decode = self.num_tokens > self.num_prompt and self.computed == self.num_tokens - 1
+        return Phase.DECODE if is_decode else Phase.PREFILL
+
+    @property
+    def answering(self) -> bool:
+        """Whether only tokens of its answer are left to compute: the next one, or several that a grammar forced."""
+        return self.computed >= self.num_prompt
+
+    @property
+    def num_lacking(self) -> int:
+        """Tokens that are left to compute."""
+        return sum(max(stop - max(start, self.computed), 0) for start, stop in self.layout.sections(self.num_tokens))
+
+    @property
+    def num_private(self) -> int:
+        """Cells it holds outside the tree: generated tokens."""
+        return max(self.computed - self.claimed, 0)

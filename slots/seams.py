@@ -1,0 +1,114 @@
+"""What the scheduler knows of drafts and of lower tiers: two protocols, and what stands there without any."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+import numpy as np
+
+from .cells import Cells
+from .device import DeviceCells
+from .job import Job
+from .plan import Plan, Span
+from .scope import Scope
+from .slot import Slot
+
+
+class Proposer(Protocol):
+    """Proposes drafts: guesses at the next tokens of streams, which a step checks along. They never change an answer.
+
+    longest: most tokens of a draft. model_seconds: that a draft model took in the last plan.
+    """
+
+    longest: float
+    model_seconds: float
+
+    def propose(self, jobs: Sequence[Job], running: Sequence[Job], cells: Cells) -> Sequence[np.ndarray]:
+        """Return a draft (int32, maybe empty) for each of these requests, which decode; nothing where none pays."""
+        ...
+
+    def settle(self, checked: list[tuple[Job, Span]], device: DeviceCells) -> None:
+        """Free the cells of rejected tokens, and clear the list: the spans with drafts of the last step that ran."""
+        ...
+
+    def observe(self, plan: Plan, seconds: float) -> None:
+        """Learn from the time that a step took."""
+        ...
+
+    def use_idle_time(self, slots: Iterable[tuple[Slot, int]]) -> bool:
+        """Prepare drafts of idle slots' next turns, for a moment. False: nothing is left to do.
+
+        slots: each with the tokens of its history that are cached.
+        """
+        ...
+
+    def forget(self, scope: Scope) -> None:
+        """Free what it holds of a scope."""
+        ...
+
+
+class NoDrafts:
+    """Proposes nothing."""
+
+    longest = model_seconds = 0.0
+
+    def propose(self, jobs: Sequence[Job], running: Sequence[Job], cells: Cells) -> Sequence[np.ndarray]:
+        return ()
+
+    def settle(self, checked: list[tuple[Job, Span]], device: DeviceCells) -> None: ...
+
+    def observe(self, plan: Plan, seconds: float) -> None: ...
+
+    def use_idle_time(self, slots: Iterable[tuple[Slot, int]]) -> bool:
+        return False
+
+    def forget(self, scope: Scope) -> None: ...
+
+
+class Fetcher(Protocol):
+    """Brings KV of requests from below host memory: into it, or to where it waits until a prefill comes to it."""
+
+    def begins_late(self, job: Job) -> bool:
+        """Return whether a request that is about to be admitted has to wait for a fetch, which begins now at the latest."""
+        ...
+
+    def is_fetching(self, job: Job) -> bool:
+        """Return whether a request waits for a fetch."""
+        ...
+
+    def begins(self, job: Job) -> None:
+        """A request leaves the queue: it waits for nothing any more."""
+        ...
+
+    def ends(self, job: Job) -> None:
+        """A request has ended: what is kept for it goes."""
+        ...
+
+    def next_pause(self, job: Job) -> int:
+        """Return the position up to which a running request computes before it takes over more; 0: no more will come."""
+        ...
+
+    def take_over(self, job: Job) -> bool:
+        """Put what a running request has come to into host memory. Return whether there was any."""
+        ...
+
+
+class NoFetches:
+    """Where nothing is below host memory."""
+
+    def begins_late(self, job: Job) -> bool:
+        return False
+
+    def is_fetching(self, job: Job) -> bool:
+        return False
+
+    def begins(self, job: Job) -> None: ...
+
+    def ends(self, job: Job) -> None: ...
+
+    def next_pause(self, job: Job) -> int:
+        return 0
+
+    def take_over(self, job: Job) -> bool:
+        return False
