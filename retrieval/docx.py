@@ -5,21 +5,17 @@ What is not known here is read through: only what is known to be no text is left
 
 from __future__ import annotations
 
-import io
 import re
-import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import PurePath
-from posixpath import join, normpath, split
-from xml.etree.ElementTree import Element, XMLParser
+from xml.etree.ElementTree import Element
 
 from .html import MAX_COLUMNS, numeral, read_html
 from .markdown import Outline, Unreadable, read_text
+from .package import OLD_FORMAT, Package, broken_as, child_of, get, int_of, is_on, tag_of, val
 
-MAX_TEXT = 64 << 20  # bytes of all parts that are unpacked
 MAIN = "word/document.xml"
-OLD_FORMAT = b"\xd0\xcf\x11\xe0"
 MAX_INSIDE = 3  # documents in documents
 MAX_CHAIN = 20  # styles that are each based on the next
 MAX_LEVEL = 8  # of a list, from 0
@@ -44,96 +40,9 @@ def _read(data: bytes, outline: Outline, used: list[int], depth: int) -> None:
     """used: the bytes that were unpacked, as its only item. depth: of the document in others."""
     if data.startswith(OLD_FORMAT):
         raise Unreadable("it is encrypted, or in Word's old format: save it as DOCX, without a password")
-    try:
-        package = _Package(data, used)
-        name = _main_part(package)
-        _Document(package, name, outline, depth).read()
-    except (Unreadable, MemoryError):
-        raise
-    except Exception as error:  # of a broken ZIP file or of broken XML, in many kinds
-        raise Unreadable(f"it is not a Word document that can be read: {error}") from None
-
-
-# ---- The package: its parts, and how they name each other. --------------------------------------------------------------
-
-
-class _Package:
-    """The parts of a document. What is not asked for, such as a picture, is never unpacked."""
-
-    def __init__(self, data: bytes, used: list[int]) -> None:
-        self._zip = zipfile.ZipFile(io.BytesIO(data))
-        self._names = set(self._zip.namelist())
-        self.used = used
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._names
-
-    def read(self, name: str) -> bytes:
-        """Return a part. Python reads no more than the size stated. Raises Unreadable for more than can be read."""
-        entry = self._zip.getinfo(name)
-        self.used[0] += entry.file_size
-        if self.used[0] > MAX_TEXT:
-            raise Unreadable(f"it unpacks to {self.used[0] >> 20:,} MiB of text: at most {MAX_TEXT >> 20} are read")
-        return self._zip.read(entry)
-
-    def part(self, name: str) -> Element | None:
-        """Return the root of a part that is XML by its name; None if there is none."""
-        if name not in self or not name.endswith((".xml", ".rels")):
-            return None
-        parser = XMLParser()
-        parser.feed(self.read(name))
-        return parser.close()
-
-    def relations(self, name: str) -> dict[str, tuple[str, str]]:
-        """Return kind and target of the parts that a part names, by what it calls them. name: empty for the package."""
-        folder, file = split(name)
-        root = self.part(join(folder, "_rels", f"{file}.rels"))
-        found: dict[str, tuple[str, str]] = {}
-        for relation in root if root is not None else ():
-            target = normpath(join("/", folder, _get(relation, "Target"))).lstrip("/")
-            found[_get(relation, "Id")] = (_get(relation, "Type").rpartition("/")[2], target)
-        return found
-
-
-def _main_part(package: _Package) -> str:
-    """Return the name of the part with the text. Raises Unreadable."""
-    named = [target for kind, target in package.relations("").values() if kind == "officeDocument"]
-    for name in (*named, MAIN):
-        if name in package and name.endswith(".xml"):
-            return name
-    raise Unreadable(f"it is a ZIP file without {MAIN}: not a Word document")
-
-
-def _tag(element: Element) -> str:
-    """Return the name of an element without its namespace: there are two of each, and no name is in several."""
-    return element.tag.rpartition("}")[2]
-
-
-def _get(element: Element | None, name: str) -> str:
-    """Return an attribute by its name without its namespace; empty if there is none."""
-    if element is not None:
-        for key, value in element.attrib.items():
-            if key.rpartition("}")[2] == name:
-                return value
-    return ""
-
-
-def _child(element: Element | None, name: str) -> Element | None:
-    return next((child for child in element if _tag(child) == name), None) if element is not None else None
-
-
-def _val(element: Element | None, name: str) -> str:
-    """Return the value of a property; empty if there is none."""
-    return _get(_child(element, name), "val")
-
-
-def _is_on(element: Element | None, name: str) -> bool:
-    found = _child(element, name)
-    return found is not None and _get(found, "val") not in ("0", "false", "off")
-
-
-def _int(text: str, default: int) -> int:
-    return int(text) if re.fullmatch(r"-?[0-9]{1,9}", text) else default
+    with broken_as("a Word document"):
+        package = Package(data, used)
+        _Document(package, package.main_part(MAIN, "a Word document"), outline, depth).read()
 
 
 # ---- Styles, and the numbers of headings and items. ---------------------------------------------------------------------
@@ -153,7 +62,7 @@ class _Style:
 class _Styles:
     def __init__(self, root: Element | None) -> None:
         styles = root if root is not None else ()
-        self._elements = {_get(style, "styleId"): style for style in styles if _tag(style) == "style"}
+        self._elements = {get(style, "styleId"): style for style in styles if tag_of(style) == "style"}
         self._known: dict[str, _Style] = {}
 
     def __getitem__(self, id: str) -> _Style:
@@ -162,19 +71,19 @@ class _Styles:
         return self._known[id]
 
     def _style(self, id: str) -> _Style:
-        style = _Style(name=_val(self._elements.get(id), "name").lower())
+        style = _Style(name=val(self._elements.get(id), "name").lower())
         for _ in range(MAX_CHAIN):
             element = self._elements.get(id)
             if element is None:
                 break
-            about = _child(element, "pPr")
-            level = _heading_level(_val(element, "name").lower(), about)
+            about = child_of(element, "pPr")
+            level = _heading_level(val(element, "name").lower(), about)
             style.level = level if style.level is None else style.level
-            numbers = _child(about, "numPr")
+            numbers = child_of(about, "numPr")
             if numbers is not None and style.num is None:
                 style.num, style.num_level = _numbers(numbers)
-            style.is_hidden = style.is_hidden or _is_on(_child(element, "rPr"), "vanish")
-            id = _val(element, "basedOn")
+            style.is_hidden = style.is_hidden or is_on(child_of(element, "rPr"), "vanish")
+            id = val(element, "basedOn")
         return style
 
 
@@ -182,14 +91,14 @@ def _heading_level(name: str, about: Element | None) -> int | None:
     """Return the level of a heading by its style's name and its properties; 0 is that of prose."""
     if found := HEADING_STYLE.fullmatch(name):
         return int(found[1])
-    level = _int(_val(about, "outlineLvl"), -1)
+    level = int_of(val(about, "outlineLvl"), -1)
     return None if level < 0 else level + 1 if level <= MAX_LEVEL else 0
 
 
 def _numbers(element: Element) -> tuple[str | None, int | None]:
     """Return a list's name and a level in it, each None if it is not said."""
-    level = _int(_val(element, "ilvl"), -1)
-    return _val(element, "numId") or None, min(level, MAX_LEVEL) if level >= 0 else None
+    level = int_of(val(element, "ilvl"), -1)
+    return val(element, "numId") or None, min(level, MAX_LEVEL) if level >= 0 else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,15 +123,15 @@ class _Numbering:
         self._counts: dict[str, dict[int, int]] = {}
         self._begun: set[tuple[str, int]] = set()
         for element in root if root is not None else ():
-            if _tag(element) == "abstractNum":
-                id = _get(element, "abstractNumId")
-                self._levels[id] = dict(map(_level, (level for level in element if _tag(level) == "lvl")))
-                self._links[id] = _val(element, "numStyleLink")
-            elif _tag(element) == "num":
-                changes = (change for change in element if _tag(change) == "lvlOverride")
-                starts = {_int(_get(change, "ilvl"), 0): _int(_val(change, "startOverride"), -1) for change in changes}
+            if tag_of(element) == "abstractNum":
+                id = get(element, "abstractNumId")
+                self._levels[id] = dict(map(_level, (level for level in element if tag_of(level) == "lvl")))
+                self._links[id] = val(element, "numStyleLink")
+            elif tag_of(element) == "num":
+                changes = (change for change in element if tag_of(change) == "lvlOverride")
+                starts = {int_of(get(change, "ilvl"), 0): int_of(val(change, "startOverride"), -1) for change in changes}
                 starts = {level: start for level, start in starts.items() if start >= 0}
-                self._lists[_get(element, "numId")] = _val(element, "abstractNumId"), starts
+                self._lists[get(element, "numId")] = val(element, "abstractNumId"), starts
 
     def next(self, id: str, level: int | None, style: str) -> tuple[str, int] | None:
         """Return what stands in front of the next item of a list, and its level; None if there is no such list."""
@@ -263,13 +172,13 @@ def _number(at: int, levels: dict[int, _Level], counts: dict[int, int], is_legal
 
 def _level(element: Element) -> tuple[int, _Level]:
     level = _Level(
-        format=_val(element, "numFmt"),
-        text=_val(element, "lvlText")[:LEVEL_TEXT],
-        start=_int(_val(element, "start"), 1),
-        style=_val(element, "pStyle"),
-        is_legal=_is_on(element, "isLgl"),
+        format=val(element, "numFmt"),
+        text=val(element, "lvlText")[:LEVEL_TEXT],
+        start=int_of(val(element, "start"), 1),
+        style=val(element, "pStyle"),
+        is_legal=is_on(element, "isLgl"),
     )
-    return min(max(_int(_get(element, "ilvl"), 0), 0), MAX_LEVEL), level
+    return min(max(int_of(get(element, "ilvl"), 0), 0), MAX_LEVEL), level
 
 
 # ---- The text. ----------------------------------------------------------------------------------------------------------
@@ -301,7 +210,7 @@ class _Text:
 
 
 class _Document:
-    def __init__(self, package: _Package, name: str, outline: Outline, depth: int) -> None:
+    def __init__(self, package: Package, name: str, outline: Outline, depth: int) -> None:
         self._package, self._name, self._outline, self._depth = package, name, outline, depth
         self._relations = package.relations(name)
         self._styles = _Styles(self._part("styles"))
@@ -322,13 +231,13 @@ class _Document:
 
     def _named(self, kind: str) -> dict[str, Element]:
         root = self._part(kind)
-        return {_get(element, "id"): element for element in root} if root is not None else {}
+        return {get(element, "id"): element for element in root} if root is not None else {}
 
     def read(self) -> None:
         root = self._package.part(self._name)
-        if root is None or _tag(root) != "document":
+        if root is None or tag_of(root) != "document":
             raise Unreadable("it is not a Word document")
-        used = {_get(style, "val") for style in root.iterfind(".//{*}pStyle")}
+        used = {get(style, "val") for style in root.iterfind(".//{*}pStyle")}
         self._title = int(any(self._styles[id].name == "title" for id in used))
         self._add_all(root)
         self._flush()
@@ -340,7 +249,7 @@ class _Document:
         """Add the headers and footers of all sections, each text once, behind all."""
         kinds = ("header", "footer")
         names = [
-            self._relations.get(_get(edge, "id"), ("", ""))[1]
+            self._relations.get(get(edge, "id"), ("", ""))[1]
             for kind in kinds
             for edge in root.iterfind(f".//{{*}}{kind}Reference")
         ]
@@ -365,7 +274,7 @@ class _Document:
     def _add_all(self, element: Element) -> None:
         """Add the paragraphs and tables in an element, however they are wrapped."""
         for child in element:
-            tag = _tag(child)
+            tag = tag_of(child)
             if tag == "p":
                 self._add_paragraph(child)
             elif tag == "tbl":
@@ -380,14 +289,14 @@ class _Document:
                 self._add_all(child)
 
     def _add_paragraph(self, element: Element) -> None:
-        about = _child(element, "pPr")
-        id = _val(about, "pStyle")
+        about = child_of(element, "pPr")
+        id = val(about, "pStyle")
         style = self._styles[id]
         marker = self._marker(about)
         text, self._carried = self._carried or _Text(), None
         self._collect(element, text)
-        is_initial = _get(_child(about, "framePr"), "dropCap") in ("drop", "margin")
-        if is_initial or _child(_child(about, "rPr"), "del") is not None:
+        is_initial = get(child_of(about, "framePr"), "dropCap") in ("drop", "margin")
+        if is_initial or child_of(child_of(about, "rPr"), "del") is not None:
             if is_initial and text.parts:
                 text.parts[-1] = text.parts[-1].rstrip()
             self._carried = text
@@ -418,9 +327,9 @@ class _Document:
 
     def _marker(self, about: Element | None) -> tuple[str, int] | None:
         """Return what stands in front of a paragraph of a list, and its level; None for other ones."""
-        id = _val(about, "pStyle")
+        id = val(about, "pStyle")
         style = self._styles[id]
-        numbers = _child(about, "numPr")
+        numbers = child_of(about, "numPr")
         num, level = _numbers(numbers) if numbers is not None else (None, None)
         if num is None:
             num, level = style.num, style.num_level if level is None else level
@@ -471,20 +380,20 @@ class _Document:
         self._add_waiting()
 
     def _row(self, row: Element, cells: list[Element]) -> str:
-        about = _child(row, "trPr")
-        if _child(about, "del") is not None:
+        about = child_of(row, "trPr")
+        if child_of(about, "del") is not None:
             self._outline.leave_out("deleted", "".join(row.itertext()))
             return ""
-        texts = [""] * min(max(_int(_val(about, "gridBefore"), 0), 0), MAX_COLUMNS)
+        texts = [""] * min(max(int_of(val(about, "gridBefore"), 0), 0), MAX_COLUMNS)
         for cell in cells:
             texts.append(self._text_of(cell))
-            span = _int(_val(_child(cell, "tcPr"), "gridSpan"), 1)
+            span = int_of(val(child_of(cell, "tcPr"), "gridSpan"), 1)
             texts += [""] * min(max(span - 1, 0), MAX_COLUMNS - len(texts))
         return " | ".join(texts).rstrip(" |")
 
     def _add_file(self, element: Element) -> None:
         """Add a file of another format that stands in the document."""
-        name = self._relations.get(_get(element, "id"), ("", ""))[1]
+        name = self._relations.get(get(element, "id"), ("", ""))[1]
         if name not in self._package:
             return
         self._flush()
@@ -503,7 +412,7 @@ class _Document:
     def _collect(self, element: Element, text: _Text) -> None:
         """Collect the text in an element."""
         for child in element:
-            tag = _tag(child)
+            tag = tag_of(child)
             if tag == "t":
                 text.add(child.text or "")
             elif tag == "r" and self._is_hidden(child):
@@ -518,25 +427,24 @@ class _Document:
                 self._collect(child, text)
 
     def _is_hidden(self, run: Element) -> bool:
-        about = _child(run, "rPr")
+        about = child_of(run, "rPr")
         if about is None:
             return False
-        if _child(about, "vanish") is not None:
-            return _is_on(about, "vanish")
-        style = _val(about, "rStyle")
+        if child_of(about, "vanish") is not None:
+            return is_on(about, "vanish")
+        style = val(about, "rStyle")
         return bool(style) and self._styles[style].is_hidden
 
     def _collect_paragraph(self, element: Element, text: _Text) -> None:
-        marker = self._marker(_child(element, "pPr"))
+        marker = self._marker(child_of(element, "pPr"))
         text.add(f" {marker[0]} " if marker else " ")
         self._collect(element, text)
 
     def _collect_break(self, element: Element, text: _Text) -> None:
-        text.add("\n" if _get(element, "type") in ("", "textWrapping") else " ")
+        text.add("\n" if get(element, "type") in ("", "textWrapping") else " ")
 
     def _collect_symbol(self, element: Element, text: _Text) -> None:
-        font = _get(element, "font").lower()
-        char = _get(element, "char")
+        font, char = get(element, "font").lower(), get(element, "char")
         code = int(char, 16) & 0xFFFF if CODE.fullmatch(char) else 0
         code = code - 0xF000 if code >= 0xF000 else code
         if font == "symbol":
@@ -552,7 +460,7 @@ class _Document:
     def _collect_ruby(self, element: Element, text: _Text) -> None:
         inner, readings = _Text(), _Text()
         for child in element:
-            if _tag(child) == "rt":
+            if tag_of(child) == "rt":
                 self._collect(child, readings)
             else:
                 self._collect(child, inner)
@@ -563,7 +471,7 @@ class _Document:
         self._collect(_alternative(element), text)
 
     def _collect_note(self, element: Element, text: _Text) -> None:
-        kind, id = _tag(element).removesuffix("Reference"), _get(element, "id")
+        kind, id = tag_of(element).removesuffix("Reference"), get(element, "id")
         note = self._notes[kind].get(id)
         if note is None:
             return
@@ -573,22 +481,22 @@ class _Document:
         text.add(f"[{self._numbers[kind, id]}]")
 
     def _collect_comment(self, element: Element, text: _Text) -> None:
-        if (comment := self._comments.pop(_get(element, "id"), None)) is not None:
+        if (comment := self._comments.pop(get(element, "id"), None)) is not None:
             self._outline.leave_out("comments", "".join(comment.itertext()))
 
     def _collect_formula(self, element: Element, text: _Text) -> None:
         """Collect a formula as it is written in a line."""
-        before, between, after = FORMULAS[_tag(element)]
-        about = next((child for child in element if _tag(child).endswith("Pr")), None)
-        if _tag(element) == "d":
-            before, after = _val(about, "begChr") or "(", _val(about, "endChr") or ")"
-        elif _tag(element) == "nary":
-            before = _val(about, "chr") or "∫"
+        before, between, after = FORMULAS[tag_of(element)]
+        about = next((child for child in element if tag_of(child).endswith("Pr")), None)
+        if tag_of(element) == "d":
+            before, after = val(about, "begChr") or "(", val(about, "endChr") or ")"
+        elif tag_of(element) == "nary":
+            before = val(about, "chr") or "∫"
         text.add(before)
-        parts = [child for child in element if not _tag(child).endswith("Pr")]
+        parts = [child for child in element if not tag_of(child).endswith("Pr")]
         for at, part in enumerate(parts):
-            mark = {"sub": "_", "sup": "^"}.get(_tag(part), between)
-            text.add(mark if at or _tag(part) in ("sub", "sup") else "")
+            mark = {"sub": "_", "sup": "^"}.get(tag_of(part), between)
+            text.add(mark if at or tag_of(part) in ("sub", "sup") else "")
             self._collect(part, text)
         text.add(after)
 
@@ -631,9 +539,9 @@ def _alternative(element: Element) -> Element:
 def _inside(element: Element, name: str) -> Iterator[Element]:
     """Yield the rows of a table or the cells of a row, however they are wrapped."""
     for child in element:
-        if _tag(child) == name:
+        if tag_of(child) == name:
             yield child
-        elif _tag(child) not in PROPERTIES and _tag(child) not in ("p", "tbl", "tr", "tc"):
+        elif tag_of(child) not in PROPERTIES and tag_of(child) not in ("p", "tbl", "tr", "tc"):
             yield from _inside(child, name)
 
 

@@ -1,0 +1,118 @@
+"""The parts of a document that is a ZIP file, and their XML."""
+
+from __future__ import annotations
+
+import io
+import re
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from posixpath import join, normpath, split
+from xml.etree.ElementTree import Element, XMLParser
+
+from .markdown import Unreadable
+
+MAX_TEXT = 64 << 20  # bytes of all parts that are unpacked
+MAX_PARTS = 20_000  # also those that are not read
+XML = (".xml", ".rels", ".opf", ".ncx")  # ends of the names of parts that are XML
+OLD_FORMAT = b"\xd0\xcf\x11\xe0"  # of Microsoft's files before 2007, and of encrypted ones since
+
+
+class Package:
+    """The parts of a document. What is not asked for, such as a picture, is never unpacked."""
+
+    def __init__(self, data: bytes, used: list[int]) -> None:
+        """used: the bytes that were unpacked, as its only item: those of a document in another one count there.
+
+        Raises Unreadable, and what the zip module raises.
+        """
+        self._zip = zipfile.ZipFile(io.BytesIO(data))
+        self._names = set(self._zip.namelist())
+        self.used = used
+        if len(self._names) > MAX_PARTS:
+            raise Unreadable(f"it has {len(self._names):,} parts: at most {MAX_PARTS:,} are read")
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._names
+
+    def read(self, name: str) -> bytes:
+        """Return a part. Python reads no more than the size stated. Raises Unreadable for more than can be read."""
+        entry = self._zip.getinfo(name)
+        self.used[0] += entry.file_size
+        if self.used[0] > MAX_TEXT:
+            raise Unreadable(f"it unpacks to {self.used[0] >> 20:,} MiB of text: at most {MAX_TEXT >> 20} are read")
+        return self._zip.read(entry)
+
+    def part(self, name: str) -> Element | None:
+        """Return the root of a part that is XML by its name; None if there is none."""
+        if name not in self or not name.endswith(XML):
+            return None
+        return parse(self.read(name))
+
+    def relations(self, name: str) -> dict[str, tuple[str, str]]:
+        """Return kind and target of the parts that a part names, by what it calls them. name: empty for the package."""
+        folder, file = split(name)
+        root = self.part(join(folder, "_rels", f"{file}.rels"))
+        found: dict[str, tuple[str, str]] = {}
+        for relation in root if root is not None else ():
+            target = normpath(join("/", folder, get(relation, "Target"))).lstrip("/")
+            found[get(relation, "Id")] = (get(relation, "Type").rpartition("/")[2], target)
+        return found
+
+    def main_part(self, default: str, kind: str) -> str:
+        """Return the name of the part with the text. kind: of the document, with its article. Raises Unreadable."""
+        named = [target for kind, target in self.relations("").values() if kind == "officeDocument"]
+        for name in (*named, default):
+            if name in self and name.endswith(".xml"):
+                return name
+        raise Unreadable(f"it is a ZIP file without {default}: not {kind}")
+
+
+@contextmanager
+def broken_as(kind: str) -> Iterator[None]:
+    """Raise Unreadable for all that a broken ZIP file or broken XML raises. kind: of the document, with its article."""
+    try:
+        yield
+    except (Unreadable, MemoryError):
+        raise
+    except Exception as error:
+        raise Unreadable(f"it is not {kind} that can be read: {error}") from None
+
+
+def parse(data: bytes) -> Element:
+    """Return the root of XML."""
+    parser = XMLParser()
+    parser.feed(data)
+    return parser.close()
+
+
+def tag_of(element: Element) -> str:
+    """Return the name of an element without its namespace: there are two of each, and no name is in several."""
+    return element.tag.rpartition("}")[2]
+
+
+def get(element: Element | None, name: str) -> str:
+    """Return an attribute by its name without its namespace; empty if there is none."""
+    if element is not None:
+        for key, value in element.attrib.items():
+            if key.rpartition("}")[2] == name:
+                return value
+    return ""
+
+
+def child_of(element: Element | None, name: str) -> Element | None:
+    return next((child for child in element if tag_of(child) == name), None) if element is not None else None
+
+
+def val(element: Element | None, name: str) -> str:
+    """Return the value of a property; empty if there is none."""
+    return get(child_of(element, name), "val")
+
+
+def is_on(element: Element | None, name: str) -> bool:
+    found = child_of(element, name)
+    return found is not None and get(found, "val") not in ("0", "false", "off")
+
+
+def int_of(text: str, default: int) -> int:
+    return int(text) if re.fullmatch(r"-?[0-9]{1,9}", text) else default
