@@ -68,7 +68,7 @@ def _wide(sample: bytes) -> str:
             continue
         if not any(category(letter) in ("Cc", "Cn", "Co") for letter in set(text) - set("\t\n\v\f\r")):
             return encoding
-    raise Unreadable("it is binary: only text, HTML, PDF and DOCX are read")
+    raise Unreadable("it is binary, and of no format that is read")
 
 
 def _mostly_utf8(data: bytes) -> str:
@@ -83,7 +83,7 @@ def _guess(data: bytes) -> str:
     """Return the likeliest encoding of a text. Raises Unreadable."""
     sample = data[:SAMPLE]
     if len(sample) - len(sample.translate(None, CONTROL_BYTES)) > MOST_CONTROLS * len(sample):
-        raise Unreadable("it is binary: only text, HTML, PDF and DOCX are read")
+        raise Unreadable("it is binary, and of no format that is read")
     lines: list[bytes] = []
     size = 0
     for line in data.splitlines(keepends=True):

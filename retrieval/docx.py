@@ -13,7 +13,7 @@ from xml.etree.ElementTree import Element
 
 from .html import MAX_COLUMNS, numeral, read_html
 from .markdown import Outline, Unreadable, read_text
-from .package import OLD_FORMAT, Package, broken_as, child_of, get, int_of, is_on, tag_of, val
+from .package import OLD_FORMAT, Package, broken_as, child_of, get, int_of, is_on, lines_of, tag_of, val
 
 MAIN = "word/document.xml"
 MAX_INSIDE = 3  # documents in documents
@@ -242,7 +242,7 @@ class _Document:
         self._add_all(root)
         self._flush()
         if self._carried is not None:
-            self._outline.add_block(_lines(str(self._carried)))
+            self._outline.add_block(lines_of(str(self._carried)))
         self._add_edges(root)
 
     def _add_edges(self, root: Element) -> None:
@@ -316,10 +316,10 @@ class _Document:
             self._outline.add_heading(1 if style.name == "title" else (level or 0) + self._title, number + raw)
         elif marker:
             indent, number = "  " * marker[1], marker[0] and f"{marker[0]} "
-            self._add_line(indent + number + _lines(raw).replace("\n", f"\n  {indent}"))
+            self._add_line(indent + number + lines_of(raw).replace("\n", f"\n  {indent}"))
         else:
             self._flush()
-            lines = _lines(raw)
+            lines = lines_of(raw)
             self._outline.add_block(lines, has_lines="\n" in lines)
         self._wait_for(text)
         if not self._lines:
@@ -543,8 +543,3 @@ def _inside(element: Element, name: str) -> Iterator[Element]:
             yield child
         elif tag_of(child) not in PROPERTIES and tag_of(child) not in ("p", "tbl", "tr", "tc"):
             yield from _inside(child, name)
-
-
-def _lines(text: str) -> str:
-    """Return the lines of a paragraph, with single blanks."""
-    return "\n".join(" ".join(line.split()) for line in text.strip().split("\n"))

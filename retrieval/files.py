@@ -171,7 +171,7 @@ def _reason(entry: os.DirEntry[str]) -> str:
     if entry.is_symlink():
         return LINK
     is_database = DATABASE.fullmatch(entry.name) and not entry.is_dir(follow_symlinks=False)
-    return "it is a database: only text, HTML, PDF and DOCX are read" if is_database else ""
+    return "it is a database, which is not read" if is_database else ""
 
 
 def _file(folder: Folder, parts: tuple[str, ...], about: os.stat_result) -> FoundFile | SkippedFile:

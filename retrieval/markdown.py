@@ -59,13 +59,14 @@ class Outline:
     """Collects the headings and blocks of a document in their order.
 
     left_out: the letters that are left out on purpose, by kind, such as those of navigation. has_records: it is rows of a
-    table or of a log.
+    table or of a log. shift: of the levels of headings, in a file that stands in another one.
     """
 
     def __init__(self) -> None:
         self.sections = [Section(())]
         self.left_out: Counter[str] = Counter()
         self.has_records = False
+        self.shift = 0
         self._levels: list[int] = []  # of the headings of the current section
         self._end = 0  # of the text so far
 
@@ -86,12 +87,23 @@ class Outline:
             return
         if not heading:
             return
+        level += self.shift
         while self._levels and self._levels[-1] >= level:
             self._levels.pop()
         path = self.sections[-1].headings[: len(self._levels)]
         self._levels.append(level)
         self.sections.append(Section((*path, heading), page))
         self._end += len(heading) + 2
+
+    def add_outline(self, inner: Outline) -> None:
+        """Add a file that stands in this one, below the heading before it."""
+        depth = len(self._levels)
+        for section in inner.sections:
+            if section.headings:
+                self.add_heading(depth + len(section.headings), section.headings[-1], section.page)
+            for block in section.blocks:
+                self.add_block(block.text, block.page, has_lines=block.has_lines, head=block.head)
+        self.left_out += inner.left_out
 
     def add_block(
         self,
@@ -155,10 +167,16 @@ def read_text(data: bytes, outline: Outline) -> None:
     """Add the paragraphs of a plain text: runs of lines between blank ones."""
     text = normalise_lines(decode(data))
     outline.has_records = _is_log(text)
-    for match in PARAGRAPH.finditer(text):
+    add_paragraphs(text, outline)
+
+
+def add_paragraphs(text: str, outline: Outline, start: int = 0, stop: int | None = None, *, is_file: bool = True) -> None:
+    """Add the paragraphs of a part of a text. is_file: places in the text are those of the file."""
+    for match in PARAGRAPH.finditer(text, start, len(text) if stop is None else stop):
         paragraph = match[0]
         has_lines = len(paragraph) < SHORT_LINE * (paragraph.count("\n") + 1) and "\n" in paragraph
-        outline.add_block(paragraph, span=match.span(), has_lines=has_lines or outline.has_records)
+        span = match.span() if is_file else None
+        outline.add_block(paragraph, span=span, has_lines=has_lines or outline.has_records)
 
 
 def _is_log(text: str) -> bool:
@@ -212,8 +230,12 @@ TITLE = re.compile(r"^title[ \t]*[:=][ \t]*(.+)$", re.M)
 
 def read_markdown(data: bytes, outline: Outline) -> None:
     """Add the headings and blocks of a Markdown file."""
-    text = normalise_lines(decode(data))
-    front = FRONT.match(text)
+    add_markdown(normalise_lines(decode(data)), outline)
+
+
+def add_markdown(text: str, outline: Outline, *, is_file: bool = True) -> None:
+    """Add the headings and blocks of Markdown. is_file: it is all of a file, and places in it are those of the file."""
+    front = FRONT.match(text) if is_file else None
     if front:
         outline.leave_out(FRONT_MATTER, front[0])
         named = TITLE.search(front[0])
@@ -221,7 +243,7 @@ def read_markdown(data: bytes, outline: Outline) -> None:
         if f"\n# {title}\n" not in text:
             outline.add_heading(0, title)
     text = _without_comments(text, outline)
-    block = _BlockLines(outline, text)
+    block = _BlockLines(outline, text, has_places=is_file)
     fence = ""
     for start, line in _lines(text, front.end() if front else 0):
         stop, mark = start + len(line), line.lstrip()[:1]
@@ -252,8 +274,8 @@ def read_markdown(data: bytes, outline: Outline) -> None:
 class _BlockLines:
     """The lines of the block that is being read."""
 
-    def __init__(self, outline: Outline, text: str) -> None:
-        self._outline, self._text = outline, text
+    def __init__(self, outline: Outline, text: str, *, has_places: bool) -> None:
+        self._outline, self._text, self._has_places = outline, text, has_places
         self._start = self._stop = -1
 
     @property
@@ -274,7 +296,7 @@ class _BlockLines:
 
     def finish(self, has_lines: bool = False) -> None:
         """Add the block to the outline, if it has any line."""
-        span = (self._start, self._stop)
+        span = (self._start, self._stop) if self._has_places else None
         if text := self.take():
             head = None if has_lines else TABLE_HEAD.match(text)
             has_lines = has_lines or bool(LIST_OR_TABLE.match(text)) or head is not None

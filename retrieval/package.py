@@ -38,10 +38,19 @@ class Package:
     def read(self, name: str) -> bytes:
         """Return a part. Python reads no more than the size stated. Raises Unreadable for more than can be read."""
         entry = self._zip.getinfo(name)
+        self._count(entry)
+        return self._zip.read(entry)
+
+    def check(self) -> None:
+        """Raise Unreadable for more parts with XML or records than can be read, if another program unpacks all of them."""
+        for entry in self._zip.infolist():
+            if entry.filename.endswith((*XML, ".bin")):
+                self._count(entry)
+
+    def _count(self, entry: zipfile.ZipInfo) -> None:
         self.used[0] += entry.file_size
         if self.used[0] > MAX_TEXT:
             raise Unreadable(f"it unpacks to {self.used[0] >> 20:,} MiB of text: at most {MAX_TEXT >> 20} are read")
-        return self._zip.read(entry)
 
     def part(self, name: str) -> Element | None:
         """Return the root of a part that is XML by its name; None if there is none."""
@@ -116,3 +125,8 @@ def is_on(element: Element | None, name: str) -> bool:
 
 def int_of(text: str, default: int) -> int:
     return int(text) if re.fullmatch(r"-?[0-9]{1,9}", text) else default
+
+
+def lines_of(text: str) -> str:
+    """Return the lines of a paragraph, with single blanks."""
+    return "\n".join(" ".join(line.split()) for line in text.strip().split("\n"))

@@ -32,9 +32,8 @@ UNSEEN = raw.FPDF_ANNOT_FLAG_HIDDEN | raw.FPDF_ANNOT_FLAG_NOVIEW
 FILLED = {raw.FPDF_FORMFIELD_TEXTFIELD, raw.FPDF_FORMFIELD_COMBOBOX, raw.FPDF_FORMFIELD_LISTBOX}
 MEANINGLESS = re.compile(r"[\x00\x01\x03-\x08\x0e-\x1f\x7f-\x9f\ufffd\ue000-\uf8ff]")
 MOST_MEANINGLESS = 0.1  # of a page's letters
-NO_LETTERS = (
-    "its fonts do not say which letters they show: a program that recognises text, such as ocrmypdf, makes it readable"
-)
+OCR = "a program that recognises text, such as ocrmypdf, makes it readable"
+NO_LETTERS = f"its fonts do not say which letters they show: {OCR}"
 
 
 def read_pdf(data: bytes, outline: Outline) -> None:
@@ -56,7 +55,7 @@ def read_pdf(data: bytes, outline: Outline) -> None:
             raise Unreadable(NO_LETTERS)
         if outline.left_out["damaged_pages"]:
             raise Unreadable("it is damaged: none of its pages can be read")
-        raise Unreadable("it has no text: pages that are pictures are not read")
+        raise Unreadable(f"it has no text, as its pages are pictures: {OCR}")
     add_pages(pages, outline, bookmarks)
 
 

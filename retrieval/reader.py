@@ -23,27 +23,83 @@ import msgspec
 
 from .chunks import Chunk, Sizes, cut
 from .docx import read_docx
+from .epub import read_epub
 from .files import read_bytes
+from .headings import read_org, read_rst
 from .html import read_html
+from .mail import read_mail
 from .markdown import Outline, Unreadable, read_markdown, read_table, read_text
-from .pdf import read_pdf
+from .notebook import read_notebook
+from .opendocument import read_opendocument
+from .package import OLD_FORMAT
+from .pdf import OCR, read_pdf
 from .process import TASKS, Broken, Failed, Line, ReadStep, ReadTask, Stored
+from .rtf import read_rtf
+from .sheets import read_xls, read_xlsx
+from .slides import read_pptx
 from .writing import MOST_VECTORS, StoredFile, connect, put_file, put_stamp
 
 # ---- The formats by the end of a file's name. A file with another end is read as text, if it is text. -------------------
 
 Format = Callable[[bytes, Outline], None]
 
+
+def _read_mail(data: bytes, outline: Outline) -> None:
+    read_mail(data, outline, _read_as)
+
+
+def _read_old(format: str) -> Format:
+    """Return a reader of a format that only its own program reads. Files of others are named like its files, too.
+
+    format: to save it as.
+    """
+
+    def read(data: bytes, outline: Outline) -> None:
+        if data.lstrip()[:5] == b"{\\rtf":
+            read_rtf(data, outline)
+        elif data.startswith(OLD_FORMAT):
+            raise Unreadable(f"it is in a format that is not read: save it as {format}")
+        elif data.lstrip()[:1] == b"<":
+            read_html(data, outline)
+        else:
+            read_text(data, outline)
+
+    return read
+
+
+def _refuse(reason: str) -> Format:
+    """Return a reader of a format that is never read."""
+
+    def read(data: bytes, outline: Outline) -> None:
+        raise Unreadable(reason)
+
+    return read
+
+
+PICTURES = (".png", ".jpg", ".jpeg", ".gif", ".webp", ".tif", ".tiff", ".bmp", ".heic")
+
 FORMATS: dict[str, Format] = {
-    ".md": read_markdown,
-    ".markdown": read_markdown,
-    ".html": read_html,
-    ".htm": read_html,
-    ".xhtml": read_html,
+    **dict.fromkeys((".md", ".markdown"), read_markdown),
+    **dict.fromkeys((".html", ".htm", ".xhtml"), read_html),
     ".pdf": read_pdf,
-    ".docx": read_docx,
-    ".csv": read_table,
-    ".tsv": read_table,
+    **dict.fromkeys((".docx", ".docm", ".dotx"), read_docx),
+    **dict.fromkeys((".csv", ".tsv"), read_table),
+    **dict.fromkeys((".xlsx", ".xlsm", ".xltx"), read_xlsx),
+    **dict.fromkeys((".xls", ".xlsb", ".xlt"), read_xls),
+    **dict.fromkeys((".pptx", ".pptm", ".ppsx", ".potx"), read_pptx),
+    **dict.fromkeys((".odt", ".odp", ".ods", ".ott", ".otp", ".ots", ".fodt", ".fodp", ".fods"), read_opendocument),
+    ".epub": read_epub,
+    ".ipynb": read_notebook,
+    **dict.fromkeys((".eml", ".mht", ".mhtml"), _read_mail),
+    ".rtf": read_rtf,
+    **dict.fromkeys((".rst", ".rest"), read_rst),
+    ".org": read_org,
+    **dict.fromkeys((".doc", ".dot"), _read_old("DOCX")),
+    **dict.fromkeys((".ppt", ".pps"), _read_old("PPTX")),
+    ".msg": _read_old("EML"),
+    ".pages": _refuse("it is in a format that is not read: save it as DOCX"),
+    ".numbers": _refuse("it is in a format that is not read: save it as XLSX"),
+    **dict.fromkeys(PICTURES, _refuse(f"it is a picture: {OCR}")),
 }
 RECORD_VECTORS = 100  # documents of a log or a table that get a vector: rows are found by their words
 
@@ -112,10 +168,15 @@ def _read(task: ReadTask, connection: sqlite3.Connection) -> Line:
 def _outline(data: bytes, suffix: str) -> Outline:
     """Return the text of a file. Raises Unreadable."""
     outline = Outline()
-    FORMATS.get(suffix, read_text)(data, outline)
+    _read_as(data, suffix, outline)
     if not outline.has_text:
         raise Unreadable("it has no text")
     return outline
+
+
+def _read_as(data: bytes, suffix: str, outline: Outline) -> None:
+    """Add a file by the end of its name. Raises Unreadable."""
+    FORMATS.get(suffix, read_text)(data, outline)
 
 
 def _step_by_step(chunks: Iterable[Chunk]) -> Iterator[Chunk]:

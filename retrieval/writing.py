@@ -67,7 +67,7 @@ class StoredChunk:
 
 # ---- The tables of the index, and the rules that hold in each whole index. ----------------------------------------------
 
-VERSION = 5
+VERSION = 6
 """Of the tables and of all that is in them: readers, chunks, terms. Another one has the index made anew, from the files."""
 
 READABLE = range(3, VERSION + 1)  # versions that can still be searched, while the new index is made

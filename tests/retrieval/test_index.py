@@ -205,7 +205,7 @@ def test_hostile_files_have_reasons_and_do_not_stop_the_others(folder, make):
     assert {path for path, file in found.items() if file.state == FAILED} == files.keys() - good
     assert found["link.txt"].state == SKIPPED
     assert all(file.reason for path, file in found.items() if path not in good)
-    assert "unpacks to 66 MiB" in found["bomb.docx"].reason and "binary" in found["photo.jpg"].reason
+    assert "unpacks to 66 MiB" in found["bomb.docx"].reason and "ocrmypdf" in found["photo.jpg"].reason
     assert "passwd" not in str(index.store.chunks(range(1, 20)))
 
 
