@@ -53,7 +53,7 @@ class FrontOptions(Struct, frozen=True):
         return named.id if isinstance(named, NamedConversation) else named or ""
 
 
-msgspec.json.Decoder(FrontOptions)  # lets msgspec learn the fields here, in one thread: see `slots.record.HEADS`
+msgspec.json.Decoder(FrontOptions)  # lets msgspec learn the fields here, in one thread: see `slots.store.record_file.HEADS`
 
 
 @dataclass(frozen=True, slots=True)

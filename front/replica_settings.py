@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ..server.config.flags import from_environment, variable_of
 from ..server.config.settings import SETTINGS, Setting, Settings, SettingsError, Value, row, table_of, written
-from ..slots.tier import lock, own_folder
+from ..slots.store.private_folder import lock, own_folder
 
 ROUTER = "slotcache.front.ray_router:CacheRouter"
 OF_RAY = ("host", "port")  # Ray's proxy has the port: `http_options` of Serve's YAML

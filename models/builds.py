@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from time import monotonic
 
-from ..slots.tier import written_aside
+from ..slots.store.private_folder import written_aside
 from . import cards
 from .cards import BUILDS, CARD_BUILDS
 from .model_files import stamp

@@ -22,7 +22,7 @@ from time import perf_counter
 from zipfile import BadZipFile, ZipFile
 
 from ..slots.child import start_child
-from ..slots.tier import FolderError, user_folder, written_aside
+from ..slots.store.private_folder import FolderError, user_folder, written_aside
 from .errors import ChangedFile, ModelError
 
 logger = logging.getLogger("slotcache")

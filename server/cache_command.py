@@ -10,19 +10,21 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..models.errors import ModelError
-from ..slots.kv_archive import ArchiveError, export, import_archive
-from ..slots.record import CorruptFile
-from ..slots.stored_kv import (
+from ..slots.store.archive import (
+    ArchiveError,
     Progress,
     ScopeUse,
     StoredFolder,
     damage,
+    export,
     folders,
+    import_archive,
     prune,
     prune_unused,
     records,
 )
-from ..slots.tier import FolderError
+from ..slots.store.private_folder import FolderError
+from ..slots.store.record_file import CorruptFile
 from .config.flags import Parser
 from .load import machine
 from .stored_batches import StoredBatches, delete

@@ -26,7 +26,7 @@ from urllib.request import ProxyHandler, Request, build_opener
 
 from ..models.errors import ModelError
 from ..slots.child import ends_in_order, start_child, stop_child
-from ..slots.tier import FolderError, own_folder, user_folder, written_aside
+from ..slots.store.private_folder import FolderError, own_folder, user_folder, written_aside
 from .config.settings import SETTINGS, Settings, SettingsError, listed, written
 from .engine.fit import Decision, fit, mib
 from .serve import model_path

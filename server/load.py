@@ -35,20 +35,20 @@ from ..models.sampling_params import recommended
 from ..models.split import ALL_CARDS
 from ..models.template import ChatTemplate
 from ..models.timing import MayGoOn
-from ..slots.disk import DiskTier
 from ..slots.drafts import Drafts
 from ..slots.eviction import EvictionPolicy
 from ..slots.host import HostMemory
-from ..slots.kv_archive import COMMON, ImportedTier
-from ..slots.lower_tiers import LowerTier
-from ..slots.origin import Origin, of_any_machine, write_origin
 from ..slots.prefix_tree import PrefixTree
 from ..slots.radix import CopySizes
 from ..slots.scheduler import Scheduler
 from ..slots.scope import Scope
 from ..slots.separate import SeparateDocuments
 from ..slots.snapshots import Snapshots
-from ..slots.tier import Provenance, own_folder
+from ..slots.store.archive import COMMON, ImportedTier, Origin, of_any_machine, write_origin
+from ..slots.store.disk import DiskTier
+from ..slots.store.private_folder import own_folder
+from ..slots.store.record_file import Provenance
+from ..slots.store.tier import LowerTier
 from .chat.body import MOST_SCALE, Scale
 from .chat.builder import PromptBuilder
 from .chat.conversation_files import ConversationFiles, HistoryVocabulary, free_conversation_files

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from ..models.errors import ModelError
 from ..models.model_files import digest, files_of
-from ..slots.stored_kv import StoredFolder, folders, remove
-from ..slots.tier import FolderError
+from ..slots.store.archive import StoredFolder, folders, remove
+from ..slots.store.private_folder import FolderError
 from .config.flags import Parser, add_arguments, settings_of, with_dashes
 from .config.settings import Settings, SettingsError
 from .engine.fit import Decision, fit, open_model

@@ -17,7 +17,7 @@ from starlette.middleware.exceptions import ExceptionMiddleware
 from starlette.types import Message
 
 from ..models.errors import ModelError
-from ..slots.tier import FolderError
+from ..slots.store.private_folder import FolderError
 from . import load
 from .app import AppState, make_app
 from .config.settings import Settings, SettingsError

@@ -24,7 +24,7 @@ from ..models.demo.corpus import Corpus
 from ..models.errors import ModelError
 from ..models.model import Model, check_file
 from ..models.model_files import PACKAGED, fetch_hub, fetch_packaged
-from ..slots.tier import FolderError
+from ..slots.store.private_folder import FolderError
 from . import load, stored_batches
 from .app import AppState, make_app
 from .config.settings import Settings, SettingsError

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..slots.tier import locked_folder, places
+from ..slots.store.private_folder import locked_folder, places
 
 NAME = re.compile(r"file-[0-9a-f]{24}\.(json|data)|batch_[0-9a-f]{24}\.(json|part)|\.[0-9a-f]{16}\.tmp")
 

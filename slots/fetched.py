@@ -13,7 +13,7 @@ from .host import HostMemory
 from .job import Job
 from .plan import HostCopy
 from .radix import Node, common_prefix
-from .tier import Record
+from .record import Record
 
 PATIENCE = 0.07  # of the time to compute what is fetched, that a request waits at most while nothing arrives: 0.1 in all
 

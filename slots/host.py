@@ -19,10 +19,9 @@ from .device import DeviceCells
 from .eviction import Candidates, EvictionPolicy
 from .plan import HostCopy, Restore, Save
 from .radix import CopySizes, Match, Node, RadixTree, Sequence, descendants, path, scope_of, upward
-from .record import file_name
+from .record import Cut, Record, file_name
 from .reuse import Source
 from .scope import Scope
-from .tier import Cut, Record
 
 BY_TOKEN = CopySizes(run_token=1)
 """A budget of tokens: a run takes one byte for each."""

@@ -1,86 +1,48 @@
-"""The file format of a record and of a saved slot.
-
-    magic | length of the head | its digest | head (JSON) | tokens | KV
-
-The head has the sizes and digests of tokens and KV. Digests (XXH3, 128 bits) show damage, not forgery: anyone can compute
-them.
-"""
+"""A record: the KV of a run for itself, with all tokens from the first one on. Lower tiers and files keep them."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
-import stat
-import struct
-from collections.abc import Generator, Iterator, Sequence
-from contextlib import contextmanager
-from io import BufferedIOBase
-from pathlib import Path
-from typing import Annotated
+from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass, replace
 
-import msgspec
 import numpy as np
-import xxhash
-from msgspec import Meta, Struct
 
-from .scope import MAX_TEXT, Scope
-from .tier import FORMAT, Provenance, Record, written_aside
+from .scope import Scope
 
-MAGIC = b"slotcache KV %d\n" % FORMAT
 SUFFIX = ".kv"
-MOST_HEAD = 1 << 20  # bytes
-WITHOUT_WAITING = getattr(os, "O_NONBLOCK", getattr(os, "O_BINARY", 0))  # Windows has text files, and no pipes in folders
-LENGTH, DIGEST = 4, 16  # bytes of the two numbers in front of the head
-AT_ONCE = 1 << 20  # bytes that are digested before another thread may have the interpreter
 
-HexDigest = Annotated[str, Meta(pattern="^[0-9a-f]{32}$")]
-Position = Annotated[int, Meta(ge=0, lt=1 << 31)]
-Large = Annotated[int, Meta(ge=0, lt=1 << 53)]
-Cost = Annotated[float, Meta(ge=0.0, le=1e6)]
-MOST_USES, MOST_COST = 1 << 10, 1e3  # that count of what a file says: it steers eviction, and may keep no record for ever
+Cut = Callable[[np.ndarray, int, int], np.ndarray]
+"""Returns the part of a copy (uint8) at positions [start, stop)."""
 
 
-class CorruptFile(ValueError):
-    """A file with other content than was written."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Record:
+    """A run's KV. tokens: int32, the path's from position 0 to the run's end; data (uint8): the KV from `start` on.
 
-
-class ForeignFile(CorruptFile):
-    """A file of another model, or of other settings."""
-
-
-class Head(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The description of a file. tokens: their number; size: bytes of KV and state; path, data: the digests of both.
-
-    state: how many of these bytes, the last ones, are a recurrent state.
+    documents: (key, first position) of the documents that end with the run. frequency, token_cost: as in `Node`.
+    state (uint8): the recurrent state behind the run, of a model that has one.
     """
 
-    model: HexDigest
-    settings: HexDigest
-    scope: Annotated[str, Meta(max_length=MAX_TEXT)]
-    start: Position
-    tokens: Position
-    size: Large
-    documents: tuple[tuple[str, Position], ...]
-    frequency: Large
-    token_cost: Cost
-    path: HexDigest
-    data: HexDigest
-    state: Large = 0
+    scope: Scope
+    tokens: np.ndarray
+    start: int
+    data: np.ndarray
+    _: KW_ONLY
+    documents: tuple[tuple[str, int], ...] = ()
+    frequency: int = 1
+    token_cost: float = 0.0
+    state: np.ndarray | None = None
 
-    def check(self, made_by: Provenance) -> None:
-        """Compare the head with itself and with this server. Raises CorruptFile and ForeignFile."""
-        if self.start >= self.tokens or self.state > self.size or any(at > self.start for _, at in self.documents):
-            raise CorruptFile("its positions contradict each other")
-        if self.model != made_by.model:
-            raise ForeignFile("it is of another model")
-        if self.settings != made_by.settings:
-            raise ForeignFile("it was computed with other settings")
+    @property
+    def num_bytes(self) -> int:
+        """Return the size of the KV and the state."""
+        return len(self.data) + (len(self.state) if self.state is not None else 0)
 
-
-HEADS = msgspec.json.Decoder(Head)
-"""Made when the module is loaded: msgspec 0.22 learns the fields of a struct at its first use, and a thread that uses it for
-the first time meanwhile ends the process. Readers of the disk did."""
+    def used_once(self) -> Record:
+        """Return it as if one request had used it, at the cost of a mean token at most: for one whose worth others state."""
+        return replace(self, frequency=1, token_cost=min(self.token_cost, 1.0))
 
 
 def file_name(record: Record) -> str:
@@ -89,143 +51,3 @@ def file_name(record: Record) -> str:
     digest = hashlib.blake2b(json.dumps(place).encode(), digest_size=16)
     digest.update(record.tokens.tobytes())
     return digest.hexdigest() + SUFFIX
-
-
-def encode(record: Record, made_by: Provenance) -> list[bytes | memoryview]:
-    """Return a record's file, in parts."""
-    tokens, data = record.tokens.astype("<i4").tobytes(), [record.data.data]
-    if record.state is not None:
-        data.append(record.state.data)
-    head = Head(
-        model=made_by.model,
-        settings=made_by.settings,
-        scope=record.scope.text,
-        start=record.start,
-        tokens=len(record.tokens),
-        size=record.num_bytes,
-        documents=record.documents,
-        frequency=min(record.frequency, MOST_USES),
-        token_cost=min(record.token_cost, MOST_COST),
-        path=_digest(tokens),
-        data=_digest(*data),
-        state=0 if record.state is None else len(record.state),
-    )
-    text = msgspec.json.encode(head)
-    if len(text) > MOST_HEAD:  # the names of documents only help to order them
-        text = msgspec.json.encode(msgspec.structs.replace(head, documents=()))
-    return [MAGIC, len(text).to_bytes(LENGTH, "little"), bytes.fromhex(_digest(text)), text, tokens, *data]
-
-
-@contextmanager
-def open_file(path: Path) -> Generator[BufferedIOBase]:
-    """Open a regular file; a pipe of that name would block for ever. Raises OSError and CorruptFile."""
-    with open(os.open(path, os.O_RDONLY | WITHOUT_WAITING), "rb") as file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise CorruptFile("it is not a file")
-        yield file
-
-
-def read(file: BufferedIOBase, size: int, made_by: Provenance) -> Record:
-    """Return the record in the next `size` bytes of a file. Raises CorruptFile, ForeignFile and OSError."""
-    head, tokens = read_path(file, size, made_by)
-    data = _read(file, head.size, head.data, "its checksum is wrong")
-    return Record(
-        Scope.read(head.scope),
-        tokens,
-        head.start,
-        data[: head.size - head.state].copy() if head.state else data,  # each is freed without the other
-        documents=head.documents,
-        frequency=head.frequency,
-        token_cost=head.token_cost,
-        state=data[head.size - head.state :].copy() if head.state else None,
-    )
-
-
-def read_path(file: BufferedIOBase, size: int, made_by: Provenance) -> tuple[Head, np.ndarray]:
-    """Return the head and the tokens (int32) of the record in the next `size` bytes.
-
-    Raises CorruptFile, ForeignFile and OSError.
-    """
-    head, length = read_head(file)
-    expected = length + 4 * head.tokens + head.size
-    if size != expected:  # checked before memory is taken for the sizes that the head claims
-        raise CorruptFile(f"it has {size:,} bytes and should have {expected:,}")
-    head.check(made_by)
-    tokens = _read(file, 4 * head.tokens, head.path, "its tokens are damaged")
-    return head, tokens.view("<i4").astype(np.int32)
-
-
-def read_head(file: BufferedIOBase) -> tuple[Head, int]:
-    """Return a file's head, and how many bytes precede the tokens. Raises CorruptFile and OSError."""
-    if file.read(len(MAGIC)) != MAGIC:
-        raise CorruptFile("it is not one of this server's files")
-    length = int.from_bytes(file.read(LENGTH), "little")
-    if length > MOST_HEAD:
-        raise CorruptFile("its head is too long")
-    summed, text = file.read(DIGEST), file.read(length)
-    if bytes.fromhex(_digest(text)) != summed:
-        raise CorruptFile("its head is damaged")
-    try:
-        head = HEADS.decode(text)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise CorruptFile(f"its head is not as expected: {error}") from None
-    head = msgspec.structs.replace(
-        head, frequency=min(head.frequency, MOST_USES), token_cost=min(head.token_cost, MOST_COST)
-    )
-    return head, len(MAGIC) + LENGTH + DIGEST + length
-
-
-def _read(file: BufferedIOBase, size: int, digest: str, complaint: str) -> np.ndarray:
-    """Return the next bytes (uint8) of a file. Raises CorruptFile if they have another digest."""
-    data = np.empty(size, np.uint8)
-    if file.readinto(data.data) != size or _digest(data.data) != digest:
-        raise CorruptFile(complaint)
-    return data
-
-
-def _digest(*parts: bytes | memoryview) -> str:
-    digest = xxhash.xxh3_128()
-    for part in map(memoryview, parts):
-        for start in range(0, len(part), AT_ONCE):
-            digest.update(part[start : start + AT_ONCE])
-    return digest.hexdigest()
-
-
-# ---- A saved slot as a file: the records of its prompt, prefixes first, each behind its size. ---------------------------
-
-SIZE = struct.Struct("<Q")  # of a record, in front of it
-
-
-def write(path: Path, records: Sequence[Record], made_by: Provenance) -> int:
-    """Write a file, whole or not at all, and return its size. Of two writers at once one wins. Raises OSError."""
-    with written_aside(path, syncs=True) as file:
-        for record in records:
-            parts = encode(record, made_by)
-            file.write(SIZE.pack(sum(map(len, parts))))
-            file.writelines(parts)
-        return file.tell()
-
-
-def check(path: Path, made_by: Provenance) -> None:
-    """Read all of a file once, to find damage before any of it is used. Raises CorruptFile, Foreign and OSError."""
-    for _ in records(path, made_by):
-        pass
-
-
-def records(path: Path, made_by: Provenance) -> Iterator[Record]:
-    """Yield a file's records one at a time, each checked. Raises CorruptFile, Foreign and OSError."""
-    with open_file(path) as file:
-        left = os.fstat(file.fileno()).st_size
-        while left:
-            size = _size(file.read(SIZE.size))
-            left -= SIZE.size + size
-            if left < 0:
-                raise CorruptFile("it ends too early")
-            yield read(file, size, made_by)
-
-
-def _size(data: bytes) -> int:
-    """Return the number in front of a record. Raises CorruptFile."""
-    if len(data) != SIZE.size:
-        raise CorruptFile("it ends too early")
-    return SIZE.unpack(data)[0]

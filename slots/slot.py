@@ -13,9 +13,9 @@ from .host import PromptTree
 from .job import Job
 from .plan import HostCopy, Save
 from .radix import NO_TOKENS, common_prefix
+from .record import Record
 from .reuse import prefix_cache_ratio
 from .scope import Scope
-from .tier import Record
 
 SIMILARITY = 0.1
 """The share of a prompt that a slot's history must have for it to run there, as in llama-server."""

@@ -30,6 +30,7 @@ LAYERS = (  # top to bottom: a room imports rooms below it only
     "server.config",
     "models",
     "retrieval",
+    "slots.store",
     "slots",
     "models.demo ordering",
 )
@@ -59,15 +60,11 @@ HOOKS = {  # callables that another object assigns, with the reason
     "on_computed": "a multi-token head is made of the runner whose states it reads",
 }
 CORE = {  # of slots/: the cache and its scheduler. All else there is a special case, which is handed to them
-    *("scope", "reuse", "plan", "costs", "radix", "eviction", "device", "host", "prefix_tree"),
+    *("scope", "reuse", "plan", "costs", "radix", "eviction", "device", "host", "prefix_tree", "record"),
     *("request", "job", "counters", "swap", "cells", "strategy", "slot"),
     *("groups", "queue", "turns", "seams", "scheduler", "check"),
 }
-KNOWN_BY_CORE = {  # special cases that the core imports, with the reason
-    "slots.host -> slots.tier": "Record, which host memory gives and takes, stands with the folders of records",
-    "slots.host -> slots.record": "a record's key, by which host memory asks what lower tiers have, is a file's name",
-    "slots.slot -> slots.tier": "Record: a slot's history is saved as records",
-}
+KNOWN_BY_CORE: dict[str, str] = {}  # special cases that the core imports, with the reason
 LEAST_LINES, ALONE = 40, 150
 
 
@@ -219,7 +216,7 @@ def special_cases_in_the_core() -> list[str]:
         f"{a} -> {b}"
         for a in sorted(core & imports().keys())
         for b in sorted(imports()[a])
-        if room(b) == "slots" and b not in core
+        if b.startswith("slots.") and b not in core
     )
     return [*(edge for edge in edges if edge not in KNOWN_BY_CORE), *sorted(core - imports().keys())]
 

@@ -18,10 +18,10 @@ from time import perf_counter
 
 import numpy as np
 
-from ...slots.disk import DiskTier
-from ...slots.record import encode, file_name
+from ...slots.record import Record, file_name
 from ...slots.scope import Scope
-from ...slots.tier import Provenance, Record
+from ...slots.store.disk import DiskTier
+from ...slots.store.record_file import Provenance, encode
 from ..client import Client, PromptSizer, Result
 from ..report import Bar, BenchError, Progress, Report, Summary, Table
 from ..servers import Arm, Server, add_options, arms_for, free_port, sampling, tie_to_parent

@@ -17,7 +17,7 @@ import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from ...slots.tier import locked_folder, remove_stale, written_aside
+from ...slots.store.private_folder import locked_folder, remove_stale, written_aside
 
 DIGEST = 16  # bytes
 logger = logging.getLogger("slotcache.conversations")

@@ -24,7 +24,7 @@ from msgspec import Meta, Struct
 from ...ordering.document import Document
 from ...ordering.policy import ORDERS
 from ...slots.scope import MAX_NAME
-from ...slots.tier import MOST_SERVERS, FolderError, places
+from ...slots.store.private_folder import MOST_SERVERS, FolderError, places
 from .chat_files import ChatFiles, DamagedFile, checked_content, with_checksum
 from .chat_prompt import DocumentSet
 from .history import HistoryMessage

@@ -205,7 +205,7 @@ def _nearest(name: str, kind: type[Struct]) -> str | None:
 LARGE = 64 << 10  # bytes of a body that takes long to decode: not in the event loop
 COLLECTOR = Lock()
 """Held while the garbage collector is off: two decoders must not turn it on for each other. It also guards the first use of
-each kind of body, which msgspec does not (`slots.record.HEADS`)."""
+each kind of body, which msgspec does not (`slots.store.record_file.HEADS`)."""
 MAX_COLONS = 1 << 17  # in a body whose fields are looked at one by one: this many take 0.1 s
 UNCHECKED = "the body is too large to look for unknown fields in it"
 LOOSE = re.compile("got `(null|float)`")  # values that llama-server takes where msgspec does not

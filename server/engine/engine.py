@@ -26,10 +26,11 @@ from ...models.errors import ChangedFile, Interrupted, ModelError, NoRoom
 from ...models.runner import NO_SAMPLERS, Runner
 from ...models.sampling import Sampler
 from ...slots.check import check
-from ...slots.lower_tiers import Fetches, LowerTier, WriteBehind
 from ...slots.plan import Plan
+from ...slots.record import Record
 from ...slots.scheduler import Scheduler
-from ...slots.tier import Record
+from ...slots.store.fetches import Fetches
+from ...slots.store.tier import LowerTier, WriteBehind
 from ..http.api_errors import RequestError, not_loaded, reason_of
 from .generation import Generation, Outbox
 from .generations import Background, Generations

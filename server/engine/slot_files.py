@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from ...slots import record
-from ...slots.record import CorruptFile, ForeignFile
+from ...slots.record import Record
 from ...slots.slot import Histories, Slot
-from ...slots.tier import Provenance, Record
+from ...slots.store import record_file
+from ...slots.store.record_file import CorruptFile, ForeignFile, Provenance
 from ..http.api_errors import RequestError
 from ..http.threads import WaitingThread
 from .engine import Engine
@@ -76,7 +76,7 @@ class SlotStore:
     def _save(self, number: int, path: Path) -> tuple[int, int]:
         records = self._inbox.ask(lambda: self._records(number)).result()
         try:
-            written = record.write(path, records, self._provenance)
+            written = record_file.write(path, records, self._provenance)
         except OSError as error:
             raise RequestError(f"cannot write {path.name}: {error.strerror}", status=500) from None
         return len(records[-1].tokens) if records else 0, written
@@ -99,8 +99,8 @@ class SlotStore:
         """Put a file's records back, up to the first that does not fit; return the last one tried, and the file's size."""
         last = None
         with _request_errors(path):
-            record.check(path, self._provenance)  # the whole file, before its first record is used
-            for last in record.records(path, self._provenance):
+            record_file.check(path, self._provenance)  # the whole file, before its first record is used
+            for last in record_file.records(path, self._provenance):
                 if not self._adopt(last):
                     break
             return last, path.stat().st_size

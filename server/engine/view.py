@@ -16,7 +16,6 @@ from typing import TypeVar
 import numpy as np
 
 from ...slots.job import Job, Phase
-from ...slots.lower_tiers import LowerTier
 from ...slots.radix import Node, descendants, most_cached, path
 from ...slots.request import Layout, Prompt
 from ...slots.reuse import Source, prefix_cache_ratio
@@ -24,7 +23,8 @@ from ...slots.scheduler import Scheduler
 from ...slots.scope import Scope
 from ...slots.separate import num_kept
 from ...slots.slot import Slot
-from ...slots.tier import Provenance
+from ...slots.store.record_file import Provenance
+from ...slots.store.tier import LowerTier
 from ..http.threads import WaitingThread
 from .engine import Engine
 from .generation import Generation

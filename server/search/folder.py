@@ -24,7 +24,7 @@ from ...models.model_files import cache_folder
 from ...retrieval.files import Folder, changes
 from ...retrieval.index import Index
 from ...retrieval.ranking import FUSED, LEXICAL, PROVISIONAL, RERANKED, Search
-from ...slots.tier import MOST_SERVERS, lock, own_folder, places
+from ...slots.store.private_folder import MOST_SERVERS, lock, own_folder, places
 from ..config.settings import Settings, SettingsError
 from ..http.api_errors import RequestError
 from .vectors import Embedding, Reranking, Vectors, can_search

@@ -22,7 +22,7 @@ from ...models.errors import ChangedFile, ModelError
 from ...models.hardware import free_memory
 from ...models.model import Model, check_file
 from ...models.model_files import PART, Stamp, files_of, stamp
-from ...slots.tier import FolderError
+from ...slots.store.private_folder import FolderError
 from ..chat.conversations import Conversations
 from ..config.settings import Settings, SettingsError
 from ..engine.engine import DeviceTurns

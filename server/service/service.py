@@ -16,8 +16,8 @@ from ...models.json_schema import GrammarError
 from ...models.model import Model
 from ...models.sampling_params import GREEDY
 from ...models.template import ChatTemplate
-from ...slots.lower_tiers import LowerTier
 from ...slots.request import Kind
+from ...slots.store.tier import LowerTier
 from ..chat.body import ChatRequest, CompletionRequest, InfillRequest, TextRequest
 from ..chat.builder import PromptBuilder
 from ..chat.content import take

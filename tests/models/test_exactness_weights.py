@@ -17,10 +17,9 @@ from slotcache.bench.random_models import ModelShape, generate
 from slotcache.models.demo.corpus import Corpus
 from slotcache.models.model import Model
 from slotcache.slots.radix import descendants
-from slotcache.slots.record import encode, read
 from slotcache.slots.reuse import Source
 from slotcache.slots.scope import Scope
-from slotcache.slots.tier import Provenance
+from slotcache.slots.store.record_file import Provenance, encode, read
 from support.lab import Lab
 from support.more_llama import quantised
 

@@ -7,12 +7,12 @@ import pytest
 from slotcache.models import llama
 from slotcache.models.errors import RunnerError
 from slotcache.models.model import Model
-from slotcache.slots.lower_tiers import Fetches
 from slotcache.slots.plan import HostCopy, Snap
-from slotcache.slots.record import CorruptFile, ForeignFile, encode, file_name, read
+from slotcache.slots.record import Record, file_name
 from slotcache.slots.reuse import Source
 from slotcache.slots.scope import Scope
-from slotcache.slots.tier import Provenance, Record
+from slotcache.slots.store.fetches import Fetches
+from slotcache.slots.store.record_file import CorruptFile, ForeignFile, Provenance, encode, read
 from support.architectures import windowed
 from support.lab import Lab
 from support.on_device import same_answers

@@ -94,7 +94,7 @@ print(failed, loaded, sorted(name for name in sys.modules if name == "slotcache.
 
 def test_a_lock_where_there_is_none_is_an_error_and_no_lock(tmp_path):
     code = f"""{IMPORTS}
-from slotcache.slots.tier import lock
+from slotcache.slots.store.private_folder import lock
 try:
     print(lock(Path({str(tmp_path / "lock")!r})))
 except OSError as error:

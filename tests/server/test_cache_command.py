@@ -11,12 +11,11 @@ import msgspec
 import numpy as np
 import pytest
 from slotcache.server.cli import main
-from slotcache.slots.disk import DiskTier
-from slotcache.slots.kv_archive import MANIFEST, ArchiveError, Manifest, import_archive
-from slotcache.slots.origin import ORIGIN, Origin, read_origin, write_origin
-from slotcache.slots.record import encode, file_name, read
+from slotcache.slots.record import Record, file_name
 from slotcache.slots.scope import Scope
-from slotcache.slots.tier import Provenance, Record
+from slotcache.slots.store.archive import MANIFEST, ArchiveError, Manifest, Origin, import_archive, read_origin, write_origin
+from slotcache.slots.store.disk import ORIGIN, DiskTier
+from slotcache.slots.store.record_file import Provenance, encode, read
 from support.mutation import cases, forged, mutated
 from support.record_files import head_of, resealed, split
 

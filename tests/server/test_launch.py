@@ -25,7 +25,7 @@ from slotcache.server.launch import (
     served_model,
     write,
 )
-from slotcache.slots.tier import FolderError
+from slotcache.slots.store.private_folder import FolderError
 from support.processes import children, ended, watched
 
 from server.conftest import DEADLINE, running

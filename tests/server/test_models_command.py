@@ -7,8 +7,8 @@ import pytest
 from slotcache.bench.random_models import SHAPES, generate
 from slotcache.models.model_files import digest, files_of
 from slotcache.server.cli import main
-from slotcache.slots.disk import DiskTier
-from slotcache.slots.stored_kv import StoredFolder, folders, records
+from slotcache.slots.store.archive import StoredFolder, folders, records
+from slotcache.slots.store.disk import DiskTier
 from support.encoders import bert
 
 from server.conftest import until

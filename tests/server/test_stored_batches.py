@@ -5,7 +5,7 @@ from slotcache.server.cli import main
 from slotcache.server.config.settings import Settings
 from slotcache.server.serve import prepare
 from slotcache.server.stored_batches import StoredBatches
-from slotcache.slots.tier import lock
+from slotcache.slots.store.private_folder import lock
 
 ID = "0123456789abcdef" * 2
 NAMES = (

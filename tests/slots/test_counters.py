@@ -9,12 +9,12 @@ from slotcache.slots.host import HostMemory, Nothing
 from slotcache.slots.job import Job
 from slotcache.slots.prefix_tree import PrefixTree
 from slotcache.slots.radix import CopySizes
+from slotcache.slots.record import Record
 from slotcache.slots.request import Request
 from slotcache.slots.reuse import ON_DEVICE, Source
 from slotcache.slots.scheduler import Scheduler
 from slotcache.slots.scope import Scope
 from slotcache.slots.snapshots import Snapshots
-from slotcache.slots.tier import Record
 from support.fixed_prompt import Fixed
 from support.memory import Memory, cut
 from support.reuse import reuse_with

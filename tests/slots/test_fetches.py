@@ -5,20 +5,21 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from slotcache.slots import lower_tiers
 from slotcache.slots.check import check
 from slotcache.slots.costs import UNMEASURED
 from slotcache.slots.fetched import PATIENCE
 from slotcache.slots.host import HostMemory
-from slotcache.slots.lower_tiers import Fetches, Readers, WriteBehind
 from slotcache.slots.plan import Clear
 from slotcache.slots.prefix_tree import PrefixTree
 from slotcache.slots.radix import CopySizes
+from slotcache.slots.record import Record
 from slotcache.slots.request import Request
 from slotcache.slots.scheduler import Scheduler
 from slotcache.slots.scope import Scope
 from slotcache.slots.snapshots import Snapshots
-from slotcache.slots.tier import Record
+from slotcache.slots.store import fetches
+from slotcache.slots.store.fetches import Fetches, Readers
+from slotcache.slots.store.tier import WriteBehind
 from support.fixed_prompt import Fixed
 from support.life import greedy
 from support.memory import Memory, cut, seen
@@ -418,7 +419,7 @@ def test_a_thread_that_cannot_be_started_is_tried_again(monkeypatch):
 
     readers, read = Readers(count=1), threading.Event()
     with monkeypatch.context() as patched:
-        patched.setattr(lower_tiers, "Thread", NoThread)
+        patched.setattr(fetches, "Thread", NoThread)
         with pytest.raises(RuntimeError, match="new thread"):
             readers(lambda: None)
     readers(read.set)

@@ -8,10 +8,10 @@ import random
 
 import numpy as np
 import pytest
-from slotcache.slots.disk import INDEX, DiskTier
-from slotcache.slots.record import MAGIC
+from slotcache.slots.record import Record
 from slotcache.slots.scope import Scope
-from slotcache.slots.tier import FORMAT, Provenance, Record
+from slotcache.slots.store.disk import INDEX, DiskTier
+from slotcache.slots.store.record_file import FORMAT, MAGIC, Provenance
 from support.mutation import cases, mutated
 
 HERE = Provenance("0" * 32, "1" * 32)

@@ -11,10 +11,10 @@ import pytest
 from slotcache.slots.host import HostMemory
 from slotcache.slots.prefix_tree import PrefixTree
 from slotcache.slots.radix import CopySizes
-from slotcache.slots.record import MOST_COST, MOST_USES, encode, read
+from slotcache.slots.record import Record
 from slotcache.slots.scope import Scope
 from slotcache.slots.snapshots import Snapshots
-from slotcache.slots.tier import Provenance, Record
+from slotcache.slots.store.record_file import MOST_COST, MOST_USES, Provenance, encode, read
 from support.record_files import head_of, resealed
 
 S = Scope.shared("s")
@@ -86,8 +86,8 @@ def test_a_state_goes_through_host_memory_with_its_run_and_its_documents():
 
 FIRST_READS = """
 import io, sys, threading, time, typing
-from slotcache.slots.record import read
-from slotcache.slots.tier import Provenance
+from slotcache.slots.store.record_file import read
+from slotcache.slots.store.record_file import Provenance
 
 def slow(self):
     time.sleep(0.05)  # as if the interpreter turned to another thread here

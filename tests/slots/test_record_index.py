@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from slotcache.slots.radix import common_prefix
-from slotcache.slots.record import MOST_COST, MOST_USES
-from slotcache.slots.record_index import MOST_COMPARED, RecordIndex
 from slotcache.slots.scope import Scope
+from slotcache.slots.store.record_file import MOST_COST, MOST_USES
+from slotcache.slots.store.record_index import MOST_COMPARED, RecordIndex
 
 S = Scope.shared("s")
 PATHS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=8), min_size=1, max_size=12)

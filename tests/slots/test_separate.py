@@ -10,10 +10,10 @@ from slotcache.server.engine.usage import document_reuse
 from slotcache.slots.device import DeviceCells
 from slotcache.slots.radix import NO_TOKENS
 from slotcache.slots.record import file_name
-from slotcache.slots.record_index import RecordIndex
 from slotcache.slots.request import NO_LAYOUT, Kind
 from slotcache.slots.reuse import SEPARATE
 from slotcache.slots.separate import num_kept, read_by
+from slotcache.slots.store.record_index import RecordIndex
 from support.scopes import COMMON
 from support.world import World
 

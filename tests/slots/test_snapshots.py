@@ -10,11 +10,11 @@ from slotcache.slots.host import HostMemory, Nothing
 from slotcache.slots.plan import Clear
 from slotcache.slots.prefix_tree import PrefixTree
 from slotcache.slots.radix import CopySizes
+from slotcache.slots.record import Record
 from slotcache.slots.request import Kind, Request
 from slotcache.slots.scheduler import Scheduler
 from slotcache.slots.scope import Scope
 from slotcache.slots.snapshots import Snapshots, state_of
-from slotcache.slots.tier import Record
 from support.fixed_prompt import Fixed
 from support.memory import Memory, cut, next_token
 from support.reuse import reuse_with

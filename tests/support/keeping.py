@@ -6,11 +6,12 @@ import numpy as np
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
 from slotcache.slots.check import check
-from slotcache.slots.lower_tiers import Fetches, WriteBehind
 from slotcache.slots.plan import Clear
 from slotcache.slots.radix import path, scope_of
 from slotcache.slots.reuse import ids_of
 from slotcache.slots.slot import Histories
+from slotcache.slots.store.fetches import Fetches
+from slotcache.slots.store.tier import WriteBehind
 
 from support.asks import CONTEXT, Ask
 from support.life import EXPECTED, SEEN, Life

@@ -2,10 +2,9 @@
 
 from threading import Lock
 
-from slotcache.slots.record import file_name
-from slotcache.slots.record_index import RecordIndex
+from slotcache.slots.record import Record, file_name
 from slotcache.slots.scope import Scope
-from slotcache.slots.tier import Record
+from slotcache.slots.store.record_index import RecordIndex
 
 
 class Remote:

@@ -33,8 +33,8 @@ from slotcache.server.chat.conversation_files import (
 )
 from slotcache.server.chat.conversations import Conversations
 from slotcache.server.chat.history import HistoryMessage
-from slotcache.slots import tier
-from slotcache.slots.tier import FolderError
+from slotcache.slots.store import private_folder
+from slotcache.slots.store.private_folder import FolderError
 
 from server.chat.test_conversations import ask, documents, rendered, shown, text, told, used, user
 from server.conftest import running
@@ -158,9 +158,8 @@ def test_files_whose_thread_does_not_start_leave_no_lock(tmp_path, monkeypatch):
 
 def test_a_killed_server_leaves_no_lock(tmp_path):
     ConversationFiles(tmp_path / "answers").close()
-    script = (
-        f"from slotcache.slots.tier import lock; lock({str(tmp_path / 'answers' / 'lock')!r})\nprint(flush=True); input()"
-    )
+    lock = f"lock({str(tmp_path / 'answers' / 'lock')!r})"
+    script = f"from slotcache.slots.store.private_folder import lock; {lock}\nprint(flush=True); input()"
     command, pipe = [sys.executable, "-c", script], subprocess.PIPE
     with subprocess.Popen(command, text=True, stdin=pipe, stdout=pipe) as other:
         assert other.stdout is not None and other.stdout.readline()
@@ -181,7 +180,7 @@ def test_a_folder_without_locks_is_refused_with_what_is_right(tmp_path, monkeypa
     def no_locks(file):
         raise OSError(errno.ENOLCK, "No locks available")
 
-    monkeypatch.setattr(tier, "lock", no_locks)
+    monkeypatch.setattr(private_folder, "lock", no_locks)
     with pytest.raises(FolderError, match=r"cannot be locked: No locks available: expected a folder"):
         free_conversation_files(tmp_path / "answers")
 

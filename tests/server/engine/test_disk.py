@@ -13,11 +13,13 @@ from pathlib import Path
 import httpx
 import numpy as np
 import pytest
-from slotcache.slots import disk as disks
-from slotcache.slots.disk import DiskTier
 from slotcache.slots.radix import descendants
+from slotcache.slots.record import Record
 from slotcache.slots.scope import Scope
-from slotcache.slots.tier import FolderError, Provenance, Record
+from slotcache.slots.store import disk as disks
+from slotcache.slots.store.disk import DiskTier
+from slotcache.slots.store.private_folder import FolderError
+from slotcache.slots.store.record_file import Provenance
 from support.architectures import delta, hybrid, mamba2, recurrent, windowed
 
 from server.conftest import DEADLINE, REST, running, until
@@ -265,7 +267,7 @@ def test_a_full_disk_ends_nothing(tmp_path):
         "import resource, signal, sys; from pathlib import Path\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "from server.engine.test_disk import HERE, record\n"
-        "from slotcache.slots.disk import DiskTier\n"
+        "from slotcache.slots.store.disk import DiskTier\n"
         "disk = DiskTier(Path(sys.argv[1]), 1 << 30, HERE)\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000))\n"
         "for one in (record(1), record(2, 9000), record(3)): disk.put(one)\n"

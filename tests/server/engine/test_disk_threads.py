@@ -5,9 +5,9 @@ import threading
 
 import numpy as np
 import pytest
-from slotcache.slots.disk import DiskTier
+from slotcache.slots.record import Record
 from slotcache.slots.scope import Scope
-from slotcache.slots.tier import Record
+from slotcache.slots.store.disk import DiskTier
 
 from server.conftest import DEADLINE, until
 from server.engine.test_disk import HERE, files

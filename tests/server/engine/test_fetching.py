@@ -80,7 +80,7 @@ def test_files_that_are_damaged_while_the_server_runs_are_found_out_and_change_n
 
 
 def test_a_start_reads_the_index_and_only_the_heads_that_are_not_in_it(tiny, tmp_path, monkeypatch):
-    from slotcache.slots import disk
+    from slotcache.slots.store import disk
 
     with running(tiny, cache_dir=str(tmp_path)) as up:
         first = [ask(up, number) for number in range(4)]

@@ -8,10 +8,11 @@ import gguf
 import msgspec
 import numpy as np
 import pytest
-from slotcache.slots.disk import DiskTier
-from slotcache.slots.record import file_name
+from slotcache.slots.record import Record, file_name
 from slotcache.slots.scope import Scope
-from slotcache.slots.tier import FORMAT, FolderError, Provenance, Record
+from slotcache.slots.store.disk import DiskTier
+from slotcache.slots.store.private_folder import FolderError
+from slotcache.slots.store.record_file import FORMAT, Provenance
 from support.record_files import resealed, split
 
 from server.api.test_slots import LONG, act

@@ -9,7 +9,7 @@ import random
 import pytest
 from slotcache.server.engine.slot_files import Arrivals
 from slotcache.server.load import provenance_of
-from slotcache.slots.disk import DiskTier
+from slotcache.slots.store.disk import DiskTier
 from support.mutation import cases, forged, mutated
 
 from server.api.test_slots import act

@@ -8,7 +8,7 @@ import os
 import pytest
 from slotcache.models import gate
 from slotcache.server.load import provenance_of
-from slotcache.slots import record
+from slotcache.slots.store import record_file
 from support.architectures import hybrid, recurrent, windowed
 
 from server.api.test_slots import act
@@ -54,7 +54,7 @@ def test_a_refused_slot_leaves_every_bit(model, tmp_path):
         def kept():
             """The KV and the states of what the slot ran last, as bytes."""
             assert act(up, "save", filename="kept").status_code == 200
-            found = record.records(slots / "kept", made_by)
+            found = record_file.records(slots / "kept", made_by)
             return [(one.tokens.tobytes(), one.data.tobytes(), state_of(one)) for one in found]
 
         expected = {question: told(up, question) for question in (SEA, MILL)}

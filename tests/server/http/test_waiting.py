@@ -96,8 +96,8 @@ def test_however_many_wait_others_have_their_threads(tiny, tmp_path, monkeypatch
 
 
 def test_one_history_at_a_time_is_copied_for_a_file(tiny, tmp_path, monkeypatch):
-    gate, write, copied = Event(), slot_files.record.write, []
-    monkeypatch.setattr(slot_files.record, "write", lambda *given: gate.wait(DEADLINE) and write(*given))
+    gate, write, copied = Event(), slot_files.record_file.write, []
+    monkeypatch.setattr(slot_files.record_file, "write", lambda *given: gate.wait(DEADLINE) and write(*given))
     with running(tiny, slot_save_path=str(tmp_path), parallel=1) as up, ThreadPoolExecutor(3) as clients:
         up.chat("Two tides a day.", cache_prompt=True)
         save = up.service.view.slot_store._histories.save

@@ -26,7 +26,7 @@ from slotcache.server.config.settings import Settings, SettingsError
 from slotcache.server.serve import make_server, run
 from slotcache.server.service import models as models_module
 from slotcache.server.service.models import entries_of
-from slotcache.slots.disk import DiskTier
+from slotcache.slots.store.disk import DiskTier
 from support.encoders import bert
 from support.on_device import ON_DEVICE, loads_two, needs_cpu
 

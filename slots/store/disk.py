@@ -23,12 +23,12 @@ from pathlib import Path
 
 import xxhash
 
-from .origin import ORIGIN
-from .record import SUFFIX, CorruptFile, encode, file_name, open_file, read, read_head, read_path
+from ..record import SUFFIX, Record, file_name
+from ..reuse import Source
+from ..scope import Scope, name_in
+from .private_folder import own_folder, remove_stale, written_aside
+from .record_file import FORMAT, CorruptFile, Provenance, encode, open_file, read, read_head, read_path
 from .record_index import RecordEntry, RecordIndex
-from .reuse import Source
-from .scope import Scope, name_in
-from .tier import FORMAT, Provenance, Record, own_folder, remove_stale, written_aside
 
 # ---- Neighbours ---------------------------------------------------------------------------------------------------------
 # Folders of other models and settings beside ours in --cache-dir: under the same bound, and their files leave first.
@@ -38,6 +38,7 @@ from .tier import FORMAT, Provenance, Record, own_folder, remove_stale, written_
 
 FOLDER = re.compile("[0-9a-f]{16}")
 INDEX = "records.index"
+ORIGIN = "origin.json"  # see `archive.py`
 
 
 class Neighbours:

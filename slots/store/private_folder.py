@@ -1,57 +1,19 @@
-"""What tiers below host memory keep: records, in folders that are checked, each with its provenance."""
+"""Private folders, with KV or documents: owner, lock, files that are written whole or not at all.
+
+Write access to one is the power to change answers, so only the owner may have it.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
 import os
 import secrets
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
-from dataclasses import KW_ONLY, dataclass, replace
 from io import BufferedWriter
 from pathlib import Path
-
-import numpy as np
-
-from .scope import Scope
-
-Cut = Callable[[np.ndarray, int, int], np.ndarray]
-"""Returns the part of a copy (uint8) at positions [start, stop)."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Record:
-    """A run's KV. tokens: int32, the path's from position 0 to the run's end; data (uint8): the KV from `start` on.
-
-    documents: (key, first position) of the documents that end with the run. frequency, token_cost: as in `Node`.
-    state (uint8): the recurrent state behind the run, of a model that has one.
-    """
-
-    scope: Scope
-    tokens: np.ndarray
-    start: int
-    data: np.ndarray
-    _: KW_ONLY
-    documents: tuple[tuple[str, int], ...] = ()
-    frequency: int = 1
-    token_cost: float = 0.0
-    state: np.ndarray | None = None
-
-    @property
-    def num_bytes(self) -> int:
-        """Return the size of the KV and the state."""
-        return len(self.data) + (len(self.state) if self.state is not None else 0)
-
-    def used_once(self) -> Record:
-        """Return it as if one request had used it, at the cost of a mean token at most: for one whose worth others state."""
-        return replace(self, frequency=1, token_cost=min(self.token_cost, 1.0))
-
-
-# ---- Folder -------------------------------------------------------------------------------------------------------------
-# Folders with KV or documents. Write access to one is the power to change answers, so only the owner may have it.
 
 STALE = 3600  # seconds; an unfinished file that is older has no writer any more
 MOST_SERVERS = 16  # that share a folder: each has a place of its own in it
@@ -167,28 +129,3 @@ def remove_stale(folder: Path) -> None:
         with contextlib.suppress(OSError):
             if left.stat().st_mtime < time.time() - STALE:
                 left.unlink()
-
-
-FORMAT = 3  # of records in files
-
-
-# ---- Provenance ---------------------------------------------------------------------------------------------------------
-# The model and the settings that computed a run's KV. Only the same model with the same settings may take it back.
-
-
-@dataclass(frozen=True, slots=True)
-class Provenance:
-    """model: the digest of its files. settings: the digest of every setting that changes KV. Each 32 hexadecimal digits."""
-
-    model: str
-    settings: str
-
-    @property
-    def folder(self) -> str:
-        """The name of the folder for just this KV, in this format."""
-        return self.folder_of(FORMAT)
-
-    def folder_of(self, version: int) -> str:
-        """Return the name of the folder for this KV in a version of the format. Up to 2 the version was no part of it."""
-        parts = self.model + self.settings + (str(version) if version > 2 else "")
-        return hashlib.blake2b(parts.encode(), digest_size=8).hexdigest()

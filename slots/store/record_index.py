@@ -18,11 +18,11 @@ import msgspec
 import numpy as np
 from msgspec import Struct
 
-from .costs import UNMEASURED
-from .host import HostMemory, PromptTree
-from .radix import Match, Node, descendants, path, scope_of
-from .record import MOST_COST, MOST_USES, Cost, Large, Position
-from .scope import Scope
+from ..costs import UNMEASURED
+from ..host import HostMemory, PromptTree
+from ..radix import Match, Node, descendants, path, scope_of
+from ..scope import Scope
+from .record_file import MOST_COST, MOST_USES, Cost, Large, Position
 
 NO_NODES: dict[int, Node] = {}
 NO_ENDS: dict[str, Node] = {}

@@ -1,0 +1,109 @@
+"""A tier below host memory: its protocol, and what is written to it.
+
+    device        cells of the pool      PrefixTree and its device
+     |   ^        Save and Restore, operations of a step
+    host memory   copies of runs         HostMemory, of the prefix tree, or of states (models whose memory cannot be cut)
+     |   ^        written behind by `WriteBehind`, fetched by `Fetches`
+    lower tiers   records                DiskTier
+
+A new tier is a class with the methods of `LowerTier` and one more entry in `server.load.lower_tiers`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from ..host import HostMemory
+from ..record import Record, file_name
+from ..scope import Scope
+from .record_index import RecordIndex
+
+
+class LowerTier(Protocol):
+    """A tier that may outlive the server. Several threads call it: the engine puts, some read, a client drops.
+
+    `put` must not block: it runs between two steps of the engine. index: of all its records, by their keys (`file_name`).
+    """
+
+    @property
+    def name(self) -> str:
+        """The word for it in reports of where a prompt's tokens came from, and in the names of its metrics."""
+        ...
+
+    index: RecordIndex
+    max_bytes: int
+    """What its records may take."""
+    num_written: int
+    """Records written, ever."""
+    num_refused: int
+    """Records that were damaged, and are gone."""
+
+    @property
+    def num_bytes(self) -> int:
+        """What its records take."""
+        ...
+
+    def __str__(self) -> str:
+        """Return the place of its records, for the log."""
+        ...
+
+    def has_room(self, num_bytes: int) -> bool:
+        """Return whether `put` would take so many bytes now; fast, for the engine's thread."""
+        ...
+
+    def put(self, record: Record) -> bool:
+        """Keep a record. False: it is refused. Older records may leave for it."""
+        ...
+
+    def get(self, key: str, /) -> Record | None:
+        """Return a record; None if it is gone. It may take long."""
+        ...
+
+    def drop(self, scope: Scope) -> object:
+        """Forget the records of a scope's name, with all adapters. Returns when they are gone."""
+        ...
+
+    def wait(self) -> None:
+        """Return once the index has all records of an earlier process."""
+        ...
+
+    def __contains__(self, key: str, /) -> bool:
+        """Return whether a record is there, or is about to be, and no drop of its scope is under way.
+
+        Fast, for the engine's thread.
+        """
+        ...
+
+    def close(self) -> None:
+        """Finish pending writes, within some seconds."""
+        ...
+
+
+class WriteBehind:
+    """Hands each new copy of KV to lower tiers once. Lives in the engine's thread. lower: the tiers that get them.
+
+    Runs of private scopes, and those that no later process could use, stay in host memory, which asks here what lower tiers
+    have: see `Below`.
+    """
+
+    def __init__(self, host: HostMemory, lower: Sequence[LowerTier]) -> None:
+        self._host, self.lower = host, tuple(lower)
+        if lower:
+            host.write_behind(self)
+
+    def has(self, key: str) -> bool:
+        return any(key in below for below in self.lower)
+
+    def keeps(self, key: str) -> bool:
+        return any(key in below.index.entries for below in self.lower)
+
+    def takes(self, num_bytes: int) -> bool:
+        return any(below.has_room(num_bytes) for below in self.lower)
+
+    def write(self) -> None:
+        """Hand over the copies that were made since the last call."""
+        for node in self._host.take_unsaved() if self.lower else ():
+            record = self._host.get(node)
+            if record is not None and record.scope.may_outlive:
+                node.record = file_name(record) if any([below.put(record) for below in self.lower]) else ""
