@@ -86,7 +86,7 @@ class Groups:
 
     def __init__(self, tree: PromptTree, window: int) -> None:
         self._tree, self._window = tree, window
-        self.paths = RadixTree()
+        self.paths = RadixTree(Node, Root.of)
         self._sharers: dict[Node, Sharers] = {}
         self._entries: dict[Job, Entry] = {}
         self._behind_all, self._before_all = itertools.count(), itertools.count(-1, -1)

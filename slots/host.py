@@ -18,7 +18,7 @@ from .costs import Costs
 from .device import DeviceCells
 from .eviction import Candidates, EvictionPolicy
 from .plan import HostCopy, Restore, Save
-from .radix import CopySizes, Match, Node, RadixTree, Sequence, descendants, path, scope_of, upward
+from .radix import CopySizes, Match, Node, RadixTree, Root, Sequence, descendants, path, scope_of, upward
 from .record import Cut, Record, file_name
 from .reuse import Source
 from .scope import Scope
@@ -379,14 +379,15 @@ class HostMemory:
         return list(taken)
 
 
-class PromptTree(RadixTree):
+class PromptTree(RadixTree[Node]):
     """The tree that prompts are compared with: that of KV, or that of states for models whose memory cannot be cut.
 
     host: has the copies of its runs.
     """
 
     def __init__(self, costs: Costs, host: HostMemory) -> None:
-        super().__init__()
+        super().__init__(Node, Root.of)
+        self._clock: int = 0
         self.costs, self.host = costs, host
         self.pinned: set[Node] = set()  # runs that a client asked to keep
         host.index = self
@@ -400,7 +401,7 @@ class PromptTree(RadixTree):
         """Return how many leading tokens of a prompt need not be computed, but for its last ones."""
         return self.match(scope, tokens).length
 
-    def continued(self, origin: Node, match: Match) -> int:
+    def continued(self, origin: Node, match: Match[Node]) -> int:
         """Return how many tokens behind `origin` need not be computed, of those that `match` has found there."""
         return match.length
 
@@ -489,12 +490,28 @@ class PromptTree(RadixTree):
                     lost[node] = None
         return list(reversed(lost))
 
+    def _descend(self, node: Node, tokens: np.ndarray) -> Node:
+        end = super()._descend(node, tokens)
+        for run in path(end, node.end):
+            run.last_use = self._clock
+        return end
+
     def _split(self, lower: Node, at: int) -> Node:
         upper = super()._split(lower, at)
+        lower.part_with(upper)
         self.host.split(upper, lower)
         if lower.pinned_until:
             self.pinned.add(upper)
         return upper
+
+    def _unlink(self, node: Node) -> None:
+        self._unlink_document(node)
+        super()._unlink(node)
+
+    def _unlink_document(self, node: Node) -> None:
+        for origin, key in node.document_of:
+            del origin.documents[key]
+        node.document_of.clear()
 
     def _remove(self, node: Node) -> None:
         """Take a run that is not on the device out of the tree, with the copies behind it."""

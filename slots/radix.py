@@ -6,16 +6,41 @@ A radix tree, as in SGLang's radix attention: a child is found by its first toke
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from operator import itemgetter
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import numpy as np
 
 from .plan import HostCopy
 from .reuse import Source
 from .scope import Scope
+
+N = TypeVar("N", bound="Run[Any]")
+
+
+@dataclass(slots=True, eq=False)
+class Run(Generic[N]):
+    """A run of tokens (int32) at positions [start, end) of every path through it, whatever a tree keeps of it.
+
+    documents: the ends of documents that begin behind this run, by their keys. scope: of a root. ready, in_use: as in
+    `Node`; without KV none.
+    """
+
+    tokens: np.ndarray
+    start: int
+    parent: N | None = field(repr=False)
+    children: dict[int, N] = field(default_factory=dict[int, Any], repr=False)
+    documents: dict[str, N] = field(default_factory=dict[str, Any], repr=False)
+    scope: ClassVar[Scope | None] = None
+    ready = in_use = 0
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.tokens)
+
 
 # ---- Node ---------------------------------------------------------------------------------------------------------------
 # The records of the prefix tree: a node is a run of tokens, a sequence a llama.cpp sequence id, a copy its saved KV.
@@ -25,7 +50,7 @@ Section = tuple[int, int]
 
 
 @dataclass(slots=True, eq=False)
-class Node:
+class Node(Run["Node"]):
     """A run of tokens at positions [start, end) of every path through it; a document, a message or a part of one.
 
         tokens   |---------- run ----------|
@@ -36,15 +61,11 @@ class Node:
 
     sequences: those that hold KV of this run. in_use: the number of running requests with this run on their paths; a run
     in use is not evicted. cells_end: none of its cells is at or above this one (see `Cells`). record: the key of
-    the record that a lower tier took of it, with its state. documents: the ends of documents that begin behind this run, by
-    their keys. document_of: the inverse, (run before the document, key) of each document that ends with this run. session:
-    the one whose requests alone computed and used it; empty: there is no such one; None: no request had it so far.
+    the record that a lower tier took of it, with its state. document_of: the inverse of `documents`: (run before the
+    document, key) of each document that ends with this run. session: the one whose requests alone computed and used it;
+    empty: there is no such one; None: no request had it so far.
     """
 
-    tokens: np.ndarray
-    start: int
-    parent: Node | None = field(repr=False)
-    children: dict[int, Node] = field(default_factory=dict[int, "Node"], repr=False)
     ready: int = 0
     cells_end: int = 0
     sequences: set[Sequence] = field(default_factory=set["Sequence"], repr=False)
@@ -60,12 +81,7 @@ class Node:
     state: HostCopy | None = field(default=None, repr=False)
     record: str = ""
     session: str | None = None
-    documents: dict[str, Node] = field(default_factory=dict[str, "Node"], repr=False)
     document_of: set[tuple[Node, str]] = field(default_factory=set[tuple["Node", str]], repr=False)
-
-    @property
-    def end(self) -> int:
-        return self.start + len(self.tokens)
 
     @property
     def is_cached(self) -> bool:
@@ -92,6 +108,18 @@ class Node:
             self.documents[key].document_of.discard((self, key))
         self.documents[key] = end
         end.document_of.add((self, key))
+
+    def part_with(self, upper: Node) -> None:
+        """Give the run in front, which was cut off it, its part of the KV, and the same worth."""
+        at = len(upper.tokens)
+        upper.ready, upper.in_use, upper.last_use = min(self.ready, at), self.in_use, self.last_use
+        upper.frequency, upper.token_cost, upper.num_misses = self.frequency, self.token_cost, self.num_misses
+        upper.priority, upper.host_priority = self.priority, self.host_priority
+        upper.pinned_until, upper.session = self.pinned_until, self.session
+        upper.sequences = set(self.sequences)
+        self.ready -= upper.ready
+        upper.cells_end = self.cells_end - self.ready  # later tokens stand in higher cells
+        self.sequences = {sequence for sequence in self.sequences if sequence.length > self.start}
 
     def longest_holder(self) -> Sequence:
         """Return the sequence that holds most of this run: the one to share it from."""
@@ -158,11 +186,15 @@ NO_TOKENS = np.empty(0, np.int32)
 class Root(Node):
     """The prefix of all prompts of one scope."""
 
-    scope: Scope = field(kw_only=True)
+    scope: Scope = field(kw_only=True)  # pyright: ignore[reportIncompatibleVariableOverride]
+
+    @classmethod
+    def of(cls, scope: Scope) -> Root:
+        return cls(NO_TOKENS, 0, None, scope=scope)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Match:
+class Match(Generic[N]):
     """The known prefix of a prompt: `length` tokens are in the tree, and the first `ready` of them have KV.
 
     The match ends in `node`, and its computed part in `ready_node`. `covered` counts the tokens with cells of their own or
@@ -170,28 +202,54 @@ class Match:
     `exact_end` is the node that ends just where the tokens end; None where they do not match or a run goes further.
     """
 
-    node: Node
+    node: N
     length: int
-    ready_node: Node
+    ready_node: N
     ready: int
     covered: int
     evictable: int
-    exact_end: Node | None
+    exact_end: N | None
 
 
-class RadixTree:
-    """Finds, adds and splits runs. Its subclasses say what the runs stand for: KV, states, files."""
+class PrefixIndex(Protocol):
+    """What an order of documents asks: what a prompt would reuse. The cache answers it, and the index of a lower tier."""
 
-    def __init__(self) -> None:
-        self.roots: dict[Scope, Root] = {}
-        self._clock: int = 0
+    @property
+    def roots(self) -> Mapping[Scope, Run[Any]]: ...
 
-    def match(self, scope: Scope | None, tokens: np.ndarray) -> Match:
+    def match_from(self, origin: Any, tokens: np.ndarray) -> Match[Any]:
+        """Match tokens that follow the end of `origin`; lengths count from there."""
+        ...
+
+    def continued(self, origin: Any, match: Match[Any]) -> int:
+        """Return how many tokens behind `origin` need not be computed, of those that `match` has found there."""
+        ...
+
+    def may_continue(self, node: Any) -> bool:
+        """Return whether a prompt can continue from the end of a run."""
+        ...
+
+    def saved_share(self, node: Any) -> float:
+        """Return the share of the time to compute a run that its reuse saves."""
+        ...
+
+
+class RadixTree(Generic[N]):
+    """Finds, adds and splits runs. Its subclasses say what the runs stand for: KV, states, files.
+
+    run: makes a run of tokens, at a position, below a parent. root: makes the root of a scope.
+    """
+
+    def __init__(self, run: Callable[[np.ndarray, int, N | None], N], root: Callable[[Scope], N]) -> None:
+        self._run, self._root = run, root
+        self.roots: dict[Scope, N] = {}
+
+    def match(self, scope: Scope | None, tokens: np.ndarray) -> Match[N]:
         """Return the longest known prefix of `tokens` (int32) in `scope`. It may end inside a run. Changes nothing."""
-        root = (self.roots.get(scope) if scope is not None else None) or Node(NO_TOKENS, 0, None)
+        root = (self.roots.get(scope) if scope is not None else None) or self._run(NO_TOKENS, 0, None)
         return self.match_from(root, tokens)
 
-    def match_from(self, origin: Node, tokens: np.ndarray) -> Match:
+    def match_from(self, origin: N, tokens: np.ndarray) -> Match[N]:
         """Match tokens that follow the end of `origin`; lengths count from there."""
         node = ready_node = origin
         length = ready = covered = evictable = 0
@@ -219,13 +277,13 @@ class RadixTree:
             exact_end=node if ends else None,
         )
 
-    def root(self, scope: Scope) -> Root:
+    def root(self, scope: Scope) -> N:
         """Return the root of a scope, made if the scope has none."""
         if scope not in self.roots:
-            self.roots[scope] = Root(NO_TOKENS, 0, None, scope=scope)
+            self.roots[scope] = self._root(scope)
         return self.roots[scope]
 
-    def insert(self, root: Node, tokens: np.ndarray, stops: Seq[int]) -> dict[int, Node]:
+    def insert(self, root: N, tokens: np.ndarray, stops: Seq[int]) -> dict[int, N]:
         """Make nodes end at every stop and at the end of `tokens`. Return the node that ends at each of these positions."""
         ends = {0: root}
         node, start = root, 0
@@ -234,7 +292,7 @@ class RadixTree:
             ends[stop], start = node, stop
         return ends
 
-    def _descend(self, node: Node, tokens: np.ndarray) -> Node:
+    def _descend(self, node: N, tokens: np.ndarray) -> N:
         """Return the node below `node` that ends exactly with `tokens`; split and add runs as needed."""
         start = 0
         while start < len(tokens):
@@ -244,42 +302,29 @@ class RadixTree:
             common = common_prefix(child.tokens, tokens[start:])
             node = self._split(child, common) if common < len(child.tokens) else child
             start += common
-            node.last_use = self._clock
         return node
 
-    def _grow(self, node: Node, tokens: np.ndarray) -> Node:
+    def _grow(self, node: N, tokens: np.ndarray) -> N:
         """Add a run below `node`, which has no child with its first token."""
-        child = node.children[int(tokens[0])] = Node(np.array(tokens, np.int32), node.end, node)
+        child = node.children[int(tokens[0])] = self._run(np.array(tokens, np.int32), node.end, node)
         return child
 
-    def _split(self, lower: Node, at: int) -> Node:
-        """Cut a run in two and return the upper part. The lower part stays the same object, to which sequences refer."""
-        assert lower.parent is not None
-        upper = Node(lower.tokens[:at], lower.start, lower.parent, {int(lower.tokens[at]): lower})
-        upper.ready, upper.in_use, upper.last_use = min(lower.ready, at), lower.in_use, lower.last_use
-        upper.frequency, upper.token_cost, upper.num_misses = lower.frequency, lower.token_cost, lower.num_misses
-        upper.priority, upper.host_priority = lower.priority, lower.host_priority
-        upper.pinned_until, upper.session = lower.pinned_until, lower.session
-        upper.sequences = set(lower.sequences)
-        upper.parent.children[int(upper.tokens[0])] = upper  # type: ignore[union-attr]
+    def _split(self, lower: N, at: int) -> N:
+        """Cut a run in two and return the upper part. The lower part stays the same object, to which others refer."""
+        parent = lower.parent
+        assert parent is not None
+        upper = self._run(lower.tokens[:at], lower.start, parent)
+        upper.children[int(lower.tokens[at])] = lower
+        parent.children[int(upper.tokens[0])] = upper
         lower.tokens, lower.start, lower.parent = lower.tokens[at:], lower.start + at, upper
-        lower.ready -= upper.ready
-        upper.cells_end = lower.cells_end - lower.ready  # later tokens stand in higher cells
-        lower.sequences = {sequence for sequence in lower.sequences if sequence.length > lower.start}
         return upper
 
-    def _unlink(self, node: Node) -> None:
+    def _unlink(self, node: N) -> None:
         parent = node.parent
         assert parent is not None
         del parent.children[int(node.tokens[0])]
-        self._unlink_document(node)
-        if isinstance(parent, Root) and not parent.children:
+        if parent.scope is not None and not parent.children:
             del self.roots[parent.scope]
-
-    def _unlink_document(self, node: Node) -> None:
-        for origin, key in node.document_of:
-            del origin.documents[key]
-        node.document_of.clear()
 
 
 def common_prefix(a: np.ndarray, b: np.ndarray) -> int:
@@ -290,16 +335,16 @@ def common_prefix(a: np.ndarray, b: np.ndarray) -> int:
     return at if size and differs[at] else size
 
 
-def path(node: Node, begin: int = 0) -> list[Node]:
+def path(node: N, begin: int = 0) -> list[N]:
     """Return the nodes from `node` up to the child of the root, but for those that end at position `begin` or before it."""
-    nodes: list[Node] = []
+    nodes: list[N] = []
     while node.parent is not None and node.end > begin:
         nodes.append(node)
         node = node.parent
     return nodes
 
 
-def upward(node: Node) -> Iterator[Node]:
+def upward(node: N) -> Iterator[N]:
     """Yield the nodes of the path, for who needs few of them. A yielded node may be changed or unlinked."""
     while node.parent is not None:
         above = node.parent
@@ -307,17 +352,17 @@ def upward(node: Node) -> Iterator[Node]:
         node = above
 
 
-def scope_of(node: Node) -> Scope:
+def scope_of(node: Run[Any]) -> Scope:
     """Return the scope that a node stands in."""
     while node.parent is not None:
         node = node.parent
-    assert isinstance(node, Root)
+    assert node.scope is not None
     return node.scope
 
 
-def descendants(root: Node) -> Iterator[Node]:
+def descendants(root: N) -> Iterator[N]:
     """Yield every node below `root`, parents first."""
-    stack = list(root.children.values())
+    stack: list[N] = list(root.children.values())
     while stack:
         node = stack.pop()
         yield node

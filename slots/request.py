@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from .host import PromptTree
-from .radix import NO_TOKENS, RadixTree, Section
+from .radix import NO_TOKENS, PrefixIndex, Section
 from .scope import Scope
 
 
@@ -87,7 +87,7 @@ class Layout:
         """Return some of its tokens, or of its answer, as the model knows them (int32)."""
         return tokens
 
-    def num_placed(self, tree: RadixTree, scope: Scope, reached: int) -> int:
+    def num_placed(self, tree: PromptTree, scope: Scope, reached: int) -> int:
         """Return how many tokens that are cached elsewhere now come to it behind its first `reached` ones."""
         return 0
 
@@ -122,7 +122,7 @@ class Prompt(Protocol):
     beginning: np.ndarray
     documents: frozenset[str]
 
-    def arrange(self, tree: PromptTree, scope: Scope, waiting: Collection[Prompt] = ()) -> Layout:
+    def arrange(self, tree: PrefixIndex, scope: Scope, waiting: Collection[Prompt] = ()) -> Layout:
         """Order the documents by their KV in the tree now. waiting: the next prompts of this scope."""
         ...
 

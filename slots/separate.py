@@ -24,10 +24,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from .host import PromptTree
 from .job import Job, StrategyState
 from .plan import HostCopy, Restore, Save, Span
 from .prefix_tree import PrefixTree
-from .radix import Node, RadixTree, Section, path
+from .radix import Node, Section, path
 from .request import Layout, PlacedDocument, Request, Segment
 from .reuse import Source, ids_of
 from .scope import Scope
@@ -77,7 +78,7 @@ class MovedDocument:
         """The first position of its text whose KV is needed."""
         return self.moves_from - self.distance
 
-    def runs(self, tree: RadixTree, scope: Scope) -> Iterator[tuple[Node, int, int]]:
+    def runs(self, tree: PromptTree, scope: Scope) -> Iterator[tuple[Node, int, int]]:
         """Yield the runs that a tree has of it, each with the positions of its text that stand there."""
         match = tree.match(scope, self.text)
         for node in reversed(path(match.node)):
@@ -85,7 +86,7 @@ class MovedDocument:
             if start < stop:
                 yield node, start, stop
 
-    def cached_runs(self, tree: RadixTree, scope: Scope) -> list[tuple[Node, int, int]]:
+    def cached_runs(self, tree: PromptTree, scope: Scope) -> list[tuple[Node, int, int]]:
         """Return the same, if all of its KV is on the device or in host memory; else none."""
         at, runs = self.needed_from, list(self.runs(tree, scope))
         for node, start, stop in runs:
@@ -94,7 +95,7 @@ class MovedDocument:
             at = stop
         return runs if at == self.num_prefix + len(self.tokens) else []
 
-    def is_cached(self, tree: RadixTree, scope: Scope) -> bool:
+    def is_cached(self, tree: PromptTree, scope: Scope) -> bool:
         """Return whether all of its KV is on the device or in host memory."""
         return bool(self.cached_runs(tree, scope))
 
@@ -135,7 +136,7 @@ class SeparateLayout(Layout):
         at = bisect_right(self.moved, position, key=attrgetter("moves_from")) - 1
         return at if at >= 0 and position < self.moved[at].stop else None
 
-    def num_placed(self, tree: RadixTree, scope: Scope, reached: int) -> int:
+    def num_placed(self, tree: PromptTree, scope: Scope, reached: int) -> int:
         behind = (document for document in self.moved if document.stop > reached)
         return sum(one.stop - max(one.moves_from, reached) for one in behind if one.is_cached(tree, scope))
 

@@ -41,7 +41,7 @@ class StateTree(PromptTree):
     def may_continue(self, node: Node) -> bool:
         return node.state is not None
 
-    def continued(self, origin: Node, match: Match) -> int:
+    def continued(self, origin: Node, match: Match[Node]) -> int:
         stop = origin.end + match.length
         ends = (node.end for node in path(match.node, origin.end) if node.state is not None and node.end <= stop)
         return max(ends, default=origin.end) - origin.end

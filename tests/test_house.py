@@ -56,7 +56,6 @@ CEILINGS = {
 }
 HOOKS = {  # callables that another object assigns, with the reason
     "take_now": "of one stream, for as long as its connection takes text at once",
-    "saves": "of a tier's index, for the time of one question under its lock",
     "on_computed": "a multi-token head is made of the runner whose states it reads",
 }
 CORE = {  # of slots/: the cache and its scheduler. All else there is a special case, which is handed to them

@@ -15,10 +15,11 @@ from ...models.sampling import Sampler
 from ...models.sampling_params import GREEDY
 from ...slots.drafter import Drafter
 from ...slots.drafts import Drafts
-from ...slots.host import HostMemory, PromptTree
+from ...slots.host import HostMemory
 from ...slots.job import Job, Phase
 from ...slots.lookup import Lookup
 from ...slots.prefix_tree import PrefixTree
+from ...slots.radix import PrefixIndex
 from ...slots.request import Layout, Prompt, Request
 from ...slots.scheduler import Scheduler
 from ...slots.scope import Scope
@@ -40,7 +41,7 @@ class Tokens:
     def __post_init__(self) -> None:
         self.beginning = self.tokens
 
-    def arrange(self, tree: PromptTree, scope: Scope, waiting: Collection[Prompt] = ()) -> Layout:
+    def arrange(self, tree: PrefixIndex, scope: Scope, waiting: Collection[Prompt] = ()) -> Layout:
         """Return them as they are."""
         return Layout(self.tokens)
 

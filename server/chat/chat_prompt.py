@@ -14,8 +14,7 @@ import numpy as np
 from ...ordering.document import Document
 from ...ordering.policy import Arrangement, Step, arrange, cached_ranks, walk
 from ...ordering.prompt import rank_hint
-from ...slots.host import PromptTree
-from ...slots.radix import NO_TOKENS, Node
+from ...slots.radix import NO_TOKENS, PrefixIndex, Run
 from ...slots.request import Layout, PlacedDocument, Prompt, Segment
 from ...slots.reuse import mark
 from ...slots.scope import Scope
@@ -126,7 +125,7 @@ class CachedPlace:
     gap: the last tokens before it that a prompt reuses only if it is cached further; 0 if a prompt may continue here.
     """
 
-    node: Node
+    node: Run
     rank: int = -1
     before: CachedPlace | None = None
     gap: int = 0
@@ -144,16 +143,16 @@ class CachedPlace:
 class CachedPrompt:
     """One prompt's parts against the tree. Valid for as long as the tree does not change: one arrangement."""
 
-    def __init__(self, tree: PromptTree, parts: Sequence[Part]) -> None:
+    def __init__(self, tree: PrefixIndex, parts: Sequence[Part]) -> None:
         self.tree, self._parts = tree, parts
         sets = [at for at, part in enumerate(parts) if isinstance(part, DocumentSet)]
         self._next_set = dict(pairwise([*sets, None]))  # by the index of a set
-        self._found: dict[tuple[int, Node], Arrangement] = {}  # by the index of a set and the node that it follows
-        self._worth: dict[tuple[int, Node], int] = {}  # likewise: tokens cached behind that node
-        self._ends: dict[tuple[int, Node], tuple[Node | None, int]] = {}  # by the index of a set and its last node
+        self._found: dict[tuple[int, Run], Arrangement] = {}  # by the index of a set and the node that it follows
+        self._worth: dict[tuple[int, Run], int] = {}  # likewise: tokens cached behind that node
+        self._ends: dict[tuple[int, Run], tuple[Run | None, int]] = {}  # by the index of a set and its last node
         self._texts: dict[int, np.ndarray] = {}  # by the index of a set: the fixed text behind it
 
-    def order(self, index: int, node: Node | None, waiting: Sequence[AbstractSet[str]]) -> Sequence[int]:
+    def order(self, index: int, node: Run | None, waiting: Sequence[AbstractSet[str]]) -> Sequence[int]:
         """Return the best order of the set at `index` behind `node`: ranks.
 
         node: None if nothing is cached that far. waiting: keys of the documents of requests that would share this order.
@@ -174,7 +173,7 @@ class CachedPrompt:
             return place.gap + node.end - place.node.end + worth
         return place.gap + length if length else 0
 
-    def end(self, index: int, node: Node, order: Sequence[int]) -> tuple[Node | None, int]:
+    def end(self, index: int, node: Run, order: Sequence[int]) -> tuple[Run | None, int]:
         """Return the node in front of the next set, None if that is not cached, and the reusable tokens behind `node`.
 
         They belong to the hint of the set at `index`, which is placed as a whole and ends with `node`, and to the text
@@ -186,12 +185,12 @@ class CachedPrompt:
             end = self._ends[index, node] = (match.exact_end, self.tree.continued(node, match))
         return end
 
-    def _end(self, index: int, place: CachedPlace) -> tuple[Node | None, int]:
+    def _end(self, index: int, place: CachedPlace) -> tuple[Run | None, int]:
         return self._ends.get((index, place.node)) or self.end(index, place.node, place.order())
 
-    def _survey(self, index: int, node: Node) -> None:
+    def _survey(self, index: int, node: Run) -> None:
         """Fill the tables for the set at `index` behind `node`, and for all sets that follow."""
-        levels: list[tuple[int, Collection[Node]]] = [(index, {node: None})]
+        levels: list[tuple[int, Collection[Run]]] = [(index, {node: None})]
         while levels[-1][1] and (following := self._next_set[index]) is not None:
             places = (place for origin in levels[-1][1] for place in self._placed(index, origin))
             ends = (self._end(index, place)[0] for place in places)
@@ -201,7 +200,7 @@ class CachedPrompt:
             for origin in origins:
                 self._settle(index, origin)
 
-    def _settle(self, index: int, origin: Node) -> None:
+    def _settle(self, index: int, origin: Run) -> None:
         """Choose the order of a set behind `ref`, now that all sets behind it are settled."""
         part = self._set(index)
         found = self._found[index, origin] = self._arrange(index, origin, ())
@@ -212,7 +211,7 @@ class CachedPrompt:
             worth += self.beyond(index, end)
         self._worth[index, origin] = worth
 
-    def _arrange(self, index: int, node: Node | None, waiting: Sequence[AbstractSet[str]]) -> Arrangement:
+    def _arrange(self, index: int, node: Run | None, waiting: Sequence[AbstractSet[str]]) -> Arrangement:
         part = self._set(index)
         cached = CachedDocuments(self, index, node)
         if part.order is not None:
@@ -229,7 +228,7 @@ class CachedPrompt:
             waiting=waiting,
         )
 
-    def _placed(self, index: int, origin: Node) -> Iterator[CachedPlace]:
+    def _placed(self, index: int, origin: Run) -> Iterator[CachedPlace]:
         """Yield the end of every cached path behind `ref` that holds the whole set at `index`."""
         part = self._set(index)
         cached, ranks = CachedDocuments(self, index, origin), {key: rank for rank, key in enumerate(part.keys)}
@@ -260,7 +259,7 @@ class CachedDocuments:
     A document counts as cached where a running request is about to compute it, too: the later request waits and shares.
     """
 
-    def __init__(self, prompt: CachedPrompt, index: int, origin: Node | None) -> None:
+    def __init__(self, prompt: CachedPrompt, index: int, origin: Run | None) -> None:
         self._prompt, self._index, self._origin = prompt, index, origin
         self._ranks = {key: rank for rank, key in enumerate(prompt._set(index).keys)}
 
@@ -302,7 +301,7 @@ class ChatPrompt:
         runs = (run for part in self.parts[: self._first_free] for run in _runs(part))
         self.beginning = np.concatenate([NO_TOKENS, *runs])
 
-    def arrange(self, tree: PromptTree, scope: Scope, waiting: Collection[Prompt] = ()) -> Layout:
+    def arrange(self, tree: PrefixIndex, scope: Scope, waiting: Collection[Prompt] = ()) -> Layout:
         """Choose the order of each set of documents by the tree and the waiting prompts, and join all parts."""
         layout, cached = _LayoutBuilder(), CachedPrompt(tree, self.parts)
         node = tree.roots.get(scope)
@@ -351,7 +350,7 @@ class SeparatePrompt(ChatPrompt):
         self._layout = self._lay_out()
         self.beginning = self._layout.tokens
 
-    def arrange(self, tree: PromptTree, scope: Scope, waiting: Collection[Prompt] = ()) -> Layout:
+    def arrange(self, tree: PrefixIndex, scope: Scope, waiting: Collection[Prompt] = ()) -> Layout:
         """Return its one layout."""
         return self._layout
 
@@ -373,7 +372,7 @@ def _in_rank(documents: DocumentSet) -> DocumentSet:
     return documents if documents.order is not None else replace(documents, order=tuple(range(len(documents.documents))))
 
 
-def _follow(tree: PromptTree, node: Node, runs: Sequence[np.ndarray]) -> Node | None:
+def _follow(tree: PrefixIndex, node: Run, runs: Sequence[np.ndarray]) -> Run | None:
     """Return the node that ends exactly where `runs` end behind `node`, if one does."""
     if not runs:
         return node

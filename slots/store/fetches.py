@@ -27,7 +27,7 @@ from ..record import Record
 from ..request import Layout, Prompt, Request
 from ..scheduler import Scheduler
 from ..scope import Scope
-from .record_index import IndexNode, RecordEntry, RecordIndex, Stretch, all_of_it
+from .record_index import IndexNode, RecordEntry, RecordIndex, Stretch
 from .tier import LowerTier
 
 logger = logging.getLogger("slotcache.tiers")
@@ -79,28 +79,30 @@ class Speed:
         return num_bytes * self._seconds / self._bytes
 
 
-class SavedShare:
-    """The share of the time to compute a run that its reuse saves, for each run of a tier's index.
+class PricedIndex:
+    """A tier's index beside the cache, for the order of one prompt's documents: a `PrefixIndex`.
 
     live: the cache itself. A run that it has costs what it costs there, all others are read before: read_share is the time
     for that, as a share of computing it. Valid as long as neither changes.
     """
 
-    def __init__(self, live: PromptTree, scope: Scope, read_share: Callable[[IndexNode], float]) -> None:
+    def __init__(self, index: RecordIndex, live: PromptTree, scope: Scope, read_share: Callable[[IndexNode], float]) -> None:
+        self.roots, self.match_from = index.roots, index.match_from
+        self.continued, self.may_continue = index.continued, index.may_continue
         self._live, self._read_share = live, read_share
-        self._ends: dict[Node, tuple[Node, int] | None] = {}  # of runs: the live run that they end in, and where
+        self._ends: dict[IndexNode, tuple[Node, int] | None] = {}  # of runs: the live run that they end in, and where
         self._root = live.roots.get(scope)
 
-    def __call__(self, node: IndexNode) -> float:
+    def saved_share(self, node: IndexNode) -> float:
         found = self._end(node)
         if found is not None:
             return self._live.saved_share(found[0])
         return max(1 - self._live.costs.restore_share - self._read_share(node), 0.0)
 
-    def _end(self, node: Node) -> tuple[Node, int] | None:
+    def _end(self, node: IndexNode) -> tuple[Node, int] | None:
         new = list(itertools.takewhile(lambda one: one not in self._ends, path(node)))
         above = new[-1].parent if new else node
-        end = self._ends.get(above) if above in self._ends else (self._root and (self._root, 0))
+        end = self._ends.get(above, self._root and (self._root, 0)) if above else None
         for one in reversed(new):
             end = self._ends[one] = end and _behind(*end, one.tokens)
         return end
@@ -261,12 +263,8 @@ class Fetches:
 
     def _arrange(self, request: Request, tier: LowerTier) -> Layout:
         """Order a prompt's documents by what a tier has of them and by what that costs."""
-        index, scope = tier.index, request.index_scope
-        index.saves = SavedShare(self._scheduler.index, scope, partial(self._read_share, tier.name))
-        try:
-            return request.prompt.arrange(index, scope)
-        finally:
-            index.saves = all_of_it
+        scope, read_share = request.index_scope, partial(self._read_share, tier.name)
+        return request.prompt.arrange(PricedIndex(tier.index, self._scheduler.index, scope, read_share), scope)
 
     def _read_share(self, tier: str, node: IndexNode) -> float:
         """Return the time to read a run, as a share of computing it."""

@@ -10,7 +10,7 @@ import heapq
 import itertools
 import math
 import threading
-from collections.abc import Callable, Collection, Iterator, MutableMapping
+from collections.abc import Collection, Iterator, MutableMapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
@@ -18,15 +18,12 @@ import msgspec
 import numpy as np
 from msgspec import Struct
 
-from ..costs import UNMEASURED
-from ..host import HostMemory, PromptTree
-from ..radix import Match, Node, descendants, path, scope_of
+from ..radix import NO_TOKENS, Match, RadixTree, Run, descendants, path, scope_of
 from ..scope import Scope
 from .record_file import MOST_COST, MOST_USES, Cost, Large, Position
 
-NO_NODES: dict[int, Node] = {}
-NO_ENDS: dict[str, Node] = {}
-NO_ORIGINS: set[tuple[Node, str]] = set()
+NO_NODES: dict[int, IndexNode] = {}
+NO_ENDS: dict[str, IndexNode] = {}
 MOMENT = 1000  # ns: what file systems tell apart
 MOST_COMPARED = 16  # records of one run that are compared: a short beginning may be in very many
 MOST_SEARCHED = 256  # runs behind one record that are searched for another one that stands on it
@@ -35,20 +32,21 @@ MOST_SEARCHED = 256  # runs behind one record that are searched for another one 
 K = TypeVar("K")
 
 
-class Only(MutableMapping[K, Node]):
+class Only(MutableMapping[K, "IndexNode"]):
     """A mapping with one entry at most, in a fifth of the memory of a dict."""
 
     __slots__ = ("_key", "_node")
 
-    def __init__(self, key: K, node: Node) -> None:
-        self._key, self._node = key, node
+    def __init__(self, key: K, node: IndexNode) -> None:
+        self._key: K = key
+        self._node: IndexNode | None = node
 
-    def __getitem__(self, key: K) -> Node:
+    def __getitem__(self, key: K) -> IndexNode:
         if key != self._key or self._node is None:
             raise KeyError(key)
         return self._node
 
-    def __setitem__(self, key: K, node: Node) -> None:
+    def __setitem__(self, key: K, node: IndexNode) -> None:
         self._key, self._node = key, node
 
     def __delitem__(self, key: K) -> None:
@@ -61,19 +59,17 @@ class Only(MutableMapping[K, Node]):
         return self._node is not None
 
 
-class IndexNode(Node):
-    """A run that records have, in a fifth of the memory of one with KV: what is empty is shared, tokens are bytes.
+class IndexNode(Run["IndexNode"]):
+    """A run that records have, in little memory: what is empty is shared, tokens are bytes.
 
     covers: as `records`. begins: as `documents_here`, in one row.
     """
 
     __slots__ = ("_tokens", "begins", "covers")
 
-    def __init__(self, tokens: np.ndarray, start: int, parent: Node | None) -> None:
+    def __init__(self, tokens: np.ndarray, start: int, parent: IndexNode | None) -> None:
         self._tokens, self.start, self.parent = tokens.tobytes(), start, parent
-        self.children, self.documents, self.document_of = NO_NODES, NO_ENDS, NO_ORIGINS
-        self.ready = self.in_use = self.last_use = 0
-        self.copy = self.state = None
+        self.children, self.documents = NO_NODES, NO_ENDS
         self.covers: Covers = ()
         self.begins: tuple[Any, ...] = ()
 
@@ -95,9 +91,19 @@ class IndexNode(Node):
         return (self.covers,) if isinstance(self.covers, RecordEntry) else self.covers
 
     @property
-    def documents_here(self) -> Iterator[tuple[Node, str]]:
+    def documents_here(self) -> Iterator[tuple[IndexNode, str]]:
         """The run before each document that ends with it, and the document's key."""
         return zip(self.begins[::2], self.begins[1::2], strict=True)
+
+
+class IndexRoot(IndexNode):
+    """The beginning of all records of a scope."""
+
+    __slots__ = ("scope",)
+
+    def __init__(self, scope: Scope) -> None:
+        super().__init__(NO_TOKENS, 0, None)
+        self.scope: Scope = scope  # pyright: ignore[reportIncompatibleVariableOverride]
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -132,8 +138,8 @@ class RecordEntry:
 
     def runs(self) -> Iterator[IndexNode]:
         """Yield the nodes that its run covers, the last one first."""
-        node: Node | None = self.node
-        while isinstance(node, IndexNode) and node.end > self.start:
+        node: IndexNode | None = self.node
+        while node is not None and node.end > self.start:
             yield node
             node = node.parent
 
@@ -183,17 +189,15 @@ class StoredIndex(Struct, frozen=True, array_like=True):
 ENTRIES, INDEXES = msgspec.msgpack.Decoder(StoredEntry), msgspec.msgpack.Decoder(StoredIndex)
 
 
-class RecordIndex(PromptTree):
-    """All records of a tier, by their keys. Prompts are compared with it as with the cache itself.
+class RecordIndex(RadixTree[IndexNode]):
+    """All records of a tier, by their keys. Prompts are compared with it as with the cache itself: see `PrefixIndex`.
 
-    lock: guards all but `entries`, where any thread may look up a key. saves: what `saved_share` asks; who compares a prompt
-    knows what it costs to read a record, and what needs none.
+    lock: guards all but `entries`, where any thread may look up a key.
     """
 
     def __init__(self) -> None:
-        super().__init__(UNMEASURED, HostMemory())
+        super().__init__(IndexNode, IndexRoot)
         self.lock = threading.Lock()
-        self.saves: Callable[[IndexNode], float] = all_of_it
         self.entries: dict[str, RecordEntry] = {}
         self.num_bytes = 0
         self._num_states = 0
@@ -218,7 +222,7 @@ class RecordIndex(PromptTree):
     ) -> RecordEntry:
         """Add a record with the KV of `tokens` (int32) from `start` on. The rest is as in `RecordEntry` and `Record`."""
         ends = self.insert(self.root(scope), tokens, sorted({start, *(at for _, at in documents)}))
-        node = _as_index(ends[len(tokens)])
+        node = ends[len(tokens)]
         for document, at in documents:
             _place(ends[at], document, node)
         return self._enter(
@@ -247,7 +251,7 @@ class RecordIndex(PromptTree):
                 others = tuple(other for other in node.records if other is not entry)
                 node.covers = others[0] if len(others) == 1 else others
         for node in path(entry.node):
-            if node.children or _as_index(node).records:
+            if node.children or node.records:
                 break
             self._unlink(node)
 
@@ -261,7 +265,7 @@ class RecordIndex(PromptTree):
     def touch_prefixes(self, entry: RecordEntry, now: int) -> list[RecordEntry]:
         """Let the records in front of a record count as used one after the other, the first one last. Return those."""
         *_, first = entry.runs()
-        in_front = (_as_index(node).records for node in path(first.parent or first) if node is not first)
+        in_front = (node.records for node in path(first.parent or first) if node is not first)
         found = list(dict.fromkeys(next(iter(covers)) for covers in in_front if covers))
         for prefix in found:
             now += MOMENT
@@ -272,7 +276,7 @@ class RecordIndex(PromptTree):
     def stands_on_records(self, scope: Scope, start: int, tokens: np.ndarray) -> bool:
         """Return whether all KV before the run from `start` on is in records."""
         match = self.match(scope, tokens[:start])
-        return match.length == start and all(_as_index(node).records for node in path(match.node))
+        return match.length == start and all(node.records for node in path(match.node))
 
     def of(self, names: Collection[str]) -> list[RecordEntry]:
         """Return the records of scopes with these names, the deepest first."""
@@ -321,7 +325,7 @@ class RecordIndex(PromptTree):
         """Return a record that stands on this one, if one does."""
         *_, first = entry.runs()
         behind = itertools.islice(descendants(first), MOST_SEARCHED)
-        others = (other for node in (first, *map(_as_index, behind)) for other in node.records)
+        others = (other for node in (first, *behind) for other in node.records)
         return next((other for other in others if other.start > entry.start), None)
 
     def _offer(self, entry: RecordEntry) -> None:
@@ -338,7 +342,7 @@ class RecordIndex(PromptTree):
         Of a model with states each stretch ends with a state, behind which the prompt continues.
         """
         match = self.match(scope, tokens)
-        nodes, stop = [_as_index(node) for node in reversed(path(match.node))], match.length
+        nodes, stop = path(match.node)[::-1], match.length
         found: list[Stretch] = []
         while stretch := self._last_stretch(nodes, reached, stop):
             found.append(stretch)
@@ -362,15 +366,18 @@ class RecordIndex(PromptTree):
                 return Stretch([*before.entries, state], before.start, last.end)
         return None
 
-    def may_continue(self, node: Node) -> bool:
+    def may_continue(self, node: IndexNode) -> bool:
+        """Return whether a prompt can continue from the end of a run."""
         return not self._num_states or any(
-            one.has_state and one.node is node for one in itertools.islice(_as_index(node).records, MOST_COMPARED)
+            one.has_state and one.node is node for one in itertools.islice(node.records, MOST_COMPARED)
         )
 
-    def saved_share(self, node: Node) -> float:
-        return self.saves(_as_index(node))
+    def saved_share(self, node: IndexNode) -> float:
+        """Return the share of its time that a run saves where nothing has to be read for it."""
+        return 1.0
 
-    def continued(self, origin: Node, match: Match) -> int:
+    def continued(self, origin: IndexNode, match: Match[IndexNode]) -> int:
+        """Return how many tokens behind `origin` need not be computed, of those that `match` has found there."""
         if not self._num_states:
             return match.length
         stop = origin.end + match.length
@@ -404,7 +411,7 @@ class RecordIndex(PromptTree):
             tokens = np.frombuffer(one.tokens, "<i4")
             if origin is None or not len(tokens) or one.key in self.entries:
                 continue  # its head is read
-            node = _as_index(self.insert(origin, tokens, ())[len(tokens)])
+            node = self.insert(origin, tokens, ())[len(tokens)]
             frequency, token_cost = min(one.frequency, MOST_USES), min(one.token_cost, MOST_COST)
             priority = min(max(0.0, one.priority - stored.clock), MOST_USES * MOST_COST)  # of no number: 0
             worth: dict[str, Any] = {"frequency": frequency, "token_cost": token_cost, "priority": priority}
@@ -413,9 +420,9 @@ class RecordIndex(PromptTree):
                 if (begin := self._end_at(self.entries[one.key], at) if at else self.root(scope)) is not None:
                     _place(begin, document, node)
 
-    def _end_at(self, entry: RecordEntry | None, at: int) -> Node | None:
+    def _end_at(self, entry: RecordEntry | None, at: int) -> IndexNode | None:
         """Return the node of a record's path that ends at a position, cut there if it has to be."""
-        node: Node | None = entry.node if entry is not None else None
+        node = entry.node if entry is not None else None
         while node is not None and node.start >= at > 0:
             node = node.parent
         if node is None or not node.start < at <= node.end:
@@ -424,53 +431,40 @@ class RecordIndex(PromptTree):
 
     # ---- nodes -----------------------------------------------------------------------------------------------------
 
-    def _grow(self, node: Node, tokens: np.ndarray) -> Node:
+    def _grow(self, node: IndexNode, tokens: np.ndarray) -> IndexNode:
         _adopt(node, child := IndexNode(tokens, node.end, node))
         return child
 
-    def _unlink_document(self, node: Node) -> None:
-        node = _as_index(node)
+    def _unlink(self, node: IndexNode) -> None:
         for origin, key in node.documents_here:
             del origin.documents[key]
         node.begins = ()
+        super()._unlink(node)
 
-    def _split(self, lower: Node, at: int) -> Node:
-        lower = _as_index(lower)
+    def _split(self, lower: IndexNode, at: int) -> IndexNode:
         assert lower.parent is not None
         upper = IndexNode(lower.tokens[:at], lower.start, lower.parent)
         lower.cut(at)
         upper.covers = lower.covers.copy() if isinstance(lower.covers, dict) else lower.covers
-        _adopt(upper.parent, upper)
+        _adopt(lower.parent, upper)
         _adopt(upper, lower)
         lower.parent = upper
         return upper
 
 
-def all_of_it(node: IndexNode) -> float:
-    """Return what a run saves where nothing has to be read for it."""
-    return 1.0
-
-
-def _as_index(node: Node) -> IndexNode:
-    assert isinstance(node, IndexNode)
-    return node
-
-
-def _adopt(parent: Node | None, child: Node) -> None:
-    assert parent is not None
+def _adopt(parent: IndexNode, child: IndexNode) -> None:
     parent.children = _with(parent.children, int(child.tokens[0]), child)
 
 
-def _place(origin: Node, key: str, end: IndexNode) -> None:
+def _place(origin: IndexNode, key: str, end: IndexNode) -> None:
     """Note that a document begins behind `origin` and ends with `end`. A key has one end."""
     if (before := origin.documents.get(key)) is not None:
-        before = _as_index(before)
         before.begins = tuple(part for one in before.documents_here if one != (origin, key) for part in one)
     origin.documents = _with(origin.documents, key, end)
     end.begins = (*end.begins, origin, key)
 
 
-def _with(nodes: MutableMapping[K, Node], key: K, node: Node) -> Any:
+def _with(nodes: MutableMapping[K, IndexNode], key: K, node: IndexNode) -> Any:
     """Return nodes by key with one more: the same mapping, or another one that takes less memory."""
     if not nodes:
         return Only(key, node)
@@ -505,7 +499,7 @@ def _covering(nodes: list[IndexNode], at: int, stop: int) -> Stretch | None:
 def _stored(entry: RecordEntry) -> StoredEntry:
     *above, first = entry.runs()
     in_front = first.parent
-    parent = next(iter(in_front.records), None) if isinstance(in_front, IndexNode) else None
+    parent = next(iter(in_front.records), None) if in_front is not None else None
     tokens = np.concatenate([node.tokens for node in (first, *reversed(above))])
     return StoredEntry(
         parent=parent.key if parent else "",

@@ -1,13 +1,14 @@
 """The index of records: what continues a prompt, in what order records leave, and what it takes in memory and time."""
 
 import math
+import sys
 from itertools import pairwise
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from slotcache.slots.radix import common_prefix
+from slotcache.slots.radix import Node, common_prefix
 from slotcache.slots.scope import Scope
 from slotcache.slots.store.record_file import MOST_COST, MOST_USES
 from slotcache.slots.store.record_index import MOST_COMPARED, RecordIndex
@@ -123,6 +124,12 @@ def test_a_beginning_that_very_many_records_share_takes_no_more_time():
     for number in range(40 * MOST_COMPARED):
         assert leave(index, {f"{at}": (0, (at,)) for at in range(40 * MOST_COMPARED)}) == f"{number}"
     assert not index.roots
+
+
+def test_a_run_of_an_index_has_no_room_for_kv():
+    node = RecordIndex().add("0", S, 0, ids(1, 2), size=1, used=0).node
+    assert 2 * sys.getsizeof(node) <= sys.getsizeof(Node(ids(1, 2), 0, None))
+    assert (node.ready, node.in_use, node.children, node.documents) == (0, 0, {}, {})
 
 
 def test_what_is_used_often_or_dear_stays_and_grows_old():
