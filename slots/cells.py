@@ -30,6 +30,7 @@ class Cells:
 
     index: the tree that prompts are compared with. running: the scheduler's list of running requests. idle_cells: most cells
     of idle KV while requests run, if a host tier takes the rest: every step attends over the whole pool.
+    swap: sets KV aside for the time of a step.
     """
 
     def __init__(self, tree: PrefixTree, index: PromptTree, running: Collection[Job], idle_cells: int) -> None:

@@ -330,6 +330,14 @@ def test_what_is_behind_a_hole_is_let_go_where_it_is_not_needed():
     assert lab.tree.host.num_aside == 0
 
 
+def test_what_comes_from_behind_a_hole_for_a_request_that_has_ended_is_not_kept():
+    lab = Lab(host=50)
+    lab.lose(0)
+    lab.scheduler.finish(lab.submit(PROMPT))
+    lab.arrive(3)
+    assert lab.tree.host.num_aside == 0
+
+
 def test_what_is_behind_a_hole_is_dropped_with_its_scope():
     lab = Lab()
     lab.lose(0)
