@@ -320,11 +320,12 @@ class MessagesCountRequest(ChatFields, frozen=True, kw_only=True):
             if is_wrong:
                 raise RequestError(message, param=param)
 
-    def warnings(self) -> Iterator[str]:
-        yield from super().warnings()
+    def unused(self) -> tuple[str, ...]:
         edits = (self.context_management or {}).get("edits") or []
-        if not isinstance(edits, list) or not all(map(_is_about_reasoning, edits)):
-            yield "context_management has no effect: only reasoning is left out of a prompt, as the chat template has it"
+        if isinstance(edits, list) and all(map(_is_about_reasoning, edits)):
+            return super().unused()
+        about = "context_management has no effect: only reasoning is left out of a prompt, as the chat template has it"
+        return (*super().unused(), about)
 
     def chat(self) -> ChatRequest:
         """Return the chat. Raises RequestError."""

@@ -109,12 +109,10 @@ class OllamaFields(ChatFields, frozen=True, kw_only=True):
     truncate: bool | None = None
     shift: bool | None = None
 
-    def warnings(self) -> Iterator[str]:
-        yield from super().warnings()
-        if self.truncate:
-            yield f"truncate has no effect: {WHOLE}"
-        if self.shift:
-            yield "shift has no effect: a full context ends an answer with `length`"
+    def unused(self) -> tuple[str, ...]:
+        truncate = f"truncate has no effect: {WHOLE}"
+        shift = "shift has no effect: a full context ends an answer with `length`"
+        return (*super().unused(), *[truncate] * bool(self.truncate), *[shift] * bool(self.shift))
 
     def check(self) -> None:
         super().check()

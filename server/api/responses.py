@@ -87,8 +87,10 @@ class ResponseRequest(OpenAIFields, frozen=True, kw_only=True):
         yield from ResponseTools.of(self.tools).warnings(self.tool_choice)
         if self.store and self.compacts:
             yield "store has no effect: a compaction is not stored, send its item with the next input"
-        if self.context_management:
-            yield "context_management has no effect: nothing is left out of a prompt"
+
+    def unused(self) -> tuple[str, ...]:
+        about = "context_management has no effect: nothing is left out of a prompt"
+        return (*super().unused(), *[about] * bool(self.context_management))
 
     @property
     def compacts(self) -> bool:

@@ -207,7 +207,7 @@ class Options(GrammarOptions, Struct, frozen=True):
         yield from ()
 
     def unused(self) -> tuple[str, ...]:
-        """Return a warning for each field that has no effect beside another; --strict refuses it. Raises RequestError."""
+        """Return a warning for each field that has no effect here; --strict refuses it. Raises RequestError."""
         return ()
 
     @property

@@ -244,6 +244,15 @@ def test_a_strict_server_refuses_what_has_no_effect(tiny):
                 answer = post(up, path, **fields)
                 assert answer.status_code == 400 and "--strict refuses it" in answer.text, answer.text
             assert post(up, path, reasoning={"enabled": False}).status_code == 200
+        for path, fields in (
+            ("/api/chat", {"truncate": True}),
+            ("/api/generate", {"shift": True}),
+            ("/v1/messages", {"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}),
+            ("/v1/responses", {"context_management": [{"type": "compaction"}]}),
+        ):
+            answer = post(up, path, **fields)
+            assert answer.status_code == 400 and "--strict refuses it" in answer.text, answer.text
+            assert next(iter(fields)) in answer.text
 
 
 def test_a_text_has_no_reasoning(thinking):
