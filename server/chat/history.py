@@ -13,12 +13,13 @@ import numpy as np
 
 from ...models.marks import TextPiece
 from ...models.template import Message, prefilled_content
-from ...ordering.document import Document
+from ...ordering.document import TOOLS, Document
 from ...slots.request import Layout, PlacedDocument
 from ..formats.answer import PLAIN, AnswerFormat, AnswerReader, ContentText, Fragment, ReasoningText
 from ..http.api_errors import RequestError
 from .body import ChatRequest, HistoryKind
 from .chat_prompt import ChatPrompt, DocumentSet, Part
+from .parts import CallPairs
 from .volatile import INSTRUCTIONS, ChangedText
 
 # ---- Prefilled answers --------------------------------------------------------------------------------------------------
@@ -204,11 +205,22 @@ def continue_history(
     if kind == "new" or (kind == "auto" and not _is_whole(plain)):
         shift = len(remembered)
         moved = {at + shift: given for at, given in documents.items()}
-        return History([*(entry.message for entry in remembered), *plain], moved, remembered, shift)
+        return History(_paired([entry.message for entry in remembered], plain), moved, remembered, shift)
     same = 0
     while same < min(len(plain), len(remembered)) and _is_same(remembered[same], plain[same], documents.get(same)):
         same += 1
     return History(plain, {at: given for at, given in documents.items() if at >= same}, remembered[:same])
+
+
+def _paired(before: Sequence[Message], new: Sequence[Message]) -> list[Message]:
+    """Return messages with new ones behind them, whose results have the ids of the calls that they answer."""
+    pairs, messages = CallPairs(), list[Message]()
+    for at, message in enumerate([*before, *new]):
+        if isinstance(calls := message.get("tool_calls"), list):
+            pairs.call(calls, at)
+        answered = pairs.answer(dict(message)) if message["role"] in TOOLS else message
+        messages.append(message if at < len(before) else answered)
+    return messages
 
 
 def _is_whole(messages: Sequence[Message]) -> bool:

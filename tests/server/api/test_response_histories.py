@@ -282,3 +282,15 @@ def test_nulls_behind_the_question_are_nothing(server):
     picture = {"role": "user", "content": [{"type": "input_image"}]}
     answer = server.http.post("/v1/responses", json=FIELDS | {"input": [picture, None]})
     assert answer.status_code == 400 and answer.json()["error"]["param"] == "input[0].content[0].type"
+
+
+def test_a_result_without_an_id_answers_the_call_before_it(server):
+    tool = {"type": "function", "name": "look", "parameters": MUST}
+    asked = FIELDS | {"max_output_tokens": 60, "ignore_eos": False, "tools": [tool]}
+    first = server.http.post("/v1/responses", json=asked | {"input": "Look.", "tool_choice": "required"}).json()
+    call = first["output"][-1]
+    assert call["type"] == "function_call", first
+    given = {"type": "function_call_output", "output": "4"}
+    second = server.http.post("/v1/responses", json=asked | {"input": [given], "previous_response_id": first["id"]}).json()
+    items = server.http.get(f"/v1/responses/{second['id']}/input_items", params={"order": "asc"}).json()["data"]
+    assert [item["call_id"] for item in items if "call_id" in item] == [call["call_id"]] * 2
