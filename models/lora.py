@@ -16,6 +16,7 @@ from .model import Model, check_file
 from .model_files import KnownFiles
 
 NO_ADAPTERS = ""  # the name of the empty set
+SOFTWARE = "llvmpipe"  # Mesa's Vulkan on a CPU, by its description: llama.cpp's heap is damaged there after some requests
 
 
 class Adapters:
@@ -32,6 +33,8 @@ class Adapters:
         self.paths, self.usual = tuple(paths), dict.fromkeys(range(len(paths)), 0.0) | dict(enumerate(scales))
         for path in paths:
             check_file(path)
+        if bad := [device for device in model.split.devices() if paths and SOFTWARE in device.description]:
+            raise ModelError(f"LoRA adapters end the process on {bad[0]}: --device none computes them on the CPU")
         self._model, files = model, [KnownFiles([path]) for path in paths]
         self._load()
         self._digests = [known.digest()[:16] for known in files]

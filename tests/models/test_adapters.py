@@ -2,6 +2,9 @@
 
 import pytest
 from slotcache.bench.random_models import SHAPES
+from slotcache.models import split
+from slotcache.models.errors import ModelError
+from slotcache.models.hardware import Device
 from slotcache.models.lora import Adapters
 from slotcache.models.model import Model
 from slotcache.slots.scope import Scope
@@ -76,3 +79,12 @@ def test_the_name_of_a_set(adapted):
     assert names[0] == names[1] == "" and names[4] == names[5] and len(set(names)) == 4
     again = [Adapters(model, adapters.paths).name(each) for each in scales]  # as a later process names them
     assert again[:4] == names[:4] and names[4] not in again
+
+
+def test_adapters_are_refused_where_they_end_the_process(tiny, tmp_path, monkeypatch):
+    model, path = Model(tiny), lora(tmp_path / "lora.gguf", SHAPES["tiny"], 1)
+    software = Device("Vulkan0", "llvmpipe (LLVM 19.1.7, 256 bits)", "GPU", 1 << 30, 1 << 30)
+    monkeypatch.setattr(split, "devices", lambda: [software])
+    with pytest.raises(ModelError, match="--device none"):
+        Adapters(model, [path], [1.0])
+    assert len(Adapters(model)) == 0
