@@ -101,7 +101,8 @@ def parse_split(names: str, mode: str, shares: str, main: int) -> Split:
     known = [device.name for device in devices() if device.is_gpu]
     is_off = given == (NO_DEVICE,)
     if not is_off and (unknown := [name for name in given if name not in known or given.count(name) > 1]):
-        raise ModelError(f"--device {unknown[0]}: expected {NO_DEVICE}, or some of {', '.join(known) or 'no GPU at all'}")
+        expected = f"{NO_DEVICE}, or some of {', '.join(known)}" if known else f"{NO_DEVICE}: there is no GPU"
+        raise ModelError(f"--device {unknown[0]}: expected {expected}")
     split = Split(() if is_off else given, is_off, mode, _shares(shares), main)
     if len(split.shares) > (most := len(Split(split.names, is_off).devices())) > 0:
         raise ModelError(f"--tensor-split {shares}: {len(split.shares)} shares for {most} devices")
