@@ -17,7 +17,7 @@ from .ann import CLUSTERS_FROM, GROWTH, ClusterError, ClusterMaker, Clusters, ha
 from .chunks import Sizes, embedded_text
 from .files import FoundFile, SkippedFile, Stamp, folders_of, walk
 from .markdown import Unreadable
-from .process import MOST_SECONDS, QUICK, SECONDS, SECONDS_A_MIB, EndedError, FileReader, ReadTask, SlowError
+from .process import MOST_SECONDS, QUICK, EndedError, FileReader, ReadTask, SlowError, seconds_for
 from .ranking import EmbedQuery, Rerank, Search, VectorIndex, unit
 from .store import Store, set_aside, take_over
 from .terms import STEMMER
@@ -207,7 +207,7 @@ class Index:
 
         seconds: of processor time, at most. Raises SlowError for a file that takes more, and may take it.
         """
-        most = min(SECONDS + SECONDS_A_MIB * file.stamp.size / (1 << 20), MOST_SECONDS)
+        most = seconds_for(file.stamp.size)
         self.progress = replace(self.progress, reading=file.path)
         task = ReadTask(
             os.fsencode(file.folder.root),

@@ -25,6 +25,11 @@ SECONDS, MOST_SECONDS = 10.0, 60.0  # of processor time, for an empty file and a
 SECONDS_A_MIB = 10.0  # Word takes 5, text 0.2
 
 
+def seconds_for(size: int) -> float:
+    """Return the processor time that a file of `size` bytes may take."""
+    return min(SECONDS + SECONDS_A_MIB * size / (1 << 20), MOST_SECONDS)
+
+
 class ReadTask(msgspec.Struct):
     """A file to read: see `FoundFile`. known: its digest in the index; empty if it is new. tokens: of a chunk, about.
 

@@ -235,7 +235,8 @@ class Hit:
     """A chunk that a search found. score: of its stage: BM25, then 0 to 1, then the reranker's.
 
     lexical_rank, vector_rank: its place, from 1, in the search by words and by vectors; None: not among their first.
-    similarity: the cosine of its vector and the query's.
+    similarity: the cosine of its vector and the query's. file: the id of a file that a client has attached; empty: it is
+    in the index of a folder.
     """
 
     chunk: StoredChunk
@@ -243,6 +244,7 @@ class Hit:
     lexical_rank: int | None = None
     vector_rank: int | None = None
     similarity: float | None = None
+    file: str = ""
 
     @property
     def document(self) -> Document:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from threading import Lock
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -23,6 +24,16 @@ FILES = """
     select path, hash, state, reason, count(place.chunk), count(vector.chunk), size, mtime_ns, ctime_ns, by_words, left_out
     from file left join place on place.file = file.id left join vector on vector.chunk = place.chunk"""
 LEFT_OUT = msgspec.json.Decoder(dict[str, int])
+
+
+class FilePart(NamedTuple):
+    """A chunk at its place in a file, as in `Chunk`."""
+
+    title: str
+    text: str
+    page: int | None
+    start: int
+    stop: int
 
 
 class Store:
@@ -199,6 +210,15 @@ class Store:
             where path = ? and number between ? and ? order by number"""
         with self.reading() as connection:
             return [number for (number,) in connection.execute(query, (path, first, last))]
+
+    def parts(self, path: str, first: int, last: int) -> list[FilePart]:
+        """Return the text of a file from the place `first` to `last`, both included, in their order."""
+        query = """
+            select title, text, page, start, stop from place
+            join file on file.id = place.file join chunk on chunk.number = place.chunk
+            where path = ? and place.number between ? and ? order by place.number"""
+        with self.reading() as connection:
+            return [FilePart(*row) for row in connection.execute(query, (path, first, last))]
 
     # ---- vectors ---------------------------------------------------------------------------------------------------
 

@@ -24,6 +24,7 @@ from .http.bodies import Bodies
 from .http.connection import Spelling
 from .http.log import RequestLog
 from .http.security import guards
+from .search.attachments import Attachments
 from .search.folder import FolderIndex
 from .search.vectors import Vectors
 from .service.metrics import exposition_of_vectors
@@ -115,7 +116,7 @@ class AppState:
     started: seconds since 1970. vectors: None while the model loads. doing: what else is done meanwhile. service: as
     vectors, and with an encoder, which generates no text. folder_index: likewise, and without --docs. refusals: of bodies
     that were too long. repeats: of prompts that leave the cache alone. models: those that share the device, of which
-    `service` is the first one's; None: one is served alone.
+    `service` is the first one's; None: one is served alone. attachments: files that clients bring.
     """
 
     settings: Settings
@@ -128,6 +129,10 @@ class AppState:
     repeats: Repeats = field(default_factory=Repeats)
     models: Models | None = None
     doing: str = ""
+    attachments: Attachments = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.attachments = Attachments(self.settings)
 
     @property
     def failure(self) -> str | None:
@@ -184,7 +189,7 @@ class AppState:
         computed = self.loaded().computed
         if service is None:
             return exposition_of_vectors(computed)
-        return service.metrics.exposition(await service.view.stats(), computed, self.folder_index)
+        return service.metrics.exposition(await service.view.stats(), computed, self.folder_index, self.attachments)
 
     def stop(self) -> None:
         """End all requests with an error; the server shuts down."""
@@ -194,9 +199,11 @@ class AppState:
             self.vectors.stop()
         if self.folder_index is not None:
             self.folder_index.watcher.stop()
+        self.attachments.stop()
 
     def close(self) -> None:
-        """Close the index, and free the models."""
+        """Close the indexes, and free the models."""
+        self.attachments.close()
         if self.folder_index is not None:
             self.folder_index.close()
         for vectors in [one.vectors for one in self.models.opened()] if self.models else [self.vectors]:

@@ -193,8 +193,7 @@ def _with_search(settings: Settings, model: Model, service: Service | None, path
     vectors = load_vectors(settings, model, name, is_busy)
     if service is None:
         vectors.beside.append(model)  # no service closes it
-    limit = service.submitter.limit if service else 0
-    folder_index = load_folder_index(settings, vectors, limit, is_busy)
+    folder_index = load_folder_index(settings, vectors, is_busy)
     if service is not None and folder_index is not None and settings.read_ahead:
         prefix = SharedPrefix.first(Scope.shared(folder_index.scope, service.submitter.adapters.name()))
         most = min(settings.read_ahead, settings.cache_disk) if settings.cache_dir else settings.read_ahead

@@ -30,8 +30,9 @@ from ..http.api_errors import RequestError, failed
 from ..http.bodies import Held
 from ..http.connection import SHORTCUT, Shortcut
 from ..http.log import on_one_line
+from ..search.attachments import Attachments, interleaved
 from ..search.folder import FolderIndex
-from ..search.retrieve import SearchReport, StagePrefetch, fitting, index_state, query_of, with_documents
+from ..search.retrieve import SearchReport, StagePrefetch, fitting, index_state, query_of, wish_of, with_documents
 from ..search.vectors import Vectors
 from ..service.models import Loaded, Models
 from ..service.repeats import Refusals, Repeats, is_lasting, key_of
@@ -176,6 +177,7 @@ def _name_in(request: Request, asked: object) -> str | None:
 # ---- Accepting ----------------------------------------------------------------------------------------------------------
 # Chats on their way into the service: documents are found for those that ask for it, and prompts are computed ahead.
 
+ROOM = 0.5  # of a prompt's tokens, for the documents that are found for a question
 STAGE = 0.03  # s that a stage of a chat's search has to last before its documents are computed ahead
 
 
@@ -240,31 +242,34 @@ async def _retrieve(request: Request, asked: ChatRequest) -> tuple[ChatRequest, 
 
     While a later stage of the search runs, the chat with the documents so far is computed ahead.
     """
-    service, folder_index = service_of(request), request.app.state.app.folder_index
-    if folder_index is not None and service is not request.app.state.app.service:
-        first = request.app.state.app.service.name
-        raise RequestError(f"retrieval: the documents of --docs belong to {first}: ask that model", param="retrieval")
-    if folder_index is None:
-        raise RequestError("retrieval: this server has no documents: start it with --docs PATH", param="retrieval")
+    service, wish = service_of(request), wish_of(asked)
+    folder_index = _folder_of(request, service) if wish.searches_folder else None
     asked.check()
-    folder_index.check_scope(asked.cache_scope, "cache_scope")
+    if folder_index is not None:
+        folder_index.check_scope(asked.cache_scope, "cache_scope")
+    elif not wish.documents or wish.paths:
+        raise RequestError("retrieval: expected documents, or the folder, which paths belong to", param="retrieval.folder")
     key, num_bytes = ("retrieval", request.state.request_id), request.state.num_bytes
 
+    query, index = query_of(asked, service.settings.docs_top_k), index_state(folder_index)
+    if query is None:
+        return with_documents(asked, ()), SearchReport((), index)
+    files: Attachments = request.app.state.app.attachments
+    attached = await files.search(asked.cache_scope, wish.documents, replace(query, paths=()))
+
     async def fit(hits: Sequence[Hit]) -> list[Hit]:
-        return await shown_hits(service, folder_index, asked.cache_scope, hits)
+        return await shown_hits(service, asked.cache_scope, interleaved([hits, *attached], query.top_k))
 
     async def prefill(hits: Sequence[Hit]) -> None:
         await prefetch_documents(service, key, with_documents(asked, await fit(hits)), num_bytes)
 
-    query, index = query_of(asked, folder_index), index_state(folder_index)
-    if query is None:
-        return with_documents(asked, ()), SearchReport((), index)
     ahead, hits = StagePrefetch(prefill, delay=STAGE), ()
     try:
-        async for stage in folder_index.search().stages(query):
-            hits = stage.hits
-            if not stage.is_last:
-                ahead.show(hits)
+        if folder_index is not None:
+            async for stage in folder_index.search().stages(query):
+                hits = stage.hits
+                if not stage.is_last:
+                    ahead.show(hits)
     except BaseException:
         service.engine.drop_background((asked.cache_scope, key))
         raise
@@ -274,10 +279,21 @@ async def _retrieve(request: Request, asked: ChatRequest) -> tuple[ChatRequest, 
     return with_documents(asked, found.hits), found
 
 
-async def shown_hits(service: Service, folder_index: FolderIndex, scope: str, hits: Sequence[Hit]) -> list[Hit]:
+def _folder_of(request: Request, service: Service) -> FolderIndex:
+    """Return the documents of the server for a chat of a model. Raises RequestError."""
+    state = request.app.state.app
+    if state.folder_index is None:
+        raise RequestError("retrieval: this server has no documents: start it with --docs PATH", param="retrieval")
+    if service is not state.service:
+        first = state.service.name
+        raise RequestError(f"retrieval: the documents of --docs belong to {first}: ask that model", param="retrieval")
+    return state.folder_index
+
+
+async def shown_hits(service: Service, scope: str, hits: Sequence[Hit]) -> list[Hit]:
     """Return the first hits of a search, as far as a chat has room for them."""
-    builder = service.builder
-    return await builder.threads.run(0, partial(fitting, hits, folder_index.room, partial(builder.length, scope)))
+    builder, room = service.builder, int(ROOM * service.submitter.limit)
+    return await builder.threads.run(0, partial(fitting, hits, room, partial(builder.length, scope)))
 
 
 # ---- The routes that generate: chats and texts, streamed or whole. ------------------------------------------------------

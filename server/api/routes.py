@@ -25,7 +25,19 @@ from ..chat.body import (
 from ..config.settings import VERSION
 from ..engine.usage import Fields
 from ..search.retrieve import SearchRequest
-from . import cache, chat, completions, embeddings, llama_server, messages, ollama, ollama_models, responses, search
+from . import (
+    cache,
+    chat,
+    completions,
+    documents,
+    embeddings,
+    llama_server,
+    messages,
+    ollama,
+    ollama_models,
+    responses,
+    search,
+)
 from .completions import DetokenizeRequest, TokenizeRequest
 from .embeddings import EmbeddingRequest, RerankRequest
 from .endpoint import MOST_ITEMS, ORDERS, Handler, Opening, endpoint
@@ -117,6 +129,7 @@ def _limit(most: int) -> Fields:
 
 ACTION = {"action": {"type": "string", "enum": llama_server.ACTIONS}}
 PAGE = {"limit": _limit(MOST_ITEMS), "order": {"type": "string", "enum": ORDERS}, "after": AFTER}
+FILE: Mapping[str, Fields] = {"filename": AFTER, "search": {"type": "string", "enum": documents.SEARCH}}
 SOURCES = {"after": AFTER, "limit": _limit(search.MOST_FILES)}
 ROUTES = (
     ApiRoute("GET", "/health /v1/health", llama_server.health, chooses=False),
@@ -167,6 +180,9 @@ ROUTES = (
     ApiRoute("DELETE", "/v1/cache", cache.drop, query=SCOPE),
     ApiRoute("POST", "/v1/cache/warm", cache.warm, WarmRequest),
     ApiRoute("DELETE", "/v1/sessions/{id:path}", cache.end_session, query=SCOPE),
+    ApiRoute("POST", "/v1/documents/read", documents.read, query=SCOPE | FILE),
+    ApiRoute("GET", "/v1/documents/{id}", documents.show, query=SCOPE),
+    ApiRoute("DELETE", "/v1/documents/{id}", documents.forget, query=SCOPE),
     ApiRoute("POST", "/v1/documents/order", cache.order, DocumentsOrderRequest),
     ApiRoute("POST", "/v1/speculate", cache.speculate, SpeculateRequest),
     ApiRoute("DELETE", "/v1/speculate", cache.forget_speculation, query=SCOPE | {"id": NAME}),

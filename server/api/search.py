@@ -83,8 +83,8 @@ async def search(request: Request, asked: SearchRequest) -> Response:
 
 async def _stages(request: Request, asked: SearchRequest, folder_index: FolderIndex) -> AsyncIterator[Stage]:
     """Yield the stages of a search. The documents that lead are computed ahead, if the request names a turn for it."""
-    query = search_for(asked.query, asked, folder_index)
-    ahead = _ahead(request, asked, folder_index)
+    query = search_for(asked.query, asked, folder_index.top_k)
+    ahead = _ahead(request, asked)
     try:
         async for stage in folder_index.search().stages(query):
             yield stage
@@ -97,7 +97,7 @@ async def _stages(request: Request, asked: SearchRequest, folder_index: FolderIn
             ahead.stop()
 
 
-def _ahead(request: Request, asked: SearchRequest, folder_index: FolderIndex) -> StagePrefetch | None:
+def _ahead(request: Request, asked: SearchRequest) -> StagePrefetch | None:
     name = asked.speculate
     if name is None:
         return None
@@ -105,7 +105,7 @@ def _ahead(request: Request, asked: SearchRequest, folder_index: FolderIndex) ->
     turn = _turn_to_come(service, asked, name)
 
     async def prefill(hits: Sequence[Hit]) -> None:
-        shown = await shown_hits(service, folder_index, asked.cache_scope, hits)
+        shown = await shown_hits(service, asked.cache_scope, hits)
         await prefetch_documents(service, ("speculation", name), with_documents(turn, shown), num_bytes, open_turn=True)
 
     return StagePrefetch(prefill)

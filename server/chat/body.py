@@ -114,19 +114,28 @@ def _schema_source(schema: JsonValue) -> GrammarSource:
 # ---- The fields of a search in the server's documents. ------------------------------------------------------------------
 
 MAX_TOP_K = 100
-MAX_PATHS, MAX_PATH = 100, 4096
+MAX_PATHS, MAX_PATH, MAX_ATTACHED = 100, 4096, 16
 
 TopK = Annotated[int, Meta(ge=1, le=MAX_TOP_K)]
 Paths = Annotated[list[Annotated[str, Meta(max_length=MAX_PATH)]], Meta(max_length=MAX_PATHS)]
 
 
 class Retrieval(Struct, frozen=True, kw_only=True):
-    """How a chat's documents are searched. query: in place of the last question. paths: of files and folders to look in."""
+    """How a chat's documents are searched. query: in place of the last question. paths: of files and folders to look in.
+
+    documents: files that were attached, by their ids. folder: whether the folders are searched; None: if there are no such.
+    """
 
     top_k: TopK | None = None
     query: str | None = None
     paths: Paths = []
     min_score: float | None = None
+    documents: Annotated[list[Annotated[str, Meta(max_length=MAX_NAME)]], Meta(max_length=MAX_ATTACHED)] = []
+    folder: bool | None = None
+
+    @property
+    def searches_folder(self) -> bool:
+        return not self.documents if self.folder is None else self.folder
 
 
 HistoryKind = Literal["auto", "whole", "new"]

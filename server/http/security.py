@@ -182,7 +182,7 @@ def guards(settings: Settings) -> list[Middleware]:
 
 OPEN_PATHS = ("/health", "/v1/health")  # they reveal nothing, and probes use any address
 PAGE = re.compile("/|/page/.*")  # the files of the page: they hold nothing of this server, and ask for its key themselves
-JSON = "application/json"
+JSON, BYTES = "application/json", "application/octet-stream"
 
 
 def is_open(scope: Scope) -> bool:
@@ -246,10 +246,11 @@ class Gate:
         if foreign:
             page = "other sites" if origin is None else origin[:80]
             raise RequestError(f"pages of {page} may not ask: --cors-origins names origins that may", status=403)
-        # Before a page sends JSON to another origin, its browser asks the server (a preflight); for text and forms it does
-        # not. So a page must send JSON. Programs may say otherwise: `curl -d` declares a form and sends JSON.
+        # Before a page sends JSON or bytes to another origin, its browser asks the server (a preflight); for text and forms
+        # it does not. So a page must send one of these. Programs may say otherwise: `curl -d` declares a form, and sends
+        # JSON.
         kind = headers.get("content-type", JSON).partition(";")[0].strip().lower()
-        if (origin or site) and kind != JSON and not kind.endswith("+json"):
+        if (origin or site) and kind not in (JSON, BYTES) and not kind.endswith("+json"):
             raise RequestError(f"the body is {kind[:80]}: expected {JSON} from a page", status=415)
 
     def _may_ask(self, origin: str, host: str) -> bool:

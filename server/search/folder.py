@@ -55,15 +55,14 @@ class DocumentPrefetch(Protocol):
 class FolderIndex:
     """Folders that may be searched by one scope. It belongs to the event loop; its index, to any thread.
 
-    top_k: hits of a search that does not say how many. room: tokens that the documents of a question may have, about.
-    questions: to suggest to readers. watcher: keeps the index up to date. lock: the descriptor of the index's lock.
-    num_searches: that were begun. prefixes: of likely prompts, with --read-ahead.
+    top_k: hits of a search that does not say how many. questions: to suggest to readers. watcher: keeps the index up to
+    date. lock: the descriptor of the index's lock. num_searches: that were begun. prefixes: of likely prompts, with
+    --read-ahead.
     """
 
     index: Index
     scope: str
     top_k: int
-    room: int
     embedding: Embedding | None
     reranking: Reranking | None
     watcher: FolderWatcher
@@ -243,13 +242,11 @@ class FolderWatcher:
 
 # ---- From settings to the documents of `--docs`. ------------------------------------------------------------------------
 
-ROOM = 0.5  # of a prompt's tokens, for the documents of a question
 
-
-def load_folder_index(settings: Settings, vectors: Vectors, limit: int, is_busy: Callable[[], bool]) -> FolderIndex | None:
+def load_folder_index(settings: Settings, vectors: Vectors, is_busy: Callable[[], bool]) -> FolderIndex | None:
     """Open the index of --docs; None without --docs. Raises SettingsError, FolderError.
 
-    limit: tokens of a prompt and its answer. is_busy: as in `FolderWatcher`.
+    is_busy: as in `FolderWatcher`.
     """
     paths = [Path(path) for path in settings.docs.split("\n") if path]
     if not paths:
@@ -275,7 +272,6 @@ def load_folder_index(settings: Settings, vectors: Vectors, limit: int, is_busy:
         index=index,
         scope=settings.docs_scope,
         top_k=settings.docs_top_k,
-        room=int(ROOM * limit),
         embedding=embedding,
         reranking=Reranking(ranker) if ranker else None,
         watcher=FolderWatcher(index, watches=settings.docs_watch, is_busy=is_busy),

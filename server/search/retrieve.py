@@ -140,8 +140,10 @@ def _collection(folder_index: FolderIndex, folder: Folder, files: Iterable[Store
     return shown | {name: value for name, value in named.items() if value}
 
 
-def index_state(folder_index: FolderIndex) -> Fields:
+def index_state(folder_index: FolderIndex | None) -> Fields:
     """Return how far an index is that is not up to date, as a field of an answer; no field for one that is."""
+    if folder_index is None:
+        return {}
     state = folder_index.watcher.state
     return {} if state == READY else {"index": {"state": state, **_progress(folder_index)}}
 
@@ -189,12 +191,13 @@ def place_of(chunk: StoredChunk) -> Fields:
 
 
 def results(hits: Sequence[Hit], with_text: bool) -> list[Fields]:
-    """Return what a search found, in rank."""
+    """Return what a search found, in rank. What is of an attached file has its text: its place may be gone any time."""
     return [
         {"id": hit.chunk.id, "title": hit.chunk.title}
-        | ({"text": hit.chunk.text} if with_text else {})
+        | ({"text": hit.chunk.text} if with_text or hit.file else {})
         | place_of(hit.chunk)
         | {"score": round(hit.score, 4), "lexical_rank": hit.lexical_rank, "vector_rank": hit.vector_rank}
+        | ({"file": hit.file} if hit.file else {})
         for hit in hits
     ]
 
@@ -322,21 +325,25 @@ class SearchRequest(Struct, frozen=True, kw_only=True):
 # ---- From a chat with `retrieval` to the query, and from what was found to the chat with its documents. -----------------
 
 
-def query_of(asked: ChatRequest, folder_index: FolderIndex) -> Query | None:
+def query_of(asked: ChatRequest, top_k: int) -> Query | None:
     """Return the query of a chat: its own, or the last question. Raises RequestError where there is none.
 
-    None: the chat goes on with results of tools alone, behind a question whose documents it has.
+    None: the chat goes on with results of tools alone, behind a question whose documents it has. top_k: if it says none.
     """
-    wish = asked.retrieval if isinstance(asked.retrieval, Retrieval) else Retrieval()
+    wish = wish_of(asked)
     text = _last_question(asked) if wish.query is None else wish.query
     if text is None:
         return None
-    return search_for(text, wish, folder_index)
+    return search_for(text, wish, top_k)
 
 
-def search_for(text: str, wish: Retrieval | SearchRequest, folder_index: FolderIndex) -> Query:
-    top_k, paths = wish.top_k or folder_index.top_k, tuple(wish.paths)
-    return Query(text=text, top_k=top_k, paths=paths, min_score=wish.min_score)
+def wish_of(asked: ChatRequest) -> Retrieval:
+    """Return how the documents of a chat are searched."""
+    return asked.retrieval if isinstance(asked.retrieval, Retrieval) else Retrieval()
+
+
+def search_for(text: str, wish: Retrieval | SearchRequest, top_k: int) -> Query:
+    return Query(text=text, top_k=wish.top_k or top_k, paths=tuple(wish.paths), min_score=wish.min_score)
 
 
 def _last_question(asked: ChatRequest) -> str | None:

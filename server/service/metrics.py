@@ -20,6 +20,7 @@ from ..chat.conversations import Conversations
 from ..engine.generation import Generation
 from ..engine.usage import Report
 from ..engine.view import EngineStats
+from ..search.attachments import Attachments
 from ..search.folder import FolderIndex
 from ..search.vectors import Computed
 from .idle import IdlePrefill
@@ -84,6 +85,7 @@ class Metrics:
         self._stats: EngineStats | None = None
         self._computed = Computed()
         self._folder_index: FolderIndex | None = None
+        self._attachments: Attachments | None = None
         self._registry = CollectorRegistry()
         self._registry.register(self)
         self._requests = Counter("slotcache_requests", "Requests by how they ended", ["end"], registry=self._registry)
@@ -123,9 +125,12 @@ class Metrics:
         """Return about how long until one of the slots has finished a request, for Retry-After."""
         return max(1, ceil(self._mean_seconds / slots))
 
-    def exposition(self, stats: EngineStats, computed: Computed, folder_index: FolderIndex | None) -> bytes:
+    def exposition(
+        self, stats: EngineStats, computed: Computed, folder_index: FolderIndex | None, attachments: Attachments
+    ) -> bytes:
         """Return all metrics in Prometheus' text format. computed: texts that became vectors or scores."""
-        self._stats, self._computed, self._folder_index = stats, computed, folder_index
+        self._stats, self._computed = stats, computed
+        self._folder_index, self._attachments = folder_index, attachments
         return generate_latest(self._registry) + _written(self._as_llama_server(stats, computed))
 
     def _as_llama_server(self, stats: EngineStats, computed: Computed) -> dict[str, float]:
@@ -178,6 +183,7 @@ class Metrics:
         yield from _of_times(self._parts, self._times)
         yield from _of_vectors(self._computed)
         yield from _of_folder(self._folder_index)
+        yield from _of_attachments(self._attachments)
 
 
 OF_A_DEVICE: tuple[tuple[str, str, Callable[[DevicePart], float | None]], ...] = (
@@ -253,6 +259,17 @@ def _of_folder(index: FolderIndex | None) -> Iterator[Metric]:
         yield GaugeMetricFamily(f"slotcache_docs_{name}", help, number)
     searches = index.num_searches if index else 0
     yield CounterMetricFamily("slotcache_docs_searches", "Searches in the documents of --docs", searches)
+
+
+def _of_attachments(files: Attachments | None) -> Iterator[Metric]:
+    """Yield the metrics of files that clients attach."""
+    yield GaugeMetricFamily("slotcache_attached_files", "Attached files that are kept", files.num_kept if files else 0)
+    for name, help, number in (
+        ("read", "Attached files that were read", files.num_read if files else 0),
+        ("failed", "Attached files that could not be read", files.num_failed if files else 0),
+        ("searches", "Searches in attached files", files.num_searches if files else 0),
+    ):
+        yield CounterMetricFamily(f"slotcache_attached_{name}", help, number)
 
 
 class _VectorMetrics:

@@ -1,0 +1,132 @@
+"""Files that clients bring: `POST /v1/documents/read` returns their text, or keeps them to be searched."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from email.message import Message
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ...models.model import Model
+from ..engine.usage import Fields
+from ..http.api_errors import RequestError
+from ..http.bodies import Held
+from ..http.threads import give_way
+from ..search.attachments import Attachment, Attachments
+from .endpoint import scope_of, service_of, vectors_of, while_connected
+from .reply import JsonReply, encode
+
+NEVER, AUTO, ALWAYS = SEARCH = ("never", "auto", "always")
+SHARE = 3  # a file that takes more than this part of the context is large
+MOST_LETTERS = 4 << 20  # of a text that is returned
+MOST_COUNTED = 1 << 20  # letters of a text that are counted in tokens; the rest is estimated by them
+FORM, MOST_FIELDS = "multipart/form-data", 16
+
+
+async def read(request: Request) -> Response:
+    """Read a file and return its text in parts, or keep it for searches (`?search=`)."""
+    scope, wish = scope_of(request), request.query_params.get("search", NEVER)
+    if wish not in SEARCH:
+        raise RequestError(f"search is {wish[:80]!r}: expected one of {', '.join(SEARCH)}", param="search")
+    vectors, limit = vectors_of(request), 0 if wish == NEVER else service_of(request).submitter.limit
+    files, file = _files_of(request), await _take(request)
+    try:
+        await while_connected(request, files.read(file))
+        sample = await asyncio.to_thread(_measure, file)
+        size = sum(map(len, sample))
+        file.tokens = await vectors.threads.run(size, _count, vectors.model, sample) * file.letters // max(size, 1)
+        if wish == ALWAYS or (wish == AUTO and file.tokens > limit // SHARE):
+            files.keep(scope, file)
+            return JsonReply(_shown(file))
+        if file.letters > MOST_LETTERS:
+            told = f"{file.name} has {file.letters:,} letters, and at most {MOST_LETTERS:,} are returned"
+            raise RequestError(f"{told}: search=auto keeps it here for chats to search", status=413, param="search")
+        return JsonReply(await asyncio.to_thread(lambda: encode(_shown(file) | {"id": None, "parts": [*_parts(file)]})))
+    finally:
+        files.release(file)
+
+
+async def show(request: Request) -> Response:
+    """Show what is known of a file that is kept for searches (`?scope=`)."""
+    return JsonReply(_shown(_files_of(request).find(scope_of(request), request.path_params["id"])))
+
+
+async def forget(request: Request) -> Response:
+    """Forget a file that is kept for searches (`?scope=`)."""
+    id, scope = request.path_params["id"], scope_of(request)
+    _files_of(request).forget(scope, id)
+    return JsonReply({"id": id, "object": "document.deleted", "deleted": True, "scope": scope})
+
+
+def _files_of(request: Request) -> Attachments:
+    return request.app.state.app.attachments
+
+
+def _shown(file: Attachment) -> Fields:
+    about: Fields = {"object": "document", "id": file.id, "name": file.name, "kind": file.kind}
+    return about | {"letters": file.letters, "tokens": file.tokens, "left_out": file.left_out}
+
+
+def _parts(file: Attachment) -> Iterator[Fields]:
+    return (part._asdict() for part in file.parts())
+
+
+def _measure(file: Attachment) -> list[str]:
+    """Count the letters of a file; return its first texts, of which the tokens are counted."""
+    sample: list[str] = []
+    file.letters = 0
+    for part in file.parts():
+        file.letters += len(part.text)
+        if file.letters <= MOST_COUNTED:
+            sample.append(part.text)
+    return sample
+
+
+def _count(model: Model, texts: list[str]) -> int:
+    num_tokens = 0
+    for text in texts:
+        num_tokens += len(model.tokenize(text))
+        give_way()
+    return num_tokens
+
+
+# ---- The body: one file as it is, or as a field of a form. --------------------------------------------------------------
+
+
+async def _take(request: Request) -> Attachment:
+    """Read the body, and have its file on the disk. Raises RequestError, ClientDisconnect."""
+    bodies, kind = request.app.state.app.bodies, request.headers.get("content-type", "")
+    with Held(bodies) as held:
+        body = await bodies.read(request, held)
+        if kind.lower().startswith(FORM):
+            name, data = await asyncio.to_thread(_file_in, body, kind)
+        else:
+            name, data = "", body
+        del body
+        name = request.query_params.get("filename", name)
+        if not name:
+            raise RequestError("filename: expected ?filename= beside the bytes of a file", param="filename")
+        return await _files_of(request).take(name, data)
+
+
+def _file_in(body: bytes, kind: str) -> tuple[str, bytes]:
+    """Return the name and the bytes of the field `file` of a form. Raises RequestError."""
+    boundary = _header("content-type", kind).get_boundary()
+    if boundary:
+        for field in (b"\r\n" + body).split(f"\r\n--{boundary}".encode(errors="replace"), MOST_FIELDS)[1:]:
+            head, _, data = field.partition(b"\r\n\r\n")
+            for line in head.decode(errors="replace").splitlines():
+                name, _, value = line.partition(":")
+                about = _header("content-disposition", value.strip())
+                if name.lower() == "content-disposition" and about.get_param("name", header="content-disposition") == "file":
+                    return about.get_filename() or "file", data
+    raise RequestError(f"expected a field `file` among the first {MOST_FIELDS} of the form", param="file")
+
+
+def _header(name: str, value: str) -> Message:
+    """Return a message with one header, whose parameters it can tell."""
+    message = Message()
+    message[name] = value
+    return message

@@ -1,0 +1,331 @@
+"""Files that clients attach to a chat: read as those of a folder are, and kept for a while where they are to be searched.
+
+Each has a folder of its own, a process that reads it, and an index: nothing of a file, not even how frequent its words are,
+tells of another one. Files are read one at a time, in turns of their clients; what takes long is read beside the others:
+
+    quick   a1 b1 a2 a3 ...     `QUICK` seconds of processor time at most
+    slow    a2 ...              what took more, once again, for as long as a file of a folder may take
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import shutil
+import sqlite3
+from collections import Counter, OrderedDict
+from collections.abc import Awaitable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from itertools import zip_longest
+from pathlib import Path, PurePosixPath
+from threading import Lock
+from time import monotonic
+
+import numpy as np
+
+from ...models.model_files import cache_folder
+from ...retrieval.files import MAX_BYTES, NEVER_READ, Folder
+from ...retrieval.markdown import Unreadable
+from ...retrieval.process import MOST_SECONDS, QUICK, EndedError, FileReader, ReadTask, SlowError, seconds_for
+from ...retrieval.ranking import Hit, Query, Search, VectorIndex
+from ...retrieval.store import FilePart, Store
+from ...retrieval.terms import STEMMER
+from ...slots.tier import MOST_SERVERS, FolderError, lock, own_folder, places
+from ..config.settings import Settings
+from ..http.api_errors import RequestError
+from ..http.threads import CLIENT, ClientLeft, Turns
+
+MOST_WAITING = 256 << 20  # bytes of files that are read or wait for it; a client may have half of them
+MOST_OF_SCOPE, MOST_FILES = 16, 64  # files that are kept
+MOST_KEPT = 1 << 30  # bytes on disk of all that are kept
+SECONDS_KEPT = 24 * 3600.0  # since the last use
+MAX_NAME = 200  # characters of a file's name that are kept, the last ones
+BATCH = 64  # chunks that are read from an index at a time
+NO_VECTORS = (np.zeros(0, np.int64), np.zeros((0, 0), np.float32))
+
+
+class Attachment:
+    """One file and its index, in a folder of its own. name: without control characters. size: bytes of the file.
+
+    letters, tokens: of its text. num_bytes: on disk. left_out: letters that are in no part on purpose, by kind. scope, used:
+    of one that is kept; monotonic seconds. Any thread may read it once `read` has returned.
+    """
+
+    def __init__(self, folder: Path, name: str, data: bytes, chunk_tokens: int) -> None:
+        """Write the file. Raises OSError, sqlite3.Error."""
+        self.id, self.name, self.size = f"file-{secrets.token_hex(12)}", name, len(data)
+        self.letters = self.tokens = self.num_bytes = 0
+        self.left_out: Mapping[str, int] = {}
+        self.scope, self.used = "", monotonic()
+        self._folder, self._chunk_tokens = folder / self.id, chunk_tokens
+        self._folder.mkdir(mode=0o700)
+        (self._folder / "file").write_bytes(data)
+        self.store = Store(self._folder / "index.db", {"chunks": f"{chunk_tokens} tokens, {STEMMER}", "vectors": ""})
+        self._reader, self._lock, self._is_over = FileReader(self.store.path), Lock(), False
+
+    @property
+    def kind(self) -> str:
+        return PurePosixPath(self.name).suffix.lower().removeprefix(".") or "txt"
+
+    def read(self, seconds: float) -> None:
+        """Have it read. seconds: of processor time, at most. Raises Unreadable, SlowError, sqlite3.Error, EndedError."""
+        with self._lock:
+            if self._is_over:
+                raise EndedError
+            task = ReadTask(
+                os.fsencode(self._folder / "file"),
+                (),
+                self.name,
+                NEVER_READ,
+                known="",
+                tokens=self._chunk_tokens,
+                seconds=min(seconds, seconds_for(self.size)),
+            )
+            try:
+                self.store.written_elsewhere(lambda: self._reader.read(task, lambda: not self._is_over))
+            finally:
+                self._reader.close()
+            (self._folder / "file").unlink()
+            self.left_out = self.store.files()[self.name].left_out
+            self.num_bytes = sum(one.stat().st_size for one in self._folder.iterdir())
+
+    def parts(self) -> Iterator[FilePart]:
+        """Yield its text with the places, in order."""
+        first = 1
+        while batch := self.store.parts(self.name, first, first + BATCH - 1):
+            yield from batch
+            first += BATCH
+
+    def search(self, query: Query, threads: Executor) -> Awaitable[tuple[Hit, ...]]:
+        """Begin a search by words. Raises sqlite3.ProgrammingError once it was removed."""
+        return Search(self.store, VectorIndex(*NO_VECTORS), threads=threads).hits(query)
+
+    def stop(self) -> None:
+        """End its reading, or do not begin it."""
+        self._is_over = True
+        self._reader.interrupt()
+
+    def remove(self) -> None:
+        """Delete all of it."""
+        self.stop()
+        with self._lock:
+            self.store.close()
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+
+class Attachments:
+    """Reads files, and keeps those that are to be searched, for one scope each. The event loop's.
+
+    num_read, num_failed: files that were read, and that could not be. num_searches: in files that are kept.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings, self._opening = settings, Lock()
+        self._place: Path | None = None  # of the files, locked by `_locked`: made for the first one
+        self._locked = -1
+        self._quick, self._slow = Turns("quick-files"), Turns("slow-files")
+        self._threads = ThreadPoolExecutor(1, "attachments")
+        self._kept: OrderedDict[tuple[str, str], Attachment] = (
+            OrderedDict()
+        )  # by scope and id, the least recently used first
+        self._taken: set[Attachment] = set()  # and not released
+        self._is_stopped = False
+        self._waiting: Counter[tuple[object, ...]] = Counter()  # bytes of files that are to be read, by client
+        self.num_read = self.num_failed = self.num_searches = 0
+
+    @property
+    def num_kept(self) -> int:
+        return len(self._kept)
+
+    # ---- reading ---------------------------------------------------------------------------------------------------
+
+    async def take(self, name: str, data: bytes) -> Attachment:
+        """Write a file to the disk, to be read and released. name: as the client has it.
+
+        Raises RequestError: 400 empty, 413 too large, 503 no room now, or none on the disk.
+        """
+        name = Folder(Path()).shown((PurePosixPath(name.replace("\\", "/")).name[-MAX_NAME:] or "file",))
+        if not data:
+            raise unreadable(name, "it is empty")
+        if len(data) > MAX_BYTES:
+            told = f"{name} has {len(data) >> 20:,} MiB: at most {MAX_BYTES >> 20} are read"
+            raise RequestError(told, status=413, param="file")
+        client, size = CLIENT.get(), len(data)
+        if self._is_stopped:
+            raise _stopping()
+        if self._waiting.total() + size > MOST_WAITING or self._waiting[client] + size > MOST_WAITING // 2:
+            raise RequestError("too many files wait to be read: try again", status=503, retry_after=1)
+        self._waiting[client] += size
+        try:
+            file = await asyncio.to_thread(self._write, name, data)
+            self._taken.add(file)
+            return file
+        except (OSError, FolderError, sqlite3.Error) as error:
+            self._free(size)
+            raise RequestError(f"files cannot be stored here: {error}", status=503) from None
+
+    async def read(self, file: Attachment) -> None:
+        """Have a file read, in its client's turn. Raises RequestError 400: the file cannot be read, and why."""
+        try:
+            try:
+                await self._in_turn(self._quick, file, QUICK)
+            except SlowError:
+                await self._in_turn(self._slow, file, MOST_SECONDS)
+        except Unreadable as error:
+            self.num_failed += 1
+            raise unreadable(file.name, str(error)) from None
+        except sqlite3.Error as error:
+            raise RequestError(f"files cannot be stored here: {error}", status=503) from None
+        except (ClientLeft, EndedError):
+            raise _stopping() from None
+        self.num_read += 1
+
+    def release(self, file: Attachment) -> None:
+        """Remove a file, unless it is kept."""
+        self._free(file.size)
+        self._taken.discard(file)
+        if self._kept.get((file.scope, file.id)) is not file:
+            asyncio.get_running_loop().run_in_executor(None, file.remove)
+
+    async def _in_turn(self, turns: Turns, file: Attachment, seconds: float) -> None:
+        work = turns.submit(partial(file.read, seconds), CLIENT.get())
+        try:
+            await asyncio.wrap_future(work.future)
+        finally:
+            work.leave()
+
+    def _free(self, size: int) -> None:
+        client = CLIENT.get()
+        self._waiting[client] -= size
+        if not self._waiting[client]:
+            del self._waiting[client]
+
+    def _write(self, name: str, data: bytes) -> Attachment:
+        return Attachment(self._own_folder(), name, data, self._settings.chunk_tokens)
+
+    def _own_folder(self) -> Path:
+        """Return the folder of this server's files. What a server has left there that was killed is deleted.
+
+        Raises OSError, FolderError.
+        """
+        with self._opening:
+            if self._place is None:
+                folder = Path(self._settings.docs_db).expanduser() if self._settings.docs_db else cache_folder() / "docs"
+                self._place, self._locked = _free_folder(own_folder(folder, "--docs-db") / "attached")
+                shutil.rmtree(self._place, ignore_errors=True)
+                self._place.mkdir(mode=0o700)
+            return self._place
+
+    # ---- keeping and searching -------------------------------------------------------------------------------------
+
+    def keep(self, scope: str, file: Attachment) -> None:
+        """Keep a file that was read, for the chats of a scope. Others leave that are too many, the least recently used.
+
+        They leave the scope itself, if it has too many, then that which takes most of the disk.
+        """
+        file.scope, file.used = scope, monotonic()
+        self._kept[scope, file.id] = file
+        self._forget_old()
+        while sum(1 for other, _ in self._kept if other == scope) > MOST_OF_SCOPE:
+            self._forget_of(scope)
+        while len(self._kept) > MOST_FILES or sum(one.num_bytes for one in self._kept.values()) > MOST_KEPT:
+            takes: Counter[str] = Counter()
+            for one in self._kept.values():
+                takes[one.scope] += one.num_bytes
+            self._forget_of(max(takes, key=takes.__getitem__))
+
+    def find(self, scope: str, id: str, where: str = "id") -> Attachment:
+        """Return a file that is kept for a scope, which counts as a use. Raises RequestError 404. where: the id's field."""
+        self._forget_old()
+        file = self._kept.get((scope, id))
+        if file is None:
+            raise _gone(id, where)
+        file.used = monotonic()
+        self._kept.move_to_end((scope, id))
+        return file
+
+    def forget(self, scope: str, id: str) -> None:
+        """Remove a file that is kept for a scope. Raises RequestError 404."""
+        self.find(scope, id)
+        self._remove(scope, id)
+
+    async def search(self, scope: str, ids: Sequence[str], query: Query) -> list[Sequence[Hit]]:
+        """Return what a search by words finds in each file, the best first. Raises RequestError 404."""
+        found: list[Sequence[Hit]] = []
+        for at, id in enumerate(dict.fromkeys(ids)):
+            where = f"retrieval.documents[{at}]"
+            file = self.find(scope, id, where)
+            self.num_searches += 1
+            try:
+                hits = await file.search(query, self._threads)
+            except sqlite3.ProgrammingError:  # it was removed meanwhile
+                raise _gone(id, where) from None
+            found.append([replace(hit, file=id) for hit in hits])
+        return found
+
+    def _forget_old(self) -> None:
+        while self._kept and next(iter(self._kept.values())).used < monotonic() - SECONDS_KEPT:
+            self._remove(*next(iter(self._kept)))
+
+    def _forget_of(self, scope: str) -> None:
+        """Remove the file of a scope that was used least recently."""
+        self._remove(*next(key for key in self._kept if key[0] == scope))
+
+    def _remove(self, scope: str, id: str) -> None:
+        self._threads.submit(self._kept.pop((scope, id)).remove)
+
+    def stop(self) -> None:
+        """End all reading, and take no more files."""
+        self._is_stopped = True
+        for file in tuple(self._taken):
+            file.stop()
+
+    def close(self) -> None:
+        """Delete all files. Nobody asks any more."""
+        self.stop()
+        for turns in (self._quick, self._slow):
+            turns.close()
+        self._threads.shutdown()
+        for file in (*self._taken, *self._kept.values()):
+            file.remove()
+        if self._place is not None:
+            shutil.rmtree(self._place, ignore_errors=True)
+            os.close(self._locked)
+
+
+def unreadable(name: str, why: str) -> RequestError:
+    """Make the error of a file that cannot be read."""
+    return RequestError(f"{name} cannot be read: {why}", param="file", code="unreadable_file")
+
+
+def interleaved(rankings: Sequence[Sequence[Hit]], top_k: int) -> list[Hit]:
+    """Return the first hits of several searches, the best of each first: their scores do not compare."""
+    first: dict[str, Hit] = {}
+    for hit in (hit for rank in zip_longest(*rankings) for hit in rank if hit is not None):
+        first.setdefault(hit.chunk.id, hit)
+    return list(first.values())[:top_k]
+
+
+def _stopping() -> RequestError:
+    return RequestError("the server is shutting down", status=503)
+
+
+def _gone(id: str, where: str) -> RequestError:
+    return RequestError(
+        f"no file {id[:80]!r} is kept in this scope: it was forgotten, or the server has started anew: read it once more",
+        status=404,
+        param=where,
+        code="file_not_found",
+    )
+
+
+def _free_folder(folder: Path) -> tuple[Path, int]:
+    """Return a folder that no running server has, and the descriptor of its lock. Raises OSError."""
+    for place in places(folder):
+        with suppress(BlockingIOError):
+            return place, lock(place.with_suffix(".lock"))
+    raise OSError(f"{MOST_SERVERS} servers keep files in {folder.parent}")
