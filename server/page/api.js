@@ -2,13 +2,14 @@
 
 const KEY = "slotcache.key";
 
-/** An answer that is an error. `code` is the server's name for it, or the status. */
+/** An answer that is an error. `code` is the server's name for it, or the status; `param` the field that is wrong. */
 export class ApiError extends Error {
-  /** @param {number} status @param {{message?: string, code?: string|number}} error */
+  /** @param {number} status @param {{message?: string, code?: string|number, param?: string}} error */
   constructor(status, error) {
     super(error.message ?? `the server answered ${status}`);
     this.status = status;
     this.code = error.code ?? status;
+    this.param = error.param;
   }
 }
 
@@ -33,25 +34,26 @@ export function storeKey(key) {
 /**
  * Call a route. Where the server wants a key, the reader is asked, and the call made again.
  * @param {string} path  relative to the page
- * @param {{method?: string, body?: object, signal?: AbortSignal}} [options]
+ * @param {{method?: string, body?: object, file?: Blob, signal?: AbortSignal}} [options]  file: the body as it is
  * @returns {Promise<Response>}
  * @throws {ApiError}
  */
-export async function call(path, { method, body, signal } = {}) {
+export async function call(path, { method, body, file, signal } = {}) {
   const used = storedKey();
   const answer = await fetch(path, {
-    method: method ?? (body ? "POST" : "GET"),
-    body: body && JSON.stringify(body),
+    method: method ?? (body || file ? "POST" : "GET"),
+    body: file ?? (body && JSON.stringify(body)),
     signal,
     headers: {
       ...(body && { "Content-Type": "application/json" }),
+      ...(file && { "Content-Type": "application/octet-stream" }),
       ...(used && { Authorization: `Bearer ${used}` }),
     },
   });
   if (answer.ok) return answer;
   if (answer.status === 401) {
     const key = storedKey() === used ? await askForKey() : storedKey(); // another call may have asked already
-    if (key !== null) return call(path, { method, body, signal });
+    if (key !== null) return call(path, { method, body, file, signal });
   }
   throw await errorOf(answer);
 }

@@ -4,6 +4,7 @@ import { ApiError, get, setKeyPrompt } from "./api.js";
 import { forget } from "./asking.js";
 import { ChatView } from "./chatview.js";
 import { askForKey, openSettings } from "./dialogs.js";
+import { forgetFile } from "./documents.js";
 import { icon } from "./dom.js";
 import { closeDrawer } from "./drawer.js";
 import { LiveView } from "./live.js";
@@ -11,7 +12,7 @@ import { ModelMenu } from "./models.js";
 import { applyTheme } from "./settings.js";
 import { Sidebar } from "./sidebar.js";
 import { loadCollections, onCollections } from "./sources.js";
-import { deleteChat, listChats } from "./store.js";
+import { deleteChat, listChats, loadChat } from "./store.js";
 
 const main = document.getElementById("main");
 const menu = document.getElementById("menu");
@@ -57,7 +58,9 @@ async function showChats() {
 }
 
 async function removeChat(id) {
+  const searched = (await loadChat(id))?.searched ?? [];
   await deleteChat(id);
+  await Promise.all(searched.map(forgetFile));
   await forget(id);
   if (chatView.id === id) go("#/");
   await showChats();

@@ -52,13 +52,21 @@ export async function ask(chat, turn) {
     turn.state = "done";
   } catch (error) {
     turn.state = error.name === "AbortError" ? "stopped" : "failed";
-    if (turn.state === "failed") turn.error = error instanceof ApiError ? error.message : "The server cannot be reached.";
+    if (turn.state === "failed") turn.error = error instanceof ApiError ? told(error, turn) : "The server cannot be reached.";
   }
   running.delete(turn.id);
   chat.updated = Date.now();
   await saveChat(chat);
   await noteSegments(chat, turn);
   one.view?.end();
+}
+
+/** The words of an error. A file that the server has forgotten is marked. */
+function told({ code, param, message }, { searched = [] }) {
+  const lost = code === "file_not_found" && searched[Number(/\d+/.exec(param))];
+  if (!lost) return message;
+  lost.gone = true;
+  return `${lost.name} is no longer on the server. Drop it again and answer again, or ask without it.`;
 }
 
 async function readAnswer(chat, turn, one, signal, found) {
@@ -79,9 +87,10 @@ async function readAnswer(chat, turn, one, signal, found) {
   }
 }
 
-/** The documents of earlier searches that are still in the folder, by their ids. */
+/** The documents of earlier searches, by their ids; those of the folder that are still there. */
 async function documentsBefore(chat, turn) {
-  const found = await Promise.allSettled([...foundBefore(chat, turn)].map(place));
+  const byId = new Map(foundBefore(chat, turn).map((one) => [one.id, one]));
+  const found = await Promise.allSettled([...byId.values()].map((one) => (one.text === undefined ? place(one.id) : one)));
   return new Map(found.filter(({ value }) => value).map(({ value: { id, title, text } }) => [id, { id, title, text }]));
 }
 

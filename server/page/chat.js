@@ -8,6 +8,7 @@
  * @property {string} question
  * @property {Document[]} documents  those that the reader attached
  * @property {boolean} retrieval  whether the server's folder is searched
+ * @property {import("./documents.js").Searched[]} [searched]  files that are searched
  * @property {string} answer
  * @property {string} thought
  * @property {"running"|"done"|"stopped"|"failed"} state
@@ -21,7 +22,7 @@
  * @property {object} [progress]  of the prompt, while it is computed
  *
  * @typedef {{id: string, title: string, created: number, updated: number, system: string, head: string|null,
- *   turns: Turn[]}} Chat
+ *   turns: Turn[], searched?: import("./documents.js").Searched[]}} Chat  searched: files for its next question
  */
 
 import { brief } from "./dom.js";
@@ -41,7 +42,7 @@ function randomId() {
 /**
  * Add a turn and make it the one that is seen.
  * @param {Chat} chat
- * @param {Pick<Turn, "parent"|"question"|"documents"|"retrieval"> & {why?: string}} asked
+ * @param {Pick<Turn, "parent"|"question"|"documents"|"searched"|"retrieval"> & {why?: string}} asked
  * @returns {Turn}
  */
 export function addTurn(chat, asked) {
@@ -93,10 +94,15 @@ export function questionFields(chat, turn, found) {
   const last = found ? -1 : before.findLastIndex(({ remembered, model }) => remembered && (model ?? "") === asked);
   const answered = before.slice(last + 1).filter(({ state }) => state !== "failed");
   const since = answered.flatMap((earlier) => [questionOf(earlier, found), answerOf(earlier)]);
-  const retrieval = turn.retrieval ? { retrieval: true } : {};
+  const retrieval = retrievalOf(turn);
   if (last >= 0) return { messages: [...since, questionOf(turn)], previous_response_id: before[last].answerId, ...retrieval };
   const system = chat.system ? [{ role: "system", content: chat.system }] : [];
   return { messages: [...system, ...since, questionOf(turn)], conversation: { id: chat.id, history: "whole" }, ...retrieval };
+}
+
+function retrievalOf({ retrieval, searched }) {
+  if (searched?.length) return { retrieval: { documents: searched.map(({ id }) => id), folder: retrieval } };
+  return retrieval ? { retrieval } : {};
 }
 
 /**
@@ -109,17 +115,21 @@ export function fieldsToCome(chat, draft) {
   return { ...fields, messages: messages.slice(0, -1), ...(draft.documents.length && { documents: draft.documents }) };
 }
 
-/** @param {Chat} chat @param {Turn} turn @returns {Set<string>} the ids of all that was found in the folder before a turn */
+/**
+ * @param {Chat} chat
+ * @param {Turn} turn
+ * @returns {{id: string, title: string, text?: string}[]} all that was found before a turn; of a file with its text
+ */
 export function foundBefore(chat, turn) {
-  return new Set(turnsBefore(chat, turn).flatMap(foundIds));
+  return turnsBefore(chat, turn).flatMap(foundIn);
 }
 
-function foundIds({ report }) {
-  return (report?.retrieved ?? []).map(({ id }) => id);
+function foundIn({ report }) {
+  return report?.retrieved ?? [];
 }
 
 function questionOf(turn, found) {
-  const searched = found ? foundIds(turn).map((id) => found.get(id)) : [];
+  const searched = found ? foundIn(turn).map(({ id }) => found.get(id)) : [];
   const documents = [...turn.documents, ...searched.filter(Boolean)];
   return { role: "user", content: turn.question, ...(documents.length && { documents }) };
 }

@@ -23,6 +23,7 @@ export class ChatView {
     this._composer = new Composer({
       ask: (asked) => this._ask(asked),
       stop: () => this.stop(),
+      keepSearched: (searched) => this._keepSearched(searched),
       knownDocuments: () => seenTurns(this._chat).flatMap(({ documents }) => documents),
       readAhead: (draft) => readAhead(this._nextChat(), { ...draft, parent: this._chat.head }),
       searchAhead: (query, documents, signal, show) =>
@@ -50,6 +51,7 @@ export class ChatView {
     if (id !== this._chat.id || !id) {
       this._chat = this._open.get(id) ?? (id && (await loadChat(id))) ?? newChat(settings().system);
       this._open.set(this._chat.id, this._chat);
+      this._composer.showSearched(this._chat.searched ?? []);
       for (const turn of this._chat.turns) if (turn.state === "running" && !isRunning(turn.id)) turn.state = "stopped";
     }
     this._draw();
@@ -84,20 +86,27 @@ export class ChatView {
 
   _viewOf(turn) {
     const { question, documents, retrieval, parent } = turn;
+    const asked = () => ({ parent, documents, retrieval, searched: this._composer.renewed(turn.searched ?? []) });
     return new TurnView(this._chat, turn, {
-      again: () => this._start({ parent, question, documents, retrieval, why: "again" }),
-      edit: (_, edited) => this._start({ parent, question: edited, documents, retrieval, why: "edit" }),
+      again: () => this._start({ ...asked(), question, why: "again" }),
+      edit: (_, edited) => this._start({ ...asked(), question: edited, why: "edit" }),
       switchTo: async (other) => {
         switchTo(this._chat, other);
         this._draw();
         await saveChat(this._chat);
       },
       ended: () => {
+        this._composer.noteGone(turn.searched ?? []);
         this._composer.showRunning(seenTurns(this._chat).some(({ id }) => isRunning(id)));
         this._drawSuggested();
         this._listeners.changed();
       },
     }).element;
+  }
+
+  _keepSearched(searched) {
+    this._chat.searched = searched;
+    if (this._chat.turns.length) saveChat(this._chat);
   }
 
   _ask(asked) {
@@ -127,7 +136,7 @@ export class ChatView {
       h("h2", {}, folder ? "Ask your folder." : "Ask, and bring documents."),
       h("p", {}, folder
         ? "Answers come from the files of this server’s folder, and say where they stand."
-        : "Drop text files anywhere on this page: they are read once, and stay read for every later question."),
+        : "Drop files anywhere on this page: they are read once, and stay read for every later question."),
       h("p.soft", {}, "Under each answer a bar shows what was reused from the cache, and what had to be computed."));
   }
 

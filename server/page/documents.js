@@ -1,38 +1,42 @@
-/** Files that the reader drops on the page, as documents. */
+/** Files that the reader brings: read by the server, and small ones then documents of a question; large ones it searches. */
 
-const MOST_BYTES = 4 << 20;
+import { call, get } from "./api.js";
+import { modelField } from "./models.js";
+import { scopeQuery } from "./settings.js";
 
 /**
- * Read files as text. Their names become their ids; the same name with another text gets a number.
- * @param {Iterable<File>} files
- * @param {{id: string, text: string}[]} known  the documents of the chat so far
- * @returns {Promise<{documents: {id: string, title: string, text: string}[], refused: string[]}>} refused: why, in words
+ * @typedef {{id: string, title: string, text: string}} Document
+ * @typedef {{id: string, name: string, gone?: boolean}} Searched  a file that the server keeps for a while, and searches
  */
-export async function readFiles(files, known) {
-  const documents = [];
-  const refused = [];
-  for (const file of files) {
-    const text = await textOf(file);
-    if (text.problem) {
-      refused.push(`${file.name} ${text.problem}`);
-      continue;
-    }
-    const { name } = file;
-    const id = freeId(name, text.content, [...known, ...documents]);
-    if (documents.every((other) => other.id !== id)) documents.push({ id, title: name, text: text.content });
-  }
-  return { documents, refused };
+
+/**
+ * Have a file read. Its name becomes its document's id; the same name with another text gets a number.
+ * @param {File} file
+ * @param {Document[]} known  the documents of the chat so far
+ * @param {AbortSignal} signal
+ * @returns {Promise<{document?: Document, searched?: Searched}>}
+ */
+export async function readFile(file, known, signal) {
+  const query = scopeQuery({ filename: file.name, search: "auto", ...modelField() });
+  const { id, name, parts } = await (await call(`v1/documents/read${query}`, { file, signal })).json();
+  if (id) return { searched: { id, name } };
+  const text = parts.map(textOf).join("\n\n");
+  return { document: { id: freeId(name, text, known), title: name, text } };
 }
 
-async function textOf(file) {
-  if (file.size > MOST_BYTES) return { problem: "is larger than 4 MiB." };
-  try {
-    const content = new TextDecoder("utf-8", { fatal: true }).decode(await file.arrayBuffer());
-    if (content.includes("\0")) return { problem: "is not text." };
-    return content.trim() ? { content } : { problem: "is empty." };
-  } catch {
-    return { problem: "is not text in UTF-8." };
-  }
+/** The text of a part, behind its headings if the part before it had others. */
+function textOf({ title, text }, at, parts) {
+  return title && title !== parts[at - 1]?.title ? `# ${title}\n\n${text}` : text;
+}
+
+/** @param {Searched} searched @returns {Promise<boolean>} whether the server has forgotten it */
+export async function isGone({ id }) {
+  return get(`v1/documents/${id}${scopeQuery()}`).then(() => false, ({ status }) => status === 404);
+}
+
+/** Let the server forget a file. @param {Searched} searched */
+export async function forgetFile({ id }) {
+  await call(`v1/documents/${id}${scopeQuery()}`, { method: "DELETE" }).catch(() => {}); // it may have forgotten it before
 }
 
 function freeId(name, text, known) {

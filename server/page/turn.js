@@ -71,8 +71,9 @@ export class TurnView {
   }
 
   _showQuestion() {
-    const { question, documents } = this._turn;
+    const { question, documents, searched = [] } = this._turn;
     const chips = documents.map((document) => h("li.chip", {}, button(document.title || document.id, () => openSource(document), { class: "plain" })));
+    chips.push(...searched.map(({ name }) => h("li.chip", {}, h("span.plain", {}, name), h("span.soft", {}, "searched"))));
     const tools = h("div.tools", {}, this._branches(), button("Edit the question", () => this._edit(), { drawing: "edit" }));
     fill(this._question, h("h2", {}, question), chips.length > 0 && h("ul.chips", { "aria-label": "Documents" }, chips), tools);
   }
@@ -131,7 +132,7 @@ export class TurnView {
     const unread = missing(this._turn.report?.index);
     const note = unread && h("p.soft", {}, unread);
     if (this._turn.report?.retrieved?.length === 0 && !cited.length) {
-      return [h("p.soft", {}, "Nothing in the folder matches the question."), note];
+      return [h("p.soft", {}, `Nothing in the ${this._turn.searched?.length ? "files" : "folder"} matches the question.`), note];
     }
     const others = found.map((id) => h("li", { title: sourceOf(id).path ?? false }, link(sourceOf(id))));
     return [

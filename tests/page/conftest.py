@@ -22,6 +22,7 @@ LIGHTS = "# Lighthouses\n\n" + "\n\n".join(
     + f"The keeper of {name} counts ships. " * 5
     for name, colour in zip(LAMPS, ("red", "green", "white"), strict=True)
 )
+READ = ".composer .chip[data-state=read]"
 LONG = "a-name-that-is-long-and-has-no-space-in-it-" * 4
 REPORT = [
     Part("h1", "Harbour report"),
@@ -109,11 +110,11 @@ class Watch:
 
 
 def attach(page, documents):
-    """Add documents as files, by the button."""
-    before = page.locator(".composer .chip").count()
+    """Add documents as files, by the button, and wait until they are read."""
+    before = page.locator(READ).count()
     files = [{"name": f"{name}.txt", "mimeType": "text/plain", "buffer": text.encode()} for name, text in documents.items()]
     page.set_input_files("input[type=file]", files)
-    page.wait_for_function("n => document.querySelectorAll('.composer .chip').length === n", arg=before + len(files))
+    page.wait_for_function(f"n => document.querySelectorAll('{READ}').length === n", arg=before + len(files))
 
 
 def ask(page, question):

@@ -3,7 +3,7 @@
 from server.conftest import running
 from slotcache.models.demo import FILE
 
-from .conftest import ask, attach, ended, figures
+from .conftest import READ, ask, attach, ended, figures
 
 
 def documents_of(corpus, question):
@@ -52,21 +52,27 @@ def drop(page, files):
     page.dispatch_event("body", "dragover", {"dataTransfer": transfer})
     assert page.locator("body.dropping").count() == 1
     page.dispatch_event("body", "drop", {"dataTransfer": transfer})
-    page.wait_for_selector(".composer .chip")
+    page.wait_for_selector(READ)
 
 
-def test_files_that_are_no_text_are_refused_by_name(server, open_page):
+def test_files_that_cannot_be_read_say_why_at_their_chip(server, open_page):
     page = open_page(server)
+    page.watch.expected = ("400",)
     files = [
-        {"name": "picture.png", "mimeType": "image/png", "buffer": b"\x89PNG\x00\xff"},
+        {"name": "picture.png", "mimeType": "image/png", "buffer": b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR\0\xff"},
         {"name": "empty.txt", "mimeType": "text/plain", "buffer": b" "},
         {"name": "notes.txt", "mimeType": "text/plain", "buffer": "Grüße".encode()},
     ]
     page.set_input_files("input[type=file]", files)
-    page.wait_for_selector(".composer .chip")
-    told = page.locator(".composer .note").inner_text()
-    assert "picture.png is not text" in told and "empty.txt is empty" in told
-    assert page.locator(".composer .chip").all_inner_texts() == ["notes.txt"]
+    page.wait_for_selector(READ)
+    picture, empty, notes = page.locator(".composer .chip").all()
+    assert "it is binary" in picture.inner_text() and "it has no text" in empty.inner_text()
+    assert notes.inner_text() == "notes.txt"
+    with page.expect_request("**/v1/chat/completions") as sent:
+        ask(page, "What do they say?")
+    (question,) = sent.value.post_data_json["messages"]
+    assert [document["text"] for document in question["documents"]] == ["Grüße"]
+    assert page.locator(".composer .chip").count() == 0
 
 
 def test_an_edited_question_is_a_branch_that_costs_little(server, open_page, corpus):
