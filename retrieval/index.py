@@ -28,6 +28,7 @@ logger = logging.getLogger("slotcache.docs")
 BATCH_TOKENS = 512  # of the chunks that are embedded at once: a request waits for them at most
 LOOKAHEAD = 64  # chunks that are fetched at once to be embedded
 ASKING = 2  # threads: one may read the database at a time, and another one compare vectors
+MOSTLY = 0.8  # of the documents are in the language of an embedder that knows no other one
 LOOK = 0.1  # seconds between two looks whether the work is to end, while clusters are made
 
 EmbedTexts = Callable[[Sequence[str]], np.ndarray]
@@ -43,10 +44,14 @@ def always() -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Embedder:
-    """An embedding model. name: tells its vectors from those of other models, such as a digest of its file."""
+    """An embedding model. name: tells its vectors from those of other models, such as a digest of its file.
+
+    language: the one that documents have to be in, most of them, for it to be used; empty: any.
+    """
 
     name: str
     embed: EmbedTexts
+    language: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +85,7 @@ class Index:
     An index of an older form answers until all files are read anew.
 
     progress: how far it is, for any thread to read. threads: in which it is asked: however many ask, they take no other
-    thread of the process.
+    thread of the process. has_vectors: whether documents get vectors; False: they are found by words alone.
     """
 
     def __init__(
@@ -112,6 +117,7 @@ class Index:
         self._reader = FileReader(database)
         self.threads = ThreadPoolExecutor(ASKING, "index")
         self._count()
+        self.has_vectors = self._suits()
 
     def interrupt(self) -> None:
         """End the reading of a file, from any thread. `may_go_on` is to be False by then."""
@@ -129,6 +135,7 @@ class Index:
     def search(self, embed: EmbedQuery | None = None, rerank: Rerank | None = None) -> Search:
         """Return a search of this index. embed: of the same model as the index's vectors."""
         store, vectors = self._old or (self.store, self.vectors)
+        embed = embed if self.has_vectors else None
         return Search(store, vectors, folders=self.folders, embed=embed, rerank=rerank, threads=self.threads)
 
     def expand(self, id: str, before: int = 1, after: int = 1) -> list[StoredChunk]:
@@ -200,6 +207,7 @@ class Index:
                 except SlowError:
                     slow.append(file)
         self._leave_old()
+        self.has_vectors = self._suits()
         return True
 
     def read(self, file: FoundFile, may_go_on: MayGoOn = always, seconds: float = MOST_SECONDS) -> bool:
@@ -242,7 +250,7 @@ class Index:
 
     def embed_some(self) -> int:
         """Embed the next chunks without a vector, as many as one batch holds; return how many there were."""
-        if self._embedder is None:
+        if self._embedder is None or not self.has_vectors:
             return 0
         batch = _batch(self.store.without_vectors(LOOKAHEAD, self._embedded))
         if batch:
@@ -255,6 +263,16 @@ class Index:
             self._tend_clusters()
             self._count()
         return len(batch)
+
+    def _suits(self) -> bool:
+        """Whether there is an embedder, and it knows the language of the documents."""
+        if self._embedder is None or not self._embedder.language:
+            return self._embedder is not None
+        return self.is_in(self._embedder.language)
+
+    def is_in(self, language: str) -> bool:
+        """Whether most documents are in a language, by a sample of them. Reads the index."""
+        return self.store.share_in(language) >= MOSTLY
 
     def cluster(self, may_go_on: MayGoOn = always) -> bool:
         """Wait for clusters, if they are due. False: `may_go_on` ended that; they are made all the same, and taken later."""

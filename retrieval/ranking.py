@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain, islice
 from threading import Lock
 from typing import Protocol
 
@@ -18,9 +16,8 @@ import numpy as np
 from ..ordering.document import Document
 from .chunks import embedded_text
 from .files import Folder, path_in
-from .languages import WORDS, language_of
 from .store import Store
-from .terms import fold, sought, words_of
+from .words import numbers_within, search_words
 from .writing import StoredChunk
 
 K = 10.0  # the first ranks count more with a smaller one; with the usual 60 a fusion was worse than vectors alone
@@ -37,61 +34,6 @@ def fuse(rankings: Sequence[tuple[Sequence[int], float]], k: float = K) -> list[
         for rank, number in enumerate(numbers, 1):
             scores[number] += weight / (k + rank) / full
     return sorted(scores.items(), key=lambda item: (-item[1], item[0]))
-
-
-# ---- Search by words: SQLite's FTS5, with BM25. A title counts twice. ---------------------------------------------------
-
-TITLE_WEIGHT = 2.0
-MAX_LETTERS, MAX_WORDS = 8192, 64  # of a query, from its end: a long message asks its question last
-FREQUENT = {language: frozenset(map(fold, words.split())) for language, words in WORDS.items()}
-WITHIN = """(
-    select place.chunk from place where place.file in (
-        select file.id from json_each(:paths) as asked join file on file.path = asked.value
-        union select file.id from json_each(:paths) as asked
-            join file on file.path > asked.value || '/' and file.path < asked.value || '0'))"""
-"""The chunks in files and folders: by ranges of the paths, as 0 follows the slash."""
-
-
-def search_words(store: Store, query: str, limit: int, paths: Sequence[str] = ()) -> list[tuple[int, float]]:
-    """Return the numbers of chunks that have words of the query, the best first, with their scores; a higher one is better.
-
-    paths: of files and folders to search in; none: in all.
-    """
-    match = fts_query(query, store.languages)
-    if not match:
-        return []
-    score = f"-bm25(words, {TITLE_WEIGHT}, 1.0) as score"
-    # The plus keeps SQLite from looking up each chunk by itself, which takes as many searches as there are chunks.
-    condition = f"and +rowid in {WITHIN}" if paths else ""
-    statement = (
-        f"select rowid, {score} from words where words match :match {condition} order by score desc, rowid limit :limit"
-    )
-    with store.reading() as connection:
-        return connection.execute(statement, {"paths": _json(paths), "match": match, "limit": limit}).fetchall()
-
-
-def numbers_within(store: Store, paths: Sequence[str]) -> list[int]:
-    """Return the numbers of the chunks in files and folders."""
-    with store.reading() as connection:
-        rows = connection.execute(f"select number from chunk where number in {WITHIN}", {"paths": _json(paths)})
-        return [number for (number,) in rows]
-
-
-def _json(paths: Sequence[str]) -> str:
-    return json.dumps([*paths])
-
-
-def fts_query(text: str, languages: Sequence[str] = ()) -> str:
-    """Return a query for any of the telling words of a text; empty if it has no words. languages: of the texts searched.
-
-    Words that stand in most texts of the question's language are left out: a search is six times as fast without them,
-    and finds as much. Each term or phrase is quoted, so that none is an operator.
-    """
-    words = list(dict.fromkeys(reversed(words_of(text[-MAX_LETTERS:]))))
-    frequent = FREQUENT.get(language_of([word.lower() for word in words], languages), frozenset())
-    telling = [word for word in words if fold(word) not in frequent] or words
-    found = islice(chain.from_iterable(sought(word, languages) for word in telling), MAX_WORDS)
-    return " OR ".join(dict.fromkeys(f'"{one}"' for spellings in found for one in spellings))
 
 
 # ---- Search by vectors: exact, over all of them. `ann` has another one, for many. ---------------------------------------
@@ -196,10 +138,12 @@ def unit(vectors: np.ndarray) -> np.ndarray:
 # run.
 
 LEXICAL, PROVISIONAL, FUSED, RERANKED = "lexical", "provisional", "fused", "reranked"
+BY_WORDS, BY_VECTORS = "words", "vectors"
 LEXICAL_WEIGHT, VECTOR_WEIGHT = 1.0, 2.0
 DEPTH = 50  # of each ranking that is fused
 MAX_PATHS = 100
-RERANK_DEPTH = 20  # chunks that a reranker reads
+RERANK_DEPTH = 50  # chunks that a reranker reads
+LEAST_OF_BEST, LEAST_COSINE = 0.5, 0.8  # of the best score by words, and of the best cosine: what has neither is left out
 
 EmbedQuery = Callable[[str], Awaitable[np.ndarray]]
 """Turns a query into its vector (width,)."""
@@ -215,6 +159,8 @@ Ranks = dict[int, tuple[int, float]]
 class Query:
     """text: the question. paths: of files and folders to search in; none: in all. min_score: hits below it are left out.
 
+    None: those are that are far worse than the best one, by words and by vectors. by: one of them alone; empty: both.
+
     Raises ValueError for a `top_k` below 1 and for too many paths.
     """
 
@@ -222,6 +168,7 @@ class Query:
     top_k: int = 5
     paths: tuple[str, ...] = ()
     min_score: float | None = None
+    by: str = ""
 
     def __post_init__(self) -> None:
         if self.top_k < 1:
@@ -232,7 +179,7 @@ class Query:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hit:
-    """A chunk that a search found. score: of its stage: BM25, then 0 to 1, then the reranker's.
+    """A chunk that a search found. score: of its stage: BM25, then 0 to 1, then the reranker's; by vectors alone a cosine.
 
     lexical_rank, vector_rank: its place, from 1, in the search by words and by vectors; None: not among their first.
     similarity: the cosine of its vector and the query's. file: the id of a file that a client has attached; empty: it is
@@ -254,11 +201,15 @@ class Hit:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """The hits that a search has by now, the best first. name: one of those above. is_last: no stage follows."""
+    """The hits that a search has by now, the best first. name: one of those above. is_last: no stage follows.
+
+    left_out: hits that would be among them, but for their scores.
+    """
 
     name: str
     hits: tuple[Hit, ...]
     is_last: bool
+    left_out: int = 0
 
 
 class Search:
@@ -283,22 +234,25 @@ class Search:
     async def stages(self, query: Query) -> AsyncIterator[Stage]:
         """Yield the stages of a search. Without an embedder the first is the last, unless a reranker follows."""
         run = partial(asyncio.get_running_loop().run_in_executor, self._threads)
-        embed = self._embed if len(self._vectors) else None
+        embed = self._embed if len(self._vectors) and query.by != BY_WORDS else None
         embedding = asyncio.ensure_future(embed(query.text)) if embed else None
         try:
-            found = await run(self._by_words, query)
-            yield _stage(LEXICAL, found.hits, query, is_last=embedding is None and self._rerank is None)
+            found = _Found((), {})
+            if query.by != BY_VECTORS or embedding is None:
+                found = await run(self._by_words, query)
+                yield _stage(LEXICAL, found, query, is_last=embedding is None and self._rerank is None)
             if embedding is not None:
                 fused, is_whole = self._fused(query, found.by_words, await embedding), False
                 while not is_whole:
                     found, is_whole = await run(next, fused)
                     name = FUSED if is_whole else PROVISIONAL
-                    yield _stage(name, found.hits, query, is_last=is_whole and self._rerank is None)
+                    yield _stage(name, found, query, is_last=is_whole and self._rerank is None)
             if self._rerank is not None:
                 texts = [embedded_text(hit.chunk.title, hit.chunk.text) for hit in found.hits]
                 scores = await self._rerank(query.text, texts)
                 hits = [replace(hit, score=float(score)) for hit, score in zip(found.hits, scores, strict=True)]
-                yield _stage(RERANKED, sorted(hits, key=lambda hit: -hit.score), query, is_last=True)
+                ranked = replace(found, hits=tuple(sorted(hits, key=lambda hit: -hit.score)))
+                yield _stage(RERANKED, ranked, query, is_last=True)
         finally:
             if embedding is not None:
                 embedding.cancel()
@@ -312,25 +266,30 @@ class Search:
         return hits
 
     def _by_words(self, query: Query) -> _Found:
-        scored = search_words(self._store, query.text, max(DEPTH, query.top_k), self._paths(query))
+        is_wanted = query.by != BY_VECTORS
+        scored = search_words(self._store, query.text, max(DEPTH, query.top_k), self._paths(query)) if is_wanted else []
         by_words = _ranks(scored)
         return self._found(scored, query, by_words, {})
 
     def _fused(self, query: Query, by_words: Ranks, vector: np.ndarray) -> Iterator[tuple[_Found, bool]]:
         """Yield what is found whenever the documents change, and at the end, where the bool is true."""
-        shown = _shown([(number, score) for number, (_, score) in by_words.items()], query)
+        lexical = [(number, score) for number, (_, score) in by_words.items()]
+        shown = _shown(self._near(lexical, query, by_words, {}), query)
         only = self._only(self._paths(query))
         for near, is_last in self._vectors.groups(vector, max(DEPTH, query.top_k), only):
             by_vectors = _ranks(near)
-            scored = fuse([(list(by_words), LEXICAL_WEIGHT), (list(by_vectors), VECTOR_WEIGHT)])
-            documents = _shown(scored, query)
+            scored = near if query.by else fuse([(list(by_words), LEXICAL_WEIGHT), (list(by_vectors), VECTOR_WEIGHT)])
+            documents = _shown(self._near(scored, query, by_words, by_vectors), query)
             if is_last or documents != shown:
                 shown = documents
                 yield self._found(scored, query, by_words, by_vectors), is_last
 
     def _found(self, scored: Sequence[tuple[int, float]], query: Query, by_words: Ranks, by_vectors: Ranks) -> _Found:
         """Return the best of scored chunks as hits: those asked for, and those that a reranker reads."""
-        best = scored[: max(query.top_k, RERANK_DEPTH if self._rerank else 0)]
+        near = self._near(scored, query, by_words, by_vectors)
+        kept = {number for number, _ in near}
+        num_far = sum(number not in kept for number, _ in scored[: query.top_k])
+        best = near[: max(query.top_k, RERANK_DEPTH if self._rerank else 0)]
         chunks = self._store.chunks(number for number, _ in best)
         hits: list[Hit] = []
         for number, score in best:
@@ -339,7 +298,22 @@ class Search:
             if number in chunks:  # it may be gone by now
                 chunk = chunks[number]
                 hits.append(Hit(chunk=chunk, score=score, lexical_rank=lexical_rank, vector_rank=rank, similarity=cosine))
-        return _Found(tuple(hits), by_words)
+        return _Found(tuple(hits), by_words, num_far)
+
+    def _near(
+        self, scored: Sequence[tuple[int, float]], query: Query, by_words: Ranks, by_vectors: Ranks
+    ) -> Sequence[tuple[int, float]]:
+        """Return the scored chunks that are not far worse than the best one, by words or by vectors.
+
+        Any folder has something that is nearest to a question, whether it tells anything of it or not. A reranker sees
+        that for itself, and `min_score` says it.
+        """
+        if self._rerank or query.min_score is not None:
+            return scored
+        of_words, of_vectors = (max((score for _, score in each.values()), default=0) for each in (by_words, by_vectors))
+        near = {number for number, (_, score) in by_words.items() if score >= LEAST_OF_BEST * of_words}
+        near |= {number for number, (_, cosine) in by_vectors.items() if cosine >= LEAST_COSINE * of_vectors}
+        return [row for row in scored if row[0] in near]
 
     def _paths(self, query: Query) -> Sequence[str]:
         """Return the paths to search in as the index has them; none: all."""
@@ -355,6 +329,7 @@ class Search:
 class _Found:
     hits: tuple[Hit, ...]
     by_words: Ranks
+    num_far: int = 0  # of the best ones, too far behind the first
 
 
 def _ranks(scored: Sequence[tuple[int, float]]) -> Ranks:
@@ -366,6 +341,7 @@ def _shown(scored: Sequence[tuple[int, float]], query: Query) -> list[int]:
     return [number for number, score in scored[: query.top_k] if query.min_score is None or score >= query.min_score]
 
 
-def _stage(name: str, hits: Sequence[Hit], query: Query, *, is_last: bool) -> Stage:
-    shown = tuple(hit for hit in hits[: query.top_k] if query.min_score is None or hit.score >= query.min_score)
-    return Stage(name, shown, is_last)
+def _stage(name: str, found: _Found, query: Query, *, is_last: bool) -> Stage:
+    best, least = found.hits[: query.top_k], query.min_score
+    shown = tuple(hit for hit in best if least is None or hit.score >= least)
+    return Stage(name, shown, is_last, len(best) - len(shown) + found.num_far)

@@ -23,6 +23,7 @@ from .writing import READABLE, SCHEMA, TABLES, VIOLATIONS, Place, StoredChunk, S
 FILES = """
     select path, hash, state, reason, count(place.chunk), count(vector.chunk), size, mtime_ns, ctime_ns, by_words, left_out
     from file left join place on place.file = file.id left join vector on vector.chunk = place.chunk"""
+SAMPLE = 1000  # chunks that tell the language of all
 LEFT_OUT = msgspec.json.Decoder(dict[str, int])
 
 
@@ -180,6 +181,15 @@ class Store:
             if not connection.execute("select 1 from sqlite_master where name = 'language'").fetchone():
                 return []
             return [name for (name,) in connection.execute("select name from language")]
+
+    def share_in(self, language: str) -> float:
+        """Return the share of the chunks that are in a language, by some from all over the index; 0 in an empty one."""
+        numbers = np.sort(self.all_numbers())
+        some = numbers[:: max(len(numbers) // SAMPLE, 1)].tolist()
+        with self.reading() as connection:
+            query = "select language = ? from chunk where number = ?"
+            found = [row for number in some for row in connection.execute(query, (language, number))]
+        return sum(is_in for (is_in,) in found) / max(len(found), 1)
 
     @property
     def num_by_words(self) -> int:

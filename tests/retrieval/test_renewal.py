@@ -112,7 +112,7 @@ def put_old(version, tmp_path, make):
 
 
 def found(index, question, embed=None):
-    return [hit.chunk.text for hit in asyncio.run(index.search(embed).hits(Query(text=question)))]
+    return [hit.chunk.text for hit in asyncio.run(index.search(embed).hits(Query(text=question, min_score=0.0)))]
 
 
 async def embed_query(text):

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from slotcache.retrieval import FUSED, LEXICAL, RERANKED, Embedder, Index, Query
-from slotcache.retrieval.ranking import VectorIndex, fts_query, fuse, search_words, unit
+from slotcache.retrieval.ranking import VectorIndex, fuse, unit
+from slotcache.retrieval.words import fts_query, search_words, words_sought
 
 NOTES = {
     "sea/tides.md": "# Tides\n\nThe moon raises two tides a day.\n",
@@ -112,13 +113,13 @@ def test_an_error_of_the_embedder_comes_after_the_words(index):
 @pytest.mark.parametrize("asked", ["./sea", "sea/", "/sea", "land/../sea", "{root}/sea", "{root}/sea/../sea/"])
 def test_a_path_may_be_written_in_any_way(index, asked):
     root = str(index.folders[0].root)
-    (stage,) = stages(index.search(), text="moon water port month", paths=(asked.format(root=root),))
+    (stage,) = stages(index.search(), text="moon water port month", min_score=0.0, paths=(asked.format(root=root),))
     assert sorted(paths(stage.hits)) == ["sea/ports.md", "sea/tides.md"]
     for whole in (".", "/", "", root, root + "/"):
-        (stage,) = stages(index.search(), text="moon water port month", paths=("nowhere", whole))
+        (stage,) = stages(index.search(), text="moon water port month", min_score=0.0, paths=("nowhere", whole))
         assert len(stage.hits) == 4
     for outside in ("..", root + "x", "/etc", "sea2"):
-        assert not stages(index.search(), text="moon water port month", paths=(outside,))[0].hits
+        assert not stages(index.search(), text="moon water port month", min_score=0.0, paths=(outside,))[0].hits
 
 
 def test_a_search_in_a_folder_takes_no_longer_than_one_in_all(tmp_path):
@@ -143,7 +144,7 @@ def test_a_search_in_a_folder_takes_no_longer_than_one_in_all(tmp_path):
 
 @pytest.mark.parametrize("search_paths, expected", [(("sea",), 2), (("sea/", "land/moon.md"), 3), (("se", "%", "*"), 0)])
 def test_a_search_stays_in_its_paths(index, search_paths, expected):
-    for stage in stages(index.search(embed_query), text="moon water port month", paths=search_paths):
+    for stage in stages(index.search(embed_query), text="moon water port month", min_score=0.0, paths=search_paths):
         assert len(stage.hits) == expected
         assert all(path.startswith(search_paths) for path in paths(stage.hits))
 
@@ -187,7 +188,7 @@ def test_any_text_is_a_query(index, text):
 
 
 def test_a_long_query_ends_in_its_question():
-    query = fts_query("old " * 10 + " ".join(map(str, range(5000))) + " tides")
+    query = fts_query(words_sought("old " * 10 + " ".join(map(str, range(5000))) + " tides"))
     assert query.startswith('"tides" OR "4999"') and query.count("OR") == 63
 
 
@@ -244,3 +245,107 @@ def test_texts_without_spaces_between_words_are_found(tmp_path):
     assert index.refresh() and not stages(index.search(), text="工程师")[0].hits
     index.store.check()
     index.close()
+
+
+# ---- Words alone or vectors alone, the floor, scores, and the depth of a reranker. --------------------------------------
+
+
+def test_words_and_vectors_can_each_be_asked_alone(index):
+    (words,) = stages(index.search(embed_query), text="ebb and flood at the port", by="words")
+    assert words.name == LEXICAL and words.is_last and paths(words.hits) == ["sea/ports.md"]
+    (vectors,) = stages(index.search(embed_query), text="ebb and flood of tides", by="vectors")
+    assert vectors.name == FUSED and vectors.is_last and paths(vectors.hits)[0] == "sea/tides.md"
+    first = vectors.hits[0]
+    assert first.lexical_rank is None and first.vector_rank == 1 and first.score == first.similarity > 0.9
+
+
+def test_a_search_by_vectors_alone_finds_nothing_where_there_are_none(index):
+    (stage,) = stages(index.search(), text="tides", by="vectors")
+    assert stage.is_last and not stage.hits
+
+
+GERMAN = {
+    "miete.md": "# Mietvertrag\n\nDie Miete beträgt 940 Euro im Monat und ist bis zum dritten Werktag zu zahlen.\n",
+    "urlaub.md": "# Urlaub\n\nIm August fahren wir nach Dänemark. Das Haus kostet 1200 Euro in der Woche.\n",
+    "auto.md": "# Auto\n\nDie nächste Inspektion ist im Monat März fällig. Der Reifenwechsel kostet 60 Euro.\n",
+}
+
+
+@pytest.fixture
+def folder_of(tmp_path):
+    """Return what makes an index of texts by the names of their files."""
+    made = []
+
+    def make(texts, **options):
+        folder = tmp_path / f"notes{len(made)}"
+        folder.mkdir()
+        for name, text in texts.items():
+            (folder / name).write_text(text)
+        made.append(Index([folder], folder.with_suffix(".db"), **options))
+        made[-1].refresh()
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def test_documents_far_behind_the_best_one_do_not_ride_along(folder_of):
+    index = folder_of(GERMAN)
+    (stage,) = stages(index.search(), text="Wie hoch ist die Miete im Monat?")
+    assert paths(stage.hits) == ["miete.md"] and stage.left_out == 1
+    (stage,) = stages(index.search(), text="Wie hoch ist die Miete im Monat?", min_score=0.0)
+    assert paths(stage.hits) == ["miete.md", "auto.md"] and stage.left_out == 0, "a floor of one's own counts instead"
+    (stage,) = stages(index.search(), text="Wie hoch ist die Miete, und was kostet der Reifenwechsel?")
+    assert {"miete.md", "auto.md"} <= {*paths(stage.hits)}, "a question about two files has both"
+
+
+def test_a_word_that_most_documents_have_scores_above_0(folder_of):
+    index = folder_of({f"{at}.md": f"# Note {at}\n\nThe pump has number {at}.\n" for at in range(4)})
+    found = search_words(index.store, "pump", 5)
+    assert len(found) == 4 and all(round(score, 4) > 0 for _, score in found)
+
+
+def test_of_two_like_documents_that_of_the_better_file_is_first(folder_of):
+    filler = "Nothing more is said of it. " * 30
+    same = f"## Setting\n\nThe valve is set by hand.\n\n## Rest\n\n{filler}\n\n"
+    index = folder_of(
+        {
+            "a.md": f"# A\n\n{same}## Weather\n\n{'It rains all day here. ' * 40}",
+            "b.md": f"# B\n\n{same}## Valve\n\n{'The valve is open, mostly. ' * 40}",
+        }
+    )
+    query = "valve set hand"
+    found = search_words(index.store, query, 10)
+    chunks = index.store.chunks(number for number, _ in found)
+    settings = [chunks[number].places[0].path for number, _ in found if "by hand" in chunks[number].text]
+    assert settings == ["b.md", "a.md"]
+
+
+def test_a_reranker_reads_fifty_documents(folder_of):
+    index = folder_of({f"{at:02}.md": f"# Note {at}\n\nThe pump has number {at}.\n" for at in range(60)})
+    read = []
+
+    async def rerank(query, texts):
+        read.append(len(texts))
+        return [float(text.endswith(" 49.")) for text in texts]
+
+    *_, last = stages(index.search(rerank=rerank), text="pump")
+    assert read == [50] and last.name == RERANKED and len(last.hits) == 5
+    assert last.hits[0].lexical_rank == 50 and last.hits[0].score == 1.0
+
+
+def test_an_embedder_of_one_language_is_used_where_most_documents_are_in_it(folder_of):
+    def make(texts):
+        return folder_of(texts, embedder=Embedder("meanings", embed, "en"))
+
+    english = {
+        f"{at}.md": f"# Note {at}\n\nThis is what the moon does with the tides, and it is so in {at}.\n" for at in range(5)
+    }
+    index = make(english)
+    assert index.has_vectors and index.progress.vectors == 5
+    assert [stage.name for stage in stages(index.search(embed_query), text="moon")] == [LEXICAL, FUSED]
+    for foreign in (GERMAN, {"thai.md": "# สวัสดี\n\nภาษาไทยเป็นภาษาที่มีระดับเสียง\n"}):
+        index = make(foreign)
+        assert not index.has_vectors and index.progress.vectors == 0
+        assert [stage.name for stage in stages(index.search(embed_query), text="Miete")] == [LEXICAL]

@@ -1,0 +1,167 @@
+"""Search by words: SQLite's FTS5 finds the chunks, and BM25 orders them by their words and by those of their files."""
+
+from __future__ import annotations
+
+import json
+import math
+import sqlite3
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from heapq import nlargest
+from itertools import chain, islice
+
+from .languages import WORDS, language_of
+from .store import Store
+from .terms import fold, sought, words_of
+
+# ---- The words of a question that tell what it is about. ----------------------------------------------------------------
+
+MAX_LETTERS, MAX_WORDS = 8192, 64  # of a query, from its end: a long message asks its question last
+FREQUENT = {language: frozenset(map(fold, words.split())) for language, words in WORDS.items()}
+
+
+def words_sought(text: str, languages: Sequence[str] = ()) -> list[tuple[str, ...]]:
+    """Return the telling words of a text, each in the spellings of which one is enough. languages: of the texts searched.
+
+    Words that stand in most texts of the question's language are left out: a search is six times as fast without them,
+    and finds as much.
+    """
+    words = list(dict.fromkeys(reversed(words_of(text[-MAX_LETTERS:]))))
+    frequent = FREQUENT.get(language_of([word.lower() for word in words], languages), frozenset())
+    telling = [word for word in words if fold(word) not in frequent] or words
+    found = chain.from_iterable(sought(word, languages) for word in telling)
+    return list(dict.fromkeys(map(tuple, islice(found, MAX_WORDS))))
+
+
+def fts_query(words: Iterable[Sequence[str]]) -> str:
+    """Return a query for any of the spellings of words; empty without words. Each is quoted: none is an operator."""
+    return " OR ".join(dict.fromkeys(f'"{one}"' for spellings in words for one in spellings))
+
+
+# ---- The search. --------------------------------------------------------------------------------------------------------
+
+TITLE_WEIGHT = 2.0
+WITHIN = """(
+    select place.chunk from place where place.file in (
+        select file.id from json_each(:paths) as asked join file on file.path = asked.value
+        union select file.id from json_each(:paths) as asked
+            join file on file.path > asked.value || '/' and file.path < asked.value || '0'))"""
+"""The chunks in files and folders: by ranges of the paths, as 0 follows the slash."""
+
+
+def search_words(store: Store, query: str, limit: int, paths: Sequence[str] = ()) -> list[tuple[int, float]]:
+    """Return the numbers of chunks that have words of the query, the best first, with their scores; a higher one is better.
+
+    paths: of files and folders to search in; none: in all.
+    """
+    words = words_sought(query, store.languages)
+    match = fts_query(words)
+    if not match:
+        return []
+    score = f"-bm25(words, {TITLE_WEIGHT}, 1.0) as score"
+    # The plus keeps SQLite from looking up each chunk by itself, which takes as many searches as there are chunks.
+    condition = f"and +rowid in {WITHIN}" if paths else ""
+    statement = (
+        f"select rowid, {score} from words where words match :match {condition} order by score desc, rowid limit :limit"
+    )
+    with store.reading() as connection:
+        found = connection.execute(statement, {"paths": _json(paths), "match": match, "limit": limit}).fetchall()
+        if not found or not _has_terms(connection):
+            return found
+        statistics = _Statistics(connection, words)
+        texts = [_text(connection, number) for number, _ in found]
+    scores = [statistics.score(title, text) for title, text, _ in texts]
+    rows = zip((number for number, _ in found), _with_files(scores, [file for *_, file in texts]), strict=True)
+    return sorted(rows, key=lambda row: (-row[1], row[0]))
+
+
+def numbers_within(store: Store, paths: Sequence[str]) -> list[int]:
+    """Return the numbers of the chunks in files and folders."""
+    with store.reading() as connection:
+        rows = connection.execute(f"select number from chunk where number in {WITHIN}", {"paths": _json(paths)})
+        return [number for (number,) in rows]
+
+
+def _json(paths: Sequence[str]) -> str:
+    return json.dumps([*paths])
+
+
+def _has_terms(connection: sqlite3.Connection) -> bool:
+    """Whether the terms of texts can be made as they were for this index; in one of an older version they cannot."""
+    query = "select 1 from sqlite_master where name = 'told' and instr(sql, 'terms(text, language)')"
+    return connection.execute(query).fetchone() is not None
+
+
+def _text(connection: sqlite3.Connection, number: int) -> tuple[str, str, int]:
+    """Return the terms of a chunk's title, those of its text, and its first file."""
+    query = "select title, text, (select min(file) from place where chunk = number) from told where number = ?"
+    (row,) = connection.execute(query, (number,)).fetchall()
+    return row
+
+
+# ---- Scores: BM25 (Robertson, Zaragoza, 2009), and a share of its file's. ------------------------------------------------
+# FTS5's own one has a fixed `b`, counts each spelling of a word as a word, and gives nothing for one that half of the
+# documents have.
+
+K1, B = 1.2, 0.4
+FILE_WEIGHT, OF_FILE = 0.2, 3  # of the mean score of a file's best chunks, and how many there are
+
+
+class _Statistics:
+    """How frequent words are in the index, and how long its chunks are."""
+
+    def __init__(self, connection: sqlite3.Connection, words: Sequence[tuple[str, ...]]) -> None:
+        (averages,) = connection.execute("select block from words_data where id = 1").fetchone()
+        self._num_chunks, *sizes = _numbers(averages)
+        self._usual = max(sum(sizes) / max(self._num_chunks, 1), 1)  # terms of a chunk
+        count = "select count(*) from words where words match ?"
+        self._words = [
+            (spellings, self._rarity(*connection.execute(count, (fts_query([spellings]),)).fetchone()))
+            for spellings in words
+        ]
+
+    def _rarity(self, num_with: int) -> float:
+        """Return the weight of a word that so many chunks have: above 0, even if all have it."""
+        return math.log(1 + (self._num_chunks - num_with + 0.5) / (num_with + 0.5))
+
+    def score(self, title: str, text: str) -> float:
+        """Return BM25 of a chunk by the terms of its title, which count twice, and those of its text."""
+        in_title, in_text = _Terms(title), _Terms(text)
+        length = K1 * (1 - B + B * (in_title.size + in_text.size) / self._usual)
+        counts = (TITLE_WEIGHT * in_title.count(one) + in_text.count(one) for one, _ in self._words)
+        return sum(
+            rarity * count * (K1 + 1) / (count + length) for count, (_, rarity) in zip(counts, self._words, strict=True)
+        )
+
+
+class _Terms:
+    """The terms of a text, to be counted."""
+
+    def __init__(self, terms: str) -> None:
+        each = terms.split(" ")
+        self.size = len(each)
+        self._counts, self._text = Counter(each), f" {'  '.join(each)} "
+
+    def count(self, spellings: Sequence[str]) -> int:
+        """Return how often a word stands here, in any of its spellings: terms, or phrases of them."""
+        return sum(self._text.count(f" {one.replace(' ', '  ')} ") if " " in one else self._counts[one] for one in spellings)
+
+
+def _numbers(data: bytes) -> list[int]:
+    """Return the numbers that SQLite has written in as few bytes as each takes: 7 bits in each, and one if more follow."""
+    found, number = [], 0
+    for byte in data:
+        number = number << 7 | byte & 127
+        if byte < 128:
+            found.append(number)
+            number = 0
+    return found
+
+
+def _with_files(scores: Sequence[float], files: Sequence[int]) -> list[float]:
+    """Return scores, to each of which a share of its file's is added: of two like chunks that of the better file wins."""
+    of_file: defaultdict[int, list[float]] = defaultdict(list)
+    for file, score in zip(files, scores, strict=True):
+        of_file[file].append(score)
+    means = {file: sum(nlargest(OF_FILE, each)) / OF_FILE for file, each in of_file.items()}
+    return [score + FILE_WEIGHT * means[file] for file, score in zip(files, scores, strict=True)]
