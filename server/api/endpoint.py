@@ -32,7 +32,7 @@ from ..http.connection import SHORTCUT, Shortcut
 from ..http.log import on_one_line
 from ..search.attachments import Attachments, interleaved
 from ..search.folder import FolderIndex
-from ..search.retrieve import SearchReport, StagePrefetch, fitting, index_state, query_of, wish_of, with_documents
+from ..search.retrieve import SearchReport, StagePrefetch, check_by, fitting, index_state, query_of, wish_of, with_documents
 from ..search.vectors import Vectors
 from ..service.models import Loaded, Models
 from ..service.repeats import Refusals, Repeats, is_lasting, key_of
@@ -249,8 +249,8 @@ async def _retrieve(request: Request, asked: ChatRequest) -> tuple[ChatRequest, 
         folder_index.check_scope(asked.cache_scope, "cache_scope")
     elif not wish.documents or wish.paths:
         raise RequestError("retrieval: expected documents, or the folder, which paths belong to", param="retrieval.folder")
+    check_by(wish, folder_index)
     key, num_bytes = ("retrieval", request.state.request_id), request.state.num_bytes
-
     query, index = query_of(asked, service.settings.docs_top_k), index_state(folder_index)
     if query is None:
         return with_documents(asked, ()), SearchReport((), index)
@@ -263,11 +263,11 @@ async def _retrieve(request: Request, asked: ChatRequest) -> tuple[ChatRequest, 
     async def prefill(hits: Sequence[Hit]) -> None:
         await prefetch_documents(service, key, with_documents(asked, await fit(hits)), num_bytes)
 
-    ahead, hits = StagePrefetch(prefill, delay=STAGE), ()
+    ahead, hits, left_out = StagePrefetch(prefill, delay=STAGE), (), 0
     try:
         if folder_index is not None:
             async for stage in folder_index.search().stages(query):
-                hits = stage.hits
+                hits, left_out = stage.hits, stage.left_out
                 if not stage.is_last:
                     ahead.show(hits)
     except BaseException:
@@ -275,7 +275,7 @@ async def _retrieve(request: Request, asked: ChatRequest) -> tuple[ChatRequest, 
         raise
     finally:
         ahead.stop()
-    found = SearchReport(await fit(hits), index)
+    found = SearchReport(await fit(hits), index, left_out)
     return with_documents(asked, found.hits), found
 
 

@@ -16,7 +16,16 @@ from ..engine.usage import Fields
 from ..http.api_errors import RequestError, failed
 from ..search import retrieve
 from ..search.folder import FolderIndex
-from ..search.retrieve import ChatToCome, SearchRequest, StagePrefetch, index_state, results, search_for, with_documents
+from ..search.retrieve import (
+    ChatToCome,
+    SearchRequest,
+    StagePrefetch,
+    check_by,
+    index_state,
+    results,
+    search_for,
+    with_documents,
+)
 from ..service.service import Service
 from .endpoint import prefetch_documents, scope_of, service_of, shown_hits, while_connected
 from .reply import DONE, JsonReply, sse_event
@@ -73,6 +82,7 @@ async def search(request: Request, asked: SearchRequest) -> Response:
     """Search the server's documents."""
     asked.check()
     folder_index = folder_index_of(request, asked.cache_scope, "cache_scope")
+    check_by(asked, folder_index)
     stages, index = _stages(request, asked, folder_index), index_state(folder_index)
     if asked.stream:
         return StreamingResponse(
@@ -139,4 +149,4 @@ async def _events(stages: AsyncIterator[Stage], index: Fields) -> AsyncIterator[
 
 
 def _shown(stage: Stage, index: Fields) -> Fields:
-    return {"stage": stage.name, "results": results(stage.hits, with_text=True), **index}
+    return {"stage": stage.name, "results": results(stage.hits, with_text=True), "left_out": stage.left_out, **index}

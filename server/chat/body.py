@@ -120,16 +120,21 @@ TopK = Annotated[int, Meta(ge=1, le=MAX_TOP_K)]
 Paths = Annotated[list[Annotated[str, Meta(max_length=MAX_PATH)]], Meta(max_length=MAX_PATHS)]
 
 
+SearchBy = Literal["words", "vectors"]
+
+
 class Retrieval(Struct, frozen=True, kw_only=True):
     """How a chat's documents are searched. query: in place of the last question. paths: of files and folders to look in.
 
-    documents: files that were attached, by their ids. folder: whether the folders are searched; None: if there are no such.
+    by: words or vectors alone. documents: files that were attached, by their ids. folder: whether the folders are searched;
+    None: if there are no such.
     """
 
     top_k: TopK | None = None
     query: str | None = None
     paths: Paths = []
     min_score: float | None = None
+    by: SearchBy | None = None
     documents: Annotated[list[Annotated[str, Meta(max_length=MAX_NAME)]], Meta(max_length=MAX_ATTACHED)] = []
     folder: bool | None = None
 

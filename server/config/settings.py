@@ -305,7 +305,7 @@ class Settings(Numbers):
     lora: str = row("", ("--lora",), "a GGUF file with a LoRA adapter of the model; may be given several times, or several separated by commas", separator=",")
     lora_scaled: str = row("", ("--lora-scaled",), "likewise with a scale: FILE:SCALE", separator=",")
     lora_init_without_apply: bool = row(False, ("--lora-init-without-apply",), "begin with a scale of 0 for all adapters")
-    embedding_model: str = row("", ("--embedding-model",), "a GGUF file beside -m whose vectors `POST /v1/embeddings` answers with")
+    embedding_model: str = row("", ("--embedding-model",), "a GGUF file beside -m whose vectors `POST /v1/embeddings` answers with, or `minilm`, a small one for English that is fetched once; without one, --docs have that if it was fetched before; none: none")
     embedding_query_prefix: str = row("auto", ("--embedding-query-prefix",), "the text that the embedder sees in front of a question to --docs; auto: the one that its model was trained with, by the name in its file; empty: none")
     embedding_document_prefix: str = row("auto", ("--embedding-document-prefix",), "likewise in front of a document of --docs")
     rerank_model: str = row("", ("--rerank-model",), "a GGUF file beside -m, a reranker, for `POST /v1/rerank`")

@@ -14,6 +14,7 @@ from ...models.context import Context, ContextSettings, Use, breakdown, num_sequ
 from ...models.errors import ModelError, NotCounted
 from ...models.hardware import HOST, INTEGRATED, fast_cores, free_memory
 from ...models.model import ALL_LAYERS, Model
+from ...models.model_files import OFFERED, is_packaged, packaged_file
 from ...models.multi_token import head_settings, why_unused
 from ...models.overrides import EXPERTS, Override, RopeScaling, experts_on_host, parse_metadata, parse_overrides
 from ...models.repacking import is_faster_repacked, kept_layout
@@ -187,7 +188,7 @@ def beside(settings: Settings) -> int:
 
     A draft model has KV as well, of as many tokens as the served one may have cells for.
     """
-    files = [settings.embedding_model, settings.rerank_model, settings.draft_model, *settings.lora.split(",")]
+    files = [embedding_file(settings), settings.rerank_model, settings.draft_model, *settings.lora.split(",")]
     files += [entry.rpartition(":")[0] for entry in settings.lora_scaled.split(",")]
     paths = [Path(file).expanduser() for file in files if file]
     size = sum(path.stat().st_size for path in paths if path.is_file())
@@ -196,6 +197,23 @@ def beside(settings: Settings) -> int:
         size += (settings.ctx_size or LONG_CONTEXT) * draft.kv_bytes("f16", "f16")
         draft.close()
     return size
+
+
+WORDS_ALONE = "none"
+
+
+def embedding_file(settings: Settings) -> str:
+    """Return the file of the embedder beside the served model; empty: there is none.
+
+    --docs has the packaged one without being told, where an earlier start has fetched it.
+    """
+    if settings.embedding_model == WORDS_ALONE:
+        return ""
+    if is_packaged(settings.embedding_model):
+        return str(packaged_file(settings.embedding_model))
+    fetched = packaged_file(OFFERED)
+    is_default = not settings.embedding_model and settings.docs and not settings.embeddings and fetched.is_file()
+    return str(fetched) if is_default else settings.embedding_model
 
 
 ASIDE = 2 << 30  # bytes of host memory that a long context leaves to the system

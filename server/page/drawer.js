@@ -83,7 +83,14 @@ export async function openFolder() {
 async function showFiles(shown, until = 0) {
   const page = await loadFiles().catch((error) => tell(shown, error));
   if (!page || !shown.isConnected) return;
-  fill(shown, h("p.soft", { role: "status" }, summary()), page.collections.map(collectionView), more(page));
+  const advice = page.collections[0]?.advice;
+  fill(
+    shown,
+    h("p.soft", { role: "status" }, summary()),
+    advice ? h("p.soft", advice) : null,
+    page.collections.map(collectionView),
+    more(page),
+  );
   const isOver = page.collections.every(({ state }) => state === "ready") && performance.now() > until;
   if (!isOver) setTimeout(() => shown.isConnected && showFiles(shown, until), LOOK_EVERY);
 }

@@ -9,7 +9,7 @@ import { scopeField, scopeQuery } from "./settings.js";
  * @typedef {{path: string, state: "indexed"|"failed"|"skipped", error?: string, chunks?: number,
  *   by_words?: number, left_out?: Object<string, number>}} File  left_out: letters that no part has, by kind, and damaged_pages
  * @typedef {{path: string, state: "opening"|"reading"|"embedding"|"ready"|"failed", error?: string,
- *   progress: {unit: "files"|"documents", done: number, total: number}, files: File[], questions?: string[]}} Collection
+ *   progress: {unit: "files"|"documents", done: number, total: number}, files: File[], questions?: string[], advice?: string}} Collection
  *   progress: of all collections together
  * @typedef {{id: string, title: string, text: string, path: string, page: number|null, places: {path: string,
  *   page: number|null}[], neighbours: {offset: number, id: string, title: string, text: string}[]}} Place

@@ -34,7 +34,7 @@ from ...retrieval.process import MOST_SECONDS, QUICK, EndedError, FileReader, Re
 from ...retrieval.ranking import Hit, Query, Search, VectorIndex
 from ...retrieval.store import FilePart, Store
 from ...retrieval.terms import STEMMER
-from ...slots.tier import MOST_SERVERS, FolderError, lock, own_folder, places
+from ...slots.store.private_folder import MOST_SERVERS, FolderError, lock, own_folder, places
 from ..config.settings import Settings
 from ..http.api_errors import RequestError
 from ..http.threads import CLIENT, ClientLeft, Turns

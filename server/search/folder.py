@@ -20,12 +20,13 @@ from typing import ParamSpec, Protocol, TypeVar
 
 from ...models.demo.corpus import SUGGESTED
 from ...models.model import Model
-from ...models.model_files import cache_folder
+from ...models.model_files import OFFERED, PACKAGED, cache_folder
 from ...retrieval.files import Folder, changes
 from ...retrieval.index import Index
 from ...retrieval.ranking import FUSED, LEXICAL, PROVISIONAL, RERANKED, Search
 from ...slots.store.private_folder import MOST_SERVERS, lock, own_folder, places
 from ..config.settings import Settings, SettingsError
+from ..engine.fit import WORDS_ALONE
 from ..http.api_errors import RequestError
 from .vectors import Embedding, Reranking, Vectors, can_search
 
@@ -56,8 +57,8 @@ class FolderIndex:
     """Folders that may be searched by one scope. It belongs to the event loop; its index, to any thread.
 
     top_k: hits of a search that does not say how many. questions: to suggest to readers. watcher: keeps the index up to
-    date. lock: the descriptor of the index's lock. num_searches: that were begun. prefixes: of likely prompts, with
-    --read-ahead.
+    date. lock: the descriptor of the index's lock. offers: whether a way to vectors may be shown. num_searches: that were
+    begun. prefixes: of likely prompts, with --read-ahead.
     """
 
     index: Index
@@ -68,6 +69,7 @@ class FolderIndex:
     watcher: FolderWatcher
     lock: int
     questions: Sequence[str] = ()
+    offers: bool = False
     num_searches: int = 0
     prefixes: DocumentPrefetch | None = None
 
@@ -75,8 +77,15 @@ class FolderIndex:
     def stages(self) -> tuple[str, ...]:
         """The stages of a search, in their order. Where vectors are in clusters there are provisional ones."""
         provisional = (PROVISIONAL,) if self.index.progress.clusters else ()
-        fused, reranked = (*provisional, FUSED) if self.embedding else (), (RERANKED,) if self.reranking else ()
+        fused, reranked = (*provisional, FUSED) if self.index.has_vectors else (), (RERANKED,) if self.reranking else ()
         return (LEXICAL, *fused, *reranked)
+
+    @property
+    def advice(self) -> str:
+        """What would add vectors to documents that have none; empty where they have some, or none are wanted."""
+        if self.index.has_vectors or not self.offers:
+            return ""
+        return OFFER if self.index.is_in(PACKAGED[OFFERED].language) else OTHER_LANGUAGE
 
     @property
     def folders(self) -> Sequence[Folder]:
@@ -242,6 +251,15 @@ class FolderWatcher:
 
 # ---- From settings to the documents of `--docs`. ------------------------------------------------------------------------
 
+OFFER = f"--embedding-model {OFFERED} {PACKAGED[OFFERED].adds}; a GGUF file does so for other languages"
+OTHER_LANGUAGE = (
+    f"found by words alone: {OFFERED} knows English only, and most of these documents are in other languages, or none; "
+    "--embedding-model FILE adds vectors of a model that knows them"
+)
+BY_DEFAULT = (
+    f"{OFFERED} was fetched earlier, and adds vectors to documents that are mostly English; --embedding-model none: none"
+)
+
 
 def load_folder_index(settings: Settings, vectors: Vectors, is_busy: Callable[[], bool]) -> FolderIndex | None:
     """Open the index of --docs; None without --docs. Raises SettingsError, FolderError.
@@ -253,7 +271,8 @@ def load_folder_index(settings: Settings, vectors: Vectors, is_busy: Callable[[]
         return None
     worker, ranker = vectors.embedding, vectors.reranking
     embedding = Embedding.of(worker, settings) if worker and can_search(worker) else None
-    embedder = embedding.for_index() if embedding else None
+    language = PACKAGED[OFFERED].language if not (settings.embedding_model or settings.embeddings) else ""
+    embedder = embedding.for_index(language) if embedding else None
     try:
         name = _name([str(path.expanduser().resolve(strict=True)) for path in paths], embedder.name if embedder else "")
         folder = Path(settings.docs_db).expanduser() if settings.docs_db else cache_folder() / "docs"
@@ -263,10 +282,12 @@ def load_folder_index(settings: Settings, vectors: Vectors, is_busy: Callable[[]
         raise SettingsError(f"--docs {error.filename}: there is no such file or folder") from None
     except (OSError, sqlite3.Error, ValueError) as error:
         raise SettingsError(f"the index of --docs cannot be opened: {error}") from None
-    if embedding is None:
-        logger.info("--docs are searched by words alone: --embedding-model FILE adds vectors")
-    elif any(astuple(embedding.prefixes)):
+    if embedding is None and settings.embedding_model != WORDS_ALONE:
+        logger.info("--docs are searched by words alone: %s", OFFER)
+    elif embedding and any(astuple(embedding.prefixes)):
         logger.info("queries are embedded behind %r, documents behind %r", *astuple(embedding.prefixes))
+    elif language:
+        logger.info("%s", BY_DEFAULT)
     bundled = paths == [bundled_folder()]
     return FolderIndex(
         index=index,
@@ -277,6 +298,7 @@ def load_folder_index(settings: Settings, vectors: Vectors, is_busy: Callable[[]
         watcher=FolderWatcher(index, watches=settings.docs_watch, is_busy=is_busy),
         lock=locked,
         questions=SUGGESTED if bundled else (),
+        offers=settings.embedding_model != WORDS_ALONE,
     )
 
 

@@ -16,10 +16,10 @@ from msgspec import Meta, Struct, field
 
 from ...ordering.document import TOOLS, Document
 from ...retrieval.files import Folder
-from ...retrieval.ranking import Hit, Query
+from ...retrieval.ranking import BY_VECTORS, Hit, Query
 from ...retrieval.writing import INDEXED, StoredChunk, StoredFile
 from ...slots.scope import MAX_NAME
-from ..chat.body import ChatRequest, Paths, Retrieval, TopK, check_scope
+from ..chat.body import ChatRequest, Paths, Retrieval, SearchBy, TopK, check_scope
 from ..chat.chat_prompt import DocumentSet
 from ..chat.history import ChatHistory
 from ..chat.sampling_fields import JsonValue
@@ -136,7 +136,7 @@ def _collection(folder_index: FolderIndex, folder: Folder, files: Iterable[Store
         "progress": _progress(folder_index),
         "files": [_file(file) for file in files if _is_in(folder, file.path)],
     }
-    named: Fields = {"error": watcher.error, "questions": folder_index.questions}
+    named: Fields = {"error": watcher.error, "questions": folder_index.questions, "advice": folder_index.advice}
     return shown | {name: value for name, value in named.items() if value}
 
 
@@ -207,10 +207,19 @@ def results(hits: Sequence[Hit], with_text: bool) -> list[Fields]:
 
 @dataclass(frozen=True, slots=True)
 class SearchReport:
-    """The hits of a chat's search. index: a field that says how far the index was, if it was not up to date."""
+    """The hits of a chat's search. index: a field that says how far the index was, if it was not up to date.
+
+    left_out: hits that are not among them for their scores.
+    """
 
     hits: Sequence[Hit]
     index: Fields
+    left_out: int = 0
+
+    @property
+    def fields(self) -> Fields:
+        """The fields of the report beside the hits."""
+        return {"left_out": self.left_out, **self.index}
 
 
 Found = SearchReport | None
@@ -220,14 +229,14 @@ Found = SearchReport | None
 @dataclass(frozen=True, slots=True, eq=False)
 class AnswerSources:
     """found: the ids of the documents that were found, in rank. retrieved: the same for the client. sources: all of the
-    prompt. reader: makes readers of an answer. index: as in `SearchReport`.
+    prompt. reader: makes readers of an answer. about: more fields of the report.
     """
 
     found: Sequence[str]
     retrieved: list[Fields]
     sources: Sources
     reader: Callable[[], AnswerReader]
-    index: Fields
+    about: Fields
 
     @classmethod
     def of(cls, found: SearchReport, chat: ChatHistory) -> Self:
@@ -235,7 +244,7 @@ class AnswerSources:
         sets = [part for part in chat.prompt.parts if isinstance(part, DocumentSet)]
         sources = Sources(document for one in sets for document in one.documents)
         ids, retrieved = [hit.chunk.id for hit in found.hits], results(found.hits, with_text=False)
-        return cls(ids, retrieved, sources, chat.shown_reader, index=found.index)
+        return cls(ids, retrieved, sources, chat.shown_reader, about=found.fields)
 
     def fields(self, text: str) -> Fields:
         """Return the fields of the report. text: of the model; the citations' places are those in its content."""
@@ -243,7 +252,7 @@ class AnswerSources:
         fragments = [*reader.push(text), *reader.finish()]
         content = "".join(fragment.text for fragment in fragments if isinstance(fragment, ContentText))
         citations = [one.shown() for one in self.sources.cited(content)]
-        return {"retrieved": self.retrieved, "citations": citations, **self.index}
+        return {"retrieved": self.retrieved, "citations": citations, **self.about}
 
 
 # ---- Pipelining ---------------------------------------------------------------------------------------------------------
@@ -312,6 +321,7 @@ class SearchRequest(Struct, frozen=True, kw_only=True):
     top_k: TopK | None = None
     paths: Paths = []
     min_score: float | None = None
+    by: SearchBy | None = None
     stream: bool = False
     speculate: Annotated[str, Meta(min_length=1, max_length=MAX_NAME)] | None = None
     chat: ChatToCome | None = None
@@ -342,8 +352,20 @@ def wish_of(asked: ChatRequest) -> Retrieval:
     return asked.retrieval if isinstance(asked.retrieval, Retrieval) else Retrieval()
 
 
+def check_by(wish: Retrieval | SearchRequest, folder_index: FolderIndex | None) -> None:
+    """Raise RequestError where vectors alone are to be searched, and there are none."""
+    if wish.by != BY_VECTORS:
+        return
+    where = "by" if isinstance(wish, SearchRequest) else "retrieval.by"
+    if folder_index is None or (isinstance(wish, Retrieval) and wish.documents):
+        raise RequestError(f"{where} is vectors, and attached files are searched by words alone", param=where)
+    if not folder_index.index.has_vectors:
+        raise RequestError(f"{where} is vectors, and these documents have none: {folder_index.advice}", param=where)
+
+
 def search_for(text: str, wish: Retrieval | SearchRequest, top_k: int) -> Query:
-    return Query(text=text, top_k=wish.top_k or top_k, paths=tuple(wish.paths), min_score=wish.min_score)
+    paths = tuple(wish.paths)
+    return Query(text=text, top_k=wish.top_k or top_k, paths=paths, min_score=wish.min_score, by=wish.by or "")
 
 
 def _last_question(asked: ChatRequest) -> str | None:

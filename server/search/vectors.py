@@ -31,7 +31,7 @@ from ..chat.decode import check_number
 from ..chat.prompt_length import MOST_COUNTED
 from ..chat.text_prompt import TextTokens, split_prompts
 from ..config.settings import Settings, SettingsError
-from ..engine.fit import open_beside
+from ..engine.fit import embedding_file, open_beside
 from ..http.api_errors import RequestError, not_loaded
 from ..http.bodies import LARGEST
 from ..http.threads import PromptThreads
@@ -527,12 +527,15 @@ class Embedding:
                 )
         return cls(worker, prefixes)
 
-    def for_index(self) -> Embedder:
-        """Return the embedder of an index. Its digest takes seconds the first time. Raises ModelError."""
+    def for_index(self, language: str = "") -> Embedder:
+        """Return the embedder of an index. Its digest takes seconds the first time. Raises ModelError.
+
+        language: as in `Embedder`.
+        """
         embedder = self._worker.embedder
         files, prefix = digest(files_of(embedder.model.path)), self.prefixes.document
         parts = [files, embedder.pooling, str(embedder.limit), *([repr(prefix)] if prefix else []), *embedder.model.altered]
-        return Embedder(" ".join(parts), self._embed)
+        return Embedder(" ".join(parts), self._embed, language)
 
     def _embed(self, texts: Sequence[str]) -> np.ndarray:
         """Compute texts while no request waits for vectors. The index's thread. Raises RequestError."""
@@ -593,7 +596,7 @@ def load_vectors(settings: Settings, model: Model, name: str, is_busy: Callable[
         model=model,
         name=name,
         texts=TextTokens(model),
-        embedding=loader.load(settings.embedding_model, embeds, settings.pooling),
+        embedding=loader.load(embedding_file(settings), embeds, settings.pooling),
         reranking=loader.load(settings.rerank_model, reranks, "rank"),
         threads=PromptThreads(LARGEST * settings.max_body << 20),
         beside=loader.beside,
