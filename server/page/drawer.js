@@ -87,7 +87,7 @@ async function showFiles(shown, until = 0) {
   fill(
     shown,
     h("p.soft", { role: "status" }, summary()),
-    advice ? h("p.soft", advice) : null,
+    advice ? h("p.soft", {}, advice) : null,
     page.collections.map(collectionView),
     more(page),
   );
