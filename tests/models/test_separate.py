@@ -9,6 +9,7 @@ from slotcache.ordering.document import Document
 from slotcache.server.chat.chat_prompt import ChatPrompt, DocumentSet, Fixed, SeparatePrompt
 from slotcache.slots.request import Request
 from slotcache.slots.scope import Scope
+from slotcache.slots.separate import SeparateLayout
 from support.lab import Answer, Lab
 from support.on_device import same_answers
 from support.scopes import COMMON
@@ -142,5 +143,5 @@ def test_preempted_requests_go_on(model):
     assert lab.scheduler.counters.preemptions
     for answer, names in zip(answers, ("abc", "dcb"), strict=True):
         assert len(answer.tokens) == 40
-        assert len(answer.job.layout.moved) == len(names)
+        assert isinstance(answer.job.layout, SeparateLayout) and len(answer.job.layout.moved) == len(names)
     lab.close()

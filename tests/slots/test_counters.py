@@ -15,6 +15,7 @@ from slotcache.slots.reuse import ON_DEVICE, Source
 from slotcache.slots.scheduler import Scheduler
 from slotcache.slots.scope import Scope
 from slotcache.slots.snapshots import Snapshots
+from slotcache.slots.state_tree import StateTree
 from support.fixed_prompt import Fixed
 from support.memory import Memory, cut
 from support.reuse import reuse_with
@@ -59,6 +60,7 @@ def test_what_is_brought_back_saves_less_than_what_is_there(source):
 def test_a_state_counts_by_its_tier_and_its_restore_takes_time(origin, source):
     first, memory = scheduler_of(max_bytes=1000), Memory(200, can_cut=False)
     ask(first, memory, PROMPT)
+    assert isinstance(first.index, StateTree)
     records = [first.index.host.get(node) for node in first.index.of(COMMON)]
     again, memory = scheduler_of(max_bytes=1000), Memory(200, can_cut=False)
     assert records and all(record and again.index.host.put(record, origin) for record in records)

@@ -163,6 +163,7 @@ def test_a_step_behind_what_is_read_teaches_no_pace():
         is_cold = toy.num_tokens > read and not plan.has_drafts
         num_cold += is_cold
         world.scheduler.observe(plan, 3 * STEP if is_cold else STEP + ROW * (plan.num_tokens - len(plan.spans)))
+    assert isinstance(world.scheduler.drafts, Drafts)
     assert num_cold and world.scheduler.drafts._pace.seconds(1, 0) == pytest.approx(STEP)
 
 

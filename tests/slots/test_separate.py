@@ -12,7 +12,7 @@ from slotcache.slots.radix import NO_TOKENS
 from slotcache.slots.record import file_name
 from slotcache.slots.request import NO_LAYOUT, Kind
 from slotcache.slots.reuse import SEPARATE
-from slotcache.slots.separate import num_kept, read_by
+from slotcache.slots.separate import SeparateLayout, num_kept, read_by
 from slotcache.slots.store.record_index import RecordIndex
 from support.scopes import COMMON
 from support.world import World
@@ -153,7 +153,7 @@ def test_a_prompt_without_a_token_is_empty():
 
 def test_the_front_is_in_memory_once():
     layout = prompt(1000, 2000, 3000).arrange(World().scheduler.tree, COMMON)
-    assert len({id(document.prefix) for document in layout.moved}) == 1
+    assert isinstance(layout, SeparateLayout) and len({id(document.prefix) for document in layout.moved}) == 1
 
 
 # ---- What documents are worth: many questions about few of them, and host memory for a part. ----------------------------
@@ -216,6 +216,7 @@ def test_each_request_counts_as_a_use_of_its_documents_but_no_further_turn_of_it
     world = World(host=1000, batch=512, budget=512)
     first = question(0, [1, 2])
     job = world.run(first)
+    assert isinstance(job.layout, SeparateLayout)
     originals = [run_of(world, one.text) for one in job.layout.moved]
     assert [one.frequency for one in originals] == [1, 1]
     world.run(question(1, [3, 2]))
@@ -235,7 +236,9 @@ def test_a_document_that_was_read_ahead_counts_as_used_once_a_request_has_moved_
     world = World(host=1000, batch=512, budget=512)
     front, document, _ = question(0, [1]).parts
     world.run(ChatPrompt((front, document)), limit=1, kind=Kind.PREFETCH)
-    (moved,) = question(0, [1]).arrange(world.scheduler.tree, COMMON).moved
+    layout = question(0, [1]).arrange(world.scheduler.tree, COMMON)
+    assert isinstance(layout, SeparateLayout)
+    (moved,) = layout.moved
     original = run_of(world, moved.text)
     assert original.frequency == 0
     assert pieces(world, world.run(question(0, [2, 1]))) == [SIZE, 6, 1], "it was read ahead"

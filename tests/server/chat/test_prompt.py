@@ -14,6 +14,7 @@ from slotcache.slots.request import Request
 from slotcache.slots.scheduler import Scheduler
 from slotcache.slots.scope import Scope
 from slotcache.slots.snapshots import Snapshots
+from slotcache.slots.state_tree import StateTree
 from support.reuse import reuse_with
 from support.scopes import COMMON
 
@@ -143,6 +144,7 @@ def placed(job):
 def test_documents_are_ordered_as_far_as_a_snapshot_goes():
     scheduler = hybrid()
     assert placed(ask(scheduler, documents(*"abc"))) == "abc"
+    assert isinstance(scheduler.index, StateTree)
     again = ask(scheduler, documents(*"cdba"))
     assert placed(again) == "abcd" and again.reuse.cached == 80 + 300 and again.reuse.source == "snapshot"
     for node in scheduler.index.of(COMMON):  # the runs of a, b and c stay: they stand in front of d
@@ -156,6 +158,7 @@ def test_a_document_without_a_snapshot_counts_where_a_later_one_has_it():
     scheduler = hybrid()
     ask(scheduler, documents(*"ab"))
     ask(scheduler, documents(*"c"))
+    assert isinstance(scheduler.index, StateTree)
     (behind_a,) = (node for node in scheduler.index.of(COMMON) if node.tokens[0] == 1000 * ord("a"))
     scheduler.index.forget(behind_a)
     again = ask(scheduler, documents(*"cba"))
