@@ -27,17 +27,17 @@ from time import monotonic
 
 import numpy as np
 
-from ...models.model_files import cache_folder
 from ...retrieval.files import MAX_BYTES, NEVER_READ, Folder
 from ...retrieval.markdown import Unreadable
 from ...retrieval.process import MOST_SECONDS, QUICK, EndedError, FileReader, ReadTask, SlowError, seconds_for
 from ...retrieval.ranking import Hit, Query, Search, VectorIndex
 from ...retrieval.store import FilePart, Store
 from ...retrieval.terms import STEMMER
-from ...slots.store.private_folder import MOST_SERVERS, FolderError, lock, own_folder, places
+from ...slots.store.private_folder import MOST_SERVERS, FolderError, lock, places
 from ..config.settings import Settings
 from ..http.api_errors import RequestError
 from ..http.threads import CLIENT, ClientLeft, Turns
+from .folder import index_folder
 
 MOST_WAITING = 256 << 20  # bytes of files that are read or wait for it; a client may have half of them
 MOST_OF_SCOPE, MOST_FILES = 16, 64  # files that are kept
@@ -214,8 +214,7 @@ class Attachments:
         """
         with self._opening:
             if self._place is None:
-                folder = Path(self._settings.docs_db).expanduser() if self._settings.docs_db else cache_folder() / "docs"
-                self._place, self._locked = _free_folder(own_folder(folder, "--docs-db") / "attached")
+                self._place, self._locked = _free_folder(index_folder(self._settings) / "attached")
                 shutil.rmtree(self._place, ignore_errors=True)
                 self._place.mkdir(mode=0o700)
             return self._place

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
 import hashlib
 import logging
 import os
+import shutil
 import sqlite3
+import tempfile
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import astuple, dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from threading import Event, Lock, Thread
 from time import monotonic
@@ -24,7 +27,7 @@ from ...models.model_files import OFFERED, PACKAGED, cache_folder
 from ...retrieval.files import Folder, changes
 from ...retrieval.index import Index
 from ...retrieval.ranking import FUSED, LEXICAL, PROVISIONAL, RERANKED, Search
-from ...slots.store.private_folder import MOST_SERVERS, lock, own_folder, places
+from ...slots.store.private_folder import MOST_SERVERS, FolderError, lock, own_folder, places
 from ..config.settings import Settings, SettingsError
 from ..engine.fit import WORDS_ALONE
 from ..http.api_errors import RequestError
@@ -275,8 +278,7 @@ def load_folder_index(settings: Settings, vectors: Vectors, is_busy: Callable[[]
     embedder = embedding.for_index(language) if embedding else None
     try:
         name = _name([str(path.expanduser().resolve(strict=True)) for path in paths], embedder.name if embedder else "")
-        folder = Path(settings.docs_db).expanduser() if settings.docs_db else cache_folder() / "docs"
-        database, locked = _free_file(folder, f"{name}-{settings.chunk_tokens}")
+        database, locked = _free_file(index_folder(settings), f"{name}-{settings.chunk_tokens}")
         index = Index(paths, database, embedder=embedder, chunk_tokens=settings.chunk_tokens)
     except FileNotFoundError as error:
         raise SettingsError(f"--docs {error.filename}: there is no such file or folder") from None
@@ -313,6 +315,28 @@ def check_read_ahead(settings: Settings, model: Model) -> None:
         raise SettingsError(f"--read-ahead: {found}")
 
 
+def index_folder(settings: Settings) -> Path:
+    """Return the folder of indexes, which hold the text of documents. Raises FolderError: --docs-db cannot be used.
+
+    A user whose cache folder cannot be written to gets one that ends with the process.
+    """
+    if settings.docs_db:
+        return own_folder(Path(settings.docs_db).expanduser(), "--docs-db")
+    try:
+        return own_folder(cache_folder() / "docs", "--docs-db")
+    except FolderError as error:
+        folder = _temporary_folder()
+        logger.warning("%s; the index of documents is in %s until the server ends: --docs-db PATH keeps it", error, folder)
+        return folder
+
+
+@cache
+def _temporary_folder() -> Path:
+    folder = tempfile.mkdtemp(prefix="slotcache-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return Path(folder)
+
+
 def bundled_folder() -> Path:
     """Return the folder of the documents that come with the built-in model."""
     return cache_folder() / "demo"
@@ -324,8 +348,7 @@ def _name(paths: list[str], embedder: str) -> str:
 
 
 def _free_file(folder: Path, name: str) -> tuple[Path, int]:
-    """Return a file for an index that no running server has, and the descriptor of its lock. Raises OSError, FolderError."""
-    own_folder(folder, "--docs-db")
+    """Return a file for an index that no running server has, and the descriptor of its lock. Raises OSError."""
     for place in places(folder / name):
         with suppress(BlockingIOError):
             return place.with_suffix(".db"), lock(place.with_suffix(".lock"))

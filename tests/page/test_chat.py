@@ -66,7 +66,7 @@ def test_files_that_cannot_be_read_say_why_at_their_chip(server, open_page):
     page.set_input_files("input[type=file]", files)
     page.wait_for_selector(READ)
     picture, empty, notes = page.locator(".composer .chip").all()
-    assert "it is binary" in picture.inner_text() and "it has no text" in empty.inner_text()
+    assert "it is a picture" in picture.inner_text() and "it has no text" in empty.inner_text()
     assert notes.inner_text() == "notes.txt"
     with page.expect_request("**/v1/chat/completions") as sent:
         ask(page, "What do they say?")

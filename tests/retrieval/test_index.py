@@ -17,6 +17,7 @@ import pytest
 from slotcache import retrieval
 from slotcache.retrieval import FAILED, INDEXED, SKIPPED, Embedder, Index, Query
 from slotcache.retrieval import index as index_module
+from slotcache.retrieval import process as process_module
 from support.office import Part, docx, html, markdown, package, pdf
 
 from retrieval.manuals import MANUALS, sentences
@@ -212,7 +213,7 @@ def test_hostile_files_have_reasons_and_do_not_stop_the_others(folder, make):
 def test_a_file_that_takes_too_long_ends_its_reader_alone(folder, make, monkeypatch):
     """A small file gets little time, whatever it unpacks to."""
     monkeypatch.setattr(index_module, "QUICK", 0.1)
-    monkeypatch.setattr(index_module, "SECONDS", 0.2)
+    monkeypatch.setattr(process_module, "SECONDS", 0.2)
     many = docx([], document=XML.format("<w:p><w:r><w:t>a</w:t></w:r></w:p>" * 30_000))
     assert len(many) < 20_000
     (folder / "slow.docx").write_bytes(many)

@@ -97,7 +97,7 @@ def test_what_is_left_out_is_counted(server):
 @pytest.mark.parametrize(
     "name, data, words",
     [
-        ("picture.png", b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR\0\xff\xfe\xfd" * 9, "it is binary"),
+        ("picture.png", b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR\0\xff\xfe\xfd" * 9, "it is a picture"),
         ("report.pdf", b"%PDF-1.4 nothing", "it is not a PDF"),
         ("report.docx", b"nothing", "it is not a Word document"),
         ("empty.txt", b"", "it is empty"),
