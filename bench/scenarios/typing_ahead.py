@@ -83,7 +83,8 @@ def _write(folder: Path, args: argparse.Namespace) -> None:
     folder.mkdir()
     for subject, number in itertools.product(PLACES[: args.subjects], range(args.k)):
         before, after = (prose(f"{subject} {number} {half}", args.words // 2) for half in "ab")
-        text = f"# {subject}, part {number}\n\n{before} That is how it was in {subject}. {after}\n"
+        heading, first = f"# {subject}, part {number}", f"{subject}: {before} That is how it was in {subject}."
+        text = f"{heading}\n\n{first} {after} So much of {subject}.\n"
         (folder / f"{subject.lower()}-{number}.md").write_text(text)
 
 
