@@ -130,7 +130,7 @@ def test_doctor_and_the_log_tell_of_flags_and_of_those_without_effect(tiny):
     assert "--override-kv llama.no_key=int:1 has no effect: llama.cpp reads no such key of tiny.gguf" in told.stdout
     assert "layers on no GPU (--split-mode layer)" in told.stdout
     refused = run("doctor", "-m", tiny, "-dev", "nowhere")
-    assert refused.returncode == 2 and "--device nowhere: expected none, or some of " in refused.stderr
+    assert refused.returncode == 2 and "--device nowhere: expected none" in refused.stderr
 
 
 @needs_cpu
