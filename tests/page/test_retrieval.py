@@ -106,7 +106,7 @@ def test_a_chat_that_the_server_forgot_is_sent_with_what_was_found(folder_index,
     with page.expect_request(lambda request: "history" in (request.post_data or "")) as sent:
         turn = ask(page, "What is the speciality of Tarnwick?")
     first, answer, question = sent.value.post_data_json["messages"]
-    assert len(first["documents"]) == 5 and answer["role"] == "assistant" and "documents" not in question
+    assert first["documents"] and answer["role"] == "assistant" and "documents" not in question
     cost = figures(turn)
     assert sum(cost.values()) > 2 * cost["computed"]
 

@@ -80,7 +80,9 @@ def test_an_answer_never_runs(server, open_page):
 
 def test_documents_and_their_names_never_run(server, open_page):
     page = open_page(server)
-    attach(page, {NAME.replace("/", ""): WORST})
+    attach(page, {NAME.replace("/", ""): "\n\n".join(HOSTILE[:8]), f"large {NAME}".replace("/", ""): WORST * 4})
+    assert "searched" in page.locator(".chip").last.inner_text()
+    check(page)
     page.locator(".chip button").first.click()
     page.wait_for_selector("#drawer .passage")
     assert f"<script>{RUN}</script>" in page.locator("#drawer").inner_text()
