@@ -187,7 +187,7 @@ def values(draw):
     )
     written = ends[-1].join((value, ""))
     assume(not re.search(rf"(^|\n)({begins})|({'|'.join(map(re.escape, ends))})\s*({behind})", written))
-    assume(not any(value.startswith(tag) for tag in shape.body.value_opens if tag != "\n"))
+    assume(not any(value.lstrip().startswith(tag) for tag in shape.body.value_opens if tag != "\n"))
     assume("]]>" not in value)
     return row, value
 
