@@ -113,9 +113,14 @@ class Store:
 
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
-        """Lend the connection for reading."""
+        """Lend the connection for reading, in a transaction: all reads see one state, whatever is written meanwhile."""
         with self._reading:
-            yield self._reader
+            self._reader.execute("begin")
+            try:
+                yield self._reader
+            finally:
+                if self._reader.in_transaction:
+                    self._reader.execute("rollback")
 
     @contextmanager
     def writing(self) -> Iterator[sqlite3.Connection]:

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from slotcache.retrieval import FUSED, LEXICAL, RERANKED, Embedder, Index, Query
+from slotcache.retrieval import words as words_module
 from slotcache.retrieval.ranking import VectorIndex, fuse, unit
 from slotcache.retrieval.words import fts_query, search_words, words_sought
 
@@ -349,3 +350,30 @@ def test_an_embedder_of_one_language_is_used_where_most_documents_are_in_it(fold
         index = make(foreign)
         assert not index.has_vectors and index.progress.vectors == 0
         assert [stage.name for stage in stages(index.search(embed_query), text="Miete")] == [LEXICAL]
+
+
+@pytest.mark.parametrize(("step", "writes"), [("_numbers", True), ("_has_terms", False)], ids=["more", "less"])
+def test_a_search_sees_one_state_of_an_index_that_is_written_meanwhile(tmp_path, monkeypatch, step, writes):
+    """Figures of fewer texts than were found made all scores negative; a text that had gone ended the search."""
+    (folder := tmp_path / "notes").mkdir()
+    for name in "ab":
+        (folder / f"{name}.md").write_text(f"The stone {name} is old.\n")
+    index, other = Index([folder], tmp_path / "db"), Index([folder], tmp_path / "db")
+    index.refresh()
+    real = getattr(words_module, step)
+
+    def write_first(given):
+        for number in range(50) if writes else ():
+            (folder / f"{number}.md").write_text(f"The stone {number} is old.\n")
+        if not writes:
+            (folder / "a.md").unlink()
+        assert other.refresh()
+        return real(given)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(words_module, step, write_first)
+        hits = asyncio.run(index.search().hits(Query(text="Which stone is old?")))
+    assert hits and all(hit.score > 0 for hit in hits)
+    assert len(asyncio.run(index.search().hits(Query(text="Which stone is old?", top_k=60)))) == (52 if writes else 1)
+    other.close()
+    index.close()

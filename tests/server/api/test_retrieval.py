@@ -323,10 +323,8 @@ def test_chats_run_while_an_index_is_built(tiny, tmp_path):
     many = {f"{number}.md": f"# Note {number}\n\nThe stone {number} is old.\n" for number in range(150)}
     with running(tiny, docs=str(write(tmp_path / "notes", many)), docs_db=str(tmp_path / "db")) as up:
         until(lambda: up.folder_index.index.progress.chunks > 0)
-        found: list[bool] = []
         while not is_ready(up):
-            found.append(bool(answer_of(up, "Which stone is old?", max_tokens=2)["slotcache"]["retrieved"]))
-        assert found.count(False) <= 1, "a search beside the last write was seen to find nothing, once"
+            assert answer_of(up, "Which stone is old?", max_tokens=2)["slotcache"]["retrieved"]
         assert len(search(up, "stone", top_k=100)["results"]) == 100
 
 
