@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import re
 import sys
@@ -12,8 +11,7 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
 CHART, RESULTS = ROOT / "docs/ttft.svg", ROOT / "docs/benchmarks/ttft.json"
-SETTINGS, SCALE, MODULES = ROOT / "docs/settings.md", ROOT / "docs/scale.md", ROOT / "docs/modules.md"
-ROOMS = ("server", "models", "slots", "ordering", "retrieval", "front", "bench")
+SETTINGS, SCALE = ROOT / "docs/settings.md", ROOT / "docs/scale.md"
 TABLE = re.compile(r"^\| flag \| environment \|.*?(?=^$|\Z)", re.M | re.S)
 ARGUMENTS = re.compile(r"^\| argument \| environment \|.*?(?=^$|\Z)", re.M | re.S)
 REPORT = re.compile(r"(?<=^```json\n).*?(?=^```$)", re.M | re.S)
@@ -32,7 +30,7 @@ def generated() -> dict[Path, str]:
     settings = _with(llama_table(), FOREIGN, settings)
     scale = _with(flags_table((*OWN, *HOSTING)), TABLE, SCALE.read_text("utf-8"))
     scale = _with(arguments_table(), ARGUMENTS, scale)
-    return {CHART: svg(json.loads(RESULTS.read_text("utf-8"))), SETTINGS: settings, SCALE: scale, MODULES: modules()}
+    return {CHART: svg(json.loads(RESULTS.read_text("utf-8"))), SETTINGS: settings, SCALE: scale}
 
 
 def _with(table: str, place: re.Pattern[str], page: str) -> str:
@@ -78,23 +76,6 @@ def llama_table() -> str:
 
 
 def _lines(*lines: str) -> str:
-    return "\n".join(lines) + "\n"
-
-
-def modules() -> str:
-    """The table of the modules: the first line of each one's docstring."""
-    lines = [
-        "# The modules",
-        "",
-        "Made from the first lines of their docstrings. [Architecture](architecture.md) says how they fit together.",
-    ]
-    folders = {path.parent for room in ROOMS for path in (ROOT / room).rglob("*.py")}
-    for folder in sorted(folders, key=lambda path: (ROOMS.index(path.relative_to(ROOT).parts[0]), str(path))):
-        lines += ["", f"## `{folder.relative_to(ROOT)}/`", "", "| file | purpose |", "|---|---|"]
-        for path in sorted(folder.glob("*.py")):
-            said = ast.get_docstring(ast.parse(path.read_text("utf-8"))) or ""
-            if said and path.name != "__init__.py":
-                lines.append(f"| `{path.name}` | {said.splitlines()[0].replace('|', '/')} |")
     return "\n".join(lines) + "\n"
 
 
