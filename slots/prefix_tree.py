@@ -155,11 +155,11 @@ class PrefixTree(PromptTree):
     ) -> Claim:
         """Put a prompt's whole path into the tree, in use, and give it a sequence that holds its cached prefix.
 
-        An idle sequence that is a prefix of the prompt is continued in place; any other match is forked, and its donor
-        stays as it is. stops: ascending positions where nodes must end. documents: (key, start, stop) of each.
-        counts_as_use: a client asked for it; else its runs do not count as used. sections: what is computed of it, all if
-        there are none. session: of its request, if it has one. Raises OutOfSequences, and ValueError for a document outside
-        the prompt; the tree is as before then.
+        An idle sequence that is a prefix of the prompt, and of which nothing is to be computed again, is continued in place;
+        any other match is forked, and its donor stays as it is. stops: ascending positions where nodes must end. documents:
+        (key, start, stop) of each. counts_as_use: a client asked for it; else its runs do not count as used. sections: what
+        is computed of it, all if there are none. session: of its request, if it has one. Raises OutOfSequences, and
+        ValueError for a document outside the prompt; the tree is as before then.
         """
         if not all(0 <= start <= stop <= len(tokens) for _, start, stop in documents):
             raise ValueError(f"documents at {[span for _, *span in documents]} of a prompt of {len(tokens)} tokens")
