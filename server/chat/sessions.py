@@ -1,4 +1,4 @@
-"""The sessions that clients name, and the prompts that each has asked last: when one ends, they leave the cache first."""
+"""The sessions that clients name: how their instructions began, what they asked last, and how they shorten a history."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ import numpy as np
 
 from ...slots.radix import common_prefix
 from ...slots.scope import Scope
-from ..chat.history import HistoryMessage
+from .chat_files import ChatFiles
+from .compactions import Compactions
+from .history import HistoryMessage
+from .volatile import VolatileText
 
 MOST_SESSIONS = 4096
 MOST_BRANCHES = 16  # of a session: its own thread, and those of its sub-agents
@@ -38,9 +41,15 @@ class Branch:
 
 
 class Sessions:
-    """The newest prompts of each session, by its scope and its name. It belongs to the event loop."""
+    """What is known of each session, by its scope and its name. It belongs to the event loop, but for `volatile`.
 
-    def __init__(self) -> None:
+    files: of instructions, which outlive a restart; None: they are held in memory only.
+    """
+
+    def __init__(self, files: ChatFiles | None = None) -> None:
+        self.volatile, self.compactions = VolatileText(), Compactions()
+        if files is not None:
+            self.volatile.restore(files)
         self._branches: OrderedDict[tuple[str, str], list[Branch]] = OrderedDict()
         self._num_tokens = 0  # of all
 
@@ -50,7 +59,7 @@ class Sessions:
         heard: what it was told behind its answer before. Return the prompts whose answer stands there, now forgotten: a
         sub-agent whose last message its parent has taken over is done.
         """
-        others = [one for one in self.end(name) if not one.is_continued_by(branch)]
+        others = [one for one in self._end(name) if not one.is_continued_by(branch)]
         done = [one for one in others if one.answer and any(one.answer in text for text in heard)]
         self._branches[name] = [*(one for one in others if one not in done), branch][-MOST_BRANCHES:]
         self._num_tokens += _num_tokens(self._branches[name])
@@ -58,11 +67,19 @@ class Sessions:
             oldest = next(iter(self._branches))
             if oldest == name:
                 break
-            self.end(oldest)
+            self._end(oldest)
         return done
 
-    def end(self, name: tuple[str, str]) -> list[Branch]:
-        """Forget a session; return its prompts, none if it is not known."""
+    def forget(self, scope: str, name: str | None = None) -> list[Branch]:
+        """Forget a session, and return its prompts; without a name, what the sessions of a scope have said.
+
+        The prompts of these stay known: what a running request has in the cache is not dropped with the scope.
+        """
+        self.volatile.forget(scope, name)
+        self.compactions.forget(scope, name)
+        return [] if name is None else self._end((scope, name))
+
+    def _end(self, name: tuple[str, str]) -> list[Branch]:
         branches = self._branches.pop(name, [])
         self._num_tokens -= _num_tokens(branches)
         return branches

@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
+from slotcache.server.chat import sessions
 from slotcache.server.chat.history import HistoryMessage
-from slotcache.server.service import sessions
-from slotcache.server.service.sessions import Branch, Sessions, spoken
+from slotcache.server.chat.sessions import Branch, Sessions, spoken
 from slotcache.slots.scope import Scope
 
 
@@ -18,9 +18,9 @@ def test_those_used_last_stay(monkeypatch, bound, most, length):
     known = Sessions()
     for number in (0, 1, 2, 0, 3, 4):
         known.note(("", str(number)), branch(1000 * number, length))
-    assert [len(known.end(("", str(number)))) for number in range(5)] == [1, 0, 0, 1, 1]
+    assert [len(known.forget("", str(number))) for number in range(5)] == [1, 0, 0, 1, 1]
     known.note(("", "5"), branch(0, 2 * most))
-    assert known.end(("", "5")), "the newest one stays, whatever its length"
+    assert known.forget("", "5"), "the newest one stays, whatever its length"
 
 
 def test_what_others_quote_to_the_end_is_done():
@@ -37,7 +37,7 @@ def test_what_others_quote_to_the_end_is_done():
         assert known.note(name, answered(first, answer), ["nothing of it"]) == []
     (done,) = known.note(name, answered(0, "Next."), ["Told: The first sub-agent's. And more", "The second one"])
     assert done.tokens[0] == 1000
-    assert [one.tokens[0] for one in known.end(name)] == [2000, 3000, 0], "and its own last turn, which it goes on from"
+    assert [one.tokens[0] for one in known.forget(*name)] == [2000, 3000, 0], "and its own last turn, which it goes on from"
 
 
 def test_a_chat_ends_with_a_text_or_with_a_call():

@@ -15,10 +15,10 @@ from typing import TypeVar
 
 import msgspec
 
-from ..chat.body import ChatRequest
-from ..chat.decode import decode
-from ..chat.history import INSTRUCTIONS, HistoryMessage
-from ..chat.shortened_history import Kept, follows
+from .body import ChatRequest
+from .decode import decode
+from .history import INSTRUCTIONS, HistoryMessage
+from .shortened_history import Kept, follows
 
 SHORTEST_SUMMARY = 200  # characters of a summary: shorter answers are quoted by chance
 FEW_ANSWERS = 4  # answers that are remembered of a session
