@@ -335,7 +335,7 @@ def _serve(settings: Settings, model: Model, decision: Decision | None, made: Ex
     submitter = Submitter(model, view, limit, defaults, adapters=adapters)
     ahead = Ahead(engine, view, builder, submitter)
     next_turns, num_sets = settings.idle_prefill, settings.idle_sets
-    idle = IdlePrefill(ahead, sessions.compactions, open=running, next_turns=next_turns, num_sets=num_sets)
+    idle = IdlePrefill(ahead, sessions, open=running, next_turns=next_turns, num_sets=num_sets)
     grammars = Grammars(model)
     made.callback(grammars.close)  # before the model's: its thread reads the vocabulary
     service = Service(

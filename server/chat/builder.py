@@ -380,7 +380,7 @@ class PromptBuilder:
         if not (moves and request.is_named and request.caches(self._settings.cache_prompt)):
             return messages, ()
         tools = blake2b(msgspec.json.encode(request.tools), digest_size=16).hexdigest()
-        return self._sessions.volatile.settle((request.cache_scope, request.session, tools), messages)
+        return self._sessions.settle((request.cache_scope, request.session, tools), messages)
 
     def separates(self, request: ChatRequest) -> bool:
         """Whether the documents of a chat are read separately."""

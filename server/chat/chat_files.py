@@ -14,7 +14,7 @@ import logging
 import os
 import stat
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from ...slots.store.private_folder import locked_folder, remove_stale, written_aside
@@ -73,11 +73,17 @@ class ChatFiles:
 
     def write(self, name: str, make: Make) -> None:
         """Queue a file to be written. make: called by the thread that writes. From any thread."""
-        self._queue({name: make})
+        self.change({name: make})
 
     def drop(self, names: Iterable[str]) -> None:
         """Queue files to be deleted. From any thread."""
-        self._queue(dict.fromkeys(names))
+        self.change(dict.fromkeys(names))
+
+    def change(self, makes: Mapping[str, Make | None]) -> None:
+        """Queue files to be written, or to be deleted: None. From any thread."""
+        with self._changed:
+            self._waiting |= makes
+            self._changed.notify_all()
 
     def settle(self, seconds: float = 10.0) -> bool:
         """Wait until nothing waits; return whether that came about in time. From any thread but the event loop's."""
@@ -114,11 +120,6 @@ class ChatFiles:
         if not self._thread.is_alive() and self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
-
-    def _queue(self, changes: dict[str, Make | None]) -> None:
-        with self._changed:
-            self._waiting |= changes
-            self._changed.notify_all()
 
     # ---- the writer's thread -----------------------------------------------------------------------------------------
 

@@ -255,7 +255,7 @@ class Service:
         if session and scope.is_shared:
             answer, heard = spoken(entries)
             branch = Branch(scope, job.tokens[: job.computed], job.num_prompt, answer)
-            if done := self.sessions.note((generation.scope, session), branch, heard):
+            if done := self.sessions.note_prompt((generation.scope, session), branch, heard):
                 self.view.retire(session, [(one.scope, one.tokens) for one in done])
 
     def _resume_after(self, generation: Generation, event: Final) -> Final:
