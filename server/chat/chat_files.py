@@ -16,9 +16,11 @@ import stat
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import TypeVar
 
 from ...slots.store.private_folder import locked_folder, remove_stale, written_aside
 
+T = TypeVar("T")
 DIGEST = 16  # bytes
 logger = logging.getLogger("slotcache.conversations")
 
@@ -90,7 +92,32 @@ class ChatFiles:
         with self._changed:
             return self._changed.wait_for(lambda: not (self._waiting or self._busy), seconds)
 
-    def newest_first(self, suffix: str, max_bytes: int) -> list[tuple[Path, float]]:
+    def load(
+        self, suffix: str, max_bytes: int, decode: Callable[[bytes], T], name: Callable[[T], str]
+    ) -> list[tuple[T, float]]:
+        """Return what the newest files hold whose names end so and that have `max_bytes` together, each with its time.
+
+        decode: reads a file. Raises DamagedFile. name: of the file that it belongs in. Older files are deleted, and so are
+        damaged ones and copies with another name, with one warning for all of these.
+        """
+        found: list[tuple[T, float]] = []
+        refused: list[str] = []
+        for path, written in self._newest_first(suffix, max_bytes):
+            try:
+                held = decode(path.read_bytes())
+                if name(held) != path.name:
+                    raise DamagedFile("it has the name of another file")
+            except (OSError, DamagedFile) as error:
+                refused.append(f"{path.name}: {error}")
+                if isinstance(error, DamagedFile):
+                    self.drop([path.name])
+                continue
+            found.append((held, written))
+        if refused:
+            logger.warning("%d files in %s are not used, first %s", len(refused), self.folder, refused[0])
+        return found
+
+    def _newest_first(self, suffix: str, max_bytes: int) -> list[tuple[Path, float]]:
         """Return the newest files whose names end so and that have `max_bytes` together, with their times.
 
         Older files are deleted, and so is one that alone has more: the server writes none like it.

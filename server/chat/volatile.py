@@ -351,46 +351,40 @@ class StoredInstructions(Struct, frozen=True, forbid_unknown_fields=True):
     changes: list[tuple[Place, tuple[str, str]]] = []  # msgspec copies it
 
 
-RECORDS = msgspec.msgpack.Decoder(StoredInstructions)
+STORED = msgspec.msgpack.Decoder(StoredInstructions)
 
 
-def encode(record: StoredInstructions) -> list[bytes]:
-    """Return the file of a record, in parts."""
-    return with_checksum(MAGIC, msgspec.msgpack.encode(record))
+def encode(stored: StoredInstructions) -> list[bytes]:
+    """Return a file, in parts."""
+    return with_checksum(MAGIC, msgspec.msgpack.encode(stored))
+
+
+def decode(data: bytes) -> StoredInstructions:
+    """Return what a file holds. Raises DamagedFile."""
+    try:
+        return STORED.decode(checked_content(MAGIC, data))
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise DamagedFile(f"it is not as expected: {error}") from None
 
 
 def restore(files: ChatFiles) -> Iterable[Instructions]:
-    """Return the instructions that files have, those used last at the end. Damaged files are deleted."""
+    """Return the instructions that files have, those used last at the end. What belongs to none of these is deleted."""
+    loaded = files.load(SUFFIX, MOST_IN_FILES, decode, lambda stored: _name(stored.front, stored.key))
+    oldest_first = [stored for stored, _ in reversed(loaded)]
+    fronts = {stored.front: Front(stored.lineage, stored.texts) for stored in oldest_first if not stored.key}
     found: OrderedDict[Lineage, Instructions] = OrderedDict()
-    fronts: dict[bytes, tuple[Instructions, Front]] = {}
-    records: list[StoredInstructions] = []
-    damaged: list[str] = []
-    for path, _ in reversed(files.newest_first(SUFFIX, MOST_IN_FILES)):
-        try:
-            record = RECORDS.decode(checked_content(MAGIC, path.read_bytes()))
-        except (OSError, DamagedFile, msgspec.MsgspecError, UnicodeDecodeError):
-            damaged.append(path.name)
+    for stored in oldest_first:
+        front, name = fronts.get(stored.front), _name(stored.front, stored.key)
+        if front is None or front.id != stored.front:
+            files.drop([name])
             continue
-        front = None if record.key else Front(record.lineage, record.texts)
-        if path.name != _name(record.front, record.key) or (front and front.id != record.front):  # a copy, of a person's
-            damaged.append(path.name)
-            continue
-        records.append(record)
-        if front is not None:
-            instructions = found.setdefault(record.lineage, Instructions(record.lineage))
-            instructions.fronts.append(front)
-            fronts[front.id] = instructions, front
-    for record in records:
-        name = _name(record.front, record.key)
-        if record.front not in fronts:
-            damaged.append(name)
-            continue
-        instructions, front = fronts[record.front]
-        found.move_to_end(instructions.lineage)
+        instructions = found.setdefault(front.lineage, Instructions(front.lineage))
+        found.move_to_end(front.lineage)
         instructions.files.add(name)
-        if record.key:
-            front.put(record.key, record.line, {place: ChangedText(*texts) for place, texts in record.changes})
-    files.drop(damaged)
+        if stored.key:
+            front.put(stored.key, stored.line, {place: ChangedText(*texts) for place, texts in stored.changes})
+        else:
+            instructions.fronts.append(front)
     for instructions in found.values():
         instructions.num_bytes = sum(front.num_bytes for front in instructions.fronts)
     return found.values()

@@ -2,9 +2,11 @@
 
 import itertools
 import os
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -338,6 +340,53 @@ def test_a_copy_of_a_file_is_left_out_and_goes(tmp_path):
     texts, files = on_disk(tmp_path)
     files.close()
     assert len(fronts_of(texts)) == 1 and len(kept_in(tmp_path)) == 2
+
+
+def test_damaged_files_are_told_of_once_and_what_cannot_be_read_now_stays(tmp_path, caplog, monkeypatch):
+    texts, files = on_disk(tmp_path)
+    for session in ("a", "b", "c"):
+        texts.settle(("", session, ""), [instructions(), said("user", "Hello")])
+    files.close()
+    damaged, unread, whole = kept_in(tmp_path)
+    damaged.write_bytes(damaged.read_bytes()[:-1])
+    really = Path.read_bytes
+
+    def read(path):
+        if path == unread:
+            raise OSError(5, "Input/output error")
+        return really(path)
+
+    monkeypatch.setattr(Path, "read_bytes", read)
+    texts, files = on_disk(tmp_path)
+    files.close()
+    assert len(fronts_of(texts)) == 1 and kept_in(tmp_path) == [unread, whole]
+    assert len([record for record in caplog.records if record.levelname == "WARNING"]) == 1
+
+
+def test_files_are_read_as_they_have_always_been_written(tmp_path):
+    """Their form is that of folders that servers have."""
+
+    def write(key, **fields):
+        content = msgspec.msgpack.encode({"lineage": LINEAGE, "front": front, "key": key, **fields})
+        name = blake2b(front + key, digest_size=16).hexdigest()
+        digest = blake2b(content, digest_size=16).digest()
+        (tmp_path / f"{name}.instructions").write_bytes(b"slotcache instructions 1\n" + digest + content)
+
+    hello = said("user", "Hello")
+    first, texts = instructions("Monday.\n"), ((instructions("Monday.\n")["content"],),)
+    front = blake2b(msgspec.msgpack.encode((LINEAGE, texts)), digest_size=16).digest()
+    write(b"", texts=texts)
+    place = (0, 0, len(FRONT))
+    write(
+        blake2b(msgspec.json.encode(hello), digest_size=16).digest(),
+        line="It is Tuesday.",
+        changes=[(place, ("Monday.\n", "Tuesday.\n"))],
+    )
+    restored, files = on_disk(tmp_path)
+    shown, moved = settled(restored, [instructions("Tuesday.\n"), hello, said("assistant", "Yes"), said("user", "And?")])
+    files.close()
+    assert shown[:2] == [first, said("user", "Hello\n\nIt is Tuesday.")] and shown[3] == said("user", "And?")
+    assert moved == (ChangedText("Monday.\n", "Tuesday.\n"),) and len(kept_in(tmp_path)) == 2
 
 
 # ---- over a server, by the tokens that it computes ----------------------------------------------------------------------
