@@ -101,6 +101,11 @@ class Session:
         kept = sum(one.num_bytes for one in self.instructions.values())
         return kept, sum(branch.num_bytes for branch in self.branches) + self.compaction.num_bytes
 
+    @property
+    def is_too_large(self) -> bool:
+        """Whether it alone takes more than there is room for."""
+        return self.counted[0] > MOST_INSTRUCTIONS or sum(self.counted) > MOST_BYTES
+
 
 class Sessions:
     """The store of sessions, by scope and name. Safe from several threads.
@@ -112,8 +117,8 @@ class Sessions:
 
     Of too many sessions the least recently used leave. Of too many bytes it is their prompts and compactions, which are a
     cache. Without its instructions a session's next prompt goes on from no earlier one, so they leave only where they alone
-    are too much. Stored conversations have names and bounds of their own: see `Conversations`. The ids of answers are found
-    by a text, in any session of the scope: see `AnswerMemory`.
+    are too much. A session that alone is too large takes no other with it. Stored conversations have names and bounds of
+    their own: see `Conversations`. The ids of answers are found by a text, in any session of the scope: see `AnswerMemory`.
 
     files: of instructions, read at once; None: they are held in memory only.
     """
@@ -229,7 +234,8 @@ class Sessions:
         return too_many or self._num_kept + self._num_cached > MOST_BYTES
 
     def _make_room(self) -> None:
-        for key, session in [*self._sessions.items()] if self._is_full else ():
+        held = [*self._sessions.items()] if self._is_full else []
+        for key, session in sorted(held, key=lambda item: not item[1].is_too_large):
             if leaves := len(self._sessions) > MOST_SESSIONS:
                 del self._sessions[key]
             if leaves or self._num_kept > MOST_INSTRUCTIONS:

@@ -133,6 +133,21 @@ def test_of_too_many_instructions_the_oldest_leave(monkeypatch):
     assert not moves(known, "Tuesday", ("", "old", "tools"))
 
 
+@pytest.mark.parametrize("bound", ["MOST_INSTRUCTIONS", "MOST_BYTES"])
+def test_a_session_that_alone_is_too_large_takes_no_other_with_it(monkeypatch, bound):
+    monkeypatch.setattr(sessions, bound, 6 * len(FRONT))
+    known = Sessions()
+    moves(known, "Monday", ("", "small", "tools"))
+    known.note_prompt(("", "small"), branch(0))
+    if bound == "MOST_BYTES":
+        known.note_prompt(("", "large"), branch(0, 2 * len(FRONT)))
+        assert known.forget("", "large") == []
+    else:
+        moves(known, "x" * 5 * len(FRONT), ("", "large", "tools"))
+        assert not moves(known, "Tuesday", ("", "large", "tools"))
+    assert moves(known, "Tuesday", ("", "small", "tools")) and len(known.forget("", "small")) == 1
+
+
 def test_a_session_has_some_sets_of_tools_with_instructions(monkeypatch):
     monkeypatch.setattr(sessions, "MOST_TOOLS", 2)
     known = Sessions()
