@@ -54,6 +54,7 @@ from .chat.builder import PromptBuilder
 from .chat.conversation_files import ConversationFiles, HistoryVocabulary, free_conversation_files
 from .chat.conversations import Conversations, PendingTurn
 from .chat.sampling_fields import Defaults
+from .chat.sessions import Sessions
 from .chat.tokens import AnswerMemory
 from .config.settings import VERSION, Settings, SettingsError, listed
 from .engine.engine import Engine
@@ -70,7 +71,6 @@ from .service.likely_prefixes import LikelyPrefixes, SharedPrefix
 from .service.metrics import Metrics
 from .service.models import Loaded
 from .service.service import Service
-from .service.sessions import Sessions
 from .service.submitter import CANNOT_DRAFT, Submitter
 
 SAMPLE = 1 << 16  # bytes
@@ -304,7 +304,6 @@ def _serve(settings: Settings, model: Model, decision: Decision | None, made: Ex
         ),
         max_rows=context.max_rows,
     )
-    answers = AnswerMemory()
     made_by = _provenance(settings, model, context)
     tiers = lower_tiers(settings, made_by, lambda: origin_of(settings, model, context))
     for tier in tiers:
@@ -320,22 +319,23 @@ def _serve(settings: Settings, model: Model, decision: Decision | None, made: Ex
         draft_model=draft_model,
     )
     view = View(engine, tiers, token_bytes=token_bytes(settings, model), made_by=made_by)
-    builder = PromptBuilder(model, template, answers, settings, limit=limit, room=LARGEST * settings.max_body << 20)
+    if (files := _conversation_files(settings, model, made_by)) is not None:
+        made.callback(files.close)
+    answers, sessions, room = AnswerMemory(), Sessions(files), LARGEST * settings.max_body << 20
+    builder = PromptBuilder(model, template, answers, settings, sessions=sessions, limit=limit, room=room)
     made.callback(builder.close)
     parts = parts_of(context)
     logger.info("%s", describe(context, settings, parts))
     logger.info("%s", describe_template(settings, model, template))
     bounds = (settings.conversations, settings.conversation_ram << 20, settings.conversation_ttl)
     running: dict[Generation, PendingTurn | None] = {}
-    if (files := _conversation_files(settings, model, made_by)) is not None:
-        made.callback(files.close)
-        builder.volatile.restore(files)
     conversations = Conversations(*bounds, files=files, turns=running.values)
     conversations.restore(HistoryVocabulary(model.num_vocab, builder.tokens))
     defaults = Defaults.of(settings, model, _recommended(model))
     submitter = Submitter(model, view, limit, defaults, adapters=adapters)
     ahead = Ahead(engine, view, builder, submitter)
-    idle = IdlePrefill(ahead, open=running, next_turns=settings.idle_prefill, num_sets=settings.idle_sets)
+    next_turns, num_sets = settings.idle_prefill, settings.idle_sets
+    idle = IdlePrefill(ahead, sessions, open=running, next_turns=next_turns, num_sets=num_sets)
     grammars = Grammars(model)
     made.callback(grammars.close)  # before the model's: its thread reads the vocabulary
     service = Service(
@@ -358,7 +358,7 @@ def _serve(settings: Settings, model: Model, decision: Decision | None, made: Ex
         answers=answers,
         conversations=conversations,
         idle=idle,
-        sessions=Sessions(),
+        sessions=sessions,
         tiers=tiers,
     )
     engine.background.max_generations = service.max_open

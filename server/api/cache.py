@@ -67,7 +67,7 @@ def _services(request: Request) -> list[Service]:
 
 async def _drop(service: Service, scope: str) -> int:
     service.idle.forget(scope)
-    service.builder.volatile.forget(scope)
+    service.sessions.forget(scope)
     dropped = await service.view.drop(scope)
     service.idle.resume()
     return dropped
@@ -92,9 +92,7 @@ async def end_session(request: Request) -> Response:
 
 async def _end_session(service: Service, scope: str, id: str) -> int | None:
     """Return how many tokens leave first now; None: no such session has asked this model."""
-    branches = service.sessions.end((scope, id))
-    service.builder.volatile.forget(scope, id)
-    service.idle.forget_session(scope, id)
+    branches = service.sessions.forget(scope, id)
     if not branches:
         return None
     return await asyncio.wrap_future(service.view.retire(id, [(branch.scope, branch.tokens) for branch in branches]))

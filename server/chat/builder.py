@@ -36,12 +36,13 @@ from .conversations import ConversationRef
 from .history import ChatHistory, History, HistoryMessage, Prefilled, continue_history, continues_answer
 from .parts import ROLES
 from .prompt_length import PromptLength
+from .sessions import Sessions
 from .text_prompt import Infill, TextTokens, split_prompts
 from .tokens import AnswerMemory, Sampled, Shown, TokenCache, answer_key, place_answers
 from .tool_results import make_places
 from .tool_results import rewrite as rewrite_results
 from .tools import AllowedTools, Rendering, read_tools, settings_variables
-from .volatile import ChangedText, VolatileText
+from .volatile import ChangedText
 
 # ---- The documents that the messages of a request bring. ----------------------------------------------------------------
 
@@ -207,14 +208,22 @@ NEXT_TURN = {"role": "user", "content": "?"}  # a stand-in for the user's next m
 class PromptBuilder:
     """Renders, cuts and tokenises. Safe from several threads: callers run it in `threads`.
 
-    limit: tokens that a prompt and its answer may have. settings: the defaults of a request's options. room: bytes of
-    requests that may wait for its threads.
+    settings: the defaults of a request's options. sessions: what they began with. limit: tokens that a prompt and its answer
+    may have. room: bytes of requests that may wait for its threads.
     """
 
     def __init__(
-        self, model: Model, template: ChatTemplate, answers: AnswerMemory, settings: Settings, *, limit: int, room: int
+        self,
+        model: Model,
+        template: ChatTemplate,
+        answers: AnswerMemory,
+        settings: Settings,
+        *,
+        sessions: Sessions,
+        limit: int,
+        room: int,
     ) -> None:
-        self._model, self._answers, self._limit = model, answers, limit
+        self._model, self._answers, self._sessions, self._limit = model, answers, sessions, limit
         self._settings = settings
         self.texts, self.tokens = TextTokens(model), TokenCache(model.tokenize)
         self._template_tokens = TokenCache(partial(model.tokenize, special=True), TEMPLATE_BYTES)  # the same in each turn
@@ -222,7 +231,6 @@ class PromptBuilder:
         self._infill = self._make_infill(settings.spm_infill)
         self._forms = Answers(template.source, model, settings)
         variables, asks = settings_variables(settings), settings.retrieval_prompt
-        self.volatile = VolatileText()
         self._rendering = Rendering(template, self._forms.format.written, variables, retrieval_prompt=asks)
         self.threads = PromptThreads(room)
 
@@ -372,7 +380,7 @@ class PromptBuilder:
         if not (moves and request.is_named and request.caches(self._settings.cache_prompt)):
             return messages, ()
         tools = blake2b(msgspec.json.encode(request.tools), digest_size=16).hexdigest()
-        return self.volatile.settle((request.cache_scope, request.session, tools), messages)
+        return self._sessions.settle((request.cache_scope, request.session, tools), messages)
 
     def separates(self, request: ChatRequest) -> bool:
         """Whether the documents of a chat are read separately."""

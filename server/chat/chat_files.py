@@ -14,11 +14,13 @@ import logging
 import os
 import stat
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import TypeVar
 
 from ...slots.store.private_folder import locked_folder, remove_stale, written_aside
 
+T = TypeVar("T")
 DIGEST = 16  # bytes
 logger = logging.getLogger("slotcache.conversations")
 
@@ -73,18 +75,49 @@ class ChatFiles:
 
     def write(self, name: str, make: Make) -> None:
         """Queue a file to be written. make: called by the thread that writes. From any thread."""
-        self._queue({name: make})
+        self.change({name: make})
 
     def drop(self, names: Iterable[str]) -> None:
         """Queue files to be deleted. From any thread."""
-        self._queue(dict.fromkeys(names))
+        self.change(dict.fromkeys(names))
+
+    def change(self, makes: Mapping[str, Make | None]) -> None:
+        """Queue files to be written, or to be deleted: None. From any thread."""
+        with self._changed:
+            self._waiting |= makes
+            self._changed.notify_all()
 
     def settle(self, seconds: float = 10.0) -> bool:
         """Wait until nothing waits; return whether that came about in time. From any thread but the event loop's."""
         with self._changed:
             return self._changed.wait_for(lambda: not (self._waiting or self._busy), seconds)
 
-    def newest_first(self, suffix: str, max_bytes: int) -> list[tuple[Path, float]]:
+    def load(
+        self, suffix: str, max_bytes: int, decode: Callable[[bytes], T], name: Callable[[T], str]
+    ) -> list[tuple[T, float]]:
+        """Return what the newest files hold whose names end so and that have `max_bytes` together, each with its time.
+
+        decode: reads a file. Raises DamagedFile. name: of the file that it belongs in. Older files are deleted, and so are
+        damaged ones and copies with another name, with one warning for all of these.
+        """
+        found: list[tuple[T, float]] = []
+        refused: list[str] = []
+        for path, written in self._newest_first(suffix, max_bytes):
+            try:
+                held = decode(path.read_bytes())
+                if name(held) != path.name:
+                    raise DamagedFile("it has the name of another file")
+            except (OSError, DamagedFile) as error:
+                refused.append(f"{path.name}: {error}")
+                if isinstance(error, DamagedFile):
+                    self.drop([path.name])
+                continue
+            found.append((held, written))
+        if refused:
+            logger.warning("%d files in %s are not used, first %s", len(refused), self.folder, refused[0])
+        return found
+
+    def _newest_first(self, suffix: str, max_bytes: int) -> list[tuple[Path, float]]:
         """Return the newest files whose names end so and that have `max_bytes` together, with their times.
 
         Older files are deleted, and so is one that alone has more: the server writes none like it.
@@ -114,11 +147,6 @@ class ChatFiles:
         if not self._thread.is_alive() and self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
-
-    def _queue(self, changes: dict[str, Make | None]) -> None:
-        with self._changed:
-            self._waiting |= changes
-            self._changed.notify_all()
 
     # ---- the writer's thread -----------------------------------------------------------------------------------------
 

@@ -231,27 +231,10 @@ class ConversationFiles(ChatFiles):
         """Queue an answer to be written. From any thread."""
         self.write(stored.file_name, partial(encode, stored))
 
-    def load(self, vocabulary: HistoryVocabulary, max_bytes: int) -> list[tuple[StoredAnswer, float]]:
-        """Return the newest answers whose files have `max_bytes` together, each with the time of its file.
-
-        The others are deleted, and so are damaged ones, with one warning for all of these.
-        """
-        found: list[tuple[StoredAnswer, float]] = []
-        refused: list[str] = []
-        for path, written in self.newest_first(SUFFIX, max_bytes):
-            try:
-                stored = decode(path.read_bytes(), vocabulary)
-                if stored.file_name != path.name:
-                    raise DamagedFile("it has the name of another file")
-            except (OSError, DamagedFile) as error:
-                refused.append(f"{path.name}: {error}")
-                if isinstance(error, DamagedFile):
-                    self.drop([path.name])
-                continue
-            found.append((stored, written))
-        if refused:
-            logger.warning("%d stored answers in %s are not used, first %s", len(refused), self.folder, refused[0])
-        return found
+    def answers(self, vocabulary: HistoryVocabulary, max_bytes: int) -> list[tuple[StoredAnswer, float]]:
+        """Return the newest answers whose files have `max_bytes` together, each with the time of its file: see `load`."""
+        read = partial(decode, vocabulary=vocabulary)
+        return self.load(SUFFIX, max_bytes, read, lambda stored: stored.file_name)
 
 
 def free_conversation_files(folder: Path) -> ConversationFiles:

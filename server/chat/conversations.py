@@ -333,7 +333,7 @@ class Conversations:
         if self._files is None:
             return
         groups: dict[tuple[str, str], list[tuple[StoredAnswer, float]]] = {}
-        for stored, written in self._files.load(vocabulary, self._max_bytes):
+        for stored, written in self._files.answers(vocabulary, self._max_bytes):
             groups.setdefault((stored.scope, stored.conversation), []).append((stored, written))
         for key, found in sorted(groups.items(), key=lambda group: max(written for _, written in group[1])):
             conversation = self._known[key] = self._held[key] = Conversation(*key)

@@ -51,6 +51,10 @@ class Kept:
     late: frozenset[int] = frozenset()
     dropped: frozenset[int] = frozenset()
 
+    @property
+    def num_hashes(self) -> int:
+        return len(self.said) + len(self.late) + len(self.dropped)
+
     def learnt(self, entries: Sequence[HistoryMessage]) -> Kept:
         """Return it with what a history shows that goes on from the summary: some clients move the context of a turn."""
         if not self.said:

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 from hashlib import blake2b
+from sys import getsizeof
 from threading import Lock
 
 import msgspec
@@ -29,10 +30,9 @@ UNIT = re.compile(r"(?<=\n)|(?<=[.!?;] )")  # a piece is some lines or sentences
 MOST_PIECES, LONGEST = 8, 1000  # of the instructions of one request; characters of a piece
 LEAST_SAME = 0.8  # of the text; with less of it, these are other instructions
 MOST_UNITS = 200  # between the first and the last difference: more are not compared, in time that grows with their square
-MOST_LINEAGES, MOST_FRONTS, MOST_LINES = 1024, 8, 1024  # that are remembered: fronts of a lineage, lines of a front
-OVERHEAD = 256  # characters that a line counts for beside its texts: its key, its objects, its file
-MOST_CHARACTERS = 16 << 20  # of all that is remembered; the lineages used last stay
-MOST_BYTES = 8 * MOST_CHARACTERS  # of all files: a character takes 4 at most, names and checksums the rest
+MOST_FRONTS, MOST_LINES = 8, 1024  # that are remembered: fronts of a lineage, lines of a front
+OVERHEAD = 512  # bytes that a line takes beside its texts: its key, its objects, its file's name
+MOST_IN_FILES = 256 << 20  # bytes of all files: 8 for each that memory may have, since a file has its names and its checksum
 MAGIC, SUFFIX = b"slotcache instructions 1\n", ".instructions"
 TAG = re.compile(r"</([A-Za-z][\w-]{0,63})>\s*\Z")
 LONGEST_TAG = 80  # characters that an end tag is looked for in
@@ -72,39 +72,39 @@ Changes = Mapping[Place, ChangedText]
 class Front:
     """The instructions of a lineage's first request. lines: what was said at the end of messages, by a digest up to each.
 
-    id: says which file it is kept in; the same for the same texts.
+    id: says which file it is kept in; the same for the same texts. num_bytes: of memory, about.
     """
 
     lineage: Lineage
     texts: Texts
     lines: OrderedDict[bytes, tuple[str, Changes]] = field(default_factory=OrderedDict)
-    num_characters: int = 0  # of all these
+    num_bytes: int = 0
     id: bytes = b""
 
     def __post_init__(self) -> None:
         self.id = blake2b(msgspec.msgpack.encode((self.lineage, self.texts)), digest_size=16).digest()
-        self.num_characters = sum(len(text) for parts in self.texts for text in parts)
+        self.num_bytes = OVERHEAD + sum(getsizeof(text) for parts in self.texts for text in parts)
 
     def put(self, key: bytes, line: str, changes: Changes) -> list[bytes]:
         """Remember a line; without any, that there is none. Return the keys of lines that are gone."""
         old = self.lines.pop(key, None)
-        self.num_characters -= _size(old) if old else 0
+        self.num_bytes -= _size(old) if old else 0
         if line:
             self.lines[key] = line, changes
-            self.num_characters += _size(self.lines[key])
+            self.num_bytes += _size(self.lines[key])
         gone = [key] if old and not line else []
         if len(self.lines) > MOST_LINES:
             oldest, said = self.lines.popitem(last=False)
-            self.num_characters -= _size(said)
+            self.num_bytes -= _size(said)
             gone.append(oldest)
         return gone
 
 
 def _size(said: tuple[str, Changes]) -> int:
-    """Return the characters that a line takes, with the pieces of which it says what they are now."""
+    """Return the bytes that a line takes, with the pieces of which it says what they are now."""
     line, changes = said
-    pieces = sum(OVERHEAD + len(change.before) + len(change.after) for change in changes.values())
-    return OVERHEAD + len(line) + pieces
+    pieces = sum(OVERHEAD + getsizeof(change.before) + getsizeof(change.after) for change in changes.values())
+    return OVERHEAD + getsizeof(line) + pieces
 
 
 @dataclass(slots=True)
@@ -121,44 +121,24 @@ class _Reminders:
     replaced: dict[Place, ChangedText] = field(default_factory=dict)
 
 
-class VolatileText:
-    """What the lineages had in front. Safe from several threads."""
+@dataclass(slots=True, eq=False)
+class Instructions:
+    """What the requests of a lineage had in front, and what was said at the end of their messages.
 
-    def __init__(self) -> None:
-        self._files: ChatFiles | None = None
-        self._fronts: OrderedDict[Lineage, list[Front]] = OrderedDict()
-        self._lock = Lock()
+    lock: of the thread that goes on from it: one request at a time does. changed: by the names of files, what these are to
+    hold since the store has last asked; None: they go. The store's own are the names of all files, the bytes of memory as it
+    has counted them, and whether all this is forgotten.
+    """
 
-    def restore(self, files: ChatFiles) -> None:
-        """Take back what the files have, and keep it there from now on. Called once, before any other method."""
-        self._files, damaged = files, list[str]()
-        fronts: dict[bytes, Front] = {}
-        found: list[_Kept] = []
-        for path, _ in reversed(files.newest_first(SUFFIX, MOST_BYTES)):
-            try:
-                kept = KEPT.decode(checked_content(MAGIC, path.read_bytes()))
-            except (OSError, DamagedFile, msgspec.MsgspecError, UnicodeDecodeError):
-                damaged.append(path.name)
-                continue
-            front = None if kept.key else Front(kept.lineage, kept.texts)
-            if path.name != _name(kept.front, kept.key) or (front and front.id != kept.front):  # a copy, of a person's
-                damaged.append(path.name)
-                continue
-            found.append(kept)
-            if front is not None:
-                fronts[front.id] = front
-                self._fronts.setdefault(front.lineage, []).append(front)
-        for kept in found:
-            if kept.lineage in self._fronts:
-                self._fronts.move_to_end(kept.lineage)
-            if kept.key and kept.front in fronts:
-                fronts[kept.front].put(kept.key, kept.line, {place: ChangedText(*texts) for place, texts in kept.changes})
-            elif kept.key:
-                damaged.append(_name(kept.front, kept.key))
-        files.drop(damaged)
-        self._shorten()
+    lineage: Lineage
+    fronts: list[Front] = field(default_factory=list)  # the least recently used first
+    lock: Lock = field(default_factory=Lock)
+    changed: dict[str, StoredInstructions | None] = field(default_factory=dict)
+    files: set[str] = field(default_factory=set)
+    num_bytes: int = 0
+    is_forgotten: bool = False
 
-    def settle(self, lineage: Lineage, messages: Sequence[Message]) -> tuple[list[Message], tuple[ChangedText, ...]]:
+    def settle(self, messages: Sequence[Message]) -> tuple[list[Message], tuple[ChangedText, ...]]:
         """Return the messages with the instructions of the first request, and what is said elsewhere instead.
 
         Raises TemplateError for contents that are no text.
@@ -171,70 +151,27 @@ class VolatileText:
             tuple(content_texts(message.get("content"), f"messages[{at}].content"))
             for at, message in enumerate(messages[:number])
         )
-        with self._lock:
-            front, changes = self._front(lineage, texts)
-            shown = [*map(_with_texts, messages[:number], front.texts), *messages[number:]]
-            reminders = self._keep_reminders(front, shown, range(number, last + 1))
-            self._say(front, shown, {**changes, **reminders.changes}, reminders)
-            self._shorten()
+        front, changes = self._front(texts)
+        shown = [*map(_with_texts, messages[:number], front.texts), *messages[number:]]
+        reminders = self._keep_reminders(front, shown, range(number, last + 1))
+        self._say(front, shown, {**changes, **reminders.changes}, reminders)
         kept = [*reminders.replaced.values(), *reminders.changes.values()]
         return shown, (*changes.values(), *kept[-MOST_PIECES:])
 
-    def forget(self, scope: str, session: str | None = None) -> None:
-        """Forget the lineages of a scope, or those of one session in it."""
-        with self._lock:
-            for lineage in [one for one in self._fronts if one[0] == scope and session in (None, one[1])]:
-                self._drop(self._fronts.pop(lineage))
-
-    def _front(self, lineage: Lineage, texts: Texts) -> tuple[Front, Changes]:
+    def _front(self, texts: Texts) -> tuple[Front, Changes]:
         """Return the instructions that a request has most of, and its changes; its own, if it is the first like this."""
-        fronts = self._fronts.setdefault(lineage, [])
-        self._fronts.move_to_end(lineage)
-        found = [(changes, front) for front in fronts if (changes := self._changes(front.texts, texts)) is not None]
+        found = [(changes, front) for front in self.fronts if (changes := _changes(front.texts, texts)) is not None]
         changes, front = min(found, key=lambda pair: len(pair[0]), default=({}, None))
         if front is not None:
-            fronts.remove(front)
+            self.fronts.remove(front)
         else:
-            front = Front(lineage, texts)
-            if self._files is not None:
-                _write(self._files, _Kept(lineage, front.id, texts))
-        fronts.append(front)
-        self._drop(fronts[:-MOST_FRONTS])
-        del fronts[:-MOST_FRONTS]
+            front = Front(self.lineage, texts)
+            self.changed[_name(front.id, b"")] = StoredInstructions(self.lineage, front.id, texts)
+        self.fronts.append(front)
+        for gone in self.fronts[:-MOST_FRONTS]:
+            self.changed |= dict.fromkeys(_name(gone.id, key) for key in (b"", *gone.lines))
+        del self.fronts[:-MOST_FRONTS]
         return front, changes
-
-    def _shorten(self) -> None:
-        sizes = {lineage: sum(front.num_characters for front in fronts) for lineage, fronts in self._fronts.items()}
-        num_characters = sum(sizes.values())
-        while num_characters > MOST_CHARACTERS or len(self._fronts) > MOST_LINEAGES:
-            lineage, fronts = self._fronts.popitem(last=False)
-            self._drop(fronts)
-            num_characters -= sizes[lineage]
-
-    def _drop(self, fronts: Iterable[Front]) -> None:
-        """Delete the files of fronts that are forgotten."""
-        if self._files is not None:
-            self._files.drop(_name(front.id, key) for front in fronts for key in (b"", *front.lines))
-
-    def _changes(self, old: Texts, new: Texts) -> Changes | None:
-        """Return what differs. None: too much."""
-        if [*map(len, old)] != [*map(len, new)]:
-            return None
-        pairs = [
-            (message, part, before, after)
-            for message, (befores, afters) in enumerate(zip(old, new, strict=True))
-            for part, (before, after) in enumerate(zip(befores, afters, strict=True))
-        ]
-        changes: dict[Place, ChangedText] = {}
-        for message, part, before, after in pairs:
-            for place, change in _compared(before, after):
-                if len(changes) == MOST_PIECES or max(len(change.before), len(change.after)) > LONGEST:
-                    return None
-                changes[message, part, place] = change
-        changed = sum(len(change.before) + len(change.after) for change in changes.values())
-        if changed > (1 - LEAST_SAME) * sum(len(before) + len(after) for _, _, before, after in pairs):
-            return None
-        return changes
 
     def _keep_reminders(self, front: Front, shown: list[Message], messages: range) -> _Reminders:
         """Give the user's messages the blocks that they ended with when they came first."""
@@ -270,11 +207,32 @@ class VolatileText:
         """Remember what is said at the end of a message, and in a file if it is new."""
         is_new = said != front.lines.get(key, ("", said[1]))
         gone = front.put(key, *said)
-        if self._files is not None and (is_new or gone):
-            self._files.drop(_name(front.id, one) for one in gone)
-            if said[0]:
-                pieces = [(place, (change.before, change.after)) for place, change in said[1].items()]
-                _write(self._files, _Kept(front.lineage, front.id, key=key, line=said[0], changes=pieces))
+        self.changed |= dict.fromkeys(_name(front.id, one) for one in gone)
+        if is_new and said[0]:
+            pieces = [(place, (change.before, change.after)) for place, change in said[1].items()]
+            stored = StoredInstructions(self.lineage, front.id, key=key, line=said[0], changes=pieces)
+            self.changed[_name(front.id, key)] = stored
+
+
+def _changes(old: Texts, new: Texts) -> Changes | None:
+    """Return what differs. None: too much."""
+    if [*map(len, old)] != [*map(len, new)]:
+        return None
+    pairs = [
+        (message, part, before, after)
+        for message, (befores, afters) in enumerate(zip(old, new, strict=True))
+        for part, (before, after) in enumerate(zip(befores, afters, strict=True))
+    ]
+    changes: dict[Place, ChangedText] = {}
+    for message, part, before, after in pairs:
+        for place, change in _compared(before, after):
+            if len(changes) == MOST_PIECES or max(len(change.before), len(change.after)) > LONGEST:
+                return None
+            changes[message, part, place] = change
+    changed = sum(len(change.before) + len(change.after) for change in changes.values())
+    if changed > (1 - LEAST_SAME) * sum(len(before) + len(after) for _, _, before, after in pairs):
+        return None
+    return changes
 
 
 def _news(said: Changes, changes: Changes, reminders: _Reminders) -> Iterator[str]:
@@ -379,10 +337,10 @@ def _with_line(message: Message, line: str) -> Message:
 
 
 # ---- Files ---------------------------------------------------------------------------------------------------------------
-# One for the instructions of a lineage's first request, and one for each line: a request writes what it has brought.
+# One for the instructions of a lineage's first request, and one for each line: the store writes what a request has brought.
 
 
-class _Kept(Struct, frozen=True, forbid_unknown_fields=True):
+class StoredInstructions(Struct, frozen=True, forbid_unknown_fields=True):
     """The texts of a front, or with a `key` a line of it."""
 
     lineage: Lineage
@@ -393,11 +351,43 @@ class _Kept(Struct, frozen=True, forbid_unknown_fields=True):
     changes: list[tuple[Place, tuple[str, str]]] = []  # msgspec copies it
 
 
-KEPT = msgspec.msgpack.Decoder(_Kept)
+STORED = msgspec.msgpack.Decoder(StoredInstructions)
 
 
-def _write(files: ChatFiles, kept: _Kept) -> None:
-    files.write(_name(kept.front, kept.key), lambda: with_checksum(MAGIC, msgspec.msgpack.encode(kept)))
+def encode(stored: StoredInstructions) -> list[bytes]:
+    """Return a file, in parts."""
+    return with_checksum(MAGIC, msgspec.msgpack.encode(stored))
+
+
+def decode(data: bytes) -> StoredInstructions:
+    """Return what a file holds. Raises DamagedFile."""
+    try:
+        return STORED.decode(checked_content(MAGIC, data))
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise DamagedFile(f"it is not as expected: {error}") from None
+
+
+def restore(files: ChatFiles) -> Iterable[Instructions]:
+    """Return the instructions that files have, those used last at the end. What belongs to none of these is deleted."""
+    loaded = files.load(SUFFIX, MOST_IN_FILES, decode, lambda stored: _name(stored.front, stored.key))
+    oldest_first = [stored for stored, _ in reversed(loaded)]
+    fronts = {stored.front: Front(stored.lineage, stored.texts) for stored in oldest_first if not stored.key}
+    found: OrderedDict[Lineage, Instructions] = OrderedDict()
+    for stored in oldest_first:
+        front, name = fronts.get(stored.front), _name(stored.front, stored.key)
+        if front is None or front.id != stored.front:
+            files.drop([name])
+            continue
+        instructions = found.setdefault(front.lineage, Instructions(front.lineage))
+        found.move_to_end(front.lineage)
+        instructions.files.add(name)
+        if stored.key:
+            front.put(stored.key, stored.line, {place: ChangedText(*texts) for place, texts in stored.changes})
+        else:
+            instructions.fronts.append(front)
+    for instructions in found.values():
+        instructions.num_bytes = sum(front.num_bytes for front in instructions.fronts)
+    return found.values()
 
 
 def _name(front: bytes, key: bytes) -> str:

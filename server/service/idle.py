@@ -1,7 +1,7 @@
 """Work for idle time: abandoned prompts, follow-up turns, document sets, popular prefixes.
 
 First the rest of each prompt whose client left when more than half of it was computed: it will ask again. Then the
-beginning of a history that a client is about to shorten (`Compactions`).
+beginning of a history that a client is about to shorten (`Compaction`).
 
 Then the next turn of each conversation: its history as the template shows it then, up to the user's message. That is the
 answer's last token, the tokens that end it, and the whole answer where the template changes it (drops its reasoning, say).
@@ -23,10 +23,10 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 
 from ..chat.chat_prompt import ChatPrompt
+from ..chat.sessions import Sessions
 from ..engine.generation import Generation
 from ..http.api_errors import RequestError
 from .ahead import AbandonedPrompt, Ahead, AheadFailed, AnsweredChat, LikelyPrompts, ShortenedChat, Work, likely_prompts
-from .compactions import Compactions
 from .likely_prefixes import LikelyPrefixes, SharedPrefix
 
 logger = logging.getLogger("slotcache.idle")
@@ -90,15 +90,16 @@ class IdlePrefill:
     time. A request that arrives aborts the current one; idle prefill resumes when the server is idle. It belongs to the
     event loop.
 
-    open: requests that the engine has not ended yet. num_arriving: those whose prompts are being made. next_turns: whether
-    to compute abandoned prompts and next turns. num_sets: most sets of an answer's documents to bring to the front.
-    prefixes: of prompts about the server's documents, once these are open.
+    sessions: how each shortens its history. open: requests that the engine has not ended yet. num_arriving: those
+    whose prompts are being made. next_turns: whether to compute abandoned prompts and next turns. num_sets: most sets of an
+    answer's documents to bring to the front. prefixes: of prompts about the server's documents, once these are open.
     """
 
-    def __init__(self, ahead: Ahead, *, open: Collection[Generation], next_turns: bool, num_sets: int) -> None:
-        self._ahead, self._open, self.num_arriving = ahead, open, 0
+    def __init__(
+        self, ahead: Ahead, sessions: Sessions, *, open: Collection[Generation], next_turns: bool, num_sets: int
+    ) -> None:
+        self._ahead, self._sessions, self._open, self.num_arriving = ahead, sessions, open, 0
         self._next_turns, self._num_sets = next_turns, num_sets
-        self._compactions = Compactions()
         self._abandoned, self._shortened = Backlog(MAX_WAITING, MAX_BYTES), Backlog(MAX_WAITING, MAX_BYTES)
         self._answers = Backlog(MAX_WAITING, MAX_BYTES, oldest_first=True)
         self._sets = Backlog(MAX_WAITING, MAX_BYTES)
@@ -127,7 +128,7 @@ class IdlePrefill:
         if self._next_turns:
             self._answers.add(answered)
             key = (answered.scope.name, answered.session)
-            for chat in self._compactions.note(key, answered.options, answered.entries):
+            if (chat := self._sessions.note_chat(key, answered.options, answered.entries)) is not None:
                 self._shortened.add(ShortenedChat(answered.scope, chat, answered.num_bytes))
         is_first = sum(entry.role == "user" for entry in answered.entries) == 1
         if is_first and (prompts := deque(itertools.islice(likely_prompts(prompt), self._num_sets))):
@@ -176,14 +177,9 @@ class IdlePrefill:
         self.stop()
         self._ahead.drop()
 
-    def forget_session(self, scope: str, session: str) -> None:
-        """Forget how a session shortens its history."""
-        self._compactions.forget(scope, session)
-
     def forget(self, scope: str) -> None:
         """Abort, and drop the scope's part of the backlog."""
         self.abort()
-        self._compactions.forget(scope)
         for backlog in self._backlogs:
             backlog.forget(scope)
         if self.prefixes is not None:

@@ -24,6 +24,7 @@ from ..chat.content import take
 from ..chat.conversations import Conversations, PendingTurn
 from ..chat.history import HistoryMessage
 from ..chat.reasoning import warnings_of
+from ..chat.sessions import Branch, Sessions, spoken
 from ..chat.tokens import AnswerMemory
 from ..config.settings import Settings
 from ..engine.engine import Engine, Sleep
@@ -36,7 +37,6 @@ from ..search.retrieve import AnswerSources, Found
 from .ahead import AnsweredChat
 from .idle import IdlePrefill
 from .metrics import Metrics
-from .sessions import Branch, Sessions, spoken
 from .submitter import Prepared, Submitter
 
 logger = logging.getLogger("slotcache")
@@ -255,7 +255,7 @@ class Service:
         if session and scope.is_shared:
             answer, heard = spoken(entries)
             branch = Branch(scope, job.tokens[: job.computed], job.num_prompt, answer)
-            if done := self.sessions.note((generation.scope, session), branch, heard):
+            if done := self.sessions.note_prompt((generation.scope, session), branch, heard):
                 self.view.retire(session, [(one.scope, one.tokens) for one in done])
 
     def _resume_after(self, generation: Generation, event: Final) -> Final:

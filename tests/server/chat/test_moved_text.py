@@ -2,15 +2,18 @@
 
 import itertools
 import os
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from slotcache.server.chat import volatile
+from slotcache.server.chat import sessions, volatile
 from slotcache.server.chat.chat_files import ChatFiles
-from slotcache.server.chat.volatile import ChangedText, VolatileText
+from slotcache.server.chat.sessions import Sessions
+from slotcache.server.chat.volatile import ChangedText
 
 from server.conftest import running
 
@@ -32,11 +35,11 @@ def settled(texts, messages) -> tuple[list[Any], Any]:
 
 def test_the_first_request_is_as_it_was_sent():
     messages = [instructions("Today is Monday.\n"), said("user", "Hello")]
-    assert settled(VolatileText(), messages) == (messages, ())
+    assert settled(Sessions(), messages) == (messages, ())
 
 
 def test_a_changed_line_is_said_behind_the_last_message():
-    texts, first = VolatileText(), [instructions("Today is Monday.\n"), said("user", "Hello")]
+    texts, first = Sessions(), [instructions("Today is Monday.\n"), said("user", "Hello")]
     settled(texts, first)
     shown, moved = settled(texts, [instructions("Today is Tuesday.\n"), *first[1:], said("user", "Again")])
     assert shown[:2] == first and moved == (ChangedText("Today is Monday.\n", "Today is Tuesday.\n"),)
@@ -51,7 +54,7 @@ ROLES = st.sampled_from(["user", "tool"])
 @given(st.lists(st.tuples(DAYS, COUNTS, ROLES), min_size=1, max_size=8))
 def test_each_prompt_goes_on_from_the_one_before(turns):
     """And says all that its request says: in front, or in the last line that is about the same place."""
-    texts, history, before = VolatileText(), [], []
+    texts, history, before = Sessions(), [], []
     for at, (day, count, role) in enumerate(turns):
         history.append(said(role if at else "user", f"message {at}"))
         front = instructions(count, "Always.\n", day)
@@ -73,7 +76,7 @@ def test_each_prompt_goes_on_from_the_one_before(turns):
 
 
 def test_what_is_as_it_began_is_said_again():
-    texts, history = VolatileText(), [said("user", "a")]
+    texts, history = Sessions(), [said("user", "a")]
     for day in ("Monday", "Tuesday", "Tuesday", "Monday"):
         shown, moved = settled(texts, [instructions(f"Today is {day}.\n"), *history])
         last = shown[-1]["content"]
@@ -92,7 +95,7 @@ def test_what_is_as_it_began_is_said_again():
     ],
 )
 def test_other_instructions_stay_as_they_are(other):
-    texts = VolatileText()
+    texts = Sessions()
     settled(texts, [instructions("Today is Monday.\n"), said("user", "Hello")])
     messages = [other, said("user", "Hello")]
     assert settled(texts, messages) == (messages, ())
@@ -106,21 +109,21 @@ def test_pieces_far_apart_are_not_compared(between, moves):
     def front(day):
         return [instructions(f"{day}.\n", *(f"line {at}\n" for at in range(between)), f"{day}.\n"), said("user", "Hello")]
 
-    texts = VolatileText()
+    texts = Sessions()
     settled(texts, front("Monday"))
     shown, moved = settled(texts, front("Tuesday"))
     assert bool(moved) is moves and (shown == front("Tuesday")) is not moves
 
 
 def test_sessions_share_nothing():
-    texts = VolatileText()
+    texts = Sessions()
     settled(texts, [instructions("I am Ann.\n"), said("user", "Hello")])
     messages = [instructions("I am Bob.\n"), said("user", "Hello")]
     assert texts.settle(("", "another", "tools"), messages) == (messages, ())
 
 
 def test_parts_and_no_message_to_say_it_in():
-    texts = VolatileText()
+    texts = Sessions()
     first, second = ([said_in_parts(day), {"role": "user", "content": [part("Hello")]}] for day in ("Monday", "Tuesday"))
     settled(texts, first)
     shown, _ = settled(texts, second)
@@ -146,7 +149,7 @@ def reminded(text, block, in_parts=False):
 
 @pytest.mark.parametrize("in_parts", [False, True])
 def test_a_reminder_stays_where_it_was_when_it_moves_on(in_parts):
-    texts, front, history, before = VolatileText(), instructions(), [], []
+    texts, front, history, before = Sessions(), instructions(), [], []
     for turn in range(4):
         block = f"<reminder>Open: {turn}.</reminder>"
         sent = [front, *history, reminded(f"question {turn}", block, in_parts)]
@@ -158,7 +161,7 @@ def test_a_reminder_stays_where_it_was_when_it_moves_on(in_parts):
 
 
 def test_a_reminder_that_changes_in_its_place_is_said_again():
-    texts, front, history, before = VolatileText(), instructions(), [], []
+    texts, front, history, before = Sessions(), instructions(), [], []
     for at, number in enumerate((3, 3, 2, 3, None, None)):
         question = reminded("question", "" if number is None else f"<to-do>{number} open</to-do>")
         shown, _ = settled(texts, [front, question, *history])
@@ -191,24 +194,29 @@ def test_other_text_is_none(text):
 
 
 def two_turns(text, later):
-    texts = VolatileText()
+    texts = Sessions()
     settled(texts, [instructions(), said("user", text)])
     return settled(texts, [instructions(), said("user", later), said("assistant", "answer"), said("user", "and then?")])
 
 
 def test_what_is_remembered_is_bounded(monkeypatch):
-    monkeypatch.setattr(volatile, "MOST_CHARACTERS", 10_000)
-    texts = VolatileText()
+    monkeypatch.setattr(sessions, "MOST_INSTRUCTIONS", 10_000)
+    texts = Sessions()
     for at in range(40):
         texts.settle(("", str(at), ""), [instructions(), said("user", "Hello")])
-    assert 0 < len(texts._fronts) <= 10_000 // len(FRONT)
+    assert 0 < len(fronts_of(texts)) <= 10_000 // len(FRONT)
     texts.forget("")
-    assert not texts._fronts
+    assert not fronts_of(texts)
+
+
+def fronts_of(texts):
+    every = [one for session in texts._sessions.values() for one in session.instructions.values()]
+    return [front for one in every for front in one.fronts]
 
 
 def num_held(texts):
     """The characters of all texts that are remembered."""
-    fronts = [front for fronts in texts._fronts.values() for front in fronts]
+    fronts = fronts_of(texts)
     lines = [said for front in fronts for said in front.lines.values()]
     pieces = [change for _, changes in lines for change in changes.values()]
     return sum(len(line) for line, _ in lines) + sum(len(piece.before) + len(piece.after) for piece in pieces)
@@ -216,27 +224,26 @@ def num_held(texts):
 
 def test_all_that_is_remembered_counts(monkeypatch):
     """A line holds all pieces that are others by then, also those that an earlier line has told of."""
-    monkeypatch.setattr(volatile, "MOST_CHARACTERS", 1 << 20)
-    texts, front, history = VolatileText(), instructions(), []
+    monkeypatch.setattr(sessions, "MOST_INSTRUCTIONS", 1 << 20)
+    texts, front, history = Sessions(), instructions(), []
     for turn in range(40):
         letter = "x" if turn == 0 else "y"
         blocks = [reminded(f"question {at}", f"<a>{letter * 900}</a>") for at in range(50)]
         blocks[0] = reminded("question", f"<a>{turn}</a>")
         history.append(said("user", f"message {turn}"))
         settled(texts, [front, *blocks, *history])
-        assert num_held(texts) < volatile.MOST_CHARACTERS
-    monkeypatch.setattr(volatile, "MOST_CHARACTERS", 1 << 17)
+        assert num_held(texts) < sessions.MOST_INSTRUCTIONS
+    monkeypatch.setattr(sessions, "MOST_INSTRUCTIONS", 1 << 17)
     settled(texts, [front, *(reminded(f"question {at}", "<a></a>") for at in range(1000))])
-    assert not texts._fronts, "a short line takes its key and its objects"
+    assert not fronts_of(texts), "a short line takes its key and its objects"
 
 
 # ---- over a restart -----------------------------------------------------------------------------------------------------
 
 
 def on_disk(folder):
-    texts, files = VolatileText(), ChatFiles(folder)
-    texts.restore(files)
-    return texts, files
+    files = ChatFiles(folder)
+    return Sessions(files), files
 
 
 def kept_in(folder):
@@ -281,7 +288,7 @@ def test_what_is_forgotten_has_no_files(tmp_path, monkeypatch):
     texts.forget("", "a")
     files.settle()
     assert len(kept_in(tmp_path)) == 2
-    monkeypatch.setattr(volatile, "MOST_LINEAGES", 1)
+    monkeypatch.setattr(sessions, "MOST_SESSIONS", 1)
     texts.settle(("", "c", ""), [instructions(), said("user", "Hello")])
     files.close()
     assert len(kept_in(tmp_path)) == 1
@@ -308,7 +315,7 @@ def test_a_file_that_is_too_large_is_never_read(tmp_path, monkeypatch):
     files.close()
     huge, (kept, _) = tmp_path / "huge.instructions", kept_in(tmp_path)
     huge.write_bytes(b"")
-    os.truncate(huge, volatile.MOST_BYTES + 1)  # a hole: it takes no disk
+    os.truncate(huge, volatile.MOST_IN_FILES + 1)  # a hole: it takes no disk
     read, really = [], Path.read_bytes
     monkeypatch.setattr(Path, "read_bytes", lambda path: (read.append(path), really(path))[1])
     texts, files = on_disk(tmp_path)
@@ -316,7 +323,7 @@ def test_a_file_that_is_too_large_is_never_read(tmp_path, monkeypatch):
     files.settle()
     assert len(kept_in(tmp_path)) == 2
     files.close()
-    monkeypatch.setattr(volatile, "MOST_BYTES", max(file.stat().st_size for file in kept_in(tmp_path)))
+    monkeypatch.setattr(volatile, "MOST_IN_FILES", max(file.stat().st_size for file in kept_in(tmp_path)))
     os.utime(kept, (0, 0))
     texts, files = on_disk(tmp_path)
     files.close()
@@ -332,7 +339,54 @@ def test_a_copy_of_a_file_is_left_out_and_goes(tmp_path):
         (tmp_path / f"copy of {file.name}").write_bytes(file.read_bytes())
     texts, files = on_disk(tmp_path)
     files.close()
-    assert len(texts._fronts[LINEAGE]) == 1 and len(kept_in(tmp_path)) == 2
+    assert len(fronts_of(texts)) == 1 and len(kept_in(tmp_path)) == 2
+
+
+def test_damaged_files_are_told_of_once_and_what_cannot_be_read_now_stays(tmp_path, caplog, monkeypatch):
+    texts, files = on_disk(tmp_path)
+    for session in ("a", "b", "c"):
+        texts.settle(("", session, ""), [instructions(), said("user", "Hello")])
+    files.close()
+    damaged, unread, whole = kept_in(tmp_path)
+    damaged.write_bytes(damaged.read_bytes()[:-1])
+    really = Path.read_bytes
+
+    def read(path):
+        if path == unread:
+            raise OSError(5, "Input/output error")
+        return really(path)
+
+    monkeypatch.setattr(Path, "read_bytes", read)
+    texts, files = on_disk(tmp_path)
+    files.close()
+    assert len(fronts_of(texts)) == 1 and kept_in(tmp_path) == [unread, whole]
+    assert len([record for record in caplog.records if record.levelname == "WARNING"]) == 1
+
+
+def test_files_are_read_as_they_have_always_been_written(tmp_path):
+    """Their form is that of folders that servers have."""
+
+    def write(key, **fields):
+        content = msgspec.msgpack.encode({"lineage": LINEAGE, "front": front, "key": key, **fields})
+        name = blake2b(front + key, digest_size=16).hexdigest()
+        digest = blake2b(content, digest_size=16).digest()
+        (tmp_path / f"{name}.instructions").write_bytes(b"slotcache instructions 1\n" + digest + content)
+
+    hello = said("user", "Hello")
+    first, texts = instructions("Monday.\n"), ((instructions("Monday.\n")["content"],),)
+    front = blake2b(msgspec.msgpack.encode((LINEAGE, texts)), digest_size=16).digest()
+    write(b"", texts=texts)
+    place = (0, 0, len(FRONT))
+    write(
+        blake2b(msgspec.json.encode(hello), digest_size=16).digest(),
+        line="It is Tuesday.",
+        changes=[(place, ("Monday.\n", "Tuesday.\n"))],
+    )
+    restored, files = on_disk(tmp_path)
+    shown, moved = settled(restored, [instructions("Tuesday.\n"), hello, said("assistant", "Yes"), said("user", "And?")])
+    files.close()
+    assert shown[:2] == [first, said("user", "Hello\n\nIt is Tuesday.")] and shown[3] == said("user", "And?")
+    assert moved == (ChangedText("Monday.\n", "Tuesday.\n"),) and len(kept_in(tmp_path)) == 2
 
 
 # ---- over a server, by the tokens that it computes ----------------------------------------------------------------------

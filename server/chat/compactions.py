@@ -8,27 +8,22 @@ answered again, the beginning of the new history is known before the client send
 from __future__ import annotations
 
 import re
-from collections import OrderedDict
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import TypeVar
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from sys import getsizeof
 
 import msgspec
 
-from ..chat.body import ChatRequest
-from ..chat.decode import decode
-from ..chat.history import INSTRUCTIONS, HistoryMessage
-from ..chat.shortened_history import Kept, follows
+from .body import ChatRequest
+from .decode import decode
+from .history import INSTRUCTIONS, HistoryMessage
+from .shortened_history import Kept, follows
 
 SHORTEST_SUMMARY = 200  # characters of a summary: shorter answers are quoted by chance
 FEW_ANSWERS = 4  # answers that are remembered of a session
-MOST_SESSIONS = 64  # sessions
+HASH = 100  # bytes that a hash of a message takes in a set, about
 LONGEST_SUMMARY = 64 << 10  # bytes of an answer, and of a beginning, that are remembered
 INNER = re.compile("<summary>(.*)</summary>", re.DOTALL)  # the part that some clients go on with
-
-T = TypeVar("T")
-SessionKey = tuple[str, str]
-"""A scope, and the session's name in it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,47 +55,51 @@ class Shortened:
         return msgspec.structs.replace(decode(self.options, ChatRequest), messages=list(messages))
 
 
-class Compactions:
-    """What sessions have shortened, and how. It belongs to the event loop."""
+@dataclass(slots=True, eq=False)
+class Compaction:
+    """How a session shortens its history. answers: its newest ones. shortened: what it began with the last time.
 
-    def __init__(self) -> None:
-        self._answers: OrderedDict[SessionKey, list[Summary]] = OrderedDict()
-        self._shortened: OrderedDict[SessionKey, Shortened] = OrderedDict()
-        self._kept: OrderedDict[SessionKey, Kept] = OrderedDict()
+    kept: what it keeps where this server shortens the history.
+    """
 
-    def note(self, key: SessionKey, options: bytes, entries: Sequence[HistoryMessage]) -> Iterator[ChatRequest]:
-        """Take an answered chat; yield what the client is likely to ask next, if it has shortened its history like this."""
+    answers: tuple[Summary, ...] = ()
+    shortened: Shortened | None = None
+    kept: Kept = field(default_factory=Kept)
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory that it takes, about."""
+        texts = [text for one in self.answers for text in (one.question, *one.texts)]
+        if (found := self.shortened) is not None:
+            texts += [found.question, found.options, *found.first, found.before, found.after]
+        return sum(map(getsizeof, texts)) + HASH * self.kept.num_hashes
+
+    def note(self, options: bytes, entries: Sequence[HistoryMessage]) -> ChatRequest | None:
+        """Take an answered chat; return what the client is likely to ask next, if it has shortened its history like this.
+
+        options: the request as JSON, without its messages. entries: these, and the answer.
+        """
         *asked, answer = entries
-        kept = self._kept.get(key, Kept()).learnt(entries)
-        if found := follows(entries, kept):
-            messages, kept = found
-            yield msgspec.structs.replace(decode(options, ChatRequest), messages=messages)
-        if kept != Kept():
-            _keep(self._kept, key, kept)
-        if found:
-            return
-        if found := self._find(key, options, asked):
-            _keep(self._shortened, key, found)
+        self.kept = self.kept.learnt(entries)
+        if goes_on := follows(entries, self.kept):
+            messages, self.kept = goes_on
+            return msgspec.structs.replace(decode(options, ChatRequest), messages=messages)
+        self.shortened = known = self._find(options, asked) or self.shortened
         texts = _texts(answer)
         if not texts or not asked:
-            return
-        known = self._shortened.get(key)
-        if known is not None and known.question == asked[-1].said and len(texts) > known.place:
-            yield known.chat(texts[known.place])
-        _keep(self._answers, key, [*self._answers.get(key, ()), Summary(asked[-1].said, texts)][-FEW_ANSWERS:])
+            return None
+        question = asked[-1].said
+        self.answers = (*self.answers, Summary(question, texts))[-FEW_ANSWERS:]
+        if known is None or known.question != question or len(texts) <= known.place:
+            return None
+        return known.chat(texts[known.place])
 
-    def forget(self, scope: str, session: str | None = None) -> None:
-        """Forget the sessions of a scope, or one of them."""
-        for known in (self._answers, self._shortened, self._kept):
-            for key in [key for key in known if key[0] == scope and session in (None, key[1])]:
-                del known[key]
-
-    def _find(self, key: SessionKey, options: bytes, asked: Sequence[HistoryMessage]) -> Shortened | None:
+    def _find(self, options: bytes, asked: Sequence[HistoryMessage]) -> Shortened | None:
         """Return how a chat begins, if the first message behind its instructions has an earlier answer in it."""
         at = next((at for at, entry in enumerate(asked) if entry.role not in INSTRUCTIONS), None)
         if at is None or asked[at].role != "user" or sum(len(entry.said) for entry in asked[: at + 1]) > 4 * LONGEST_SUMMARY:
             return None
-        for summary in reversed(self._answers.get(key, ())):
+        for summary in reversed(self.answers):
             for place, text in enumerate(summary.texts):
                 before, found, after = asked[at].said.partition(_escaped(text))
                 if found:
@@ -121,10 +120,3 @@ def _texts(answer: HistoryMessage) -> tuple[str, ...]:
 def _escaped(text: str) -> bytes:
     """Return a text as it stands within a string of JSON."""
     return msgspec.json.encode(text)[1:-1]
-
-
-def _keep(known: OrderedDict[SessionKey, T], key: SessionKey, value: T) -> None:
-    known[key] = value
-    known.move_to_end(key)
-    while len(known) > MOST_SESSIONS:
-        known.popitem(last=False)

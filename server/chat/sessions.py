@@ -1,0 +1,247 @@
+"""The sessions that clients name: how their instructions began, what they asked last, and how they shorten a history."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from sys import getsizeof
+from threading import Lock
+
+import numpy as np
+
+from ...models.template import Message
+from ...slots.radix import common_prefix
+from ...slots.scope import Scope
+from .body import ChatRequest
+from .chat_files import ChatFiles
+from .compactions import Compaction
+from .history import HistoryMessage
+from .volatile import ChangedText, Instructions, Lineage, encode, restore
+
+# ---- The prompts of a session -------------------------------------------------------------------------------------------
+
+MOST_BRANCHES = 16  # of a session: its own thread, and those of its sub-agents
+OPENING = 32  # tokens at the end of a prompt that open the answer: in the next turn they may read another way
+LEAST_QUOTE = 40  # characters of an answer: a shorter one may stand elsewhere by chance
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Branch:
+    """A prompt of a session. scope: where it was cached. tokens: its own and those of its answer (int32).
+
+    answer: the text that it ended with, if it called nothing and is long enough to be known again.
+    """
+
+    scope: Scope
+    tokens: np.ndarray
+    num_prompt: int
+    answer: str = ""
+
+    @property
+    def num_bytes(self) -> int:
+        return self.tokens.nbytes + getsizeof(self.answer)
+
+    def is_continued_by(self, other: Branch) -> bool:
+        """Whether another prompt goes on from this one; its answer may come back in other tokens."""
+        prompt = self.tokens[: max(self.num_prompt - OPENING, 1)]
+        return self.scope == other.scope and common_prefix(prompt, other.tokens) == len(prompt)
+
+
+def spoken(entries: Sequence[HistoryMessage]) -> tuple[str, list[str]]:
+    """Return the text that a chat ends with, none for a call, and what stands between it and the answer before."""
+    if not entries:
+        return "", []
+    *before, last = entries
+    heard: list[str] = []
+    for entry in reversed(before):
+        if entry.role == "assistant":
+            break
+        heard += _texts(entry.message)
+    message = last.message
+    answer = "" if message.get("tool_calls") else "".join(_texts(message)).strip()
+    return answer if len(answer) >= LEAST_QUOTE else "", heard
+
+
+def _texts(message: Mapping[str, object]) -> list[str]:
+    content = message.get("content")
+    parts = content if isinstance(content, list) else [{"text": content}]
+    texts = [part.get("text") for part in parts if isinstance(part, dict)]
+    return [text for text in texts if isinstance(text, str)]
+
+
+# ---- Sessions -----------------------------------------------------------------------------------------------------------
+
+MOST_SESSIONS = 4096
+MOST_TOOLS = 64  # sets of tools of a session, each with instructions of its own: its sub-agents have others
+MOST_BYTES = 96 << 20  # of all sessions
+MOST_INSTRUCTIONS = 32 << 20  # of these, so that old ones leave room for what a session asks today
+
+SessionKey = tuple[str, str]
+"""A scope, and the session's name in it."""
+
+
+@dataclass(slots=True, eq=False)
+class Session:
+    """What is known of one session.
+
+    instructions: by its tools; these outlive a restart. branches: its newest prompts. compaction: how it shortens its
+    history. counted: the bytes of its instructions and those of all else, as the store has counted them.
+    """
+
+    instructions: OrderedDict[str, Instructions] = field(default_factory=OrderedDict)
+    branches: list[Branch] = field(default_factory=list)
+    compaction: Compaction = field(default_factory=Compaction)
+    counted: tuple[int, int] = (0, 0)
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """The bytes of its instructions, and of all else."""
+        kept = sum(one.num_bytes for one in self.instructions.values())
+        return kept, sum(branch.num_bytes for branch in self.branches) + self.compaction.num_bytes
+
+    @property
+    def is_too_large(self) -> bool:
+        """Whether it alone takes more than there is room for."""
+        return self.counted[0] > MOST_INSTRUCTIONS or sum(self.counted) > MOST_BYTES
+
+
+class Sessions:
+    """The store of sessions, by scope and name. Safe from several threads.
+
+    Its lock guards all but the texts of instructions, and is held only for work that is bounded and waits for nothing: the
+    event loop takes it. Threads that make prompts compare instructions, which may take long: each under the lock of these
+    instructions, within which it may take the store's, never the other way round. Instructions that leave while a thread has
+    them are marked: it makes its prompt, and what it has learnt is neither counted nor written.
+
+    Of too many sessions the least recently used leave. Of too many bytes it is their prompts and compactions, which are a
+    cache. Without its instructions a session's next prompt goes on from no earlier one, so they leave only where they alone
+    are too much. A session that alone is too large takes no other with it. Stored conversations have names and bounds of
+    their own: see `Conversations`. The ids of answers are found by a text, in any session of the scope: see `AnswerMemory`.
+
+    files: of instructions, read at once; None: they are held in memory only.
+    """
+
+    def __init__(self, files: ChatFiles | None = None) -> None:
+        self._files, self._lock = files, Lock()
+        self._sessions: OrderedDict[SessionKey, Session] = OrderedDict()  # the least recently used first
+        self._num_kept = self._num_cached = 0  # bytes of instructions, and of all else
+        for instructions in () if files is None else restore(files):
+            scope, name, tools = instructions.lineage
+            session = self._used((scope, name))
+            session.instructions[tools] = instructions
+            self._count(session)
+        self._make_room()
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def settle(self, lineage: Lineage, messages: Sequence[Message]) -> tuple[list[Message], tuple[ChangedText, ...]]:
+        """Go on from the instructions of a session: see `Instructions.settle`. From any thread but the event loop's.
+
+        Raises TemplateError for contents that are no text.
+        """
+        scope, name, tools = lineage
+        with self._lock:
+            session = self._used((scope, name))
+            instructions = session.instructions.setdefault(tools, Instructions(lineage))
+            session.instructions.move_to_end(tools)
+            self._drop_instructions(session, MOST_TOOLS)
+        with instructions.lock:
+            settled = instructions.settle(messages)
+            with self._lock:
+                self._keep(session, instructions)
+        return settled
+
+    def note_prompt(self, key: SessionKey, branch: Branch, heard: Sequence[str] = ()) -> list[Branch]:
+        """Remember an answered prompt, in place of the one that it goes on from.
+
+        heard: what it was told behind its answer before. Return the prompts whose answer stands there, now forgotten: a
+        sub-agent whose last message its parent has taken over is done.
+        """
+        with self._lock:
+            session = self._used(key)
+            others = [one for one in session.branches if not one.is_continued_by(branch)]
+            done = [one for one in others if one.answer and any(one.answer in text for text in heard)]
+            session.branches = [*(one for one in others if one not in done), branch][-MOST_BRANCHES:]
+            self._count(session)
+            self._make_room()
+        return done
+
+    def note_chat(self, key: SessionKey, options: bytes, entries: Sequence[HistoryMessage]) -> ChatRequest | None:
+        """Take an answered chat; return what the client is likely to ask next: see `Compaction.note`."""
+        with self._lock:
+            session = self._used(key)
+            likely = session.compaction.note(options, entries)
+            self._count(session)
+            self._make_room()
+        return likely
+
+    def forget(self, scope: str, name: str | None = None) -> list[Branch]:
+        """Forget a session, and return its prompts; without a name, what the sessions of a scope have said.
+
+        The prompts of these stay known: what a running request has in the cache is not dropped with the scope.
+        """
+        ended: list[Branch] = []
+        with self._lock:
+            for key in [key for key in self._sessions if key[0] == scope and name in (None, key[1])]:
+                session = self._sessions[key]
+                self._drop_instructions(session)
+                session.compaction = Compaction()
+                if name is not None:
+                    ended, session.branches = session.branches, []
+                    del self._sessions[key]
+                self._count(session)
+        return ended
+
+    # ---- with the lock held ------------------------------------------------------------------------------------------
+
+    def _used(self, key: SessionKey) -> Session:
+        session = self._sessions.setdefault(key, Session())
+        self._sessions.move_to_end(key)
+        return session
+
+    def _keep(self, session: Session, instructions: Instructions) -> None:
+        """Count and write what a request has brought."""
+        changed, instructions.changed = instructions.changed, {}
+        if instructions.is_forgotten:
+            return
+        instructions.num_bytes = sum(front.num_bytes for front in instructions.fronts)
+        if self._files is not None:
+            self._files.change({name: stored and partial(encode, stored) for name, stored in changed.items()})
+            instructions.files -= changed.keys()
+            instructions.files |= {name for name, stored in changed.items() if stored is not None}
+        self._count(session)
+        self._make_room()
+
+    def _drop_instructions(self, session: Session, most: int = 0) -> None:
+        """Drop the instructions of a session, and their files. most: sets of tools whose instructions stay."""
+        while len(session.instructions) > most:
+            _, instructions = session.instructions.popitem(last=False)
+            instructions.is_forgotten = True
+            if self._files is not None:
+                self._files.drop(instructions.files)
+
+    def _count(self, session: Session) -> None:
+        (kept, cached), session.counted = session.counted, session.sizes
+        self._num_kept += session.counted[0] - kept
+        self._num_cached += session.counted[1] - cached
+
+    @property
+    def _is_full(self) -> bool:
+        too_many = len(self._sessions) > MOST_SESSIONS or self._num_kept > MOST_INSTRUCTIONS
+        return too_many or self._num_kept + self._num_cached > MOST_BYTES
+
+    def _make_room(self) -> None:
+        held = [*self._sessions.items()] if self._is_full else []
+        for key, session in sorted(held, key=lambda item: not item[1].is_too_large):
+            if leaves := len(self._sessions) > MOST_SESSIONS:
+                del self._sessions[key]
+            if leaves or self._num_kept > MOST_INSTRUCTIONS:
+                self._drop_instructions(session)
+            if leaves or self._num_kept + self._num_cached > MOST_BYTES:
+                session.branches, session.compaction = [], Compaction()
+            self._count(session)
+            if not self._is_full:
+                break
