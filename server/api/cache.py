@@ -61,8 +61,8 @@ async def drop(request: Request) -> Response:
 
 def _services(request: Request) -> list[Service]:
     """Return those of all models that were loaded, or of the one that `?model=` names. Raises RequestError."""
-    service, state = service_of(request), request.app.state.app
-    return [service] if state.models is None or "model" in request.query_params else state.services
+    service = service_of(request)
+    return [service] if "model" in request.query_params else request.app.state.app.services
 
 
 async def _drop(service: Service, scope: str) -> int:

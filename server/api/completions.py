@@ -20,7 +20,7 @@ from ..engine.usage import Fields
 from ..http.api_errors import RequestError
 from ..search.vectors import Vectors
 from ..service.service import Service
-from .endpoint import early_meta, id_of, predict, served_of, service_of, submit, vectors_of, while_connected
+from .endpoint import early_meta, id_of, loaded_of, predict, service_of, submit, vectors_of, while_connected
 from .reply import DONE, JsonReply, ReplyFormat, ResponseMeta, WholeAnswer, accounts, encode, sse_event
 
 COMMENT = b":\n\n"
@@ -294,7 +294,7 @@ class DetokenizeRequest(msgspec.Struct):
 
 
 async def tokenize(request: Request, asked: TokenizeRequest) -> Response:
-    vectors, service = vectors_of(request), served_of(request)
+    vectors, service = vectors_of(request), loaded_of(request).service
     if service is not None:
         service.engine.sleep.expect()
     tokens = await while_connected(request, vectors.threads.run(request.state.num_bytes, _tokens, vectors, asked))

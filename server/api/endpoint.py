@@ -41,7 +41,6 @@ from ..service.submitter import Prepared
 from .reply import JsonReply, ReplyFormat, ResponseMeta, SsePing, WholeAnswer, encode, stream
 
 logger = logging.getLogger("slotcache")
-CHOSEN = "slotcache.chosen"  # where a request's scope has what serves its model
 EARLY = "slotcache.early"  # where it has the reply that a stream began with before its model was loaded
 MOST_ITEMS, USUAL_ITEMS = 100, 20  # of one page of a list
 ORDERS = ("asc", "desc")
@@ -114,33 +113,23 @@ def scope_of(request: Request) -> str:
 
 def vectors_of(request: Request) -> Vectors:
     """Return the models for vectors, which are there for every model. Raises RequestError 503 while the model loads."""
-    vectors, chosen = request.app.state.app.loaded(), chosen_of(request)
-    return vectors if chosen is None else chosen.vectors
+    return loaded_of(request).vectors
 
 
 def service_of(request: Request) -> Service:
     """Return the service. Raises RequestError: 503 while the model loads, 501 for an encoder."""
-    service, chosen = request.app.state.app.ready(), chosen_of(request)
-    return service if chosen is None or chosen.service is None else chosen.service
+    return loaded_of(request).service or request.app.state.app.ready()
 
 
-def served_of(request: Request) -> Service | None:
-    """Return the service of the chosen model; None for an encoder."""
-    chosen = chosen_of(request)
-    return request.app.state.app.service if chosen is None else chosen.service
+def loaded_of(request: Request) -> Loaded:
+    """Return what serves the model of a request: its body's, else `?model=`, else the first one.
 
-
-def chosen_of(request: Request) -> Loaded | None:
-    """Return what serves the model of a request: its body's, else `?model=`, else the first one. None: there is only one.
-
-    Raises RequestError: 404 for an unknown model, 503 for one that is not loaded.
+    Raises RequestError: 503 while the first one loads, 404 for an unknown model, 503 for one that is not loaded.
     """
-    models: Models | None = request.app.state.app.models
-    if models is None:
-        return None
-    if CHOSEN in request.scope:
-        return request.scope[CHOSEN]
-    entry = models.find(request.query_params.get("model"))
+    loaded: Loaded | None = getattr(request.state, "loaded", None)
+    if loaded is not None:
+        return loaded
+    entry = models_of(request).find(request.query_params.get("model"))
     if entry.loaded is None:
         told = f"{entry.name} was not loaded yet: a request for it or POST /models/load does that"
         raise RequestError(told, status=503, param="model", code="model_not_loaded")
@@ -152,11 +141,10 @@ async def choose(request: Request, asked: object, patience: float | None = None)
 
     Raises RequestError: 404, or 503 with the reason.
     """
-    models: Models | None = request.app.state.app.models
-    if models is not None and hasattr(asked, "model"):
-        name = _name_in(request, asked)
+    if hasattr(asked, "model"):
+        models, name = models_of(request), _name_in(request, asked)
         if isinstance(asked, VectorRequest) and models.find_beside(name) is not None:
-            request.scope[CHOSEN] = models.first.loaded
+            request.state.loaded = models.first.loaded
             return True
         entry = models.find(name)
         loaded = entry.loaded
@@ -165,8 +153,15 @@ async def choose(request: Request, asked: object, patience: float | None = None)
                 loaded = await while_connected(request, asyncio.wait_for(models.ready(entry), patience))
         except TimeoutError:
             return False
-        request.scope[CHOSEN] = loaded  # what was ready: it may be replaced since
+        request.state.loaded = loaded  # what was ready: it may be replaced since
     return True
+
+
+def models_of(request: Request) -> Models:
+    """Return the served models. Raises RequestError 503 while the first one loads."""
+    state = request.app.state.app
+    state.loaded()
+    return state.models
 
 
 def _name_in(request: Request, asked: object) -> str | None:
@@ -394,8 +389,7 @@ async def _choose_and_handle(handler: Handler, request: Request, asked: object) 
 
 def _is_new(request: Request, asked: object) -> bool:
     """Whether the model that is asked for has to be loaded for the first time. Raises RequestError 404."""
-    models: Models | None = request.app.state.app.models
-    return models is not None and models.find(_name_in(request, asked)).loaded is None
+    return models_of(request).find(_name_in(request, asked)).loaded is None
 
 
 def early_meta(request: Request, asked: Options, kind: str) -> ResponseMeta:
