@@ -17,7 +17,7 @@ from ..engine.generation import Generation
 from ..engine.usage import Fields, document_reuse
 from ..http.api_errors import RequestError
 from ..service.service import Service
-from .endpoint import accept, collect, predict, scope_of, service_of, start_ahead, while_connected
+from .endpoint import collect, predict, prepare, scope_of, service_of, while_connected
 from .reply import JsonReply
 
 
@@ -30,7 +30,7 @@ async def warm(request: Request, asked: WarmRequest) -> Response:
     if not (service.model.can_trim or service.view.keeps_snapshots):
         raise RequestError("this model's state cannot be cut and --cache-ram leaves no room for snapshots: nothing to warm")
     asked = asked.prefill_only()
-    prepared = await accept(request, asked)
+    prepared = await prepare(request, asked)
     (generation,) = service.submit(replace(prepared, turn=None))  # warming a prompt is not a turn of a conversation
     (answer,) = await while_connected(request, collect(service, [generation]))
     report = answer.end.report
@@ -188,8 +188,8 @@ async def speculate(request: Request, asked: SpeculateRequest) -> Response:
     asked = asked.prefill_only()
     last = asked.messages[-1] if asked.messages else {}
     is_open = last.get("role") == "user" and not (asked.documents or last.get("documents") or asked.retrieves)
-    prepared = await accept(request, asked, is_open, wake=Sleep.bring)
-    started = await start_ahead(service, ("speculation", asked.id), prepared)
+    prepared = await prepare(request, asked, is_open, wake=Sleep.bring)
+    started = await service.compute_ahead(("speculation", asked.id), prepared)
     return _answer(asked, "started" if started else "skipped")
 
 

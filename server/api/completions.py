@@ -20,7 +20,7 @@ from ..engine.usage import Fields
 from ..http.api_errors import RequestError
 from ..search.vectors import Vectors
 from ..service.service import Service
-from .endpoint import early_meta, id_of, loaded_of, predict, service_of, submit, vectors_of, while_connected
+from .endpoint import begin_answer, early_meta, loaded_of, predict, prepare, service_of, vectors_of, while_connected
 from .reply import DONE, JsonReply, ReplyFormat, ResponseMeta, WholeAnswer, accounts, encode, sse_event
 
 COMMENT = b":\n\n"
@@ -256,21 +256,15 @@ def opening(request: Request, asked: CompletionRequest | InfillRequest) -> Reply
 
 
 async def create_text(request: Request, asked: TextRequest) -> ReplyFormat:
-    return TextReply(await submit_text(request, asked))
+    return TextReply(begin_answer(request, await prepare(request, asked)))
 
 
 async def create_native(request: Request, asked: CompletionRequest | InfillRequest) -> ReplyFormat:
-    return NativeReply(replace(await submit_text(request, asked), verbose=True))
+    return NativeReply(replace(begin_answer(request, await prepare(request, asked)), verbose=True))
 
 
 async def infill(request: Request, asked: InfillRequest) -> ReplyFormat:
     return await create_native(request, asked)
-
-
-async def submit_text(request: Request, asked: CompletionRequest | InfillRequest) -> ResponseMeta:
-    """Accept and submit a request that is no chat; return the common fields of its answer. Raises RequestError."""
-    accepting = service_of(request).accept_text(asked, request.state.num_bytes, id_of(request, "cmpl-"))
-    return submit(request, await while_connected(request, accepting))
 
 
 # ---- The routes between text and tokens, as llama-server has them. ------------------------------------------------------

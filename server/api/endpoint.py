@@ -1,11 +1,11 @@
-"""What all routes do: read a body, choose its model, accept and submit it; answer whole or as a stream."""
+"""What all routes do: read a body, choose its model, hand it to the service; answer whole or as a stream."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Hashable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from dataclasses import replace
 from functools import partial, wraps
 from time import time
@@ -19,7 +19,7 @@ from starlette.types import Receive, Scope, Send
 
 from ...retrieval.ranking import Hit
 from ...slots.scope import MAX_NAME
-from ..chat.body import ChatRequest, Options, check_scope
+from ..chat.body import ChatRequest, CompletionRequest, InfillRequest, Options, check_scope
 from ..chat.decode import LARGE, R, decode_request
 from ..engine.engine import Sleep
 from ..engine.generation import Delta, End, Event, Failure, Generation, account
@@ -32,7 +32,7 @@ from ..http.connection import SHORTCUT, Shortcut
 from ..http.log import on_one_line
 from ..search.attachments import Attachments, interleaved
 from ..search.folder import FolderIndex
-from ..search.retrieve import SearchReport, StagePrefetch, check_by, fitting, index_state, query_of, wish_of, with_documents
+from ..search.retrieve import SearchReport, StagePrefetch, check_by, index_state, query_of, wish_of, with_documents
 from ..search.vectors import Vectors
 from ..service.models import Loaded, Models
 from ..service.repeats import Refusals, Repeats, is_lasting, key_of
@@ -172,64 +172,43 @@ def _name_in(request: Request, asked: object) -> str | None:
 # ---- Accepting ----------------------------------------------------------------------------------------------------------
 # Chats on their way into the service: documents are found for those that ask for it, and prompts are computed ahead.
 
-ROOM = 0.5  # of a prompt's tokens, for the documents that are found for a question
 STAGE = 0.03  # s that a stage of a chat's search has to last before its documents are computed ahead
 
 
-async def accept(
+async def prepare(
     request: Request,
-    asked: ChatRequest,
+    asked: ChatRequest | CompletionRequest | InfillRequest,
     open_turn: bool = False,
     *,
-    kind: str = "chatcmpl-",
+    kind: str = "",
     wake: Callable[[Sleep], None] = Sleep.wake,
 ) -> Prepared:
-    """Find the documents of a chat with `retrieval`, and accept it: see `Service.accept_chat`. Raises RequestError."""
+    """Find the documents of a chat with `retrieval`, and accept the request: see `Service.accept`. Raises RequestError.
+
+    kind: what the answer's id begins with, by default as OpenAI's, unless its stream has begun with an id.
+    """
+    early: ReplyFormat | None = request.scope.get(EARLY)
+    id = early.envelope.id if early else new_id(kind) if kind else ""
 
     async def find_and_accept() -> Prepared:
-        chat, found = await _retrieve(request, asked) if asked.retrieves else (asked, None)
-        id = id_of(request, kind)
-        return await service.accept_chat(chat, request.state.num_bytes, open_turn, id=id, found=found, wake=wake)
+        chat, found = asked, None
+        if isinstance(asked, ChatRequest) and asked.retrieves:
+            chat, found = await _retrieve(request, asked)
+        return await service.accept(chat, request.state.num_bytes, open_turn, id=id, found=found, wake=wake)
 
     service = service_of(request)
     return await while_connected(request, find_and_accept())
 
 
-def id_of(request: Request, kind: str) -> str:
-    """Return the id of an answer: the one that its stream began with, if it has begun. kind: what a new one begins with."""
-    early: ReplyFormat | None = request.scope.get(EARLY)
-    return early.envelope.id if early else new_id(kind)
-
-
 async def predict(request: Request, asked: ChatRequest) -> Prediction:
     """Return the prompt that a chat would have now, and its reuse. A hint after its documents depends on their order."""
-    service, prepared = service_of(request), await accept(request, asked, wake=Sleep.expect)
+    service, prepared = service_of(request), await prepare(request, asked, wake=Sleep.expect)
     return await service.view.predict(prepared.prompt, service.submitter.scope(asked))
 
 
 async def count_prompt(request: Request, asked: ChatRequest) -> dict[str, int]:
     """Count the tokens that the prompt of a chat would have now."""
     return {"input_tokens": len((await predict(request, asked)).layout.tokens)}
-
-
-async def prefetch_documents(
-    service: Service, key: Hashable, asked: ChatRequest, num_bytes: int, *, open_turn: bool = False
-) -> bool:
-    """Compute the prompt of a chat ahead. False: no slot is idle. Raises RequestError.
-
-    key, num_bytes: as in `Service.submit_background` and `Service.accept_chat`. open_turn: only as far as its documents.
-    """
-    if service.is_full:
-        return False
-    prepared = await service.accept_chat(asked.prefill_only(), num_bytes, open_turn, wake=Sleep.bring)
-    return await start_ahead(service, key, prepared)
-
-
-async def start_ahead(service: Service, key: Hashable, prepared: Prepared) -> bool:
-    started = await asyncio.wrap_future(service.submit_background(key, prepared))
-    if not started:
-        service.idle.resume()
-    return started
 
 
 async def _retrieve(request: Request, asked: ChatRequest) -> tuple[ChatRequest, SearchReport]:
@@ -253,10 +232,10 @@ async def _retrieve(request: Request, asked: ChatRequest) -> tuple[ChatRequest, 
     attached = await files.search(asked.cache_scope, wish.documents, replace(query, paths=()))
 
     async def fit(hits: Sequence[Hit]) -> list[Hit]:
-        return await shown_hits(service, asked.cache_scope, interleaved([hits, *attached], query.top_k))
+        return await service.room_for(asked.cache_scope, interleaved([hits, *attached], query.top_k))
 
     async def prefill(hits: Sequence[Hit]) -> None:
-        await prefetch_documents(service, key, with_documents(asked, await fit(hits)), num_bytes)
+        await service.prefetch(key, with_documents(asked, await fit(hits)), num_bytes)
 
     ahead, hits, left_out = StagePrefetch(prefill, delay=STAGE), (), 0
     try:
@@ -285,18 +264,12 @@ def _folder_of(request: Request, service: Service) -> FolderIndex:
     return state.folder_index
 
 
-async def shown_hits(service: Service, scope: str, hits: Sequence[Hit]) -> list[Hit]:
-    """Return the first hits of a search, as far as a chat has room for them."""
-    builder, room = service.builder, int(ROOM * service.submitter.limit)
-    return await builder.threads.run(0, partial(fitting, hits, room, partial(builder.length, scope)))
-
-
 # ---- The routes that generate: chats and texts, streamed or whole. ------------------------------------------------------
 
 LONG = 16 << 10  # characters of answers that are parsed in a thread, beside other streams
 
 
-def submit(request: Request, prepared: Prepared) -> ResponseMeta:
+def begin_answer(request: Request, prepared: Prepared) -> ResponseMeta:
     """Submit a request; return the common fields of its answer. Raises RequestError: too long, no room."""
     service, options = service_of(request), prepared.options.without_texts()
     warn(request, prepared.warnings)
