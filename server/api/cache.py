@@ -17,8 +17,9 @@ from ..engine.generation import Generation
 from ..engine.usage import Fields, document_reuse
 from ..http.api_errors import RequestError
 from ..service.service import Service
-from .endpoint import collect, predict, prepare, scope_of, service_of, while_connected
+from .endpoint import predict, prepare, scope_of, service_of, while_connected
 from .reply import JsonReply
+from .stream import collect
 
 
 async def warm(request: Request, asked: WarmRequest) -> Response:
@@ -32,7 +33,7 @@ async def warm(request: Request, asked: WarmRequest) -> Response:
     asked = asked.prefill_only()
     prepared = await prepare(request, asked)
     (generation,) = service.submit(replace(prepared, turn=None))  # warming a prompt is not a turn of a conversation
-    (answer,) = await while_connected(request, collect(service, [generation]))
+    (answer,) = await while_connected(request, collect([generation], service.abandon))
     report = answer.end.report
     warmed: Fields = {"object": "cache.warm", "prompt_tokens": report.num_prompt, "slotcache": report.slotcache()}
     if asked.pin is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import replace
 from functools import partial, wraps
 from time import time
@@ -14,21 +14,19 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec import Struct
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
-from starlette.types import Receive, Scope, Send
+from starlette.responses import Response
 
 from ...retrieval.ranking import Hit
 from ...slots.scope import MAX_NAME
 from ..chat.body import ChatRequest, CompletionRequest, InfillRequest, Options, check_scope
 from ..chat.decode import LARGE, R, decode_request
 from ..engine.engine import Sleep
-from ..engine.generation import Delta, End, Event, Failure, Generation, account
+from ..engine.generation import account
 from ..engine.usage import Fields
 from ..engine.view import Prediction
 from ..formats.answer import AnswerReader, Plain, WithoutReasoning
-from ..http.api_errors import RequestError, failed
+from ..http.api_errors import RequestError
 from ..http.bodies import Held
-from ..http.connection import SHORTCUT, Shortcut
 from ..http.log import on_one_line
 from ..search.attachments import Attachments, interleaved
 from ..search.folder import FolderIndex
@@ -38,10 +36,10 @@ from ..service.models import Loaded, Models
 from ..service.repeats import Refusals, Repeats, is_lasting, key_of
 from ..service.service import Service, new_id
 from ..service.submitter import Prepared
-from .reply import JsonReply, ReplyFormat, ResponseMeta, SsePing, WholeAnswer, encode, stream
+from .reply import JsonReply, ReplyFormat, ResponseMeta, encode
+from .stream import EventStream, collect, early_of
 
 logger = logging.getLogger("slotcache")
-EARLY = "slotcache.early"  # where it has the reply that a stream began with before its model was loaded
 MOST_ITEMS, USUAL_ITEMS = 100, 20  # of one page of a list
 ORDERS = ("asc", "desc")
 T = TypeVar("T")
@@ -187,7 +185,7 @@ async def prepare(
 
     kind: what the answer's id begins with, by default as OpenAI's, unless its stream has begun with an id.
     """
-    early: ReplyFormat | None = request.scope.get(EARLY)
+    early = early_of(request)
     id = early.envelope.id if early else new_id(kind) if kind else ""
 
     async def find_and_accept() -> Prepared:
@@ -274,7 +272,7 @@ def begin_answer(request: Request, prepared: Prepared) -> ResponseMeta:
     service, options = service_of(request), prepared.options.without_texts()
     warn(request, prepared.warnings)
     _tell_of_cache(request, prepared)
-    early: ReplyFormat | None = request.scope.get(EARLY)
+    early = early_of(request)
     return ResponseMeta(
         id=prepared.id,
         model=(service.settings.any_model and options.model) or service.name,
@@ -289,6 +287,8 @@ def begin_answer(request: Request, prepared: Prepared) -> ResponseMeta:
         warnings=request.state.warnings,
         piece=service.model.piece,
         spelling=service.model.spelling,
+        prompt_text=service.prompt_text,
+        abandon=service.abandon,
         created=early.envelope.created if early else int(time()),
     )
 
@@ -345,7 +345,6 @@ def endpoint(handler: Handler, body: type[Struct], opening: Opening | None = Non
         if not chooses or await choose(request, asked, PATIENCE if early else None):
             return await _refusing(handler, request, asked)
         assert early is not None
-        request.scope[EARLY] = early
         return EventStream(request, early, partial(_choose_and_handle, handler, request, asked))
 
     return answer
@@ -354,10 +353,7 @@ def endpoint(handler: Handler, body: type[Struct], opening: Opening | None = Non
 async def _choose_and_handle(handler: Handler, request: Request, asked: object) -> Response | ReplyFormat:
     """Return what a handler returns, once the model is loaded. Raises RequestError."""
     await choose(request, asked)
-    try:
-        return await _refusing(handler, request, asked)
-    finally:
-        del request.scope[EARLY]  # it may hold texts
+    return await _refusing(handler, request, asked)
 
 
 def _is_new(request: Request, asked: object) -> bool:
@@ -401,165 +397,15 @@ async def _refusing(handler: Handler, request: Request, asked: object) -> Respon
 
 async def respond(request: Request, reply: ReplyFormat) -> Response:
     """Return the answer of a request that was submitted, streamed or whole."""
-    service, generations = service_of(request), reply.envelope.generations
-    if reply.envelope.options.stream:
+    envelope, generations = reply.envelope, reply.envelope.generations
+    if envelope.options.stream:
         return EventStream(request, reply)
     request.state.account = partial(account, generations)
-    spell = _speller(service, reply)
-    answers = await while_connected(request, collect(service, generations, spell))
+    answers = await while_connected(request, collect(generations, envelope.abandon, envelope.spell))
     # Logprobs are much larger than the text that they are of; a long text takes its time to be parsed.
     if any(answer.logprobs for answer in answers) or sum(len(answer.text) for answer in answers) >= LONG:
         return JsonReply(await asyncio.to_thread(lambda: encode(reply.whole(answers))))
     return JsonReply(reply.whole(answers))
-
-
-class EventStream(StreamingResponse):
-    """Streams the events of generations. A client that disconnects cancels them, even before the first event.
-
-    later: gives the reply where the model is still to be loaded; until then `reply` pings, which has no generations.
-    """
-
-    def __init__(
-        self, request: Request, reply: ReplyFormat, later: Callable[[], Awaitable[Response | ReplyFormat]] | None = None
-    ) -> None:
-        self._request, self._reply = request, reply
-        pieces = self._pieces(reply) if later is None else self._pieces_later(reply, later)
-        super().__init__(
-            self._to_the_end(pieces), headers={"Cache-Control": "no-store"}, media_type=reply.envelope.media_type
-        )
-        asked = reply.envelope.options.sse_ping_interval
-        self._ping_interval = request.app.state.app.settings.sse_ping_interval if asked is None else asked
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self._pings = ping = SsePing(send, self._ping_interval, lambda: self._reply.ping())
-        self._offer_text()
-        try:
-            await super().__call__(scope, receive, ping.send)
-        finally:
-            ping.stop()
-            for generation in self._reply.envelope.generations:
-                generation.events.take_now = None
-                self._service.abandon(generation)
-
-    def _offer_text(self) -> None:
-        """Have text written at once, where the connection can."""
-        shortcut = self._request.scope.get("state", {}).get(SHORTCUT)
-        if shortcut is not None:
-            for index, generation in enumerate(self._reply.envelope.generations):
-                generation.events.take_now = partial(self._write, shortcut, index)
-
-    def _write(self, shortcut: Shortcut, index: int, delta: Delta) -> bool:
-        """Write a piece of text at once. False: something stands in front of it, or its client is slow."""
-        if self._pings.is_sending or not shortcut.is_open:
-            return False
-        if sent := b"".join(self._reply.delta(index, delta)):
-            shortcut.write(sent)
-            self._pings.note()
-        return True
-
-    def _pieces(self, reply: ReplyFormat) -> AsyncIterator[bytes]:
-        generations, self._service = reply.envelope.generations, service_of(self._request)
-        self._request.state.account = partial(account, generations)
-        return stream(reply, _events(generations, _speller(self._service, reply)))
-
-    async def _to_the_end(self, pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-        """Yield the pieces of a stream, which has begun: an error is its last event, whatever it is."""
-        try:
-            async for piece in pieces:
-                yield piece
-        except RequestError as error:
-            self._request.state.error = error
-        except Exception as error:
-            logger.exception("a stream failed", extra={"fields": {"request_id": self._request.state.request_id}})
-            self._request.state.error = failed(error)
-        else:
-            return
-        yield b"".join(self._reply.fail(self._request.state.error))
-
-    async def _pieces_later(
-        self, early: ReplyFormat, later: Callable[[], Awaitable[Response | ReplyFormat]]
-    ) -> AsyncIterator[bytes]:
-        if self._ping_interval > 0:
-            yield b"".join(early.ping())
-        reply = await later()
-        del early, later  # the body is free
-        if isinstance(reply, Response):
-            yield bytes(reply.body)
-            return
-        pieces = self._pieces(reply)
-        self._reply = reply
-        self._offer_text()
-        async for piece in pieces:
-            yield piece
-
-
-Spell = Callable[[Generation], Awaitable[str]]
-"""Returns the text of a prompt that was computed."""
-
-
-def _speller(service: Service, reply: ReplyFormat) -> Spell | None:
-    """Return what spells the prompts, for an answer that shows them."""
-
-    async def spell(generation: Generation) -> str:
-        layout = generation.job.layout
-        return await asyncio.to_thread(service.model.detokenize, layout.ids, special=True)
-
-    return spell if reply.envelope.verbose else None
-
-
-async def _events(generations: Sequence[Generation], spell: Spell | None) -> AsyncIterator[tuple[int, Event]]:
-    """Yield the events of all generations as they come, with the index of each one's choice."""
-    if len(generations) == 1:
-        async for event in _events_of(generations[0], spell):
-            yield 0, event
-        return
-    reading = {asyncio.ensure_future(_next(each, spell)): index for index, each in enumerate(generations)}
-    try:
-        while reading:
-            done, _ = await asyncio.wait(reading, return_when=asyncio.FIRST_COMPLETED)
-            for read in sorted(done, key=lambda read: reading[read]):
-                index, event = reading.pop(read), read.result()
-                yield index, event
-                if not isinstance(event, End | Failure):  # not before this one is sent: text is written past its reader
-                    reading[asyncio.ensure_future(_next(generations[index], spell))] = index
-    finally:
-        for read in reading:
-            read.cancel()
-
-
-async def _events_of(generation: Generation, spell: Spell | None) -> AsyncIterator[Event]:
-    while True:
-        event = await _next(generation, spell)
-        yield event
-        if isinstance(event, End | Failure):
-            return
-
-
-async def _next(generation: Generation, spell: Spell | None) -> Event:
-    event = await generation.events.get()
-    return replace(event, prompt=await spell(generation)) if spell and isinstance(event, End) else event
-
-
-async def collect(service: Service, generations: Sequence[Generation], spell: Spell | None = None) -> list[WholeAnswer]:
-    """Return the whole answers, in order. Raises the RequestError of a failure."""
-    try:
-        return [await _collect(generation, spell) for generation in generations]
-    finally:
-        for generation in generations:
-            service.abandon(generation)
-
-
-async def _collect(generation: Generation, spell: Spell | None) -> WholeAnswer:
-    deltas: list[Delta] = []
-    async for event in _events_of(generation, spell):
-        match event:
-            case Failure(error):
-                raise error
-            case Delta():
-                deltas.append(event)
-            case End():
-                return WholeAnswer((*deltas, event.delta()), event)
-    raise AssertionError("a generation ends with an end")
 
 
 async def while_connected(request: Request, work: Coroutine[object, object, T]) -> T:

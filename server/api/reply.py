@@ -1,13 +1,12 @@
-"""What answers are made of: their common fields, usage, probabilities; events, whole bodies, pings."""
+"""What answers are made of: their common fields, usage, probabilities; events and whole bodies."""
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import math
 from binascii import Error
 from codecs import getincrementaldecoder
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from itertools import chain
@@ -17,11 +16,10 @@ from typing import Protocol
 import msgspec
 from msgspec import Raw
 from starlette.responses import Response
-from starlette.types import Message, Send
 
 from ...models.sampling import Logprobs
 from ..chat.body import Options
-from ..engine.generation import Delta, End, Event, Failure, Generation, PromptProgress
+from ..engine.generation import Delta, End, Generation, PromptProgress
 from ..engine.usage import Fields, Report
 from ..formats.answer import AnswerReader, Plain
 from ..http.api_errors import RequestError
@@ -118,6 +116,10 @@ encode = msgspec.json.Encoder().encode
 DONE = b"data: [DONE]\n\n"
 
 
+Spell = Callable[[Generation], Awaitable[str]]
+"""Returns the text of a prompt that was computed."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponseMeta:
     """The fields that every body of an answer carries. options: the request's, without its texts.
@@ -125,7 +127,8 @@ class ResponseMeta:
     num_prompts: the answer has `options.n` choices of each. echoes: the prompts' texts, if the answers begin with them.
     generations: of the choices, in order. reader: makes the reader of a chat's choice. caches: the prompt is left in the
     cache. verbose: the answer shows its prompt and its options, as in llama-server. warnings: about the request's fields.
-    piece: the bytes of a token. spelling: of a control token, too. media_type: of a stream.
+    piece: the bytes of a token. spelling: of a control token, too. prompt_text: the text of a prompt that was computed.
+    abandon: ends a generation that has not ended, as its client has gone. media_type: of a stream.
     """
 
     id: str
@@ -141,6 +144,8 @@ class ResponseMeta:
     warnings: tuple[str, ...] = ()
     piece: Piece = lambda token: b""
     spelling: Piece = lambda token: b""
+    prompt_text: Spell | None = None
+    abandon: Callable[[Generation], None] = lambda generation: None
     media_type: str = "text/event-stream"
     created: int = field(default_factory=lambda: int(time()))
 
@@ -152,6 +157,11 @@ class ResponseMeta:
     @property
     def num_choices(self) -> int:
         return self.num_prompts * self.num_each
+
+    @property
+    def spell(self) -> Spell | None:
+        """What returns the prompts' texts, for an answer that shows them."""
+        return self.prompt_text if self.verbose else None
 
     def probabilities(self) -> list[Probabilities]:
         """Return the writers of the choices' probabilities."""
@@ -255,30 +265,6 @@ class ReplyFormat(Protocol):
         ...
 
 
-async def stream(reply: ReplyFormat, events: AsyncIterator[tuple[int, Event]]) -> AsyncIterator[bytes]:
-    """Yield the server-sent events of an answer. events: with the index of their choice, up to each choice's end."""
-    ends: dict[int, End] = {}
-    if first := reply.begin():
-        yield b"".join(first)
-    async for index, event in events:
-        match event:
-            case PromptProgress():
-                sent = reply.progress(index, event)
-            case Delta():
-                sent = reply.delta(index, event)
-            case End(text, tokens=tokens):
-                sent = reply.delta(index, event.delta()) if text or tokens else []
-                sent += reply.end(index, event)
-                ends[index] = event
-            case Failure(error):
-                sent = reply.fail(error)
-        if sent:  # else the stream stays silent, and gets a ping in time
-            yield b"".join(sent)
-        if isinstance(event, Failure):
-            return
-    yield b"".join(reply.close([ends[index] for index in sorted(ends)]))
-
-
 def accounts(report: Report) -> Fields:
     """Return llama-server's `timings`, and our own `slotcache` beside them."""
     fields: Fields = {"timings": report.timings(), "slotcache": report.slotcache()}
@@ -296,67 +282,6 @@ class JsonReply(Response):
 
     def render(self, content: object) -> bytes:
         return content if isinstance(content, bytes) else encode(content)
-
-
-# ---- Pings in a stream that is silent for long, so that neither a proxy on its way nor its client gives up. -------------
-
-
-class SsePing:
-    """Passes a response's messages on, and sends `event` whenever `interval` seconds have passed without one.
-
-    An event and no comment, since parsers drop comments, and clients that wait for events would hang up. One timer for the
-    whole stream: a message costs no more than reading the clock. While a ping waits for a client that reads nothing, no
-    other one joins it.
-    """
-
-    def __init__(self, send: Send, interval: float, event: Callable[[], Sequence[bytes]]) -> None:
-        self._send, self._interval, self._event = send, interval, event
-        self._loop = asyncio.get_running_loop()
-        self._last = self._loop.time()
-        self._timer: asyncio.TimerHandle | None = None
-        self._ping: asyncio.Future[None] | None = None
-
-    async def send(self, message: Message) -> None:
-        """Pass a message on. Pings begin behind the first one and end in front of the last."""
-        self._last = self._loop.time()
-        if message["type"] == "http.response.start" and self._interval > 0:
-            self._timer = self._loop.call_at(self._last + self._interval, self._beat)
-        if self._ping is not None and self.is_sending:
-            await asyncio.wait([self._ping])  # it stands in front: its number is the lower one
-        if not message.get("more_body") and message["type"] != "http.response.start":
-            self.stop()
-        await self._send(message)
-
-    @property
-    def is_sending(self) -> bool:
-        """Whether a ping is on its way."""
-        return self._ping is not None and not self._ping.done()
-
-    def note(self) -> None:
-        """Note that something was sent past this."""
-        self._last = self._loop.time()
-
-    def stop(self) -> None:
-        for waiting in (self._timer, self._ping):
-            if waiting is not None:
-                waiting.cancel()
-        self._timer = self._ping = None
-
-    def _beat(self) -> None:
-        now = self._loop.time()
-        if now >= self._last + self._interval:
-            self._last = now
-            if not self.is_sending:
-                ping: Message = {"type": "http.response.body", "body": b"".join(self._event()), "more_body": True}
-                self._ping = asyncio.ensure_future(self._send(ping))
-                self._ping.add_done_callback(_look_at)
-        self._timer = self._loop.call_at(self._last + self._interval, self._beat)
-
-
-def _look_at(ping: asyncio.Future[None]) -> None:
-    """Drop the error of a client that has gone: the stream finds out by itself."""
-    if not ping.cancelled():
-        ping.exception()
 
 
 # ---- Sealed -------------------------------------------------------------------------------------------------------------

@@ -205,6 +205,10 @@ class Service:
         """Whether the open requests take all slots: nothing is computed ahead then."""
         return len(self.open) >= self.view.num_slots
 
+    async def prompt_text(self, generation: Generation) -> str:
+        """Return the text of a prompt that was computed."""
+        return await asyncio.to_thread(self.model.detokenize, generation.job.layout.ids, special=True)
+
     # ---- a request ends --------------------------------------------------------------------------------------------
 
     def abandon(self, generation: Generation) -> None:
