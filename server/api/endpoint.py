@@ -32,7 +32,7 @@ from ..search.attachments import Attachments, interleaved
 from ..search.folder import FolderIndex
 from ..search.retrieve import SearchReport, StagePrefetch, check_by, index_state, query_of, wish_of, with_documents
 from ..search.vectors import Vectors
-from ..service.models import Loaded, Models
+from ..service.models import Loaded, ModelEntry, Models
 from ..service.repeats import Refusals, Repeats, is_lasting, key_of
 from ..service.service import Service, new_id
 from ..service.submitter import Prepared
@@ -134,24 +134,32 @@ def loaded_of(request: Request) -> Loaded:
     return entry.loaded
 
 
-async def choose(request: Request, asked: object, patience: float | None = None) -> bool:
-    """Choose the model that a body names, or else `?model=`, and load it if it never was. False: not within `patience` (s).
+def _entry_of(request: Request, asked: object) -> ModelEntry | None:
+    """Return the model that a body names, or else `?model=`. None: it names one that stands beside, or can name none.
 
-    Raises RequestError: 404, or 503 with the reason.
+    Raises RequestError: 404, or 503 while the first one loads.
     """
-    if hasattr(asked, "model"):
-        models, name = models_of(request), _name_in(request, asked)
-        if isinstance(asked, VectorRequest) and models.find_beside(name) is not None:
-            request.state.loaded = models.first.loaded
-            return True
-        entry = models.find(name)
-        loaded = entry.loaded
-        try:
-            if entry.value != "loaded":
-                loaded = await while_connected(request, asyncio.wait_for(models.ready(entry), patience))
-        except TimeoutError:
-            return False
-        request.state.loaded = loaded  # what was ready: it may be replaced since
+    if not hasattr(asked, "model"):
+        return None
+    models, name = models_of(request), _name_in(request, asked)
+    if isinstance(asked, VectorRequest) and models.find_beside(name) is not None:
+        request.state.loaded = models.first.loaded
+        return None
+    return models.find(name)
+
+
+async def _load(request: Request, entry: ModelEntry, patience: float | None = None) -> bool:
+    """Have a request answered by a model, which is loaded if it never was. False: not within `patience` (s).
+
+    Raises RequestError 503 with the reason.
+    """
+    loaded = entry.loaded
+    try:
+        if entry.value != "loaded":
+            loaded = await while_connected(request, asyncio.wait_for(models_of(request).ready(entry), patience))
+    except TimeoutError:
+        return False
+    request.state.loaded = loaded  # what was ready: it may be replaced since
     return True
 
 
@@ -341,24 +349,19 @@ def endpoint(handler: Handler, body: type[Struct], opening: Opening | None = Non
 
     async def read_and_handle(request: Request) -> Response | ReplyFormat:
         asked = _in_session(request, await read_body(request, body))
-        early = opening(request, asked) if opening and _is_new(request, asked) else None
-        if not chooses or await choose(request, asked, PATIENCE if early else None):
+        entry = _entry_of(request, asked) if chooses else None
+        early = opening(request, asked) if opening and entry and entry.loaded is None else None
+        if entry is None or await _load(request, entry, PATIENCE if early else None):
             return await _refusing(handler, request, asked)
         assert early is not None
-        return EventStream(request, early, partial(_choose_and_handle, handler, request, asked))
+
+        async def later() -> Response | ReplyFormat:
+            await _load(request, entry)
+            return await _refusing(handler, request, asked)
+
+        return EventStream(request, early, later)
 
     return answer
-
-
-async def _choose_and_handle(handler: Handler, request: Request, asked: object) -> Response | ReplyFormat:
-    """Return what a handler returns, once the model is loaded. Raises RequestError."""
-    await choose(request, asked)
-    return await _refusing(handler, request, asked)
-
-
-def _is_new(request: Request, asked: object) -> bool:
-    """Whether the model that is asked for has to be loaded for the first time. Raises RequestError 404."""
-    return models_of(request).find(_name_in(request, asked)).loaded is None
 
 
 def early_meta(request: Request, asked: Options, kind: str) -> ResponseMeta:

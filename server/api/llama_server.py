@@ -26,7 +26,7 @@ from ..http.api_errors import RequestError, unknown_model
 from ..http.bodies import Held
 from ..http.json_body import MARK
 from ..search.vectors import Vectors, about
-from ..service.models import Loaded, ModelEntry, Models
+from ..service.models import ModelEntry, Models
 from ..service.service import Service
 from ..service.submitter import with_scales
 from .endpoint import loaded_of, models_of, read_body, service_of, vectors_of, while_connected
@@ -151,16 +151,33 @@ async def model(request: Request) -> Response:
 
 
 def _all_models(request: Request) -> list[Fields]:
-    """Return OpenAI's object for each model; of several, with its status."""
-    models, data = models_of(request), list[Fields]()
-    for entry in models.entries.values():
-        listed = models.listed(entry, request.app.state.app.started)
-        of_model = [listed] if entry.loaded is None else _models(request, entry.loaded)
-        if models.takes_turns:
-            of_model[0] |= {"path": str(entry.path), "status": entry.status()}
-            of_model[1:] = [one | models.status_beside(one["id"]) for one in of_model[1:]]
-        data += of_model
-    return data
+    """Return OpenAI's object for each model."""
+    return [one for entry in models_of(request).entries.values() for one in _listing(request, entry)]
+
+
+def _listing(request: Request, entry: ModelEntry) -> list[Fields]:
+    """Return OpenAI's object of a model, and of those beside it; of several, with llama-server's status.
+
+    Of the served one, `n_ctx` is what a request may have.
+    """
+    state, loaded = request.app.state.app, entry.loaded
+    common: Fields = {"object": "model", "created": state.started, "owned_by": "slotcache"}
+    status: Fields = {"path": str(entry.path), "status": entry.status()} if state.models.takes_turns else {}
+    if loaded is None:
+        return [{"id": entry.name, "aliases": (entry.name,), "tags": []} | common | status]
+    vectors = loaded.vectors
+    (name, model), *beside = vectors.models().items()
+    about_served = about(model)
+    names, tags = vectors.settings.names(vectors.model.path), sorted(listed(state.settings.tags))
+    shown: Fields = {"id": name, "aliases": names, "tags": tags} | common | {"meta": about_served}
+    if loaded.service is not None:
+        limit = loaded.service.submitter.limit
+        shown |= {"meta": about_served | {"n_ctx": limit}, "context_length": limit, "max_model_len": limit}
+    others: list[Fields] = []
+    for name, model in beside:
+        told: Fields = {"id": name, "aliases": (name,), "tags": []} | common | {"meta": about(model)}
+        others.append(told | (state.models.status_beside(name) if status else {}))
+    return [shown | status, *others]
 
 
 async def load_model(request: Request, asked: ModelAction) -> Response:
@@ -193,28 +210,6 @@ def _several(request: Request) -> Models:
     if not models.takes_turns:
         raise RequestError("this server has one model: give -m several times, or --models-dir")
     return models
-
-
-def _models(request: Request, loaded: Loaded) -> list[Fields]:
-    """Return OpenAI's object for each model. Of the served one, `n_ctx` is what a request may have."""
-    state, vectors, service = request.app.state.app, loaded.vectors, loaded.service
-    data: list[Fields] = []
-    for name, model in vectors.models().items():
-        is_served, meta = name == vectors.name, about(model)
-        entry: Fields = {
-            "id": name,
-            "aliases": vectors.settings.names(vectors.model.path) if is_served else (name,),
-            "tags": sorted(listed(state.settings.tags)) if is_served else [],
-            "object": "model",
-            "created": state.started,
-            "owned_by": "slotcache",
-            "meta": meta,
-        }
-        if is_served and service:
-            limit = service.submitter.limit
-            entry |= {"meta": meta | {"n_ctx": limit}, "context_length": limit, "max_model_len": limit}
-        data.append(entry)
-    return data
 
 
 def _as_ollama(name: str, request: Request) -> Fields:

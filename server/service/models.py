@@ -578,18 +578,6 @@ class Models:
         told |= {"failed": True, "reason": worker.failure} if worker.failure else {}
         return {"path": str(worker.embedder.model.path), "status": told}
 
-    @staticmethod
-    def listed(entry: ModelEntry, started: int) -> dict[str, object]:
-        """Return OpenAI's object of a model that was never loaded."""
-        return {
-            "id": entry.name,
-            "aliases": (entry.name,),
-            "tags": [],
-            "object": "model",
-            "created": started,
-            "owned_by": "slotcache",
-        }
-
 
 def _status(worker: EmbeddingWorker) -> str:
     if worker.failure:
