@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import math
+from abc import abstractmethod
 from binascii import Error
 from codecs import getincrementaldecoder
 from collections.abc import Awaitable, Callable, Sequence
@@ -282,6 +283,98 @@ class JsonReply(Response):
 
     def render(self, content: object) -> bytes:
         return content if isinstance(content, bytes) else encode(content)
+
+
+# ---- OpenAI's choices, whole and in chunks that look like the whole, and llama-server's body of an answer. ---------------
+
+
+class ChoicesReply:
+    """What chats and texts have in common. kind: of a chunk; whole_kind: of a whole answer."""
+
+    def __init__(self, envelope: ResponseMeta, kind: str, whole_kind: str) -> None:
+        self.envelope, self._probabilities = envelope, envelope.probabilities()
+        self._head, self._whole_head = envelope.head(kind), envelope.head(whole_kind)
+
+    @abstractmethod
+    def _choice(self, index: int) -> Fields:
+        """Return a choice of a chunk, with nothing in it."""
+
+    @abstractmethod
+    def _whole_choice(self, index: int, answer: WholeAnswer) -> Fields: ...
+
+    def _chunk(self, choices: list[Fields], more: Fields) -> bytes:
+        return sse_event(self._head | {"choices": choices} | more)
+
+    def ping(self) -> list[bytes]:
+        return [self._chunk([self._choice(0)], {})]
+
+    def progress(self, index: int, progress: PromptProgress) -> list[bytes]:
+        return [self._chunk([self._choice(index)], self.envelope.progress(progress))]
+
+    def close(self, ends: Sequence[End]) -> list[bytes]:
+        if not self.envelope.include_usage:
+            return [DONE]
+        return [self._chunk([], {"usage": self.envelope.usage(ends)} | accounts(ends[0].report)), DONE]
+
+    def fail(self, error: RequestError) -> list[bytes]:
+        return [sse_event(error.body()), DONE]
+
+    def whole(self, answers: Sequence[WholeAnswer]) -> Fields:
+        choices, ends = [self._whole_choice(index, one) for index, one in enumerate(answers)], [one.end for one in answers]
+        body = self._whole_head | {"choices": choices} | accounts(ends[0].report) | self.envelope.notes()
+        return body | {"usage": self.envelope.usage(ends)} | verbose(self.envelope, 0, answers[0])
+
+    def _accounted(self, choice: Fields, end: End) -> Fields:
+        """Return a whole choice, with its own account where there are several."""
+        return choice if self.envelope.num_choices == 1 else choice | accounts(end.report)
+
+
+def verbose(envelope: ResponseMeta, index: int, answer: WholeAnswer) -> Fields:
+    """Return `__verbose`, which shows the answer as `/completion` would, if it is wanted."""
+    return {"__verbose": last_body(envelope, index, answer, "\n" in answer.text)} if envelope.verbose else {}
+
+
+def last_body(envelope: ResponseMeta, index: int, answer: WholeAnswer, has_line: bool) -> Fields:
+    """Return the body of an answer, or the last one of a stream. has_line: whether its text has a line's end."""
+    generation, end = envelope.generations[index], answer.end
+    report = end.report
+    about: Fields = {
+        "index": index,
+        "content": answer.text,
+        "tokens": answer.tokens if envelope.options.return_tokens else (),
+        "id_slot": report.slot,
+        "stop": True,
+        "model": envelope.model,
+        "tokens_predicted": report.num_generated,
+        "tokens_evaluated": report.num_prompt,
+        "generation_settings": generation_settings(envelope, generation),
+        "prompt": end.prompt,
+        "has_new_line": has_line,
+        "truncated": _is_truncated(generation, end),
+        "stop_type": "limit" if end.reason == "length" else "word" if report.stop is not None else "eos",
+        "stopping_word": report.stop or "",
+        "tokens_cached": report.num_prompt + max(report.num_generated - 1, 0),
+    }
+    return about | accounts(report) | envelope.notes()
+
+
+def generation_settings(envelope: ResponseMeta, generation: Generation) -> Fields:
+    """Return the options in force, by llama-server's names."""
+    options = envelope.options
+    return generation.sampling.shown() | {
+        "stop": options.stops(),
+        "max_tokens": generation.wanted,
+        "n_predict": generation.wanted,
+        "n_keep": 0,
+        "n_discard": 0,
+        "stream": bool(options.stream),
+        "timings_per_token": options.timings_per_token,
+    }
+
+
+def _is_truncated(generation: Generation, end: End) -> bool:
+    """Whether the context, and not the request, ended the answer."""
+    return end.reason == "length" and not 0 <= generation.wanted <= generation.limit
 
 
 # ---- Sealed -------------------------------------------------------------------------------------------------------------
