@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from functools import cache as cached
 from hashlib import blake2b
 from pathlib import Path
@@ -28,7 +28,7 @@ from .search.attachments import Attachments
 from .search.folder import FolderIndex
 from .search.vectors import Vectors
 from .service.metrics import exposition_of_vectors
-from .service.models import Models
+from .service.models import ModelEntry, Models
 from .service.repeats import Refusals, Repeats
 from .service.service import Service
 
@@ -113,26 +113,37 @@ NO_PAGE = ApiRoute("GET", "/", greet, chooses=False)
 class AppState:
     """Holds all that serves while the server is up.
 
-    started: seconds since 1970. vectors: None while the model loads. doing: what else is done meanwhile. service: as
-    vectors, and with an encoder, which generates no text. folder_index: likewise, and without --docs. refusals: of bodies
-    that were too long. repeats: of prompts that leave the cache alone. models: those that share the device, of which
-    `service` is the first one's; None: one is served alone. attachments: files that clients bring.
+    entries: as in `Models`. started: seconds since 1970. doing: what is done while the model loads. refusals: of bodies
+    that were too long. repeats: of prompts that leave the cache alone. attachments: files that clients bring.
     """
 
     settings: Settings
     bodies: Bodies
+    entries: InitVar[Sequence[ModelEntry]] = ()
     started: int = field(default_factory=lambda: int(time()))
-    service: Service | None = None
-    vectors: Vectors | None = None
-    folder_index: FolderIndex | None = None
     refusals: Refusals = field(default_factory=Refusals)
     repeats: Repeats = field(default_factory=Repeats)
-    models: Models | None = None
     doing: str = ""
+    models: Models = field(init=False)
     attachments: Attachments = field(init=False)
 
-    def __post_init__(self) -> None:
-        self.attachments = Attachments(self.settings)
+    def __post_init__(self, entries: Sequence[ModelEntry]) -> None:
+        self.models, self.attachments = Models(entries, self.settings), Attachments(self.settings)
+
+    @property
+    def service(self) -> Service | None:
+        """The first model's; None while it loads, and with an encoder, which generates no text."""
+        return self.models.served.service if self.models.served else None
+
+    @property
+    def vectors(self) -> Vectors | None:
+        """The models for vectors, and the first one; None while it loads."""
+        return self.models.served.vectors if self.models.served else None
+
+    @property
+    def folder_index(self) -> FolderIndex | None:
+        """The server's documents; None while the model loads, and without --docs."""
+        return self.models.served.folder_index if self.models.served else None
 
     @property
     def failure(self) -> str | None:
@@ -142,8 +153,6 @@ class AppState:
     @property
     def services(self) -> list[Service]:
         """The services of all models that were loaded."""
-        if self.models is None:
-            return [self.service] if self.service else []
         return [one.service for one in self.models.opened() if one.service is not None]
 
     @property
@@ -161,16 +170,6 @@ class AppState:
         if self.failure:
             raise RequestError(self.failure, status=503, code="engine_failed")
         return self.vectors
-
-    @property
-    def away(self) -> str:
-        """Why the model that is served could not come back when a request asked for it, nor any of several; else empty."""
-        if self.models is not None:
-            return self.models.failure
-        if self.service is not None:
-            return self.service.engine.sleep.failure
-        failures = [worker.failure for worker in self.vectors.workers] if self.vectors else []
-        return next((failure for failure in failures if failure), "")
 
     @property
     def hanging(self) -> float:
@@ -206,9 +205,8 @@ class AppState:
         self.attachments.close()
         if self.folder_index is not None:
             self.folder_index.close()
-        for vectors in [one.vectors for one in self.models.opened()] if self.models else [self.vectors]:
-            if vectors is not None:
-                vectors.close()
+        for loaded in self.models.opened():
+            loaded.vectors.close()
         for service in self.services:
             service.close()
 

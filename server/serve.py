@@ -54,8 +54,7 @@ class Server(ListeningServer):
         self.reload: asyncio.Task[None] | None = None  # since the file holds another model
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        if self._state.models is not None:
-            self._state.models.close()
+        self._state.models.close()
         await asyncio.to_thread(self._state.stop)
         await super().shutdown(sockets)
 
@@ -157,8 +156,7 @@ def _bundled_documents() -> str:
 
 def make_server(settings: Settings, entries: Sequence[ModelEntry] = ()) -> tuple[Server, AppState]:
     """Make a server, not running yet, and its state. entries: models that share a device, the first one has `settings`."""
-    state = AppState(settings, Bodies.up_to(settings.max_body << 20))
-    state.models = Models(entries, settings) if entries else None
+    state = AppState(settings, Bodies.up_to(settings.max_body << 20), entries)
     config = uvicorn.Config(
         make_app(state),
         host=settings.hosts,  # type: ignore[arg-type]  # as asyncio takes it
@@ -185,10 +183,9 @@ async def run(server: Server, state: AppState, path: Path, when_ready: Ready | N
     await load
     if server.reload is not None:
         await server.reload
-    if state.models is not None:
-        state.models.close()
-        await state.models.settled()
-        await asyncio.to_thread(state.stop)  # one whose load has just ended, too
+    state.models.close()
+    await state.models.settled()
+    await asyncio.to_thread(state.stop)  # one whose load has just ended, too
     for service in state.services:
         service.idle.stop()
     await asyncio.to_thread(state.close)
@@ -214,7 +211,7 @@ async def _load(state: AppState, path: Path, server: Server) -> str:
 
     try:
         loaded = await asyncio.to_thread(load.load_all, state.settings, path, progress)
-        if state.models is not None:
+        if state.models.takes_turns:
             state.models.begin(ModelOpener(state, state.models, server), loaded, time.perf_counter() - began)
         _start(state, path, server, loaded)
     except BaseException as error:
@@ -245,16 +242,16 @@ async def _load_anew(state: AppState, path: Path, server: Server) -> None:
     Until then the server says that it loads, as at its start; a model that cannot be served ends it, too. A file that is no
     whole model, since it is still copied, say, is left alone until the next request.
     """
-    if state.vectors is None or server.should_exit:
+    loaded = state.models.served
+    if loaded is None or server.should_exit:
         return
-    loaded = load.Loaded(state.service, state.vectors, state.folder_index)
     try:
         await asyncio.to_thread(lambda: Model(path, vocab_only=True).close())
     except ModelError as error:
         logger.error("%s", error)
         return
     logger.info("%s is another model by now: it is loaded anew", path)
-    state.service = state.vectors = state.folder_index = None
+    state.models.serve(None)
     try:
         await loaded.close(f"{path.name} has changed: ask again", keeps_vocabulary=True)
         again = await asyncio.to_thread(load.load_all, state.settings, path, lambda share, doing="": not server.should_exit)
@@ -280,9 +277,6 @@ class ModelOpener:
             start(self._state, loaded, self._end)
         else:
             loaded.service.engine.start(self._loop, self._end)
-
-    def lose_documents(self) -> None:
-        self._state.folder_index = None
 
     def _end(self) -> None:
         self._server.should_exit = True
@@ -315,4 +309,4 @@ def start(
 
     if folder_index is not None:
         folder_index.watcher.start(follow_files)
-    state.service, state.vectors, state.folder_index = loaded.service, loaded.vectors, loaded.folder_index
+    state.models.serve(loaded)

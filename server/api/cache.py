@@ -17,8 +17,9 @@ from ..engine.generation import Generation
 from ..engine.usage import Fields, document_reuse
 from ..http.api_errors import RequestError
 from ..service.service import Service
-from .endpoint import accept, collect, predict, scope_of, service_of, start_ahead, while_connected
+from .endpoint import predict, prepare, scope_of, service_of, while_connected
 from .reply import JsonReply
+from .stream import collect
 
 
 async def warm(request: Request, asked: WarmRequest) -> Response:
@@ -30,9 +31,9 @@ async def warm(request: Request, asked: WarmRequest) -> Response:
     if not (service.model.can_trim or service.view.keeps_snapshots):
         raise RequestError("this model's state cannot be cut and --cache-ram leaves no room for snapshots: nothing to warm")
     asked = asked.prefill_only()
-    prepared = await accept(request, asked)
+    prepared = await prepare(request, asked)
     (generation,) = service.submit(replace(prepared, turn=None))  # warming a prompt is not a turn of a conversation
-    (answer,) = await while_connected(request, collect(service, [generation]))
+    (answer,) = await while_connected(request, collect([generation], service.abandon))
     report = answer.end.report
     warmed: Fields = {"object": "cache.warm", "prompt_tokens": report.num_prompt, "slotcache": report.slotcache()}
     if asked.pin is not None:
@@ -61,8 +62,8 @@ async def drop(request: Request) -> Response:
 
 def _services(request: Request) -> list[Service]:
     """Return those of all models that were loaded, or of the one that `?model=` names. Raises RequestError."""
-    service, state = service_of(request), request.app.state.app
-    return [service] if state.models is None or "model" in request.query_params else state.services
+    service = service_of(request)
+    return [service] if "model" in request.query_params else request.app.state.app.services
 
 
 async def _drop(service: Service, scope: str) -> int:
@@ -186,8 +187,8 @@ async def speculate(request: Request, asked: SpeculateRequest) -> Response:
     asked = asked.prefill_only()
     last = asked.messages[-1] if asked.messages else {}
     is_open = last.get("role") == "user" and not (asked.documents or last.get("documents") or asked.retrieves)
-    prepared = await accept(request, asked, is_open, wake=Sleep.bring)
-    started = await start_ahead(service, ("speculation", asked.id), prepared)
+    prepared = await prepare(request, asked, is_open, wake=Sleep.bring)
+    started = await service.compute_ahead(("speculation", asked.id), prepared)
     return _answer(asked, "started" if started else "skipped")
 
 

@@ -15,9 +15,8 @@ from ..chat.content import INPUT, custom_names
 from ..engine.generation import Delta, End
 from ..engine.usage import Fields
 from ..formats.answer import CallArguments, CallStart, ContentText, Fragment, ReasoningText, message
-from .completions import ChoicesReply, verbose
-from .endpoint import accept, count_prompt, early_meta, submit
-from .reply import JsonReply, ReplyFormat, ResponseMeta, WholeAnswer, accounts, encode
+from .endpoint import begin_answer, count_prompt, early_meta, prepare
+from .reply import ChoicesReply, JsonReply, ReplyFormat, ResponseMeta, WholeAnswer, accounts, encode, verbose
 from .response_tools import FreeText, free_text
 
 CLOSING = b'},"logprobs":null,"finish_reason":null}]}\n\n'
@@ -161,7 +160,7 @@ def opening(request: Request, asked: ChatRequest) -> ReplyFormat | None:
 
 
 async def create(request: Request, asked: ChatRequest) -> ReplyFormat:
-    return ChatReply(submit(request, await accept(request, asked)), custom_names(asked.tools))
+    return ChatReply(begin_answer(request, await prepare(request, asked)), custom_names(asked.tools))
 
 
 async def count(request: Request, asked: ChatRequest) -> Response:

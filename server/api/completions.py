@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Annotated
@@ -15,13 +14,24 @@ from starlette.responses import Response
 
 from ..chat.body import ChatRequest, CompletionRequest, InfillRequest, TextRequest
 from ..chat.sampling_fields import JsonValue
-from ..engine.generation import Delta, End, Generation, PromptProgress
+from ..engine.generation import Delta, End, PromptProgress
 from ..engine.usage import Fields
 from ..http.api_errors import RequestError
 from ..search.vectors import Vectors
 from ..service.service import Service
-from .endpoint import early_meta, id_of, predict, served_of, service_of, submit, vectors_of, while_connected
-from .reply import DONE, JsonReply, ReplyFormat, ResponseMeta, WholeAnswer, accounts, encode, sse_event
+from .endpoint import begin_answer, early_meta, loaded_of, predict, prepare, service_of, vectors_of, while_connected
+from .reply import (
+    ChoicesReply,
+    JsonReply,
+    ReplyFormat,
+    ResponseMeta,
+    WholeAnswer,
+    accounts,
+    encode,
+    last_body,
+    sse_event,
+    verbose,
+)
 
 COMMENT = b":\n\n"
 
@@ -94,49 +104,6 @@ class NativeReply:
         }
 
 
-def verbose(envelope: ResponseMeta, index: int, answer: WholeAnswer) -> Fields:
-    """Return `__verbose`, which shows the answer as `/completion` would, if it is wanted."""
-    return {"__verbose": last_body(envelope, index, answer, "\n" in answer.text)} if envelope.verbose else {}
-
-
-def last_body(envelope: ResponseMeta, index: int, answer: WholeAnswer, has_line: bool) -> Fields:
-    """Return the body of an answer, or the last one of a stream. has_line: whether its text has a line's end."""
-    generation, end = envelope.generations[index], answer.end
-    report = end.report
-    about: Fields = {
-        "index": index,
-        "content": answer.text,
-        "tokens": answer.tokens if envelope.options.return_tokens else (),
-        "id_slot": report.slot,
-        "stop": True,
-        "model": envelope.model,
-        "tokens_predicted": report.num_generated,
-        "tokens_evaluated": report.num_prompt,
-        "generation_settings": generation_settings(envelope, generation),
-        "prompt": end.prompt,
-        "has_new_line": has_line,
-        "truncated": _is_truncated(generation, end),
-        "stop_type": "limit" if end.reason == "length" else "word" if report.stop is not None else "eos",
-        "stopping_word": report.stop or "",
-        "tokens_cached": report.num_prompt + max(report.num_generated - 1, 0),
-    }
-    return about | accounts(report) | envelope.notes()
-
-
-def generation_settings(envelope: ResponseMeta, generation: Generation) -> Fields:
-    """Return the options in force, by llama-server's names."""
-    options = envelope.options
-    return generation.sampling.shown() | {
-        "stop": options.stops(),
-        "max_tokens": generation.wanted,
-        "n_predict": generation.wanted,
-        "n_keep": 0,
-        "n_discard": 0,
-        "stream": bool(options.stream),
-        "timings_per_token": options.timings_per_token,
-    }
-
-
 def selected(body: Fields, paths: Sequence[str]) -> Fields:
     """Return the fields at these paths, such as `timings/prompt_n`, by their paths; without paths, all fields."""
     if not paths:
@@ -153,11 +120,6 @@ def selected(body: Fields, paths: Sequence[str]) -> Fields:
     return found
 
 
-def _is_truncated(generation: Generation, end: End) -> bool:
-    """Whether the context, and not the request, ended the answer."""
-    return end.reason == "length" and not 0 <= generation.wanted <= generation.limit
-
-
 def _with(*entries: msgspec.Raw | None) -> Fields:
     """Return the field of tokens with their probabilities, if there are some."""
     told = [entry for entry in entries if entry is not None]
@@ -165,47 +127,6 @@ def _with(*entries: msgspec.Raw | None) -> Fields:
 
 
 # ---- OpenAI's completions: choices, in chunks that look like the whole. -------------------------------------------------
-
-
-class ChoicesReply:
-    """What chats and texts have in common. kind: of a chunk; whole_kind: of a whole answer."""
-
-    def __init__(self, envelope: ResponseMeta, kind: str, whole_kind: str) -> None:
-        self.envelope, self._probabilities = envelope, envelope.probabilities()
-        self._head, self._whole_head = envelope.head(kind), envelope.head(whole_kind)
-
-    @abstractmethod
-    def _choice(self, index: int) -> Fields:
-        """Return a choice of a chunk, with nothing in it."""
-
-    @abstractmethod
-    def _whole_choice(self, index: int, answer: WholeAnswer) -> Fields: ...
-
-    def _chunk(self, choices: list[Fields], more: Fields) -> bytes:
-        return sse_event(self._head | {"choices": choices} | more)
-
-    def ping(self) -> list[bytes]:
-        return [self._chunk([self._choice(0)], {})]
-
-    def progress(self, index: int, progress: PromptProgress) -> list[bytes]:
-        return [self._chunk([self._choice(index)], self.envelope.progress(progress))]
-
-    def close(self, ends: Sequence[End]) -> list[bytes]:
-        if not self.envelope.include_usage:
-            return [DONE]
-        return [self._chunk([], {"usage": self.envelope.usage(ends)} | accounts(ends[0].report)), DONE]
-
-    def fail(self, error: RequestError) -> list[bytes]:
-        return [sse_event(error.body()), DONE]
-
-    def whole(self, answers: Sequence[WholeAnswer]) -> Fields:
-        choices, ends = [self._whole_choice(index, one) for index, one in enumerate(answers)], [one.end for one in answers]
-        body = self._whole_head | {"choices": choices} | accounts(ends[0].report) | self.envelope.notes()
-        return body | {"usage": self.envelope.usage(ends)} | verbose(self.envelope, 0, answers[0])
-
-    def _accounted(self, choice: Fields, end: End) -> Fields:
-        """Return a whole choice, with its own account where there are several."""
-        return choice if self.envelope.num_choices == 1 else choice | accounts(end.report)
 
 
 class TextReply(ChoicesReply):
@@ -256,21 +177,15 @@ def opening(request: Request, asked: CompletionRequest | InfillRequest) -> Reply
 
 
 async def create_text(request: Request, asked: TextRequest) -> ReplyFormat:
-    return TextReply(await submit_text(request, asked))
+    return TextReply(begin_answer(request, await prepare(request, asked)))
 
 
 async def create_native(request: Request, asked: CompletionRequest | InfillRequest) -> ReplyFormat:
-    return NativeReply(replace(await submit_text(request, asked), verbose=True))
+    return NativeReply(replace(begin_answer(request, await prepare(request, asked)), verbose=True))
 
 
 async def infill(request: Request, asked: InfillRequest) -> ReplyFormat:
     return await create_native(request, asked)
-
-
-async def submit_text(request: Request, asked: CompletionRequest | InfillRequest) -> ResponseMeta:
-    """Accept and submit a request that is no chat; return the common fields of its answer. Raises RequestError."""
-    accepting = service_of(request).accept_text(asked, request.state.num_bytes, id_of(request, "cmpl-"))
-    return submit(request, await while_connected(request, accepting))
 
 
 # ---- The routes between text and tokens, as llama-server has them. ------------------------------------------------------
@@ -294,7 +209,7 @@ class DetokenizeRequest(msgspec.Struct):
 
 
 async def tokenize(request: Request, asked: TokenizeRequest) -> Response:
-    vectors, service = vectors_of(request), served_of(request)
+    vectors, service = vectors_of(request), loaded_of(request).service
     if service is not None:
         service.engine.sleep.expect()
     tokens = await while_connected(request, vectors.threads.run(request.state.num_bytes, _tokens, vectors, asked))

@@ -1,11 +1,11 @@
-"""What all routes do: read a body, choose its model, accept and submit it; answer whole or as a stream."""
+"""What all routes do: read a body, choose its model, hand it to the service; answer whole or as a stream."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Hashable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import replace
 from functools import partial, wraps
 from time import time
@@ -14,35 +14,32 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec import Struct
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
-from starlette.types import Receive, Scope, Send
+from starlette.responses import Response
 
 from ...retrieval.ranking import Hit
 from ...slots.scope import MAX_NAME
-from ..chat.body import ChatRequest, Options, check_scope
+from ..chat.body import ChatRequest, CompletionRequest, InfillRequest, Options, check_scope
 from ..chat.decode import LARGE, R, decode_request
 from ..engine.engine import Sleep
-from ..engine.generation import Delta, End, Event, Failure, Generation, account
+from ..engine.generation import account
 from ..engine.usage import Fields
 from ..engine.view import Prediction
 from ..formats.answer import AnswerReader, Plain, WithoutReasoning
-from ..http.api_errors import RequestError, failed
+from ..http.api_errors import RequestError
 from ..http.bodies import Held
-from ..http.connection import SHORTCUT, Shortcut
 from ..http.log import on_one_line
 from ..search.attachments import Attachments, interleaved
 from ..search.folder import FolderIndex
-from ..search.retrieve import SearchReport, StagePrefetch, check_by, fitting, index_state, query_of, wish_of, with_documents
+from ..search.retrieve import SearchReport, StagePrefetch, check_by, index_state, query_of, wish_of, with_documents
 from ..search.vectors import Vectors
-from ..service.models import Loaded, Models
+from ..service.models import Loaded, ModelEntry, Models
 from ..service.repeats import Refusals, Repeats, is_lasting, key_of
 from ..service.service import Service, new_id
 from ..service.submitter import Prepared
-from .reply import JsonReply, ReplyFormat, ResponseMeta, SsePing, WholeAnswer, encode, stream
+from .reply import JsonReply, ReplyFormat, ResponseMeta, encode
+from .stream import EventStream, collect, early_of
 
 logger = logging.getLogger("slotcache")
-CHOSEN = "slotcache.chosen"  # where a request's scope has what serves its model
-EARLY = "slotcache.early"  # where it has the reply that a stream began with before its model was loaded
 MOST_ITEMS, USUAL_ITEMS = 100, 20  # of one page of a list
 ORDERS = ("asc", "desc")
 T = TypeVar("T")
@@ -114,59 +111,63 @@ def scope_of(request: Request) -> str:
 
 def vectors_of(request: Request) -> Vectors:
     """Return the models for vectors, which are there for every model. Raises RequestError 503 while the model loads."""
-    vectors, chosen = request.app.state.app.loaded(), chosen_of(request)
-    return vectors if chosen is None else chosen.vectors
+    return loaded_of(request).vectors
 
 
 def service_of(request: Request) -> Service:
     """Return the service. Raises RequestError: 503 while the model loads, 501 for an encoder."""
-    service, chosen = request.app.state.app.ready(), chosen_of(request)
-    return service if chosen is None or chosen.service is None else chosen.service
+    return loaded_of(request).service or request.app.state.app.ready()
 
 
-def served_of(request: Request) -> Service | None:
-    """Return the service of the chosen model; None for an encoder."""
-    chosen = chosen_of(request)
-    return request.app.state.app.service if chosen is None else chosen.service
+def loaded_of(request: Request) -> Loaded:
+    """Return what serves the model of a request: its body's, else `?model=`, else the first one.
 
-
-def chosen_of(request: Request) -> Loaded | None:
-    """Return what serves the model of a request: its body's, else `?model=`, else the first one. None: there is only one.
-
-    Raises RequestError: 404 for an unknown model, 503 for one that is not loaded.
+    Raises RequestError: 503 while the first one loads, 404 for an unknown model, 503 for one that is not loaded.
     """
-    models: Models | None = request.app.state.app.models
-    if models is None:
-        return None
-    if CHOSEN in request.scope:
-        return request.scope[CHOSEN]
-    entry = models.find(request.query_params.get("model"))
+    loaded: Loaded | None = getattr(request.state, "loaded", None)
+    if loaded is not None:
+        return loaded
+    entry = models_of(request).find(request.query_params.get("model"))
     if entry.loaded is None:
         told = f"{entry.name} was not loaded yet: a request for it or POST /models/load does that"
         raise RequestError(told, status=503, param="model", code="model_not_loaded")
     return entry.loaded
 
 
-async def choose(request: Request, asked: object, patience: float | None = None) -> bool:
-    """Choose the model that a body names, or else `?model=`, and load it if it never was. False: not within `patience` (s).
+def _entry_of(request: Request, asked: object) -> ModelEntry | None:
+    """Return the model that a body names, or else `?model=`. None: it names one that stands beside, or can name none.
 
-    Raises RequestError: 404, or 503 with the reason.
+    Raises RequestError: 404, or 503 while the first one loads.
     """
-    models: Models | None = request.app.state.app.models
-    if models is not None and hasattr(asked, "model"):
-        name = _name_in(request, asked)
-        if isinstance(asked, VectorRequest) and models.find_beside(name) is not None:
-            request.scope[CHOSEN] = models.first.loaded
-            return True
-        entry = models.find(name)
-        loaded = entry.loaded
-        try:
-            if entry.value != "loaded":
-                loaded = await while_connected(request, asyncio.wait_for(models.ready(entry), patience))
-        except TimeoutError:
-            return False
-        request.scope[CHOSEN] = loaded  # what was ready: it may be replaced since
+    if not hasattr(asked, "model"):
+        return None
+    models, name = models_of(request), _name_in(request, asked)
+    if isinstance(asked, VectorRequest) and models.find_beside(name) is not None:
+        request.state.loaded = models.first.loaded
+        return None
+    return models.find(name)
+
+
+async def _load(request: Request, entry: ModelEntry, patience: float | None = None) -> bool:
+    """Have a request answered by a model, which is loaded if it never was. False: not within `patience` (s).
+
+    Raises RequestError 503 with the reason.
+    """
+    loaded = entry.loaded
+    try:
+        if entry.value != "loaded":
+            loaded = await while_connected(request, asyncio.wait_for(models_of(request).ready(entry), patience))
+    except TimeoutError:
+        return False
+    request.state.loaded = loaded  # what was ready: it may be replaced since
     return True
+
+
+def models_of(request: Request) -> Models:
+    """Return the served models. Raises RequestError 503 while the first one loads."""
+    state = request.app.state.app
+    state.loaded()
+    return state.models
 
 
 def _name_in(request: Request, asked: object) -> str | None:
@@ -177,64 +178,43 @@ def _name_in(request: Request, asked: object) -> str | None:
 # ---- Accepting ----------------------------------------------------------------------------------------------------------
 # Chats on their way into the service: documents are found for those that ask for it, and prompts are computed ahead.
 
-ROOM = 0.5  # of a prompt's tokens, for the documents that are found for a question
 STAGE = 0.03  # s that a stage of a chat's search has to last before its documents are computed ahead
 
 
-async def accept(
+async def prepare(
     request: Request,
-    asked: ChatRequest,
+    asked: ChatRequest | CompletionRequest | InfillRequest,
     open_turn: bool = False,
     *,
-    kind: str = "chatcmpl-",
+    kind: str = "",
     wake: Callable[[Sleep], None] = Sleep.wake,
 ) -> Prepared:
-    """Find the documents of a chat with `retrieval`, and accept it: see `Service.accept_chat`. Raises RequestError."""
+    """Find the documents of a chat with `retrieval`, and accept the request: see `Service.accept`. Raises RequestError.
+
+    kind: what the answer's id begins with, by default as OpenAI's, unless its stream has begun with an id.
+    """
+    early = early_of(request)
+    id = early.envelope.id if early else new_id(kind) if kind else ""
 
     async def find_and_accept() -> Prepared:
-        chat, found = await _retrieve(request, asked) if asked.retrieves else (asked, None)
-        id = id_of(request, kind)
-        return await service.accept_chat(chat, request.state.num_bytes, open_turn, id=id, found=found, wake=wake)
+        chat, found = asked, None
+        if isinstance(asked, ChatRequest) and asked.retrieves:
+            chat, found = await _retrieve(request, asked)
+        return await service.accept(chat, request.state.num_bytes, open_turn, id=id, found=found, wake=wake)
 
     service = service_of(request)
     return await while_connected(request, find_and_accept())
 
 
-def id_of(request: Request, kind: str) -> str:
-    """Return the id of an answer: the one that its stream began with, if it has begun. kind: what a new one begins with."""
-    early: ReplyFormat | None = request.scope.get(EARLY)
-    return early.envelope.id if early else new_id(kind)
-
-
 async def predict(request: Request, asked: ChatRequest) -> Prediction:
     """Return the prompt that a chat would have now, and its reuse. A hint after its documents depends on their order."""
-    service, prepared = service_of(request), await accept(request, asked, wake=Sleep.expect)
+    service, prepared = service_of(request), await prepare(request, asked, wake=Sleep.expect)
     return await service.view.predict(prepared.prompt, service.submitter.scope(asked))
 
 
 async def count_prompt(request: Request, asked: ChatRequest) -> dict[str, int]:
     """Count the tokens that the prompt of a chat would have now."""
     return {"input_tokens": len((await predict(request, asked)).layout.tokens)}
-
-
-async def prefetch_documents(
-    service: Service, key: Hashable, asked: ChatRequest, num_bytes: int, *, open_turn: bool = False
-) -> bool:
-    """Compute the prompt of a chat ahead. False: no slot is idle. Raises RequestError.
-
-    key, num_bytes: as in `Service.submit_background` and `Service.accept_chat`. open_turn: only as far as its documents.
-    """
-    if service.is_full:
-        return False
-    prepared = await service.accept_chat(asked.prefill_only(), num_bytes, open_turn, wake=Sleep.bring)
-    return await start_ahead(service, key, prepared)
-
-
-async def start_ahead(service: Service, key: Hashable, prepared: Prepared) -> bool:
-    started = await asyncio.wrap_future(service.submit_background(key, prepared))
-    if not started:
-        service.idle.resume()
-    return started
 
 
 async def _retrieve(request: Request, asked: ChatRequest) -> tuple[ChatRequest, SearchReport]:
@@ -258,10 +238,10 @@ async def _retrieve(request: Request, asked: ChatRequest) -> tuple[ChatRequest, 
     attached = await files.search(asked.cache_scope, wish.documents, replace(query, paths=()))
 
     async def fit(hits: Sequence[Hit]) -> list[Hit]:
-        return await shown_hits(service, asked.cache_scope, interleaved([hits, *attached], query.top_k))
+        return await service.room_for(asked.cache_scope, interleaved([hits, *attached], query.top_k))
 
     async def prefill(hits: Sequence[Hit]) -> None:
-        await prefetch_documents(service, key, with_documents(asked, await fit(hits)), num_bytes)
+        await service.prefetch(key, with_documents(asked, await fit(hits)), num_bytes)
 
     ahead, hits, left_out = StagePrefetch(prefill, delay=STAGE), (), 0
     try:
@@ -290,23 +270,17 @@ def _folder_of(request: Request, service: Service) -> FolderIndex:
     return state.folder_index
 
 
-async def shown_hits(service: Service, scope: str, hits: Sequence[Hit]) -> list[Hit]:
-    """Return the first hits of a search, as far as a chat has room for them."""
-    builder, room = service.builder, int(ROOM * service.submitter.limit)
-    return await builder.threads.run(0, partial(fitting, hits, room, partial(builder.length, scope)))
-
-
 # ---- The routes that generate: chats and texts, streamed or whole. ------------------------------------------------------
 
 LONG = 16 << 10  # characters of answers that are parsed in a thread, beside other streams
 
 
-def submit(request: Request, prepared: Prepared) -> ResponseMeta:
+def begin_answer(request: Request, prepared: Prepared) -> ResponseMeta:
     """Submit a request; return the common fields of its answer. Raises RequestError: too long, no room."""
     service, options = service_of(request), prepared.options.without_texts()
     warn(request, prepared.warnings)
     _tell_of_cache(request, prepared)
-    early: ReplyFormat | None = request.scope.get(EARLY)
+    early = early_of(request)
     return ResponseMeta(
         id=prepared.id,
         model=(service.settings.any_model and options.model) or service.name,
@@ -321,6 +295,8 @@ def submit(request: Request, prepared: Prepared) -> ResponseMeta:
         warnings=request.state.warnings,
         piece=service.model.piece,
         spelling=service.model.spelling,
+        prompt_text=service.prompt_text,
+        abandon=service.abandon,
         created=early.envelope.created if early else int(time()),
     )
 
@@ -373,29 +349,19 @@ def endpoint(handler: Handler, body: type[Struct], opening: Opening | None = Non
 
     async def read_and_handle(request: Request) -> Response | ReplyFormat:
         asked = _in_session(request, await read_body(request, body))
-        early = opening(request, asked) if opening and _is_new(request, asked) else None
-        if not chooses or await choose(request, asked, PATIENCE if early else None):
+        entry = _entry_of(request, asked) if chooses else None
+        early = opening(request, asked) if opening and entry and entry.loaded is None else None
+        if entry is None or await _load(request, entry, PATIENCE if early else None):
             return await _refusing(handler, request, asked)
         assert early is not None
-        request.scope[EARLY] = early
-        return EventStream(request, early, partial(_choose_and_handle, handler, request, asked))
+
+        async def later() -> Response | ReplyFormat:
+            await _load(request, entry)
+            return await _refusing(handler, request, asked)
+
+        return EventStream(request, early, later)
 
     return answer
-
-
-async def _choose_and_handle(handler: Handler, request: Request, asked: object) -> Response | ReplyFormat:
-    """Return what a handler returns, once the model is loaded. Raises RequestError."""
-    await choose(request, asked)
-    try:
-        return await _refusing(handler, request, asked)
-    finally:
-        del request.scope[EARLY]  # it may hold texts
-
-
-def _is_new(request: Request, asked: object) -> bool:
-    """Whether the model that is asked for has to be loaded for the first time. Raises RequestError 404."""
-    models: Models | None = request.app.state.app.models
-    return models is not None and models.find(_name_in(request, asked)).loaded is None
 
 
 def early_meta(request: Request, asked: Options, kind: str) -> ResponseMeta:
@@ -434,165 +400,15 @@ async def _refusing(handler: Handler, request: Request, asked: object) -> Respon
 
 async def respond(request: Request, reply: ReplyFormat) -> Response:
     """Return the answer of a request that was submitted, streamed or whole."""
-    service, generations = service_of(request), reply.envelope.generations
-    if reply.envelope.options.stream:
+    envelope, generations = reply.envelope, reply.envelope.generations
+    if envelope.options.stream:
         return EventStream(request, reply)
     request.state.account = partial(account, generations)
-    spell = _speller(service, reply)
-    answers = await while_connected(request, collect(service, generations, spell))
+    answers = await while_connected(request, collect(generations, envelope.abandon, envelope.spell))
     # Logprobs are much larger than the text that they are of; a long text takes its time to be parsed.
     if any(answer.logprobs for answer in answers) or sum(len(answer.text) for answer in answers) >= LONG:
         return JsonReply(await asyncio.to_thread(lambda: encode(reply.whole(answers))))
     return JsonReply(reply.whole(answers))
-
-
-class EventStream(StreamingResponse):
-    """Streams the events of generations. A client that disconnects cancels them, even before the first event.
-
-    later: gives the reply where the model is still to be loaded; until then `reply` pings, which has no generations.
-    """
-
-    def __init__(
-        self, request: Request, reply: ReplyFormat, later: Callable[[], Awaitable[Response | ReplyFormat]] | None = None
-    ) -> None:
-        self._request, self._reply = request, reply
-        pieces = self._pieces(reply) if later is None else self._pieces_later(reply, later)
-        super().__init__(
-            self._to_the_end(pieces), headers={"Cache-Control": "no-store"}, media_type=reply.envelope.media_type
-        )
-        asked = reply.envelope.options.sse_ping_interval
-        self._ping_interval = request.app.state.app.settings.sse_ping_interval if asked is None else asked
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self._pings = ping = SsePing(send, self._ping_interval, lambda: self._reply.ping())
-        self._offer_text()
-        try:
-            await super().__call__(scope, receive, ping.send)
-        finally:
-            ping.stop()
-            for generation in self._reply.envelope.generations:
-                generation.events.take_now = None
-                self._service.abandon(generation)
-
-    def _offer_text(self) -> None:
-        """Have text written at once, where the connection can."""
-        shortcut = self._request.scope.get("state", {}).get(SHORTCUT)
-        if shortcut is not None:
-            for index, generation in enumerate(self._reply.envelope.generations):
-                generation.events.take_now = partial(self._write, shortcut, index)
-
-    def _write(self, shortcut: Shortcut, index: int, delta: Delta) -> bool:
-        """Write a piece of text at once. False: something stands in front of it, or its client is slow."""
-        if self._pings.is_sending or not shortcut.is_open:
-            return False
-        if sent := b"".join(self._reply.delta(index, delta)):
-            shortcut.write(sent)
-            self._pings.note()
-        return True
-
-    def _pieces(self, reply: ReplyFormat) -> AsyncIterator[bytes]:
-        generations, self._service = reply.envelope.generations, service_of(self._request)
-        self._request.state.account = partial(account, generations)
-        return stream(reply, _events(generations, _speller(self._service, reply)))
-
-    async def _to_the_end(self, pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-        """Yield the pieces of a stream, which has begun: an error is its last event, whatever it is."""
-        try:
-            async for piece in pieces:
-                yield piece
-        except RequestError as error:
-            self._request.state.error = error
-        except Exception as error:
-            logger.exception("a stream failed", extra={"fields": {"request_id": self._request.state.request_id}})
-            self._request.state.error = failed(error)
-        else:
-            return
-        yield b"".join(self._reply.fail(self._request.state.error))
-
-    async def _pieces_later(
-        self, early: ReplyFormat, later: Callable[[], Awaitable[Response | ReplyFormat]]
-    ) -> AsyncIterator[bytes]:
-        if self._ping_interval > 0:
-            yield b"".join(early.ping())
-        reply = await later()
-        del early, later  # the body is free
-        if isinstance(reply, Response):
-            yield bytes(reply.body)
-            return
-        pieces = self._pieces(reply)
-        self._reply = reply
-        self._offer_text()
-        async for piece in pieces:
-            yield piece
-
-
-Spell = Callable[[Generation], Awaitable[str]]
-"""Returns the text of a prompt that was computed."""
-
-
-def _speller(service: Service, reply: ReplyFormat) -> Spell | None:
-    """Return what spells the prompts, for an answer that shows them."""
-
-    async def spell(generation: Generation) -> str:
-        layout = generation.job.layout
-        return await asyncio.to_thread(service.model.detokenize, layout.ids, special=True)
-
-    return spell if reply.envelope.verbose else None
-
-
-async def _events(generations: Sequence[Generation], spell: Spell | None) -> AsyncIterator[tuple[int, Event]]:
-    """Yield the events of all generations as they come, with the index of each one's choice."""
-    if len(generations) == 1:
-        async for event in _events_of(generations[0], spell):
-            yield 0, event
-        return
-    reading = {asyncio.ensure_future(_next(each, spell)): index for index, each in enumerate(generations)}
-    try:
-        while reading:
-            done, _ = await asyncio.wait(reading, return_when=asyncio.FIRST_COMPLETED)
-            for read in sorted(done, key=lambda read: reading[read]):
-                index, event = reading.pop(read), read.result()
-                yield index, event
-                if not isinstance(event, End | Failure):  # not before this one is sent: text is written past its reader
-                    reading[asyncio.ensure_future(_next(generations[index], spell))] = index
-    finally:
-        for read in reading:
-            read.cancel()
-
-
-async def _events_of(generation: Generation, spell: Spell | None) -> AsyncIterator[Event]:
-    while True:
-        event = await _next(generation, spell)
-        yield event
-        if isinstance(event, End | Failure):
-            return
-
-
-async def _next(generation: Generation, spell: Spell | None) -> Event:
-    event = await generation.events.get()
-    return replace(event, prompt=await spell(generation)) if spell and isinstance(event, End) else event
-
-
-async def collect(service: Service, generations: Sequence[Generation], spell: Spell | None = None) -> list[WholeAnswer]:
-    """Return the whole answers, in order. Raises the RequestError of a failure."""
-    try:
-        return [await _collect(generation, spell) for generation in generations]
-    finally:
-        for generation in generations:
-            service.abandon(generation)
-
-
-async def _collect(generation: Generation, spell: Spell | None) -> WholeAnswer:
-    deltas: list[Delta] = []
-    async for event in _events_of(generation, spell):
-        match event:
-            case Failure(error):
-                raise error
-            case Delta():
-                deltas.append(event)
-            case End():
-                return WholeAnswer((*deltas, event.delta()), event)
-    raise AssertionError("a generation ends with an end")
 
 
 async def while_connected(request: Request, work: Coroutine[object, object, T]) -> T:

@@ -25,11 +25,11 @@ from ..engine.view import SlotState
 from ..http.api_errors import RequestError, unknown_model
 from ..http.bodies import Held
 from ..http.json_body import MARK
-from ..search.vectors import about
-from ..service.models import Loaded, Models
+from ..search.vectors import Vectors, about
+from ..service.models import ModelEntry, Models
 from ..service.service import Service
 from ..service.submitter import with_scales
-from .endpoint import read_body, served_of, service_of, vectors_of, while_connected
+from .endpoint import loaded_of, models_of, read_body, service_of, vectors_of, while_connected
 from .reply import JsonReply
 
 
@@ -60,7 +60,7 @@ async def set_adapters(request: Request) -> Response:
 
 async def props(request: Request) -> Response:
     """Show llama-server's properties and every setting; of an encoder, those that it has."""
-    vectors, service = vectors_of(request), served_of(request)
+    vectors, service = vectors_of(request), loaded_of(request).service
     shown = (_properties(service) if service else {}) | vectors.properties()
     shown |= {"ui_settings": {"sources": request.app.state.app.folder_index is not None}}
     return JsonReply(shown | {"is_sleeping": request.app.state.app.is_asleep})
@@ -151,23 +151,38 @@ async def model(request: Request) -> Response:
 
 
 def _all_models(request: Request) -> list[Fields]:
-    """Return OpenAI's object for each model; of several, with its status."""
-    state = request.app.state.app
-    state.loaded()
-    if state.models is None:
-        return _models(request)
-    data: list[Fields] = []
-    for entry in state.models.entries.values():
-        listed = state.models.listed(entry, state.started)
-        of_model = [listed] if entry.loaded is None else _models(request, entry.loaded)
-        of_model[0] |= {"path": str(entry.path), "status": entry.status()}
-        data += [of_model[0], *(one | state.models.status_beside(one["id"]) for one in of_model[1:])]
-    return data
+    """Return OpenAI's object for each model."""
+    return [one for entry in models_of(request).entries.values() for one in _listing(request, entry)]
+
+
+def _listing(request: Request, entry: ModelEntry) -> list[Fields]:
+    """Return OpenAI's object of a model, and of those beside it; of several, with llama-server's status.
+
+    Of the served one, `n_ctx` is what a request may have.
+    """
+    state, loaded = request.app.state.app, entry.loaded
+    common: Fields = {"object": "model", "created": state.started, "owned_by": "slotcache"}
+    status: Fields = {"path": str(entry.path), "status": entry.status()} if state.models.takes_turns else {}
+    if loaded is None:
+        return [{"id": entry.name, "aliases": (entry.name,), "tags": []} | common | status]
+    vectors = loaded.vectors
+    (name, model), *beside = vectors.models().items()
+    about_served = about(model)
+    names, tags = vectors.settings.names(vectors.model.path), sorted(listed(state.settings.tags))
+    shown: Fields = {"id": name, "aliases": names, "tags": tags} | common | {"meta": about_served}
+    if loaded.service is not None:
+        limit = loaded.service.submitter.limit
+        shown |= {"meta": about_served | {"n_ctx": limit}, "context_length": limit, "max_model_len": limit}
+    others: list[Fields] = []
+    for name, model in beside:
+        told: Fields = {"id": name, "aliases": (name,), "tags": []} | common | {"meta": about(model)}
+        others.append(told | (state.models.status_beside(name) if status else {}))
+    return [shown | status, *others]
 
 
 async def load_model(request: Request, asked: ModelAction) -> Response:
     """Bring a model into memory, in its turn; one that failed is tried again."""
-    models = _models_of(request)
+    models = _several(request)
     entry = models.find(asked.model)
     models.retry(entry)
     loaded = await while_connected(request, models.ready(entry))
@@ -178,7 +193,7 @@ async def load_model(request: Request, asked: ModelAction) -> Response:
 
 async def unload_model(request: Request, asked: ModelAction) -> Response:
     """Let a model leave memory once what it runs is answered. Its KV stays in host memory and on disk."""
-    models = _models_of(request)
+    models = _several(request)
     worker = models.find_beside(asked.model)
     if worker is not None and worker.embedder.is_open:
         worker.keep(0)
@@ -189,44 +204,21 @@ async def unload_model(request: Request, asked: ModelAction) -> Response:
     return JsonReply({"success": True})
 
 
-def _models_of(request: Request) -> Models:
+def _several(request: Request) -> Models:
     """Return the models that share the device. Raises RequestError: there is only one."""
-    state = request.app.state.app
-    state.loaded()
-    if state.models is None:
+    models = models_of(request)
+    if not models.takes_turns:
         raise RequestError("this server has one model: give -m several times, or --models-dir")
-    return state.models
-
-
-def _models(request: Request, loaded: Loaded | None = None) -> list[Fields]:
-    """Return OpenAI's object for each model. Of the served one, `n_ctx` is what a request may have."""
-    state = request.app.state.app
-    vectors, service = (loaded.vectors, loaded.service) if loaded else (state.loaded(), state.service)
-    data: list[Fields] = []
-    for name, model in vectors.models().items():
-        is_served, meta = name == vectors.name, about(model)
-        entry: Fields = {
-            "id": name,
-            "aliases": vectors.settings.names(vectors.model.path) if is_served else (name,),
-            "tags": sorted(listed(state.settings.tags)) if is_served else [],
-            "object": "model",
-            "created": state.started,
-            "owned_by": "slotcache",
-            "meta": meta,
-        }
-        if is_served and service:
-            limit = service.submitter.limit
-            entry |= {"meta": meta | {"n_ctx": limit}, "context_length": limit, "max_model_len": limit}
-        data.append(entry)
-    return data
+    return models
 
 
 def _as_ollama(name: str, request: Request) -> Fields:
     """Return a model in the words of Ollama, of which clients read the name and the capabilities."""
     state = request.app.state.app
-    vectors, several = state.loaded(), state.models.entries if state.models else ()
+    vectors: Vectors = state.loaded()
+    entry: ModelEntry | None = state.models.entries.get(name)
     able = {
-        "completion": name in several or (state.service is not None and name == vectors.name),
+        "completion": entry is not None and (entry.loaded is None or entry.loaded.service is not None),
         "embedding": vectors.embedding is not None and name == vectors.embedding.name,
         "rerank": vectors.reranking is not None and name == vectors.reranking.name,
     }
@@ -324,9 +316,9 @@ async def health(request: Request) -> Response:
     state.loaded()
     if seconds := state.hanging:
         raise RequestError(f"a step hangs: it has taken {seconds:.0f} s so far", status=503, code="step_hangs")
-    if reason := state.away:
+    if reason := state.models.failure:
         raise RequestError(f"no model can be loaded: {reason}", status=503, code="loading_failed")
-    return JsonReply({"status": "ok"} | (state.models.shown() if state.models else {}))
+    return JsonReply({"status": "ok"} | state.models.shown())
 
 
 async def slots(request: Request) -> Response:
@@ -382,7 +374,7 @@ async def metrics(request: Request) -> Response:
     state = request.app.state.app
     _check_shown(state.settings.metrics, "--metrics")
     headers = {"Process-Start-Time-Unix": str(state.started)}
-    return Response(await state.metrics(served_of(request)), media_type="text/plain; version=0.0.4", headers=headers)
+    return Response(await state.metrics(loaded_of(request).service), media_type="text/plain; version=0.0.4", headers=headers)
 
 
 def _check_shown(shown: bool, flag: str) -> None:

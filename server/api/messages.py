@@ -25,8 +25,9 @@ from ..engine.generation import Delta, End, PromptProgress
 from ..engine.usage import Fields
 from ..formats.answer import CallArguments, CallStart, ContentText, Fragment, ReasoningText, decoded_arguments
 from ..http.api_errors import RequestError
-from .endpoint import EARLY, accept, beside_others, count_prompt, early_meta, submit
+from .endpoint import begin_answer, beside_others, count_prompt, early_meta, prepare
 from .reply import JsonReply, ReplyFormat, ResponseMeta, WholeAnswer, seal, sse_event, unseal
+from .stream import early_of
 
 # ---- Content blocks of Anthropic's Messages, and the messages of a chat that they make. ---------------------------------
 
@@ -582,8 +583,8 @@ def opening(request: Request, asked: MessagesRequest) -> ReplyFormat | None:
 async def create(request: Request, asked: MessagesRequest) -> ReplyFormat:
     """Answer as Anthropic's Messages do."""
     chat = await beside_others(request, asked.chat)
-    envelope = submit(request, await accept(request, chat, kind="msg_"))
+    envelope = begin_answer(request, await prepare(request, chat, kind="msg_"))
     (answered, *_) = envelope.generations
-    begun: MessagesReply | None = request.scope.get(EARLY)
-    num_prompt, has_begun = answered.request.prompt.num_tokens, begun is not None and begun.has_begun
+    begun = early_of(request)
+    num_prompt, has_begun = answered.request.prompt.num_tokens, isinstance(begun, MessagesReply) and begun.has_begun
     return MessagesReply(envelope, num_prompt, asked.shows_reasoning, has_begun=has_begun)

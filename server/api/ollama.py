@@ -24,9 +24,8 @@ from ..engine.generation import Delta, End, PromptProgress
 from ..engine.usage import Fields
 from ..formats.answer import CallArguments, CallStart, ContentText, Fragment, ReasoningText, decoded_arguments
 from ..http.api_errors import RequestError
-from .completions import submit_text
 from .embeddings import EmbeddingRequest, compute, pooled
-from .endpoint import VectorRequest, accept, beside_others, early_meta, service_of, submit, vectors_of, warn
+from .endpoint import VectorRequest, begin_answer, beside_others, early_meta, prepare, service_of, vectors_of, warn
 from .ollama_models import NDJSON, check_model, written
 from .reply import JsonReply, ReplyFormat, ResponseMeta, WholeAnswer, encode
 
@@ -347,7 +346,7 @@ async def chat(request: Request, asked: OllamaChatRequest) -> Response | ReplyFo
         return _keep_only(request, asked, name, {"message": {"role": "assistant", "content": ""}})
     made = await beside_others(request, asked.chat)
     _note(request, asked)
-    return _reply(request, asked, submit(request, await accept(request, made)), began, name)
+    return _reply(request, asked, begin_answer(request, await prepare(request, made)), began, name)
 
 
 async def generate(request: Request, asked: GenerateRequest) -> Response | ReplyFormat:
@@ -358,9 +357,7 @@ async def generate(request: Request, asked: GenerateRequest) -> Response | Reply
         return _keep_only(request, asked, name, {"response": ""})
     made = await beside_others(request, asked.text if asked.is_text else asked.chat)
     _note(request, asked)
-    if isinstance(made, TextRequest):
-        return _reply(request, asked, await submit_text(request, made), began, name)
-    return _reply(request, asked, submit(request, await accept(request, made)), began, name)
+    return _reply(request, asked, begin_answer(request, await prepare(request, made)), began, name)
 
 
 def _reply(request: Request, asked: OllamaFields, envelope: ResponseMeta, began: float, name: str) -> OllamaReply:

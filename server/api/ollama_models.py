@@ -22,6 +22,7 @@ from ..http.api_errors import RequestError, no_route, unknown_model
 from ..search.vectors import Vectors
 from ..service.models import ModelEntry
 from ..service.service import Service
+from .endpoint import models_of
 from .reply import JsonReply, encode
 
 API_VERSION = "0.13.5"  # of the Ollama whose fields these are: clients compare it
@@ -65,17 +66,12 @@ def _known(request: Request) -> dict[str, Model]:
 
 def _opened(request: Request) -> list[tuple[Service | None, Vectors]]:
     """Return what serves each model that was loaded. Raises RequestError 503 while the first one loads."""
-    state = request.app.state.app
-    vectors = state.loaded()
-    if state.models is None:
-        return [(state.service, vectors)]
-    return [(loaded.service, loaded.vectors) for loaded in state.models.opened()]
+    return [(loaded.service, loaded.vectors) for loaded in models_of(request).opened()]
 
 
 def _never_loaded(request: Request) -> list[ModelEntry]:
     """Return the models that were not loaded yet, of several that share the device."""
-    models = request.app.state.app.models
-    return [entry for entry in models.entries.values() if entry.loaded is None] if models else []
+    return [entry for entry in request.app.state.app.models.entries.values() if entry.loaded is None]
 
 
 def _find(request: Request, name: str | None, usual: Model) -> Model:

@@ -1,13 +1,13 @@
-"""What answers are made of: their common fields, usage, probabilities; events, whole bodies, pings."""
+"""What answers are made of: their common fields, usage, probabilities; events and whole bodies."""
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import math
+from abc import abstractmethod
 from binascii import Error
 from codecs import getincrementaldecoder
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from itertools import chain
@@ -17,11 +17,10 @@ from typing import Protocol
 import msgspec
 from msgspec import Raw
 from starlette.responses import Response
-from starlette.types import Message, Send
 
 from ...models.sampling import Logprobs
 from ..chat.body import Options
-from ..engine.generation import Delta, End, Event, Failure, Generation, PromptProgress
+from ..engine.generation import Delta, End, Generation, PromptProgress
 from ..engine.usage import Fields, Report
 from ..formats.answer import AnswerReader, Plain
 from ..http.api_errors import RequestError
@@ -118,6 +117,10 @@ encode = msgspec.json.Encoder().encode
 DONE = b"data: [DONE]\n\n"
 
 
+Spell = Callable[[Generation], Awaitable[str]]
+"""Returns the text of a prompt that was computed."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponseMeta:
     """The fields that every body of an answer carries. options: the request's, without its texts.
@@ -125,7 +128,8 @@ class ResponseMeta:
     num_prompts: the answer has `options.n` choices of each. echoes: the prompts' texts, if the answers begin with them.
     generations: of the choices, in order. reader: makes the reader of a chat's choice. caches: the prompt is left in the
     cache. verbose: the answer shows its prompt and its options, as in llama-server. warnings: about the request's fields.
-    piece: the bytes of a token. spelling: of a control token, too. media_type: of a stream.
+    piece: the bytes of a token. spelling: of a control token, too. prompt_text: the text of a prompt that was computed.
+    abandon: ends a generation that has not ended, as its client has gone. media_type: of a stream.
     """
 
     id: str
@@ -141,6 +145,8 @@ class ResponseMeta:
     warnings: tuple[str, ...] = ()
     piece: Piece = lambda token: b""
     spelling: Piece = lambda token: b""
+    prompt_text: Spell | None = None
+    abandon: Callable[[Generation], None] = lambda generation: None
     media_type: str = "text/event-stream"
     created: int = field(default_factory=lambda: int(time()))
 
@@ -152,6 +158,11 @@ class ResponseMeta:
     @property
     def num_choices(self) -> int:
         return self.num_prompts * self.num_each
+
+    @property
+    def spell(self) -> Spell | None:
+        """What returns the prompts' texts, for an answer that shows them."""
+        return self.prompt_text if self.verbose else None
 
     def probabilities(self) -> list[Probabilities]:
         """Return the writers of the choices' probabilities."""
@@ -255,30 +266,6 @@ class ReplyFormat(Protocol):
         ...
 
 
-async def stream(reply: ReplyFormat, events: AsyncIterator[tuple[int, Event]]) -> AsyncIterator[bytes]:
-    """Yield the server-sent events of an answer. events: with the index of their choice, up to each choice's end."""
-    ends: dict[int, End] = {}
-    if first := reply.begin():
-        yield b"".join(first)
-    async for index, event in events:
-        match event:
-            case PromptProgress():
-                sent = reply.progress(index, event)
-            case Delta():
-                sent = reply.delta(index, event)
-            case End(text, tokens=tokens):
-                sent = reply.delta(index, event.delta()) if text or tokens else []
-                sent += reply.end(index, event)
-                ends[index] = event
-            case Failure(error):
-                sent = reply.fail(error)
-        if sent:  # else the stream stays silent, and gets a ping in time
-            yield b"".join(sent)
-        if isinstance(event, Failure):
-            return
-    yield b"".join(reply.close([ends[index] for index in sorted(ends)]))
-
-
 def accounts(report: Report) -> Fields:
     """Return llama-server's `timings`, and our own `slotcache` beside them."""
     fields: Fields = {"timings": report.timings(), "slotcache": report.slotcache()}
@@ -298,65 +285,96 @@ class JsonReply(Response):
         return content if isinstance(content, bytes) else encode(content)
 
 
-# ---- Pings in a stream that is silent for long, so that neither a proxy on its way nor its client gives up. -------------
+# ---- OpenAI's choices, whole and in chunks that look like the whole, and llama-server's body of an answer. ---------------
 
 
-class SsePing:
-    """Passes a response's messages on, and sends `event` whenever `interval` seconds have passed without one.
+class ChoicesReply:
+    """What chats and texts have in common. kind: of a chunk; whole_kind: of a whole answer."""
 
-    An event and no comment, since parsers drop comments, and clients that wait for events would hang up. One timer for the
-    whole stream: a message costs no more than reading the clock. While a ping waits for a client that reads nothing, no
-    other one joins it.
-    """
+    def __init__(self, envelope: ResponseMeta, kind: str, whole_kind: str) -> None:
+        self.envelope, self._probabilities = envelope, envelope.probabilities()
+        self._head, self._whole_head = envelope.head(kind), envelope.head(whole_kind)
 
-    def __init__(self, send: Send, interval: float, event: Callable[[], Sequence[bytes]]) -> None:
-        self._send, self._interval, self._event = send, interval, event
-        self._loop = asyncio.get_running_loop()
-        self._last = self._loop.time()
-        self._timer: asyncio.TimerHandle | None = None
-        self._ping: asyncio.Future[None] | None = None
+    @abstractmethod
+    def _choice(self, index: int) -> Fields:
+        """Return a choice of a chunk, with nothing in it."""
 
-    async def send(self, message: Message) -> None:
-        """Pass a message on. Pings begin behind the first one and end in front of the last."""
-        self._last = self._loop.time()
-        if message["type"] == "http.response.start" and self._interval > 0:
-            self._timer = self._loop.call_at(self._last + self._interval, self._beat)
-        if self._ping is not None and self.is_sending:
-            await asyncio.wait([self._ping])  # it stands in front: its number is the lower one
-        if not message.get("more_body") and message["type"] != "http.response.start":
-            self.stop()
-        await self._send(message)
+    @abstractmethod
+    def _whole_choice(self, index: int, answer: WholeAnswer) -> Fields: ...
 
-    @property
-    def is_sending(self) -> bool:
-        """Whether a ping is on its way."""
-        return self._ping is not None and not self._ping.done()
+    def _chunk(self, choices: list[Fields], more: Fields) -> bytes:
+        return sse_event(self._head | {"choices": choices} | more)
 
-    def note(self) -> None:
-        """Note that something was sent past this."""
-        self._last = self._loop.time()
+    def ping(self) -> list[bytes]:
+        return [self._chunk([self._choice(0)], {})]
 
-    def stop(self) -> None:
-        for waiting in (self._timer, self._ping):
-            if waiting is not None:
-                waiting.cancel()
-        self._timer = self._ping = None
+    def progress(self, index: int, progress: PromptProgress) -> list[bytes]:
+        return [self._chunk([self._choice(index)], self.envelope.progress(progress))]
 
-    def _beat(self) -> None:
-        now = self._loop.time()
-        if now >= self._last + self._interval:
-            self._last = now
-            if not self.is_sending:
-                ping: Message = {"type": "http.response.body", "body": b"".join(self._event()), "more_body": True}
-                self._ping = asyncio.ensure_future(self._send(ping))
-                self._ping.add_done_callback(_look_at)
-        self._timer = self._loop.call_at(self._last + self._interval, self._beat)
+    def close(self, ends: Sequence[End]) -> list[bytes]:
+        if not self.envelope.include_usage:
+            return [DONE]
+        return [self._chunk([], {"usage": self.envelope.usage(ends)} | accounts(ends[0].report)), DONE]
+
+    def fail(self, error: RequestError) -> list[bytes]:
+        return [sse_event(error.body()), DONE]
+
+    def whole(self, answers: Sequence[WholeAnswer]) -> Fields:
+        choices, ends = [self._whole_choice(index, one) for index, one in enumerate(answers)], [one.end for one in answers]
+        body = self._whole_head | {"choices": choices} | accounts(ends[0].report) | self.envelope.notes()
+        return body | {"usage": self.envelope.usage(ends)} | verbose(self.envelope, 0, answers[0])
+
+    def _accounted(self, choice: Fields, end: End) -> Fields:
+        """Return a whole choice, with its own account where there are several."""
+        return choice if self.envelope.num_choices == 1 else choice | accounts(end.report)
 
 
-def _look_at(ping: asyncio.Future[None]) -> None:
-    """Drop the error of a client that has gone: the stream finds out by itself."""
-    if not ping.cancelled():
-        ping.exception()
+def verbose(envelope: ResponseMeta, index: int, answer: WholeAnswer) -> Fields:
+    """Return `__verbose`, which shows the answer as `/completion` would, if it is wanted."""
+    return {"__verbose": last_body(envelope, index, answer, "\n" in answer.text)} if envelope.verbose else {}
+
+
+def last_body(envelope: ResponseMeta, index: int, answer: WholeAnswer, has_line: bool) -> Fields:
+    """Return the body of an answer, or the last one of a stream. has_line: whether its text has a line's end."""
+    generation, end = envelope.generations[index], answer.end
+    report = end.report
+    about: Fields = {
+        "index": index,
+        "content": answer.text,
+        "tokens": answer.tokens if envelope.options.return_tokens else (),
+        "id_slot": report.slot,
+        "stop": True,
+        "model": envelope.model,
+        "tokens_predicted": report.num_generated,
+        "tokens_evaluated": report.num_prompt,
+        "generation_settings": generation_settings(envelope, generation),
+        "prompt": end.prompt,
+        "has_new_line": has_line,
+        "truncated": _is_truncated(generation, end),
+        "stop_type": "limit" if end.reason == "length" else "word" if report.stop is not None else "eos",
+        "stopping_word": report.stop or "",
+        "tokens_cached": report.num_prompt + max(report.num_generated - 1, 0),
+    }
+    return about | accounts(report) | envelope.notes()
+
+
+def generation_settings(envelope: ResponseMeta, generation: Generation) -> Fields:
+    """Return the options in force, by llama-server's names."""
+    options = envelope.options
+    return generation.sampling.shown() | {
+        "stop": options.stops(),
+        "max_tokens": generation.wanted,
+        "n_predict": generation.wanted,
+        "n_keep": 0,
+        "n_discard": 0,
+        "stream": bool(options.stream),
+        "timings_per_token": options.timings_per_token,
+    }
+
+
+def _is_truncated(generation: Generation, end: End) -> bool:
+    """Whether the context, and not the request, ended the answer."""
+    return end.reason == "length" and not 0 <= generation.wanted <= generation.limit
 
 
 # ---- Sealed -------------------------------------------------------------------------------------------------------------

@@ -26,10 +26,11 @@ from ..formats.answer import CallArguments, CallStart, ContentText, Fragment, Re
 from ..http.api_errors import TOO_LONG, RequestError
 from ..service.submitter import Prepared
 from .compaction import CUT, TRIGGER, CompactionOutput, compaction, kept_items, summarising, triggers
-from .endpoint import EARLY, accept, beside_others, count_prompt, early_meta, page, scope_of, service_of, submit, warn
+from .endpoint import begin_answer, beside_others, count_prompt, early_meta, page, prepare, scope_of, service_of, warn
 from .reply import JsonReply, ReplyFormat, ResponseMeta, WholeAnswer, accounts, encode, seal, sse_event
 from .response_items import PREFIXES, items_of, take_items
 from .response_tools import CalledTool, FreeText, ResponseTools
+from .stream import early_of
 
 INCLUDABLE = {
     "reasoning.encrypted_content",
@@ -499,13 +500,14 @@ async def create(request: Request, asked: ResponseRequest) -> ReplyFormat:
 async def _submitted(request: Request, asked: ResponseRequest) -> tuple[ResponsesReply, Prepared]:
     (chat, warnings), echo = await beside_others(request, lambda: (asked.chat(), asked.echo()))
     warn(request, warnings)
-    prepared = await accept(request, chat, kind="resp_")
-    envelope = submit(request, prepared)
+    prepared = await prepare(request, chat, kind="resp_")
+    envelope = begin_answer(request, prepared)
     output = _output(asked, envelope.id, ResponseTools.of(asked.tools).called)
     keep = partial(service_of(request).conversations.attach, chat.cache_scope, envelope.id)
-    begun: ResponsesReply | None = request.scope.get(EARLY)
+    begun = early_of(request)
     kind = CompactionReply if asked.compacts else ResponsesReply
-    return kind(envelope, echo, output, keep, num_events=begun.num_events if begun else 0), prepared
+    num_events = begun.num_events if isinstance(begun, ResponsesReply) else 0
+    return kind(envelope, echo, output, keep, num_events=num_events), prepared
 
 
 async def compact(request: Request, asked: CompactRequest) -> ReplyFormat:

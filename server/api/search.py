@@ -27,7 +27,7 @@ from ..search.retrieve import (
     with_documents,
 )
 from ..service.service import Service
-from .endpoint import prefetch_documents, scope_of, service_of, shown_hits, while_connected
+from .endpoint import scope_of, service_of, while_connected
 from .reply import DONE, JsonReply, sse_event
 
 # ---- The routes over the server's documents: their files, one document, a new look at the folders. ----------------------
@@ -115,8 +115,8 @@ def _ahead(request: Request, asked: SearchRequest) -> StagePrefetch | None:
     turn = _turn_to_come(service, asked, name)
 
     async def prefill(hits: Sequence[Hit]) -> None:
-        shown = await shown_hits(service, asked.cache_scope, hits)
-        await prefetch_documents(service, ("speculation", name), with_documents(turn, shown), num_bytes, open_turn=True)
+        shown = await service.room_for(asked.cache_scope, hits)
+        await service.prefetch(("speculation", name), with_documents(turn, shown), num_bytes, open_turn=True)
 
     return StagePrefetch(prefill)
 

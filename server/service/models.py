@@ -1,4 +1,4 @@
-"""Several models that share a device: which one is on it, who is next, and how long its turn is.
+"""The served models: one alone, or several that share a device, which one is on it, who is next, how long its turn is.
 
 A model that was loaded once keeps its engine, its queue, its tree and its KV in host memory. What leaves is what `Sleep`
 lets go: the weights and the device's cells. A request is queued in its own model's engine, which asks for the device. Turns
@@ -105,6 +105,12 @@ class ModelEntry:
     began: float = 0.0  # its turn, by perf_counter
     head: FileHead | None = None
 
+    @classmethod
+    def alone(cls, loaded: Loaded) -> ModelEntry:
+        """Return the entry of a model that is served alone."""
+        vectors = loaded.vectors
+        return cls(vectors.name, vectors.model.path, vectors.settings, loaded=loaded, value="loaded")
+
     @property
     def is_placed(self) -> bool:
         """Whether it takes a place on the device."""
@@ -180,20 +186,23 @@ class Opener(Protocol):
         """Start the engine of a model that was adopted."""
         ...
 
-    def lose_documents(self) -> None:
-        """Serve no documents: those of the first model, which is loaded anew."""
-        ...
-
 
 class Models:
-    """Gives the device to models in turn. It belongs to the event loop; engines tell it of themselves through the loop."""
+    """Gives the device to models in turn. It belongs to the event loop; engines tell it of themselves through the loop.
+
+    entries: of several models; none: one is served alone, which keeps the device, and has an entry once it is loaded.
+    served: what is loaded of the first model; while that is replaced beside others, what was. takes_turns: there may be
+    several.
+    """
 
     def __init__(self, entries: Sequence[ModelEntry], settings: Settings) -> None:
         self.entries: Mapping[str, ModelEntry] = {entry.name: entry for entry in entries}
-        self.first = entries[0]
+        self.takes_turns = bool(entries)
+        self.served: Loaded | None = None
         self.opener: Opener | None = None  # once the first model is loaded
         self.num_swaps = 0
-        self._places, self._turn, self._any = settings.models_loaded, settings.model_turn, settings.any_model
+        self._places, self._turn = settings.models_loaded, settings.model_turn
+        self._any = settings.any_model or not self.takes_turns
         self._waiting: deque[ModelEntry] = deque()
         self._last: ModelEntry | None = None  # that left the device
         self._tasks: set[asyncio.Task[None]] = set()
@@ -205,8 +214,12 @@ class Models:
 
     # ---- ask -------------------------------------------------------------------------------------------------------
 
+    @property
+    def first(self) -> ModelEntry:
+        return next(iter(self.entries.values()))
+
     def find(self, name: str | None) -> ModelEntry:
-        """Return a model by its name; the first one where none is named. Raises RequestError 404."""
+        """Return a model by its name; the first one where none is named, or where one is alone. Raises RequestError 404."""
         if not name:
             return self.first
         entry = self.entries.get(name) or self.entries.get(name.removesuffix(LATEST))
@@ -227,6 +240,9 @@ class Models:
     @property
     def failure(self) -> str:
         """Why no model can answer; empty: some can."""
+        if self.served is not None and not self.takes_turns:
+            sleepers = [self.served.service.engine.sleep] if self.served.service else self.served.vectors.workers
+            return next((one.failure for one in sleepers if one.failure), "")
         entries = self.entries.values()
         return self.first.failure if all(entry.value == "failed" for entry in entries) else ""
 
@@ -281,6 +297,17 @@ class Models:
         """Let a model that failed be tried again."""
         if entry.value == "failed":
             entry.value, entry.stamps = "unloaded", {}
+
+    def serve(self, loaded: Loaded | None) -> None:
+        """Serve what was loaded of the first model. None: it is served alone, and loaded anew."""
+        self.served = loaded
+        if not self.takes_turns:
+            self.entries = {} if loaded is None else {loaded.vectors.name: ModelEntry.alone(loaded)}
+
+    def lose_documents(self) -> None:
+        """Serve no documents: those of the first model, which is loaded anew."""
+        if self.served is not None:
+            self.served = replace(self.served, folder_index=None)
 
     def begin(self, opener: Opener, first: Loaded, seconds: float) -> None:
         """Serve the first model, as in `adopt`, and the others from now on."""
@@ -512,8 +539,8 @@ class Models:
             self._last = None
         if entry in self._waiting:  # for requests of the old one, which end now
             self._waiting.remove(entry)
-        if entry is self.first and self.opener is not None:
-            self.opener.lose_documents()
+        if entry is self.first:
+            self.lose_documents()
         why = f"the file of {entry.name} has changed: ask again"
         entry.closing = asyncio.get_running_loop().create_task(self._free(loaded, why, keeps_vocabulary=True))
         self._tasks.add(entry.closing)
@@ -533,7 +560,9 @@ class Models:
     # ---- shown -----------------------------------------------------------------------------------------------------
 
     def shown(self) -> dict[str, object]:
-        """Return the models and their status, by name, and those that stand beside them."""
+        """Return the models and their status, by name, and those that stand beside them; of one alone nothing."""
+        if not self.takes_turns:
+            return {}
         told: dict[str, object] = {"models": {entry.name: entry.value for entry in self.entries.values()}}
         failures = {entry.name: entry.failure for entry in self.entries.values() if entry.value == "failed"}
         failures |= {name: worker.failure for name, worker in self.beside.items() if worker.failure}
@@ -548,18 +577,6 @@ class Models:
         told: dict[str, object] = {"value": LISTED[_status(worker)]}
         told |= {"failed": True, "reason": worker.failure} if worker.failure else {}
         return {"path": str(worker.embedder.model.path), "status": told}
-
-    @staticmethod
-    def listed(entry: ModelEntry, started: int) -> dict[str, object]:
-        """Return OpenAI's object of a model that was never loaded."""
-        return {
-            "id": entry.name,
-            "aliases": (entry.name,),
-            "tags": [],
-            "object": "model",
-            "created": started,
-            "owned_by": "slotcache",
-        }
 
 
 def _status(worker: EmbeddingWorker) -> str:

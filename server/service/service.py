@@ -6,7 +6,6 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from concurrent.futures import Future
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 
@@ -16,11 +15,12 @@ from ...models.json_schema import GrammarError
 from ...models.model import Model
 from ...models.sampling_params import GREEDY
 from ...models.template import ChatTemplate
+from ...retrieval.ranking import Hit
 from ...slots.request import Kind
 from ...slots.store.tier import LowerTier
 from ..chat.body import ChatRequest, CompletionRequest, InfillRequest, TextRequest
 from ..chat.builder import PromptBuilder
-from ..chat.content import take
+from ..chat.content import Breakpoints, take
 from ..chat.conversations import Conversations, PendingTurn
 from ..chat.history import HistoryMessage
 from ..chat.reasoning import warnings_of
@@ -33,13 +33,14 @@ from ..engine.generation import End, Failure, Final, Generation
 from ..engine.view import View
 from ..http.api_errors import RequestError
 from ..http.threads import LARGE
-from ..search.retrieve import AnswerSources, Found
+from ..search.retrieve import AnswerSources, Found, fitting
 from .ahead import AnsweredChat
 from .idle import IdlePrefill
 from .metrics import Metrics
 from .submitter import Prepared, Submitter
 
 logger = logging.getLogger("slotcache")
+ROOM = 0.5  # of a prompt's tokens, for the documents that are found for a question
 MOST_NAMED = 8  # keywords of a schema in one warning
 MOST_GRAMMARS = 32  # that wait to be compiled: each may take two seconds
 NAMELESS = "volatile has no effect: a prompt takes no text of other sessions: send a `session_id` or a `cache_scope`"
@@ -79,9 +80,9 @@ class Service:
 
     # ---- a request comes -------------------------------------------------------------------------------------------
 
-    async def accept_chat(
+    async def accept(
         self,
-        asked: ChatRequest,
+        asked: ChatRequest | CompletionRequest | InfillRequest,
         num_bytes: int,
         open_turn: bool = False,
         *,
@@ -89,13 +90,29 @@ class Service:
         found: Found = None,
         wake: Callable[[Sleep], None] = Sleep.wake,
     ) -> Prepared:
-        """Check a chat, find the answer that it continues, and build its prompt in a thread. Raises RequestError.
+        """Check a request, and build its prompts in a thread; a chat goes on from a stored answer. Raises RequestError.
 
         num_bytes: of its body. open_turn: as in `PromptBuilder.chat`. id: the answer's. found: what the server found for
         it. wake: `Sleep.bring` where no client waits for an answer, `Sleep.expect` where nothing is computed.
         """
         wake(self.engine.sleep)
         asked.check()
+        ref = None
+        if isinstance(asked, ChatRequest):
+            chat, breakpoints, warnings = await self._taken(asked, num_bytes)
+            ref, id = self.conversations.ref(chat, self.submitter.caches(chat)), id or new_id("chatcmpl-")
+
+            def build() -> Prepared:
+                turn = PendingTurn.of(id, chat, self.builder.chat(chat, ref, open_turn, breakpoints), ref)
+                return self._prepared_chat(turn, chat, found, warnings)
+
+        else:
+            build = partial(self._prepared_text, id or new_id("cmpl-"), asked)
+        with self.idle.giving_way(), self.conversations.entering(ref):
+            return await self._constrained(await self.builder.threads.run(num_bytes, build))
+
+    async def _taken(self, asked: ChatRequest, num_bytes: int) -> tuple[ChatRequest, Breakpoints, tuple[str, ...]]:
+        """Return a chat in this server's words, where its prompt may end, and warnings. Raises RequestError."""
         taken = partial(take, asked, self.builder.takes_tool_documents(asked))
         asked, breakpoints, warnings = taken() if num_bytes < LARGE else await asyncio.to_thread(taken)
         if asked.volatile == "move" and not asked.is_named:
@@ -104,45 +121,31 @@ class Service:
         warnings += tuple(warnings_of(asked.asked_reasoning, knows_reasoning=knows_reasoning))
         if self.builder.separates(asked):
             await self.submitter.check_movable()
-        ref = self.conversations.ref(asked, self.submitter.caches(asked))
-        id = id or new_id("chatcmpl-")
+        return asked, breakpoints, warnings
 
-        def build() -> Prepared:
-            turn = PendingTurn.of(id, asked, self.builder.chat(asked, ref, open_turn, breakpoints), ref)
-            form, sampling = turn.chat.form, self.submitter.sampling(asked)
-            sampling = sampling if form.reasoning is None else sampling.changed({"reasoning": form.reasoning})
-            answer_sources = None if found is None else AnswerSources.of(found, turn.chat)
-            return Prepared(
-                id,
-                (turn.chat.prompt,),
-                asked,
-                sampling,
-                turn=turn,
-                grammar_spec=form.grammar_spec,
-                answer_sources=answer_sources,
-                warnings=warnings,
-            )
+    def _prepared_chat(self, turn: PendingTurn, asked: ChatRequest, found: Found, warnings: tuple[str, ...]) -> Prepared:
+        form, sampling = turn.chat.form, self.submitter.sampling(asked)
+        sampling = sampling if form.reasoning is None else sampling.changed({"reasoning": form.reasoning})
+        answer_sources = None if found is None else AnswerSources.of(found, turn.chat)
+        return Prepared(
+            turn.id,
+            (turn.chat.prompt,),
+            asked,
+            sampling,
+            turn=turn,
+            grammar_spec=form.grammar_spec,
+            answer_sources=answer_sources,
+            warnings=warnings,
+        )
 
-        with self.idle.giving_way(), self.conversations.entering(ref):
-            return await self._constrained(await self.builder.threads.run(num_bytes, build))
-
-    async def accept_text(self, asked: CompletionRequest | InfillRequest, num_bytes: int, id: str = "") -> Prepared:
-        """Check texts or token ids, and build the prompts. Raises RequestError. num_bytes, id: as in `accept_chat`."""
-        self.engine.sleep.wake()
-        asked.check()
-        id = id or new_id("cmpl-")
-
-        def build() -> Prepared:
-            prompts = self.builder.prompts(asked)
-            sampling = self.submitter.sampling(asked)
-            is_echoed = isinstance(asked, TextRequest) and asked.echo
-            tells = is_echoed and sampling.n_probs is not None
-            echoes = tuple(map(self.builder.spelt, prompts)) if is_echoed and not tells else ()
-            grammar_spec = asked.grammar_spec()
-            return Prepared(id, prompts, asked, sampling, echoes=echoes, tells_prompts=tells, grammar_spec=grammar_spec)
-
-        with self.idle.giving_way():
-            return await self._constrained(await self.builder.threads.run(num_bytes, build))
+    def _prepared_text(self, id: str, asked: CompletionRequest | InfillRequest) -> Prepared:
+        prompts = self.builder.prompts(asked)
+        sampling = self.submitter.sampling(asked)
+        is_echoed = isinstance(asked, TextRequest) and asked.echo
+        tells = is_echoed and sampling.n_probs is not None
+        echoes = tuple(map(self.builder.spelt, prompts)) if is_echoed and not tells else ()
+        grammar_spec = asked.grammar_spec()
+        return Prepared(id, prompts, asked, sampling, echoes=echoes, tells_prompts=tells, grammar_spec=grammar_spec)
 
     async def _constrained(self, prepared: Prepared) -> Prepared:
         """Return a request with the grammar of its answers, if it has one. Raises RequestError: it cannot be used."""
@@ -171,18 +174,40 @@ class Service:
         self.open[generations[0]] = prepared.turn  # of several answers, the conversation goes on from the first
         return generations
 
-    def submit_background(self, key: Hashable, prepared: Prepared) -> Future[bool]:
+    async def prefetch(self, key: Hashable, asked: ChatRequest, num_bytes: int, *, open_turn: bool = False) -> bool:
+        """Compute the prompt of a chat ahead. False: no slot is idle. Raises RequestError.
+
+        key: as in `compute_ahead`. num_bytes: as in `accept`. open_turn: only as far as its documents.
+        """
+        if self.is_full:
+            return False
+        return await self.compute_ahead(key, await self.accept(asked.prefill_only(), num_bytes, open_turn, wake=Sleep.bring))
+
+    async def compute_ahead(self, key: Hashable, prepared: Prepared) -> bool:
         """Compute a prompt ahead, one for each key, while a slot is idle. False: none is. Raises RequestError: too long."""
         (generation,) = self.submitter.generations(prepared, Kind.AHEAD)
         generation.question, generation.sampling = prepared.question, GREEDY
         generation.on_end = self._resume_after
         self.idle.abort()
-        return self.engine.submit_background((prepared.options.cache_scope, key), generation, beside=True)
+        place = prepared.options.cache_scope, key
+        started = await asyncio.wrap_future(self.engine.submit_background(place, generation, beside=True))
+        if not started:
+            self.idle.resume()
+        return started
+
+    async def room_for(self, scope: str, hits: Sequence[Hit]) -> list[Hit]:
+        """Return the first hits of a search, as far as a chat has room for them."""
+        length, room = partial(self.builder.length, scope), int(ROOM * self.submitter.limit)
+        return await self.builder.threads.run(0, partial(fitting, hits, room, length))
 
     @property
     def is_full(self) -> bool:
         """Whether the open requests take all slots: nothing is computed ahead then."""
         return len(self.open) >= self.view.num_slots
+
+    async def prompt_text(self, generation: Generation) -> str:
+        """Return the text of a prompt that was computed."""
+        return await asyncio.to_thread(self.model.detokenize, generation.job.layout.ids, special=True)
 
     # ---- a request ends --------------------------------------------------------------------------------------------
 

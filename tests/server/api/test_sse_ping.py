@@ -8,7 +8,7 @@ import time
 from contextlib import ExitStack, contextmanager
 
 import pytest
-from slotcache.server.api.reply import SsePing
+from slotcache.server.api.stream import SsePing
 from slotcache.server.http.connection import Shortcut
 
 from server.conftest import DEADLINE, held, running

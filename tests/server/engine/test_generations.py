@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import httpx
 import pytest
-from slotcache.server.api.endpoint import _events
+from slotcache.server.api.stream import _events
 from slotcache.server.app import make_app
 from slotcache.server.chat.body import ChatRequest, CompletionRequest
 from slotcache.server.chat.conversations import PendingTurn

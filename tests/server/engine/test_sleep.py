@@ -353,7 +353,7 @@ def test_a_model_that_cannot_be_freed_for_another_one_ends_the_server(tiny, monk
 
     monkeypatch.setattr(load.Loaded, "close", fail)
     server, state = make_server(Settings(model=str(tiny)))
-    state.vectors = object()  # type: ignore[assignment]
+    state.models.served = load.Loaded(None, object(), None)  # type: ignore[arg-type]
     with pytest.raises(OSError, match="no space left"):
         asyncio.run(_load_anew(state, tiny, server))
     assert server.should_exit

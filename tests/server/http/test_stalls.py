@@ -8,7 +8,7 @@ from collections import Counter
 from contextlib import ExitStack, contextmanager
 
 import pytest
-from slotcache.server.api.reply import SsePing
+from slotcache.server.api.stream import SsePing
 from slotcache.server.http.connection import Connection
 from uvicorn.protocols.http.h11_impl import H11Protocol
 

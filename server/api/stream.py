@@ -1,0 +1,252 @@
+"""Answers as they are generated: streams of events, with pings while they are silent, and whole answers collected."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import replace
+from functools import partial
+
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.types import Message, Receive, Scope, Send
+
+from ..engine.generation import Delta, End, Event, Failure, Generation, PromptProgress, account
+from ..http.api_errors import RequestError, failed
+from ..http.connection import SHORTCUT, Shortcut
+from .reply import ReplyFormat, Spell, WholeAnswer
+
+logger = logging.getLogger("slotcache")
+EARLY = "slotcache.early"  # where a request's scope has the reply that a stream began with before its model was loaded
+
+
+def early_of(request: Request) -> ReplyFormat | None:
+    """Return the reply that the stream of a request began with before its model was loaded, if it has begun."""
+    return request.scope.get(EARLY)
+
+
+class EventStream(StreamingResponse):
+    """Streams the events of generations. A client that disconnects cancels them, even before the first event.
+
+    later: gives the reply where the model is still to be loaded; until then `reply` pings, which has no generations.
+    """
+
+    def __init__(
+        self, request: Request, reply: ReplyFormat, later: Callable[[], Awaitable[Response | ReplyFormat]] | None = None
+    ) -> None:
+        self._request, self._reply = request, reply
+        pieces = self._pieces(reply) if later is None else self._pieces_later(reply, later)
+        super().__init__(
+            self._to_the_end(pieces), headers={"Cache-Control": "no-store"}, media_type=reply.envelope.media_type
+        )
+        asked = reply.envelope.options.sse_ping_interval
+        self._ping_interval = request.app.state.app.settings.sse_ping_interval if asked is None else asked
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._pings = ping = SsePing(send, self._ping_interval, lambda: self._reply.ping())
+        self._offer_text()
+        try:
+            await super().__call__(scope, receive, ping.send)
+        finally:
+            ping.stop()
+            for generation in self._reply.envelope.generations:
+                generation.events.take_now = None
+                self._reply.envelope.abandon(generation)
+
+    def _offer_text(self) -> None:
+        """Have text written at once, where the connection can."""
+        shortcut = self._request.scope.get("state", {}).get(SHORTCUT)
+        if shortcut is not None:
+            for index, generation in enumerate(self._reply.envelope.generations):
+                generation.events.take_now = partial(self._write, shortcut, index)
+
+    def _write(self, shortcut: Shortcut, index: int, delta: Delta) -> bool:
+        """Write a piece of text at once. False: something stands in front of it, or its client is slow."""
+        if self._pings.is_sending or not shortcut.is_open:
+            return False
+        if sent := b"".join(self._reply.delta(index, delta)):
+            shortcut.write(sent)
+            self._pings.note()
+        return True
+
+    def _pieces(self, reply: ReplyFormat) -> AsyncIterator[bytes]:
+        generations = reply.envelope.generations
+        self._request.state.account = partial(account, generations)
+        return _written(reply, _events(generations, reply.envelope.spell))
+
+    async def _to_the_end(self, pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        """Yield the pieces of a stream, which has begun: an error is its last event, whatever it is."""
+        try:
+            async for piece in pieces:
+                yield piece
+        except RequestError as error:
+            self._request.state.error = error
+        except Exception as error:
+            logger.exception("a stream failed", extra={"fields": {"request_id": self._request.state.request_id}})
+            self._request.state.error = failed(error)
+        else:
+            return
+        yield b"".join(self._reply.fail(self._request.state.error))
+
+    async def _pieces_later(
+        self, early: ReplyFormat, later: Callable[[], Awaitable[Response | ReplyFormat]]
+    ) -> AsyncIterator[bytes]:
+        if self._ping_interval > 0:
+            yield b"".join(early.ping())
+        self._request.scope[EARLY] = early
+        try:
+            reply = await later()
+        finally:
+            del self._request.scope[EARLY]  # it may hold texts
+        del early, later  # the body is free
+        if isinstance(reply, Response):
+            yield bytes(reply.body)
+            return
+        pieces = self._pieces(reply)
+        self._reply = reply
+        self._offer_text()
+        async for piece in pieces:
+            yield piece
+
+
+async def _events(generations: Sequence[Generation], spell: Spell | None) -> AsyncIterator[tuple[int, Event]]:
+    """Yield the events of all generations as they come, with the index of each one's choice."""
+    if len(generations) == 1:
+        async for event in _events_of(generations[0], spell):
+            yield 0, event
+        return
+    reading = {asyncio.ensure_future(_next(each, spell)): index for index, each in enumerate(generations)}
+    try:
+        while reading:
+            done, _ = await asyncio.wait(reading, return_when=asyncio.FIRST_COMPLETED)
+            for read in sorted(done, key=lambda read: reading[read]):
+                index, event = reading.pop(read), read.result()
+                yield index, event
+                if not isinstance(event, End | Failure):  # not before this one is sent: text is written past its reader
+                    reading[asyncio.ensure_future(_next(generations[index], spell))] = index
+    finally:
+        for read in reading:
+            read.cancel()
+
+
+async def _events_of(generation: Generation, spell: Spell | None) -> AsyncIterator[Event]:
+    while True:
+        event = await _next(generation, spell)
+        yield event
+        if isinstance(event, End | Failure):
+            return
+
+
+async def _next(generation: Generation, spell: Spell | None) -> Event:
+    event = await generation.events.get()
+    return replace(event, prompt=await spell(generation)) if spell and isinstance(event, End) else event
+
+
+async def collect(
+    generations: Sequence[Generation], abandon: Callable[[Generation], None], spell: Spell | None = None
+) -> list[WholeAnswer]:
+    """Return the whole answers, in order. Raises the RequestError of a failure. abandon: as in `ResponseMeta`."""
+    try:
+        return [await _collect(generation, spell) for generation in generations]
+    finally:
+        for generation in generations:
+            abandon(generation)
+
+
+async def _collect(generation: Generation, spell: Spell | None) -> WholeAnswer:
+    deltas: list[Delta] = []
+    async for event in _events_of(generation, spell):
+        match event:
+            case Failure(error):
+                raise error
+            case Delta():
+                deltas.append(event)
+            case End():
+                return WholeAnswer((*deltas, event.delta()), event)
+    raise AssertionError("a generation ends with an end")
+
+
+async def _written(reply: ReplyFormat, events: AsyncIterator[tuple[int, Event]]) -> AsyncIterator[bytes]:
+    """Yield the server-sent events of an answer. events: with the index of their choice, up to each choice's end."""
+    ends: dict[int, End] = {}
+    if first := reply.begin():
+        yield b"".join(first)
+    async for index, event in events:
+        match event:
+            case PromptProgress():
+                sent = reply.progress(index, event)
+            case Delta():
+                sent = reply.delta(index, event)
+            case End(text, tokens=tokens):
+                sent = reply.delta(index, event.delta()) if text or tokens else []
+                sent += reply.end(index, event)
+                ends[index] = event
+            case Failure(error):
+                sent = reply.fail(error)
+        if sent:  # else the stream stays silent, and gets a ping in time
+            yield b"".join(sent)
+        if isinstance(event, Failure):
+            return
+    yield b"".join(reply.close([ends[index] for index in sorted(ends)]))
+
+
+# ---- Pings in a stream that is silent for long, so that neither a proxy on its way nor its client gives up. -------------
+
+
+class SsePing:
+    """Passes a response's messages on, and sends `event` whenever `interval` seconds have passed without one.
+
+    An event and no comment, since parsers drop comments, and clients that wait for events would hang up. One timer for the
+    whole stream: a message costs no more than reading the clock. While a ping waits for a client that reads nothing, no
+    other one joins it.
+    """
+
+    def __init__(self, send: Send, interval: float, event: Callable[[], Sequence[bytes]]) -> None:
+        self._send, self._interval, self._event = send, interval, event
+        self._loop = asyncio.get_running_loop()
+        self._last = self._loop.time()
+        self._timer: asyncio.TimerHandle | None = None
+        self._ping: asyncio.Future[None] | None = None
+
+    async def send(self, message: Message) -> None:
+        """Pass a message on. Pings begin behind the first one and end in front of the last."""
+        self._last = self._loop.time()
+        if message["type"] == "http.response.start" and self._interval > 0:
+            self._timer = self._loop.call_at(self._last + self._interval, self._beat)
+        if self._ping is not None and self.is_sending:
+            await asyncio.wait([self._ping])  # it stands in front: its number is the lower one
+        if not message.get("more_body") and message["type"] != "http.response.start":
+            self.stop()
+        await self._send(message)
+
+    @property
+    def is_sending(self) -> bool:
+        """Whether a ping is on its way."""
+        return self._ping is not None and not self._ping.done()
+
+    def note(self) -> None:
+        """Note that something was sent past this."""
+        self._last = self._loop.time()
+
+    def stop(self) -> None:
+        for waiting in (self._timer, self._ping):
+            if waiting is not None:
+                waiting.cancel()
+        self._timer = self._ping = None
+
+    def _beat(self) -> None:
+        now = self._loop.time()
+        if now >= self._last + self._interval:
+            self._last = now
+            if not self.is_sending:
+                ping: Message = {"type": "http.response.body", "body": b"".join(self._event()), "more_body": True}
+                self._ping = asyncio.ensure_future(self._send(ping))
+                self._ping.add_done_callback(_look_at)
+        self._timer = self._loop.call_at(self._last + self._interval, self._beat)
+
+
+def _look_at(ping: asyncio.Future[None]) -> None:
+    """Drop the error of a client that has gone: the stream finds out by itself."""
+    if not ping.cancelled():
+        ping.exception()
