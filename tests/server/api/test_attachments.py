@@ -89,6 +89,35 @@ def test_a_form_brings_a_file_too(server):
     assert told(server.http.post("/v1/documents/read", content=b"x", headers=kind), 400)["param"] == "file"
 
 
+FORM = {"Content-Type": "multipart/form-data; boundary=x"}
+DISPOSITION = b"\r\n--x\r\nContent-Disposition: form-data; name="
+FILE_FIELD = DISPOSITION + b'file; filename="a.txt"\r\n\r\n'
+
+
+def test_the_last_field_of_a_form_that_is_read_ends_where_it_ends(server):
+    body = (DISPOSITION + b"other\r\n\r\n1") * (documents.MOST_FIELDS - 1) + FILE_FIELD + b"The moon.\r\n--x--\r\n"
+    answer = server.http.post("/v1/documents/read", content=body, headers=FORM)
+    assert answer.json()["parts"][0]["text"] == "The moon."
+
+
+def test_a_form_that_is_cut_within_its_file_is_refused(server):
+    answer = server.http.post("/v1/documents/read", content=FILE_FIELD + b"The moon raises", headers=FORM)
+    assert "ends within" in told(answer, 400)["message"]
+
+
+@pytest.mark.parametrize("name", [b"filename*=x\0''a", b"filename*" + b"9" * 5000 + b"=a"], ids=["nul", "number"])
+def test_a_form_whose_file_has_an_odd_name_is_no_fault_of_the_server(server, name):
+    body = DISPOSITION + b"file; " + name + b"\r\n\r\nThe moon.\r\n--x--\r\n"
+    assert server.http.post("/v1/documents/read", content=body, headers=FORM).status_code in (200, 400)
+
+
+@pytest.mark.parametrize("begin", [DISPOSITION + b"file", DISPOSITION + b'"', b"\r\n--x"], ids=["bare", "quoted", "lines"])
+def test_the_head_of_a_field_costs_no_more_than_its_size(server, begin):
+    """Python parses the parameters of a header in quadratic time: these took hours."""
+    body = begin + (b"\r\n:" if begin.endswith(b"x") else b";") * (8 << 20) + b"\r\n\r\nThe moon.\r\n--x--\r\n"
+    assert told(server.http.post("/v1/documents/read", content=body, headers=FORM), 400)["param"] == "file"
+
+
 def test_what_is_left_out_is_counted(server):
     page = b"<html><body><nav>Home, all pages</nav><main><p>" + b"The text. " * 40 + b"</p></main></body></html>"
     assert read(server, page, "page.html").json()["left_out"]["navigation"] > 0
