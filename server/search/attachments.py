@@ -63,8 +63,12 @@ class Attachment:
         self.scope, self.used = "", monotonic()
         self._folder, self._chunk_tokens = folder / self.id, chunk_tokens
         self._folder.mkdir(mode=0o700)
-        (self._folder / "file").write_bytes(data)
-        self.store = Store(self._folder / "index.db", {"chunks": f"{chunk_tokens} tokens, {STEMMER}", "vectors": ""})
+        try:
+            (self._folder / "file").write_bytes(data)
+            self.store = Store(self._folder / "index.db", {"chunks": f"{chunk_tokens} tokens, {STEMMER}", "vectors": ""})
+        except BaseException:  # the disk is full, say, and what was written would keep it so
+            shutil.rmtree(self._folder, ignore_errors=True)
+            raise
         self._reader, self._lock, self._is_over = FileReader(self.store.path), Lock(), False
 
     @property
@@ -216,7 +220,7 @@ class Attachments:
             if self._place is None:
                 self._place, self._locked = _free_folder(index_folder(self._settings) / "attached")
                 shutil.rmtree(self._place, ignore_errors=True)
-                self._place.mkdir(mode=0o700)
+            self._place.mkdir(mode=0o700, exist_ok=True)  # it may have failed before, or be gone since
             return self._place
 
     # ---- keeping and searching -------------------------------------------------------------------------------------
@@ -255,8 +259,8 @@ class Attachments:
     async def search(self, scope: str, ids: Sequence[str], query: Query) -> list[Sequence[Hit]]:
         """Return what a search by words finds in each file, the best first. Raises RequestError 404."""
         found: list[Sequence[Hit]] = []
-        for at, id in enumerate(dict.fromkeys(ids)):
-            where = f"retrieval.documents[{at}]"
+        for id in dict.fromkeys(ids):
+            where = f"retrieval.documents[{ids.index(id)}]"
             file = self.find(scope, id, where)
             self.num_searches += 1
             try:

@@ -1,8 +1,11 @@
 """Files that clients bring to a chat, over a real port: read, refused, searched, forgotten."""
 
 import io
+import shutil
+import sqlite3
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import httpx
 import pytest
@@ -259,6 +262,37 @@ def test_a_scope_sees_nothing_of_another_one_s_files(server):
         assert told(server.http.request(method, f"/v1/documents/{id}"), 404)["code"] == "file_not_found"
     assert server.http.delete(f"/v1/documents/{id}?scope=mine").json()["deleted"]
     chat(server, id, status=404, cache_scope="mine")
+
+
+def test_an_id_that_is_not_kept_is_named_by_its_place(server):
+    id = kept(server)
+    assert chat(server, id, id, "file-none", status=404)["error"]["param"] == "retrieval.documents[2]"
+    assert len(chat(server, id, id)["slotcache"]["retrieved"]) == len(chat(server, id)["slotcache"]["retrieved"])
+
+
+def test_a_file_that_cannot_be_stored_leaves_nothing_and_the_next_one_is_read(tmp_path, monkeypatch):
+    with running(FILE, flash_attn="auto", docs_db=str(tmp_path)) as server:
+        mkdir = Path.mkdir
+
+        def fails(path, *arguments, **named):
+            if path.parent.name == "attached" or path.name.startswith("attached"):
+                raise OSError(28, "No space left on device")
+            return mkdir(path, *arguments, **named)
+
+        def full(*arguments):
+            raise sqlite3.OperationalError("database or disk is full")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(Path, "mkdir", fails)
+            assert "stored" in told(read(server, b"The text."), 503)["message"]
+        assert read(server, b"The text.").status_code == 200
+        with monkeypatch.context() as patched:
+            patched.setattr(attachments, "Store", full)
+            assert "full" in told(read(server, b"The text."), 503)["message"]
+        place = server.host.attachments._place
+        until(lambda: not [*place.iterdir()])
+        shutil.rmtree(place)
+        assert read(server, b"The text.").status_code == 200
 
 
 def test_those_used_least_recently_leave_first_and_a_scope_leaves_others_alone(server, monkeypatch):
