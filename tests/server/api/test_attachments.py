@@ -233,6 +233,13 @@ def test_several_files_are_searched_together(server):
     assert [hit["path"] for hit in found["slotcache"]["retrieved"]] == ["book.md", "tides.md"]
 
 
+def test_what_is_left_out_of_a_file_for_its_score_is_counted(server):
+    id = kept(server)
+    found = len(chat(server, id, wish={"min_score": 0.0})["slotcache"]["retrieved"])
+    report = chat(server, id, id, kept(server), wish={"min_score": 1e6})["slotcache"]
+    assert (report["retrieved"], report["left_out"]) == ([], 2 * found)
+
+
 def test_all_apis_search_them(server):
     id = kept(server)
     asked = {"retrieval": {"documents": [id]}, "temperature": 0}
