@@ -80,7 +80,7 @@ class _Mail:
         elif inner:
             for child in inner:
                 self._add_part(child, depth)
-        elif part.get_content_disposition() == "attachment" or part.get_filename() or not kind.startswith("text/"):
+        elif part.get_content_disposition() == "attachment" or _filename(part) or not kind.startswith("text/"):
             self._add_attachment(part, depth)
         else:
             self._add_text(part)
@@ -121,7 +121,7 @@ class _Mail:
 
     def _add_attachment(self, part: Message, depth: int) -> None:
         """Add a file that is attached, under its name, or the name alone if the file cannot be read."""
-        data, name = _bytes(part), _decoded(part.get_filename() or "")
+        data, name = _bytes(part), _filename(part)
         suffix = PurePath(name).suffix.lower() or (".txt" if part.get_content_type() == "text/plain" else "")
         if suffix == ".eml":
             self._add_inner(message_from_bytes(data), depth)
@@ -153,13 +153,28 @@ def _bytes(part: Message) -> bytes:
     return data if isinstance(data, bytes) else b""
 
 
+def _filename(part: Message) -> str:
+    """Return the name of a part; empty where it has none, or one that Python cannot read: of a charset with a NUL, say."""
+    try:
+        return _decoded(part.get_filename() or "")
+    except ValueError:
+        return ""
+
+
+def _charset(part: Message) -> str:
+    try:
+        return part.get_content_charset() or ""
+    except ValueError:  # as above
+        return ""
+
+
 def _plain_text(part: Message) -> str:
-    return decode(_bytes(part), part.get_content_charset() or "")
+    return decode(_bytes(part), _charset(part))
 
 
 def _html(part: Message) -> str:
     data = _bytes(part)
-    return decode(data, part.get_content_charset() or label_of(data))
+    return decode(data, _charset(part) or label_of(data))
 
 
 def _rich_text(part: Message) -> str:

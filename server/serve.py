@@ -220,10 +220,24 @@ async def _load(state: AppState, path: Path, server: Server) -> str:
             return ""
         server.should_exit = True
         raise
-    hosts = [f"[{name}]" if ":" in name else name for name in state.settings.hosts]
-    addresses = [f"http://{name}:{state.settings.port}" for name in hosts]
+    addresses = await _addresses(server, state.settings)
+    if not addresses:
+        return ""
     logger.info("ready on %s after %.1f s", ", ".join(addresses), time.perf_counter() - began)
     return addresses[0]
+
+
+async def _addresses(server: Server, settings: Settings) -> list[str]:
+    """Return the addresses that a server listens on, as its settings name them; none once it ends.
+
+    Of port 0 the system chooses one for each.
+    """
+    while not (server.started or server.should_exit):
+        await asyncio.sleep(0.01)
+    places = [(name, settings.port) for name in settings.hosts]
+    if not settings.port:
+        places = [one.getsockname()[:2] for listening in server.servers for one in listening.sockets]
+    return [f"http://{f'[{name}]' if ':' in name else name}:{port}" for name, port in places]
 
 
 def _start(state: AppState, path: Path, server: Server, loaded: load.Loaded) -> None:

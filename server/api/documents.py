@@ -23,6 +23,7 @@ SHARE = 3  # a file that takes more than this part of the context is large
 MOST_LETTERS = 4 << 20  # of a text that is returned
 MOST_COUNTED = 1 << 20  # letters of a text that are counted in tokens; the rest is estimated by them
 FORM, MOST_FIELDS = "multipart/form-data", 16
+MOST_HEAD = 4 << 10  # bytes in front of a field's data: Python parses its parameters in quadratic time
 
 
 async def read(request: Request) -> Response:
@@ -113,16 +114,29 @@ async def _take(request: Request) -> Attachment:
 
 def _file_in(body: bytes, kind: str) -> tuple[str, bytes]:
     """Return the name and the bytes of the field `file` of a form. Raises RequestError."""
-    boundary = _header("content-type", kind).get_boundary()
-    if boundary:
-        for field in (b"\r\n" + body).split(f"\r\n--{boundary}".encode(errors="replace"), MOST_FIELDS)[1:]:
-            head, _, data = field.partition(b"\r\n\r\n")
-            for line in head.decode(errors="replace").splitlines():
-                name, _, value = line.partition(":")
-                about = _header("content-disposition", value.strip())
-                if name.lower() == "content-disposition" and about.get_param("name", header="content-disposition") == "file":
-                    return about.get_filename() or "file", data
+    try:
+        boundary = _header("content-type", kind[:MOST_HEAD]).get_boundary()
+        if boundary:
+            fields = (b"\r\n" + body).split(f"\r\n--{boundary}".encode(errors="replace"), MOST_FIELDS + 1)[1:]
+            for at, field in enumerate(fields[:MOST_FIELDS]):
+                head, end, _ = field[:MOST_HEAD].partition(b"\r\n\r\n")
+                about = _disposition(head)
+                if end and about.get_param("name", header="content-disposition") == "file":
+                    if at + 1 == len(fields):
+                        raise RequestError("the form ends within its field `file`", param="file")
+                    return about.get_filename() or "file", field[len(head) + len(end) :]
+    except ValueError as error:  # a parameter whose number has 5,000 digits, or whose charset has a NUL
+        raise RequestError(f"the form's headers cannot be read: {str(error)[:80]}", param="file") from None
     raise RequestError(f"expected a field `file` among the first {MOST_FIELDS} of the form", param="file")
+
+
+def _disposition(head: bytes) -> Message:
+    """Return the header that names a field of a form and its file; an empty one where there is none."""
+    for line in head.decode(errors="replace").splitlines():
+        name, _, value = line.partition(":")
+        if name.lower() == "content-disposition":
+            return _header("content-disposition", value.strip())
+    return Message()
 
 
 def _header(name: str, value: str) -> Message:

@@ -238,7 +238,8 @@ async def _retrieve(request: Request, asked: ChatRequest) -> tuple[ChatRequest, 
     attached = await files.search(asked.cache_scope, wish.documents, replace(query, paths=()))
 
     async def fit(hits: Sequence[Hit]) -> list[Hit]:
-        return await service.room_for(asked.cache_scope, interleaved([hits, *attached], query.top_k))
+        rankings = [hits, *(stage.hits for stage in attached)]
+        return await service.room_for(asked.cache_scope, interleaved(rankings, query.top_k))
 
     async def prefill(hits: Sequence[Hit]) -> None:
         await service.prefetch(key, with_documents(asked, await fit(hits)), num_bytes)
@@ -255,6 +256,7 @@ async def _retrieve(request: Request, asked: ChatRequest) -> tuple[ChatRequest, 
         raise
     finally:
         ahead.stop()
+    left_out += sum(stage.left_out for stage in attached)
     found = SearchReport(await fit(hits), index, left_out)
     return with_documents(asked, found.hits), found
 

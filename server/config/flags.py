@@ -275,7 +275,7 @@ class _ReadFile(argparse.Action):
                 if name not in namespace.given and name not in namespace.from_file:
                     setattr(namespace, name, value)
                 namespace.from_file |= {name}
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:  # the last one: of values one in another
             reason = error.strerror if isinstance(error, OSError) else error
             parser.exit(2, f"slotcache: {option_string} {values}: {reason}\n")
 
@@ -283,7 +283,7 @@ class _ReadFile(argparse.Action):
 def _read_settings(path: Path) -> Iterator[tuple[str, Value]]:
     """Yield the settings of a file that no variable of the environment holds. Raises OSError and ValueError."""
     known = {setting.name: setting for setting in SETTINGS}
-    for key, value in tomllib.loads(path.read_text(encoding="utf-8")).items():
+    for key, value in tomllib.loads(path.read_text(encoding="utf-8-sig")).items():
         setting = known.get(key.replace("-", "_"))
         if setting is None:
             near = [f"did you mean {name}?" for name in get_close_matches(key, known, n=1)]

@@ -15,7 +15,7 @@ import secrets
 import shutil
 import sqlite3
 from collections import Counter, OrderedDict
-from collections.abc import Awaitable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
@@ -30,7 +30,7 @@ import numpy as np
 from ...retrieval.files import MAX_BYTES, NEVER_READ, Folder
 from ...retrieval.markdown import Unreadable
 from ...retrieval.process import MOST_SECONDS, QUICK, EndedError, FileReader, ReadTask, SlowError, seconds_for
-from ...retrieval.ranking import Hit, Query, Search, VectorIndex
+from ...retrieval.ranking import Hit, Query, Search, Stage, VectorIndex
 from ...retrieval.store import FilePart, Store
 from ...retrieval.terms import STEMMER
 from ...slots.store.private_folder import MOST_SERVERS, FolderError, lock, places
@@ -63,8 +63,12 @@ class Attachment:
         self.scope, self.used = "", monotonic()
         self._folder, self._chunk_tokens = folder / self.id, chunk_tokens
         self._folder.mkdir(mode=0o700)
-        (self._folder / "file").write_bytes(data)
-        self.store = Store(self._folder / "index.db", {"chunks": f"{chunk_tokens} tokens, {STEMMER}", "vectors": ""})
+        try:
+            (self._folder / "file").write_bytes(data)
+            self.store = Store(self._folder / "index.db", {"chunks": f"{chunk_tokens} tokens, {STEMMER}", "vectors": ""})
+        except BaseException:  # the disk is full, say, and what was written would keep it so
+            shutil.rmtree(self._folder, ignore_errors=True)
+            raise
         self._reader, self._lock, self._is_over = FileReader(self.store.path), Lock(), False
 
     @property
@@ -100,9 +104,10 @@ class Attachment:
             yield from batch
             first += BATCH
 
-    def search(self, query: Query, threads: Executor) -> Awaitable[tuple[Hit, ...]]:
-        """Begin a search by words. Raises sqlite3.ProgrammingError once it was removed."""
-        return Search(self.store, VectorIndex(*NO_VECTORS), threads=threads).hits(query)
+    async def search(self, query: Query, threads: Executor) -> Stage:
+        """Search it by words. Raises sqlite3.ProgrammingError once it was removed."""
+        *_, last = [stage async for stage in Search(self.store, VectorIndex(*NO_VECTORS), threads=threads).stages(query)]
+        return last
 
     def stop(self) -> None:
         """End its reading, or do not begin it."""
@@ -216,7 +221,7 @@ class Attachments:
             if self._place is None:
                 self._place, self._locked = _free_folder(index_folder(self._settings) / "attached")
                 shutil.rmtree(self._place, ignore_errors=True)
-                self._place.mkdir(mode=0o700)
+            self._place.mkdir(mode=0o700, exist_ok=True)  # it may have failed before, or be gone since
             return self._place
 
     # ---- keeping and searching -------------------------------------------------------------------------------------
@@ -252,18 +257,18 @@ class Attachments:
         self.find(scope, id)
         self._remove(scope, id)
 
-    async def search(self, scope: str, ids: Sequence[str], query: Query) -> list[Sequence[Hit]]:
+    async def search(self, scope: str, ids: Sequence[str], query: Query) -> list[Stage]:
         """Return what a search by words finds in each file, the best first. Raises RequestError 404."""
-        found: list[Sequence[Hit]] = []
-        for at, id in enumerate(dict.fromkeys(ids)):
-            where = f"retrieval.documents[{at}]"
+        found: list[Stage] = []
+        for id in dict.fromkeys(ids):
+            where = f"retrieval.documents[{ids.index(id)}]"
             file = self.find(scope, id, where)
             self.num_searches += 1
             try:
-                hits = await file.search(query, self._threads)
+                stage = await file.search(query, self._threads)
             except sqlite3.ProgrammingError:  # it was removed meanwhile
                 raise _gone(id, where) from None
-            found.append([replace(hit, file=id) for hit in hits])
+            found.append(replace(stage, hits=tuple(replace(hit, file=id) for hit in stage.hits)))
         return found
 
     def _forget_old(self) -> None:

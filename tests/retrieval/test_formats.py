@@ -288,6 +288,15 @@ def test_the_first_row_of_a_sheet_stands_in_front_of_each_chunk():
     assert {chunk.title for chunk in found} == {"Prices"} and "Pump of the 499th station | 499" in found[-1].text
 
 
+@pytest.mark.parametrize("name", ["charset", "filename", "name"])
+@pytest.mark.parametrize("value", ["*=x\0''a", f"*{'9' * 5000}=a"], ids=["nul", "number"])
+def test_a_mail_with_an_odd_parameter_keeps_its_text(name, value):
+    place = "Content-Disposition: inline" if name == "filename" else "Content-Type: text/plain"
+    data = f"Subject: Tides\n{place}; {name}{value}\n\nThe moon raises two tides.\n".encode()
+    blocks = [block.text for section in outline_of(".eml", data).sections for block in section.blocks]
+    assert "The moon raises two tides." in blocks
+
+
 def test_an_attached_document_is_read_below_its_mail():
     report = docx([Paragraph("h1", "Report"), Paragraph("p", "The pump leaks.")])
     head = "Subject: Pump\nContent-Type: multipart/mixed; boundary=b\n\n--b\nContent-Type: application/octet-stream\n"

@@ -35,7 +35,13 @@ def taken():
 @pytest.fixture
 def files(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    texts = {"odd.toml": "ctx_sise = 1", "list.toml": "port = [1]", "word.toml": 'port = "a"', "no.toml": "x ="}
+    texts = {
+        "odd.toml": "ctx_sise = 1",
+        "list.toml": "port = [1]",
+        "word.toml": 'port = "a"',
+        "no.toml": "x =",
+        "deep.toml": "x = " + "[" * 5000,
+    }
     for name, text in texts.items():
         (tmp_path / name).write_text(text)
 
@@ -62,6 +68,7 @@ MISTAKES = [
     ("serve --config list.toml", "--config list.toml: port: expected a text, a number or a switch"),
     ("serve --config word.toml", "--config word.toml: port = 'a': expected a whole number"),
     ("serve --config no.toml", "--config no.toml: Invalid value"),
+    ("serve --config deep.toml", "--config deep.toml: maximum recursion depth exceeded"),
     ("serve --config none.toml", "--config none.toml: No such file or directory"),
     ("serve -m none.gguf", "cannot read the model none.gguf: No such file or directory"),
     ("serve --host no.such.invalid", "--host no.such.invalid: this machine has no such address"),
@@ -116,7 +123,9 @@ def settings(*arguments):
 
 def test_flags_and_variables_win_over_a_file(tmp_path, monkeypatch):
     file = tmp_path / "slotcache.toml"
-    file.write_text('ctx-size = 2048\nport = 1\nparallel = 3\nui = false\ndocs = ["a", "b"]\nlora = "x"\n', "utf-8")
+    file.write_text(
+        'ctx-size = 2048\nport = 1\nparallel = 3\nui = false\ndocs = ["a", "b"]\nlora = "x"\n', "utf-8-sig"
+    )  # as editors of Windows write it
     monkeypatch.setenv("SLOTCACHE_PARALLEL", "2")
     for arguments in (("--port", "5", "--config", str(file)), ("--config", str(file), "--port", "5")):
         found = settings(*arguments, "--lora", "y", "--lora", "z")

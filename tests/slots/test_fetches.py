@@ -397,6 +397,22 @@ def test_a_state_that_has_left_comes_back_though_its_runs_are_there():
     assert (job.reuse.cached, job.reuse.source) == (20, "remote")
 
 
+@pytest.mark.parametrize("arrived", [4, 2])
+def test_a_request_that_begins_lets_go(arrived):
+    """Not only once it ends: what it has read could not leave for others as long as it runs."""
+    lab = Lab()
+    job = lab.submit(PROMPT, limit=30)
+    lab.arrive(arrived)
+    held = [node.copy for node in lab.tree.host.nodes if node.copy and node.copy.num_holders]
+    assert held, "it is needed as long as it waits"
+    lab.look()
+    lab.now = 1e6
+    assert lab.step() == [0] and job.sequence is not None
+    lab.look()
+    assert not any(copy.num_holders for copy in held) and lab.fetches._num_unread == 0
+    assert not lab.fetches._open, "it takes no room of the fetches of others"
+
+
 def test_a_request_that_ends_lets_go():
     lab = Lab(host=12)
     job = lab.submit(PROMPT)

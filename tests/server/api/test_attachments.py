@@ -1,8 +1,11 @@
 """Files that clients bring to a chat, over a real port: read, refused, searched, forgotten."""
 
 import io
+import shutil
+import sqlite3
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import httpx
 import pytest
@@ -87,6 +90,35 @@ def test_a_form_brings_a_file_too(server):
     assert told(server.http.post("/v1/documents/read", files={"other": ("a.txt", b"text")}), 400)["param"] == "file"
     kind = {"Content-Type": "multipart/form-data"}
     assert told(server.http.post("/v1/documents/read", content=b"x", headers=kind), 400)["param"] == "file"
+
+
+FORM = {"Content-Type": "multipart/form-data; boundary=x"}
+DISPOSITION = b"\r\n--x\r\nContent-Disposition: form-data; name="
+FILE_FIELD = DISPOSITION + b'file; filename="a.txt"\r\n\r\n'
+
+
+def test_the_last_field_of_a_form_that_is_read_ends_where_it_ends(server):
+    body = (DISPOSITION + b"other\r\n\r\n1") * (documents.MOST_FIELDS - 1) + FILE_FIELD + b"The moon.\r\n--x--\r\n"
+    answer = server.http.post("/v1/documents/read", content=body, headers=FORM)
+    assert answer.json()["parts"][0]["text"] == "The moon."
+
+
+def test_a_form_that_is_cut_within_its_file_is_refused(server):
+    answer = server.http.post("/v1/documents/read", content=FILE_FIELD + b"The moon raises", headers=FORM)
+    assert "ends within" in told(answer, 400)["message"]
+
+
+@pytest.mark.parametrize("name", [b"filename*=x\0''a", b"filename*" + b"9" * 5000 + b"=a"], ids=["nul", "number"])
+def test_a_form_whose_file_has_an_odd_name_is_no_fault_of_the_server(server, name):
+    body = DISPOSITION + b"file; " + name + b"\r\n\r\nThe moon.\r\n--x--\r\n"
+    assert server.http.post("/v1/documents/read", content=body, headers=FORM).status_code in (200, 400)
+
+
+@pytest.mark.parametrize("begin", [DISPOSITION + b"file", DISPOSITION + b'"', b"\r\n--x"], ids=["bare", "quoted", "lines"])
+def test_the_head_of_a_field_costs_no_more_than_its_size(server, begin):
+    """Python parses the parameters of a header in quadratic time: these took hours."""
+    body = begin + (b"\r\n:" if begin.endswith(b"x") else b";") * (8 << 20) + b"\r\n\r\nThe moon.\r\n--x--\r\n"
+    assert told(server.http.post("/v1/documents/read", content=body, headers=FORM), 400)["param"] == "file"
 
 
 def test_what_is_left_out_is_counted(server):
@@ -201,6 +233,13 @@ def test_several_files_are_searched_together(server):
     assert [hit["path"] for hit in found["slotcache"]["retrieved"]] == ["book.md", "tides.md"]
 
 
+def test_what_is_left_out_of_a_file_for_its_score_is_counted(server):
+    id = kept(server)
+    found = len(chat(server, id, wish={"min_score": 0.0})["slotcache"]["retrieved"])
+    report = chat(server, id, id, kept(server), wish={"min_score": 1e6})["slotcache"]
+    assert (report["retrieved"], report["left_out"]) == ([], 2 * found)
+
+
 def test_all_apis_search_them(server):
     id = kept(server)
     asked = {"retrieval": {"documents": [id]}, "temperature": 0}
@@ -230,6 +269,37 @@ def test_a_scope_sees_nothing_of_another_one_s_files(server):
         assert told(server.http.request(method, f"/v1/documents/{id}"), 404)["code"] == "file_not_found"
     assert server.http.delete(f"/v1/documents/{id}?scope=mine").json()["deleted"]
     chat(server, id, status=404, cache_scope="mine")
+
+
+def test_an_id_that_is_not_kept_is_named_by_its_place(server):
+    id = kept(server)
+    assert chat(server, id, id, "file-none", status=404)["error"]["param"] == "retrieval.documents[2]"
+    assert len(chat(server, id, id)["slotcache"]["retrieved"]) == len(chat(server, id)["slotcache"]["retrieved"])
+
+
+def test_a_file_that_cannot_be_stored_leaves_nothing_and_the_next_one_is_read(tmp_path, monkeypatch):
+    with running(FILE, flash_attn="auto", docs_db=str(tmp_path)) as server:
+        mkdir = Path.mkdir
+
+        def fails(path, *arguments, **named):
+            if path.parent.name == "attached" or path.name.startswith("attached"):
+                raise OSError(28, "No space left on device")
+            return mkdir(path, *arguments, **named)
+
+        def full(*arguments):
+            raise sqlite3.OperationalError("database or disk is full")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(Path, "mkdir", fails)
+            assert "stored" in told(read(server, b"The text."), 503)["message"]
+        assert read(server, b"The text.").status_code == 200
+        with monkeypatch.context() as patched:
+            patched.setattr(attachments, "Store", full)
+            assert "full" in told(read(server, b"The text."), 503)["message"]
+        place = server.host.attachments._place
+        until(lambda: not [*place.iterdir()])
+        shutil.rmtree(place)
+        assert read(server, b"The text.").status_code == 200
 
 
 def test_those_used_least_recently_leave_first_and_a_scope_leaves_others_alone(server, monkeypatch):

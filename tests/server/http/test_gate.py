@@ -1,5 +1,6 @@
 """Who may ask: keys, the server's names, and pages in a browser."""
 
+import re
 from urllib.parse import unquote
 
 import httpx
@@ -9,7 +10,7 @@ from slotcache.server.cli import main
 from slotcache.server.config.settings import Settings, SettingsError
 from slotcache.server.serve import make_server
 
-from server.conftest import DEADLINE, running
+from server.conftest import DEADLINE, running, until
 
 CHAT, TOKENIZE = "/v1/chat/completions", "/tokenize"
 TEXT = '{"content": "Hello"}'
@@ -193,6 +194,15 @@ def test_a_server_listens_on_several_addresses(tiny, caplog):
             assert httpx.post(url + TOKENIZE, content=TEXT, timeout=DEADLINE).status_code == 401
             assert httpx.post(url + TOKENIZE, content=TEXT, headers={"X-Api-Key": "k"}, timeout=DEADLINE).status_code == 200
         assert f"ready on http://127.0.0.1:{port}, http://127.0.0.2:{port} after" in caplog.text
+
+
+def test_a_server_whose_port_the_system_chooses_says_which(tiny, caplog):
+    with caplog.at_level("INFO", "slotcache"), running(tiny, host="127.0.0.1, 127.0.0.2", port=0, api_key="k"):
+        until(lambda: "ready on" in caplog.text)
+        urls = re.findall(r"http://127.0.0.[12]:\d+", caplog.text.partition("ready on")[2])
+        assert len({httpx.URL(url).host for url in urls}) == 2
+        for url in urls:
+            assert httpx.get(f"{url}/health", timeout=DEADLINE).status_code == 200
 
 
 @pytest.mark.parametrize("origin", ["http://evil.example", PAGE, "null", "https://localhost"])
