@@ -60,9 +60,6 @@ _ALL = (
     Scenario("paper", ".scenarios.paper", "the evaluations of the papers, in their shapes"),
     Scenario("attention", ".offline.attention", "documents read separately: likelihood of human answers, without a server"),
     Scenario("residency", ".offline.residency", "cost of idle and moved KV, without a server"),
-    Scenario(
-        "draft-model", ".offline.draft_pairs", "a draft model that is right by construction: gain, and what costs predict"
-    ),
     Scenario("retrieval", ".offline.retrieval", "search over documents: recall, time of index and search, without a server"),
     Scenario("replacement", ".offline.replacement", "eviction policies for idle KV, simulated"),
     Scenario("queue", ".offline.queueing", "many requests that wait for little memory, simulated"),
