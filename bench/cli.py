@@ -47,7 +47,6 @@ _ALL = (
     Scenario("idle", ".scenarios.idle_kv", "a request's speed beside idle KV"),
     Scenario("disk", ".scenarios.disk_tier", "KV on disk: what comes back, after a kill, with very many records"),
     Scenario("indexing", ".scenarios.indexing", "a running stream beside the index of a folder"),
-    Scenario("stress", ".scenarios.stress", "more clients than slots, more prompts than cells"),
     Scenario("faults", ".scenarios.faults", "faults and bad clients beside well-behaved ones"),
     Scenario("crowd", ".scenarios.crowd", "more connections than descriptors, and streams that nobody reads"),
     Scenario("soak", ".scenarios.soak", "mixed load on all routes for hours"),
