@@ -47,7 +47,6 @@ _ALL = (
     Scenario("idle", ".scenarios.idle_kv", "a request's speed beside idle KV"),
     Scenario("disk", ".scenarios.disk_tier", "KV on disk: what comes back, after a kill, with very many records"),
     Scenario("indexing", ".scenarios.indexing", "a running stream beside the index of a folder"),
-    Scenario("stress", ".scenarios.stress", "more clients than slots, more prompts than cells"),
     Scenario("faults", ".scenarios.faults", "faults and bad clients beside well-behaved ones"),
     Scenario("crowd", ".scenarios.crowd", "more connections than descriptors, and streams that nobody reads"),
     Scenario("soak", ".scenarios.soak", "mixed load on all routes for hours"),
@@ -60,9 +59,6 @@ _ALL = (
     Scenario("paper", ".scenarios.paper", "the evaluations of the papers, in their shapes"),
     Scenario("attention", ".offline.attention", "documents read separately: likelihood of human answers, without a server"),
     Scenario("residency", ".offline.residency", "cost of idle and moved KV, without a server"),
-    Scenario(
-        "draft-model", ".offline.draft_pairs", "a draft model that is right by construction: gain, and what costs predict"
-    ),
     Scenario("retrieval", ".offline.retrieval", "search over documents: recall, time of index and search, without a server"),
     Scenario("replacement", ".offline.replacement", "eviction policies for idle KV, simulated"),
     Scenario("queue", ".offline.queueing", "many requests that wait for little memory, simulated"),

@@ -1,4 +1,4 @@
-"""Points of a curve: measured once, kept as lines of JSON, and drawn. A run that was stopped goes on where it was."""
+"""Points of a curve: measured once, kept as lines of JSON. A run that was stopped goes on where it was."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from importlib import import_module
 from math import nan, sqrt
 from pathlib import Path
 from statistics import stdev
@@ -135,40 +134,3 @@ def spread(values: Sequence[float]) -> Cell:
     if len(values) < 2:
         return mean(values)
     return f"{mean(values):.2f} ± {interval(values):.2f}"
-
-
-# ---- Plots --------------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Plot:
-    """Lines over one axis. lines: by name, pairs of x and y; a text as x makes bars. most: of y, where curves run away."""
-
-    name: str
-    title: str
-    x: str
-    y: str
-    lines: Mapping[str, Sequence[tuple[Any, float]]]
-    most: float | None = None
-
-    def write(self, folder: Path) -> str:
-        """Write the plot as SVG; return a line about it."""
-        try:
-            figure = import_module("matplotlib.figure").Figure(figsize=(8, 5), layout="constrained")
-        except ModuleNotFoundError as error:
-            return f"no plot: it needs {error.name}, of pip install 'slotcache[bench]'"
-        axes = figure.add_subplot()
-        for at, (label, pairs) in enumerate(self.lines.items()):
-            xs, ys = [x for x, _ in pairs], [y for _, y in pairs]
-            if xs and isinstance(xs[0], str):
-                axes.bar(xs, ys, label=label)
-                axes.tick_params(axis="x", rotation=30)
-            else:
-                axes.plot(xs, ys, label=label, marker="osv^Dx*+P<>"[at % 11], linewidth=2.5 if at == 0 else 1.2)
-        axes.set(title=self.title, xlabel=self.x, ylabel=self.y, ylim=(0, self.most))
-        axes.grid(alpha=0.3)
-        if len(self.lines) > 1:
-            axes.legend(fontsize="small")
-        path = folder / f"{self.name}.svg"
-        figure.savefig(path, format="svg", metadata={"Date": None})
-        return f"plot: {path}"

@@ -35,9 +35,7 @@ FILE_TYPES = {
     "Q4_0": LlamaFileType.MOSTLY_Q4_0,
 }
 
-EMBEDDING, OUTPUT = "token_embd.weight", "output.weight"
-CHAIN_ADDS = 0.02  # of what a layer would add
-CHAIN_GAIN = 20.0  # the logit of a chain's next token; those of others are about 0
+EMBEDDING = "token_embd.weight"
 OUTPUT_GAIN = 6.0  # makes up for the small embedding: logits with a standard deviation of 3
 
 Matrix = tuple[str, int, int, float]
@@ -199,40 +197,6 @@ class HybridShape(ModelShape):
         writer.add_ssm_group_count(self.delta_heads)
 
 
-@dataclass(frozen=True, slots=True)
-class ChainShape(ModelShape):
-    """A Llama whose likeliest next token follows from the last one alone, as in one long chain of all plain tokens.
-
-    The output row of a token is the embedding of the one in front of it, and the layers add little to what passes them. All
-    models of a vocabulary have the same chain, but for the share of tokens that `agreement` leaves out: so a small one is
-    a draft model for a large one, of which that share is right by construction.
-    """
-
-    agreement: float = 1.0
-
-    def matrices(self) -> Iterator[Matrix]:
-        for name, rows, columns, gain in ModelShape.matrices(self):
-            adds = name.endswith(("attn_output.weight", "ffn_down.weight"))
-            yield name, rows, columns, self.width**0.5 if name == EMBEDDING else gain * (CHAIN_ADDS if adds else 1.0)
-        yield OUTPUT, self.vocabulary, self.width, 1.0
-
-    def arrays(self) -> Iterator[tuple[str, np.ndarray]]:
-        for name, values in ModelShape.arrays(self):
-            yield name, values * (CHAIN_GAIN / self.width / OUTPUT_GAIN if name == "output_norm.weight" else 1.0)
-
-    def in_front(self, loud: np.ndarray) -> np.ndarray:
-        """Return (tokens,) the token in front of each. loud: bool, the tokens of the chain; others follow themselves."""
-        rng = np.random.default_rng(0)
-        chain = rng.permutation(np.flatnonzero(loud))
-        other = chain[rng.random(len(chain)) >= self.agreement]
-        found = np.arange(len(loud))
-        found[np.roll(chain, -1)] = chain
-        behind = np.empty_like(found)
-        behind[found] = np.arange(len(loud))
-        found[np.roll(behind[other], 1)] = other
-        return found
-
-
 def _ones(size: int) -> np.ndarray:
     return np.ones(size, np.float32)
 
@@ -244,10 +208,6 @@ SHAPES = {
     ),
     "bench": ModelShape(layers=12, width=512, heads=8, kv_heads=2, feed_forward=1408, vocabulary=151936, merges=4000),
     "bench-hybrid": HybridShape(layers=8, width=512, heads=8, kv_heads=2, feed_forward=1408, vocabulary=151936, merges=4000),
-    "chain": ChainShape(layers=24, width=768, heads=12, kv_heads=4, feed_forward=2048, vocabulary=8192, merges=4000),
-    "chain-draft": ChainShape(
-        layers=2, width=256, heads=4, kv_heads=2, feed_forward=704, vocabulary=8192, merges=4000, agreement=0.7
-    ),
     "qwen2.5-7b": ModelShape(
         layers=28, width=3584, heads=28, kv_heads=4, feed_forward=18944, vocabulary=152064, merges=4000
     ),
@@ -264,8 +224,6 @@ SHAPES = {
 - `bench`: for a CPU; 112 M parameters, 6 KiB of KV a token.
 - `bench-hybrid`: the same for a hybrid; 113 M parameters, 1 KiB of KV a token and a recurrent state of 3.2 MiB, as much as
   that of 3,200 tokens; of Qwen 3.5 with 27 B parameters, 2,400.
-- `chain`, `chain-draft`: a model of 148 M parameters and a draft model of 6 M, of whose tokens the share --agreement is
-  right, 0.7 if it is not given.
 - the others: the sizes of well-known models, for a GPU.
 """
 
@@ -533,19 +491,13 @@ def _write(writer: GGUFWriter, shape: ModelShape, words: Vocabulary, *, seed: in
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
-    done, loudness, embedding = 0, np.empty(0), np.empty(0)
+    done = 0
     for index, (name, rows, columns, gain) in enumerate(shape.matrices()):
         rng = np.random.default_rng([seed, index])
         scale = np.full(rows, gain / columns**0.5, dtype=np.float32)
         if name == EMBEDDING:
-            loudness = _loudness(words)
-            scale *= loudness
-        if name == OUTPUT and isinstance(shape, ChainShape):
-            tensor = embedding[shape.in_front(loudness == 1)]
-        else:
-            tensor = _random(rng, columns, kind, scale)
-        if name == EMBEDDING and isinstance(shape, ChainShape):
-            embedding = tensor.reshape(rows, -1)
+            scale *= _loudness(words)
+        tensor = _random(rng, columns, kind, scale)
         writer.write_tensor_data(tensor)
         done += tensor.nbytes
         progress(done, total)
@@ -624,10 +576,7 @@ def main(argv: Sequence[str]) -> int:
     for name in ("layers", "width", "heads", "kv_heads", "feed_forward", "vocabulary", "context"):
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, help=f"other than the named shape's {name}")
     parser.add_argument("--quantisation", help="F32, F16, Q8_0 or Q4_0")
-    parser.add_argument("--agreement", type=float, help="of a chain: the share of tokens that it has as the other chains do")
     chosen = parser.parse_args(argv)
-    if chosen.agreement is not None and not isinstance(SHAPES[chosen.shape], ChainShape):
-        parser.error(f"--agreement: {chosen.shape} is no chain")
     named = [field.name for field in fields(SHAPES[chosen.shape])]
     changed = {name: value for name in named if (value := getattr(chosen, name, None)) is not None}
     try:

@@ -182,6 +182,7 @@ async def live(
 
 SCOPES = 6
 TURNS = 6  # of a conversation, before the next one begins
+LONGEST, MOST_TOKENS = 40, 200  # documents of 30 words in a long prompt, and tokens of its answer
 CORPUS = Corpus.load()
 TIMEOUT = aiohttp.ClientTimeout(total=120)
 
@@ -235,6 +236,15 @@ class Visitor:
                 reader.read(line)
         if reader.finals != 1 or not reader.done or reader.error:
             raise Lost(f"a stream had {reader.finals} final events: {reader.error}")
+
+    async def fill(self) -> None:
+        """Ask with a long prompt, several of which are more than the pool holds. Each answer must have all its tokens."""
+        names = self._rng.choices(list(CORPUS.documents), k=self._rng.randint(1, LONGEST))
+        text, wanted = " ".join(CORPUS.documents[name].text for name in names), self._rng.randint(1, MOST_TOKENS)
+        prompt = {"messages": [{"role": "user", "content": text}], "documents": [], "ignore_eos": True, "max_tokens": wanted}
+        answer = await self._answered(self._chat(**prompt))
+        if "usage" in answer and answer["usage"]["completion_tokens"] != wanted:
+            raise Lost(f"{answer['usage']['completion_tokens']} tokens instead of {wanted}")
 
     async def leave(self) -> None:
         async with self._post(PATH, self._chat(stream=True, ignore_eos=True, max_tokens=400)) as answer:
@@ -333,6 +343,7 @@ class Visitor:
 ACTS: dict[str, tuple[int, Callable[[Visitor], Awaitable[None]]]] = {
     "chat": (6, Visitor.chat),
     "stream": (8, Visitor.stream),
+    "fill": (2, Visitor.fill),
     "leave": (3, Visitor.leave),
     "converse": (6, Visitor.converse),
     "branch": (2, Visitor.branch),

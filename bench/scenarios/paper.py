@@ -20,7 +20,7 @@ from ...ordering.tree import KnowledgeTree
 from ...slots.eviction import POLICIES
 from .. import report as machine
 from ..client import Client, Run, drive, drive_open
-from ..points import Plot, Points, interval, spread
+from ..points import Points, interval, spread
 from ..report import Bar, BenchError, Report, Table, mean, median, percentile
 from ..server_api import Body, ChatApi, Chunk, History, Sampling
 from ..servers import Arm, add_options, arms_for, bench_model, sampling
@@ -192,7 +192,7 @@ class Study:
 
     @property
     def label(self) -> str:
-        """The model, and the trace if it is not the usual one: what tables and plots are of."""
+        """The model, and the trace if it is not the usual one: what tables are of."""
         return "-".join([self.model, *self._trace.values()])
 
     @property
@@ -214,7 +214,6 @@ class Findings:
     tables: list[Table] = field(default_factory=list)
     bars: list[Bar] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    plots: list[Plot] = field(default_factory=list)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -233,7 +232,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--out",
         type=Path,
         default=Path("paper"),
-        help="folder of points and plots; what is there stays (default: %(default)s)",
+        help="folder of points; what is there stays (default: %(default)s)",
     )
     add("--models", default=",".join(MODELS), help="without -m: some of %(default)s (default: all)")
     text = "rate: memory for idle KV in both servers, a share of what the trace would keep (default: %(default)s)"
@@ -245,7 +244,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> Report:
-    """Measure the points of a panel that its folder lacks; return its tables, and write its plots."""
+    """Measure the points of a panel that its folder lacks; return its tables."""
     if args.url:
         raise BenchError("paper starts a server for each point: leave --url out")
     if args.trace != TRACES[0] and args.name not in SHUFFLED:
@@ -260,7 +259,6 @@ def run(args: argparse.Namespace) -> Report:
             found.tables += one.tables
             found.bars += one.bars
             found.notes += one.notes
-            found.notes += [plot.write(args.out) for plot in one.plots]
         found.notes += kept.notes()
         about[name] = str(kept.path)
     if args.llama_server is None and args.name != SIMULATED:
@@ -341,19 +339,7 @@ def _rates(study: Study, curves: Mapping[str, Sequence[tuple[float, dict[str, An
     if theirs:
         gain = knees[OWN.name][0] / knees[THEIRS][0] if knees[THEIRS][1] else nan
         bars.append(Bar(7, f"{study.label}: rate at {TIMES:.0f}x TTFT over llama-server's", gain, REQUIRED, at_least=True))
-    most = 1.2 * TIMES * max(curve[0][1] for curve in means.values())
-    plots = [
-        Plot(f"rate-{study.label}", f"Open loop, {study.label} model", "requests/s", "mean TTFT, s", means, most),
-        Plot(
-            f"rate-p95-{study.label}",
-            f"Open loop, {study.label} model",
-            "requests/s",
-            "TTFT p95, s",
-            {name: [(at, percentile(_ttfts(one), 0.95)) for at, one in curve] for name, curve in curves.items()},
-            2 * most,
-        ),
-    ]
-    return Findings(tables, bars, _errors(curves), plots)
+    return Findings(tables, bars, _errors(curves))
 
 
 def poisson(number: int, each_second: float, seed: int) -> list[float]:
@@ -411,12 +397,10 @@ def _axis(study: Study, axis: str, traces: Mapping[Any, list[Query]]) -> Finding
             at = {axis: value, "requests": len(queries)}
             one = study.measure(arm, lambda client, queries=queries, many=many: _closed(client, queries, many), at)
             curves.setdefault(arm.name, []).append((value, one))
-    middle = {name: [(value, 1000 * median(_ttfts(one))) for value, one in curve] for name, curve in curves.items()}
     rows = [(value, name, *_summary(one)) for name, curve in curves.items() for value, one in curve]
     rows.sort(key=lambda row: row[0])
     table = Table(f"{axis}, {study.model}", (axis, "arm", *SUMMARY), rows)
-    plot = Plot(f"{axis}-{study.model}", f"{axis.capitalize()}, {study.model} model", axis, "TTFT p50, ms", middle)
-    return Findings([table], [], _errors(curves), [plot])
+    return Findings([table], [], _errors(curves))
 
 
 async def _closed(client: Client, queries: Sequence[Query], many: int = 1) -> Run:
@@ -440,17 +424,7 @@ def memory(study: Study) -> Findings:
     rows = [(f"{share:.0%}", name, *_summary(one)) for name, curve in curves.items() for share, one in curve]
     rows.sort(key=lambda row: int(row[0][:-1]))
     title = f"memory, {study.label}: all that {len(queries)} requests leave is {whole:.0f} MiB"
-    means = {name: [(100 * at, 1000 * mean(_ttfts(one))) for at, one in curve] for name, curve in curves.items()}
-    cached = {name: [(100 * at, 100 * _share(one)) for at, one in curve] for name, curve in curves.items()}
-    plots = [
-        Plot(
-            f"memory-{study.label}", f"Host memory, {study.label} model", "% of what would be kept", "mean TTFT, ms", means
-        ),
-        Plot(
-            f"memory-hits-{study.label}", f"Host memory, {study.label} model", "% of what would be kept", "cached %", cached
-        ),
-    ]
-    return Findings([Table(title, ("memory", "arm", *SUMMARY), rows)], [], _errors(curves), plots)
+    return Findings([Table(title, ("memory", "arm", *SUMMARY), rows)], [], _errors(curves))
 
 
 # ---- (c) Orders of documents (RAGCache++ 4.2 to 4.6; CacheWeaver 5, 6). -------------------------------------------------
@@ -495,9 +469,7 @@ def orders(study: Study) -> Findings:
         Table(f"orders by time, {study.model}: {count}", times, rows),
         Table(f"orders by prompt tokens, {study.model}: {count}", tokens, saved),
     ]
-    lines = {study.model: [(name, 1000 * mean(values)) for name, values in middle.items()]}
-    plot = Plot(f"orders-{study.model}", f"Orders of documents, {study.model} model", "", "TTFT p50, ms", lines)
-    return Findings(tables, [], _errors({name: list(enumerate(runs)) for name, runs in found.items()}), [plot])
+    return Findings(tables, [], _errors({name: list(enumerate(runs)) for name, runs in found.items()}))
 
 
 def _mean_saved(times: Sequence[tuple[list[float], float]]) -> tuple[Any, Any]:
@@ -522,18 +494,16 @@ def _p95(values: Sequence[float]) -> float:
 def turns(study: Study) -> Findings:
     """Send conversations of four turns, each after the other, with the cache and without."""
     chats = sorted(conversations(study.size.chats, turns=4, seed=study.args.seed), key=lambda query: query.session)
-    rows, ratios, lines = [], [], {}
+    rows, ratios = [], []
     for arm in [study.arm(replace(OWN, name="with prefix cache")), study.arm(COLD), *study.theirs()]:
         one = study.measure(arm, lambda client: drive(client, chats), {"turns": 4, "chats": study.size.chats})
         latency, failed = one["latency"], sum(error is not None for error in one["error"])
         whole = [1000 * sum(latency[at : at + 4]) for at in range(0, len(latency), 4)]
         rows.append((arm.name, mean(whole), median(whole), interval(whole), failed))
-        lines[arm.name] = []
         for turn in range(4):
             ttfts = [t for t in one["ttft"][turn::4] if t is not None]
             prompt, cached = (sum(one[name][turn::4]) for name in ("prompt_tokens", "cached_tokens"))
             ratios.append((arm.name, turn + 1, 1000 * median(ttfts), prompt, cached, cached / max(prompt, 1)))
-            lines[arm.name].append((turn + 1, 1000 * median(ttfts)))
     tables = [
         Table(f"turns, {study.model}: ms of a conversation", ("arm", "average", "median", "95 % ±", "errors"), rows),
         Table(
@@ -542,8 +512,7 @@ def turns(study: Study) -> Findings:
             ratios,
         ),
     ]
-    plot = Plot(f"turns-{study.model}", f"Four turns, {study.model} model", "turn", "TTFT p50, ms", lines)
-    return Findings(tables, [], [], [plot])
+    return Findings(tables)
 
 
 # ---- (e) The time of scheduling over the rate of requests (RAGCache 7.5). -----------------------------------------------
@@ -556,7 +525,6 @@ RATES = (0.5, 1.0, 2.0, 4.0, 8.0)  # requests/s: a prompt alone takes 0.34 s the
 def scheduling(study: Study) -> Findings:
     """Time the real scheduler without a model: requests of the shuffled burst trace arrive at random moments."""
     number, rows = study.size.arriving, []
-    lines: dict[str, list[tuple[float, float]]] = {}
     for name, policy, window in (("slotcache", "auto", 8), ("first come, retrieval order", "retrieval", 0)):
         for each_second in RATES:
             arrivals = poisson(number, each_second, study.args.seed)
@@ -568,11 +536,9 @@ def scheduling(study: Study) -> Findings:
             one = study.points.point(at, simulate)
             figures = [one[key] for key in ("cached", "p50", "p95", "overtaken")]
             rows.append((name, each_second, one["scheduling"] / 1000, one["choosing"] / 1000, *figures))
-            lines.setdefault(name, []).append((each_second, one["scheduling"] / 1000))
     columns = ("arm", "requests/s", "scheduling ms", "choosing ms", "cached", "TTFT p50 s", "p95", "overtaken at most")
     table = Table(f"scheduling: processor time a request, {number} requests, simulated", columns, rows)
-    title = "Time of scheduling"
-    return Findings([table], plots=[Plot("scheduling", title, "requests/s", "ms a request", lines)])
+    return Findings([table])
 
 
 # ---- Figures of a point. ------------------------------------------------------------------------------------------------

@@ -1,14 +1,13 @@
 """The scenarios without a server, on small inputs."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from slotcache.bench.cli import main
 from slotcache.bench.offline.replacement import Accesses, Foresight, hit_rate, skewed
-from slotcache.bench.random_models import SHAPES, ChainShape, built_in_model, generate
+from slotcache.bench.random_models import built_in_model
 from slotcache.slots.eviction import POLICIES, EvictionPolicy
 
 
@@ -75,29 +74,3 @@ def test_each_request_and_each_chunk_is_timed_with_a_front_and_without(tmp_path:
     arms = json.loads(written.read_text())["data"]["arms"]
     assert [[len(values) for values in arm.values()] for arm in arms.values()] == [[6, 6, 14]] * 3
     assert all(value > 0 for arm in arms.values() for values in arm.values() for value in values)
-
-
-def test_a_draft_model_that_is_right_by_construction_is_measured(tmp_path: Path, capsys: Any) -> None:
-    small: Any = {
-        "layers": 2,
-        "width": 128,
-        "heads": 4,
-        "kv_heads": 2,
-        "feed_forward": 256,
-        "vocabulary": 1024,
-        "merges": 700,
-    }
-    served = generate(tmp_path / "served.gguf", replace(SHAPES["chain"], **small))
-    drafts = [
-        generate(tmp_path / f"{share}.gguf", ChainShape(**small | {"layers": 1, "width": 64}, agreement=share))
-        for share in (0.0, 1.0)
-    ]
-    out = tmp_path / "out.json"
-    given = ["-m", str(served), *(word for draft in drafts for word in ("--draft", str(draft)))]
-    assert (
-        main(["draft-model", *given, "--answers", "1", "--rounds", "1", "--max-tokens", "40", "-t", "1", "--json", str(out)])
-        == 0
-    )
-    (table,) = json.loads(out.read_text())["tables"]
-    assert [row[4] for row in table["rows"]] == [0.0, 1.0]
-    assert "tokens/s with a draft model" in capsys.readouterr().out

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from slotcache.bench.cli import main
 from slotcache.bench.client import Client, drive_open
-from slotcache.bench.points import Plot, Points, interval, spread
+from slotcache.bench.points import Points, interval, spread
 from slotcache.bench.report import BenchError
 from slotcache.bench.scenarios import paper
 from slotcache.bench.scenarios.paper import ClientOrder, knee, poisson
@@ -187,14 +187,3 @@ def test_a_model_that_it_does_not_know_and_a_url_are_refused(tmp_path: Path, cap
     assert "--trace skewed is for rate and memory, not for orders" in capsys.readouterr().err
     assert main(["paper", "turns", "--url", "http://127.0.0.1:1", "--out", str(tmp_path)]) == 2
     assert "leave --url out" in capsys.readouterr().err
-
-
-def test_plots_are_svg_and_say_what_is_missing(tmp_path: Path, monkeypatch: Any) -> None:
-    plot = Plot("curve", "A title", "x", "y", {"a": [(0.0, 1.0), (1.0, 2.0)], "b": [("left", 1.0), ("right", 2.0)]})
-    with monkeypatch.context() as patched:
-        patched.setitem(__import__("sys").modules, "matplotlib.figure", None)
-        assert plot.write(tmp_path) == "no plot: it needs matplotlib.figure, of pip install 'slotcache[bench]'"
-    pytest.importorskip("matplotlib")
-    lined = replace(plot, lines={"a": plot.lines["a"]})
-    assert lined.write(tmp_path) == f"plot: {tmp_path / 'curve.svg'}"
-    assert "<svg" in (tmp_path / "curve.svg").read_text()
