@@ -100,6 +100,24 @@ def page(items: list[Fields], request: Request) -> Fields:
     return {"object": "list", "data": page, "has_more": len(items) > len(page), "first_id": first, "last_id": last}
 
 
+def stored_record(service: Service, scope: str, id: str, kind: str) -> bytes:
+    """Return the whole object of a stored answer, as JSON. kind: what its id begins with. Raises RequestError 404."""
+    conversation = service.conversations.find_answer(scope, id)
+    if conversation is None or id not in conversation.records or not id.startswith(kind):
+        raise not_stored(id)
+    return conversation.records[id]
+
+
+def not_stored(id: str) -> RequestError:
+    """Make the error of an answer that is not stored."""
+    return RequestError(
+        f"no response {id[:80]!r} is stored in this scope: expected the id of a stored one, and ?scope= as its cache_scope",
+        status=404,
+        param="id",
+        code="response_not_found",
+    )
+
+
 async def beside_others(request: Request, work: Callable[[], T]) -> T:
     """Return what `work` on a body returns. For a large body it runs in a thread, beside other requests."""
     return work() if request.state.num_bytes < LARGE else await asyncio.to_thread(work)
@@ -447,7 +465,7 @@ async def respond(request: Request, reply: ReplyFormat) -> Response:
 
 
 class EventStream(StreamingResponse):
-    """Streams the events of generations. A client that disconnects cancels them, even before the first event.
+    """Streams the events of generations. A client that disconnects leaves them, even before the first event.
 
     later: gives the reply where the model is still to be loaded; until then `reply` pings, which has no generations.
     """
@@ -472,7 +490,7 @@ class EventStream(StreamingResponse):
             ping.stop()
             for generation in self._reply.envelope.generations:
                 generation.events.take_now = None
-                self._service.abandon(generation)
+                self._service.leave(generation)
 
     def _offer_text(self) -> None:
         """Have text written at once, where the connection can."""
