@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from functools import partial
 from typing import cast
@@ -14,7 +15,7 @@ from ..chat.body import ChatRequest
 from ..chat.content import INPUT, custom_names
 from ..engine.generation import Delta, End, Final, Generation
 from ..engine.usage import Fields
-from ..formats.answer import CallArguments, CallStart, ContentText, Fragment, ReasoningText, message
+from ..formats.answer import AnswerReader, CallArguments, CallStart, ContentText, Fragment, ReasoningText, message
 from ..service.service import Service
 from .completions import ChoicesReply, verbose
 from .endpoint import accept, count_prompt, early_meta, not_stored, scope_of, service_of, stored_record, submit
@@ -185,12 +186,21 @@ def _keep_whole(service: Service, reply: ChatReply) -> None:
 
 
 async def show(request: Request) -> Response:
-    """Show a stored answer (`?scope=`) that `on_disconnect` has kept whole, or that it is still being made."""
+    """Show a stored answer (`?scope=`) that `on_disconnect` has kept whole, or how far one is that is being made."""
     id, scope = request.path_params["id"], scope_of(request)
     service = service_of(request)
-    if _is_chat(id) and service.find_open(scope, id):
-        return JsonReply({"id": id, "object": "chat.completion", "status": "in_progress", "choices": []})
+    if _is_chat(id) and (generation := service.find_open(scope, id)):
+        text = "".join(generation.parts)
+        turn, read = service.open[generation], partial(_content, text)
+        content = "" if turn is None else await asyncio.to_thread(read, turn.chat.shown_reader())
+        choice = {"index": 0, "message": {"role": "assistant", "content": content}, "finish_reason": None}
+        return JsonReply({"id": id, "object": "chat.completion", "status": "in_progress", "choices": [choice]})
     return JsonReply(stored_record(service, scope, id, KIND))
+
+
+def _content(text: str, reader: AnswerReader) -> str:
+    """Return the content of an answer so far."""
+    return "".join(fragment.text for fragment in reader.push(text) if isinstance(fragment, ContentText))
 
 
 def _is_chat(id: str) -> bool:

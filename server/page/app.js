@@ -5,21 +5,22 @@ import { forget } from "./asking.js";
 import { ChatView } from "./chatview.js";
 import { askForKey, openSettings } from "./dialogs.js";
 import { forgetFile } from "./documents.js";
-import { icon } from "./dom.js";
+import { brief, icon } from "./dom.js";
 import { closeDrawer } from "./drawer.js";
 import { LiveView } from "./live.js";
 import { ModelMenu } from "./models.js";
 import { applyTheme } from "./settings.js";
 import { Sidebar } from "./sidebar.js";
 import { loadCollections, onCollections } from "./sources.js";
-import { deleteChat, listChats, loadChat } from "./store.js";
+import { deleteChat, listChats, onChange, restoreChat } from "./store.js";
+import { offerBack } from "./undo.js";
 
 const main = document.getElementById("main");
 const menu = document.getElementById("menu");
 const LOOK_EVERY = 1000; // ms between two looks at a server that loads its model, or reads its folder
 const LOADING = 503; // the status until the model is loaded
 
-const sidebar = new Sidebar(document.getElementById("sidebar"), { remove: removeChat, close: () => showMenu(false) });
+const sidebar = new Sidebar(document.getElementById("sidebar"), { remove: (chat) => removeChats([chat]), close: () => showMenu(false) });
 const chatView = new ChatView({ changed: showChats, opened: (id) => go(`#/chat/${id}`) });
 const liveView = new LiveView();
 const models = new ModelMenu(() => chatView.showFolder());
@@ -57,12 +58,39 @@ async function showChats() {
   sidebar.show(await listChats(), isLive ? null : chatView.id);
 }
 
-async function removeChat(id) {
-  const searched = (await loadChat(id))?.searched ?? [];
-  await deleteChat(id);
-  await Promise.all(searched.map(forgetFile));
-  await forget(id);
-  if (chatView.id === id) go("#/");
+/** Delete chats here, and on the server once they can no longer be taken back. */
+async function removeChats(chats) {
+  const deleted = [];
+  const current = chatView.id;
+  for (const { id } of chats) {
+    chatView.drop(id);
+    deleted.push(await deleteChat(id));
+  }
+  if (chats.some(({ id }) => id === current)) go("#/");
+  await showChats();
+  const text = chats.length === 1 ? `“${brief(chats[0].title, 40)}” is deleted.` : `${chats.length} chats are deleted.`;
+  const back = async () => {
+    for (const one of deleted) await restoreChat(one);
+    await showChats();
+  };
+  const end = (isGoing) => {
+    for (const { chat } of deleted) if (chat) forgetAll(chat, isGoing);
+  };
+  if (chats.length) offerBack(text, back, end);
+}
+
+async function forgetAll({ id, searched = [] }, isGoing) {
+  await Promise.all([forget(id, isGoing), ...searched.map((one) => forgetFile(one, isGoing))]);
+}
+
+async function changedElsewhere(id, isGone) {
+  if (isGone) {
+    const isShown = chatView.id === id;
+    chatView.drop(id);
+    if (isShown) go("#/");
+  } else {
+    await chatView.refresh(id);
+  }
   await showChats();
 }
 
@@ -109,6 +137,7 @@ function pressed(event) {
 }
 
 applyTheme();
+onChange(changedElsewhere);
 onCollections(() => chatView.showFolder());
 setKeyPrompt(askForKey);
 document.getElementById("model").before(models.element);
@@ -116,9 +145,7 @@ menu.append(icon("menu"));
 menu.addEventListener("click", () => showMenu(!document.body.classList.contains("with-menu")));
 const settingsButton = document.getElementById("open-settings");
 settingsButton.append(icon("settings"));
-settingsButton.addEventListener("click", () => openSettings(async () => {
-  for (const { id } of await listChats()) await removeChat(id);
-}, showServer)); // another scope may have another folder
+settingsButton.addEventListener("click", () => openSettings(async () => removeChats(await listChats()), showServer)); // another scope may have another folder
 addEventListener("hashchange", route);
 addEventListener("keydown", pressed);
 await route();

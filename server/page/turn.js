@@ -53,9 +53,19 @@ export class TurnView {
     this._thought.lastChild.append(piece);
   }
 
+  wait(why) {
+    if (this._foot.textContent !== why) this._foot.replaceChildren(h("p.waiting", {}, why));
+  }
+
+  whole() {
+    this._isFetched = true;
+    this._thought.hidden = !this._turn.thought;
+    this._thought.lastChild.textContent = this._turn.thought;
+  }
+
   end() {
     this._stream.finish();
-    this._showWhole(true);
+    this._showWhole(!this._isFetched);
     this._answer.removeAttribute("aria-busy");
     announce({ done: "The answer is complete.", stopped: "Stopped.", failed: "The answer failed." }[this._turn.state]);
     this._actions.ended();

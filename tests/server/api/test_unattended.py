@@ -60,6 +60,18 @@ def test_an_answer_whose_client_stays_is_kept_as_it_was_streamed(server):
     assert told["slotcache"] == events[-1]["slotcache"]
 
 
+def test_the_content_so_far_is_shown(server):
+    with server.http.stream("POST", ROUTE, json=body_of("so far", max_tokens=1000)) as answer:
+        lines = (json.loads(line[6:]) for line in answer.iter_lines() if line.startswith("data: {"))
+        first = next(event for event in lines if event["choices"][0]["delta"].get("content"))
+        with held(server):
+            so_far = server.http.get(f"{ROUTE}/{first['id']}").json()
+            assert so_far["status"] == "in_progress" and so_far["choices"][0]["finish_reason"] is None
+            (choice,) = so_far["choices"]
+            assert choice["message"]["content"].startswith(first["choices"][0]["delta"]["content"])
+        server.http.delete(f"{ROUTE}/{first['id']}")
+
+
 def test_without_the_field_an_answer_ends_with_its_connection(server):
     id = left(server, body_of("ends", on_disconnect="cancel"))
     until(lambda: not server.service.open)
