@@ -44,6 +44,11 @@ export async function loadCollections() {
   }
 }
 
+/** Forget the collections: the server has none. @returns {null} */
+export function dropCollections() {
+  return keep(null);
+}
+
 /**
  * @param {string} [after]  a path: the files behind it
  * @returns {Promise<{collections: Collection[], next: string|null}>} the first files, and the path to go on after

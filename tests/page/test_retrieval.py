@@ -47,6 +47,12 @@ def test_answers_from_the_folder_cite_their_places(folder_index, open_folder):
         assert page.evaluate("document.activeElement.className") == "cite"
 
 
+def test_words_of_the_question_are_no_evidence(folder_index, open_folder):
+    page = open_folder()
+    say(page, "The lamp of Sundrift is blue.")
+    assert ask(page, "What is the lamp of Sundrift?").locator(".cite").count() == 0
+
+
 def test_a_source_stands_between_its_neighbours(folder_index, open_folder):
     for at, name in enumerate(LAMPS):
         page = open_folder()
