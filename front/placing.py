@@ -202,9 +202,9 @@ def lost(replica: str) -> RequestError:
 
 
 STORED = re.compile(
-    "/v1/(?:(conversations)/(.+)|(responses)/([^/]+)(?:/input_items)?)"
+    "/v1/(?:(conversations)/(.+)|(responses)/([^/]+)(?:/input_items)?|(chat/completions)/([^/]+))"
 )  # paths of state that a replica holds
-KINDS = {"conversations": "conversation", "responses": "answer"}
+KINDS = {"conversations": "conversation", "responses": "answer", "chat/completions": "answer"}
 DECODING = 4.0  # tokens of prefill that take as long as a token of an answer
 ANSWER = 100  # tokens of an answer, if the request sets no limit
 ANSWERED = ("/chat/completions", "/responses", "/v1/messages")  # the ends of paths whose requests begin a session

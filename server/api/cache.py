@@ -128,8 +128,10 @@ async def forget_conversation(request: Request) -> Response:
     """Forget a conversation with all its answers."""
     id, scope = request.path_params["id"], scope_of(request)
     service = service_of(request)
-    if not service.conversations.forget(scope, id):
+    conversation = service.conversations.known(scope, id)
+    if conversation is None or not service.conversations.forget(scope, id):
         raise _unknown(id)
+    service.stop_unattended(conversation)
     await service.view.disk_thread.run(service.conversations.settle)
     return JsonReply({"id": id, "object": "conversation.deleted", "deleted": True, "scope": scope})
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from functools import partial
 from typing import cast
@@ -12,13 +13,15 @@ from starlette.responses import Response
 
 from ..chat.body import ChatRequest
 from ..chat.content import INPUT, custom_names
-from ..engine.generation import Delta, End
+from ..engine.generation import Delta, End, Final, Generation
 from ..engine.usage import Fields
-from ..formats.answer import CallArguments, CallStart, ContentText, Fragment, ReasoningText, message
-from .endpoint import begin_answer, count_prompt, early_meta, prepare
+from ..formats.answer import AnswerReader, CallArguments, CallStart, ContentText, Fragment, ReasoningText, message
+from ..service.service import Service
+from .endpoint import begin_answer, count_prompt, early_meta, not_stored, prepare, scope_of, service_of, stored_record
 from .reply import ChoicesReply, JsonReply, ReplyFormat, ResponseMeta, WholeAnswer, accounts, encode, verbose
 from .response_tools import FreeText, free_text
 
+KIND = "chatcmpl-"  # what the id of an answer begins with
 CLOSING = b'},"logprobs":null,"finish_reason":null}]}\n\n'
 
 
@@ -156,11 +159,64 @@ def _old_delta(fragment: Fragment) -> Fields:
 
 
 def opening(request: Request, asked: ChatRequest) -> ReplyFormat | None:
-    return ChatReply(early_meta(request, asked, "chatcmpl-")) if asked.stream else None
+    return ChatReply(early_meta(request, asked, KIND)) if asked.stream else None
 
 
 async def create(request: Request, asked: ChatRequest) -> ReplyFormat:
-    return ChatReply(begin_answer(request, await prepare(request, asked)), custom_names(asked.tools))
+    reply = ChatReply(begin_answer(request, await prepare(request, asked)), custom_names(asked.tools))
+    if asked.outlives_client:
+        _keep_whole(service_of(request), reply)
+    return reply
+
+
+def _keep_whole(service: Service, reply: ChatReply) -> None:
+    """Have the whole answer stored with its conversation once it has ended, whoever reads it then."""
+    (generation,) = reply.envelope.generations
+    conclude = generation.on_end
+
+    def keep(generation: Generation, event: Final) -> Final:
+        event = conclude(generation, event)
+        if isinstance(event, End):
+            whole = WholeAnswer((Delta("".join(generation.parts)),), event)
+            service.conversations.attach(generation.scope, generation.id, encode(reply.whole([whole])))
+        return event
+
+    generation.on_end = keep
+
+
+async def show(request: Request) -> Response:
+    """Show a stored answer (`?scope=`) that `on_disconnect` has kept whole, or how far one is that is being made."""
+    id, scope = request.path_params["id"], scope_of(request)
+    service = service_of(request)
+    if _is_chat(id) and (generation := service.find_open(scope, id)):
+        text = "".join(generation.parts)
+        turn, read = service.open[generation], partial(_content, text)
+        content = "" if turn is None else await asyncio.to_thread(read, turn.chat.shown_reader())
+        choice = {"index": 0, "message": {"role": "assistant", "content": content}, "finish_reason": None}
+        return JsonReply({"id": id, "object": "chat.completion", "status": "in_progress", "choices": [choice]})
+    return JsonReply(stored_record(service, scope, id, KIND))
+
+
+def _content(text: str, reader: AnswerReader) -> str:
+    """Return the content of an answer so far."""
+    return "".join(fragment.text for fragment in reader.push(text) if isinstance(fragment, ContentText))
+
+
+def _is_chat(id: str) -> bool:
+    return id.startswith(KIND)
+
+
+async def forget(request: Request) -> Response:
+    """Stop an answer that is being made, or delete a stored one (`?scope=`)."""
+    id, scope = request.path_params["id"], scope_of(request)
+    service = service_of(request)
+    if _is_chat(id) and (generation := service.find_open(scope, id)):
+        service.stop(generation)
+    elif _is_chat(id) and service.conversations.forget_answer(scope, id):
+        await service.view.disk_thread.run(service.conversations.settle)
+    else:
+        raise not_stored(id)
+    return JsonReply({"id": id, "object": "chat.completion.deleted", "deleted": True})
 
 
 async def count(request: Request, asked: ChatRequest) -> Response:

@@ -97,6 +97,24 @@ def page(items: list[Fields], request: Request) -> Fields:
     return {"object": "list", "data": page, "has_more": len(items) > len(page), "first_id": first, "last_id": last}
 
 
+def stored_record(service: Service, scope: str, id: str, kind: str) -> bytes:
+    """Return the whole object of a stored answer, as JSON. kind: what its id begins with. Raises RequestError 404."""
+    conversation = service.conversations.find_answer(scope, id)
+    if conversation is None or id not in conversation.records or not id.startswith(kind):
+        raise not_stored(id)
+    return conversation.records[id]
+
+
+def not_stored(id: str) -> RequestError:
+    """Make the error of an answer that is not stored."""
+    return RequestError(
+        f"no response {id[:80]!r} is stored in this scope: expected the id of a stored one, and ?scope= as its cache_scope",
+        status=404,
+        param="id",
+        code="response_not_found",
+    )
+
+
 async def beside_others(request: Request, work: Callable[[], T]) -> T:
     """Return what `work` on a body returns. For a large body it runs in a thread, beside other requests."""
     return work() if request.state.num_bytes < LARGE else await asyncio.to_thread(work)
@@ -299,6 +317,7 @@ def begin_answer(request: Request, prepared: Prepared) -> ResponseMeta:
         spelling=service.model.spelling,
         prompt_text=service.prompt_text,
         abandon=service.abandon,
+        leave=service.leave,
         created=early.envelope.created if early else int(time()),
     )
 

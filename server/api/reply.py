@@ -129,7 +129,8 @@ class ResponseMeta:
     generations: of the choices, in order. reader: makes the reader of a chat's choice. caches: the prompt is left in the
     cache. verbose: the answer shows its prompt and its options, as in llama-server. warnings: about the request's fields.
     piece: the bytes of a token. spelling: of a control token, too. prompt_text: the text of a prompt that was computed.
-    abandon: ends a generation that has not ended, as its client has gone. media_type: of a stream.
+    abandon: ends a generation that has not ended, as its client has gone; leave: so, but one that is to be finished goes on.
+    media_type: of a stream.
     """
 
     id: str
@@ -147,6 +148,7 @@ class ResponseMeta:
     spelling: Piece = lambda token: b""
     prompt_text: Spell | None = None
     abandon: Callable[[Generation], None] = lambda generation: None
+    leave: Callable[[Generation], None] = lambda generation: None
     media_type: str = "text/event-stream"
     created: int = field(default_factory=lambda: int(time()))
 

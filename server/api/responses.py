@@ -26,7 +26,19 @@ from ..formats.answer import CallArguments, CallStart, ContentText, Fragment, Re
 from ..http.api_errors import TOO_LONG, RequestError
 from ..service.submitter import Prepared
 from .compaction import CUT, TRIGGER, CompactionOutput, compaction, kept_items, summarising, triggers
-from .endpoint import begin_answer, beside_others, count_prompt, early_meta, page, prepare, scope_of, service_of, warn
+from .endpoint import (
+    begin_answer,
+    beside_others,
+    count_prompt,
+    early_meta,
+    not_stored,
+    page,
+    prepare,
+    scope_of,
+    service_of,
+    stored_record,
+    warn,
+)
 from .reply import JsonReply, ReplyFormat, ResponseMeta, WholeAnswer, accounts, encode, seal, sse_event
 from .response_items import PREFIXES, items_of, take_items
 from .response_tools import CalledTool, FreeText, ResponseTools
@@ -527,11 +539,7 @@ async def compact(request: Request, asked: CompactRequest) -> ReplyFormat:
 
 async def show(request: Request) -> Response:
     """Show a stored response (`?scope=`)."""
-    id, scope = request.path_params["id"], scope_of(request)
-    conversation = service_of(request).conversations.find_answer(scope, id)
-    if conversation is None or id not in conversation.records:
-        raise _unknown(id)
-    return JsonReply(conversation.records[id])
+    return JsonReply(stored_record(service_of(request), scope_of(request), request.path_params["id"], "resp_"))
 
 
 async def forget(request: Request) -> Response:
@@ -539,7 +547,7 @@ async def forget(request: Request) -> Response:
     id, scope = request.path_params["id"], scope_of(request)
     service = service_of(request)
     if not service.conversations.forget_answer(scope, id):
-        raise _unknown(id)
+        raise not_stored(id)
     await service.view.disk_thread.run(service.conversations.settle)
     return JsonReply({"id": id, "object": "response", "deleted": True})
 
@@ -554,18 +562,9 @@ async def input_items(request: Request) -> Response:
     id, scope = request.path_params["id"], scope_of(request)
     conversation = service_of(request).conversations.find_answer(scope, id)
     if conversation is None:
-        raise _unknown(id)
+        raise not_stored(id)
     *before, _ = conversation.answers[id]
     messages = [entry.message for entry in before if not entry.one_turn]
     record = msgspec.json.decode(conversation.records.get(id, b"{}"))
     items = items_of(messages, id.removeprefix("resp_"), ResponseTools.of(record.get("tools")).called)
     return JsonReply(page(items, request))
-
-
-def _unknown(id: str) -> RequestError:
-    return RequestError(
-        f"no response {id[:80]!r} is stored in this scope: expected the id of a stored one, and ?scope= as its cache_scope",
-        status=404,
-        param="id",
-        code="response_not_found",
-    )

@@ -147,6 +147,8 @@ ROUTES = (
     ApiRoute("GET", "/openapi.json", show, chooses=False),
     ApiRoute("POST", "/v1/chat/completions /chat/completions", chat.create, ChatRequest, opening=chat.opening),
     ApiRoute("POST", "/v1/chat/completions/input_tokens /chat/completions/input_tokens", chat.count, ChatRequest),
+    ApiRoute("GET", "/v1/chat/completions/{id}", chat.show, query=SCOPE),
+    ApiRoute("DELETE", "/v1/chat/completions/{id}", chat.forget, query=SCOPE),
     ApiRoute("POST", "/v1/responses /responses", responses.create, ResponseRequest, opening=responses.opening),
     ApiRoute("POST", "/v1/responses/input_tokens /responses/input_tokens", responses.count, ResponseCountRequest),
     ApiRoute("POST", "/v1/responses/compact /responses/compact", responses.compact, CompactRequest),

@@ -27,7 +27,7 @@ def early_of(request: Request) -> ReplyFormat | None:
 
 
 class EventStream(StreamingResponse):
-    """Streams the events of generations. A client that disconnects cancels them, even before the first event.
+    """Streams the events of generations. A client that disconnects leaves them, even before the first event.
 
     later: gives the reply where the model is still to be loaded; until then `reply` pings, which has no generations.
     """
@@ -52,7 +52,7 @@ class EventStream(StreamingResponse):
             ping.stop()
             for generation in self._reply.envelope.generations:
                 generation.events.take_now = None
-                self._reply.envelope.abandon(generation)
+                self._reply.envelope.leave(generation)
 
     def _offer_text(self) -> None:
         """Have text written at once, where the connection can."""

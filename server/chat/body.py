@@ -320,9 +320,11 @@ class ChatRequest(OpenAIFields, frozen=True, kw_only=True):
     documents_attention: whether documents see each other. link_tokens: gone, and 0 until the next release.
     retrieval: whether the server's documents are searched for the last question, and how.
     conversation, previous_response_id: the history that the messages continue. store: store this answer, as in OpenAI's API.
+    on_disconnect: whether a stream goes on when its client has gone.
     """
 
     messages: list[dict[str, JsonValue]]
+    on_disconnect: Literal["cancel", "finish"] = "cancel"
     functions: list[dict[str, JsonValue]] | None = None
     function_call: Literal["none", "auto"] | dict[str, JsonValue] | None = None
     cache_control: dict[str, JsonValue] | None = None
@@ -338,6 +340,17 @@ class ChatRequest(OpenAIFields, frozen=True, kw_only=True):
                 "continue_final_message and add_generation_prompt: an answer either goes on or begins",
                 param="add_generation_prompt",
             )
+
+    @property
+    def outlives_client(self) -> bool:
+        """Whether its answer is finished although its client has gone."""
+        return self.on_disconnect == "finish"
+
+    def check_outliving(self, stores: bool) -> None:
+        """Raise RequestError for an answer that nobody could fetch once its client has gone. stores: it is stored."""
+        if self.outlives_client and not (stores and self.stream and (self.n or 1) == 1):
+            wrong = "on_disconnect is finish: expected a stream with one choice whose answer is stored with its conversation"
+            raise RequestError(wrong, param="on_disconnect")
 
     @property
     def retrieves(self) -> bool:

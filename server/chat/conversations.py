@@ -293,6 +293,10 @@ class Conversations:
         self._expire()
         return self._held.get((scope, id))
 
+    def known(self, scope: str, id: str) -> Conversation | None:
+        """Return a conversation by its id, stored or only begun."""
+        return self._known.get((scope, id))
+
     def find_answer(self, scope: str, answer: str) -> Conversation | None:
         """Return the conversation of a stored answer."""
         self._expire()

@@ -130,11 +130,11 @@ class Unread:
     returns whether it took the piece; else that has to be read.
     """
 
-    __slots__ = ("_arrived", "_final", "_is_awaited", "_progress", "_text", "take_now")
+    __slots__ = ("_arrived", "_final", "_is_awaited", "_is_closed", "_progress", "_text", "take_now")
 
     def __init__(self) -> None:
         self.take_now: Callable[[Delta], bool] | None = None
-        self._is_awaited = False
+        self._is_awaited = self._is_closed = False
         self._progress: deque[PromptProgress] = deque()  # the first ones, and the newest
         self._text: list[Delta] = []
         self._final: Final | None = None
@@ -145,7 +145,15 @@ class Unread:
         num_pieces = len(self._text) if len(self._text) <= MAX_PIECES else 1
         return len(self._progress) + num_pieces + (self._final is not None)
 
+    def close(self) -> None:
+        """Keep nothing from now on: nobody will read."""
+        self._is_closed, self.take_now = True, None
+        self._progress.clear()
+        self._text.clear()
+
     def put(self, event: Event) -> None:
+        if self._is_closed:
+            return
         if self._is_awaited and self.take_now is not None and isinstance(event, Delta) and self.take_now(event):
             return
         self._is_awaited = False
@@ -267,6 +275,7 @@ class Generation:
     id: the answer's, which its client gets. no_cache_reason: why nothing may be reused, where that is so. spells: whether
     ids (int32) are exactly the bytes of a text; None where the answer's ids may not be kept. is_whole: nobody reads its text
     before the end. on_end: called in the event loop when the engine has ended it, before its client can read the end.
+    outlives_client: it goes on when its client has gone; is_unattended: it does so now.
     abandoned: its client has gone, and the engine is about to end it.
     """
 
@@ -280,6 +289,8 @@ class Generation:
     wants_progress: bool = False
     wants_segments: bool = False
     is_whole: bool = False
+    outlives_client: bool = False
+    is_unattended: bool = False
     no_cache_reason: str | None = None
     spells: Callable[[np.ndarray, str], bool] | None = None
     detokenize: Callable[[np.ndarray], str] = lambda tokens: ""
@@ -523,7 +534,7 @@ def account(generations: Sequence[Generation]) -> Fields:
 def _finish(generation: Generation) -> str:
     """Return how a generation ended."""
     if generation.final is None:
-        return "cancelled"
+        return "unattended" if generation.is_unattended else "cancelled"
     return generation.final.reason if isinstance(generation.final, End) else "error"
 
 

@@ -34,16 +34,19 @@ export function storeKey(key) {
 /**
  * Call a route. Where the server wants a key, the reader is asked, and the call made again.
  * @param {string} path  relative to the page
- * @param {{method?: string, body?: object, file?: Blob, signal?: AbortSignal}} [options]  file: the body as it is
+ * @param {{method?: string, body?: object, file?: Blob, signal?: AbortSignal, keepalive?: boolean}} [options]
+ *   file: the body as it is. keepalive: the call is made although the page goes
  * @returns {Promise<Response>}
  * @throws {ApiError}
  */
-export async function call(path, { method, body, file, signal } = {}) {
+export async function call(path, options = {}) {
+  const { method, body, file, signal, keepalive } = options;
   const used = storedKey();
   const answer = await fetch(path, {
     method: method ?? (body || file ? "POST" : "GET"),
     body: file ?? (body && JSON.stringify(body)),
     signal,
+    keepalive,
     headers: {
       ...(body && { "Content-Type": "application/json" }),
       ...(file && { "Content-Type": "application/octet-stream" }),
@@ -53,7 +56,7 @@ export async function call(path, { method, body, file, signal } = {}) {
   if (answer.ok) return answer;
   if (answer.status === 401) {
     const key = storedKey() === used ? await askForKey() : storedKey(); // another call may have asked already
-    if (key !== null) return call(path, { method, body, file, signal });
+    if (key !== null) return call(path, options);
   }
   throw await errorOf(answer);
 }

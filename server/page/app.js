@@ -5,25 +5,31 @@ import { forget } from "./asking.js";
 import { ChatView } from "./chatview.js";
 import { askForKey, openSettings } from "./dialogs.js";
 import { forgetFile } from "./documents.js";
-import { icon } from "./dom.js";
+import { announce, brief, button, fill, icon } from "./dom.js";
 import { closeDrawer } from "./drawer.js";
 import { LiveView } from "./live.js";
 import { ModelMenu } from "./models.js";
 import { applyTheme } from "./settings.js";
 import { Sidebar } from "./sidebar.js";
-import { loadCollections, onCollections } from "./sources.js";
-import { deleteChat, listChats, loadChat } from "./store.js";
+import { dropCollections, loadCollections, onCollections } from "./sources.js";
+import { deleteChat, listChats, onChange, restoreChat } from "./store.js";
+import { offerBack } from "./undo.js";
 
 const main = document.getElementById("main");
 const menu = document.getElementById("menu");
 const LOOK_EVERY = 1000; // ms between two looks at a server that loads its model, or reads its folder
+const WATCH_EVERY = 3000; // ms between two looks at a server that is there
 const LOADING = 503; // the status until the model is loaded
+const WANTS_KEY = 401;
 
-const sidebar = new Sidebar(document.getElementById("sidebar"), { remove: removeChat, close: () => showMenu(false) });
+const sidebar = new Sidebar(document.getElementById("sidebar"), { remove: (chat) => removeChats([chat]), close: () => showMenu(false) });
 const chatView = new ChatView({ changed: showChats, opened: (id) => go(`#/chat/${id}`) });
 const liveView = new LiveView();
 const models = new ModelMenu(() => chatView.showFolder());
 let nextLook = 0;
+let nextFolder = 0;
+let isAway = true; // the server was not seen at the last look
+let seen = { model: "", hasFolder: false }; // of the server when it was seen last
 
 function go(hash) {
   if (location.hash !== hash) location.hash = hash;
@@ -57,12 +63,39 @@ async function showChats() {
   sidebar.show(await listChats(), isLive ? null : chatView.id);
 }
 
-async function removeChat(id) {
-  const searched = (await loadChat(id))?.searched ?? [];
-  await deleteChat(id);
-  await Promise.all(searched.map(forgetFile));
-  await forget(id);
-  if (chatView.id === id) go("#/");
+/** Delete chats here, and on the server once they can no longer be taken back. */
+async function removeChats(chats) {
+  const deleted = [];
+  const current = chatView.id;
+  for (const { id } of chats) {
+    chatView.drop(id);
+    deleted.push(await deleteChat(id));
+  }
+  if (chats.some(({ id }) => id === current)) go("#/");
+  await showChats();
+  const text = chats.length === 1 ? `“${brief(chats[0].title, 40)}” is deleted.` : `${chats.length} chats are deleted.`;
+  const back = async () => {
+    for (const one of deleted) await restoreChat(one);
+    await showChats();
+  };
+  const end = (isGoing) => {
+    for (const { chat } of deleted) if (chat) forgetAll(chat, isGoing);
+  };
+  if (chats.length) offerBack(text, back, end);
+}
+
+async function forgetAll({ id, searched = [] }, isGoing) {
+  await Promise.all([forget(id, isGoing), ...searched.map((one) => forgetFile(one, isGoing))]);
+}
+
+async function changedElsewhere(id, isGone) {
+  if (isGone) {
+    const isShown = chatView.id === id;
+    chatView.drop(id);
+    if (isShown) go("#/");
+  } else {
+    await chatView.refresh(id);
+  }
   await showChats();
 }
 
@@ -71,26 +104,60 @@ function showMenu(open) {
   document.body.classList.toggle("with-menu", open);
 }
 
+/** Look at the server again and again, and say in words when it goes, comes back, or is another one. */
 async function showServer() {
   clearTimeout(nextLook);
-  const shown = document.getElementById("model");
   let about;
   try {
     about = await get("props");
   } catch (error) {
-    const isAway = !(error instanceof ApiError);
-    shown.textContent = isAway ? "The server cannot be reached." : error.message;
-    if (isAway || error.status === LOADING) nextLook = setTimeout(showServer, LOOK_EVERY);
+    isAway = true;
+    if (error.status === WANTS_KEY) tellOfKey();
+    else tell(error instanceof ApiError ? error.message : "The server cannot be reached.");
+    if (!(error instanceof ApiError) || error.status === LOADING) nextLook = setTimeout(showServer, LOOK_EVERY);
     return;
   }
   await models.look();
-  shown.textContent = models.element.hidden ? about.model_alias : "";
-  if (about.ui_settings.sources) await showFolder();
+  const now = { model: about.model_alias, hasFolder: about.ui_settings.sources };
+  const name = models.element.hidden ? now.model : "";
+  if (isAway || seen.hasFolder !== now.hasFolder) await showFolder(now.hasFolder);
+  if (isAway) tell([name, ...changesOf(seen, now)].filter(Boolean).join(": "));
+  isAway = false;
+  seen = now;
+  nextLook = setTimeout(showServer, WATCH_EVERY);
 }
 
-async function showFolder() {
-  const found = await loadCollections();
-  if (found?.some(({ state }) => state !== "ready")) nextLook = setTimeout(showFolder, LOOK_EVERY);
+/** Another scope may have another folder, and another key another server. */
+async function lookAnew() {
+  isAway = true;
+  await showServer();
+}
+
+function changesOf(before, now) {
+  if (!before.model) return [];
+  const another = before.model === now.model ? "" : "another model than before";
+  const without = before.hasFolder && !now.hasFolder ? "without its folder" : "";
+  return [[another, without].filter(Boolean).join(", ")];
+}
+
+function tell(text) {
+  const shown = document.getElementById("model");
+  if (shown.textContent === text) return;
+  shown.textContent = text;
+  shown.title = text;
+  if (seen.model || isAway) announce(text);
+}
+
+function tellOfKey() {
+  const enter = button("Enter the key", showServer, { class: "plain" });
+  fill(document.getElementById("model"), "Without its key the server answers nothing. ", enter);
+}
+
+async function showFolder(isThere = true) {
+  clearTimeout(nextFolder);
+  const found = isThere ? await loadCollections().catch(() => undefined) : dropCollections(); // undefined: a lost look
+  const isRead = found === null || found?.every(({ state }) => state === "ready");
+  if (!isRead) nextFolder = setTimeout(showFolder, LOOK_EVERY);
 }
 
 function pressed(event) {
@@ -109,6 +176,7 @@ function pressed(event) {
 }
 
 applyTheme();
+onChange(changedElsewhere);
 onCollections(() => chatView.showFolder());
 setKeyPrompt(askForKey);
 document.getElementById("model").before(models.element);
@@ -116,9 +184,7 @@ menu.append(icon("menu"));
 menu.addEventListener("click", () => showMenu(!document.body.classList.contains("with-menu")));
 const settingsButton = document.getElementById("open-settings");
 settingsButton.append(icon("settings"));
-settingsButton.addEventListener("click", () => openSettings(async () => {
-  for (const { id } of await listChats()) await removeChat(id);
-}, showServer)); // another scope may have another folder
+settingsButton.addEventListener("click", () => openSettings(async () => removeChats(await listChats()), lookAnew)); // another scope may have another folder
 addEventListener("hashchange", route);
 addEventListener("keydown", pressed);
 await route();

@@ -16,6 +16,7 @@
  * @property {string} [answerId]  the server's name of the answer
  * @property {boolean} [remembered]  whether the server can go on from it
  * @property {string} [model]  of several, the one that was asked
+ * @property {string} [scope]  in which it was asked
  * @property {string} [why]  "again" or "edit": a branch
  * @property {object} [report]  `slotcache` of the answer
  * @property {object} [timings]
@@ -52,6 +53,34 @@ export function addTurn(chat, asked) {
   chat.title ||= brief(turn.question, 60) || "Documents";
   chat.updated = Date.now();
   return turn;
+}
+
+/** @type {Set<string>} the turns whose answers this page reads: nobody knows more of them */
+export const live = new Set();
+const STATES = ["running", "stopped", "failed", "done"]; // the later one is known where more is known
+
+/**
+ * Take into a chat what the same chat has elsewhere: its turns, and of turns in both the one of which more is known.
+ * @param {Chat} chat
+ * @param {Chat} other
+ */
+export function join(chat, other) {
+  const own = new Map(chat.turns.map((turn) => [turn.id, turn]));
+  for (const turn of other.turns) {
+    const mine = own.get(turn.id);
+    if (!mine) chat.turns.push(turn);
+    else if (!live.has(turn.id) && isFurther(turn, mine)) Object.assign(mine, turn);
+  }
+}
+
+function isFurther(one, other) {
+  const ahead = STATES.indexOf(one.state) - STATES.indexOf(other.state);
+  return ahead > 0 || (ahead === 0 && one.answer.length > other.answer.length);
+}
+
+/** Show the turns behind the one that is seen last, where another page shows these. @param {Chat} chat @param {Chat} other */
+export function follow(chat, { head }) {
+  if (seenTurns({ ...chat, head }).some(({ id }) => id === chat.head)) chat.head = head;
 }
 
 /** @param {Chat} chat @returns {Turn[]} the turns that are seen, first to last */

@@ -1,7 +1,7 @@
 /** The view of one chat: its turns, and the field for the next question. */
 
-import { ask, isRunning, readAhead, stop } from "./asking.js";
-import { addTurn, fieldsToCome, newChat, seenTurns, switchTo } from "./chat.js";
+import { ask, isRunning, readAhead, resume, stop } from "./asking.js";
+import { addTurn, fieldsToCome, follow, join, newChat, seenTurns, switchTo } from "./chat.js";
 import { Composer } from "./composer.js";
 import { acceptDrops } from "./documents.js";
 import { button, h } from "./dom.js";
@@ -52,11 +52,30 @@ export class ChatView {
       this._chat = this._open.get(id) ?? (id && (await loadChat(id))) ?? newChat(settings().system);
       this._open.set(this._chat.id, this._chat);
       this._composer.showSearched(this._chat.searched ?? []);
+      resumeIn(this._chat);
       for (const turn of this._chat.turns) if (turn.state === "running" && !isRunning(turn.id)) turn.state = "stopped";
     }
     this._draw();
     this._scroller.scrollTop = this._scroller.scrollHeight;
     if (matchMedia("(hover: hover)").matches) this._composer.focus();
+  }
+
+  /** Take in what another page has saved of a chat. @param {string} id */
+  async refresh(id) {
+    const chat = this._open.get(id);
+    const stored = chat && (await loadChat(id));
+    if (!stored) return;
+    const before = drawnOf(chat);
+    join(chat, stored);
+    if (!chat.turns.some((turn) => isRunning(turn.id))) follow(chat, stored);
+    resumeIn(chat);
+    if (chat === this._chat && drawnOf(chat) !== before && !this._turns.querySelector(".editing")) this._draw();
+  }
+
+  /** Forget what is open of a chat that was deleted, and end its answers. @param {string} id */
+  drop(id) {
+    for (const turn of this._open.get(id)?.turns ?? []) stop(turn.id);
+    this._open.delete(id);
   }
 
   /** Show the folder's state. */
@@ -164,4 +183,14 @@ export class ChatView {
       if (isNear) scroller.scrollTop = scroller.scrollHeight;
     }).observe(this._turns);
   }
+}
+
+/** Fetch the answers of a chat that the server finishes. */
+function resumeIn(chat) {
+  for (const turn of chat.turns) if (turn.state === "running" && turn.answerId && !isRunning(turn.id)) resume(chat, turn);
+}
+
+/** What of a chat a change of draws anew. */
+function drawnOf(chat) {
+  return JSON.stringify([chat.turns.length, seenTurns(chat).map(({ id, state }) => [id, state, isRunning(id)])]);
 }

@@ -5,7 +5,7 @@ import { isGone, readFile } from "./documents.js";
 import { announce, button, h } from "./dom.js";
 import { openFolder, openSource } from "./drawer.js";
 import { change, settings } from "./settings.js";
-import { collections, summary } from "./sources.js";
+import { collections, nameOf, summary } from "./sources.js";
 
 const PAUSE = 300; // ms without a key, after which the server begins to read ahead
 
@@ -189,7 +189,7 @@ export class Composer {
   }
 
   _showFound(results) {
-    const titles = results.slice(0, 2).map(({ title, id }) => title || id);
+    const titles = results.slice(0, 2).map(nameOf);
     this._note.textContent = titles.length ? `Reading ahead: ${titles.join(", ")}` : "";
   }
 

@@ -15,7 +15,7 @@ export function askForKey() {
     const field = h("input", { type: "password", id: "key", autocomplete: "off", required: true, spellcheck: "false" });
     const wrong = storedKey() ? h("p.notice", {}, "The server does not take this key.") : null;
     const form = h("form", { method: "dialog" }, h("h2", {}, "This server wants a key"), wrong,
-      h("label", { for: "key" }, "API key"), field, h("p.soft", {}, "It is kept in this browser until you remove it in the settings."),
+      h("label", { for: "key" }, "API key"), field, h("p.soft", {}, "It is kept in this browser until you remove it in the settings. Without it you can read your chats, and ask nothing."),
       h("div.buttons", {}, h("button.strong", { value: "ok" }, "Use it"), h("button", { value: "", formnovalidate: true }, "Cancel")));
     const dialog = open(form, "key");
     dialog.addEventListener("close", () => {

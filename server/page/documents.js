@@ -34,9 +34,9 @@ export async function isGone({ id }) {
   return get(`v1/documents/${id}${scopeQuery()}`).then(() => false, ({ status }) => status === 404);
 }
 
-/** Let the server forget a file. @param {Searched} searched */
-export async function forgetFile({ id }) {
-  await call(`v1/documents/${id}${scopeQuery()}`, { method: "DELETE" }).catch(() => {}); // it may have forgotten it before
+/** Let the server forget a file. @param {Searched} searched @param {boolean} [keepalive]  although the page goes */
+export async function forgetFile({ id }, keepalive = false) {
+  await call(`v1/documents/${id}${scopeQuery()}`, { method: "DELETE", keepalive }).catch(() => {}); // it may have forgotten it before
 }
 
 function freeId(name, text, known) {

@@ -1,7 +1,7 @@
 /** The panel at the side: a source at its place, or the files of the server's folder. */
 
 import { button, fill, h } from "./dom.js";
-import { inWords, loadFiles, place, refresh, summary } from "./sources.js";
+import { inWords, loadFiles, nameOf, place, placeText, refresh, summary } from "./sources.js";
 
 const LOOK_EVERY = 1000; // ms between two looks at folders that are being read
 const LOOK_FOR = 10_000; // ms in which a change that the reader waits for is noticed
@@ -40,7 +40,7 @@ export async function openSource(source, quote) {
     const found = await place(source.id);
     show({ ...source, ...found }, quote);
   } catch (error) {
-    open(source.title || source.id, h("p.notice", {}, `The source cannot be shown: ${error.message}`));
+    open(nameOf(source), h("p.notice", {}, `The source cannot be shown: ${error.message}`));
   }
 }
 
@@ -51,13 +51,8 @@ function show(source, quote) {
   const around = source.neighbours ?? [];
   const passages = (wanted) => around.filter(wanted).map(({ title, text }) => h("div.passage", {}, h("h3", {}, title), text));
   const text = h("div.text", { tabindex: "0" }, passages(({ offset }) => offset < 0), own, passages(({ offset }) => offset > 0));
-  open(source.title || source.id, ...where, text);
+  open(nameOf(source), ...where, text);
   (own.querySelector("mark") ?? own).scrollIntoView({ block: "center" });
-}
-
-/** @param {{path: string, page?: number|null}} place @returns {string} */
-export function placeText({ path, page }) {
-  return page ? `${path}, page ${page}` : path;
 }
 
 /** Return a text with a quote marked, where the text has its words. */
@@ -86,13 +81,30 @@ async function showFiles(shown, until = 0) {
   const advice = page.collections[0]?.advice;
   fill(
     shown,
-    h("p.soft", { role: "status" }, summary()),
+    h("p.soft", { role: "status" }, [summary(), notRead(page)].filter(Boolean).join(", ")),
     advice ? h("p.soft", {}, advice) : null,
     page.collections.map(collectionView),
+    isEmpty(page) && h("p", {}, EMPTY),
     more(page),
   );
   const isOver = page.collections.every(({ state }) => state === "ready") && performance.now() > until;
   if (!isOver) setTimeout(() => shown.isConnected && showFiles(shown, until), LOOK_EVERY);
+}
+
+const isRead = ({ state }) => state === "indexed";
+
+/** How many files were not read, of those that are listed; nothing where all were. */
+function notRead({ collections, next }) {
+  const files = collections.flatMap(({ files: some }) => some);
+  const number = files.filter((file) => !isRead(file)).length;
+  return number ? `${number} not read${next === null ? "" : ` of the first ${files.length}`}` : "";
+}
+
+const EMPTY = "There is no file here that the server reads. Put documents into this folder (PDF, DOCX, HTML, Markdown, text and more), " +
+  "then look for changes.";
+
+function isEmpty({ collections }) {
+  return collections.every(({ state, files }) => state === "ready" && !files.length);
 }
 
 /** A button for the files behind a page of them. */
@@ -111,7 +123,7 @@ function tell(element, error) {
 }
 
 function collectionView({ path, error, files }) {
-  const rows = files.map((file) => h("li", { data: { state: file.state } }, h("span", {}, file.path),
+  const rows = [...files].sort((one, other) => isRead(one) - isRead(other)).map((file) => h("li", { data: { state: file.state } }, h("span", {}, file.path),
     h("span.soft", {}, file.error ?? inWords(file))));
   return h("section", {}, h("h3", {}, path), error && h("p.notice", {}, error), h("ul.files", {}, rows));
 }

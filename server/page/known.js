@@ -6,7 +6,7 @@
 import { documentOf, seenTurns } from "./chat.js";
 import { brief } from "./dom.js";
 import { kindOf, nameOf } from "./names.js";
-import { place } from "./sources.js";
+import { nameOf as nameOfSource, place } from "./sources.js";
 import { loadChat } from "./store.js";
 
 const MESSAGE = /^message \d+ \((\w+)\)/;
@@ -20,7 +20,7 @@ const MESSAGE = /^message \d+ \((\w+)\)/;
  */
 export function segmentRows(chat, turn) {
   const turns = seenTurns({ ...chat, head: turn.id });
-  const titles = new Map(turns.flatMap((one) => [...one.documents, ...(one.report?.retrieved ?? [])]).map(({ id, title }) => [id, title]));
+  const titles = new Map(turns.flatMap((one) => [...one.documents, ...(one.report?.retrieved ?? [])]).map((one) => [one.id, nameOfSource(one)]));
   const counts = { user: 0, assistant: 0 };
   const segments = turn.report?.segments ?? [];
   return segments.map(({ id, label }, at) => {

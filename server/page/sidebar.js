@@ -8,7 +8,7 @@ const DAY = 86_400_000;
 export class Sidebar {
   /**
    * @param {HTMLElement} element
-   * @param {{remove: (id: string) => void, close: () => void}} actions
+   * @param {{remove: (chat: {id: string, title: string}) => void, close: () => void}} actions
    */
   constructor(element, actions) {
     this._actions = actions;
@@ -28,7 +28,7 @@ export class Sidebar {
 
   _row({ id, title }, isCurrent) {
     const link = h("a", { href: `#/chat/${id}`, "aria-current": isCurrent && "page", onclick: () => this._actions.close() }, title);
-    return h("li", {}, link, button(`Delete ${title}`, () => this._actions.remove(id), { drawing: "bin" }));
+    return h("li", {}, link, button(`Delete ${title}`, () => this._actions.remove({ id, title }), { drawing: "bin" }));
   }
 }
 

@@ -44,6 +44,11 @@ export async function loadCollections() {
   }
 }
 
+/** Forget the collections: the server has none. @returns {null} */
+export function dropCollections() {
+  return keep(null);
+}
+
 /**
  * @param {string} [after]  a path: the files behind it
  * @returns {Promise<{collections: Collection[], next: string|null}>} the first files, and the path to go on after
@@ -78,7 +83,7 @@ export function summary() {
     opening: "being opened",
     reading: `${share} files read`,
     embedding: `vectors of ${share} documents`,
-    ready: files,
+    ready: progress.total ? files : "no files yet",
     failed: "cannot be read",
   }[state];
 }
@@ -93,6 +98,16 @@ export function missing(index) {
   if (index.total && index.done === index.total) return "";
   const share = index.total ? ` (${figure(index.done)} of ${figure(index.total)} files)` : "";
   return `The folder was still being read when this was asked${share}. Ask again for an answer from all of it.`;
+}
+
+/** @param {{path: string, page?: number|null}} place @returns {string} */
+export function placeText({ path, page }) {
+  return page ? `${path}, page ${page}` : path;
+}
+
+/** @param {{id: string, title?: string, path?: string, page?: number|null}} source @returns {string} what a reader knows it by */
+export function nameOf(source) {
+  return source.title || (source.path ? placeText(source) : source.id);
 }
 
 /** Let the server look for changed files. */

@@ -5,8 +5,22 @@
  * under which the server lists its cached runs.
  */
 
+import { join } from "./chat.js";
+
 const STORES = { heads: "id", chats: "id", segments: ["id", "chat"] };
 const memory = { heads: new Map(), chats: new Map(), segments: new Map() };
+
+const others = new BroadcastChannel("slotcache"); // the other pages of this browser
+const gone = new Set(); // chats that were deleted, here or there
+
+/** Set what is called when another page has changed a chat. @param {(id: string, isGone: boolean) => void} listener */
+export function onChange(listener) {
+  others.onmessage = ({ data: { id, isGone } }) => {
+    if (isGone) gone.add(id);
+    else gone.delete(id);
+    listener(id, isGone);
+  };
+}
 
 let opened;
 
@@ -47,14 +61,37 @@ export async function loadChat(id) {
   return (await run(["chats"], "readonly", (store) => store("chats").get(id))) ?? memory.chats.get(keyOf("chats", { id }));
 }
 
-/** @param {import("./chat.js").Chat} chat */
-export async function saveChat(chat) {
-  const { id, title, updated } = chat;
-  await put({ heads: [{ id, title, updated }], chats: [chat] });
+/**
+ * Save a chat, joined with what another page has saved of it. One that was deleted is not saved again.
+ * @param {import("./chat.js").Chat} chat
+ * @param {{isPart?: boolean}} [options]  isPart: of an answer that still comes; other pages need not look
+ */
+export async function saveChat(chat, { isPart = false } = {}) {
+  if (gone.has(chat.id)) return;
+  const done = await run(["heads", "chats"], "readwrite", (store) => {
+    const stored = store("chats").get(chat.id);
+    stored.onsuccess = () => {
+      if (stored.result) join(chat, stored.result);
+      store("heads").put(headOf(chat));
+      store("chats").put(chat);
+    };
+    return { result: true };
+  });
+  if (!done) keep({ heads: [headOf(chat)], chats: [chat] });
+  if (!isPart) others.postMessage({ id: chat.id, isGone: false });
 }
 
-/** @param {string} id */
+const headOf = ({ id, title, updated }) => ({ id, title, updated });
+
+/**
+ * Delete a chat.
+ * @param {string} id
+ * @returns {Promise<{chat: import("./chat.js").Chat|undefined, segments: object[]}>} what `restoreChat` brings back
+ */
 export async function deleteChat(id) {
+  gone.add(id);
+  const chat = await loadChat(id);
+  const segments = [];
   memory.heads.delete(keyOf("heads", { id }));
   memory.chats.delete(keyOf("chats", { id }));
   await run(["heads", "chats", "segments"], "readwrite", (store) => {
@@ -63,10 +100,23 @@ export async function deleteChat(id) {
     const cursor = store("segments").openCursor();
     cursor.onsuccess = () => {
       if (!cursor.result) return;
-      if (cursor.result.value.chat === id) cursor.result.delete();
+      if (cursor.result.value.chat === id) {
+        segments.push(cursor.result.value);
+        cursor.result.delete();
+      }
       cursor.result.continue();
     };
   });
+  others.postMessage({ id, isGone: true });
+  return { chat, segments };
+}
+
+/** Bring back a chat that was deleted. @param {Awaited<ReturnType<typeof deleteChat>>} deleted */
+export async function restoreChat({ chat, segments }) {
+  if (!chat) return;
+  gone.delete(chat.id);
+  await put({ heads: [headOf(chat)], chats: [chat], segments });
+  others.postMessage({ id: chat.id, isGone: false });
 }
 
 /** @param {object[]} segments  rows of `known.js` */
@@ -85,6 +135,9 @@ async function put(rows) {
     for (const name of names) for (const row of rows[name]) store(name).put(row);
     return { result: true };
   });
-  if (done) return;
-  for (const name of names) for (const row of rows[name]) memory[name].set(keyOf(name, row), structuredClone(row));
+  if (!done) keep(rows);
+}
+
+function keep(rows) {
+  for (const [name, some] of Object.entries(rows)) for (const row of some) memory[name].set(keyOf(name, row), structuredClone(row));
 }

@@ -5,10 +5,10 @@ import { account, progressBar } from "./bar.js";
 import { documentOf, siblings, turnsBefore } from "./chat.js";
 import { citationsOf, numbered, renderCited } from "./citations.js";
 import { announce, button, fill, h } from "./dom.js";
-import { openSource, placeText } from "./drawer.js";
+import { openSource } from "./drawer.js";
 import { segmentRows } from "./known.js";
 import { MarkdownStream } from "./markdown.js";
-import { missing } from "./sources.js";
+import { missing, nameOf, placeText } from "./sources.js";
 
 /**
  * @typedef {object} Actions
@@ -53,9 +53,19 @@ export class TurnView {
     this._thought.lastChild.append(piece);
   }
 
+  wait(why) {
+    if (this._foot.textContent !== why) this._foot.replaceChildren(h("p.waiting", {}, why));
+  }
+
+  whole() {
+    this._isFetched = true;
+    this._thought.hidden = !this._turn.thought;
+    this._thought.lastChild.textContent = this._turn.thought;
+  }
+
   end() {
     this._stream.finish();
-    this._showWhole(true);
+    this._showWhole(!this._isFetched);
     this._answer.removeAttribute("aria-busy");
     announce({ done: "The answer is complete.", stopped: "Stopped.", failed: "The answer failed." }[this._turn.state]);
     this._actions.ended();
@@ -119,16 +129,16 @@ export class TurnView {
   _describe(number, { id, quoted }) {
     const source = documentOf(this._chat, this._turn, id) ?? { id };
     const words = quoted && this._turn.answer.slice(...quoted);
-    return { label: `Source ${number}: ${source.title || source.path || id}`, open: () => openSource(source, words) };
+    return { label: `Source ${number}: ${nameOf(source)}`, open: () => openSource(source, words) };
   }
 
   /** The documents that the answer cites, and below them those that were read for it, too. */
   _sources(cited) {
     const found = (this._turn.report?.retrieved ?? []).map(({ id }) => id).filter((id) => !cited.includes(id));
-    const link = (source) => button(source.title || source.id, () => openSource(source), { class: "plain" });
+    const link = (source) => button(nameOf(source), () => openSource(source), { class: "plain" });
     const sourceOf = (id) => documentOf(this._chat, this._turn, id) ?? { id };
     const item = (source, at) => h("li", {}, h("span.number", { "aria-hidden": "true" }, `${at + 1}`), link(source),
-      source.path ? h("span.soft", {}, placeText(source)) : null);
+      source.path && source.title ? h("span.soft", {}, placeText(source)) : null);
     const unread = missing(this._turn.report?.index);
     const note = unread && h("p.soft", {}, unread);
     if (this._turn.report?.retrieved?.length === 0 && !cited.length) {
@@ -146,7 +156,7 @@ export class TurnView {
   _account() {
     const turn = this._turn;
     if (!turn.report?.segments) return null;
-    const titleOf = (id) => documentOf(this._chat, turn, id)?.title;
+    const titleOf = (id) => nameOf(documentOf(this._chat, turn, id) ?? { id });
     const names = segmentRows(this._chat, turn).map(({ name }) => name);
     return account(turn, { titleOf, names, isFirst: !turnsBefore(this._chat, turn).length });
   }

@@ -16,7 +16,9 @@ from msgspec import Meta, Struct, field
 
 from ...ordering.document import TOOLS, Document
 from ...retrieval.files import Folder
+from ...retrieval.languages import WORDS
 from ...retrieval.ranking import BY_VECTORS, Hit, Query
+from ...retrieval.terms import stems
 from ...retrieval.writing import INDEXED, StoredChunk, StoredFile
 from ...slots.scope import MAX_NAME
 from ..chat.body import ChatRequest, Paths, Retrieval, SearchBy, TopK, check_scope
@@ -32,6 +34,7 @@ QUOTED_WORDS = 5  # that a quotation has at least
 BRACKETS = re.compile(r"\[([^\][\n]{1,400})\]")
 NAME = re.compile(r"[^\s,;]+")
 WORD = re.compile(r"\w+")
+FREQUENT = frozenset(word for words in WORDS.values() for word in words.split())
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +58,14 @@ class _Word(NamedTuple):
 
 
 class Sources:
-    """Documents, by the words that follow each other in them. It takes memory and time as their text is long."""
+    """Documents, by the words that follow each other in them. It takes memory and time as their text is long.
 
-    def __init__(self, documents: Iterable[Document]) -> None:
+    questions: of the chat. What an answer repeats of them stands in a document as well, and proves nothing.
+    """
+
+    def __init__(self, documents: Iterable[Document], questions: Iterable[str] = ()) -> None:
         self._documents = list(documents)
+        self._asked = {stem for question in questions for word in _words(question) for stem in stems(word.text, "en")}
         self._ids = {document.id for document in self._documents}
         self._words = [[word.text for word in _words(document.text)] for document in self._documents]
         self._places: dict[str, tuple[int, int]] = {}  # of the first words: the document, and the first word's number
@@ -91,8 +98,13 @@ class Sources:
                 continue
             document, first = place
             length = _common_length(texts, at, self._words[document], first)
-            yield Citation(self._documents[document].id, words[at].start, words[at + length - 1].stop, quote=True)
+            if any(self._is_new(word) for word in texts[at : at + length]):
+                yield Citation(self._documents[document].id, words[at].start, words[at + length - 1].stop, quote=True)
             at += length
+
+    def _is_new(self, word: str) -> bool:
+        """Whether a word says something that no question has said."""
+        return word not in FREQUENT and self._asked.isdisjoint(stems(word, "en"))
 
 
 def _words(text: str) -> Iterator[_Word]:
@@ -242,7 +254,8 @@ class AnswerSources:
     def of(cls, found: SearchReport, chat: ChatHistory) -> Self:
         """Make the sources of a chat, in a thread: it takes time as the documents are long."""
         sets = [part for part in chat.prompt.parts if isinstance(part, DocumentSet)]
-        sources = Sources(document for one in sets for document in one.documents)
+        questions = (_text_in(entry.message.get("content")) for entry in chat.entries if entry.role == "user")
+        sources = Sources((document for one in sets for document in one.documents), questions)
         ids, retrieved = [hit.chunk.id for hit in found.hits], results(found.hits, with_text=False)
         return cls(ids, retrieved, sources, chat.shown_reader, about=found.fields)
 
@@ -374,7 +387,11 @@ def _last_question(asked: ChatRequest) -> str | None:
         return None
     if at is None:
         raise RequestError("retrieval: expected a message of a user, or a query of its own", param="retrieval")
-    content = asked.messages[at].get("content")
+    return _text_in(asked.messages[at].get("content"))
+
+
+def _text_in(content: object) -> str:
+    """Return the text of a message's content."""
     parts = content if isinstance(content, list) else [content]
     texts = (part.get("text") if isinstance(part, dict) else part for part in parts)
     return "\n".join(text for text in texts if isinstance(text, str))

@@ -21,7 +21,7 @@ from ...slots.store.tier import LowerTier
 from ..chat.body import ChatRequest, CompletionRequest, InfillRequest, TextRequest
 from ..chat.builder import PromptBuilder
 from ..chat.content import Breakpoints, take
-from ..chat.conversations import Conversations, PendingTurn
+from ..chat.conversations import Conversation, Conversations, PendingTurn
 from ..chat.history import HistoryMessage
 from ..chat.reasoning import warnings_of
 from ..chat.sessions import Branch, Sessions, spoken
@@ -101,6 +101,7 @@ class Service:
         if isinstance(asked, ChatRequest):
             chat, breakpoints, warnings = await self._taken(asked, num_bytes)
             ref, id = self.conversations.ref(chat, self.submitter.caches(chat)), id or new_id("chatcmpl-")
+            chat.check_outliving(ref is not None and ref.stores)
 
             def build() -> Prepared:
                 turn = PendingTurn.of(id, chat, self.builder.chat(chat, ref, open_turn, breakpoints), ref)
@@ -210,6 +211,33 @@ class Service:
         return await asyncio.to_thread(self.model.detokenize, generation.job.layout.ids, special=True)
 
     # ---- a request ends --------------------------------------------------------------------------------------------
+
+    def leave(self, generation: Generation) -> None:
+        """Deal with a stream whose client has gone: end it, unless it is to be finished. Of a conversation one goes on."""
+        turn = self.open.get(generation)
+        if not generation.outlives_client or turn is None or turn.ref is None or turn.ref.conversation.forgotten:
+            self.abandon(generation)
+            return
+        self.stop_unattended(turn.ref.conversation)
+        generation.is_unattended = True
+        generation.events.close()
+
+    def stop_unattended(self, conversation: Conversation) -> None:
+        """End the answer of a conversation that goes on without a client, if one does."""
+        turns = list(self.open.items())
+        for generation in [one for one, turn in turns if turn and turn.ref and turn.ref.conversation is conversation]:
+            if generation.is_unattended:
+                self.abandon(generation)
+
+    def find_open(self, scope: str, id: str) -> Generation | None:
+        """Return the generation of an answer that has not ended, and that its client may still want."""
+        found = (one for one in self.open if one.id == id and one.scope == scope and not one.abandoned)
+        return next(found, None)
+
+    def stop(self, generation: Generation) -> None:
+        """End an answer for good, whoever still reads it."""
+        generation.events.put(Failure(RequestError("the answer was stopped", code="answer_stopped")))
+        self.abandon(generation)
 
     def abandon(self, generation: Generation) -> None:
         """End a generation whose client has gone, unless it has ended or is about to.

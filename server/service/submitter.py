@@ -16,7 +16,7 @@ from ...models.sampling_params import GREEDY, Sampling
 from ...slots.lookup import Lookup
 from ...slots.request import Kind, Prompt, Request
 from ...slots.scope import Scope
-from ..chat.body import AdapterScale, Options
+from ..chat.body import AdapterScale, ChatRequest, Options
 from ..chat.chat_prompt import ChatPrompt
 from ..chat.conversations import PendingTurn
 from ..chat.sampling_fields import MAX_BIASES, MOST_LISTED, Defaults
@@ -195,6 +195,7 @@ class Submitter:
             wants_progress=options.return_progress,
             wants_segments=options.report_segments,
             is_whole=not options.stream,
+            outlives_client=kind.is_client and isinstance(options, ChatRequest) and options.outlives_client,
             no_cache_reason=TOLD if tells else self._no_cache_reason(caches, cache),
             detokenize=self._model.detokenize,
             spells=partial(self._model.spells, piece=piece) if keeps else None,

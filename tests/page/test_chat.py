@@ -1,6 +1,6 @@
 """A chat in the browser: documents, streams, branches, history, keys."""
 
-from server.conftest import running
+from server.conftest import running, until
 from slotcache.models.demo import FILE
 
 from .conftest import READ, ask, attach, ended, figures
@@ -144,8 +144,8 @@ def test_chats_outlive_a_reload_and_the_server(open_page, corpus):
         assert up.http.get(f"/v1/conversations/{chat}").json()["turns"] == 2
         page.locator(".sidebar li button").click()
         page.wait_for_selector(".welcome")
-        assert up.http.get(f"/v1/conversations/{chat}").status_code == 404
         assert page.locator(".sidebar li").count() == 0
+        until(lambda: up.http.get(f"/v1/conversations/{chat}").status_code == 404)
 
 
 def test_the_key_is_asked_for_where_the_server_wants_one(open_page):

@@ -47,6 +47,12 @@ def test_answers_from_the_folder_cite_their_places(folder_index, open_folder):
         assert page.evaluate("document.activeElement.className") == "cite"
 
 
+def test_words_of_the_question_are_no_evidence(folder_index, open_folder):
+    page = open_folder()
+    say(page, "The lamp of Sundrift is blue.")
+    assert ask(page, "What is the lamp of Sundrift?").locator(".cite").count() == 0
+
+
 def test_a_source_stands_between_its_neighbours(folder_index, open_folder):
     for at, name in enumerate(LAMPS):
         page = open_folder()
@@ -147,6 +153,8 @@ def test_the_folder_shows_its_files_and_their_errors(folder_index, open_folder):
     rows = dict(row.split("\n") for row in page.locator(".files li").all_inner_texts())
     assert rows["coast/lights.md"] == "3 parts" and rows["tarnwick.md"] == "1 part"
     assert len(rows) == 64 and "PDF" in rows["coast/broken.pdf"]
+    assert next(iter(rows)) == "coast/broken.pdf"
+    assert page.locator("#drawer [role=status]").inner_text() == "64 files, 1 not read"
     assert page.locator("#drawer h3").inner_text() == str(root)
     write(root, {"coast/new.md": "# New\n\nA river of stone."})
     page.click("text=Look for changes")
@@ -207,3 +215,27 @@ def test_a_server_without_a_folder_shows_nothing_of_it(server, open_page):
     page = open_page(server)
     assert not page.locator(".folder").is_visible() and not page.locator(".questions").is_visible()
     assert ask(page, "Hello?").locator(".sources").count() == 0
+
+
+def test_a_source_without_a_title_has_the_name_of_its_file(open_page, tmp_path):
+    folder = write(tmp_path / "notes", {"tides.txt": "The moon raises two tides a day, and the sun one."})
+    with running(FILE, docs=str(folder), docs_db=str(tmp_path / "db"), predict=60) as up:
+        page = open_page(up)
+        page.wait_for_selector(".folder .plain:text-is('1 file')")
+        id = search(up, "two tides")["id"]
+        say(page, f"Two [{id}].")
+        turn = ask(page, "How many tides does the moon raise?")
+        assert turn.locator(".sources button").inner_text() == "tides.txt" and id not in turn.inner_text()
+        turn.locator(".account summary").click()
+        assert id not in turn.inner_text()
+        turn.locator(".sources button").click()
+        page.wait_for_selector("#drawer .passage.here")
+        assert page.locator("#drawer h2").inner_text() == "tides.txt"
+
+
+def test_an_empty_folder_explains_itself(open_page, tmp_path):
+    (tmp_path / "notes").mkdir()
+    with running(FILE, docs=str(tmp_path / "notes"), docs_db=str(tmp_path / "db")) as up:
+        page = open_page(up)
+        page.click(".folder .plain:text-is('no files yet')")
+        page.wait_for_selector("#drawer:has-text('There is no file here that the server reads.')")

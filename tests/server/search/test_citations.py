@@ -46,6 +46,24 @@ def test_words_of_all_scripts_are_quoted():
     assert cited("Да: луна поднимает два прилива в день!", document) == [("d", "луна поднимает два прилива в день", True)]
 
 
+CODES = Document("codes", "The code of section 1234 is 5512. The code of section 7 is 80, and the lamp of Sundrift is red.")
+
+
+@pytest.mark.parametrize(
+    ("question", "answer", "quoted"),
+    [
+        ("What is the code of section 1234?", "The code of section 1234 is 9981.", []),
+        ("Tell me section 1234's codes", "The code of section 1234 is 9981.", []),
+        ("What is the code of section 1234?", "The code of section 1234 is 5512.", ["The code of section 1234 is 5512"]),
+        ("Which colour has the lamp of Sundrift?", "It says the lamp of Sundrift is blue.", []),
+        ("Which colour has the lamp of Sundrift?", "It says the lamp of Sundrift is red.", ["the lamp of Sundrift is red"]),
+    ],
+)
+def test_words_that_stand_in_the_question_prove_nothing(question, answer, quoted):
+    found = Sources([CODES], [question]).cited(answer)
+    assert [answer[one.start : one.stop] for one in found] == quoted
+
+
 def test_no_documents_are_cited_by_no_text():
     assert Sources([]).cited("[d1] the moon raises two tides a day") == []
 
