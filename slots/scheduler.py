@@ -1,9 +1,9 @@
 """Plans each step and commits its results.
 
 A step is `plan()`, then the runner, then `commit()`. Prefill is no step of its own: a request's computed tokens chase its
-known ones (vLLM's scheduler), and these tell its phase. When cells run out: evict a leaf, else preempt the youngest request,
-which resumes later from its KV that is still in the tree. No later prompt of its priority passes one that is due, and the
-oldest request is preempted last, so none starves beside others of its priority.
+known ones (vLLM's scheduler), and these tell its phase. When cells run out: evict a leaf, else preempt the youngest request
+of the lowest priority, which resumes later from its KV that is still in the tree. No later prompt of its priority passes one
+that is due, and the oldest request is preempted last, so none starves beside others of its priority.
 """
 
 from __future__ import annotations
