@@ -18,7 +18,7 @@ from types import FrameType
 from typing import Any
 
 from ..models.runner import Runner, States
-from ..server.api.reply import SsePing
+from ..server.api.stream import SsePing
 from ..server.http.connection import Connection
 
 FATAL = -3  # llama_decode's code for an error that cannot be recovered

@@ -148,6 +148,7 @@ class Sessions:
             instructions = session.instructions.setdefault(tools, Instructions(lineage))
             session.instructions.move_to_end(tools)
             self._drop_instructions(session, MOST_TOOLS)
+            self._make_room()
         with instructions.lock:
             settled = instructions.settle(messages)
             with self._lock:

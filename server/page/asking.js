@@ -156,7 +156,7 @@ async function readAnswer(chat, turn, one, signal, found) {
   };
   try {
     for await (const event of stream("v1/chat/completions", body, signal)) {
-      if (!turn.answerId) begin(chat, turn, event.id);
+      if (event.id && turn.answerId !== event.id) begin(chat, turn, event.id); // a second try has another one
       take(event, turn, one.view);
     }
   } catch (error) {

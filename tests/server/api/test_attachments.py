@@ -297,6 +297,7 @@ def test_a_file_that_cannot_be_stored_leaves_nothing_and_the_next_one_is_read(tm
             patched.setattr(attachments, "Store", full)
             assert "full" in told(read(server, b"The text."), 503)["message"]
         place = server.host.attachments._place
+        assert place is not None
         until(lambda: not [*place.iterdir()])
         shutil.rmtree(place)
         assert read(server, b"The text.").status_code == 200

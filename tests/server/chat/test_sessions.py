@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from slotcache.models.jinja import TemplateError
 from slotcache.server.chat import sessions
 from slotcache.server.chat.chat_files import ChatFiles
 from slotcache.server.chat.history import HistoryMessage
@@ -210,3 +211,12 @@ def test_all_bytes_count_and_no_bound_is_passed(acts):
             held = [session.sizes for session in known._sessions.values()]
             assert [known._num_kept, known._num_cached] == [sum(size[at] for size in held) for at in (0, 1)]
             assert len(known) <= 4 and known._num_kept <= most_kept and known._num_kept + known._num_cached <= most
+
+
+def test_prompts_that_fail_leave_no_more_sessions_than_others(monkeypatch):
+    monkeypatch.setattr(sessions, "MOST_SESSIONS", 3)
+    known = Sessions()
+    for number in range(9):
+        with pytest.raises(TemplateError):
+            known.settle(("", str(number), ""), [said("system", 5), said("user", "And now?")])
+    assert len(known) <= 3
