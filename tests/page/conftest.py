@@ -60,7 +60,7 @@ def corpus():
 def folder_index(browser, corpus, tmp_path_factory):
     """A server over a folder: the bundled documents, one of several parts, one with pages, one that cannot be read."""
     folder = corpus.write(tmp_path_factory.mktemp("folder"))
-    write(folder, {"coast/lights.md": LIGHTS, f"{LONG}.md": f"# {LONG}\n\nThe {LONG} is long."})
+    write(folder, {"coast/lights.md": LIGHTS, f"{LONG}.md": f"# {LONG}\n\nThe {LONG} is endless."})
     (folder / "coast/report.pdf").write_bytes(pdf(REPORT)[0])
     (folder / "coast/broken.pdf").write_bytes(b"%PDF-1.4 nothing")
     settings = {"docs": str(folder), "docs_db": str(tmp_path_factory.mktemp("db")), "docs_watch": False, "chunk_tokens": 64}

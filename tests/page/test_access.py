@@ -70,7 +70,7 @@ def test_nothing_is_wider_than_the_screen(folder_index, open_page, corpus, size)
     check_width(page, width)
     question = corpus.questions[1]
     attach(page, {LONG: corpus.documents[question.document].text})
-    say(page, f"The {LONG} is long.")
+    say(page, f"The {LONG} is endless.")
     turn = ask(page, f"{question.question} {LONG} {'w' * 200}")
     turn.locator(".account summary").click()
     assert LONG in turn.locator(".sources").inner_text()
