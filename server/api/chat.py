@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Sequence
 from functools import partial
 from typing import cast
@@ -21,6 +22,7 @@ from .endpoint import begin_answer, count_prompt, early_meta, not_stored, prepar
 from .reply import ChoicesReply, JsonReply, ReplyFormat, ResponseMeta, WholeAnswer, accounts, encode, verbose
 from .response_tools import FreeText, free_text
 
+logger = logging.getLogger("slotcache")
 KIND = "chatcmpl-"  # what the id of an answer begins with
 CLOSING = b'},"logprobs":null,"finish_reason":null}]}\n\n'
 
@@ -178,7 +180,10 @@ def _keep_whole(service: Service, reply: ChatReply) -> None:
         event = conclude(generation, event)
         if isinstance(event, End):
             whole = WholeAnswer((Delta("".join(generation.parts)),), event)
-            service.conversations.attach(generation.scope, generation.id, encode(reply.whole([whole])))
+            try:
+                service.conversations.attach(generation.scope, generation.id, encode(reply.whole([whole])))
+            except Exception:  # its client, if it reads on, gets the end all the same
+                logger.exception("the whole answer %s is not kept", generation.id)
         return event
 
     generation.on_end = keep

@@ -60,6 +60,16 @@ def test_an_answer_whose_client_stays_is_kept_as_it_was_streamed(server):
     assert told["slotcache"] == events[-1]["slotcache"]
 
 
+def test_an_answer_that_cannot_be_kept_whole_ends_all_the_same(server, monkeypatch):
+    def fails(*asked):
+        raise OSError("no room")
+
+    monkeypatch.setattr(server.service.conversations, "attach", fails)
+    with server.http.stream("POST", ROUTE, json=body_of("full"), timeout=20) as answer:
+        lines = list(answer.iter_lines())
+    assert "data: [DONE]" in lines and any('"finish_reason":"length"' in line for line in lines)
+
+
 def test_the_content_so_far_is_shown(server):
     with server.http.stream("POST", ROUTE, json=body_of("so far", max_tokens=1000)) as answer:
         lines = (json.loads(line[6:]) for line in answer.iter_lines() if line.startswith("data: {"))
