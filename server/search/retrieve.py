@@ -373,7 +373,8 @@ def check_by(wish: Retrieval | SearchRequest, folder_index: FolderIndex | None) 
     if folder_index is None or (isinstance(wish, Retrieval) and wish.documents):
         raise RequestError(f"{where} is vectors, and attached files are searched by words alone", param=where)
     if not folder_index.index.has_vectors:
-        raise RequestError(f"{where} is vectors, and these documents have none: {folder_index.advice}", param=where)
+        why = folder_index.advice or "expected a server with --embedding-model"
+        raise RequestError(f"{where} is vectors, and these documents have none: {why}", param=where)
 
 
 def search_for(text: str, wish: Retrieval | SearchRequest, top_k: int) -> Query:

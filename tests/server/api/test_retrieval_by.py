@@ -134,3 +134,9 @@ def test_which_file_the_embedder_is(encoder, tmp_path, monkeypatch):
     assert embedding_file(Settings(docs="x", embedding_model="none")) == ""
     assert embedding_file(Settings(docs="x", embedding_model="a.gguf")) == "a.gguf"
     assert beside(Settings(docs="x")) == fetched.stat().st_size
+
+
+def test_where_no_vectors_are_wanted_a_refusal_says_what_gives_them(words_alone, monkeypatch):
+    monkeypatch.setattr(words_alone.folder_index, "offers", False)
+    refused = words_alone.http.post("/v1/search", json={"query": QUESTION, "by": "vectors"})
+    assert refused.json()["error"]["message"].endswith("have none: expected a server with --embedding-model")
