@@ -10,12 +10,8 @@ from unicodedata import category
 from charset_normalizer import from_bytes
 
 from .languages import votes_of
+from .outline import Unreadable
 from .terms import words_of
-
-
-class Unreadable(Exception):
-    """A file whose text cannot be had. The message is the reason, as a user reads it."""
-
 
 MARKS = (
     (codecs.BOM_UTF8, "utf-8"),

@@ -15,7 +15,7 @@ from hashlib import blake2b
 from itertools import accumulate, chain, pairwise, takewhile
 
 from ..ordering.document import Document
-from .markdown import Block, Section
+from .outline import Block, Section
 
 BYTES_PER_TOKEN = 4  # roughly, in most vocabularies and languages
 BETWEEN_HEADINGS = " > "

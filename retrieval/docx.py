@@ -12,7 +12,8 @@ from pathlib import PurePath
 from xml.etree.ElementTree import Element
 
 from .html import MAX_COLUMNS, numeral, read_html
-from .markdown import Outline, Unreadable, read_text
+from .markdown import read_text
+from .outline import Outline, Unreadable
 from .package import OLD_FORMAT, Package, broken_as, child_of, get, int_of, is_on, lines_of, tag_of, val
 
 MAIN = "word/document.xml"

@@ -11,7 +11,7 @@ from selectolax.lexbor import LexborHTMLParser
 
 from .charsets import decode, label_of
 from .html import read_markup
-from .markdown import Outline, Unreadable
+from .outline import Outline, Unreadable
 from .package import Package, broken_as, child_of, get, tag_of
 
 CONTAINER, ENCRYPTION = "META-INF/container.xml", "META-INF/encryption.xml"

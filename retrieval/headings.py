@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from .markdown import COMMENTS, FRONT_MATTER, Outline, add_paragraphs, decode, normalise_lines
+from .charsets import decode
+from .markdown import add_paragraphs, normalise_lines
+from .outline import COMMENTS, FRONT_MATTER, Outline
 
 ADORNMENT = re.compile(r"([!-/:-@\[-`{-~])\1{2,}[ \t]*$")
 STARS = re.compile(r"(\*+)[ \t]+(.*?)(?:[ \t]+:[\w@#%:]+:)?[ \t]*$")

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from selectolax.lexbor import LexborHTMLParser, LexborNode
 
 from .charsets import decode, label_of
-from .markdown import Outline
+from .outline import Outline
 
 HEADINGS = {f"h{level}": level for level in range(1, 7)}
 UNREAD = {"script", "style", "template", "head", "rp", "annotation", "annotation-xml"}  # what is in them is no text

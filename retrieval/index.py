@@ -16,7 +16,7 @@ import numpy as np
 from .ann import CLUSTERS_FROM, GROWTH, ClusterError, ClusterMaker, Clusters, has_faiss, open_clusters
 from .chunks import Sizes, embedded_text
 from .files import FoundFile, SkippedFile, Stamp, folders_of, walk
-from .markdown import Unreadable
+from .outline import Unreadable
 from .process import MOST_SECONDS, QUICK, EndedError, FileReader, ReadTask, SlowError, seconds_for
 from .ranking import EmbedQuery, Rerank, Search, VectorIndex, unit
 from .store import Store, set_aside, take_over

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import median
 
-from .markdown import MAX_HEADING, Outline
+from .outline import MAX_HEADING, Outline
 
 LARGER = 1.12  # of the body's size: a heading's
 WIDER = 1.3  # of the usual distance of two lines: that of two paragraphs

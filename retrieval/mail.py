@@ -13,7 +13,8 @@ from selectolax.lexbor import LexborHTMLParser
 
 from .charsets import decode, label_of
 from .html import read_markup
-from .markdown import Outline, Unreadable, add_paragraphs, normalise_lines
+from .markdown import add_paragraphs, normalise_lines
+from .outline import Outline, Unreadable
 
 Read = Callable[[bytes, str, Outline], None]
 """Adds a file by its bytes and the end of its name. Raises Unreadable."""

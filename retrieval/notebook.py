@@ -8,7 +8,8 @@ from typing import Any
 import msgspec
 
 from .charsets import decode
-from .markdown import ENCODED_DATA, Outline, Unreadable, add_markdown
+from .markdown import add_markdown
+from .outline import ENCODED_DATA, Outline, Unreadable
 
 COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 OVERWRITTEN = re.compile(r"[^\n]*\r(?=[^\n])")  # by a bar that shows how far the work is

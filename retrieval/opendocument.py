@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from xml.etree.ElementTree import Element
 
 from .html import MAX_COLUMNS, numeral
-from .markdown import BETWEEN_CELLS, Outline, Unreadable
+from .outline import BETWEEN_CELLS, Outline, Unreadable
 from .package import Package, broken_as, child_of, get, int_of, lines_of, parse, tag_of
 from .sheets import LOCKED, CellLetters, Row, add_sheet
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from posixpath import join, normpath, split
 from xml.etree.ElementTree import Element, XMLParser
 
-from .markdown import Unreadable
+from .outline import Unreadable
 
 MAX_TEXT = 64 << 20  # bytes of all parts that are unpacked
 MAX_PARTS = 20_000  # also those that are not read

@@ -15,7 +15,7 @@ import pypdfium2 as pdfium
 import pypdfium2.raw as raw
 
 from .layout import Bookmark, Line, Page, add_pages
-from .markdown import MAX_HEADING, Outline, Unreadable
+from .outline import MAX_HEADING, Outline, Unreadable
 
 FIXED_PITCH, FORCE_BOLD = 1, 1 << 18  # of a font's flags
 NAME = 64  # bytes of a font's name that are looked at

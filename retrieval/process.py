@@ -15,7 +15,7 @@ import msgspec
 
 from ..slots.child import start_child
 from .files import Stamp
-from .markdown import Unreadable
+from .outline import Unreadable
 from .writing import WriteOutcome
 
 # ---- The lines that go to the process that reads files, and those that come back. ---------------------------------------

@@ -28,9 +28,10 @@ from .files import read_bytes
 from .headings import read_org, read_rst
 from .html import read_html
 from .mail import read_mail
-from .markdown import Outline, Unreadable, read_markdown, read_table, read_text
+from .markdown import read_markdown, read_table, read_text
 from .notebook import read_notebook
 from .opendocument import read_opendocument
+from .outline import Outline, Unreadable
 from .package import OLD_FORMAT
 from .pdf import OCR, read_pdf
 from .process import TASKS, Broken, Failed, Line, ReadStep, ReadTask, Stored

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, replace
 
 from .charsets import codec_of
-from .markdown import BETWEEN_CELLS, Outline, Unreadable
+from .outline import BETWEEN_CELLS, Outline, Unreadable
 from .package import lines_of
 
 TOKEN = re.compile(

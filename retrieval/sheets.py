@@ -16,7 +16,8 @@ import python_calamine as calamine
 
 from .charsets import decode, label_of
 from .html import read_markup
-from .markdown import BETWEEN_CELLS, Outline, Unreadable, read_table
+from .markdown import read_table
+from .outline import BETWEEN_CELLS, Outline, Unreadable
 from .package import MAX_TEXT, OLD_FORMAT, Package, broken_as, child_of, get, int_of, tag_of
 
 WORKBOOK = "xl/workbook.xml"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from xml.etree.ElementTree import Element
 
-from .markdown import BETWEEN_CELLS, Outline, Unreadable
+from .outline import BETWEEN_CELLS, Outline, Unreadable
 from .package import OLD_FORMAT, Package, broken_as, child_of, get, int_of, tag_of
 
 PRESENTATION = "ppt/presentation.xml"

@@ -15,7 +15,7 @@ from pathlib import Path
 from ...retrieval.chunks import Chunk, Sizes, cut
 from ...retrieval.files import FoundFile, folders_of, read_bytes, walk
 from ...retrieval.languages import WORDS
-from ...retrieval.markdown import Outline, Section, Unreadable
+from ...retrieval.outline import Outline, Section, Unreadable
 from ...retrieval.reader import FORMATS, read_text
 from ...retrieval.store import Store
 from ...retrieval.writing import StoredFile

@@ -28,7 +28,7 @@ from time import monotonic
 import numpy as np
 
 from ...retrieval.files import MAX_BYTES, NEVER_READ, Folder
-from ...retrieval.markdown import Unreadable
+from ...retrieval.outline import Unreadable
 from ...retrieval.process import MOST_SECONDS, QUICK, EndedError, FileReader, ReadTask, SlowError, seconds_for
 from ...retrieval.ranking import Hit, Query, Search, Stage, VectorIndex
 from ...retrieval.store import FilePart, Store

@@ -1,9 +1,9 @@
 """Files in the encodings that people have: read as they were written, damaged ones as far as they go, else a reason."""
 
 import pytest
-from slotcache.retrieval.charsets import Unreadable, codec_of, decode, label_of
+from slotcache.retrieval.charsets import codec_of, decode, label_of
 from slotcache.retrieval.html import read_html
-from slotcache.retrieval.markdown import Outline
+from slotcache.retrieval.outline import Outline, Unreadable
 
 TEXTS = {
     "zh": "港口的灯塔建于一八七四年,由工程师设计。守塔人每天晚上点灯,早晨记录天气和潮汐,然后把报告交给船长。\n",

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from slotcache.ordering import Document
 from slotcache.retrieval import Sizes, cut
-from slotcache.retrieval.markdown import Outline, read_markdown, read_text
+from slotcache.retrieval.markdown import read_markdown, read_text
+from slotcache.retrieval.outline import Outline
 from support.office import Part, markdown
 
 from retrieval.manuals import MANUALS, sentences

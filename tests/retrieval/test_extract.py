@@ -5,7 +5,9 @@ from difflib import SequenceMatcher
 
 import pytest
 from slotcache.retrieval import Sizes, cut
-from slotcache.retrieval.markdown import Outline, Unreadable, decode, read_text
+from slotcache.retrieval.charsets import decode
+from slotcache.retrieval.markdown import read_text
+from slotcache.retrieval.outline import Outline, Unreadable
 from slotcache.retrieval.reader import FORMATS
 from support.office import RELATIONS, Part, docx, html, markdown, package, pdf
 

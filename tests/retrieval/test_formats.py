@@ -6,7 +6,8 @@ from io import BytesIO
 
 import pytest
 from slotcache.retrieval import FAILED, INDEXED, Index, Sizes, cut, writing
-from slotcache.retrieval.markdown import Outline, Unreadable, read_text
+from slotcache.retrieval.markdown import read_text
+from slotcache.retrieval.outline import Outline, Unreadable
 from slotcache.retrieval.reader import FORMATS
 from support.office import Part as Paragraph
 from support.office import docx, package

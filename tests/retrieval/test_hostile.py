@@ -4,7 +4,8 @@ import pytest
 from slotcache.retrieval import Index
 from slotcache.retrieval.charsets import decode
 from slotcache.retrieval.docx import read_docx
-from slotcache.retrieval.markdown import Outline, read_markdown
+from slotcache.retrieval.markdown import read_markdown
+from slotcache.retrieval.outline import Outline
 from support.office import NAMESPACE, assemble, docx, show
 
 MANY = 150_000

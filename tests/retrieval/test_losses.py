@@ -6,7 +6,8 @@ import zipfile
 import pytest
 from slotcache.retrieval import Index
 from slotcache.retrieval.chunks import Sizes, cut
-from slotcache.retrieval.markdown import Outline, Unreadable, read_text
+from slotcache.retrieval.markdown import read_text
+from slotcache.retrieval.outline import Outline, Unreadable
 from slotcache.retrieval.reader import FORMATS
 from support.office import NAMESPACE, RELATIONS, assemble, package, show
 

@@ -5,7 +5,8 @@ import asyncio
 import pytest
 from slotcache.retrieval import Index, Query, Sizes, cut, reader
 from slotcache.retrieval.chunks import count_tokens
-from slotcache.retrieval.markdown import COMMENTS, ENCODED_DATA, FRONT_MATTER, Outline, read_markdown, read_table, read_text
+from slotcache.retrieval.markdown import read_markdown, read_table, read_text
+from slotcache.retrieval.outline import COMMENTS, ENCODED_DATA, FRONT_MATTER, Outline
 
 SIZES = Sizes.around(300)
 BASE64 = "iVBORw0KGgoAAAANSUhEUgAAB4AAAAQ4CAYAAADo08FDAAAgAElEQVR4Xuy9B5hdV3nv" * 10
