@@ -1,5 +1,8 @@
 """What is known of sessions: how much of it, what leaves first, and what is forgotten."""
 
+import subprocess
+import sys
+from pathlib import Path
 from sys import getsizeof
 from threading import Event, Thread
 
@@ -220,3 +223,46 @@ def test_prompts_that_fail_leave_no_more_sessions_than_others(monkeypatch):
         with pytest.raises(TemplateError):
             known.settle(("", str(number), ""), [said("system", 5), said("user", "And now?")])
     assert len(known) <= 3
+
+
+WRITER = """
+import sys
+from itertools import count
+from pathlib import Path
+from server.chat.test_sessions import moves
+from slotcache.server.chat.chat_files import ChatFiles
+from slotcache.server.chat.sessions import Sessions
+
+files = ChatFiles(Path(sys.argv[1]))
+known = Sessions(files)
+for number in count():
+    moves(known, f"Line {number} {number}", ("mine", "again", "tools"))
+    for name in range(3):
+        moves(known, f"Line {number}", ("mine", f"{number}-{name}", "tools"))
+        moves(known, f"Line {number}", ("mine", "all", f"tools {number}"))
+    files.settle()
+    print(number, flush=True)
+"""
+
+
+def test_a_killed_server_loses_no_session_that_was_written(tmp_path):
+    """Killed at any place: what was on the disk goes on, and what was not is as if it had never been said."""
+    script, tests = [sys.executable, "-c", WRITER, str(tmp_path)], Path(__file__).parents[2]
+    for kill in range(4):
+        with subprocess.Popen(script, text=True, stdout=subprocess.PIPE, cwd=tests) as writer:
+            assert writer.stdout is not None
+            written = [int(writer.stdout.readline()) for _ in range(3 + kill)][-1]
+            writer.kill()
+        files = ChatFiles(tmp_path)
+        known = Sessions(files)
+        for number in range(written + 1):
+            assert all(moves(known, "Now", ("mine", f"{number}-{name}", "tools")) for name in range(3))
+            assert moves(known, "Now", ("mine", "all", f"tools {number}"))
+        assert moves(known, "Now", ("mine", "again", "tools"))
+        assert not moves(known, "Now", ("mine", f"{written + 9}-0", "tools"))
+        known.forget("mine")
+        for number in range(written + 3):
+            for name in range(3):
+                known.forget("mine", f"{number}-{name}")
+        files.close()
+        assert not [*tmp_path.glob("*.instructions")]
