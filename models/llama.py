@@ -634,7 +634,7 @@ HARD = 2  # omp.h: omp_pause_hard
 def loaded_libraries() -> set[Path]:
     """Return the libraries that this process has loaded. Raises OSError where Linux does not tell."""
     lines = MAPS.read_text().splitlines()
-    return {Path(line.split(maxsplit=5)[5]) for line in lines if line.count("/") and ".so" in line}
+    return set(map(Path, {line.split(maxsplit=5)[5] for line in lines if "/" in line and ".so" in line}))
 
 
 def release_workers() -> None:
