@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
+from functools import cache
 
 WORDS = {
     "en": """a about after all also am an and any are as at be because been before being but by can could d did do does doing
@@ -92,20 +93,30 @@ LEAST_SHARE = 7  # of so many different words of a text, one at least is a frequ
 LEAST_SURE = 3  # likewise, where no other language has to be looked at
 LEAST_SHARED = 3  # frequent words of near languages, as Danish and Norwegian: either one's stems will do
 
-_LANGUAGES: defaultdict[str, list[str]] = defaultdict(list)
-for _code, _words in WORDS.items():
-    for _word in dict.fromkeys(word for one in _words.split() for word in (one, one.capitalize())):
-        if len(_word) > 1 or not _word.isascii():  # a letter alone is one of a list in any language
-            _LANGUAGES[_word].append(_code)
-_FREQUENT = frozenset(_LANGUAGES)
-_OF = {code: frozenset(word for word in _FREQUENT if code in _LANGUAGES[word]) for code in WORDS}
+
+@cache
+def _languages_of() -> dict[str, list[str]]:
+    """Return the languages in which each frequent word is one."""
+    found: defaultdict[str, list[str]] = defaultdict(list)
+    for code, words in WORDS.items():
+        for word in dict.fromkeys(word for one in words.split() for word in (one, one.capitalize())):
+            if len(word) > 1 or not word.isascii():  # a letter alone is one of a list in any language
+                found[word].append(code)
+    return dict(found)
+
+
+@cache
+def _frequent(language: str) -> frozenset[str]:
+    """Return the frequent words of a language."""
+    return frozenset(word for word, codes in _languages_of().items() if language in codes)
 
 
 def votes_of(words: Iterable[str]) -> dict[str, int]:
     """Return how many different words are frequent ones of each language, of words as they are written."""
     votes: dict[str, int] = {}
-    for word in _FREQUENT.intersection(words):
-        for code in _LANGUAGES[word]:
+    languages = _languages_of()
+    for word in languages.keys() & set(words):
+        for code in languages[word]:
             votes[code] = votes.get(code, 0) + 1
     return votes
 
@@ -116,7 +127,7 @@ def language_of(words: Sequence[str], among: Collection[str] = (), before: str =
     among: languages that it may be in; none: all. before: the language of the text before it, which is tried first.
     """
     different = set(words[:TELLING])
-    if not among and LEAST_SURE * len(_OF[before] & different) > len(different):
+    if not among and LEAST_SURE * len(_frequent(before) & different) > len(different):
         return before
     votes = votes_of(different)
     ranked = sorted(((votes[code], code) for code in among or votes if code in votes), key=lambda vote: -vote[0])

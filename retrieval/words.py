@@ -7,6 +7,7 @@ import math
 import sqlite3
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
+from functools import cache
 from heapq import nlargest
 from itertools import chain, islice
 
@@ -17,7 +18,12 @@ from .terms import fold, sought, words_of
 # ---- The words of a question that tell what it is about. ----------------------------------------------------------------
 
 MAX_LETTERS, MAX_WORDS = 8192, 64  # of a query, from its end: a long message asks its question last
-FREQUENT = {language: frozenset(map(fold, words.split())) for language, words in WORDS.items()}
+
+
+@cache
+def _frequent(language: str) -> frozenset[str]:
+    """Return the frequent words of a language, folded; none for one that is not known."""
+    return frozenset(map(fold, WORDS.get(language, "").split()))
 
 
 def words_sought(text: str, languages: Sequence[str] = ()) -> list[tuple[str, ...]]:
@@ -27,7 +33,7 @@ def words_sought(text: str, languages: Sequence[str] = ()) -> list[tuple[str, ..
     and finds as much.
     """
     words = list(dict.fromkeys(reversed(words_of(text[-MAX_LETTERS:]))))
-    frequent = FREQUENT.get(language_of([word.lower() for word in words], languages), frozenset())
+    frequent = _frequent(language_of([word.lower() for word in words], languages))
     telling = [word for word in words if fold(word) not in frequent] or words
     found = chain.from_iterable(sought(word, languages) for word in telling)
     return list(dict.fromkeys(map(tuple, islice(found, MAX_WORDS))))
