@@ -213,6 +213,7 @@ class Sampler:
 
     def __init__(self, model: Model, sampling: Sampling) -> None:
         self._given = model, sampling
+        self.num_chosen = 0  # tokens that it has given, or was about to when it failed
         self._logprobs: Logprobs | None = None  # of the last token, where the request asks for them
         self._further: list[tuple[int, Logprobs | None]] = []  # tokens behind it that were chosen in the same step
         self._told: list[Logprobs] = []  # of tokens of the prompt
@@ -250,6 +251,7 @@ class Sampler:
 
     def choose(self, logits: np.ndarray, context: llama.llama_context_p, index: int) -> int:
         """Return the next token. logits: (vocabulary,), float32, overwritten; they are those of batch row `index`."""
+        self.num_chosen += 1
         if self.constraint is not None and (forced := self.constraint.first_forced()) is not None:
             self._watch([forced])
             self._count(np.array([forced], np.int32))
@@ -362,6 +364,7 @@ class Sampler:
         while more := self._next_forced():
             forced += more
         if forced:
+            self.num_chosen += len(forced)
             self._count(np.array(forced, np.int32))
         return forced
 

@@ -33,7 +33,9 @@ class Counters:
     drafted_tokens: int = total("Tokens of the drafts that a step checked")
     accepted_tokens: int = total("Drafted tokens that were the sampler's choice")
     retired_tokens: int = total("Tokens that leave first, as the session or sub-agent that alone has them has ended")
-    preemptions: int = total("Requests paused because cells ran out, and prompts computed ahead that gave way to a request")
+    preemptions: int = total(
+        "Requests paused because cells ran out or a step failed, and prompts computed ahead that gave way to a request"
+    )
     cached_tokens: dict[str, int] = field(default_factory=dict[str, int])
 
     def shown(self) -> dict[str, tuple[str, int]]:

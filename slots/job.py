@@ -140,7 +140,8 @@ class Job:
     sequence: Sequence | None = None
     slot: int = -1
     reuse: Reuse = field(default_factory=Reuse)
-    num_failures: int = 0  # steps that failed while it ran, before its first token
+    num_failures: int = 0  # steps that failed while it ran
+    failed_at: int = 0  # tokens of its answer when the last of them did
 
     def enter(self, phase: Phase) -> None:
         """Go on to a phase. Raises AssertionError where none leads there from the present one."""
@@ -180,10 +181,21 @@ class Job:
         self.reuse = Reuse(num_overtaken=self.reuse.num_overtaken)
         self.strategy_state.start_over()
 
+    def fall_back(self) -> None:
+        """Wait to go on behind the tokens that its answer has: a step failed, and the device has lost all KV."""
+        self.computed = self.claimed = 0
+        self.reuse.num_preempted += 1
+        self.strategy_state.forget_unmade()
+
+    @property
+    def num_generated(self) -> int:
+        """Tokens of its answer so far."""
+        return self.num_tokens - self.num_prompt
+
     @property
     def is_suspect(self) -> bool:
-        """Whether it may be what made a step fail: it runs alone until its first token shows that it is not."""
-        return self.num_failures > 0 and self.num_tokens == self.num_prompt
+        """Whether it may be what made a step fail: it runs alone until its next token shows that it is not."""
+        return self.num_failures > 0 and self.num_generated == self.failed_at
 
     @property
     def has_begun(self) -> bool:

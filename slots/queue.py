@@ -100,14 +100,19 @@ class Queue:
         """The first request that has to run alone."""
         return next((job for job in self._waiting if job.num_failures and job.is_suspect), None)
 
-    def restart(self, again: Sequence[Job] = ()) -> None:
-        """The device has lost all KV, and with it the copies that were not made yet. again: requests to put first."""
+    def restart(self, again: Sequence[Job] = (), paused: Sequence[Job] = ()) -> None:
+        """The device has lost all KV, and with it the copies that were not made yet.
+
+        again, paused: requests to put first, from their start and with tokens.
+        """
         for job in self._waiting:
             job.strategy_state.forget_unmade()
         for job in reversed(again):
             job.enter(Phase.WAITING)
             self._waiting.appendleft(job)
             self.groups.add(job, first=True)
+        for job in reversed(paused):
+            self.resume(job, blocks=False)
         self.unblock()
 
     def reject(self, job: Job, cause: Exception) -> None:

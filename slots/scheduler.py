@@ -12,6 +12,7 @@ import itertools
 import logging
 import math
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import repeat
 
@@ -184,6 +185,33 @@ logger = logging.getLogger("slotcache.scheduler")
 TRIES = 3  # steps that may fail with a request until it counts as the cause: the first beside others, the rest alone
 
 
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """What becomes of the requests that ran when a step failed.
+
+    failed: they cannot go on. again: without a token yet, they run again from their start. paused: they go on behind their
+    tokens, which are computed again as those of a prompt are.
+    """
+
+    failed: list[Job]
+    again: list[Job]
+    paused: list[Job]
+
+    def add(self, job: Job, goes_on: Callable[[Job], bool]) -> None:
+        """Decide on a request. goes_on: as in `Scheduler.recover`."""
+        is_hopeless = job.num_failures >= TRIES or not job.request.kind.is_client
+        if not is_hopeless and not job.num_generated:
+            job.start_over()
+            self.again.append(job)
+            return
+        job.fall_back()
+        if is_hopeless or not (job.keeps_layout and goes_on(job)):
+            job.enter(Phase.DONE)
+            self.failed.append(job)
+        else:
+            self.paused.append(job)
+
+
 StrategyMaker = Callable[[PrefixTree, Cells, Counters], Strategy]
 
 
@@ -315,32 +343,28 @@ class Scheduler:
             self._preempt()
         return True
 
-    def recover(self, keep: bool = True) -> tuple[list[Job], list[Job]]:
+    def recover(self, keep: bool = True, goes_on: Callable[[Job], bool] = lambda job: True) -> Recovery:
         """Begin again with an empty device, because a step failed and its cells may hold anything.
 
-        Returns the requests that cannot go on, and those that run again from their start: they have no token yet, and wait
-        at the head of the queue. The caller clears the runner's memory as well. Operations that were decided and not carried
-        out are void. keep: the copies in host memory stay, as far as they were made.
+        The requests that can go on wait at the head of the queue. The caller clears the runner's memory as well. Operations
+        that were decided and not carried out are void. keep: the copies in host memory stay, as far as they were made.
+        goes_on: whether all that was chosen for a request with tokens has come to it.
         """
-        failed: list[Job] = []
-        again: list[Job] = []
+        recovery = Recovery([], [], [])
         for job in self.running:
             self.slots.leave(job)
             job.sequence = None
             job.num_failures += 1
-            has_begun = job.num_tokens > job.num_prompt or not job.request.kind.is_client
-            (failed if has_begun or job.num_failures >= TRIES else again).append(job)
+            job.failed_at = job.num_generated
+            recovery.add(job, goes_on)
         self.running.clear()
-        for job in failed:
-            job.enter(Phase.DONE)
-        for job in again:
-            job.start_over()
         self._void(keep)
         self.cells.swap.forget_order()
         self.step = self._new_step()
-        self.waiting.restart(again)
-        self.counters.restarts += len(again)
-        return failed, again
+        self.waiting.restart(recovery.again, recovery.paused)
+        self.counters.restarts += len(recovery.again)
+        self.counters.preemptions += len(recovery.paused)
+        return recovery
 
     def _void(self, keep: bool) -> None:
         """Forget the KV on the device; that in host memory stays, if it is to be kept and can be."""

@@ -690,17 +690,18 @@ class Engine:
         """
         self.num_failed_steps += 1
         is_idle = not self.scheduler.running
-        failed, again = self.scheduler.recover(keep=not (is_idle and self._failed_idle))
+        found = self.scheduler.recover(not (is_idle and self._failed_idle), self.generations.goes_on)
         self._failed_idle = is_idle
         logger.exception(
-            "a step failed: %d requests end with an error, %d begin again, and %d tokens stay in host memory",
-            len(failed),
-            len(again),
+            "a step failed: %d requests end with an error, %d begin again, %d go on, and %d tokens stay in host memory",
+            len(found.failed),
+            len(found.again),
+            len(found.paused),
             self.scheduler.index.host.num_tokens,
         )
         self.runner.clear()
-        self.generations.fail(failed, RequestError("the engine failed while computing this", status=500))
-        self.generations.restart(again)
+        self.generations.fail(found.failed, RequestError("the engine failed while computing this", status=500))
+        self.generations.restart(found.again)
         self.generations.fail_rejected()
 
     def _stop(self, why: str) -> None:

@@ -304,6 +304,7 @@ class Generation:
     admitted: float = 0.0
     is_primed: bool = False  # its sampler has seen the prompt
     question: bytes = b""  # the last message of the user, as JSON; empty for a text
+    num_pushed: int = 0  # tokens of its answer that it has taken
     num_told: int = 0  # tokens of the prompt that were told with their logprobs
     first_token: float = 0.0
     patience: float = 0.0  # seconds for the answer after its first token, if it has a whole line by then; 0: no limit
@@ -323,7 +324,7 @@ class Generation:
 
     @property
     def num_generated(self) -> int:
-        return self.job.num_tokens - self.job.num_prompt
+        return self.job.num_generated
 
     @property
     def num_echoed(self) -> int:
@@ -346,6 +347,7 @@ class Generation:
 
         logprobs: its own; a token that no sampler chose has none.
         """
+        self.num_pushed += 1
         if not self.first_token:
             self.first_token = perf_counter()
         if self.limit == 0:

@@ -217,6 +217,12 @@ class Generations:
         if is_open:
             self._scheduler.finish(generation.job)
 
+    def goes_on(self, job: Job) -> bool:
+        """Return whether a request can go on where a step failed: all tokens that its sampler chose have come to it."""
+        if (generation := self._open.get(job.request.id)) is None:
+            return False
+        return self.samplers[job.request.id].num_chosen == generation.num_pushed == job.num_generated
+
     def restart(self, jobs: Iterable[Job]) -> None:
         """Let the samplers of requests that run again from their start forget what they have seen and chosen."""
         for job in jobs:

@@ -10,7 +10,7 @@ from slotcache.slots.plan import Clear, Plan, Restore, Save, Span
 from slotcache.slots.prefix_tree import OutOfSequences, PrefixTree
 from slotcache.slots.radix import descendants
 from slotcache.slots.request import Kind, Request
-from slotcache.slots.scheduler import BESIDE
+from slotcache.slots.scheduler import BESIDE, Recovery
 from slotcache.slots.scope import Scope
 from support.fixed_prompt import Fixed
 from support.scopes import COMMON
@@ -790,7 +790,7 @@ def test_a_request_whose_start_fails_is_not_lost(at, monkeypatch):
     monkeypatch.undo()
     assert [rejected for rejected, _ in world.scheduler.take_rejected()] == [job] and job.sequence is None
     assert world.scheduler.idle and not any(slot.job for slot in world.scheduler.slots)
-    assert world.scheduler.recover() == ([], [])
+    assert world.scheduler.recover() == Recovery([], [], [])
     world.memory.apply(Clear())
     check(world.scheduler)
     assert [world.run(range(100)).reuse.cached for _ in range(2)] == [0, 99]
@@ -859,10 +859,10 @@ def test_a_front_that_is_in_use_has_a_copy_once_what_stands_on_it_has_one():
             world.step()
     world.scheduler.tree.evict(60)
     world.carry_out()
-    failed, again = world.scheduler.recover()
+    found = world.scheduler.recover(goes_on=lambda job: False)
     world.memory.apply(Clear())
     check(world.scheduler)
-    assert failed == [stream] and not again
+    assert found == Recovery([stream], [], [])
     world.scheduler.finish(stream)
     assert [world.run(tokens, limit=1).reuse.cached for tokens in others] == [119] * 3
 

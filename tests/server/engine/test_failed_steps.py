@@ -114,16 +114,94 @@ def test_conversations_that_were_idle_go_on_from_their_copies_to_the_bit(
             assert one["timings"]["cache_n"] >= 0.95 * other["timings"]["cache_n"] > 300
 
 
-def test_requests_without_a_token_run_again_and_only_streams_end(monkeypatch):
+def test_streams_go_on_where_a_step_failed(monkeypatch):
+    """Six in mid-answer, and one that has no token yet: nobody sees more than a pause."""
+    with running(FILE, failed_steps=1, parallel=7) as server:
+        engine, towns = server.service.engine, [*RIVERS][:6]
+
+        def all_are_in_mid_answer(job):
+            return sum(one.num_generated > 2 for one in engine.scheduler.running) == 6
+
+        failed = fail(engine, monkeypatch, all_are_in_mid_answer)
+        with held(server):
+            streams = [Stream(server, {"stream": True, "temperature": 0, **about(town)}) for town in towns]
+            until(lambda: len(server.service.open) == 6)
+        assert [stream.text for stream in streams] == [f"The river of {town} is {RIVERS[town]}." for town in towns]
+        assert all(len(stream.finals) == 1 and "error" not in stream.finals[0] for stream in streams)
+        assert len(failed[0]) == 6 and server.metric("slotcache_failed_steps_total") == 1
+        assert server.metric("slotcache_preemptions_total") >= 6
+        assert not server.metric("slotcache_restarted_requests_total")
+
+
+def test_requests_without_a_token_run_again_beside_a_stream_that_goes_on(monkeypatch):
     with running(FILE, failed_steps=1, parallel=2) as server:
-        stream = Stream(server, LONG | {"max_tokens": 4000})  # it is open until the step fails
+        stream = Stream(server, LONG | {"max_tokens": 200})
         assert stream.began.wait(DEADLINE)
         engine = server.service.engine
         failed = fail(engine, monkeypatch, lambda job: job.request.limit == MOST)
         answers = asked(server, *[about("Calder")] * 3)
         assert list(map(said, answers)) == ["The river of Calder is Vennet."] * 3 and len(failed) == 1
-        assert [event["error"]["type"] for event in stream.finals] == ["server_error"]
+        assert [event["choices"][0]["finish_reason"] for event in stream.finals] == ["length"]
         assert server.metric("slotcache_restarted_requests_total") >= 1
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"temperature": 0},
+        {"temperature": 1.5, "seed": 42},
+        {"temperature": 1.0, "seed": 3, "repeat_penalty": 1.4, "dry_multiplier": 0.8},
+        {"regex": "(yes|no|perhaps){8,}", "temperature": 0.9, "seed": 7},
+        {"regex": "The answer is surely (yes|no), and that (is|was) all", "temperature": 0.9, "seed": 7},
+        {"logprobs": True, "top_logprobs": 2, "temperature": 0},
+        {"cache_prompt": False, "temperature": 1.5, "seed": 42},
+    ],
+)
+@pytest.mark.parametrize("generate", [None, hybrid])
+def test_an_answer_is_the_same_with_a_step_that_failed_in_it(tiny, tmp_path, monkeypatch, generate, fields):
+    """To the bit: what its sampler has drawn, and what its grammar has read, stays as it is."""
+    with running(generate(tmp_path / "model.gguf") if generate else tiny, failed_steps=2) as server:
+        body = {"max_tokens": 24, **fields}
+        usual = server.chat("Say something", **body)["choices"]
+        for at in (2, 13):
+            server.http.delete("/v1/cache")
+            undo = monkeypatch.context()
+            with undo as patch:
+                failed = fail(server.service.engine, patch, lambda job, at=at: job.num_generated >= at)
+                assert server.chat("Say something", **body)["choices"] == usual and failed
+
+
+def test_an_answer_ends_where_what_its_sampler_has_chosen_is_lost(tiny, monkeypatch):
+    """Another choice in its place would not be the one that a seed promises."""
+    with running(tiny, failed_steps=1) as server:
+        runner = server.service.engine.runner
+        sample = runner._sample
+
+        def broken(spans, samplers):
+            found = sample(spans, samplers)
+            if any(job.num_generated > 2 for job in server.service.engine.scheduler.running):
+                monkeypatch.setattr(runner, "_sample", sample)
+                raise MemoryError
+            return found
+
+        monkeypatch.setattr(runner, "_sample", broken)
+        stream = Stream(server, LONG | {"max_tokens": 20})
+        assert [event["error"]["type"] for event in stream.finals] == ["server_error"]
+        assert server.chat()["usage"]["completion_tokens"] == 4
+
+
+def test_a_stream_with_which_each_step_fails_ends_alone(monkeypatch):
+    with running(FILE, failed_steps=3, parallel=3) as server:
+        engine = server.service.engine
+        failed = fail(engine, monkeypatch, lambda job: is_poison(job) and job.num_generated > 2, times=1000)
+        with held(server):
+            streams = [Stream(server, {"stream": True, "temperature": 0, **about(town)}) for town in ("Calder", "Dunmere")]
+            until(lambda: len(server.service.open) == 2)
+            poisoned = Stream(server, {"stream": True, "temperature": 0, **about("Farwell"), "max_tokens": POISON})
+            until(lambda: len(server.service.open) == 3)
+        assert [event["error"]["type"] for event in poisoned.finals] == ["server_error"]
+        assert [one.text for one in streams] == ["The river of Calder is Vennet.", "The river of Dunmere is Larrow."]
+        assert len(failed[0]) > 1 and [len(one) for one in failed[1:]] == [1, 1]
 
 
 def asked(server, *bodies):
