@@ -11,6 +11,7 @@ import os
 import platform
 import re
 import sys
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -239,6 +240,7 @@ ggml_backend_buffer_type_t = NewType("ggml_backend_buffer_type_t", int)
 
 llama_token = ctypes.c_int32
 ggml_abort_callback = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p)
+ggml_last_words_callback = ctypes.CFUNCTYPE(None, ctypes.c_char_p)
 llama_log_callback = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
 llama_progress_callback = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_float, ctypes.c_void_p)
 
@@ -377,6 +379,7 @@ float_p = Annotated[ctypes.Array[ctypes.c_float], ctypes.POINTER(ctypes.c_float)
 adapters_p = Annotated[ctypes.Array[ctypes.c_void_p], ctypes.POINTER(ctypes.c_void_p)]
 token_data_array_p = Annotated[ctypes.Array[llama_token_data_array], ctypes.POINTER(llama_token_data_array)]
 abort_callback_t = Annotated[Callable[[ctypes.c_void_p], bool], ggml_abort_callback]
+last_words_callback_t = Annotated[Callable[[bytes], None], ggml_last_words_callback]
 log_callback_t = Annotated[Callable[[int, bytes, ctypes.c_void_p], None], llama_log_callback]
 
 F = TypeVar("F", bound=Callable)
@@ -412,6 +415,7 @@ def llama_supports_gpu_offload() -> bool_t: ...
 def llama_max_devices() -> size_t: ...
 def llama_print_system_info() -> char_p: ...
 def llama_log_set(log_callback: log_callback_t, user_data: pointer, /) -> None: ...
+def ggml_set_abort_callback(callback: last_words_callback_t, /) -> function_p | None: ...
 def ggml_backend_load_all_from_path(dir_path: char_p, /) -> None: ...
 def ggml_backend_dev_count() -> size_t: ...
 def ggml_backend_dev_get(index: size_t, /) -> ggml_backend_dev_t: ...
@@ -684,6 +688,33 @@ def _forward(level: int, text: bytes, _: ctypes.c_void_p) -> None:
 def capture() -> None:
     """Send llama.cpp's log to the logger `slotcache.llama` at DEBUG, instead of stderr."""
     llama_log_set(_forward, ctypes.c_void_p(0))
+
+
+MOST_WORDS = 5.0  # s that these may take
+LAST_WORDS: list[Callable[[str], None]] = []
+"""What is called before llama.cpp ends the process, in any thread, with its reason."""
+
+
+@ggml_last_words_callback
+def _abort(message: bytes) -> None:
+    reason = message.decode("utf-8", "replace")
+    print(reason, file=sys.stderr, flush=True)  # ggml prints nothing where it has a callback
+    end = threading.Timer(MOST_WORDS, os.abort)
+    end.daemon = True
+    end.start()
+    for act in list(LAST_WORDS):
+        with contextlib.suppress(Exception):
+            act(reason)
+
+
+def before_abort(act: Callable[[str], None]) -> Callable[[], None]:
+    """Have a function called before llama.cpp ends the process: a device is gone, or it finds an error of its own.
+
+    Return what ends that.
+    """
+    LAST_WORDS.append(act)
+    ggml_set_abort_callback(_abort)
+    return lambda: LAST_WORDS.remove(act)
 
 
 def last_complaint() -> str:

@@ -23,6 +23,7 @@ from typing import TypeVar
 
 from ...models.draft_model import DraftModel
 from ...models.errors import ChangedFile, Interrupted, ModelError, NoRoom
+from ...models.llama import before_abort
 from ...models.runner import NO_SAMPLERS, Runner
 from ...models.sampling import Sampler
 from ...slots.check import check
@@ -395,6 +396,7 @@ class Watchdog:
 
 
 LAST_SAVE = 5.0  # seconds to save idle KV in when the server ends
+LAST_WORDS, MOST_WORDS = 0.2, 3.0  # seconds for clients to get their last event before llama.cpp ends the process; at most
 
 
 class Engine:
@@ -523,6 +525,7 @@ class Engine:
             return self.runner.run(plan, samplers)
 
     def _live(self) -> None:
+        lives_on = before_abort(self._abort)
         try:
             self.watchdog.watch(get_ident())
             self._warm_up()
@@ -533,6 +536,7 @@ class Engine:
         except BaseException as error:
             self._end_for_good(error)
         finally:
+            lives_on()
             self.sleep.close()
             self.watchdog.close()
 
@@ -711,16 +715,28 @@ class Engine:
 
     def _end_for_good(self, error: BaseException) -> None:
         """Fail every open generation, once: the last resort of a thread that cannot continue."""
-        self.failure = f"the engine has ended: {type(error).__name__}: {error}"
-        logger.critical("%s", self.failure, exc_info=error)
-        self.inbox.close(lambda: None, self.failure)
+        logger.critical("%s", why := f"the engine has ended: {type(error).__name__}: {error}", exc_info=error)
+        self._give_up(why)
+        self.outbox.call(self._on_failure)
+
+    def _give_up(self, why: str) -> None:
+        """Give each open generation its Failure, those that are on their way here, too."""
+        self.failure = why
+        self.inbox.close(lambda: None, why)
         self._stopping = True
-        self.generations.give_up(self.failure)
+        self.generations.give_up(why)
         while (act := self.inbox.take()) is not None:  # callers wait for their futures
             with suppress(Exception):
                 act()
         self.outbox.send()
-        self.outbox.call(self._on_failure)
+
+    def _abort(self, reason: str) -> None:
+        """Let clients know, in any thread, that llama.cpp is about to end the process."""
+        self._give_up(f"llama.cpp has ended the server: {reason}")
+        if loop := self.outbox.loop:
+            sent = Event()
+            self.outbox.call(loop.call_later, LAST_WORDS, sent.set)
+            sent.wait(MOST_WORDS)
 
     def _enter(self, generations: Sequence[Generation], samplers: Sequence[Sampler]) -> None:
         self.background.give_way(generations)

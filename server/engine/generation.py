@@ -574,7 +574,7 @@ class Outbox:
         events, self._events = self._events, []
         self.call(_deliver, events)
 
-    def call(self, act: Callable[..., None], *arguments: object) -> None:
+    def call(self, act: Callable[..., object], *arguments: object) -> None:
         """Have the event loop call a function."""
         assert self.loop is not None
         try:
