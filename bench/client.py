@@ -51,6 +51,12 @@ class Result:
     status: int = 0
     error: str | None = None
 
+    def answered(self) -> Result:
+        """Return it. Raises BenchError if the request failed."""
+        if self.error:
+            raise BenchError(self.error)
+        return self
+
     @property
     def ttft(self) -> float:
         """Seconds to the first token; not a number if no token came."""

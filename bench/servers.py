@@ -21,10 +21,11 @@ from importlib import import_module
 from multiprocessing import parent_process
 from pathlib import Path
 from time import monotonic, sleep
-from types import ModuleType, TracebackType
+from types import TracebackType
 from typing import Any, TypeVar
 from urllib.request import ProxyHandler, build_opener
 
+from ..models.errors import ModelError
 from ..slots.child import start_child, stop_child, tie
 from .client import Client
 from .journal import note
@@ -55,7 +56,6 @@ def add_options(parser: argparse.ArgumentParser, context: int = 16384, slots: in
     add("--rounds", type=int, default=1, help="repeat all arms in turn, report medians (default: %(default)s)")
     add("--slotcache-args", default="", metavar="'...'", help="more flags for slotcache serve")
     add("--llama-args", default="", metavar="'...'", help="more flags for llama-server")
-    add("--json", type=Path, metavar="OUT", help="write everything measured to this file")
 
 
 def add_clients(parser: argparse.ArgumentParser) -> None:
@@ -77,23 +77,16 @@ def bench_model(args: argparse.Namespace) -> Path:
         if not args.model.is_file():
             raise BenchError(f"no model at {args.model}")
         return args.model
-    name = BENCH_MODELS[getattr(args, "bench_model", "dense")]
-    return _random_models().cached_model(name)
-
-
-def ranker_model() -> Path:
-    """Return a reranker of TinyBERT's size. It finds all texts equal: only its time counts."""
-    return _random_models().ranker_model()
-
-
-def _random_models() -> ModuleType:
-    """Import the module that generates models. By name: it needs a package that servers do without. Raises BenchError."""
-    try:
-        return import_module(".random_models", __package__)
+    try:  # by name: it needs a package that servers do without
+        random_models = import_module(".random_models", __package__)
     except ModuleNotFoundError as error:
         raise BenchError(
             f"the bench model needs {error.name}: pip install 'slotcache[bench]', or name one with -m"
         ) from None
+    try:
+        return random_models.built_in_model(name=BENCH_MODELS[getattr(args, "bench_model", "dense")])
+    except ModelError as error:
+        raise BenchError(error) from None
 
 
 def llama_slots(args: argparse.Namespace) -> int | None:
@@ -368,6 +361,17 @@ def in_rounds(arms: Sequence[Arm], rounds: int) -> Iterator[tuple[int, Arm]]:
             print(f"round {number + 1} of {rounds}: {arm.name}", file=sys.stderr, flush=True)
             note(arm=arm.name, begins_round=number + 1)
             yield number, arm
+
+
+def measured_in_rounds(
+    arms: Sequence[Arm], args: argparse.Namespace, work: Callable[[Client, argparse.Namespace, int], Awaitable[T]]
+) -> dict[str, list[T]]:
+    """Measure every arm once in each of `--rounds`. work: gets a client, the options and the number of the round."""
+    found: dict[str, list[T]] = {}
+    for number, arm in in_rounds(arms, args.rounds):
+        one = arm.measure(sampling(args), lambda client, number=number: work(client, args, number))
+        found.setdefault(arm.name, []).append(one)
+    return found
 
 
 def _api(name: str, extra: dict[str, Any]) -> ServerApi:

@@ -138,7 +138,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--data", metavar="PATH", default=os.environ.get(DATA_VARIABLE), help="folder with mtrag_retrieved/ and mooncake/")
     add("--requests", type=int, default=4000, help="most requests of each trace, 0 for all (default: %(default)s)")
-    add("--json", type=Path, metavar="OUT", help="write everything measured to this file")
 
 
 def run(args: argparse.Namespace) -> Report:
@@ -170,13 +169,8 @@ def run(args: argparse.Namespace) -> Report:
 SCOPE = Scope.shared("")
 
 
-def hit_rate(trace: Accesses, capacity: int, replacement: EvictionPolicy) -> float:
-    """Return the share of all blocks that were cached, for a host tier of `capacity` blocks."""
-    return hit_rates(trace, capacity, replacement)[0]
-
-
 def hit_rates(trace: Accesses, capacity: int, replacement: EvictionPolicy) -> tuple[float, float]:
-    """Return the same share, and that of the time to compute all blocks, which grows with their depth.
+    """Return the share of all blocks that were cached, for a host tier of `capacity` blocks, and of the time they take.
 
     The pool has room for one prompt, so all idle KV moves to the host tier, as in the server.
     """

@@ -42,7 +42,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--data", metavar="PATH", default=os.environ.get(DATA_VARIABLE), help="folder with mtrag_retrieved/")
     add("--embedding-model", type=Path, metavar="GGUF", help="measure vectors and the fused ranking, too")
     add("-t", "--threads", type=int, default=os.cpu_count() or 1, help="threads of that model (default: %(default)s)")
-    add("--json", type=Path, metavar="OUT", help="write everything measured to this file")
 
 
 def run(args: argparse.Namespace) -> Report:

@@ -9,7 +9,6 @@ import socket
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing import get_context
-from pathlib import Path
 from time import perf_counter, perf_counter_ns, sleep
 from typing import Any
 
@@ -34,7 +33,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--gap", type=float, default=5.0, help="ms between them (default: %(default)s)")
     add("--streams", type=int, default=0, metavar="N", help="as many run beside everything (default: %(default)s)")
     add("--rounds", type=int, default=5, help="all arms in turn (default: %(default)s)")
-    add("--json", type=Path, metavar="OUT", help="write everything measured to this file")
 
 
 def run(args: argparse.Namespace) -> Report:

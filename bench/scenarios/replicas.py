@@ -49,7 +49,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--max-tokens", type=int, default=16, help="output of each request (default: %(default)s)")
     add("--seeds", type=int, default=5, help="traces, each driven in all arms (default: %(default)s)")
     add("--routers", default=",".join(ROUTERS), help="some of the arms (default: %(default)s)")
-    add("--json", type=Path, metavar="OUT", help="write everything measured to this file")
 
 
 def run(args: argparse.Namespace) -> Report:

@@ -40,7 +40,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("-t", "--threads", type=int, default=os.cpu_count() or 1, help="threads of each server (default: %(default)s)")
     add("--llama-server", metavar="PATH", help="llama-server, whose router gets the same conversations")
     add("--slotcache-args", default="", metavar="'...'", help="more flags for slotcache serve")
-    add("--json", type=Path, metavar="OUT", help="write everything measured to this file")
 
 
 @dataclass(frozen=True, slots=True)
