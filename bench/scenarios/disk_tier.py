@@ -127,9 +127,7 @@ async def _ask(client: Client, queries: Sequence[Query], label: str) -> list[Res
     results: list[Result] = []
     with Progress(label, len(queries)) as progress:
         for query in queries:
-            results.append(result := await client.ask(query))
-            if result.error:
-                raise BenchError(f"{query.session}: {result.error}")
+            results.append(result := (await client.ask(query)).answered())
             progress.step(f"{1000 * result.ttft:.0f} ms, {result.cached_tokens} cached")
     return results
 
@@ -261,9 +259,7 @@ async def _pairs(args: argparse.Namespace, folder: Path) -> dict[str, list[Resul
                 for number in range(-1, args.pairs):  # the first pair warms both up
                     for client in (first, second)[:: 1 if number % 2 else -1]:
                         result = await client.ask(sizer.query(f"pair {number}", args.prompt_tokens))
-                        if result.error:
-                            raise BenchError(result.error)
-                        results[client.name].append(result)
+                        results[client.name].append(result.answered())
                     if number >= 0:
                         progress.step()
 
