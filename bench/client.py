@@ -218,15 +218,8 @@ class Client:
             stream.end()
         except (aiohttp.ClientError, TimeoutError, StreamError, ValueError) as error:
             problem, latency = _one_line(error), perf_counter() - started
-        result = Result(
-            started,
-            latency,
-            tuple(stream.arrivals),
-            text="".join(stream.text),
-            status=status,
-            error=problem,
-            **stream.figures,
-        )
+        figures = stream.figures | {"text": "".join(stream.text), "status": status, "error": problem}
+        result = Result(started, latency, tuple(stream.arrivals), **figures)
         if self.name:
             note(arm=self.name, session=request.session, turn=request.turn, **result.figures)
         return result

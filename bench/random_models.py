@@ -23,7 +23,8 @@ from types import TracebackType
 from typing import Self
 
 import numpy as np
-from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFWriter, LlamaFileType, TokenType
+from gguf import GGML_QUANT_SIZES, GGUFWriter, LlamaFileType, TokenType
+from gguf import GGMLQuantizationType as Kind
 
 from ..models import named_templates
 from ..models.errors import ModelError
@@ -69,7 +70,7 @@ class ModelShape:
             raise ValueError(f"the heads ({self.heads}) must be a multiple of the KV heads ({self.kv_heads})")
         if self.width % (2 * self.heads):
             raise ValueError(f"the width ({self.width}) must be an even number for each of {self.heads} heads")
-        block = GGML_QUANT_SIZES[GGMLQuantizationType[self.quantisation]][0]
+        block = GGML_QUANT_SIZES[Kind[self.quantisation]][0]
         for name, size in (("width", self.width), ("feed-forward size", self.feed_forward)):
             if size % block:
                 raise ValueError(f"the {name} ({size}) must be a multiple of {block} for {self.quantisation}")
@@ -442,13 +443,7 @@ class ModelFile:
             self.writer.close()
             self._partial.unlink(missing_ok=True)
 
-    def tensor(
-        self,
-        name: str,
-        shape: tuple[int, ...],
-        made: Callable[[], np.ndarray],
-        kind: GGMLQuantizationType = GGMLQuantizationType.F32,
-    ) -> None:
+    def tensor(self, name: str, shape: tuple[int, ...], made: Callable[[], np.ndarray], kind: Kind = Kind.F32) -> None:
         """Add a tensor of numbers. made: returns their bytes, of `kind`; one is in memory at a time."""
         block, block_bytes = GGML_QUANT_SIZES[kind]
         size = prod(shape) // block * block_bytes
@@ -462,7 +457,7 @@ def generate(path: Path | str, shape: ModelShape, seed: int = 0) -> Path:
     The same Python, shape and seed give the same model. Its words mean nothing, but greedy decoding wanders, in ASCII,
     and never ends an answer by itself: the output rows of special, unused and non-ASCII tokens are nearly zero.
     """
-    path, kind = Path(path), GGMLQuantizationType[shape.quantisation]
+    path, kind = Path(path), Kind[shape.quantisation]
     words = train(shape.vocabulary, shape.merges)
     with ModelFile(path, shape.architecture, words) as model:
         model.writer.add_type("model")
@@ -519,23 +514,23 @@ def _loudness(words: Vocabulary) -> np.ndarray:
     return np.where(loud, 1.0, 0.1).astype(np.float32)
 
 
-def _random(rng: np.random.Generator, columns: int, kind: GGMLQuantizationType, scale: np.ndarray) -> np.ndarray:
+def _random(rng: np.random.Generator, columns: int, kind: Kind, scale: np.ndarray) -> np.ndarray:
     """Make (rows, columns) of random numbers about 0, with the standard deviation `scale` (rows,), as bytes of `kind`."""
     rows = len(scale)
-    if kind in (GGMLQuantizationType.F32, GGMLQuantizationType.F16):
+    if kind in (Kind.F32, Kind.F16):
         matrix = rng.standard_normal((rows, columns), dtype=np.float32)
         matrix *= scale[:, None]
-        return matrix.astype(np.float32 if kind == GGMLQuantizationType.F32 else np.float16)
+        return matrix.astype(np.float32 if kind == Kind.F32 else np.float16)
     return _random_blocks(rng, columns, kind, scale)
 
 
-def _random_blocks(rng: np.random.Generator, columns: int, kind: GGMLQuantizationType, scale: np.ndarray) -> np.ndarray:
+def _random_blocks(rng: np.random.Generator, columns: int, kind: Kind, scale: np.ndarray) -> np.ndarray:
     """Make the same as blocks of a float16 step and 32 uniform integers: many times as fast as quantising."""
     blocks = len(scale) * columns // 32
-    body = 32 if kind == GGMLQuantizationType.Q8_0 else 16
+    body = 32 if kind == Kind.Q8_0 else 16
     out = np.empty((blocks, 2 + body), dtype=np.uint8)
     out[:, 2:] = np.frombuffer(rng.bytes(blocks * body), dtype=np.uint8).reshape(blocks, body)
-    levels = 256 if kind == GGMLQuantizationType.Q8_0 else 16
+    levels = 256 if kind == Kind.Q8_0 else 16
     step = np.repeat(scale * (12 / (levels**2 - 1)) ** 0.5, columns // 32)
     # The numbers reach one further down than up (-8 to 7): steps of either sign keep the mean at 0.
     step *= rng.choice(np.array([-1, 1], dtype=np.float32), blocks)

@@ -268,13 +268,8 @@ class Summary:
     def of(cls, values: Iterable[float]) -> Summary:
         """Summarise `values`, without those that are not a number."""
         numbers = [value for value in values if not isnan(value)]
-        return cls(
-            count=len(numbers),
-            mean=mean(numbers),
-            p50=median(numbers),
-            p95=percentile(numbers, 0.95),
-            maximum=max(numbers, default=nan),
-        )
+        shares = (percentile(numbers, 0.5), percentile(numbers, 0.95), max(numbers, default=nan))
+        return cls(len(numbers), mean(numbers), *shares)
 
     @classmethod
     def median_of(cls, rounds: Sequence[Summary]) -> Summary:

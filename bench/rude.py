@@ -177,6 +177,9 @@ async def live(
 SCOPES = 6
 TURNS = 6  # of a conversation, before the next one begins
 LONGEST, MOST_TOKENS = 40, 200  # documents of 30 words in a long prompt, and tokens of its answer
+SHOWN = ("/health", "/v1/models", "/props", "/slots", "/metrics", "/v1/cache")
+COMPLETION = {"max_tokens": 20, "temperature": 0, "cache_prompt": True}
+SAVED, FILE = ("save", "restore", "erase"), {"filename": "slot"}
 TIMEOUT = aiohttp.ClientTimeout(total=120)
 
 
@@ -305,26 +308,6 @@ def _chats(path: str = PATH, **more: Any) -> Act:
     return lambda visitor: visitor.answered(path, visitor.chat(**more))
 
 
-def _one_of(method: str, *paths: str) -> Act:
-    return lambda visitor: visitor.asked(method, visitor.rng.choice(paths))
-
-
-def _completes(path: str) -> Act:
-    return lambda visitor: visitor.answered(
-        path, {"prompt": visitor.text(), "max_tokens": 20, "temperature": 0, "cache_prompt": True}
-    )
-
-
-def _looks_back(method: str) -> Act:
-    return lambda visitor: visitor.asked(method, f"/v1/conversations/{visitor.conversation}", scope=visitor.own_scope)
-
-
-def _slots(*actions: str) -> Act:
-    return lambda visitor: visitor.answered(
-        f"/slots/{visitor.rng.randrange(2)}?action={visitor.rng.choice(actions)}", {"filename": f"slot-{visitor.seed}"}
-    )
-
-
 ACTS: dict[str, tuple[float, Act]] = {
     "chat": (6, _chats()),
     "stream": (8, Visitor.stream),
@@ -332,18 +315,18 @@ ACTS: dict[str, tuple[float, Act]] = {
     "leave": (3, Visitor.leave),
     "converse": (6, Visitor.converse),
     "branch": (2, Visitor.branch),
-    "look back": (0.7, _looks_back("GET")),
-    "forget": (0.3, _looks_back("DELETE")),
+    "look back": (0.7, lambda one: one.asked("GET", f"/v1/conversations/{one.conversation}", scope=one.own_scope)),
+    "forget": (0.3, lambda one: one.asked("DELETE", f"/v1/conversations/{one.conversation}", scope=one.own_scope)),
     "warm": (1, _chats("/v1/cache/warm", pin=True, ttl=5)),
     "speculate": (2, _chats("/v1/speculate", id="soak")),
     "order": (1, _chats("/v1/documents/order")),
     "template": (1, _chats("/apply-template")),
-    "complete": (1, _completes("/v1/completions")),
-    "complete natively": (1, _completes("/completion")),
+    "complete": (1, lambda one: one.answered("/v1/completions", {"prompt": one.text(), **COMPLETION})),
+    "complete natively": (1, lambda one: one.answered("/completion", {"prompt": one.text(), **COMPLETION})),
     "tokens": (2, Visitor.tokens),
-    "show": (2, _one_of("GET", "/health", "/v1/models", "/props", "/slots", "/metrics", "/v1/cache")),
-    "drop": (1, lambda visitor: visitor.asked("DELETE", "/v1/cache", scope=visitor.any_scope)),
-    "slot": (1, _slots("save", "restore", "erase")),
+    "show": (2, lambda one: one.asked("GET", one.rng.choice(SHOWN))),
+    "drop": (1, lambda one: one.asked("DELETE", "/v1/cache", scope=one.any_scope)),
+    "slot": (1, lambda one: one.answered(f"/slots/{one.rng.randrange(2)}?action={one.rng.choice(SAVED)}", FILE)),
     "nonsense": (1, Visitor.nonsense),
 }
 """By name: the weight of an act in the mix, and the act."""

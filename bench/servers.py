@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import json
 import os
 import shlex
 import shutil
@@ -13,7 +14,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, replace
@@ -23,7 +24,7 @@ from pathlib import Path
 from time import monotonic, sleep
 from types import TracebackType
 from typing import Any, TypeVar
-from urllib.request import ProxyHandler, build_opener
+from urllib.request import ProxyHandler, Request, build_opener
 
 from ..models.errors import ModelError
 from ..slots.child import start_child, stop_child, tie
@@ -190,6 +191,11 @@ class Server:
         """The exit code; None while the process runs."""
         return self._process.poll() if self._process else None
 
+    @property
+    def memory(self) -> int:
+        """Bytes of resident memory; 0 of a process that has ended."""
+        return resident(self.pid) if self.pid else 0
+
     def __enter__(self) -> Server:
         with self.log.open("wb") as log:
             try:
@@ -247,6 +253,22 @@ class Server:
 
     def _failure(self, what: str) -> str:
         return f"{' '.join(self.command)}\n{what}; the end of its log ({self.log}):\n{self.tail()}"
+
+
+def events(url: str, body: Mapping[str, Any], timeout: float) -> Iterator[Any]:
+    """Yield the events of a streamed answer. Raises URLError and TimeoutError."""
+    request = Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
+    with build_opener(ProxyHandler({})).open(request, timeout=timeout) as lines:
+        for line in lines:
+            if line.startswith(b"data: {"):
+                yield json.loads(line[6:])
+
+
+def resident(pid: int) -> int:
+    """Return the bytes of memory that a process has; 0 if there is none."""
+    with contextlib.suppress(OSError):
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return 0
 
 
 def _ended(code: int) -> str:
@@ -320,7 +342,7 @@ def arms_for(
     if args.url:
         return [Arm(args.url, _api(args.dialect, {"document_order": orders[0]} | extra), url=args.url)]
     model, binary = bench_model(args), llama_server(args)
-    own = _options(args, model, args.parallel, (*slotcache_flags, *shlex.split(args.slotcache_args)))
+    own = options_of(args, model, args.parallel, (*slotcache_flags, *shlex.split(args.slotcache_args)))
     arms = [
         Arm(
             "slotcache" if order == "auto" else f"slotcache, {order} order",
@@ -330,7 +352,7 @@ def arms_for(
         for order in orders
     ]
     if binary:
-        theirs = _options(args, model, llama_slots, shlex.split(args.llama_args))
+        theirs = options_of(args, model, llama_slots, shlex.split(args.llama_args))
         arms.append(Arm("llama-server", CompletionApi(), lambda port: llama_server_command(binary, theirs, port)))
     return arms
 
@@ -380,7 +402,8 @@ def _api(name: str, extra: dict[str, Any]) -> ServerApi:
     return ChatApi(documents_field=True, extra=extra) if name == "slotcache" else ChatApi()
 
 
-def _options(args: argparse.Namespace, model: Any, slots: int | None, extra: Sequence[str]) -> ServerOptions:
+def options_of(args: argparse.Namespace, model: Path, slots: int | None, extra: Sequence[str]) -> ServerOptions:
+    """Return what the shared options say of a server."""
     return ServerOptions(
         model,
         context=args.ctx_size,

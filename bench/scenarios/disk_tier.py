@@ -24,7 +24,7 @@ from ...slots.store.disk import DiskTier
 from ...slots.store.record_file import Provenance, encode
 from ..client import Client, PromptSizer, Result
 from ..report import Bar, BenchError, Progress, Report, Summary, Table
-from ..servers import Arm, Server, add_options, arms_for, free_port, sampling, tie_to_parent
+from ..servers import Arm, Server, add_options, arms_for, free_port, resident, sampling, tie_to_parent
 from ..trace import Query
 
 SETTLED = 1.0  # s in which nothing is written to disk
@@ -203,10 +203,10 @@ def _records(count: int) -> Iterator[Record]:
 
 
 def _opened(root: Path, count: int) -> Index:
-    before, began = _resident(), perf_counter()
+    before, began = resident(os.getpid()), perf_counter()
     tier = DiskTier(root, 1 << 40, MADE_BY)
     tier.wait()
-    seconds, size = perf_counter() - began, _resident() - before
+    seconds, size = perf_counter() - began, resident(os.getpid()) - before
     if len(tier.index.entries) != count:
         raise BenchError(f"the index has {len(tier.index.entries):,} records of {count:,}")
     rng, times = np.random.default_rng(1), []
@@ -217,10 +217,6 @@ def _opened(root: Path, count: int) -> Index:
         times.append(perf_counter() - began)
     tier.close(seconds=600)
     return Index(seconds, size, median(times))
-
-
-def _resident() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
 
 
 def _allowed(count: int) -> int:

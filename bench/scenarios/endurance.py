@@ -36,6 +36,7 @@ OUTPUT = 60  # tokens of a bystander's answer
 UNREAD = 1000  # tokens of an answer that nobody reads
 DESCRIPTORS = 1024  # `ulimit -n` of the server
 SHOTS, BETWEEN = 3, 0.5  # faults, and s between two of them
+CALM = 3.0  # s of bystanders without an attack, before and behind it
 CONVERSATIONS, IDLE = 20, 2.0  # that are idle at a fault, and for how many s
 TIMEOUT = 30.0  # s to answer
 DYING = 10.0  # s until a server with a dead engine must end
@@ -47,7 +48,7 @@ TIMED = ("chat", "stream", "converse")  # acts whose time is told
 
 GAP_FACTOR, GAP = 10.0, 0.5  # limit of a gap: this multiple of the longest quiet gap, or these seconds
 LEAST_KEPT = 0.95  # of the tokens that idle conversations reuse without a fault
-MORE_DESCRIPTORS, MORE_LOG, MORE_MEMORY = 10, 100.0, 100.0  # at most, in kB and MiB
+MORE_DESCRIPTORS, MORE_LOG, A_REQUEST, MORE_MEMORY = 10, 100.0, 0.3, 100.0  # kB of log, and kB a request; MiB
 STEADY = 1.05  # memory of a mixed load after its first quarter, over the most in it
 LONG_NAME = ("--alias", "a" * 8192)  # each chunk holds the model's name: few tokens fill what the system keeps of an answer
 
@@ -104,7 +105,6 @@ async def faults(stage: Stage) -> None:
     for _ in range(SHOTS):
         stage.shoot()
         await asyncio.sleep(BETWEEN)
-    await asyncio.sleep(stage.seconds)
 
 
 async def disk(stage: Stage) -> None:
@@ -117,7 +117,6 @@ async def disk(stage: Stage) -> None:
             if answer.status != 200 and "error" not in body:
                 stage.wrongs.append("a refused slot save does not say why")
         await asyncio.sleep(BETWEEN)
-    await asyncio.sleep(stage.seconds)
 
 
 async def idle_conversations(stage: Stage) -> None:
@@ -166,11 +165,6 @@ async def _generated(stage: Stage) -> float:
 async def unread(stage: Stage) -> None:
     """Open streams without reading them, and keep them."""
     stage.held += await rude.stall(stage.server.url, stage.clients, UNREAD)
-    await asyncio.sleep(stage.seconds)
-
-
-async def leaving(stage: Stage) -> None:
-    await rude.leave(stage.server.url, stage.clients)
     await asyncio.sleep(stage.seconds)
 
 
@@ -238,7 +232,7 @@ TRIALS = {
     "slow-disk": Trial(disk, "slow-disk"),
     "killed": Trial(faults, "killed", may_fail=None),
     "stall": Trial(stalling, seconds=60, clients=SLOTS + QUEUE + BYSTANDERS, is_before=True, flags=LONG_NAME),
-    "leave": Trial(leaving, clients=24),
+    "leave": Trial(lambda stage: rude.leave(stage.server.url, stage.clients), clients=24),
     "dawdle": Trial(dawdling, seconds=120, clients=12),
     "half-open": Trial(crowding, seconds=60, clients=2000, ask="texts", most_gap=2.0),
     "unread": Trial(unread, "eager", 120, clients=50, ask="texts", most_gap=2.0, flags=(*LONG_NAME, "--max-queue", "256")),
@@ -313,7 +307,8 @@ def complaints(trial: Trial, stage: Stage) -> list[str]:
     found += [f"health said {status or 'nothing'}" for _, status in stage.health.looks if status != 200]
     if stage.code is not None:
         found.append(f"the server ended with code {stage.code}: {stage.tail}")
-    more = (("descriptors", stage.descriptors, MORE_DESCRIPTORS), ("kB of log", stage.log, MORE_LOG))
+    told = MORE_LOG + A_REQUEST * (len(stage.beside) + stage.acts.total())
+    more = (("descriptors", stage.descriptors, MORE_DESCRIPTORS), ("kB of log", stage.log, told))
     if trial.ask:
         more = (*more, ("MiB", stage.growth, MORE_MEMORY))
     return found + [f"the server has {value:.0f} {what} more" for what, value, most in more if value > most]
@@ -340,12 +335,12 @@ async def _play(trial: Trial, server: Server, args: argparse.Namespace) -> Stage
         await rude.ask(
             http, rude.chats(0, OUTPUT)[0], TIMEOUT
         )  # uncounted: the first request of a process pays for its start
-        stage.quiet = await _bystand(trial, http, asyncio.sleep(min(stage.seconds, 3.0)))
+        stage.quiet = await _bystand(trial, http, asyncio.sleep(min(stage.seconds, CALM)))
         descriptors, log, stage.began = _descriptors(server), server.log.stat().st_size, perf_counter()
         watching = [asyncio.create_task(of) for of in (stage.health.watch(http), _watch(stage))]
         if trial.is_before:
             await trial.attack(stage)
-        stage.beside = await _bystand(trial, http, asyncio.sleep(BETWEEN) if trial.is_before else _attack(trial, stage))
+        stage.beside = await _bystand(trial, http, _attack(trial, stage))
         for connection in stage.held:
             connection.close()
         if trial.may_fail is None:
@@ -363,7 +358,9 @@ async def _play(trial: Trial, server: Server, args: argparse.Namespace) -> Stage
 
 async def _attack(trial: Trial, stage: Stage) -> None:
     await asyncio.sleep(BETWEEN)
-    await trial.attack(stage)
+    if not trial.is_before:
+        await trial.attack(stage)
+    await asyncio.sleep(min(stage.seconds, CALM))
 
 
 async def _bystand(trial: Trial, http: aiohttp.ClientSession, meanwhile: Awaitable[Any]) -> list[Ending]:
@@ -380,10 +377,8 @@ async def _bystand(trial: Trial, http: aiohttp.ClientSession, meanwhile: Awaitab
 
 
 async def _watch(stage: Stage) -> None:
-    page = os.sysconf("SC_PAGE_SIZE") / 2**20
     while True:
-        with suppress(OSError):  # it has ended
-            stage.memory.append(int(Path(f"/proc/{stage.server.pid}/statm").read_text().split()[1]) * page)
+        stage.memory.append(stage.server.memory / 2**20)
         if stage.acts and len(stage.memory) % REPORT_EVERY == 0:
             told = f"{stage.acts.total()} acts, {len(stage.wrongs)} lost, {stage.memory[-1]:.0f} MiB"
             print(f"  {len(stage.memory) * SAMPLE / 60:.0f} min, {told}", file=sys.stderr, flush=True)

@@ -20,13 +20,13 @@ from ..servers import (
     HOST,
     Arm,
     Server,
-    ServerOptions,
     add_clients,
     add_options,
     bench_model,
     free_port,
     llama_server,
     llama_server_command,
+    options_of,
     own_command,
     sampling,
 )
@@ -133,14 +133,7 @@ def run(args: argparse.Namespace) -> Report:
     if not (binary := llama_server(args)):
         raise BenchError("front needs --llama-server PATH")
     queries = burst(args.queries, args.regions, burst=args.burst, k=args.k, overlap=args.overlap, seed=args.seed)
-    options = ServerOptions(
-        bench_model(args),
-        context=args.ctx_size,
-        threads=args.threads,
-        flash_attention=args.flash_attn,
-        repack=args.repack,
-        extra=tuple(args.llama_args.split()),
-    )
+    options = options_of(args, bench_model(args), None, args.llama_args.split())
 
     def engine(port: int) -> list[str]:
         return [*llama_server_command(binary, options, port), "--metrics"]

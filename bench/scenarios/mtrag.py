@@ -58,15 +58,8 @@ def run(args: argparse.Namespace) -> Report:
     if not args.data or not Path(args.data).is_dir():
         raise Skip(f"mtrag needs --data PATH or {DATA_VARIABLE}: a folder that holds mtrag_retrieved/")
     try:
-        queries = mtrag(
-            Path(args.data),
-            args.retriever,
-            args.query_form,
-            args.k,
-            sessions=args.sessions or None,
-            turns=args.turns or None,
-            active=args.active,
-        )
+        picked = {"sessions": args.sessions or None, "turns": args.turns or None, "active": args.active}
+        queries = mtrag(Path(args.data), args.retriever, args.query_form, args.k, **picked)
     except (OSError, ValueError) as error:
         raise BenchError(f"--data {args.data}: {error}") from error
     slots = args.parallel if args.concurrency > 1 else None

@@ -84,23 +84,12 @@ def run(args: argparse.Namespace) -> Report:
     stalls = measured_in_rounds(arms, args, _stall)
     tile = max((one.usual_longest for one in stalls.get(TILES, [])), default=0.0)
     title = f"stall: {args.prompt_tokens} tokens of prefill while {args.streams} streams run, --max-stall {args.max_stall}"
-    columns = (
-        "arm",
-        "prefill tokens",
-        "its TTFT s",
-        "tokens/s",
-        "gap before ms",
-        "gap p50 ms",
-        "longest ms",
-        "of what is allowed",
-    )
-    table = Table(title, columns, [_row(name, rounds, allowed, tile) for name, rounds in stalls.items()])
+    columns = ("prefill tokens", "its TTFT s", "tokens/s", "gap before ms", "gap p50 ms", "longest ms", "of what is allowed")
+    table = Table(title, ("arm", *columns), [_row(name, rounds, allowed, tile) for name, rounds in stalls.items()])
     worst = max(one.excess(allowed, tile) for one in stalls[arms[0].name])
     bar = Bar(6, "longest gap over --max-stall, or a tile, and a step of the streams", worst, 1.0, unit="x")
-    data = {
-        "arms": [arm.describe() for arm in arms],
-        "stalls": {n: [asdict(one) for one in r] for n, r in stalls.items()},
-    }
+    told = {name: [asdict(one) for one in rounds] for name, rounds in stalls.items()}
+    data = {"arms": [arm.describe() for arm in arms], "stalls": told}
     return Report("stall", [table], bars=[bar], data=data)
 
 

@@ -6,7 +6,6 @@ llama-server's router has a process for each model, whose KV ends with it.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import tempfile
 from collections.abc import Iterator
@@ -15,13 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 from typing import Any
-from urllib.error import HTTPError
-from urllib.request import ProxyHandler, Request, build_opener
 
 from ..report import Bar, BenchError, Report, Table, median
-from ..servers import HOST, Server, free_port, llama_server, own_command
+from ..servers import HOST, Server, events, free_port, llama_server, own_command
 
-RSS = "VmRSS"
 FILLER = "The keeper of the northern lighthouse writes down wind, tide and every ship that passes. "
 EARLY = 10  # swaps behind which memory is read for the first time
 
@@ -71,31 +67,19 @@ class Talk:
         body |= {"stream": True, "stream_options": {"include_usage": True}}
         began, ttft, text, kept = perf_counter(), 0.0, "", self.num_known
         usage: dict[str, Any] = {}
-        for chunk in chunks(f"{url}/v1/chat/completions", body):
-            usage = chunk.get("usage") or usage
-            if piece := "".join(choice["delta"].get("content") or "" for choice in chunk["choices"]):
-                text, ttft = text + piece, ttft or perf_counter() - began
+        try:
+            for chunk in events(f"{url}/v1/chat/completions", body, 600):
+                if "error" in chunk:
+                    raise BenchError(f"{url}: {chunk['error']}")
+                usage = chunk.get("usage") or usage
+                if piece := "".join(choice["delta"].get("content") or "" for choice in chunk["choices"]):
+                    text, ttft = text + piece, ttft or perf_counter() - began
+        except OSError as error:
+            raise BenchError(f"{url}: {error}") from None
         seconds = perf_counter() - began
         self.messages.append({"role": "assistant", "content": text})
         self.num_known = usage["prompt_tokens"]
         return Turn(kept, usage["prompt_tokens_details"]["cached_tokens"], ttft or seconds, seconds)
-
-
-def chunks(url: str, body: dict[str, object]) -> Iterator[Any]:
-    """Yield the chunks of a streamed answer. Raises BenchError."""
-    request = Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
-    try:
-        with build_opener(ProxyHandler({})).open(request, timeout=600) as answer:
-            for line in answer:
-                if line.startswith(b"data: {"):
-                    chunk = json.loads(line[6:])
-                    if "error" in chunk:
-                        raise BenchError(f"{url}: {chunk['error']}")
-                    yield chunk
-    except HTTPError as error:
-        raise BenchError(f"{url}: {error.code}: {error.read()[:500].decode('utf-8', 'replace')}") from None
-    except OSError as error:
-        raise BenchError(f"{url}: {error}") from None
 
 
 def run(args: argparse.Namespace) -> Report:
@@ -156,19 +140,8 @@ def _router_swaps(binary: str, args: argparse.Namespace) -> list[list[Turn]]:
     with tempfile.TemporaryDirectory() as folder:
         for file in args.models:
             Path(folder, file.name).symlink_to(file.absolute())
-        flags = [
-            "--models-dir",
-            folder,
-            "--models-max",
-            "1",
-            "--host",
-            HOST,
-            "--port",
-            str(port),
-            "--no-webui",
-            *_both(args),
-        ]
-        with Server([binary, *flags], port) as server:
+        flags = ["--models-dir", folder, "--models-max", "1", "--host", HOST, "--port", str(port), "--no-webui"]
+        with Server([binary, *flags, *_both(args)], port) as server:
             return _swaps(server, args)[0]
 
 
@@ -185,8 +158,8 @@ def _swaps(server: Server, args: argparse.Namespace) -> tuple[list[list[Turn]], 
         pairs = zip(talks[name], opening, strict=True)
         swaps.append([talk.ask(server.url, text if is_first else "Go on.") for talk, text in pairs])
         if number >= EARLY and number % EARLY == 0:
-            memory.append(_resident(server.pid or 0))
-    return swaps, memory or [_resident(server.pid or 0)]
+            memory.append(server.memory)
+    return swaps, memory or [server.memory]
 
 
 def _crowd(url: str, args: argparse.Namespace) -> list[float]:
@@ -194,10 +167,3 @@ def _crowd(url: str, args: argparse.Namespace) -> list[float]:
     asked: Iterator[str] = (args.models[number % len(args.models)].stem for number in range(args.requests))
     with ThreadPoolExecutor(8) as clients:
         return list(clients.map(lambda name: Talk(name, []).ask(url, "Say hello.").seconds, asked))
-
-
-def _resident(pid: int) -> int:
-    """Return the bytes of memory that a process has."""
-    with open(f"/proc/{pid}/status", encoding="ascii") as file:
-        line = next(line for line in file if line.startswith(RSS))
-    return int(line.split()[1]) << 10 if os.name == "posix" else 0
