@@ -282,13 +282,8 @@ def train(size: int, merges: int) -> Vocabulary:
     used = [*words, *SPECIAL]
     padding = [f"<|unused_{number}|>" for number in range(size - len(used))]
     types = [TokenType.NORMAL] * len(words) + [TokenType.CONTROL] * len(SPECIAL) + [TokenType.UNUSED] * len(padding)
-    return Vocabulary(
-        tokens=(*used, *padding),
-        merges=tuple(" ".join(pair) for pair in pairs),
-        types=tuple(map(int, types)),
-        bos=used.index(END_OF_TEXT),
-        eos=used.index(IM_END),
-    )
+    ends = {"bos": used.index(END_OF_TEXT), "eos": used.index(IM_END)}
+    return Vocabulary((*used, *padding), tuple(" ".join(pair) for pair in pairs), tuple(map(int, types)), **ends)
 
 
 @cache

@@ -147,13 +147,8 @@ class Table:
         """Return the table as plain text, without a final line end."""
         cells = [list(self.columns), *([_cell(value) for value in row] for row in self.rows)]
         widths = [max(len(row[i]) for row in cells) for i in range(len(self.columns))]
-        lines = [
-            "  ".join(
-                cell.rjust(width) if i else cell.ljust(width)
-                for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-            )
-            for row in cells
-        ]
+        sides = [str.ljust, *[str.rjust] * (len(widths) - 1)]
+        lines = ["  ".join(side(cell, width) for side, cell, width in zip(sides, row, widths, strict=True)) for row in cells]
         rule = "  ".join("-" * width for width in widths)
         return "\n".join([self.title, *(line.rstrip() for line in [lines[0], rule, *lines[1:]])])
 

@@ -343,14 +343,9 @@ def arms_for(
         return [Arm(args.url, _api(args.dialect, {"document_order": orders[0]} | extra), url=args.url)]
     model, binary = bench_model(args), llama_server(args)
     own = options_of(args, model, args.parallel, (*slotcache_flags, *shlex.split(args.slotcache_args)))
-    arms = [
-        Arm(
-            "slotcache" if order == "auto" else f"slotcache, {order} order",
-            _api("slotcache", {"document_order": order} | extra),
-            lambda port: slotcache_command(own, port),
-        )
-        for order in orders
-    ]
+    names = {order: "slotcache" if order == "auto" else f"slotcache, {order} order" for order in orders}
+    apis = {order: _api("slotcache", {"document_order": order} | extra) for order in orders}
+    arms = [Arm(names[order], apis[order], lambda port: slotcache_command(own, port)) for order in orders]
     if binary:
         theirs = options_of(args, model, llama_slots, shlex.split(args.llama_args))
         arms.append(Arm("llama-server", CompletionApi(), lambda port: llama_server_command(binary, theirs, port)))
@@ -404,12 +399,5 @@ def _api(name: str, extra: dict[str, Any]) -> ServerApi:
 
 def options_of(args: argparse.Namespace, model: Path, slots: int | None, extra: Sequence[str]) -> ServerOptions:
     """Return what the shared options say of a server."""
-    return ServerOptions(
-        model,
-        context=args.ctx_size,
-        slots=slots,
-        threads=args.threads,
-        flash_attention=args.flash_attn,
-        repack=args.repack,
-        extra=tuple(extra),
-    )
+    same: dict[str, Any] = {"flash_attention": args.flash_attn, "repack": args.repack, "extra": tuple(extra)}
+    return ServerOptions(model, args.ctx_size, slots, args.threads, **same)

@@ -222,10 +222,5 @@ def _figures(rows: Sequence[dict[str, Found]], way: str) -> tuple[float, ...]:
     total, loss = sizes.sum(), losses.sum() / sizes.sum()
     error = np.sqrt(np.square(losses - loss * sizes).sum() * len(rows) / max(len(rows) - 1, 1)) / total
     pairs = (pair for row in rows for pair in zip(row[way].choices, row["joint"].choices, strict=True))
-    return (
-        np.concatenate(ours).mean(),
-        loss,
-        error,
-        (losses / sizes).max(),
-        sum(one == other for one, other in pairs) / total,
-    )
+    same = sum(one == other for one, other in pairs) / total
+    return np.concatenate(ours).mean(), loss, error, (losses / sizes).max(), same

@@ -161,9 +161,8 @@ def run(args: argparse.Namespace) -> Report:
         tables += [_table(trace.name, footprint, rates[by][trace.name], by) for by in BY]
     margins = [rate["pgdsf"] / rate["lru"] for rate in rates["tokens"]["skewed"].values()]
     bars = [Bar(2, "least hit rate of PGDSF over LRU's, skewed", min(margins), REQUIRED, at_least=True, unit="x")]
-    return Report(
-        "replacement", tables, bars=bars, notes=notes, data={"hit_rates": rates["tokens"], "time_rates": rates["time"]}
-    )
+    data = {"hit_rates": rates["tokens"], "time_rates": rates["time"]}
+    return Report("replacement", tables, bars=bars, notes=notes, data=data)
 
 
 SCOPE = Scope.shared("")
@@ -243,8 +242,6 @@ def _rates(trace: Accesses, capacity: int) -> dict[str, tuple[float, float]]:
 
 def _table(name: str, footprint: int, rates: dict[float, dict[str, float]], by: str) -> Table:
     policies: Sequence[str] = [*POLICIES, OPTIMUM]
-    rows = [
-        (f"{share:.0%}", *(100 * rate[policy] for policy in policies), rate["pgdsf"] / rate["lru"])
-        for share, rate in rates.items()
-    ]
+    percents = {share: [100 * rate[policy] for policy in policies] for share, rate in rates.items()}
+    rows = [(f"{share:.0%}", *percents[share], rate["pgdsf"] / rate["lru"]) for share, rate in rates.items()]
     return Table(f"{name}: hit rate by {by}, %, of {footprint:,} blocks", ("capacity", *policies, "pgdsf over lru"), rows)

@@ -53,10 +53,8 @@ def _asked(query: Query) -> list[Body]:
     """Return the messages that a query adds: results of tools, or a question."""
     if not query.documents:
         return [{"role": "user", "content": query.question}]
-    return [
-        {"role": "tool", "tool_call_id": _call_id(query, at), "content": text}
-        for at, (_, text) in enumerate(query.documents)
-    ]
+    texts = enumerate(text for _, text in query.documents)
+    return [{"role": "tool", "tool_call_id": _call_id(query, at), "content": text} for at, text in texts]
 
 
 def _calls(query: Query) -> Body:

@@ -44,10 +44,7 @@ def run(args: argparse.Namespace) -> Report:
             return await _server_speeds(client, args, number)
 
         speeds.setdefault(arm.name, []).append(arm.measure(sampling(args), work))
-    middle = {
-        name: {streams: median([speed[streams] for speed in rounds]) for streams in args.streams}
-        for name, rounds in speeds.items()
-    }
+    middle = {name: {at: median([of[at] for of in rounds]) for at in args.streams} for name, rounds in speeds.items()}
     rows = [(name, *(speed[streams] for streams in args.streams)) for name, speed in middle.items()]
     title = f"decode: tokens/s of all streams, {args.prompt_tokens} tokens of prompt, {args.max_tokens} of output"
     table = Table(title, ("arm", *(f"{streams} streams" for streams in args.streams)), rows)
@@ -57,9 +54,8 @@ def run(args: argparse.Namespace) -> Report:
         bars = [_bar(streams, own[streams] / engine[streams]) for streams in args.streams]
     elif not args.url:
         notes.append(f"no {BATCHED_BENCH} was given (--{BATCHED_BENCH} PATH): nothing to compare with")
-    return Report(
-        "decode", [table], bars=bars, notes=notes, data={"arms": [arm.describe() for arm in arms], "speeds": speeds}
-    )
+    data = {"arms": [arm.describe() for arm in arms], "speeds": speeds}
+    return Report("decode", [table], bars=bars, notes=notes, data=data)
 
 
 def shared_speed(results: Sequence[Result]) -> float:

@@ -151,24 +151,17 @@ def run(args: argparse.Namespace) -> Report:
         two = [Fronted(name, fields, engine, engines=2, order=order, nginx=args.nginx) for name, order in names]
         outcomes += (found := compare(two, queries, args))
         bars += _bars(found[0], found[1], args.k)
-    title = (
-        f"front: {args.queries} queries, {args.burst} in a row on one of {args.regions} regions, {pace(args)}, k = {args.k}"
-    )
+    title = f"front: {args.queries} queries, {args.burst} in a row on one of {args.regions} regions, "
+    title += f"{pace(args)}, k = {args.k}"
     number = _found_out(args, engine)
     computed = [median(arm.computed) for arm in one]
-    bars += [
-        Bar(
-            6, "gain in computed tokens where the engine tells none, over where it does", _gain(computed), 0.9, at_least=True
-        ),
-        Bar(6, "questions until a lost cache is found out, where the engine tells nothing", number, 3),
-    ]
+    name = "gain in computed tokens where the engine tells none, over where it does"
+    bars.append(Bar(6, name, _gain(computed), 0.9, at_least=True))
+    bars.append(Bar(6, "questions until a lost cache is found out, where the engine tells nothing", number, 3))
     rows = [(arm.name, round(tokens)) for arm, tokens in zip(one, computed, strict=True)]
-    tables = [
-        table(title, outcomes),
-        Table("prompt tokens that the engine computed, as it counts them", ("arm", "tokens"), rows),
-    ]
+    counted = Table("prompt tokens that the engine computed, as it counts them", ("arm", "tokens"), rows)
     data = {"arms": [outcome.data() for outcome in outcomes], "computed": computed, "asked": number}
-    return Report("front", tables, bars=bars, notes=problems(outcomes), data=data)
+    return Report("front", [table(title, outcomes), counted], bars=bars, notes=problems(outcomes), data=data)
 
 
 def _gain(computed: Sequence[float]) -> float:

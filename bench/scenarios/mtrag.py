@@ -76,14 +76,9 @@ def _parts(args: argparse.Namespace) -> list[Arm]:
     if args.url:
         raise BenchError("--parts starts a server for each part: leave --url out")
     hint = {} if args.order_hint else {"order_hint": False}
-    return [
-        replace(
-            arms_for(args, slotcache_flags=part.flags)[0],
-            name=part.name,
-            api=ChatApi(documents_field=True, extra=part.fields | hint, own_scope=part.own_scope),
-        )
-        for part in PARTS
-    ]
+    apis = [ChatApi(documents_field=True, extra=part.fields | hint, own_scope=part.own_scope) for part in PARTS]
+    arms = [arms_for(args, slotcache_flags=part.flags)[0] for part in PARTS]
+    return [replace(arm, name=part.name, api=api) for arm, part, api in zip(arms, PARTS, apis, strict=True)]
 
 
 def _bars(outcomes: Sequence[Outcome], parts: bool) -> list[Bar]:

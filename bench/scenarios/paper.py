@@ -208,21 +208,14 @@ class Findings:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of `slotcache bench paper`."""
     add = parser.add_argument
-    add(
-        "name",
-        choices=(*PANELS, "all"),
-        help="panel: " + "; ".join(f"{name}: {about}" for name, (about, _) in PANELS.items()),
-    )
+    panels = "; ".join(f"{name}: {about}" for name, (about, _) in PANELS.items())
+    add("name", choices=(*PANELS, "all"), help=f"panel: {panels}")
     add_options(parser, max_tokens=6)
     every = ",".join(way.name for way in PARTS)
     add("--parts", default=every, help="rate: arms with a part switched off, '' for none (default: %(default)s)")
     add("--quick", action="store_true", help="few requests and few points: whether it runs, no result")
-    add(
-        "--out",
-        type=Path,
-        default=Path("paper"),
-        help="folder of points; what is there stays (default: %(default)s)",
-    )
+    text = "folder of points; what is there stays (default: %(default)s)"
+    add("--out", type=Path, default=Path("paper"), help=text)
     add("--models", default=",".join(MODELS), help="without -m: some of %(default)s (default: all)")
     text = "rate: memory for idle KV in both servers, a share of what the trace would keep (default: %(default)s)"
     add("--host-memory", type=float, default=0.25, help=text)
@@ -291,11 +284,7 @@ def rate(study: Study) -> Findings:
     common = TIMES * theirs[0][1] if theirs else nan
     knees = {name: (knee(curve), knee(curve, common)) for name, curve in means.items()}
     reached = [
-        (
-            name,
-            1000 * means[name][0][1],
-            *(cell for at, is_reached in both for cell in (at, "yes" if is_reached else "beyond")),
-        )
+        (name, 1000 * means[name][0][1], *(cell for at, is_in in both for cell in (at, "yes" if is_in else "beyond")))
         for name, both in knees.items()
     ]
     columns = ("arm", "unloaded ms", "of its own", "reached", "of llama-server's", "reached")
@@ -471,21 +460,15 @@ def turns(study: Study) -> Findings:
     for arm in [study.arm(replace(OWN, name="with prefix cache")), study.arm(COLD), *study.theirs()]:
         one = study.measure(arm, lambda client: drive(client, chats), {"turns": 4, "chats": study.size.chats})
         latency, failed = one["latency"], sum(error is not None for error in one["error"])
-        whole = [1000 * sum(latency[at : at + 4]) for at in range(0, len(latency), 4)]
-        rows.append((arm.name, mean(whole), median(whole), interval(whole), failed))
+        took = [1000 * sum(latency[at : at + 4]) for at in range(0, len(latency), 4)]
+        rows.append((arm.name, mean(took), median(took), interval(took), failed))
         for turn in range(4):
             ttfts = [t for t in one["ttft"][turn::4] if t is not None]
             prompt, cached = (sum(one[name][turn::4]) for name in ("prompt_tokens", "cached_tokens"))
             ratios.append((arm.name, turn + 1, 1000 * median(ttfts), prompt, cached, cached / max(prompt, 1)))
-    tables = [
-        Table(f"turns, {study.model}: ms of a conversation", ("arm", "average", "median", "95 % ±", "errors"), rows),
-        Table(
-            f"turns, {study.model}, by turn",
-            ("arm", "turn", "TTFT p50 ms", "prompt tokens", "prefix_cache_tokens", "prefix_cache_ratio"),
-            ratios,
-        ),
-    ]
-    return Findings(tables)
+    columns = ("arm", "turn", "TTFT p50 ms", "prompt tokens", "prefix_cache_tokens", "prefix_cache_ratio")
+    whole = Table(f"turns, {study.model}: ms of a conversation", ("arm", "average", "median", "95 % ±", "errors"), rows)
+    return Findings([whole, Table(f"turns, {study.model}, by turn", columns, ratios)])
 
 
 # ---- (e) The time of scheduling over the rate of requests (RAGCache 7.5). -----------------------------------------------
@@ -521,8 +504,9 @@ SUMMARY = ("TTFT mean ms", "p50", "p95", "cached %", "seconds", "errors")
 
 def _summary(one: Mapping[str, Any]) -> tuple[float, float, float, float, float, int]:
     ttfts = [1000 * ttft for ttft in _ttfts(one)]
-    failed = sum(error is not None for error in one["error"])
-    return mean(ttfts), median(ttfts), percentile(ttfts, 0.95), 100 * _share(one), one["seconds"], failed
+    failed, pairs = sum(error is not None for error in one["error"]), _tokens(one)
+    share = 100 * sum(cached for cached, _ in pairs) / max(1, sum(prompt for _, prompt in pairs))
+    return mean(ttfts), median(ttfts), _p95(ttfts), share, one["seconds"], failed
 
 
 def _ttfts(one: Mapping[str, Any]) -> list[float]:
@@ -534,11 +518,6 @@ def _tokens(one: Mapping[str, Any]) -> list[tuple[int, int]]:
     """Return cached and prompt tokens of the requests that succeeded."""
     pairs = zip(one["cached_tokens"], one["prompt_tokens"], strict=True)
     return [(cached, prompt) for cached, prompt in pairs if prompt]
-
-
-def _share(one: Mapping[str, Any]) -> float:
-    pairs = _tokens(one)
-    return sum(cached for cached, _ in pairs) / max(1, sum(prompt for _, prompt in pairs))
 
 
 def _measured(one: Mapping[str, Any]) -> dict[str, Any]:

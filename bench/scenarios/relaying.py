@@ -61,9 +61,8 @@ def run(args: argparse.Namespace) -> Report:
         Bar(3, "ms a plain request more than the proxy", beside[0], 3.0),
         Bar(3, "ms a chunk more than the proxy", beside[2], 0.2),
     ]
-    return Report(
-        "relay", [Table(f"relay: medians, {args.streams} streams beside", columns, rows)], bars=bars, data={"arms": found}
-    )
+    table = Table(f"relay: medians, {args.streams} streams beside", columns, rows)
+    return Report("relay", [table], bars=bars, data={"arms": found})
 
 
 async def _measure(port: int, bodies: dict[str, Body], args: argparse.Namespace, figures: dict[str, list[float]]) -> None:

@@ -66,12 +66,9 @@ class RecordedMessages(RecordedChat):
         if event["type"] != "message_delta":
             return Chunk(text=delta.get("text", ""), has_token=event["type"] == "content_block_delta")
         cached = usage["cache_read_input_tokens"]
-        return Chunk(
-            finish_reason=delta["stop_reason"],
-            prompt_tokens=usage["input_tokens"] + usage["cache_creation_input_tokens"] + cached,
-            cached_tokens=cached,
-            completion_tokens=usage["output_tokens"],
-        )
+        prompt = usage["input_tokens"] + usage["cache_creation_input_tokens"] + cached
+        counts = {"prompt_tokens": prompt, "cached_tokens": cached, "completion_tokens": usage["output_tokens"]}
+        return Chunk(finish_reason=delta["stop_reason"], **counts)
 
 
 def _with_schema(function: Body) -> Body:
@@ -289,10 +286,8 @@ def _arms(args: argparse.Namespace, flag: str, folder: Path) -> list[Arm]:
         arms.append(replace(arm, name=THEIRS, api=RecordedChat()))
         arms.append(replace(moving, name=f"{THEIRS}, --cache-reuse {REUSE}", api=RecordedChat()))
     if args.billing:
-        arms += [
-            replace(own, name=name, api=RecordedMessages(extra=CACHED, billed=billed))
-            for name, billed in ((MESSAGES, False), (BILLED, True))
-        ]
+        for name, billed in ((MESSAGES, False), (BILLED, True)):
+            arms.append(replace(own, name=name, api=RecordedMessages(extra=CACHED, billed=billed)))
     return arms
 
 
@@ -350,10 +345,8 @@ def _floors(played: dict[str, list[Session]]) -> list[str]:
     """Say what must be computed at the least."""
     turns = next(iter(played.values()))[0].turns
     new, unseen = sum(turn.new for turn in turns), sum(turn.num_unseen for turn in turns)
-    return [
-        f"{new:,} tokens stand behind what an earlier prompt of the session begins with, too",
-        f"{unseen:,} tokens have text that the session had not sent before",
-    ]
+    text = f"{new:,} tokens stand behind what an earlier prompt of the session begins with, too"
+    return [text, f"{unseen:,} tokens have text that the session had not sent before"]
 
 
 def _bars(played: dict[str, list[Session]]) -> list[Bar]:

@@ -132,12 +132,8 @@ def _latency(run: Run) -> float:
 
 def _command(args: argparse.Namespace, router: str, folder: Path, port: int) -> list[str]:
     """Return the command of Ray Serve with one router. Ray's proxy takes its port from a file only."""
-    settings: dict[str, object] = {
-        "model": str(bench_model(args).resolve()),
-        "replicas": args.replicas,
-        "parallel": args.parallel,
-        "ctx_size": args.ctx_size,
-    }
+    settings = {name: getattr(args, name) for name in ("replicas", "parallel", "ctx_size")}
+    settings["model"] = str(bench_model(args).resolve())
     if ROUTERS[router]:
         settings["router"] = ROUTERS[router]
     app = {"name": "slotcache", "route_prefix": "/", "import_path": APP, "args": settings}

@@ -75,9 +75,8 @@ def run(args: argparse.Namespace) -> Report:
     ]
     notes = [f"{way}: {what}" for way, what in WAYS.items()]
     requests = {way: [{"ttft": one.ttft, "cached_tokens": one.cached_tokens} for one in of] for way, of in results.items()}
-    return Report(
-        "speculation", [table], bars=bars, notes=notes, data={"arm": arm.describe(), "requests": requests, "load": load}
-    )
+    data = {"arm": arm.describe(), "requests": requests, "load": load}
+    return Report("speculation", [table], bars=bars, notes=notes, data=data)
 
 
 async def _beside(args: argparse.Namespace, client: Client) -> tuple[dict[str, list[float]], dict[str, list[float]]]:

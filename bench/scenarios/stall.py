@@ -120,12 +120,8 @@ async def _stall(client: Client, args: argparse.Namespace, number: int) -> Stall
         await asyncio.gather(*tasks, return_exceptions=True)
     begin, end = prefill.started, prefill.started + prefill.ttft
     before = [later - earlier for s in streams for earlier, later in pairwise(s.arrivals) if later < begin]
-    stall = Stall(
-        prefill_tokens=prefill.prompt_tokens,
-        prefill_ttft=prefill.ttft,
-        quiet_gap=median(before),
-        gaps=tuple(map(max, zip(*(gaps_within(stream.arrivals, begin, end) for stream in streams), strict=False))),
-    )
+    gaps = tuple(map(max, zip(*(gaps_within(stream.arrivals, begin, end) for stream in streams), strict=False)))
+    stall = Stall(prefill.prompt_tokens, prefill.ttft, median(before), gaps)
     note(arm=client.name, round=number, **asdict(stall))
     return stall
 

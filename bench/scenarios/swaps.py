@@ -15,7 +15,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from ..report import Bar, BenchError, Report, Table, median
+from ..report import Bar, BenchError, Cell, Report, Table, median
 from ..servers import HOST, Server, events, free_port, llama_server, own_command
 
 FILLER = "The keeper of the northern lighthouse writes down wind, tide and every ship that passes. "
@@ -95,24 +95,20 @@ def run(args: argparse.Namespace) -> Report:
     shares = [sum(min(turn.cached, turn.kept) for turn in turns) / sum(turn.kept for turn in turns) for turns in after]
     firsts = [turns[0].seconds for turns in after]
     ttfts = _ttfts(after)
-    rows: list[tuple[str, str | int | float]] = [
-        ("swaps", len(swaps)),
-        ("tokens that came back, the least share", min(shares, default=0.0)),
-    ]
+    least = min(shares, default=0.0)
+    rows: list[tuple[str, Cell]] = [("swaps", len(swaps)), ("tokens that came back, the least share", least)]
     rows += [("seconds of the first answer behind a swap, median", median(firsts))]
     rows += [(f"TTFT, s, of {name}, median", seconds) for name, seconds in ttfts.items()]
     rows += [("memory, MiB, after each 10 swaps", " ".join(f"{size >> 20}" for size in memory))]
     rows += [("requests of the crowd", len(waits)), ("longest wait, s", max(waits, default=0.0))]
-    bars = [Bar(38, "the least share of tokens that came back after a swap", min(shares, default=0.0), 0.95, at_least=True)]
+    bars = [Bar(38, "the least share of tokens that came back after a swap", least, 0.95, at_least=True)]
     bars += [Bar(38, "memory at the end over memory after 10 swaps", memory[-1] / memory[0], 1.05, unit="x")]
     data: dict[str, Any] = {"shares": shares, "firsts": firsts, "memory": memory, "waits": waits, "ttft": ttfts}
     if binary := llama_server(args):
         theirs = data["router"] = _ttfts(_behind_swaps(_router_swaps(binary, args)))
         rows += [(f"TTFT, s, of {name}, median, llama-server's router", seconds) for name, seconds in theirs.items()]
-        bars += [
-            Bar(38, f"TTFT of {name} over that of llama-server's router", ttfts[name] / theirs[name], 0.2, unit="x")
-            for name in ttfts
-        ]
+        ratios = {name: ttfts[name] / theirs[name] for name in ttfts}
+        bars += [Bar(38, f"TTFT of {name} over llama-server's router's", of, 0.2, unit="x") for name, of in ratios.items()]
     table = Table(f"models: {len(args.models)} models, {args.conversations} conversations each", ("what", "value"), rows)
     return Report("models", [table], bars=bars, data=data)
 
