@@ -7,7 +7,7 @@
 # make device-test                  the tests of the cache on devices that are not the CPU: llama.cpp's RPC, Vulkan in software
 # make page-test                    the page, in Debian's Chromium (apt-get install chromium npm)
 # make mutations                    10,000 damaged files: no wrong token is ever restored, and no crash
-# make crowd                        2,000 half-open connections and 50 streams that nobody reads, 3 minutes: nobody else is hurt
+# make endurance                    faults, rude clients, 2,000 half-open connections, mixed load, 17 minutes: nobody else is hurt
 # make coverage                     the whole suite again, and the share of lines that it runs
 # make lint                         ruff and pyright
 # make audit                        known holes in what is installed, and in the oldest versions that pyproject.toml admits
@@ -42,7 +42,7 @@ PROGRAMS := aider-chat==0.86.2 guidellm==0.8.1 llm==0.36
 ENGINE := $(shell sed -n 's/.*"\(llama-cpp-python==[^"]*\)".*/\1/p' pyproject.toml)
 PREBUILT := $(shell sed -n 's/.*"\(xllamacpp==[^"]*\)".*/\1/p' pyproject.toml)
 
-.PHONY: serve test coverage client-test scale-test device-test rpc-test vulkan-test page-test mutations crowd lint audit house \
+.PHONY: serve test coverage client-test scale-test device-test rpc-test vulkan-test page-test mutations endurance lint audit house \
 	fuzz install native wheel wheel-test clean
 
 serve: $(VENV)/.serving
@@ -157,8 +157,8 @@ mutations: $(VENV)/.developing
 	SLOTCACHE_MUTATIONS=$(or $(MUTATIONS),10000) $(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist loadfile \
 		tests/slots/test_mutated_records.py tests/server/engine/test_mutated_files.py tests/models/test_mutated_models.py $(ARGS)
 
-crowd: $(VENV)/.developing
-	$(BIN)/slotcache bench crowd $(ARGS)
+endurance: $(VENV)/.developing
+	$(BIN)/slotcache bench endurance $(ARGS)
 
 lint: $(VENV)/.developing build/types/slotcache
 	$(BIN)/ruff check .

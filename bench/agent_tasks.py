@@ -13,20 +13,10 @@ from tempfile import TemporaryDirectory
 
 from .trace import Query
 
-TOOLS = [
-    {
-        "type": "function",
-        "function": {
-            "name": "read_file",
-            "description": "Return the text of a file.",
-            "parameters": {
-                "type": "object",
-                "properties": {"path": {"type": "string", "description": "path of the file"}},
-                "required": ["path"],
-            },
-        },
-    }
-]
+_PATH_OF_FILE = {"type": "object", "properties": {"path": {"type": "string", "description": "path of the file"}}}
+_PARAMETERS = _PATH_OF_FILE | {"required": ["path"]}
+_READ = {"name": "read_file", "description": "Return the text of a file.", "parameters": _PARAMETERS}
+TOOLS = [{"type": "function", "function": _READ}]
 TEMPLATE = """\
 {%- if tools -%}
     {{- '<|im_start|>system\\nFunctions, in <tools></tools>:\\n<tools>' -}}

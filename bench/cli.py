@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
+from pathlib import Path
 from types import ModuleType
 
 from ..slots.child import ends_in_order
@@ -41,28 +42,23 @@ _ALL = (
     Scenario("decode", ".scenarios.decoding", "tokens per second of many streams"),
     Scenario("step", ".scenarios.step", "time of a step outside llama.cpp"),
     Scenario("stall", ".scenarios.stall", "a long prefill among running streams"),
-    Scenario("silence", ".scenarios.silence", "streams on all routes while a long prompt is computed"),
     Scenario("speculation", ".scenarios.speculation", "a search in stages, with a server that prefills along"),
     Scenario("fanout", ".scenarios.fanout", "one prompt many times at once"),
-    Scenario("idle", ".scenarios.idle_kv", "a request's speed beside idle KV"),
     Scenario("disk", ".scenarios.disk_tier", "KV on disk: what comes back, after a kill, with very many records"),
     Scenario("indexing", ".scenarios.indexing", "a running stream beside the index of a folder"),
-    Scenario("faults", ".scenarios.faults", "faults and bad clients beside well-behaved ones"),
-    Scenario("crowd", ".scenarios.crowd", "more connections than descriptors, and streams that nobody reads"),
-    Scenario("soak", ".scenarios.soak", "mixed load on all routes for hours"),
-    Scenario("history", ".scenarios.long_history", "a history that grows by a document each turn"),
+    Scenario(
+        "endurance", ".scenarios.endurance", "faults, rude clients and hours of mixed load beside well-behaved clients"
+    ),
     Scenario("models", ".scenarios.swaps", "several models in turn on one device: what comes back after a swap"),
     Scenario("cached", ".scenarios.cached", "a prompt that is cached whole"),
     Scenario("front", ".scenarios.front", "the front before llama-server: documents reused, time to the first token"),
     Scenario("relay", ".scenarios.relaying", "what the front adds to a request and to a chunk"),
     Scenario("replicas", ".scenarios.replicas", "replicas on Ray Serve, with one router or another"),
     Scenario("paper", ".scenarios.paper", "the evaluations of the papers, in their shapes"),
-    Scenario("attention", ".offline.attention", "documents read separately: likelihood of human answers, without a server"),
-    Scenario("residency", ".offline.residency", "cost of idle and moved KV, without a server"),
+    Scenario("attention", ".offline.reading", "documents read separately: likelihood of human answers, without a server"),
     Scenario("retrieval", ".offline.retrieval", "search over documents: recall, time of index and search, without a server"),
     Scenario("replacement", ".offline.replacement", "eviction policies for idle KV, simulated"),
     Scenario("queue", ".offline.queueing", "many requests that wait for little memory, simulated"),
-    Scenario("batch", ".offline.batching", "a batch of requests and the order of its lines, simulated"),
 )
 SCENARIOS = {scenario.name: scenario for scenario in _ALL}
 
@@ -114,6 +110,7 @@ def _parser(chosen: str | None, module: ModuleType | None) -> argparse.ArgumentP
         subparser = scenarios.add_parser(name, help=scenario.help, allow_abbrev=False)
         if module is not None and name == chosen:
             module.add_arguments(subparser)
+            subparser.add_argument("--json", type=Path, metavar="OUT", help="write everything measured to this file")
     return parser
 
 

@@ -51,6 +51,12 @@ class Result:
     status: int = 0
     error: str | None = None
 
+    def answered(self) -> Result:
+        """Return it. Raises BenchError if the request failed."""
+        if self.error:
+            raise BenchError(self.error)
+        return self
+
     @property
     def ttft(self) -> float:
         """Seconds to the first token; not a number if no token came."""
@@ -212,15 +218,8 @@ class Client:
             stream.end()
         except (aiohttp.ClientError, TimeoutError, StreamError, ValueError) as error:
             problem, latency = _one_line(error), perf_counter() - started
-        result = Result(
-            started,
-            latency,
-            tuple(stream.arrivals),
-            text="".join(stream.text),
-            status=status,
-            error=problem,
-            **stream.figures,
-        )
+        figures = stream.figures | {"text": "".join(stream.text), "status": status, "error": problem}
+        result = Result(started, latency, tuple(stream.arrivals), **figures)
         if self.name:
             note(arm=self.name, session=request.session, turn=request.turn, **result.figures)
         return result

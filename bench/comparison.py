@@ -17,21 +17,8 @@ from .report import Progress, Summary, Table, mean, median
 from .servers import Arm, in_rounds, sampling
 from .trace import Query
 
-COLUMNS = (
-    "arm",
-    "TTFT p50 ms",
-    "p95",
-    "mean",
-    "gap p50 ms",
-    "p95",
-    "tokens/s",
-    "total s",
-    "prompt tokens",
-    "cached",
-    "cached %",
-    "documents reused",
-    "errors",
-)
+COLUMNS = ("arm", "TTFT p50 ms", "p95", "mean", "gap p50 ms", "p95", "tokens/s", "total s")
+COLUMNS += ("prompt tokens", "cached", "cached %", "documents reused", "errors")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,23 +56,14 @@ class Outcome:
     def row(self) -> tuple[str | int | float, ...]:
         """Return the arm's row under COLUMNS."""
         ttft, gap, cached, prompt = self.ttft, self.gap, self.total("cached_tokens"), self.total("prompt_tokens")
-        return (
-            self.arm.name,
-            *(1000 * value for value in (ttft.p50, ttft.p95, ttft.mean, gap.p50, gap.p95)),
-            self.total("completion_tokens") / self.seconds,
-            self.seconds,
-            int(prompt),
-            int(cached),
-            100 * cached / max(prompt, 1),
-            self.documents_reused,
-            sum(len(run.errors) for run in self.runs),
-        )
+        times = (1000 * value for value in (ttft.p50, ttft.p95, ttft.mean, gap.p50, gap.p95))
+        speed, num_errors = self.total("completion_tokens") / self.seconds, sum(len(run.errors) for run in self.runs)
+        tokens = (int(prompt), int(cached), 100 * cached / max(prompt, 1))
+        return (self.arm.name, *times, speed, self.seconds, *tokens, self.documents_reused, num_errors)
 
     def data(self) -> dict[str, Any]:
         """Return the arm and all its requests, as JSON values."""
-        return self.arm.describe() | {
-            "runs": [{"seconds": run.seconds, "requests": _rows(run)} for run in self.runs],
-        }
+        return self.arm.describe() | {"runs": [{"seconds": run.seconds, "requests": _rows(run)} for run in self.runs]}
 
 
 def compare(arms: Sequence[Arm], queries: Sequence[Query], args: argparse.Namespace) -> list[Outcome]:
@@ -163,20 +141,8 @@ def reused(query: Query, result: Result) -> int:
 
 
 def _rows(run: Run) -> list[dict[str, Any]]:
-    return [
-        {
-            "session": query.session,
-            "turn": query.turn,
-            "ttft": result.ttft,
-            "latency": result.latency,
-            "prompt_tokens": result.prompt_tokens,
-            "cached_tokens": result.cached_tokens,
-            "completion_tokens": result.completion_tokens,
-            "documents": [[used.id, used.tokens, used.cached_tokens] for used in result.documents],
-            "error": result.error,
-        }
-        for query, result in zip(run.queries, run.results, strict=True)
-    ]
+    pairs = zip(run.queries, run.results, strict=True)
+    return [{"session": query.session, "turn": query.turn, "ttft": one.ttft} | one.figures for query, one in pairs]
 
 
 # ---- Check that a server reused as many documents as the orders that it served before allow. ----------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections.abc import Iterator
@@ -11,13 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.error import URLError
-from urllib.request import ProxyHandler, Request, build_opener
 
 from ..models.demo import FILE
 from ..models.demo.corpus import Corpus, CorpusQuestion
 from ..slots.child import ends_in_order
 from .report import ServerError
-from .servers import Server, ServerOptions, free_port, slotcache_command
+from .servers import Server, ServerOptions, events, free_port, slotcache_command
 
 SCRIPT = (
     "Which river does Tarnwick lie on?",
@@ -91,27 +89,16 @@ def ask(url: str, messages: list[dict[str, Any]], scope: str, reuse: bool) -> An
     """Stream one greedy answer. Raises URLError and TimeoutError."""
     body = {"messages": messages, "max_tokens": 60, "temperature": 0, "stream": True, "cache_prompt": reuse}
     body |= {"stream_options": {"include_usage": True}, "cache_scope": scope}
-    request = Request(f"{url}/v1/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"})
     text, first, usage, own = "", 0.0, {}, {}
     began = time.perf_counter()
-    with build_opener(ProxyHandler({})).open(request, timeout=TIMEOUT) as lines:
-        for line in lines:
-            if not line.startswith(b"data: {"):
-                continue
-            event = json.loads(line[6:])
-            for choice in event.get("choices") or ():
-                if piece := choice["delta"].get("content"):
-                    first = first or time.perf_counter() - began
-                    text += piece
-            usage, own = event.get("usage") or usage, event.get("slotcache") or own
+    for event in events(f"{url}/v1/chat/completions", body, TIMEOUT):
+        for choice in event.get("choices") or ():
+            if piece := choice["delta"].get("content"):
+                first = first or time.perf_counter() - began
+                text += piece
+        usage, own = event.get("usage") or usage, event.get("slotcache") or own
     documents = tuple((one["id"], one["tokens"], one["cached_tokens"]) for one in own.get("documents", ()))
-    return Answer(
-        text=text,
-        ttft=first,
-        prompt_tokens=usage.get("prompt_tokens", 0),
-        cached_tokens=own.get("cached_tokens", 0),
-        documents=documents,
-    )
+    return Answer(text, first, usage.get("prompt_tokens", 0), own.get("cached_tokens", 0), documents)
 
 
 @contextmanager

@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Callable
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 from ..models.runner import Runner, States
 from ..server.api.stream import SsePing
@@ -48,19 +48,28 @@ class Trigger:
         return True
 
 
-def decode(trigger: Trigger) -> None:
-    """Make the next step's computation fail."""
-    _break(Runner, "_decode", lambda real: lambda *given, **named: FATAL if trigger.pull() else real(*given, **named))
+Fault = Callable[[Trigger], None]
 
 
-def allocation(trigger: Trigger) -> None:
-    """Make the next copy of KV fail for lack of memory."""
-    _break(States, "_copy", lambda real: _raising(real, trigger, MemoryError("no memory for a copy of KV")))
+def _replace(owner: Any, name: str, broken: Callable[[Any], Any]) -> None:
+    """Replace a function by `broken(function)`. Raises AttributeError if the function was renamed."""
+    setattr(owner, name, broken(getattr(owner, name)))
 
 
-def killed(trigger: Trigger) -> None:
-    """End the engine thread in its next step."""
-    _break(Runner, "run", lambda real: _raising(real, trigger, Killed("the thread was killed")))
+def _instead(owner: Any, name: str, happens: Callable[[], Any]) -> Fault:
+    """Return the fault that something else happens than a function's next call."""
+
+    def fault(trigger: Trigger) -> None:
+        _replace(owner, name, lambda real: lambda *of, **named: happens() if trigger.pull() else real(*of, **named))
+
+    return fault
+
+
+def _raising(error: BaseException) -> Callable[[], NoReturn]:
+    def happens() -> NoReturn:
+        raise error
+
+    return happens
 
 
 def full_disk(trigger: Trigger) -> None:
@@ -72,13 +81,13 @@ def full_disk(trigger: Trigger) -> None:
 def slow_disk(trigger: Trigger) -> None:
     """Make every wait for the disk long, from the start on."""
     for name in ("fsync", "replace"):
-        _break(os, name, _late)
+        _replace(os, name, lambda real: lambda *of, **named: (time.sleep(SLOW), real(*of, **named))[1])
 
 
 def eager(trigger: Trigger) -> None:
     """Ping every stream each millisecond, from the start on, and wait for ever for clients that read nothing."""
-    _break(SsePing, "__init__", lambda real: lambda self, send, interval, event: real(self, send, EAGER, event))
-    _break(Connection, "connection_made", lambda real: lambda self, transport: (_narrow(transport), real(self, transport)))
+    _replace(SsePing, "__init__", lambda real: lambda self, send, interval, event: real(self, send, EAGER, event))
+    _replace(Connection, "connection_made", lambda real: lambda self, transport: (_narrow(transport), real(self, transport)))
     Connection.patience = EVER
 
 
@@ -87,11 +96,11 @@ def _narrow(transport: asyncio.Transport) -> None:
     transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, NARROW)
 
 
-FAULTS: dict[str, Callable[[Trigger], None]] = {
+FAULTS: dict[str, Fault] = {
     "none": lambda trigger: None,
-    "decode": decode,
-    "allocation": allocation,
-    "killed": killed,
+    "decode": _instead(Runner, "_decode", lambda: FATAL),
+    "allocation": _instead(States, "_copy", _raising(MemoryError("no memory for a copy of KV"))),
+    "killed": _instead(Runner, "run", _raising(Killed("the thread was killed"))),
     "full-disk": full_disk,
     "slow-disk": slow_disk,
     "eager": eager,
@@ -105,28 +114,6 @@ def main(arguments: list[str]) -> None:
     signal.signal(signal.SIGUSR1, lambda number, frame: trigger.on_signal(number, frame))
     sys.argv = ["slotcache", *arguments[1:]]
     runpy.run_module("slotcache.server.cli", run_name="__main__", alter_sys=True)
-
-
-def _break(owner: Any, name: str, broken: Callable[[Any], Any]) -> None:
-    """Replace a function by `broken(function)`. Raises AttributeError if the function was renamed."""
-    setattr(owner, name, broken(getattr(owner, name)))
-
-
-def _raising(real: Callable[..., Any], trigger: Trigger, error: BaseException) -> Callable[..., Any]:
-    def call(*given: Any, **named: Any) -> Any:
-        if trigger.pull():
-            raise error
-        return real(*given, **named)
-
-    return call
-
-
-def _late(real: Callable[..., Any]) -> Callable[..., Any]:
-    def call(*given: Any, **named: Any) -> Any:
-        time.sleep(SLOW)
-        return real(*given, **named)
-
-    return call
 
 
 if __name__ == "__main__":

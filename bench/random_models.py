@@ -10,18 +10,21 @@ import secrets
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
-from functools import cache
+from functools import cache, partial
 from hashlib import sha256
 from heapq import heapify, heappop, heappush
 from importlib.util import find_spec
 from itertools import pairwise
+from math import prod
 from pathlib import Path
 from pydoc_data.topics import topics
+from types import TracebackType
+from typing import Self
 
 import numpy as np
-from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFWriter, LlamaFileType, TokenType
+from gguf import GGML_QUANT_SIZES, GGUFWriter, LlamaFileType, TokenType
+from gguf import GGMLQuantizationType as Kind
 
 from ..models import named_templates
 from ..models.errors import ModelError
@@ -67,7 +70,7 @@ class ModelShape:
             raise ValueError(f"the heads ({self.heads}) must be a multiple of the KV heads ({self.kv_heads})")
         if self.width % (2 * self.heads):
             raise ValueError(f"the width ({self.width}) must be an even number for each of {self.heads} heads")
-        block = GGML_QUANT_SIZES[GGMLQuantizationType[self.quantisation]][0]
+        block = GGML_QUANT_SIZES[Kind[self.quantisation]][0]
         for name, size in (("width", self.width), ("feed-forward size", self.feed_forward)):
             if size % block:
                 raise ValueError(f"the {name} ({size}) must be a multiple of {block} for {self.quantisation}")
@@ -279,13 +282,8 @@ def train(size: int, merges: int) -> Vocabulary:
     used = [*words, *SPECIAL]
     padding = [f"<|unused_{number}|>" for number in range(size - len(used))]
     types = [TokenType.NORMAL] * len(words) + [TokenType.CONTROL] * len(SPECIAL) + [TokenType.UNUSED] * len(padding)
-    return Vocabulary(
-        tokens=(*used, *padding),
-        merges=tuple(" ".join(pair) for pair in pairs),
-        types=tuple(map(int, types)),
-        bos=used.index(END_OF_TEXT),
-        eos=used.index(IM_END),
-    )
+    ends = {"bos": used.index(END_OF_TEXT), "eos": used.index(IM_END)}
+    return Vocabulary((*used, *padding), tuple(" ".join(pair) for pair in pairs), tuple(map(int, types)), **ends)
 
 
 @cache
@@ -402,25 +400,74 @@ def _joined(word: list[str], pair: Pair) -> list[str]:
 # ---- Generate -----------------------------------------------------------------------------------------------------------
 # Complete GGUF models with random weights: for tests and benchmarks that need an engine, and nothing to download.
 
-Progress = Callable[[int, int], None]
-"""Called with the bytes of tensors written so far and in all."""
+
+class ModelFile:
+    """A GGUF while it is written: its words, what `writer` is told, its tensors. Leaving the `with` block writes them.
+
+    The file appears only when it is complete.
+    """
+
+    def __init__(self, path: Path, architecture: str, words: Vocabulary) -> None:
+        self._path, self._partial = path, path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}")
+        self._tensors: list[Callable[[], np.ndarray]] = []
+        self.writer = writer = GGUFWriter(self._partial, architecture)
+        writer.add_tokenizer_model("gpt2")
+        writer.add_tokenizer_pre(PRE_TOKENIZER)
+        writer.add_token_list(words.tokens)
+        writer.add_token_types(words.types)
+        writer.add_token_merges(words.merges)
+        writer.add_bos_token_id(words.bos)
+        writer.add_eos_token_id(words.eos)
+        writer.add_add_bos_token(False)
+        writer.add_chat_template(DEFAULT_TEMPLATE)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        try:
+            if error is None:
+                self.writer.write_header_to_file()
+                self.writer.write_kv_data_to_file()
+                self.writer.write_ti_data_to_file()
+                for made in self._tensors:
+                    self.writer.write_tensor_data(made())
+                self.writer.close()
+                os.replace(self._partial, self._path)
+        finally:
+            self.writer.close()
+            self._partial.unlink(missing_ok=True)
+
+    def tensor(self, name: str, shape: tuple[int, ...], made: Callable[[], np.ndarray], kind: Kind = Kind.F32) -> None:
+        """Add a tensor of numbers. made: returns their bytes, of `kind`; one is in memory at a time."""
+        block, block_bytes = GGML_QUANT_SIZES[kind]
+        size = prod(shape) // block * block_bytes
+        self.writer.add_tensor_info(name, shape, np.dtype(np.float32), size, raw_dtype=kind)
+        self._tensors.append(made)
 
 
-def generate(path: Path | str, shape: ModelShape, seed: int = 0, progress: Progress | None = None) -> Path:
+def generate(path: Path | str, shape: ModelShape, seed: int = 0) -> Path:
     """Write a model of this shape to `path` and return the path. The file appears only when it is complete.
 
     The same Python, shape and seed give the same model. Its words mean nothing, but greedy decoding wanders, in ASCII,
     and never ends an answer by itself: the output rows of special, unused and non-ASCII tokens are nearly zero.
     """
-    path = Path(path)
+    path, kind = Path(path), Kind[shape.quantisation]
     words = train(shape.vocabulary, shape.merges)
-    with _replacing(path) as partial:
-        writer = GGUFWriter(partial, shape.architecture)
-        try:
-            _describe(writer, shape, words, path.stem)
-            _write(writer, shape, words, seed=seed, progress=progress or (lambda done, total: None))
-        finally:
-            writer.close()
+    with ModelFile(path, shape.architecture, words) as model:
+        model.writer.add_type("model")
+        model.writer.add_name(path.stem)
+        model.writer.add_file_type(FILE_TYPES[shape.quantisation])
+        model.writer.add_quantization_version(2)
+        shape.describe(model.writer)
+        for index, (name, rows, columns, gain) in enumerate(shape.matrices()):
+            scale = np.full(rows, gain / columns**0.5, dtype=np.float32)
+            if name == EMBEDDING:
+                scale *= _loudness(words)
+            rng = np.random.default_rng([seed, index])
+            model.tensor(name, (rows, columns), partial(_random, rng, columns, kind, scale), kind)
+        for name, values in shape.arrays():
+            model.tensor(name, values.shape, partial(np.asarray, values))
     return path
 
 
@@ -432,6 +479,7 @@ def built_in_model(cache_dir: Path | None = None, name: str = "tiny") -> Path:
     shape, folder = SHAPES[name], cache_dir or cache_folder()
     path = folder / f"{name}-{version_of(shape)}.gguf"
     if not path.exists():
+        print(f"generating the {name} model {path}", file=sys.stderr, flush=True)
         try:
             folder.mkdir(parents=True, exist_ok=True)
             generate(path, shape)
@@ -449,62 +497,6 @@ def version_of(shape: ModelShape) -> str:
     return sha256(repr(shape).encode() + sources).hexdigest()[:12]
 
 
-@contextmanager
-def _replacing(path: Path) -> Iterator[Path]:
-    """Yield a file beside `path` to write to. It replaces `path` at the end and is deleted after an error."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}")
-    try:
-        yield partial
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
-
-
-def _describe(writer: GGUFWriter, shape: ModelShape, words: Vocabulary, name: str) -> None:
-    writer.add_type("model")
-    writer.add_name(name)
-    writer.add_file_type(FILE_TYPES[shape.quantisation])
-    writer.add_quantization_version(2)
-    shape.describe(writer)
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre(PRE_TOKENIZER)
-    writer.add_token_list(words.tokens)
-    writer.add_token_types(words.types)
-    writer.add_token_merges(words.merges)
-    writer.add_bos_token_id(words.bos)
-    writer.add_eos_token_id(words.eos)
-    writer.add_add_bos_token(False)
-    writer.add_chat_template(DEFAULT_TEMPLATE)
-
-
-def _write(writer: GGUFWriter, shape: ModelShape, words: Vocabulary, *, seed: int, progress: Progress) -> None:
-    """Write tensor by tensor, so that at most one is in memory."""
-    kind = GGMLQuantizationType[shape.quantisation]
-    block, block_bytes = GGML_QUANT_SIZES[kind]
-    total = 0
-    for name, rows, columns, _ in shape.matrices():
-        size = rows * columns // block * block_bytes
-        writer.add_tensor_info(name, (rows, columns), np.dtype(np.float32), size, raw_dtype=kind)
-        total += size
-    for name, values in shape.arrays():
-        writer.add_tensor_info(name, values.shape, values.dtype, values.nbytes)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_ti_data_to_file()
-    done = 0
-    for index, (name, rows, columns, gain) in enumerate(shape.matrices()):
-        rng = np.random.default_rng([seed, index])
-        scale = np.full(rows, gain / columns**0.5, dtype=np.float32)
-        if name == EMBEDDING:
-            scale *= _loudness(words)
-        tensor = _random(rng, columns, kind, scale)
-        writer.write_tensor_data(tensor)
-        done += tensor.nbytes
-        progress(done, total)
-    for _, values in shape.arrays():
-        writer.write_tensor_data(values)
-
-
 def _loudness(words: Vocabulary) -> np.ndarray:
     """Return (tokens,) the scale of each token's embedding: 1, or so small that the token is never the likeliest.
 
@@ -517,54 +509,28 @@ def _loudness(words: Vocabulary) -> np.ndarray:
     return np.where(loud, 1.0, 0.1).astype(np.float32)
 
 
-def _random(rng: np.random.Generator, columns: int, kind: GGMLQuantizationType, scale: np.ndarray) -> np.ndarray:
+def _random(rng: np.random.Generator, columns: int, kind: Kind, scale: np.ndarray) -> np.ndarray:
     """Make (rows, columns) of random numbers about 0, with the standard deviation `scale` (rows,), as bytes of `kind`."""
     rows = len(scale)
-    if kind in (GGMLQuantizationType.F32, GGMLQuantizationType.F16):
+    if kind in (Kind.F32, Kind.F16):
         matrix = rng.standard_normal((rows, columns), dtype=np.float32)
         matrix *= scale[:, None]
-        return matrix.astype(np.float32 if kind == GGMLQuantizationType.F32 else np.float16)
+        return matrix.astype(np.float32 if kind == Kind.F32 else np.float16)
     return _random_blocks(rng, columns, kind, scale)
 
 
-def _random_blocks(rng: np.random.Generator, columns: int, kind: GGMLQuantizationType, scale: np.ndarray) -> np.ndarray:
+def _random_blocks(rng: np.random.Generator, columns: int, kind: Kind, scale: np.ndarray) -> np.ndarray:
     """Make the same as blocks of a float16 step and 32 uniform integers: many times as fast as quantising."""
     blocks = len(scale) * columns // 32
-    body = 32 if kind == GGMLQuantizationType.Q8_0 else 16
+    body = 32 if kind == Kind.Q8_0 else 16
     out = np.empty((blocks, 2 + body), dtype=np.uint8)
     out[:, 2:] = np.frombuffer(rng.bytes(blocks * body), dtype=np.uint8).reshape(blocks, body)
-    levels = 256 if kind == GGMLQuantizationType.Q8_0 else 16
+    levels = 256 if kind == Kind.Q8_0 else 16
     step = np.repeat(scale * (12 / (levels**2 - 1)) ** 0.5, columns // 32)
     # The numbers reach one further down than up (-8 to 7): steps of either sign keep the mean at 0.
     step *= rng.choice(np.array([-1, 1], dtype=np.float32), blocks)
     out[:, :2] = step.astype(np.float16).view(np.uint8).reshape(blocks, 2)
     return out
-
-
-class _Undecided(ModelShape):
-    """A model whose last layer is zero, so that all texts have the same score."""
-
-    def arrays(self) -> Iterator[tuple[str, np.ndarray]]:
-        return ((name, 0 * values if name == "output_norm.weight" else values) for name, values in super().arrays())
-
-
-RANKER = _Undecided(layers=2, width=128, heads=4, kv_heads=4, feed_forward=512, vocabulary=4096, merges=3000)
-
-
-def ranker_model() -> Path:
-    """Return a reranker of TinyBERT's size. It finds all texts equal: only its time counts."""
-    return cached_model("ranker", RANKER)
-
-
-def cached_model(name: str, shape: ModelShape | None = None) -> Path:
-    """Return a model in the user's cache, generated on first use."""
-    shape = shape or SHAPES[name]
-    path = cache_folder() / f"{name}-{version_of(shape)}.gguf"
-    if not path.is_file():
-        print(f"generating the {name} model {path}", file=sys.stderr, flush=True)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        generate(path, shape)
-    return path
 
 
 def main(argv: Sequence[str]) -> int:

@@ -147,13 +147,8 @@ class Table:
         """Return the table as plain text, without a final line end."""
         cells = [list(self.columns), *([_cell(value) for value in row] for row in self.rows)]
         widths = [max(len(row[i]) for row in cells) for i in range(len(self.columns))]
-        lines = [
-            "  ".join(
-                cell.rjust(width) if i else cell.ljust(width)
-                for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-            )
-            for row in cells
-        ]
+        sides = [str.ljust, *[str.rjust] * (len(widths) - 1)]
+        lines = ["  ".join(side(cell, width) for side, cell, width in zip(sides, row, widths, strict=True)) for row in cells]
         rule = "  ".join("-" * width for width in widths)
         return "\n".join([self.title, *(line.rstrip() for line in [lines[0], rule, *lines[1:]])])
 
@@ -268,13 +263,8 @@ class Summary:
     def of(cls, values: Iterable[float]) -> Summary:
         """Summarise `values`, without those that are not a number."""
         numbers = [value for value in values if not isnan(value)]
-        return cls(
-            count=len(numbers),
-            mean=mean(numbers),
-            p50=median(numbers),
-            p95=percentile(numbers, 0.95),
-            maximum=max(numbers, default=nan),
-        )
+        shares = (percentile(numbers, 0.5), percentile(numbers, 0.95), max(numbers, default=nan))
+        return cls(len(numbers), mean(numbers), *shares)
 
     @classmethod
     def median_of(cls, rounds: Sequence[Summary]) -> Summary:

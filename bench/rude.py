@@ -1,38 +1,44 @@
-"""Rude clients, their acts, and the well-behaved ones beside them."""
+"""Clients beside a server under attack: well-behaved ones, those of a mixed load, and rude ones."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import random
+import resource
 import socket
 import struct
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
-from time import perf_counter
+from itertools import cycle, pairwise
+from time import monotonic, perf_counter
 from typing import Any
 from urllib.parse import urlsplit
 
 import aiohttp
 
 from ..models.demo.corpus import Corpus
+from .report import BenchError
 from .server_api import Body
 
-# ---- Bystanders ---------------------------------------------------------------------------------------------------------
-# Well-behaved clients beside a fault. They record their answers, how each request ends, and the status of /health.
-
 PATH = "/v1/chat/completions"
+CORPUS = Corpus.load()
+
+# ---- Bystanders ---------------------------------------------------------------------------------------------------------
+# Well-behaved clients beside an attack. They record their answers, how each request ends, and the status of /health.
+
 NUM_PROMPTS = 6  # of each bystander, asked in this order
+BETWEEN = 0.2  # s between two texts that are cut into tokens
 LOOK = 0.05  # s between two polls of /health
 SLOW_HEALTH = 2.0  # s: a later answer does not count
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Ending:
     """One request as its client saw it.
 
     finals: the number of events that end the stream; an error is one. refused: no server accepted the connection.
+    arrivals: the time of the request, then of each piece of text.
     """
 
     prompt: str
@@ -42,7 +48,7 @@ class Ending:
     done: bool = False
     error: str | None = None
     refused: bool = False
-    arrivals: tuple[float, ...] = ()
+    arrivals: list[float] = field(default_factory=list)
 
     @property
     def longest_gap(self) -> float:
@@ -54,20 +60,8 @@ class Ending:
         """Whether the stream ended with one final event and [DONE], or the request with one error body."""
         return self.refused or (self.finals == 1 and (self.done or self.status != 200))
 
-
-@dataclass(slots=True)
-class Reader:
-    """The events of one stream."""
-
-    prompt: str
-    text: str = ""
-    finals: int = 0
-    done: bool = False
-    error: str | None = None
-    arrivals: list[float] = field(default_factory=lambda: [perf_counter()])
-    """The time of the request, then of each piece of text."""
-
     def read(self, line: bytes) -> None:
+        """Take a line of a stream."""
         if not line.startswith(b"data: "):
             return
         data = line[6:].strip()
@@ -83,18 +77,6 @@ class Reader:
                 self.arrivals.append(perf_counter())
             self.finals += choice["finish_reason"] is not None
 
-    def ending(self, status: int = 0, error: str | None = None) -> Ending:
-        failed = error or self.error
-        return Ending(
-            self.prompt,
-            status=status,
-            text=self.text,
-            finals=self.finals,
-            done=self.done,
-            error=failed,
-            arrivals=tuple(self.arrivals),
-        )
-
 
 @dataclass(slots=True)
 class Health:
@@ -105,32 +87,31 @@ class Health:
     async def watch(self, http: aiohttp.ClientSession) -> None:
         """Poll until cancelled."""
         while True:
-            self.looks.append((perf_counter(), await health(http)))
+            await self.look(http)
             await asyncio.sleep(LOOK)
 
+    async def look(self, http: aiohttp.ClientSession) -> None:
+        at, status = perf_counter(), None
+        try:
+            async with http.get("/health", timeout=aiohttp.ClientTimeout(total=SLOW_HEALTH)) as answer:
+                status = answer.status
+        except TimeoutError:
+            pass
+        except aiohttp.ClientError:
+            status = 0
+        self.looks.append((at, status))
 
-async def health(http: aiohttp.ClientSession) -> int | None:
-    try:
-        async with http.get("/health", timeout=aiohttp.ClientTimeout(total=SLOW_HEALTH)) as answer:
-            return answer.status
-    except TimeoutError:
-        return None
-    except aiohttp.ClientError:
-        return 0
 
-
-def prompts(number: int, max_tokens: int) -> list[Body]:
-    """Return the requests of bystander `number`, in a scope of its own: greedy questions with their documents.
+def chats(number: int, max_tokens: int) -> list[Body]:
+    """Return the chats of bystander `number`, in a scope of its own: greedy questions with their documents.
 
     Each answer ends with the model's end token. Tokens forced after that token depend on how sums round, and rounding
     depends on the other requests in a step.
     """
-    corpus = Corpus.load()
-    chosen = corpus.questions[number * NUM_PROMPTS : (number + 1) * NUM_PROMPTS]
     return [
         {
             "messages": [{"role": "user", "content": one.question}],
-            "documents": [{"id": name, "text": corpus.documents[name].text} for name in one.ranked],
+            "documents": [{"id": name, "text": CORPUS.documents[name].text} for name in one.ranked],
             "document_order": "retrieval",  # the same prompt each time: the cache must not change it
             "cache_prompt": True,
             "cache_scope": f"bystander {number}",
@@ -138,28 +119,39 @@ def prompts(number: int, max_tokens: int) -> list[Body]:
             "temperature": 0,
             "stream": True,
         }
-        for one in chosen
+        for one in CORPUS.questions[number * NUM_PROMPTS : (number + 1) * NUM_PROMPTS]
     ]
 
 
+def texts(number: int) -> list[Body]:
+    """Return the texts that bystander `number` has cut into tokens: he needs no slot."""
+    return [{"content": one.question} for one in CORPUS.questions[number * NUM_PROMPTS : (number + 1) * NUM_PROMPTS]]
+
+
 async def ask(http: aiohttp.ClientSession, body: Mapping[str, Any], timeout: float) -> Ending:
-    """Stream one chat. Never raises."""
-    reader = Reader(f"{body['cache_scope']}: {body['messages'][-1]['content']}")
-    answered = False
+    """Stream one chat, or cut one text into tokens. Never raises."""
+    is_chat, answered = "messages" in body, False
+    name = f"{body['cache_scope']}: {body['messages'][-1]['content']}" if is_chat else body["content"]
+    ending = Ending(name, arrivals=[perf_counter()])
     try:
-        async with http.post(PATH, json=body, timeout=aiohttp.ClientTimeout(total=timeout)) as response:
+        path = PATH if is_chat else "/tokenize"
+        async with http.post(path, json=body, timeout=aiohttp.ClientTimeout(total=timeout)) as response:
             answered = True
             if response.status != 200:
-                told = json.loads(await response.read())["error"]["message"]
-                return Ending(reader.prompt, response.status, finals=1, error=told)
-            async for line in response.content:
-                reader.read(line)
-            return reader.ending(200)
+                ending.error, ending.finals = json.loads(await response.read())["error"]["message"], 1
+            elif is_chat:
+                async for line in response.content:
+                    ending.read(line)
+            else:
+                ending.text, ending.finals, ending.done = await response.text(), 1, True
+                ending.arrivals.append(perf_counter())
+            ending.status = response.status
     except (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError) as error:
         # A connection that ends without a head: a server that is going down may not have read the request.
-        return reader.ending(error=str(error)) if answered else Ending(reader.prompt, error=str(error), refused=True)
+        ending.error, ending.refused = str(error), not answered
     except (aiohttp.ClientError, TimeoutError, ValueError, KeyError) as error:
-        return reader.ending(error=f"{type(error).__name__}: {error}")
+        ending.error = f"{type(error).__name__}: {error}"
+    return ending
 
 
 async def live(
@@ -171,19 +163,23 @@ async def live(
     """
     endings: list[Ending] = []
     while len(endings) < len(bodies) or not enough.is_set():
-        endings.append(await ask(http, bodies[len(endings) % len(bodies)], timeout))
+        body = bodies[len(endings) % len(bodies)]
+        endings.append(await ask(http, body, timeout))
         if endings[-1].refused or not endings[-1].ended_once:
             break
+        await asyncio.sleep(0.0 if "messages" in body else BETWEEN)
     return endings
 
 
-# ---- Acts ---------------------------------------------------------------------------------------------------------------
-# Acts of a mixed load, one for each route: chats, texts, tokens, cache and conversation routes, wrong requests.
+# ---- Visitors -----------------------------------------------------------------------------------------------------------
+# Clients of a mixed load: chats, texts, tokens, cache and conversation routes, wrong requests.
 
 SCOPES = 6
 TURNS = 6  # of a conversation, before the next one begins
 LONGEST, MOST_TOKENS = 40, 200  # documents of 30 words in a long prompt, and tokens of its answer
-CORPUS = Corpus.load()
+SHOWN = ("/health", "/v1/models", "/props", "/slots", "/metrics", "/v1/cache")
+COMPLETION = {"max_tokens": 20, "temperature": 0, "cache_prompt": True}
+SAVED, FILE = ("save", "restore", "erase"), {"filename": "slot"}
 TIMEOUT = aiohttp.ClientTimeout(total=120)
 
 
@@ -191,143 +187,111 @@ class Lost(Exception):
     """A request that was neither answered nor refused with a reason."""
 
 
+Act = Callable[["Visitor"], Awaitable[object]]
+
+
 class Visitor:
     """One client of the mixed load. The same seed gives the same acts."""
 
     def __init__(self, http: aiohttp.ClientSession, seed: int) -> None:
-        self._http, self._rng = http, random.Random(f"visitor {seed}")
-        self._seed, self._turns = seed, 0
+        self._http, self.rng = http, random.Random(f"visitor {seed}")
+        self.seed, self._turns = seed, 0
         self._answers: list[tuple[str, str]] = []  # scope and id of stored answers
 
     async def act(self) -> str:
         """Do one act and return its name. Raises Lost."""
-        acts = list(ACTS)
-        (name,) = self._rng.choices(acts, [ACTS[act][0] for act in acts])
+        (name,) = self.rng.choices(list(ACTS), [weight for weight, _ in ACTS.values()])
         try:
             await ACTS[name][1](self)
         except (aiohttp.ClientError, TimeoutError, ValueError, KeyError) as error:
             raise Lost(f"{name}: {type(error).__name__}: {error}") from None
         return name
 
-    # ---- chats -----------------------------------------------------------------------------------------------------
-
-    def _chat(self, **more: Any) -> dict[str, Any]:
-        asked = self._rng.choice(CORPUS.questions)
-        names = self._rng.sample(asked.ranked, self._rng.randint(0, len(asked.ranked)))
-        documents = [{"id": name, "text": CORPUS.documents[name].text} for name in names]
-        body = {"messages": [{"role": "user", "content": asked.question}], "documents": documents, "max_tokens": 40}
-        return body | {"temperature": 0, "cache_prompt": True, "cache_scope": self._scope()} | more
-
-    def _conversation(self) -> str:
-        return f"visitor {self._seed} {self._turns // TURNS}"
-
-    def _scope(self) -> str:
-        return f"soak {self._rng.randrange(SCOPES)}"
-
-    async def chat(self) -> None:
-        await self._answered(self._chat())
-
     async def stream(self) -> None:
-        reader = Reader("")
-        async with self._post(PATH, self._chat(stream=True)) as answer:
+        ending = Ending("")
+        async with self._post(PATH, self.chat(stream=True)) as answer:
             if answer.status != 200:
                 return await self._check(answer)
             async for line in answer.content:
-                reader.read(line)
-        if reader.finals != 1 or not reader.done or reader.error:
-            raise Lost(f"a stream had {reader.finals} final events: {reader.error}")
+                ending.read(line)
+        if ending.finals != 1 or not ending.done or ending.error:
+            raise Lost(f"a stream had {ending.finals} final events: {ending.error}")
 
     async def fill(self) -> None:
         """Ask with a long prompt, several of which are more than the pool holds. Each answer must have all its tokens."""
-        names = self._rng.choices(list(CORPUS.documents), k=self._rng.randint(1, LONGEST))
-        text, wanted = " ".join(CORPUS.documents[name].text for name in names), self._rng.randint(1, MOST_TOKENS)
+        names = self.rng.choices(list(CORPUS.documents), k=self.rng.randint(1, LONGEST))
+        text, wanted = " ".join(CORPUS.documents[name].text for name in names), self.rng.randint(1, MOST_TOKENS)
         prompt = {"messages": [{"role": "user", "content": text}], "documents": [], "ignore_eos": True, "max_tokens": wanted}
-        answer = await self._answered(self._chat(**prompt))
+        answer = await self.answered(PATH, self.chat(**prompt))
         if "usage" in answer and answer["usage"]["completion_tokens"] != wanted:
             raise Lost(f"{answer['usage']['completion_tokens']} tokens instead of {wanted}")
 
     async def leave(self) -> None:
-        async with self._post(PATH, self._chat(stream=True, ignore_eos=True, max_tokens=400)) as answer:
-            await answer.content.read(1 + self._rng.randrange(2000))
+        async with self._post(PATH, self.chat(stream=True, ignore_eos=True, max_tokens=400)) as answer:
+            await answer.content.read(1 + self.rng.randrange(2000))
             answer.close()
 
     async def converse(self) -> None:
-        chat = self._chat(conversation=self._conversation(), cache_scope=f"soak {self._seed % SCOPES}")
+        chat = self.chat(conversation=self.conversation, cache_scope=self.own_scope)
         self._turns += 1
-        answer = await self._answered(chat)
+        answer = await self.answered(PATH, chat)
         if "id" in answer:
             self._answers = [*self._answers[-9:], (chat["cache_scope"], answer["id"])]
 
     async def branch(self) -> None:
         if not self._answers:
             return await self.converse()
-        scope, id = self._rng.choice(self._answers)
-        await self._answered(self._chat(cache_scope=scope, previous_response_id=id, store=False))
-
-    async def look_back(self) -> None:
-        way = self._rng.choice((self._http.get, self._http.get, self._http.delete))
-        scope = f"soak {self._seed % SCOPES}"
-        async with way(f"/v1/conversations/{self._conversation()}", params={"scope": scope}, timeout=TIMEOUT) as answer:
-            await self._check(answer)
-
-    async def warm(self) -> None:
-        await self._answered(self._chat(pin=True, ttl=5), "/v1/cache/warm")
-
-    async def speculate(self) -> None:
-        await self._answered(self._chat(id="soak"), "/v1/speculate")
-
-    async def order(self) -> None:
-        await self._answered(self._chat(), "/v1/documents/order")
-
-    async def template(self) -> None:
-        await self._answered(self._chat(), "/apply-template")
-
-    # ---- other routes --------------------------------------------------------------------------------------------------
-
-    async def complete(self) -> None:
-        path = self._rng.choice(("/v1/completions", "/completion"))
-        text = self._rng.choice(list(CORPUS.documents.values())).text
-        await self._answered({"prompt": text, "max_tokens": 20, "temperature": 0, "cache_prompt": True}, path)
+        scope, id = self.rng.choice(self._answers)
+        await self.answered(PATH, self.chat(cache_scope=scope, previous_response_id=id, store=False))
 
     async def tokens(self) -> None:
-        text = self._rng.choice(list(CORPUS.documents.values())).text
-        cut = await self._answered({"content": text}, "/tokenize")
-        back = await self._answered({"tokens": cut["tokens"]}, "/detokenize")
-        if back["content"] != text:
+        text = self.text()
+        cut = await self.answered("/tokenize", {"content": text})
+        if (await self.answered("/detokenize", {"tokens": cut["tokens"]}))["content"] != text:
             raise Lost("tokens are not the text that they were cut from")
-
-    async def show(self) -> None:
-        paths = ("/health", "/v1/models", "/props", "/slots", "/metrics", "/v1/cache")
-        async with self._http.get(self._rng.choice(paths), timeout=TIMEOUT) as answer:
-            await self._check(answer)
-
-    async def drop(self) -> None:
-        async with self._http.delete("/v1/cache", params={"scope": self._scope()}, timeout=TIMEOUT) as answer:
-            await self._check(answer)
-
-    async def slot(self) -> None:
-        action = self._rng.choice(("save", "restore", "erase"))
-        await self._answered({"filename": f"slot-{self._seed}"}, f"/slots/{self._rng.randrange(2)}?action={action}")
 
     async def nonsense(self) -> None:
         """Send a wrong request. The server must refuse it with a reason."""
-        wrong = self._rng.choice((b"{", b'{"messages": 1}', b"[]", json.dumps(self._chat(messages=[])).encode()))
-        async with self._http.post(
-            PATH, data=wrong, headers={"Content-Type": "application/json"}, timeout=TIMEOUT
-        ) as answer:
+        wrong = self.rng.choice((b"{", b'{"messages": 1}', b"[]", json.dumps(self.chat(messages=[])).encode()))
+        headers = {"Content-Type": "application/json"}
+        async with self._http.post(PATH, data=wrong, headers=headers, timeout=TIMEOUT) as answer:
             if answer.status != 400:
                 raise Lost(f"nonsense was answered {answer.status}")
             await self._check(answer)
 
-    # ---- sending -------------------------------------------------------------------------------------------
+    def chat(self, **more: Any) -> dict[str, Any]:
+        asked = self.rng.choice(CORPUS.questions)
+        names = self.rng.sample(asked.ranked, self.rng.randint(0, len(asked.ranked)))
+        documents = [{"id": name, "text": CORPUS.documents[name].text} for name in names]
+        body = {"messages": [{"role": "user", "content": asked.question}], "documents": documents, "max_tokens": 40}
+        return body | {"temperature": 0, "cache_prompt": True, "cache_scope": self.any_scope} | more
+
+    def text(self) -> str:
+        return self.rng.choice(list(CORPUS.documents.values())).text
+
+    @property
+    def conversation(self) -> str:
+        return f"visitor {self.seed} {self._turns // TURNS}"
+
+    @property
+    def own_scope(self) -> str:
+        return f"soak {self.seed % SCOPES}"
+
+    @property
+    def any_scope(self) -> str:
+        return f"soak {self.rng.randrange(SCOPES)}"
 
     def _post(self, path: str, body: Mapping[str, Any]) -> Any:
         return self._http.post(path, json=body, timeout=TIMEOUT)
 
-    async def _answered(self, body: Mapping[str, Any], path: str = PATH) -> dict[str, Any]:
+    async def answered(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
         async with self._post(path, body) as answer:
             await self._check(answer)
             return json.loads(await answer.read())
+
+    async def asked(self, method: str, path: str, **params: str) -> None:
+        async with self._http.request(method, path, params=params, timeout=TIMEOUT) as answer:
+            await self._check(answer)
 
     async def _check(self, answer: aiohttp.ClientResponse) -> None:
         """Accept an answer, or a refusal with a reason. Raises Lost for any error of the server itself."""
@@ -335,38 +299,52 @@ class Visitor:
         is_refusal = answer.status < 500 or answer.status in (501, 503)
         if answer.status < 400 or (is_refusal and "error" in json.loads(content)):
             return
-        raise Lost(
-            f"{answer.method} {answer.url.path} was answered {answer.status}: {content[:200].decode(errors='replace')}"
-        )
+        told = content[:200].decode(errors="replace")
+        raise Lost(f"{answer.method} {answer.url.path} was answered {answer.status}: {told}")
 
 
-ACTS: dict[str, tuple[int, Callable[[Visitor], Awaitable[None]]]] = {
-    "chat": (6, Visitor.chat),
+def _chats(path: str = PATH, **more: Any) -> Act:
+    """Return an act that sends a chat's body to a route."""
+    return lambda visitor: visitor.answered(path, visitor.chat(**more))
+
+
+ACTS: dict[str, tuple[float, Act]] = {
+    "chat": (6, _chats()),
     "stream": (8, Visitor.stream),
     "fill": (2, Visitor.fill),
     "leave": (3, Visitor.leave),
     "converse": (6, Visitor.converse),
     "branch": (2, Visitor.branch),
-    "look back": (1, Visitor.look_back),
-    "warm": (1, Visitor.warm),
-    "speculate": (2, Visitor.speculate),
-    "order": (1, Visitor.order),
-    "template": (1, Visitor.template),
-    "complete": (2, Visitor.complete),
+    "look back": (0.7, lambda one: one.asked("GET", f"/v1/conversations/{one.conversation}", scope=one.own_scope)),
+    "forget": (0.3, lambda one: one.asked("DELETE", f"/v1/conversations/{one.conversation}", scope=one.own_scope)),
+    "warm": (1, _chats("/v1/cache/warm", pin=True, ttl=5)),
+    "speculate": (2, _chats("/v1/speculate", id="soak")),
+    "order": (1, _chats("/v1/documents/order")),
+    "template": (1, _chats("/apply-template")),
+    "complete": (1, lambda one: one.answered("/v1/completions", {"prompt": one.text(), **COMPLETION})),
+    "complete natively": (1, lambda one: one.answered("/completion", {"prompt": one.text(), **COMPLETION})),
     "tokens": (2, Visitor.tokens),
-    "show": (2, Visitor.show),
-    "drop": (1, Visitor.drop),
-    "slot": (1, Visitor.slot),
+    "show": (2, lambda one: one.asked("GET", one.rng.choice(SHOWN))),
+    "drop": (1, lambda one: one.asked("DELETE", "/v1/cache", scope=one.any_scope)),
+    "slot": (1, lambda one: one.answered(f"/slots/{one.rng.randrange(2)}?action={one.rng.choice(SAVED)}", FILE)),
     "nonsense": (1, Visitor.nonsense),
 }
 """By name: the weight of an act in the mix, and the act."""
 
 
+# ---- Rude clients -------------------------------------------------------------------------------------------------------
+
 UNREAD = 2048  # bytes of the client's receive buffer
 AT_ONCE = 2  # clients that do not read: they must not take all slots
 PACE = 0.5  # s between two clients, and between two bytes of a slow client
-PROMISED = 4 << 20  # Content-Length of a body that never ends
-SENT = 1 << 20
+BACK = 1.0  # s until a client whose connection was closed opens another one
+HALVES = (
+    b"",
+    b"POST /v1/chat/completions HTTP/1.1\r\nHost: loc",
+    b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000000\r\n\r\n{",
+    b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n",
+)
+"""What clients send before they hold on: nothing, half a head, half a body, and a request whose connection they keep."""
 
 
 def _request(length: int) -> bytes:
@@ -374,10 +352,15 @@ def _request(length: int) -> bytes:
     return ("\r\n".join(lines) + "\r\n\r\n").encode()
 
 
-def _body(question: str, max_tokens: int) -> bytes:
+ENDLESS = ((_request(4 << 20) + b" " * (1 << 20), False), (_request(4 << 20), True))
+"""Bodies that never end: one stops after a part, one goes on with a byte now and then."""
+
+
+def _question(question: str, max_tokens: int) -> bytes:
     body = {"messages": [{"role": "user", "content": question}], "max_tokens": max_tokens, "stream": True}
     body |= {"ignore_eos": True, "temperature": 0, "cache_scope": "rude", "cache_prompt": True}
-    return json.dumps(body).encode()
+    sent = json.dumps(body).encode()
+    return _request(len(sent)) + sent
 
 
 def _connected(url: str) -> socket.socket:
@@ -394,8 +377,7 @@ async def stall(url: str, count: int, tokens: int) -> list[socket.socket]:
     connections: list[socket.socket] = []
     for number in range(count):
         connection = await asyncio.to_thread(_connected, url)
-        body = _body(f"Tell me about number {number}.", tokens)
-        await asyncio.to_thread(connection.sendall, _request(len(body)) + body)
+        await asyncio.to_thread(connection.sendall, _question(f"Tell me about number {number}.", tokens))
         connections.append(connection)
         if number % AT_ONCE:
             await asyncio.sleep(PACE)
@@ -407,8 +389,7 @@ async def leave(url: str, count: int, seed: int = 0) -> None:
     rng = random.Random(seed)
     for number in range(count):
         connection = await asyncio.to_thread(_connected, url)
-        body = _body(f"What is number {number}?", 200)
-        whole = _request(len(body)) + body
+        whole = _question(f"What is number {number}?", 200)
         part = rng.choice((10, len(whole) - 20, len(whole), len(whole)))
         connection.sendall(whole[:part])
         if part == len(whole) and rng.random() < 0.7:
@@ -419,33 +400,60 @@ async def leave(url: str, count: int, seed: int = 0) -> None:
 
 
 async def dawdle(url: str, count: int, patience: float) -> int:
-    """Send bodies that never end: half of the clients stop after a part, half send a byte now and then.
+    """Send bodies that never end. Return the number of connections that the server still holds after `patience` seconds."""
+    bodies = (body for _, body in zip(range(count), cycle(ENDLESS), strict=False))
+    held = await asyncio.gather(*(_hold(url, sent, patience, drips=drips) for sent, drips in bodies))
+    return sum(is_held for _, is_held in held)
 
-    Return the number of connections that the server still holds after `patience` seconds.
+
+def crowd(url: str, count: int, seconds: float) -> int:
+    """Hold connections half open, and open each one again that the server closes. Return how many were opened in all.
+
+    It wants a process of its own. Raises BenchError.
     """
-    async with asyncio.TaskGroup() as clients:
-        held = [clients.create_task(_dawdle(url, number % 2 == 0, patience)) for number in range(count)]
-    return sum(task.result() for task in held)
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    if most < count + 100:
+        raise BenchError(f"this bench opens {count:,} connections itself: raise its own `ulimit -n`")
+
+    async def all_of_them() -> int:
+        halves = (sent for _, sent in zip(range(count), cycle(HALVES), strict=False))
+        held = await asyncio.gather(*(_hold(url, sent, seconds, again=True) for sent in halves))
+        return sum(opened for opened, _ in held)
+
+    return asyncio.run(all_of_them())
 
 
-async def _dawdle(url: str, stops: bool, patience: float) -> bool:
-    parts = urlsplit(url)
-    reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
-    dripping = asyncio.create_task(_send(writer, stops))
-    try:
-        await asyncio.wait_for(reader.read(), patience)  # reads to the end of the connection, with or without an answer
-        return False
-    except TimeoutError:
-        return True
-    except OSError:
-        return False
-    finally:
-        dripping.cancel()
-        writer.close()
+async def _hold(url: str, sent: bytes, seconds: float, *, drips: bool = False, again: bool = False) -> tuple[int, bool]:
+    """Send a part of a request, and read until the server closes. drips: go on sending. again: then open another one.
+
+    Return how many connections were opened, and whether the last one is still held after so many seconds.
+    """
+    parts, end, opened = urlsplit(url), monotonic() + seconds, 0
+    while (left := end - monotonic()) > 0 and (again or not opened):
+        try:
+            async with asyncio.timeout(left):
+                reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
+                opened += 1
+                dripping = asyncio.create_task(_drip(writer)) if drips else None
+                try:
+                    writer.write(sent)
+                    while await reader.read(1 << 16):
+                        pass
+                finally:
+                    if dripping:
+                        dripping.cancel()
+                    writer.close()
+        except TimeoutError:
+            return opened, True
+        except OSError:
+            pass
+        if again:
+            await asyncio.sleep(min(BACK, max(end - monotonic(), 0.0)))
+    return opened, False
 
 
-async def _send(writer: asyncio.StreamWriter, stops: bool) -> None:
-    writer.write(_request(PROMISED) + (b" " * SENT if stops else b""))
-    while not stops and not writer.is_closing():  # a closed connection accepts bytes and drops them
-        writer.write(b" ")
+async def _drip(writer: asyncio.StreamWriter) -> None:
+    while not writer.is_closing():  # a closed connection accepts bytes and drops them
         await asyncio.sleep(PACE)
+        writer.write(b" ")

@@ -84,14 +84,8 @@ class ChatApi:
     own_scope: bool = False
 
     async def prepare(self, http: ClientSession, query: Query, history: History, sampling: Sampling) -> tuple[str, Body]:
-        body: Body = {
-            "model": "default",
-            "messages": self.messages(query, history),
-            "max_tokens": sampling.max_tokens,
-            "temperature": 0,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-        }
+        body: Body = {"model": "default", "messages": self.messages(query, history), "max_tokens": sampling.max_tokens}
+        body |= {"temperature": 0, "stream": True, "stream_options": {"include_usage": True}}
         if sampling.ignore_eos:
             body["ignore_eos"] = True
         if self.documents_field:
@@ -135,14 +129,8 @@ class CompletionApi:
         messages = _messages(query, history, _with_text)
         async with http.post("/apply-template", json={"messages": messages}, raise_for_status=True) as answer:
             rendered = await answer.json()
-        return "/completion", {
-            "prompt": rendered["prompt"],
-            "n_predict": sampling.max_tokens,
-            "ignore_eos": sampling.ignore_eos,
-            "cache_prompt": sampling.cache_prompt,
-            "temperature": 0,
-            "stream": True,
-        }
+        asked = {"prompt": rendered["prompt"], "n_predict": sampling.max_tokens, "ignore_eos": sampling.ignore_eos}
+        return "/completion", asked | {"cache_prompt": sampling.cache_prompt, "temperature": 0, "stream": True}
 
     def read(self, event: Body) -> Chunk:
         text, timings = event.get("content") or "", event.get("timings") or {}

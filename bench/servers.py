@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import json
 import os
 import shlex
 import shutil
@@ -13,7 +14,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, replace
@@ -21,10 +22,11 @@ from importlib import import_module
 from multiprocessing import parent_process
 from pathlib import Path
 from time import monotonic, sleep
-from types import ModuleType, TracebackType
+from types import TracebackType
 from typing import Any, TypeVar
-from urllib.request import ProxyHandler, build_opener
+from urllib.request import ProxyHandler, Request, build_opener
 
+from ..models.errors import ModelError
 from ..slots.child import start_child, stop_child, tie
 from .client import Client
 from .journal import note
@@ -55,7 +57,6 @@ def add_options(parser: argparse.ArgumentParser, context: int = 16384, slots: in
     add("--rounds", type=int, default=1, help="repeat all arms in turn, report medians (default: %(default)s)")
     add("--slotcache-args", default="", metavar="'...'", help="more flags for slotcache serve")
     add("--llama-args", default="", metavar="'...'", help="more flags for llama-server")
-    add("--json", type=Path, metavar="OUT", help="write everything measured to this file")
 
 
 def add_clients(parser: argparse.ArgumentParser) -> None:
@@ -77,23 +78,16 @@ def bench_model(args: argparse.Namespace) -> Path:
         if not args.model.is_file():
             raise BenchError(f"no model at {args.model}")
         return args.model
-    name = BENCH_MODELS[getattr(args, "bench_model", "dense")]
-    return _random_models().cached_model(name)
-
-
-def ranker_model() -> Path:
-    """Return a reranker of TinyBERT's size. It finds all texts equal: only its time counts."""
-    return _random_models().ranker_model()
-
-
-def _random_models() -> ModuleType:
-    """Import the module that generates models. By name: it needs a package that servers do without. Raises BenchError."""
-    try:
-        return import_module(".random_models", __package__)
+    try:  # by name: it needs a package that servers do without
+        random_models = import_module(".random_models", __package__)
     except ModuleNotFoundError as error:
         raise BenchError(
             f"the bench model needs {error.name}: pip install 'slotcache[bench]', or name one with -m"
         ) from None
+    try:
+        return random_models.built_in_model(name=BENCH_MODELS[getattr(args, "bench_model", "dense")])
+    except ModelError as error:
+        raise BenchError(error) from None
 
 
 def llama_slots(args: argparse.Namespace) -> int | None:
@@ -197,6 +191,11 @@ class Server:
         """The exit code; None while the process runs."""
         return self._process.poll() if self._process else None
 
+    @property
+    def memory(self) -> int:
+        """Bytes of resident memory; 0 of a process that has ended."""
+        return resident(self.pid) if self.pid else 0
+
     def __enter__(self) -> Server:
         with self.log.open("wb") as log:
             try:
@@ -254,6 +253,22 @@ class Server:
 
     def _failure(self, what: str) -> str:
         return f"{' '.join(self.command)}\n{what}; the end of its log ({self.log}):\n{self.tail()}"
+
+
+def events(url: str, body: Mapping[str, Any], timeout: float) -> Iterator[Any]:
+    """Yield the events of a streamed answer. Raises URLError and TimeoutError."""
+    request = Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
+    with build_opener(ProxyHandler({})).open(request, timeout=timeout) as lines:
+        for line in lines:
+            if line.startswith(b"data: {"):
+                yield json.loads(line[6:])
+
+
+def resident(pid: int) -> int:
+    """Return the bytes of memory that a process has; 0 if there is none."""
+    with contextlib.suppress(OSError):
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return 0
 
 
 def _ended(code: int) -> str:
@@ -327,17 +342,12 @@ def arms_for(
     if args.url:
         return [Arm(args.url, _api(args.dialect, {"document_order": orders[0]} | extra), url=args.url)]
     model, binary = bench_model(args), llama_server(args)
-    own = _options(args, model, args.parallel, (*slotcache_flags, *shlex.split(args.slotcache_args)))
-    arms = [
-        Arm(
-            "slotcache" if order == "auto" else f"slotcache, {order} order",
-            _api("slotcache", {"document_order": order} | extra),
-            lambda port: slotcache_command(own, port),
-        )
-        for order in orders
-    ]
+    own = options_of(args, model, args.parallel, (*slotcache_flags, *shlex.split(args.slotcache_args)))
+    names = {order: "slotcache" if order == "auto" else f"slotcache, {order} order" for order in orders}
+    apis = {order: _api("slotcache", {"document_order": order} | extra) for order in orders}
+    arms = [Arm(names[order], apis[order], lambda port: slotcache_command(own, port)) for order in orders]
     if binary:
-        theirs = _options(args, model, llama_slots, shlex.split(args.llama_args))
+        theirs = options_of(args, model, llama_slots, shlex.split(args.llama_args))
         arms.append(Arm("llama-server", CompletionApi(), lambda port: llama_server_command(binary, theirs, port)))
     return arms
 
@@ -370,19 +380,24 @@ def in_rounds(arms: Sequence[Arm], rounds: int) -> Iterator[tuple[int, Arm]]:
             yield number, arm
 
 
+def measured_in_rounds(
+    arms: Sequence[Arm], args: argparse.Namespace, work: Callable[[Client, argparse.Namespace, int], Awaitable[T]]
+) -> dict[str, list[T]]:
+    """Measure every arm once in each of `--rounds`. work: gets a client, the options and the number of the round."""
+    found: dict[str, list[T]] = {}
+    for number, arm in in_rounds(arms, args.rounds):
+        one = arm.measure(sampling(args), lambda client, number=number: work(client, args, number))
+        found.setdefault(arm.name, []).append(one)
+    return found
+
+
 def _api(name: str, extra: dict[str, Any]) -> ServerApi:
     if name == "llama":
         return CompletionApi()
     return ChatApi(documents_field=True, extra=extra) if name == "slotcache" else ChatApi()
 
 
-def _options(args: argparse.Namespace, model: Any, slots: int | None, extra: Sequence[str]) -> ServerOptions:
-    return ServerOptions(
-        model,
-        context=args.ctx_size,
-        slots=slots,
-        threads=args.threads,
-        flash_attention=args.flash_attn,
-        repack=args.repack,
-        extra=tuple(extra),
-    )
+def options_of(args: argparse.Namespace, model: Path, slots: int | None, extra: Sequence[str]) -> ServerOptions:
+    """Return what the shared options say of a server."""
+    same: dict[str, Any] = {"flash_attention": args.flash_attn, "repack": args.repack, "extra": tuple(extra)}
+    return ServerOptions(model, args.ctx_size, slots, args.threads, **same)

@@ -35,18 +35,8 @@ VERBS = _words(
     "stored built moved turned joined"
 )
 PREPOSITIONS = _words("after before above below inside under around without during between over from with against within")
-OPENERS = (
-    "At the same time",
-    "In the first place",
-    "For this reason",
-    "After that",
-    "In most cases",
-    "As a result",
-    "In this order",
-    "On the other side",
-    "At the end of the year",
-    "In other words",
-)
+OPENERS = ("At the same time", "In the first place", "For this reason", "After that", "In most cases", "As a result")
+OPENERS += ("In this order", "On the other side", "At the end of the year", "In other words")
 
 
 def prose(seed: str, words: int) -> str:

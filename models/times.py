@@ -138,8 +138,8 @@ def _place(subject: Subject) -> Path:
 #
 # No other module contains a measured constant (tests/models/test_costs.py). They are of the bench model (114 M weights)
 # on 2 CPU cores. Only their ratios count: another CPU is faster or slower in all of them, attention excepted, whose token
-# by token kernel is six times as fast on some: `models/learning.py` has it timed at a model's first start. `slotcache bench
-# residency` measures moves and idle cells again. Other devices differ too much for that: all of them is timed.
+# by token kernel is six times as fast on some: `models/learning.py` has it timed at a model's first start. Moves
+# and idle cells were measured by the bench `residency` of a14b74a. Other devices differ too much: all of them is timed.
 
 MIN_ROWS = 8  # from this many tokens on, every CPU kernel rounds a token as it would in a larger batch
 MIN_ROWS_OF_DEVICE = 9  # likewise those of CUDA (MMVQ_MAX_BATCH_SIZE) and Vulkan (mul_mat_vec_max_cols)

@@ -138,7 +138,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--data", metavar="PATH", default=os.environ.get(DATA_VARIABLE), help="folder with mtrag_retrieved/ and mooncake/")
     add("--requests", type=int, default=4000, help="most requests of each trace, 0 for all (default: %(default)s)")
-    add("--json", type=Path, metavar="OUT", help="write everything measured to this file")
 
 
 def run(args: argparse.Namespace) -> Report:
@@ -162,21 +161,15 @@ def run(args: argparse.Namespace) -> Report:
         tables += [_table(trace.name, footprint, rates[by][trace.name], by) for by in BY]
     margins = [rate["pgdsf"] / rate["lru"] for rate in rates["tokens"]["skewed"].values()]
     bars = [Bar(2, "least hit rate of PGDSF over LRU's, skewed", min(margins), REQUIRED, at_least=True, unit="x")]
-    return Report(
-        "replacement", tables, bars=bars, notes=notes, data={"hit_rates": rates["tokens"], "time_rates": rates["time"]}
-    )
+    data = {"hit_rates": rates["tokens"], "time_rates": rates["time"]}
+    return Report("replacement", tables, bars=bars, notes=notes, data=data)
 
 
 SCOPE = Scope.shared("")
 
 
-def hit_rate(trace: Accesses, capacity: int, replacement: EvictionPolicy) -> float:
-    """Return the share of all blocks that were cached, for a host tier of `capacity` blocks."""
-    return hit_rates(trace, capacity, replacement)[0]
-
-
 def hit_rates(trace: Accesses, capacity: int, replacement: EvictionPolicy) -> tuple[float, float]:
-    """Return the same share, and that of the time to compute all blocks, which grows with their depth.
+    """Return the share of all blocks that were cached, for a host tier of `capacity` blocks, and of the time they take.
 
     The pool has room for one prompt, so all idle KV moves to the host tier, as in the server.
     """
@@ -249,8 +242,6 @@ def _rates(trace: Accesses, capacity: int) -> dict[str, tuple[float, float]]:
 
 def _table(name: str, footprint: int, rates: dict[float, dict[str, float]], by: str) -> Table:
     policies: Sequence[str] = [*POLICIES, OPTIMUM]
-    rows = [
-        (f"{share:.0%}", *(100 * rate[policy] for policy in policies), rate["pgdsf"] / rate["lru"])
-        for share, rate in rates.items()
-    ]
+    percents = {share: [100 * rate[policy] for policy in policies] for share, rate in rates.items()}
+    rows = [(f"{share:.0%}", *percents[share], rate["pgdsf"] / rate["lru"]) for share, rate in rates.items()]
     return Table(f"{name}: hit rate by {by}, %, of {footprint:,} blocks", ("capacity", *policies, "pgdsf over lru"), rows)

@@ -42,7 +42,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--data", metavar="PATH", default=os.environ.get(DATA_VARIABLE), help="folder with mtrag_retrieved/")
     add("--embedding-model", type=Path, metavar="GGUF", help="measure vectors and the fused ranking, too")
     add("-t", "--threads", type=int, default=os.cpu_count() or 1, help="threads of that model (default: %(default)s)")
-    add("--json", type=Path, metavar="OUT", help="write everything measured to this file")
 
 
 def run(args: argparse.Namespace) -> Report:
@@ -77,13 +76,11 @@ def _measure(args: argparse.Namespace, folder: Path, temporary: Path, stack: Exi
     note(recalls=recalls)
     times = {name: Summary.of(_recall(ranking, turns, "last question")[1]) for name, ranking in rankings.items()}
     note(search_ms={name: asdict(time) for name, time in times.items()})
-    indexed = _time_index(write_sources(passages, _made(temporary / "sources")), temporary)
+    (temporary / "sources").mkdir()
+    indexed = _time_index(write_sources(passages, temporary / "sources"), temporary)
+    title, rows = f"recall@{TOP_K}: {len(turns)} turns, {len(passages):,} passages", [(n, *of) for n, of in recalls.items()]
     tables = [
-        Table(
-            f"recall@{TOP_K}: {len(turns)} turns, {len(passages):,} passages",
-            ("ranking", *FORMS),
-            [(name, *row) for name, row in recalls.items()],
-        ),
+        Table(title, ("ranking", *FORMS), rows),
         Table("a search for the last question", ("ranking", "p50 ms", "p95"), [(n, t.p50, t.p95) for n, t in times.items()]),
         Table("an index of these sources as files, without vectors", ("files", "chunks", "seconds"), [indexed]),
     ]
@@ -133,11 +130,6 @@ def _recall(ranking: Ranking, turns: Sequence[Turn], form: str) -> tuple[float, 
         return mean(shares), times
 
     return asyncio.run(measure())
-
-
-def _made(folder: Path) -> Path:
-    folder.mkdir()
-    return folder
 
 
 def _time_index(num_files: int, temporary: Path) -> tuple[int, int, float]:

@@ -53,21 +53,13 @@ def _asked(query: Query) -> list[Body]:
     """Return the messages that a query adds: results of tools, or a question."""
     if not query.documents:
         return [{"role": "user", "content": query.question}]
-    return [
-        {"role": "tool", "tool_call_id": _call_id(query, at), "content": text}
-        for at, (_, text) in enumerate(query.documents)
-    ]
+    texts = enumerate(text for _, text in query.documents)
+    return [{"role": "tool", "tool_call_id": _call_id(query, at), "content": text} for at, text in texts]
 
 
 def _calls(query: Query) -> Body:
-    calls = [
-        {
-            "id": _call_id(query, at),
-            "type": "function",
-            "function": {"name": "read_file", "arguments": json.dumps({"path": path})},
-        }
-        for at, (path, _) in enumerate(query.documents)
-    ]
+    functions = ({"name": "read_file", "arguments": json.dumps({"path": path})} for path, _ in query.documents)
+    calls = [{"id": _call_id(query, at), "type": "function", "function": of} for at, of in enumerate(functions)]
     return {"role": "assistant", "content": "", "tool_calls": calls}
 
 
@@ -86,17 +78,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of `slotcache bench agent`."""
     add_options(parser, context=32768)
     add_clients(parser)
-    add_data(parser, tasks=6, characters=12000)
-    add_replay(parser)
-
-
-def add_data(parser: argparse.ArgumentParser, tasks: int, characters: int) -> None:
-    """Add the options for the tasks and their files."""
     add = parser.add_argument
     add("--data", metavar="PATH", default=os.environ.get(DATA_VARIABLE), help="folder with clawtasks/")
-    add("--tasks", type=int, default=tasks, help="number of tasks, 0 for all (default: %(default)s)")
+    add("--tasks", type=int, default=6, help="number of tasks, 0 for all (default: %(default)s)")
     text = "characters of each file that a call returns, 0 for whole files (default: %(default)s)"
-    add("--characters", type=int, default=characters, help=text)
+    add("--characters", type=int, default=12000, help=text)
+    add_replay(parser)
 
 
 def tasks_of(args: argparse.Namespace) -> list[Task]:

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from math import inf
 
 from ..client import Client, PromptSizer, Result
-from ..report import Bar, BenchError, Report, Summary, Table, median
-from ..servers import add_options, arms_for, in_rounds, sampling
+from ..report import Bar, Report, Summary, Table, median
+from ..servers import add_options, arms_for, measured_in_rounds
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -22,13 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> Report:
     """Send the same prompt again and again. The decode step is the median gap between the tokens of the answers."""
     arms = arms_for(args)
-    rounds: dict[str, list[list[Result]]] = {}
-    for number, arm in in_rounds(arms, args.rounds):
-
-        async def work(client: Client, number: int = number) -> list[Result]:
-            return await _repeat(client, args, number)
-
-        rounds.setdefault(arm.name, []).append(arm.measure(sampling(args), work))
+    rounds = measured_in_rounds(arms, args, _repeat)
     title = f"cached: a prompt of {args.prompt_tokens} tokens, asked {args.repeats} times again"
     columns = ("arm", "prompt tokens", "computed", "first TTFT ms", "TTFT p50 ms", "p95", "decode step ms", "ratio")
     table = Table(title, columns, [_row(name, results) for name, results in rounds.items()])
@@ -46,12 +40,7 @@ def ttft_over_step(results: Sequence[Result]) -> float:
 
 async def _repeat(client: Client, args: argparse.Namespace, number: int) -> list[Result]:
     query = (await PromptSizer.of(client)).query(f"cached {number}", args.prompt_tokens)
-    results: list[Result] = []
-    for _ in range(args.repeats + 1):
-        results.append(result := await client.ask(query))
-        if result.error:
-            raise BenchError(f"{query.session}: {result.error}")
-    return results
+    return [(await client.ask(query)).answered() for _ in range(args.repeats + 1)]
 
 
 def _ratio(rounds: Sequence[Sequence[Result]]) -> float:

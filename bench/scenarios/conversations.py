@@ -73,15 +73,8 @@ def continuations(run: Run) -> Iterator[Continuation]:
 
 def _next_turns(own: Outcome, theirs: Outcome) -> Bar:
     """Return the bar on later turns; its limit is for twelve conversations with first messages of 1,300 tokens."""
-    mine, others = (
-        Summary.of(
-            result.ttft
-            for run in outcome.runs
-            for query, result in zip(run.queries, run.results, strict=True)
-            if query.turn > 1
-        )
-        for outcome in (own, theirs)
-    )
+    pairs = [[pair for run in of.runs for pair in zip(run.queries, run.results, strict=True)] for of in (own, theirs)]
+    mine, others = (Summary.of(result.ttft for query, result in of if query.turn > 1) for of in pairs)
     return Bar(5, "TTFT p50 of turns after the first over llama-server's", mine.p50 / others.p50, 0.6)
 
 

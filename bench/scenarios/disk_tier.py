@@ -24,7 +24,7 @@ from ...slots.store.disk import DiskTier
 from ...slots.store.record_file import Provenance, encode
 from ..client import Client, PromptSizer, Result
 from ..report import Bar, BenchError, Progress, Report, Summary, Table
-from ..servers import Arm, Server, add_options, arms_for, free_port, sampling, tie_to_parent
+from ..servers import Arm, Server, add_options, arms_for, free_port, resident, sampling, tie_to_parent
 from ..trace import Query
 
 SETTLED = 1.0  # s in which nothing is written to disk
@@ -33,6 +33,7 @@ BEGINNING, RUN = 64, 32  # tokens of made records: of a beginning, and of each t
 BRANCHES = 100  # records that stand on one beginning
 MADE_BY = Provenance("0" * 32, "1" * 32)
 MISSES = 1000
+Told = tuple[Table, list[Bar]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,19 +67,15 @@ def run(args: argparse.Namespace) -> Report:
         asked, gap = _ask_and_kill(args, folder / "asked")
         made = _made(args.records, folder / "made") if args.records else {}
         pairs = asyncio.run(_pairs(args, folder / "pairs")) if args.pairs else {}
-    tables, bars = [_asked_table(args, asked, gap)], _asked_bars(asked, gap)
-    if made:
-        tables.append(_made_table(args, made))
-        bars += _made_bars(args, made)
-    if pairs:
-        tables.append(_pairs_table(args, pairs))
-        bars += _pairs_bars(pairs)
+    told = [_told_asked(args, asked, gap)]
+    told += [_told_made(args, made)] if made else []
+    told += [_told_pairs(args, pairs)] if pairs else []
     data = {
         "asked": {name: [one.figures for one in of] for name, of in asked.items()},
         "made": {name: asdict(one) for name, one in made.items()},
         "pairs": {name: [one.figures for one in of] for name, of in pairs.items()},
     }
-    return Report("disk", tables, bars=bars, data=data)
+    return Report("disk", [table for table, _ in told], [bar for _, bars in told for bar in bars], data=data)
 
 
 def _arm(args: argparse.Namespace, name: str, flags: Sequence[str]) -> Arm:
@@ -127,9 +124,7 @@ async def _ask(client: Client, queries: Sequence[Query], label: str) -> list[Res
     results: list[Result] = []
     with Progress(label, len(queries)) as progress:
         for query in queries:
-            results.append(result := await client.ask(query))
-            if result.error:
-                raise BenchError(f"{query.session}: {result.error}")
+            results.append(result := (await client.ask(query)).answered())
             progress.step(f"{1000 * result.ttft:.0f} ms, {result.cached_tokens} cached")
     return results
 
@@ -141,7 +136,7 @@ async def _until_written(client: Client) -> None:
         written, before = await client.gauge("slotcache_disk_written_runs_total"), written
 
 
-def _asked_table(args: argparse.Namespace, asked: dict[str, list[Result]], gap: float) -> Table:
+def _told_asked(args: argparse.Namespace, asked: dict[str, list[Result]], gap: float) -> Told:
     cold, rows = asked["cold"], []
     for name, of in asked.items():
         ttft = Summary.of(one.ttft for one in of)
@@ -150,13 +145,10 @@ def _asked_table(args: argparse.Namespace, asked: dict[str, list[Result]], gap: 
     title = f"disk: {len(cold)} prompts of {args.prompt_tokens} tokens, {args.ctx_size:,} cells, {args.parallel} slots, "
     title += f"-cram {args.cache_ram} --cache-disk {args.cache_disk}; the first one after a kill came {1000 * gap:.0f} ms "
     title += "behind /health"
-    return Table(title, ("asked", "TTFT p50 ms", "p95", "of cold", "share of tokens back", "same text"), rows)
-
-
-def _asked_bars(asked: dict[str, list[Result]], gap: float) -> list[Bar]:
-    cold, again, killed = asked["cold"], asked["again"], asked["after a kill"]
+    table = Table(title, ("asked", "TTFT p50 ms", "p95", "of cold", "share of tokens back", "same text"), rows)
+    again, killed = asked["again"], asked["after a kill"]
     same = sum(one.text == other.text for one, other in zip((*again, *killed), (*cold, *cold), strict=True))
-    return [
+    return table, [
         Bar(1, "share of the tokens that came back", _share(again), 0.95, at_least=True),
         Bar(1, "TTFT p50 asked again, over cold", _ttft(again) / _ttft(cold), 0.15),
         Bar(1, "share of answers with the same text", same / (2 * len(cold)), 1.0, at_least=True),
@@ -205,10 +197,10 @@ def _records(count: int) -> Iterator[Record]:
 
 
 def _opened(root: Path, count: int) -> Index:
-    before, began = _resident(), perf_counter()
+    before, began = resident(os.getpid()), perf_counter()
     tier = DiskTier(root, 1 << 40, MADE_BY)
     tier.wait()
-    seconds, size = perf_counter() - began, _resident() - before
+    seconds, size = perf_counter() - began, resident(os.getpid()) - before
     if len(tier.index.entries) != count:
         raise BenchError(f"the index has {len(tier.index.entries):,} records of {count:,}")
     rng, times = np.random.default_rng(1), []
@@ -221,24 +213,17 @@ def _opened(root: Path, count: int) -> Index:
     return Index(seconds, size, median(times))
 
 
-def _resident() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
-
-
 def _allowed(count: int) -> int:
     """Return the bytes that an index may take: 1 KiB a record, and 4 a token of its run."""
     return 1024 * count + 4 * sum(len(record.tokens) - record.start for record in _records(count))
 
 
-def _made_table(args: argparse.Namespace, made: dict[str, Index]) -> Table:
+def _told_made(args: argparse.Namespace, made: dict[str, Index]) -> Told:
     rows = [(name, one.seconds, one.bytes / 2**20, one.bytes / args.records, 1e6 * one.miss) for name, one in made.items()]
     columns = ("start", "ready after s", "MiB", "bytes a record", "a miss us")
-    return Table(f"{args.records:,} records of {RUN} and {BEGINNING} tokens", columns, rows)
-
-
-def _made_bars(args: argparse.Namespace, made: dict[str, Index]) -> list[Bar]:
+    table = Table(f"{args.records:,} records of {RUN} and {BEGINNING} tokens", columns, rows)
     last = made["index read"]
-    return [
+    return table, [
         Bar(3, "seconds to ready with the index's file", last.seconds, 5.0),
         Bar(3, "memory over 1 KiB a record and 4 bytes a token", last.bytes / _allowed(args.records), 1.0),
         Bar(3, "us of a miss", 1e6 * last.miss, 100.0),
@@ -261,9 +246,7 @@ async def _pairs(args: argparse.Namespace, folder: Path) -> dict[str, list[Resul
                 for number in range(-1, args.pairs):  # the first pair warms both up
                     for client in (first, second)[:: 1 if number % 2 else -1]:
                         result = await client.ask(sizer.query(f"pair {number}", args.prompt_tokens))
-                        if result.error:
-                            raise BenchError(result.error)
-                        results[client.name].append(result)
+                        results[client.name].append(result.answered())
                     if number >= 0:
                         progress.step()
 
@@ -271,13 +254,10 @@ async def _pairs(args: argparse.Namespace, folder: Path) -> dict[str, list[Resul
     return {name: of[1:] for name, of in results.items()}
 
 
-def _pairs_table(args: argparse.Namespace, pairs: dict[str, list[Result]]) -> Table:
+def _told_pairs(args: argparse.Namespace, pairs: dict[str, list[Result]]) -> Told:
     rows = [(name, 1000 * _ttft(of), 1000 * _step(of)) for name, of in pairs.items()]
-    return Table(f"{args.pairs} pairs without a hit", ("server", "TTFT p50 ms", "step p50 ms"), rows)
-
-
-def _pairs_bars(pairs: dict[str, list[Result]]) -> list[Bar]:
-    return [
+    table = Table(f"{args.pairs} pairs without a hit", ("server", "TTFT p50 ms", "step p50 ms"), rows)
+    return table, [
         Bar(4, f"{name} with a disk, over without", figure(pairs[WITH]) / figure(pairs[WITHOUT]), 1.03)
         for name, figure in (("TTFT p50", _ttft), ("a step", _step))
     ]

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from time import perf_counter
 
 from ..client import Client, PromptSizer
-from ..report import Bar, BenchError, Report, Table, median
-from ..servers import add_options, arms_for, in_rounds, sampling
+from ..report import Bar, Report, Table, median
+from ..servers import add_options, arms_for, measured_in_rounds
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,13 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> Report:
     """Send a new text in every round, so that no server has it cached."""
     arms = arms_for(args, llama_slots=args.parallel)
-    bursts: dict[str, list[Burst]] = {}
-    for number, arm in in_rounds(arms, args.rounds):
-
-        async def work(client: Client, number: int = number) -> Burst:
-            return await _burst(client, args, number)
-
-        bursts.setdefault(arm.name, []).append(arm.measure(sampling(args), work))
+    bursts = measured_in_rounds(arms, args, _burst)
     own, theirs = bursts[arms[0].name], bursts.get("llama-server")
     rows = [
         (name, of[0].prompt, *(median([getattr(one, field) for one in of]) for field in ("once", "computed", "seconds")))
@@ -64,7 +58,5 @@ async def _burst(client: Client, args: argparse.Namespace, number: int) -> Burst
     began = perf_counter()
     results = await asyncio.gather(*(client.send(request) for _ in range(args.requests)))
     seconds = perf_counter() - began
-    if failed := next((result.error for result in results if result.error), None):
-        raise BenchError(failed)
-    computed = [result.computed_tokens for result in results]
+    computed = [result.answered().computed_tokens for result in results]
     return Burst(results[0].prompt_tokens, max(computed), sum(computed), seconds)

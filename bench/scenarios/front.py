@@ -20,13 +20,13 @@ from ..servers import (
     HOST,
     Arm,
     Server,
-    ServerOptions,
     add_clients,
     add_options,
     bench_model,
     free_port,
     llama_server,
     llama_server_command,
+    options_of,
     own_command,
     sampling,
 )
@@ -133,14 +133,7 @@ def run(args: argparse.Namespace) -> Report:
     if not (binary := llama_server(args)):
         raise BenchError("front needs --llama-server PATH")
     queries = burst(args.queries, args.regions, burst=args.burst, k=args.k, overlap=args.overlap, seed=args.seed)
-    options = ServerOptions(
-        bench_model(args),
-        context=args.ctx_size,
-        threads=args.threads,
-        flash_attention=args.flash_attn,
-        repack=args.repack,
-        extra=tuple(args.llama_args.split()),
-    )
+    options = options_of(args, bench_model(args), None, args.llama_args.split())
 
     def engine(port: int) -> list[str]:
         return [*llama_server_command(binary, options, port), "--metrics"]
@@ -158,24 +151,17 @@ def run(args: argparse.Namespace) -> Report:
         two = [Fronted(name, fields, engine, engines=2, order=order, nginx=args.nginx) for name, order in names]
         outcomes += (found := compare(two, queries, args))
         bars += _bars(found[0], found[1], args.k)
-    title = (
-        f"front: {args.queries} queries, {args.burst} in a row on one of {args.regions} regions, {pace(args)}, k = {args.k}"
-    )
+    title = f"front: {args.queries} queries, {args.burst} in a row on one of {args.regions} regions, "
+    title += f"{pace(args)}, k = {args.k}"
     number = _found_out(args, engine)
     computed = [median(arm.computed) for arm in one]
-    bars += [
-        Bar(
-            6, "gain in computed tokens where the engine tells none, over where it does", _gain(computed), 0.9, at_least=True
-        ),
-        Bar(6, "questions until a lost cache is found out, where the engine tells nothing", number, 3),
-    ]
+    name = "gain in computed tokens where the engine tells none, over where it does"
+    bars.append(Bar(6, name, _gain(computed), 0.9, at_least=True))
+    bars.append(Bar(6, "questions until a lost cache is found out, where the engine tells nothing", number, 3))
     rows = [(arm.name, round(tokens)) for arm, tokens in zip(one, computed, strict=True)]
-    tables = [
-        table(title, outcomes),
-        Table("prompt tokens that the engine computed, as it counts them", ("arm", "tokens"), rows),
-    ]
+    counted = Table("prompt tokens that the engine computed, as it counts them", ("arm", "tokens"), rows)
     data = {"arms": [outcome.data() for outcome in outcomes], "computed": computed, "asked": number}
-    return Report("front", tables, bars=bars, notes=problems(outcomes), data=data)
+    return Report("front", [table(title, outcomes), counted], bars=bars, notes=problems(outcomes), data=data)
 
 
 def _gain(computed: Sequence[float]) -> float:
@@ -195,8 +181,7 @@ def _found_out(args: argparse.Namespace, engine: Callable[[int], list[str]]) -> 
             async with Client(front.url, ChatApi(documents_field=True), sampling(args)) as client:
                 for name in names:
                     documents = tuple((f"{name[0]}{at}", prose(f"{name[0]} {at}", 160)) for at in range(args.k))
-                    if error := (await client.ask(Query(name, 1, question(name), documents))).error:
-                        raise BenchError(error)
+                    (await client.ask(Query(name, 1, question(name), documents))).answered()
 
         asyncio.run(ask([f"{letter} cold" for letter in "abcde"]))
         asyncio.run(ask([f"e {number}" for number in range(3)]))

@@ -78,11 +78,8 @@ def _table(measured: Measured) -> Table:
         (number, alone, busy.speed, busy.speed / alone, busy.chunks / busy.seconds)
         for number, (alone, busy) in enumerate(zip(around, measured.busy, strict=True), 1)
     ]
-    return Table(
-        "indexing: one stream beside files that are read",
-        ("window", "tokens/s around it", "tokens/s", "ratio", "chunks/s"),
-        rows,
-    )
+    columns = ("window", "tokens/s around it", "tokens/s", "ratio", "chunks/s")
+    return Table("indexing: one stream beside files that are read", columns, rows)
 
 
 def _bars(measured: Measured, has_vectors: bool) -> list[Bar]:

@@ -58,15 +58,8 @@ def run(args: argparse.Namespace) -> Report:
     if not args.data or not Path(args.data).is_dir():
         raise Skip(f"mtrag needs --data PATH or {DATA_VARIABLE}: a folder that holds mtrag_retrieved/")
     try:
-        queries = mtrag(
-            Path(args.data),
-            args.retriever,
-            args.query_form,
-            args.k,
-            sessions=args.sessions or None,
-            turns=args.turns or None,
-            active=args.active,
-        )
+        picked = {"sessions": args.sessions or None, "turns": args.turns or None, "active": args.active}
+        queries = mtrag(Path(args.data), args.retriever, args.query_form, args.k, **picked)
     except (OSError, ValueError) as error:
         raise BenchError(f"--data {args.data}: {error}") from error
     slots = args.parallel if args.concurrency > 1 else None
@@ -83,14 +76,9 @@ def _parts(args: argparse.Namespace) -> list[Arm]:
     if args.url:
         raise BenchError("--parts starts a server for each part: leave --url out")
     hint = {} if args.order_hint else {"order_hint": False}
-    return [
-        replace(
-            arms_for(args, slotcache_flags=part.flags)[0],
-            name=part.name,
-            api=ChatApi(documents_field=True, extra=part.fields | hint, own_scope=part.own_scope),
-        )
-        for part in PARTS
-    ]
+    apis = [ChatApi(documents_field=True, extra=part.fields | hint, own_scope=part.own_scope) for part in PARTS]
+    arms = [arms_for(args, slotcache_flags=part.flags)[0] for part in PARTS]
+    return [replace(arm, name=part.name, api=api) for arm, part, api in zip(arms, PARTS, apis, strict=True)]
 
 
 def _bars(outcomes: Sequence[Outcome], parts: bool) -> list[Bar]:

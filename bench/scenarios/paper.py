@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import argparse
 import random
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from copy import copy
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import accumulate
 from math import nan
@@ -21,7 +20,7 @@ from ...slots.eviction import POLICIES
 from .. import report as machine
 from ..client import Client, Run, drive, drive_open
 from ..points import Points, interval, spread
-from ..report import Bar, BenchError, Report, Table, mean, median, percentile
+from ..report import Bar, BenchError, Cell, Report, Table, mean, median, percentile
 from ..server_api import Body, ChatApi, Chunk, History, Sampling
 from ..servers import Arm, add_options, arms_for, bench_model, sampling
 from ..simulated import serve, shuffled
@@ -56,15 +55,11 @@ class Way:
 
 OWN = Way("slotcache")
 COLD = Way("no cache", {"cache_prompt": False})
-RANKED = Way("retrieval order", {"document_order": "retrieval"})
-SORTED = Way("sorted order", {"document_order": "sorted"})
-GREEDY = Way("greedy order", {"document_order": "greedy"})
-RECENT = Way("recency order", order="recency")
-ORACLE = Way("oracle order", order="oracle")
+RANKED, SORTED, GREEDY = (Way(f"{name} order", {"document_order": name}) for name in ("retrieval", "sorted", "greedy"))
+RECENT, ORACLE = (Way(f"{name} order", order=name) for name in ("recency", "oracle"))
 FIFO = Way("no queue", flags=("--window", "0"))
 EVICTION = tuple(Way(f"{name} eviction", flags=("--eviction", name)) for name in POLICIES)
 PARTS = (COLD, RANKED, SORTED, RECENT, GREEDY, FIFO, *(way for way in EVICTION if way.name != "pgdsf eviction"))
-NO_HINT = {"order_hint": False}
 
 
 class ClientOrder:
@@ -89,35 +84,24 @@ class ClientOrder:
 class Size:
     """How much a panel measures. parts: loads of the arms with a part switched off. memory: shares of what would be kept."""
 
-    requests: int
-    requests_a_load: int
-    loads: tuple[float, ...]
-    parts: tuple[float, ...]
-    overlaps: tuple[float, ...]
-    documents: tuple[int, ...]
-    clients: tuple[int, ...]
-    memory: tuple[float, ...]
-    queries: int
-    seeds: int
-    chats: int
-    arriving: int
+    requests: int = 60
+    requests_a_load: int = 70
+    loads: tuple[float, ...] = (0.3, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 2.5, 3.0)
+    parts: tuple[float, ...] = (0.3, 0.75, 1.25, 2.0, 3.0)
+    overlaps: tuple[float, ...] = (0.0, 0.2, 0.4, 0.6, 0.8)
+    documents: tuple[int, ...] = (1, 3, 5, 7, 10)
+    clients: tuple[int, ...] = (1, 4, 8, 16, 32)
+    memory: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75, 1.0)
+    queries: int = 100 + WARM_UP
+    seeds: int = 3
+    chats: int = 10
+    arriving: int = 512
 
 
-FULL = Size(
-    requests=60,
-    requests_a_load=70,
-    loads=(0.3, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 2.5, 3.0),
-    parts=(0.3, 0.75, 1.25, 2.0, 3.0),
-    overlaps=(0.0, 0.2, 0.4, 0.6, 0.8),
-    documents=(1, 3, 5, 7, 10),
-    clients=(1, 4, 8, 16, 32),
-    memory=(0.0, 0.25, 0.5, 0.75, 1.0),
-    queries=100 + WARM_UP,
-    seeds=3,
-    chats=10,
-    arriving=512,
-)
+FULL = Size()
 QUICK = Size(6, 6, (0.5, 2.0), (0.5, 2.0), (0.0, 0.6), (1, 5), (1, 8), (0.25, 1.0), 8 + WARM_UP, 1, 2, 64)
+At = Mapping[str, Any]
+Drive = Callable[[Client], Awaitable[Run]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,10 +116,9 @@ class Study:
     def arm(self, way: Way, **changed: Any) -> Arm:
         """Return slotcache in one way. changed: options of the servers."""
         args = self._changed(changed)
-        base, *_ = arms_for(args, slotcache_flags=way.flags)
-        fields = dict(way.fields) | ({} if args.order_hint else NO_HINT)
+        fields = dict(way.fields) | ({} if args.order_hint else {"order_hint": False})
         api = ClientOrder(way.order) if way.order else ChatApi(documents_field=True, extra=fields)
-        return replace(base, name=way.name, api=api)
+        return replace(arms_for(args, slotcache_flags=way.flags)[0], name=way.name, api=api)
 
     def theirs(self, slots: int | None = None, **changed: Any) -> list[Arm]:
         """Return llama-server, if there is one. slots: None for its own default."""
@@ -146,25 +129,24 @@ class Study:
         """Of a document."""
         return WORDS.get(self.model, USUAL)
 
-    def trace(self, number: int, seed: int, k: int = 5, share: float = 0.6) -> list[Query]:
+    def trace(self, number: int, k: int = 5, share: float = 0.6, seed: int | None = None) -> list[Query]:
         """Return the burst trace, with regions of 10 documents, or more where questions need them. share: the overlap."""
-        room = max(10, 2 * k - round(k * share))
-        return burst(number, k=k, overlap=share, documents_per_region=room, words=self.words, seed=seed)
+        room, chosen = max(10, 2 * k - round(k * share)), self.args.seed if seed is None else seed
+        return burst(number, k=k, overlap=share, documents_per_region=room, words=self.words, seed=chosen)
 
     def shuffled(self, number: int) -> list[Query]:
         """Return the trace of `--trace`: questions of many users, so a burst trace is shuffled."""
         if self.args.trace == "skewed":
             return skewed(number, words=round(LONG * self.words), seed=self.args.seed)
-        queries = self.trace(number, self.args.seed)
+        queries = self.trace(number)
         random.Random(self.args.seed).shuffle(queries)
         return queries
 
-    def measure(self, arm: Arm, drives: Callable[[Client], Awaitable[Run]], at: Mapping[str, Any]) -> dict[str, Any]:
+    def measure(self, arm: Arm, drives: Drive, at: At) -> dict[str, Any]:
         """Return the figures of one point, a list of each with one value a request. at: what tells it from others."""
         options = {name: getattr(self.args, name) for name in ("parallel", "threads", "flash_attn", "repack")}
         options |= {"tokens": self.args.max_tokens, "own": self.args.slotcache_args, "llama": self.args.llama_args}
         options |= {"hint": self.args.order_hint, "seed": self.args.seed, "words": self.words}
-        at = dict(at) | self._trace
 
         def measured() -> dict[str, Any]:
             run = arm.measure(sampling(self.args), drives)
@@ -173,13 +155,21 @@ class Study:
             figures = ("ttft", "latency", "prompt_tokens", "cached_tokens", "error")
             return {name: [getattr(result, name) for result in run.results] for name in figures} | {"seconds": run.seconds}
 
-        return self.points.point({"model": self.model, "arm": arm.name, **at, "options": options}, measured)
+        point = {"model": self.model, "arm": arm.name, **at, **self._trace, "options": options}
+        return self.points.point(point, measured)
+
+    def curves(self, points: Iterable[tuple[Any, Arm, Drive, At]]) -> dict[str, Curve]:
+        """Measure points: the value of an axis, an arm, how it is driven, and what tells the point. Return curves by arm."""
+        found: dict[str, Curve] = {}
+        for value, arm, drives, at in points:
+            found.setdefault(arm.name, []).append((value, self.measure(arm, drives, at)))
+        return found
 
     def footprint(self, queries: Sequence[Query]) -> float:
         """Return the MiB of host memory that the KV of these requests takes where all of it is kept."""
 
         async def kept(client: Client) -> float:
-            await _closed(client, queries)
+            await _closed(queries)(client)
             return await client.gauge("slotcache_host_bytes")
 
         def measured() -> dict[str, Any]:
@@ -187,8 +177,7 @@ class Study:
             return {"bytes": arm.measure(sampling(self.args), kept)}
 
         at = {"model": self.model, "kept": len(queries), "own": self.args.slotcache_args, "seed": self.args.seed}
-        at |= {"words": self.words} | self._trace
-        return self.points.point(at, measured)["bytes"] / 2**20
+        return self.points.point(at | {"words": self.words} | self._trace, measured)["bytes"] / 2**20
 
     @property
     def label(self) -> str:
@@ -200,11 +189,11 @@ class Study:
         """What tells a point of another trace than the usual one."""
         return {} if self.args.trace == TRACES[0] else {"workload": self.args.trace}
 
-    def _changed(self, changed: Mapping[str, Any]) -> argparse.Namespace:
-        args = copy(self.args)
-        for name, value in changed.items():
-            setattr(args, name, value)
-        return args
+    def _changed(self, changed: At) -> argparse.Namespace:
+        return argparse.Namespace(**vars(self.args) | dict(changed))
+
+
+Curve = list[tuple[Any, dict[str, Any]]]  # values of an axis with the figures there
 
 
 @dataclass(slots=True)
@@ -219,21 +208,14 @@ class Findings:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of `slotcache bench paper`."""
     add = parser.add_argument
-    add(
-        "name",
-        choices=(*PANELS, "all"),
-        help="panel: " + "; ".join(f"{name}: {about}" for name, (about, _) in PANELS.items()),
-    )
+    panels = "; ".join(f"{name}: {about}" for name, (about, _) in PANELS.items())
+    add("name", choices=(*PANELS, "all"), help=f"panel: {panels}")
     add_options(parser, max_tokens=6)
     every = ",".join(way.name for way in PARTS)
     add("--parts", default=every, help="rate: arms with a part switched off, '' for none (default: %(default)s)")
     add("--quick", action="store_true", help="few requests and few points: whether it runs, no result")
-    add(
-        "--out",
-        type=Path,
-        default=Path("paper"),
-        help="folder of points; what is there stays (default: %(default)s)",
-    )
+    text = "folder of points; what is there stays (default: %(default)s)"
+    add("--out", type=Path, default=Path("paper"), help=text)
     add("--models", default=",".join(MODELS), help="without -m: some of %(default)s (default: all)")
     text = "rate: memory for idle KV in both servers, a share of what the trace would keep (default: %(default)s)"
     add("--host-memory", type=float, default=0.25, help=text)
@@ -253,8 +235,7 @@ def run(args: argparse.Namespace) -> Report:
     for name in PANELS if args.name == "all" else (args.name,):
         kept = Points(args.out / f"{name}{'-quick' * args.quick}.jsonl", lambda: machine.describe(args.llama_server))
         for model, path in [("", None)] if name == SIMULATED else _models(args):
-            own = copy(args)
-            own.model = path
+            own = argparse.Namespace(**vars(args) | {"model": path})
             one = PANELS[name][1](Study(own, model, QUICK if args.quick else FULL, kept))
             found.tables += one.tables
             found.bars += one.bars
@@ -282,29 +263,43 @@ def _models(args: argparse.Namespace) -> list[tuple[str, Path]]:
 def rate(study: Study) -> Findings:
     """Send the shuffled burst trace at random moments, at rates from idle to three times what no cache bears."""
     args, size = study.args, study.size
-    ways = (OWN, *_parts(args.parts))
-    queries = study.shuffled(size.requests_a_load)
-    cold = study.measure(
-        study.arm(COLD), lambda client: drive(client, queries[: max(3, size.requests // 6)]), {"load": "alone"}
-    )
-    alone = median(_ttfts(cold))
+    ways, queries = (OWN, *_parts(args.parts)), study.shuffled(size.requests_a_load)
+    few = queries[: max(3, size.requests // 6)]
+    alone = median(_ttfts(study.measure(study.arm(COLD), lambda client: drive(client, few), {"load": "alone"})))
     host = max(1, round(args.host_memory * study.footprint(queries)))
     own_args, their_args = (f"{given} -cram {host}" for given in (args.slotcache_args, args.llama_args))
-    loads = {way.name: size.loads if way is OWN else size.parts for way in ways}
-    arms: dict[str, Callable[[], Arm]] = {}
-    arms |= {way.name: lambda way=way: study.arm(way, slotcache_args=own_args, ctx_size=8192) for way in ways}
-    for _ in study.theirs():
-        arms[THEIRS] = lambda: study.theirs(args.parallel, llama_args=their_args, ctx_size=8192)[0]
-        loads[THEIRS] = size.loads
-    curves: dict[str, list[tuple[float, dict[str, Any]]]] = {name: [] for name in arms}
-    for load in size.loads:
-        arrivals = poisson(len(queries), load / alone, args.seed)
-        for name, arm in arms.items():
-            if load in loads[name]:
+
+    def points() -> Iterator[tuple[float, Arm, Drive, At]]:
+        for load in size.loads:
+            arrivals = poisson(len(queries), load / alone, args.seed)
+            chosen = [way for way in ways if way is OWN or load in size.parts]
+            arms = [study.arm(way, slotcache_args=own_args, ctx_size=8192) for way in chosen]
+            for arm in arms + study.theirs(args.parallel, llama_args=their_args, ctx_size=8192):
                 at = {"load": load, "rate": round(load / alone, 4), "requests": len(queries), "mib": host}
-                one = study.measure(arm(), lambda client, arrivals=arrivals: drive_open(client, queries, arrivals), at)
-                curves[name].append((load / alone, one))
-    return _rates(study, curves, alone, host)
+                yield load / alone, arm, lambda client, arrivals=arrivals: drive_open(client, queries, arrivals), at
+
+    curves = study.curves(points())
+    means = {name: [(at, mean(_ttfts(one))) for at, one in curve] for name, curve in curves.items()}
+    theirs = means.get(THEIRS)
+    common = TIMES * theirs[0][1] if theirs else nan
+    knees = {name: (knee(curve), knee(curve, common)) for name, curve in means.items()}
+    reached = [
+        (name, 1000 * means[name][0][1], *(cell for at, is_in in both for cell in (at, "yes" if is_in else "beyond")))
+        for name, both in knees.items()
+    ]
+    columns = ("arm", "unloaded ms", "of its own", "reached", "of llama-server's", "reached")
+    title = f"rate, {study.label}: {host} MiB for idle KV; alone and cold {1000 * alone:.0f} ms a request"
+    rows = [(name, at, *_summary(one)) for name, curve in curves.items() for at, one in curve]
+    tables = [
+        Table(title, ("arm", "requests/s", *SUMMARY), rows),
+        Table(f"rate, {study.label}: requests/s at {TIMES:.0f} times a TTFT", columns, reached),
+    ]
+    bars = []
+    if theirs:
+        (own, _), (other, is_reached) = knees[OWN.name][0], knees[THEIRS][0]
+        name = f"{study.label}: rate at {TIMES:.0f}x TTFT over llama-server's"
+        bars.append(Bar(7, name, own / other if is_reached else nan, REQUIRED, at_least=True))
+    return Findings(tables, bars, _errors(curves))
 
 
 def _parts(names: str) -> list[Way]:
@@ -314,32 +309,6 @@ def _parts(names: str) -> list[Way]:
     if unknown := [name for name in chosen if name not in known]:
         raise BenchError(f"--parts {unknown[0]}: expected some of {', '.join(known)}")
     return [known[name] for name in chosen]
-
-
-def _rates(study: Study, curves: Mapping[str, Sequence[tuple[float, dict[str, Any]]]], alone: float, host: int) -> Findings:
-    rows = [(name, at, *_summary(one)) for name, curve in curves.items() for at, one in curve]
-    means = {name: [(at, mean(_ttfts(one))) for at, one in curve] for name, curve in curves.items()}
-    theirs = means.get(THEIRS)
-    common = TIMES * theirs[0][1] if theirs else nan
-    knees = {name: knee(curve) for name, curve in means.items()}
-    told = [
-        (name, 1000 * curve[0][1], *_knee_cells(knees[name]), *_knee_cells(knee(curve, common)))
-        for name, curve in means.items()
-    ]
-    title = f"rate, {study.label}: {host} MiB for idle KV; alone and cold {1000 * alone:.0f} ms a request"
-    tables = [
-        Table(title, ("arm", "requests/s", *SUMMARY), rows),
-        Table(
-            f"rate, {study.label}: requests/s at {TIMES:.0f} times a TTFT",
-            ("arm", "unloaded ms", "of its own", "reached", "of llama-server's", "reached"),
-            told,
-        ),
-    ]
-    bars = []
-    if theirs:
-        gain = knees[OWN.name][0] / knees[THEIRS][0] if knees[THEIRS][1] else nan
-        bars.append(Bar(7, f"{study.label}: rate at {TIMES:.0f}x TTFT over llama-server's", gain, REQUIRED, at_least=True))
-    return Findings(tables, bars, _errors(curves))
 
 
 def poisson(number: int, each_second: float, seed: int) -> list[float]:
@@ -362,69 +331,66 @@ def knee(curve: Sequence[tuple[float, float]], limit: float | None = None) -> tu
     return before[0], False
 
 
-def _knee_cells(found: tuple[float, bool]) -> tuple[float, str]:
-    return found[0], "yes" if found[1] else "beyond"
-
-
 # ---- (b) One axis at a time (RAGCache 7.3, 7.4; RAGCache++ 4.4, 4.6; CacheWeaver 6; RAGBoost 7). ------------------------
 
 
-def overlap(study: Study) -> Findings:
-    """Vary the share of documents that two questions in a row have in common."""
-    traces = {share: study.trace(study.size.requests, study.args.seed, share=share) for share in study.size.overlaps}
-    return _axis(study, "overlap", traces)
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """What varies. trace: the requests of a value, from so many. many: the clients of a value."""
+
+    name: str
+    values: Callable[[Size], Sequence[Any]]
+    trace: Callable[[Study, int, Any], list[Query]]
+    many: Callable[[Any], int] = lambda value: 1
+
+    def __call__(self, study: Study) -> Findings:
+        values = self.values(study.size)
+        number = max(study.size.requests, *map(self.many, values))
+
+        def points() -> Iterator[tuple[Any, Arm, Drive, At]]:
+            for value in values:
+                queries, many = self.trace(study, number, value), self.many(value)
+                arms = [study.arm(way) for way in (OWN, RANKED, COLD)]
+                for arm in arms + study.theirs(study.args.parallel if many > 1 else None):
+                    yield value, arm, _closed(queries, many), {self.name: value, "requests": len(queries)}
+
+        curves = study.curves(points())
+        return Findings([_by_value(f"{self.name}, {study.model}", self.name, curves)], [], _errors(curves))
 
 
-def documents(study: Study) -> Findings:
-    """Vary the number of documents of a question."""
-    traces = {k: study.trace(study.size.requests, study.args.seed, k) for k in study.size.documents}
-    return _axis(study, "documents", traces)
+AXES = (
+    Axis("overlap", lambda size: size.overlaps, lambda study, number, share: study.trace(number, share=share)),
+    Axis("documents", lambda size: size.documents, lambda study, number, k: study.trace(number, k)),
+    Axis("clients", lambda size: size.clients, lambda study, number, _: study.trace(number), many=lambda value: value),
+)
 
 
-def clients(study: Study) -> Findings:
-    """Vary the number of clients at a time."""
-    number = max(study.size.requests, max(study.size.clients))
-    queries = study.trace(number, study.args.seed)
-    return _axis(study, "clients", dict.fromkeys(study.size.clients, queries))
-
-
-def _axis(study: Study, axis: str, traces: Mapping[Any, list[Query]]) -> Findings:
-    curves: dict[str, list[tuple[Any, dict[str, Any]]]] = {}
-    for value, queries in traces.items():
-        many = value if axis == "clients" else 1
-        arms = [study.arm(way) for way in (OWN, RANKED, COLD)] + study.theirs(study.args.parallel if many > 1 else None)
-        for arm in arms:
-            at = {axis: value, "requests": len(queries)}
-            one = study.measure(arm, lambda client, queries=queries, many=many: _closed(client, queries, many), at)
-            curves.setdefault(arm.name, []).append((value, one))
+def _by_value(title: str, axis: str, curves: Mapping[str, Curve]) -> Table:
     rows = [(value, name, *_summary(one)) for name, curve in curves.items() for value, one in curve]
-    rows.sort(key=lambda row: row[0])
-    table = Table(f"{axis}, {study.model}", (axis, "arm", *SUMMARY), rows)
-    return Findings([table], [], _errors(curves))
+    return Table(title, (axis, "arm", *SUMMARY), sorted(rows, key=lambda row: row[0]))
 
 
-async def _closed(client: Client, queries: Sequence[Query], many: int = 1) -> Run:
-    return await drive(client, queries, many, pause=PAUSE if many == 1 else 0.0)
+def _closed(queries: Sequence[Query], many: int = 1) -> Drive:
+    return lambda client: drive(client, queries, many, pause=PAUSE if many == 1 else 0.0)
 
 
 def memory(study: Study) -> Findings:
     """Vary the host memory for idle KV, from none to all that the trace keeps, for each way to evict (RAGCache, table 2)."""
     queries = study.shuffled(study.size.requests)
-
     whole = study.footprint(queries)
-    curves: dict[str, list[tuple[Any, dict[str, Any]]]] = {}
-    for share in study.size.memory:
-        flags = f" -cram {round(share * whole)}"
-        own, their = study.args.slotcache_args + flags, study.args.llama_args + flags
-        arms = [study.arm(way, ctx_size=4096, slotcache_args=own) for way in EVICTION]
-        for arm in arms + study.theirs(ctx_size=4096, llama_args=their):
-            at = {"memory": share, "mib": round(share * whole), "requests": len(queries)}
-            one = study.measure(arm, lambda client: _closed(client, queries), at)
-            curves.setdefault(arm.name, []).append((share, one))
-    rows = [(f"{share:.0%}", name, *_summary(one)) for name, curve in curves.items() for share, one in curve]
-    rows.sort(key=lambda row: int(row[0][:-1]))
+
+    def points() -> Iterator[tuple[Any, Arm, Drive, At]]:
+        for share in study.size.memory:
+            flags = f" -cram {round(share * whole)}"
+            own, their = study.args.slotcache_args + flags, study.args.llama_args + flags
+            arms = [study.arm(way, ctx_size=4096, slotcache_args=own) for way in EVICTION]
+            for arm in arms + study.theirs(ctx_size=4096, llama_args=their):
+                at = {"memory": share, "mib": round(share * whole), "requests": len(queries)}
+                yield round(100 * share), arm, _closed(queries), at
+
+    curves = study.curves(points())
     title = f"memory, {study.label}: all that {len(queries)} requests leave is {whole:.0f} MiB"
-    return Findings([Table(title, ("memory", "arm", *SUMMARY), rows)], [], _errors(curves))
+    return Findings([_by_value(title, "memory %", curves)], [], _errors(curves))
 
 
 # ---- (c) Orders of documents (RAGCache++ 4.2 to 4.6; CacheWeaver 5, 6). -------------------------------------------------
@@ -433,35 +399,27 @@ def memory(study: Study) -> Findings:
 def orders(study: Study) -> Findings:
     """Send the burst trace in each order, one request at a time, with several seeds: how much is fast, and saved."""
     ways = (COLD, RANKED, SORTED, RECENT, GREEDY, replace(OWN, name="exact order"), ORACLE)
-    found: dict[str, list[dict[str, Any]]] = {}
-    for seed in range(study.args.seed, study.args.seed + study.size.seeds):
-        queries = study.trace(study.size.queries, seed)
-        for arm in [study.arm(way, order_hint=False) for way in ways] + study.theirs():
-            at = {"trace": seed, "requests": len(queries), "order": "no hint"}
-            one = study.measure(arm, lambda client, queries=queries: _closed(client, queries), at)
-            found.setdefault(arm.name, []).append(_measured(one))
-    cold = [median(_ttfts(one)) for one in found[COLD.name]]
+
+    def points() -> Iterator[tuple[Any, Arm, Drive, At]]:
+        for seed in range(study.args.seed, study.args.seed + study.size.seeds):
+            queries = study.trace(study.size.queries, seed=seed)
+            for arm in [study.arm(way, order_hint=False) for way in ways] + study.theirs():
+                yield seed, arm, _closed(queries), {"trace": seed, "requests": len(queries), "order": "no hint"}
+
+    curves = study.curves(points())
+    found = {name: [_measured(one) for _, one in curve] for name, curve in curves.items()}
     middle = {name: [median(_ttfts(one)) for one in runs] for name, runs in found.items()}
-    best = [a - b for a, b in zip(middle[RANKED.name], middle[ORACLE.name], strict=True)]
-    kept = {name: [mean([c / p for c, p in _tokens(one)]) for one in runs] for name, runs in found.items()}
-    most = [a - b for a, b in zip(kept[ORACLE.name], kept[RANKED.name], strict=True)]
+    shares = {name: [[c / p for c, p in _tokens(one)] for one in runs] for name, runs in found.items()}
+    kept = {name: [-mean(share) for share in of] for name, of in shares.items()}
     rows, saved = [], []
     for name, runs in found.items():
-        fast = [100 * mean([t < FAST * base for t in _ttfts(one)]) for one, base in zip(runs, cold, strict=True)]
-        gain = [100 * (a - b) / c if c else nan for a, b, c in zip(middle[RANKED.name], middle[name], best, strict=True)]
-        times = [(_ttfts(one), base) for one, base in zip(runs, cold, strict=True)]
-        rows.append((name, spread([1000 * t for t in middle[name]]), spread(fast), *_mean_saved(times), spread(gain)))
-        shares = [[c / p for c, p in _tokens(one)] for one in runs]
-        saved.append(
-            (
-                name,
-                *(spread([100 * figure(share) for share in shares]) for figure in (median, mean, _p95)),
-                spread(
-                    [100 * (a - b) / c if c else nan for a, b, c in zip(kept[name], kept[RANKED.name], most, strict=True)]
-                ),
-                f"{sum(map(_num_reusing, runs))}/{sum(map(len, shares))}",
-            )
-        )
+        times = list(zip([_ttfts(one) for one in runs], middle[COLD.name], strict=True))
+        fast = [100 * mean([t < FAST * base for t in ttfts]) for ttfts, base in times]
+        less = [[1 - ttft / base for ttft in ttfts] for ttfts, base in times]
+        told = (spread([1000 * t for t in middle[name]]), spread(fast), *_percents(less, median, _p95))
+        rows.append((name, *told, _of_oracle(middle, name)))
+        reusing = f"{sum(map(_num_reusing, runs))}/{sum(map(len, shares[name]))}"
+        saved.append((name, *_percents(shares[name], median, mean, _p95), _of_oracle(kept, name), reusing))
     count = f"{study.size.queries - WARM_UP} queries, {study.size.seeds} seeds"
     times = ("order", "TTFT p50 ms", "fast %", "saved p50 %", "saved p95 %", "of the oracle's gain %")
     tokens = ("order", "saved p50 %", "mean", "p95", "of the oracle's gain %", "reuse a document")
@@ -469,13 +427,17 @@ def orders(study: Study) -> Findings:
         Table(f"orders by time, {study.model}: {count}", times, rows),
         Table(f"orders by prompt tokens, {study.model}: {count}", tokens, saved),
     ]
-    return Findings(tables, [], _errors({name: list(enumerate(runs)) for name, runs in found.items()}))
+    return Findings(tables, [], _errors(curves))
 
 
-def _mean_saved(times: Sequence[tuple[list[float], float]]) -> tuple[Any, Any]:
-    """Return the median and the 95th percentile of prefill saved, by time: 1 less TTFT over the cold median, in %."""
-    shares = [[1 - ttft / base for ttft in ttfts] for ttfts, base in times]
-    return spread([100 * median(share) for share in shares]), spread([100 * _p95(share) for share in shares])
+def _percents(shares: Sequence[Sequence[float]], *figures: Callable[[Sequence[float]], float]) -> list[Cell]:
+    return [spread([100 * figure(share) for share in shares]) for figure in figures]
+
+
+def _of_oracle(costs: Mapping[str, Sequence[float]], name: str) -> Cell:
+    """Return how much of the oracle's gain over retrieval order a way has, in %. costs: of each seed."""
+    three = zip(costs[RANKED.name], costs[name], costs[ORACLE.name], strict=True)
+    return spread([100 * (ranked - own) / (ranked - best) if ranked != best else nan for ranked, own, best in three])
 
 
 def _num_reusing(one: Mapping[str, Any]) -> int:
@@ -498,21 +460,15 @@ def turns(study: Study) -> Findings:
     for arm in [study.arm(replace(OWN, name="with prefix cache")), study.arm(COLD), *study.theirs()]:
         one = study.measure(arm, lambda client: drive(client, chats), {"turns": 4, "chats": study.size.chats})
         latency, failed = one["latency"], sum(error is not None for error in one["error"])
-        whole = [1000 * sum(latency[at : at + 4]) for at in range(0, len(latency), 4)]
-        rows.append((arm.name, mean(whole), median(whole), interval(whole), failed))
+        took = [1000 * sum(latency[at : at + 4]) for at in range(0, len(latency), 4)]
+        rows.append((arm.name, mean(took), median(took), interval(took), failed))
         for turn in range(4):
             ttfts = [t for t in one["ttft"][turn::4] if t is not None]
             prompt, cached = (sum(one[name][turn::4]) for name in ("prompt_tokens", "cached_tokens"))
             ratios.append((arm.name, turn + 1, 1000 * median(ttfts), prompt, cached, cached / max(prompt, 1)))
-    tables = [
-        Table(f"turns, {study.model}: ms of a conversation", ("arm", "average", "median", "95 % ±", "errors"), rows),
-        Table(
-            f"turns, {study.model}, by turn",
-            ("arm", "turn", "TTFT p50 ms", "prompt tokens", "prefix_cache_tokens", "prefix_cache_ratio"),
-            ratios,
-        ),
-    ]
-    return Findings(tables)
+    columns = ("arm", "turn", "TTFT p50 ms", "prompt tokens", "prefix_cache_tokens", "prefix_cache_ratio")
+    whole = Table(f"turns, {study.model}: ms of a conversation", ("arm", "average", "median", "95 % ±", "errors"), rows)
+    return Findings([whole, Table(f"turns, {study.model}, by turn", columns, ratios)])
 
 
 # ---- (e) The time of scheduling over the rate of requests (RAGCache 7.5). -----------------------------------------------
@@ -548,8 +504,9 @@ SUMMARY = ("TTFT mean ms", "p50", "p95", "cached %", "seconds", "errors")
 
 def _summary(one: Mapping[str, Any]) -> tuple[float, float, float, float, float, int]:
     ttfts = [1000 * ttft for ttft in _ttfts(one)]
-    failed = sum(error is not None for error in one["error"])
-    return mean(ttfts), median(ttfts), percentile(ttfts, 0.95), 100 * _share(one), one["seconds"], failed
+    failed, pairs = sum(error is not None for error in one["error"]), _tokens(one)
+    share = 100 * sum(cached for cached, _ in pairs) / max(1, sum(prompt for _, prompt in pairs))
+    return mean(ttfts), median(ttfts), _p95(ttfts), share, one["seconds"], failed
 
 
 def _ttfts(one: Mapping[str, Any]) -> list[float]:
@@ -563,17 +520,12 @@ def _tokens(one: Mapping[str, Any]) -> list[tuple[int, int]]:
     return [(cached, prompt) for cached, prompt in pairs if prompt]
 
 
-def _share(one: Mapping[str, Any]) -> float:
-    pairs = _tokens(one)
-    return sum(cached for cached, _ in pairs) / max(1, sum(prompt for _, prompt in pairs))
-
-
 def _measured(one: Mapping[str, Any]) -> dict[str, Any]:
     """Leave out the requests at the beginning."""
     return {name: value[WARM_UP:] if isinstance(value, list) else value for name, value in one.items()}
 
 
-def _errors(curves: Mapping[str, Sequence[tuple[Any, Mapping[str, Any]]]]) -> list[str]:
+def _errors(curves: Mapping[str, Curve]) -> list[str]:
     """Return one line for each arm that had errors, with the first one."""
     failed = {name: [error for _, one in curve for error in one["error"] if error] for name, curve in curves.items()}
     return [f"{name}: {len(found)} requests failed, the first with: {found[0]}" for name, found in failed.items() if found]
@@ -581,9 +533,9 @@ def _errors(curves: Mapping[str, Sequence[tuple[Any, Mapping[str, Any]]]]) -> li
 
 PANELS: dict[str, tuple[str, Callable[[Study], Findings]]] = {
     "rate": ("TTFT over the rate of requests, parts switched off", rate),
-    "overlap": ("over the overlap of documents", overlap),
-    "documents": ("over documents a question", documents),
-    "clients": ("over clients at a time", clients),
+    "overlap": ("over the overlap of documents", AXES[0]),
+    "documents": ("over documents a question", AXES[1]),
+    "clients": ("over clients at a time", AXES[2]),
     "memory": ("over host memory, by eviction policy", memory),
     "orders": ("orders of documents, against an oracle", orders),
     "turns": ("four turns with a cache and without", turns),

@@ -9,7 +9,6 @@ import socket
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing import get_context
-from pathlib import Path
 from time import perf_counter, perf_counter_ns, sleep
 from typing import Any
 
@@ -34,7 +33,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--gap", type=float, default=5.0, help="ms between them (default: %(default)s)")
     add("--streams", type=int, default=0, metavar="N", help="as many run beside everything (default: %(default)s)")
     add("--rounds", type=int, default=5, help="all arms in turn (default: %(default)s)")
-    add("--json", type=Path, metavar="OUT", help="write everything measured to this file")
 
 
 def run(args: argparse.Namespace) -> Report:
@@ -63,9 +61,8 @@ def run(args: argparse.Namespace) -> Report:
         Bar(3, "ms a plain request more than the proxy", beside[0], 3.0),
         Bar(3, "ms a chunk more than the proxy", beside[2], 0.2),
     ]
-    return Report(
-        "relay", [Table(f"relay: medians, {args.streams} streams beside", columns, rows)], bars=bars, data={"arms": found}
-    )
+    table = Table(f"relay: medians, {args.streams} streams beside", columns, rows)
+    return Report("relay", [table], bars=bars, data={"arms": found})
 
 
 async def _measure(port: int, bodies: dict[str, Body], args: argparse.Namespace, figures: dict[str, list[float]]) -> None:

@@ -66,12 +66,9 @@ class RecordedMessages(RecordedChat):
         if event["type"] != "message_delta":
             return Chunk(text=delta.get("text", ""), has_token=event["type"] == "content_block_delta")
         cached = usage["cache_read_input_tokens"]
-        return Chunk(
-            finish_reason=delta["stop_reason"],
-            prompt_tokens=usage["input_tokens"] + usage["cache_creation_input_tokens"] + cached,
-            cached_tokens=cached,
-            completion_tokens=usage["output_tokens"],
-        )
+        prompt = usage["input_tokens"] + usage["cache_creation_input_tokens"] + cached
+        counts = {"prompt_tokens": prompt, "cached_tokens": cached, "completion_tokens": usage["output_tokens"]}
+        return Chunk(finish_reason=delta["stop_reason"], **counts)
 
 
 def _with_schema(function: Body) -> Body:
@@ -154,6 +151,27 @@ class Session:
     def restarted(self) -> list[Turn]:
         """The first request of each agent behind the restart."""
         return [turn for turn in self.turns if turn.is_first]
+
+    @property
+    def ttft(self) -> Summary:
+        return Summary.of(turn.result.ttft for turn in self.turns)
+
+
+RESTARTED = "TTFT p50 ms after the restart"
+FIGURES: dict[str, Callable[[Session], float]] = {
+    "prompt tokens": lambda session: sum(turn.result.prompt_tokens for turn in session.turns),
+    "computed": lambda session: session.computed,
+    "when idle": lambda session: session.idle,
+    "when cut": lambda session: sum(turn.cut for turn in session.turns),
+    "read again": lambda session: sum(turn.read_again for turn in session.turns),
+    "prefills thrown away": lambda session: sum(turn.is_thrown_away for turn in session.turns),
+    "TTFT p50 ms": lambda session: 1000 * session.ttft.p50,
+    "TTFT p95 ms": lambda session: 1000 * session.ttft.p95,
+    "computed after the restart": lambda session: sum(turn.computed for turn in session.restarted),
+    RESTARTED: lambda session: 1000 * Summary.of(turn.result.ttft for turn in session.restarted).p50,
+}
+"""Columns of the table; medians over rounds."""
+BARS = {"computed": 0.35, "TTFT p50 ms": 0.4, RESTARTED: 0.4}  # of llama-server's at its best
 
 
 def play(arm: Arm, recording: Recording, new: Sequence[int], args: argparse.Namespace) -> Session:
@@ -249,9 +267,9 @@ def run(args: argparse.Namespace) -> Report:
     title += f"{args.parallel} slots, -cram {args.cache_ram}, {rounds}"
     told = {name: [[turn.data() for turn in one.turns] for one in sessions] for name, sessions in played.items()}
     facts = {"sessions": told, "arms": [arm.describe() for arm in arms], "restart": recording.restart}
-    tables = [_table(title, played), _phases(played), *([_turns(played)] if args.turns else [])]
-    bars = [*_bars(played), *_billed_bars(played)]
-    return Report("agent", tables, bars=bars, notes=_floors(played), data=facts)
+    rows = [(name, *(_middle(sessions, figure) for figure in FIGURES)) for name, sessions in played.items()]
+    tables = [Table(title, ("arm", *FIGURES), rows), *([_turns(played)] if args.turns else [])]
+    return Report("agent", tables, bars=_bars(played), notes=_floors(played), data=facts)
 
 
 def _arms(args: argparse.Namespace, flag: str, folder: Path) -> list[Arm]:
@@ -268,10 +286,8 @@ def _arms(args: argparse.Namespace, flag: str, folder: Path) -> list[Arm]:
         arms.append(replace(arm, name=THEIRS, api=RecordedChat()))
         arms.append(replace(moving, name=f"{THEIRS}, --cache-reuse {REUSE}", api=RecordedChat()))
     if args.billing:
-        arms += [
-            replace(own, name=name, api=RecordedMessages(extra=CACHED, billed=billed))
-            for name, billed in ((MESSAGES, False), (BILLED, True))
-        ]
+        for name, billed in ((MESSAGES, False), (BILLED, True)):
+            arms.append(replace(own, name=name, api=RecordedMessages(extra=CACHED, billed=billed)))
     return arms
 
 
@@ -306,54 +322,8 @@ def new_tokens(prompts: Sequence[Sequence[int]]) -> list[int]:
     return [len(prompt) - max(known, default=0) for prompt, known in zip(arrays, shared, strict=True)]
 
 
-def _table(title: str, played: dict[str, list[Session]]) -> Table:
-    columns = ("arm", "prompt tokens", "computed", "when idle", "when cut", "read again", "prefills thrown away")
-    columns += ("TTFT p50 ms", "p95", "after the restart: computed", "TTFT p50 ms")
-    rows = [
-        (
-            name,
-            *(int(median([figure(session) for session in sessions])) for figure in FIGURES),
-            *(1000 * value for value in (_ttft(sessions).p50, _ttft(sessions).p95)),
-            int(median([sum(turn.computed for turn in session.restarted) for session in sessions])),
-            1000 * _restarted(sessions).p50,
-        )
-        for name, sessions in played.items()
-    ]
-    return Table(title, columns, rows)
-
-
-FIGURES: Sequence[Callable[[Session], float]] = (
-    lambda session: sum(turn.result.prompt_tokens for turn in session.turns),
-    lambda session: session.computed,
-    lambda session: session.idle,
-    lambda session: sum(turn.cut for turn in session.turns),
-    lambda session: sum(turn.read_again for turn in session.turns),
-    lambda session: sum(turn.is_thrown_away for turn in session.turns),
-)
-"""Of a session, in the order of the table's columns."""
-
-
-def _ttft(sessions: Sequence[Session]) -> Summary:
-    return Summary.median_of([Summary.of(turn.result.ttft for turn in session.turns) for session in sessions])
-
-
-def _restarted(sessions: Sequence[Session]) -> Summary:
-    return Summary.median_of([Summary.of(turn.result.ttft for turn in session.restarted) for session in sessions])
-
-
-def _phases(played: dict[str, list[Session]]) -> Table:
-    """Return TTFT p50 and computed tokens of each phase, for each arm."""
-    phases = dict.fromkeys(turn.request.phase for sessions in played.values() for turn in sessions[0].turns)
-    rows = []
-    for phase in phases:
-        row: list[str | int | float] = [phase]
-        for sessions in played.values():
-            turns = [[turn for turn in session.turns if turn.request.phase == phase] for session in sessions]
-            row.append(int(median([sum(turn.computed for turn in of) for of in turns])))
-            row.append(1000 * Summary.median_of([Summary.of(turn.result.ttft for turn in of) for of in turns]).p50)
-        rows.append(row)
-    columns = [column for name in played for column in (f"{name}: computed", "TTFT p50 ms")]
-    return Table("by what the session does", ("phase", *columns), rows)
+def _middle(sessions: Sequence[Session], figure: str) -> float:
+    return median([FIGURES[figure](session) for session in sessions])
 
 
 def _turns(played: dict[str, list[Session]]) -> Table:
@@ -375,36 +345,19 @@ def _floors(played: dict[str, list[Session]]) -> list[str]:
     """Say what must be computed at the least."""
     turns = next(iter(played.values()))[0].turns
     new, unseen = sum(turn.new for turn in turns), sum(turn.num_unseen for turn in turns)
-    return [
-        f"{new:,} tokens stand behind what an earlier prompt of the session begins with, too",
-        f"{unseen:,} tokens have text that the session had not sent before",
-    ]
+    text = f"{new:,} tokens stand behind what an earlier prompt of the session begins with, too"
+    return [text, f"{unseen:,} tokens have text that the session had not sent before"]
 
 
 def _bars(played: dict[str, list[Session]]) -> list[Bar]:
-    """Compare each figure with the better one of llama-server's two ways."""
-    if not (others := [sessions for name, sessions in played.items() if name.startswith(THEIRS)]):
-        return []
-    own = played[OWN]
-    figures: list[tuple[str, Callable[[list[Session]], float], float]] = [
-        ("computed tokens", _computed, 0.35),
-        ("TTFT p50", lambda sessions: _ttft(sessions).p50, 0.4),
-    ]
-    if own[0].restarted:
-        first = "TTFT p50 of each agent's first request after a restart"
-        figures.append((first, lambda sessions: _restarted(sessions).p50, 0.4))
-    return [
-        Bar(3, f"{name}, of llama-server's at its best", figure(own) / min(map(figure, others)), limit)
-        for name, figure, limit in figures
-    ]
-
-
-def _billed_bars(played: dict[str, list[Session]]) -> list[Bar]:
-    if BILLED not in played:
-        return []
-    share = _computed(played[BILLED]) / _computed(played[MESSAGES])
-    return [Bar(1, "computed tokens with a billing line that changes, of those without it", share, 1.02)]
-
-
-def _computed(sessions: Sequence[Session]) -> float:
-    return median([session.computed for session in sessions])
+    """Compare figures with the better one of llama-server's two ways, and a billing line with none."""
+    bars = []
+    others = [sessions for name, sessions in played.items() if name.startswith(THEIRS)]
+    for figure, limit in BARS.items() if others else ():
+        if figure != RESTARTED or played[OWN][0].restarted:
+            share = _middle(played[OWN], figure) / min(_middle(sessions, figure) for sessions in others)
+            bars.append(Bar(3, f"{figure}, of llama-server's at its best", share, limit))
+    if BILLED in played:
+        share = _middle(played[BILLED], "computed") / _middle(played[MESSAGES], "computed")
+        bars.append(Bar(1, "computed tokens with a billing line that changes, of those without it", share, 1.02))
+    return bars

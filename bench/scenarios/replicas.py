@@ -49,7 +49,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--max-tokens", type=int, default=16, help="output of each request (default: %(default)s)")
     add("--seeds", type=int, default=5, help="traces, each driven in all arms (default: %(default)s)")
     add("--routers", default=",".join(ROUTERS), help="some of the arms (default: %(default)s)")
-    add("--json", type=Path, metavar="OUT", help="write everything measured to this file")
 
 
 def run(args: argparse.Namespace) -> Report:
@@ -133,12 +132,8 @@ def _latency(run: Run) -> float:
 
 def _command(args: argparse.Namespace, router: str, folder: Path, port: int) -> list[str]:
     """Return the command of Ray Serve with one router. Ray's proxy takes its port from a file only."""
-    settings: dict[str, object] = {
-        "model": str(bench_model(args).resolve()),
-        "replicas": args.replicas,
-        "parallel": args.parallel,
-        "ctx_size": args.ctx_size,
-    }
+    settings = {name: getattr(args, name) for name in ("replicas", "parallel", "ctx_size")}
+    settings["model"] = str(bench_model(args).resolve())
     if ROUTERS[router]:
         settings["router"] = ROUTERS[router]
     app = {"name": "slotcache", "route_prefix": "/", "import_path": APP, "args": settings}

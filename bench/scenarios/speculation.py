@@ -17,7 +17,6 @@ from ..report import Bar, BenchError, Report, Summary, Table, median
 from ..server_api import Body
 from ..servers import add_options, arms_for, sampling
 from ..trace import Query, prose, question
-from . import typing_ahead
 
 WAYS = {
     "waiting": "nothing is sent before the search is done",
@@ -48,13 +47,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--stages", type=int, default=4, help="of a search (default: %(default)s)")
     add("--search", type=float, default=0.2, help="seconds of a search (default: %(default)s)")
     add("--busy", type=int, default=0, help="only turns beside this many streams, fewer than slots (default: none)")
-    typing_ahead.add_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> Report:
     """Ask with new documents only. The ways take turns, so that a drifting machine speed favours no way."""
-    if args.typing:
-        return typing_ahead.run(args)
     (arm,) = [arm for arm in arms_for(args) if arm.name != "llama-server"]
     if args.busy:
         return _report_beside(args, arm.describe(), *arm.measure(sampling(args), partial(_beside, args)))
@@ -79,9 +75,8 @@ def run(args: argparse.Namespace) -> Report:
     ]
     notes = [f"{way}: {what}" for way, what in WAYS.items()]
     requests = {way: [{"ttft": one.ttft, "cached_tokens": one.cached_tokens} for one in of] for way, of in results.items()}
-    return Report(
-        "speculation", [table], bars=bars, notes=notes, data={"arm": arm.describe(), "requests": requests, "load": load}
-    )
+    data = {"arm": arm.describe(), "requests": requests, "load": load}
+    return Report("speculation", [table], bars=bars, notes=notes, data=data)
 
 
 async def _beside(args: argparse.Namespace, client: Client) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
@@ -100,9 +95,7 @@ async def _beside(args: argparse.Namespace, client: Client) -> tuple[dict[str, l
                 began = perf_counter()
                 turn = _staged_question(args, f"beside {number} {way}")
                 result = await (client.ask(turn.query) if way == "given" else _turn(client, args, way, turn))
-                if result.error:
-                    raise BenchError(result.error)
-                seconds[way].append(result.started + result.ttft - began)
+                seconds[way].append(result.answered().started + result.ttft - began)
                 gaps[way] += [later - earlier for of in arrivals for earlier, later in pairwise(of)]
     finally:
         for stream in streams:
@@ -117,9 +110,7 @@ async def _stream_on(client: Client, name: str, arrivals: list[float]) -> None:
     long = replace(client.sampling, max_tokens=STREAM)
     for number in itertools.count():
         query = Query(f"{name} {number}", 1, question(f"{name} {number}"))
-        result = await client.ask(query, on_token=arrivals.append, sampling=long)
-        if result.error:
-            raise BenchError(result.error)
+        (await client.ask(query, on_token=arrivals.append, sampling=long)).answered()
 
 
 def _report_beside(
@@ -153,10 +144,7 @@ async def _turn(client: Client, args: argparse.Namespace, way: str, turn: Staged
         await asyncio.sleep(args.search)
     else:
         await _search(client, args, way, turn)
-    result = await client.send(request)
-    if result.error:
-        raise BenchError(f"{turn.query.session}: {result.error}")
-    return result
+    return (await client.send(request)).answered()
 
 
 async def _search(client: Client, args: argparse.Namespace, way: str, turn: StagedQuestion) -> None:
@@ -200,9 +188,8 @@ async def _streams(client: Client, args: argparse.Namespace, name: str) -> float
     long = replace(client.sampling, max_tokens=LOAD)
     queries = [Query(f"stream {name} {number}", 1, question(f"{name} {number}")) for number in range(args.parallel)]
     started = perf_counter()
-    results = await asyncio.gather(*(client.ask(query, sampling=long) for query in queries))
-    if failed := next((result.error for result in results if result.error), None):
-        raise BenchError(failed)
+    for result in await asyncio.gather(*(client.ask(query, sampling=long) for query in queries)):
+        result.answered()
     return args.parallel * LOAD / (perf_counter() - started)
 
 

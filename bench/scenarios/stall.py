@@ -12,7 +12,7 @@ from itertools import pairwise
 from ..client import Client, PromptSizer, Result
 from ..journal import note
 from ..report import Bar, BenchError, Report, Table, median
-from ..servers import add_options, arms_for, in_rounds, sampling
+from ..servers import add_options, arms_for, measured_in_rounds
 from ..trace import Query
 
 SETTLED = 8
@@ -81,32 +81,15 @@ def run(args: argparse.Namespace) -> Report:
     arms = arms_for(args, slotcache_flags=("--max-stall", str(args.max_stall)))
     if not args.url:
         arms.append(replace(arms_for(args, slotcache_flags=("--max-stall", "1"))[0], name=TILES))
-    stalls: dict[str, list[Stall]] = {}
-    for number, arm in in_rounds(arms, args.rounds):
-
-        async def work(client: Client, number: int = number) -> Stall:
-            return await _stall(client, args, number)
-
-        stalls.setdefault(arm.name, []).append(arm.measure(sampling(args), work))
+    stalls = measured_in_rounds(arms, args, _stall)
     tile = max((one.usual_longest for one in stalls.get(TILES, [])), default=0.0)
     title = f"stall: {args.prompt_tokens} tokens of prefill while {args.streams} streams run, --max-stall {args.max_stall}"
-    columns = (
-        "arm",
-        "prefill tokens",
-        "its TTFT s",
-        "tokens/s",
-        "gap before ms",
-        "gap p50 ms",
-        "longest ms",
-        "of what is allowed",
-    )
-    table = Table(title, columns, [_row(name, rounds, allowed, tile) for name, rounds in stalls.items()])
+    columns = ("prefill tokens", "its TTFT s", "tokens/s", "gap before ms", "gap p50 ms", "longest ms", "of what is allowed")
+    table = Table(title, ("arm", *columns), [_row(name, rounds, allowed, tile) for name, rounds in stalls.items()])
     worst = max(one.excess(allowed, tile) for one in stalls[arms[0].name])
     bar = Bar(6, "longest gap over --max-stall, or a tile, and a step of the streams", worst, 1.0, unit="x")
-    data = {
-        "arms": [arm.describe() for arm in arms],
-        "stalls": {n: [asdict(one) for one in r] for n, r in stalls.items()},
-    }
+    told = {name: [asdict(one) for one in rounds] for name, rounds in stalls.items()}
+    data = {"arms": [arm.describe() for arm in arms], "stalls": told}
     return Report("stall", [table], bars=[bar], data=data)
 
 
@@ -126,7 +109,8 @@ async def _stall(client: Client, args: argparse.Namespace, number: int) -> Stall
         for stream, task in zip(streams, tasks, strict=True):
             await _until_settled(stream, task)
         print(f"  {len(streams)} streams run, the prefill arrives", file=sys.stderr, flush=True)
-        prefill = await _checked(client, sizer.query(f"prefill {number}", args.prompt_tokens), 4)
+        few = replace(client.sampling, max_tokens=4, cache_prompt=False)
+        prefill = (await client.ask(sizer.query(f"prefill {number}", args.prompt_tokens), sampling=few)).answered()
         for task in tasks:
             if task.done():
                 raise BenchError(f"a stream ended during the prefill: {task.result().error or 'output used up'}")
@@ -136,12 +120,8 @@ async def _stall(client: Client, args: argparse.Namespace, number: int) -> Stall
         await asyncio.gather(*tasks, return_exceptions=True)
     begin, end = prefill.started, prefill.started + prefill.ttft
     before = [later - earlier for s in streams for earlier, later in pairwise(s.arrivals) if later < begin]
-    stall = Stall(
-        prefill_tokens=prefill.prompt_tokens,
-        prefill_ttft=prefill.ttft,
-        quiet_gap=median(before),
-        gaps=tuple(map(max, zip(*(gaps_within(stream.arrivals, begin, end) for stream in streams), strict=False))),
-    )
+    gaps = tuple(map(max, zip(*(gaps_within(stream.arrivals, begin, end) for stream in streams), strict=False)))
+    stall = Stall(prefill.prompt_tokens, prefill.ttft, median(before), gaps)
     note(arm=client.name, round=number, **asdict(stall))
     return stall
 
@@ -157,13 +137,6 @@ async def _until_settled(stream: _RunningStream, task: asyncio.Task[Result]) -> 
     settled.cancel()
     if not stream.settled.is_set():
         raise BenchError(f"a stream did not run: {task.result().error or 'it ended at once'}")
-
-
-async def _checked(client: Client, query: Query, max_tokens: int) -> Result:
-    result = await client.ask(query, sampling=replace(client.sampling, max_tokens=max_tokens, cache_prompt=False))
-    if result.error:
-        raise BenchError(f"{query.session}: {result.error}")
-    return result
 
 
 def _row(name: str, rounds: Sequence[Stall], allowed: float, tile: float) -> tuple[str | int | float, ...]:

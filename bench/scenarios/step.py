@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from ..client import Client, PromptSizer
 from ..journal import note
-from ..report import Bar, BenchError, Report, Table, median
+from ..report import Bar, Report, Table, median
 from ..servers import add_options, arms_for, sampling
 
 HOST_SECONDS = "slotcache_step_host_seconds"
@@ -52,8 +52,7 @@ def run(args: argparse.Namespace) -> Report:
 async def _seconds(client: Client, length: int, streams: int) -> tuple[float, float]:
     """Return the time outside llama.cpp, the median of steps in which all streams generate, and the loop's time a token."""
     query = (await PromptSizer.of(client)).query(f"context {length}", length)
-    if (first := await client.ask(query, sampling=replace(client.sampling, max_tokens=1))).error:
-        raise BenchError(first.error)
+    (await client.ask(query, sampling=replace(client.sampling, max_tokens=1))).answered()
     everyone = replace(client.sampling, max_tokens=1000)
     tasks = [asyncio.create_task(client.ask(query, sampling=everyone)) for _ in range(streams)]
     try:

@@ -6,7 +6,6 @@ llama-server's router has a process for each model, whose KV ends with it.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import tempfile
 from collections.abc import Iterator
@@ -15,13 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 from typing import Any
-from urllib.error import HTTPError
-from urllib.request import ProxyHandler, Request, build_opener
 
-from ..report import Bar, BenchError, Report, Table, median
-from ..servers import HOST, Server, free_port, llama_server, own_command
+from ..report import Bar, BenchError, Cell, Report, Table, median
+from ..servers import HOST, Server, events, free_port, llama_server, own_command
 
-RSS = "VmRSS"
 FILLER = "The keeper of the northern lighthouse writes down wind, tide and every ship that passes. "
 EARLY = 10  # swaps behind which memory is read for the first time
 
@@ -40,7 +36,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("-t", "--threads", type=int, default=os.cpu_count() or 1, help="threads of each server (default: %(default)s)")
     add("--llama-server", metavar="PATH", help="llama-server, whose router gets the same conversations")
     add("--slotcache-args", default="", metavar="'...'", help="more flags for slotcache serve")
-    add("--json", type=Path, metavar="OUT", help="write everything measured to this file")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,31 +67,19 @@ class Talk:
         body |= {"stream": True, "stream_options": {"include_usage": True}}
         began, ttft, text, kept = perf_counter(), 0.0, "", self.num_known
         usage: dict[str, Any] = {}
-        for chunk in chunks(f"{url}/v1/chat/completions", body):
-            usage = chunk.get("usage") or usage
-            if piece := "".join(choice["delta"].get("content") or "" for choice in chunk["choices"]):
-                text, ttft = text + piece, ttft or perf_counter() - began
+        try:
+            for chunk in events(f"{url}/v1/chat/completions", body, 600):
+                if "error" in chunk:
+                    raise BenchError(f"{url}: {chunk['error']}")
+                usage = chunk.get("usage") or usage
+                if piece := "".join(choice["delta"].get("content") or "" for choice in chunk["choices"]):
+                    text, ttft = text + piece, ttft or perf_counter() - began
+        except OSError as error:
+            raise BenchError(f"{url}: {error}") from None
         seconds = perf_counter() - began
         self.messages.append({"role": "assistant", "content": text})
         self.num_known = usage["prompt_tokens"]
         return Turn(kept, usage["prompt_tokens_details"]["cached_tokens"], ttft or seconds, seconds)
-
-
-def chunks(url: str, body: dict[str, object]) -> Iterator[Any]:
-    """Yield the chunks of a streamed answer. Raises BenchError."""
-    request = Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
-    try:
-        with build_opener(ProxyHandler({})).open(request, timeout=600) as answer:
-            for line in answer:
-                if line.startswith(b"data: {"):
-                    chunk = json.loads(line[6:])
-                    if "error" in chunk:
-                        raise BenchError(f"{url}: {chunk['error']}")
-                    yield chunk
-    except HTTPError as error:
-        raise BenchError(f"{url}: {error.code}: {error.read()[:500].decode('utf-8', 'replace')}") from None
-    except OSError as error:
-        raise BenchError(f"{url}: {error}") from None
 
 
 def run(args: argparse.Namespace) -> Report:
@@ -112,24 +95,20 @@ def run(args: argparse.Namespace) -> Report:
     shares = [sum(min(turn.cached, turn.kept) for turn in turns) / sum(turn.kept for turn in turns) for turns in after]
     firsts = [turns[0].seconds for turns in after]
     ttfts = _ttfts(after)
-    rows: list[tuple[str, str | int | float]] = [
-        ("swaps", len(swaps)),
-        ("tokens that came back, the least share", min(shares, default=0.0)),
-    ]
+    least = min(shares, default=0.0)
+    rows: list[tuple[str, Cell]] = [("swaps", len(swaps)), ("tokens that came back, the least share", least)]
     rows += [("seconds of the first answer behind a swap, median", median(firsts))]
     rows += [(f"TTFT, s, of {name}, median", seconds) for name, seconds in ttfts.items()]
     rows += [("memory, MiB, after each 10 swaps", " ".join(f"{size >> 20}" for size in memory))]
     rows += [("requests of the crowd", len(waits)), ("longest wait, s", max(waits, default=0.0))]
-    bars = [Bar(38, "the least share of tokens that came back after a swap", min(shares, default=0.0), 0.95, at_least=True)]
+    bars = [Bar(38, "the least share of tokens that came back after a swap", least, 0.95, at_least=True)]
     bars += [Bar(38, "memory at the end over memory after 10 swaps", memory[-1] / memory[0], 1.05, unit="x")]
     data: dict[str, Any] = {"shares": shares, "firsts": firsts, "memory": memory, "waits": waits, "ttft": ttfts}
     if binary := llama_server(args):
         theirs = data["router"] = _ttfts(_behind_swaps(_router_swaps(binary, args)))
         rows += [(f"TTFT, s, of {name}, median, llama-server's router", seconds) for name, seconds in theirs.items()]
-        bars += [
-            Bar(38, f"TTFT of {name} over that of llama-server's router", ttfts[name] / theirs[name], 0.2, unit="x")
-            for name in ttfts
-        ]
+        ratios = {name: ttfts[name] / theirs[name] for name in ttfts}
+        bars += [Bar(38, f"TTFT of {name} over llama-server's router's", of, 0.2, unit="x") for name, of in ratios.items()]
     table = Table(f"models: {len(args.models)} models, {args.conversations} conversations each", ("what", "value"), rows)
     return Report("models", [table], bars=bars, data=data)
 
@@ -157,19 +136,8 @@ def _router_swaps(binary: str, args: argparse.Namespace) -> list[list[Turn]]:
     with tempfile.TemporaryDirectory() as folder:
         for file in args.models:
             Path(folder, file.name).symlink_to(file.absolute())
-        flags = [
-            "--models-dir",
-            folder,
-            "--models-max",
-            "1",
-            "--host",
-            HOST,
-            "--port",
-            str(port),
-            "--no-webui",
-            *_both(args),
-        ]
-        with Server([binary, *flags], port) as server:
+        flags = ["--models-dir", folder, "--models-max", "1", "--host", HOST, "--port", str(port), "--no-webui"]
+        with Server([binary, *flags, *_both(args)], port) as server:
             return _swaps(server, args)[0]
 
 
@@ -186,8 +154,8 @@ def _swaps(server: Server, args: argparse.Namespace) -> tuple[list[list[Turn]], 
         pairs = zip(talks[name], opening, strict=True)
         swaps.append([talk.ask(server.url, text if is_first else "Go on.") for talk, text in pairs])
         if number >= EARLY and number % EARLY == 0:
-            memory.append(_resident(server.pid or 0))
-    return swaps, memory or [_resident(server.pid or 0)]
+            memory.append(server.memory)
+    return swaps, memory or [server.memory]
 
 
 def _crowd(url: str, args: argparse.Namespace) -> list[float]:
@@ -195,10 +163,3 @@ def _crowd(url: str, args: argparse.Namespace) -> list[float]:
     asked: Iterator[str] = (args.models[number % len(args.models)].stem for number in range(args.requests))
     with ThreadPoolExecutor(8) as clients:
         return list(clients.map(lambda name: Talk(name, []).ask(url, "Say hello.").seconds, asked))
-
-
-def _resident(pid: int) -> int:
-    """Return the bytes of memory that a process has."""
-    with open(f"/proc/{pid}/status", encoding="ascii") as file:
-        line = next(line for line in file if line.startswith(RSS))
-    return int(line.split()[1]) << 10 if os.name == "posix" else 0

@@ -1,9 +1,7 @@
 """`slotcache bench` from its command line, against a running server."""
 
-import asyncio
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -58,60 +56,10 @@ def test_burst_finds_the_reuse_it_predicts(serve: Any, chat_events: Any, tmp_pat
     assert value["machine"]["cores"] >= 1 and value["scenario"] == "burst"
 
 
-def test_burst_lists_the_queries_that_reuse_less(serve: Any, chat_events: Any, capsys: Any) -> None:
-    server = serve(Cache(chat_events, "retrieval"))
-    assert main(["burst", "--url", server.url, "--queries", "20", "--pause", "0"]) == 0, "a missed bar is a result"
-    printed = capsys.readouterr().out
-    assert "MISSED" in printed and re.search(r"query \d+: predicted [1-5], reported 0, used r", printed)
-
-
-def test_burst_with_many_clients_has_no_prediction(serve: Any, chat_events: Any, capsys: Any) -> None:
-    server = serve(Cache(chat_events))
-    assert main(["burst", "--url", server.url, "--queries", "20", "--concurrency", "8"]) == 0
-    assert "exhaustive search" not in capsys.readouterr().out
-
-
 @pytest.mark.parametrize(("scenario", "more"), [("conversations", ["--pause", "0"]), ("decode", []), ("cached", [])])
 def test_every_other_scenario_runs(serve: Any, chat_events: Any, capsys: Any, scenario: str, more: list[str]) -> None:
     assert main([scenario, "--url", serve(Cache(chat_events)).url, *more]) == 0
     assert f"{scenario}: " in capsys.readouterr().out
-
-
-def test_stall_measures_streams_during_a_prefill(serve: Any, chat_events: Any, capsys: Any) -> None:
-    prefill, paused, gone = asyncio.Event(), asyncio.Semaphore(0), []
-
-    async def handler(path: str, body: Any, send: Any) -> None:
-        role, token, *rest = chat_events(["x"], prompt=len(body["messages"][-1]["content"].split()))
-        if body["max_tokens"] == 4096:
-            for event in [role, *[token] * 10]:
-                await send(event)
-            await prefill.wait()
-            await send(token)
-            paused.release()
-            try:
-                await asyncio.Event().wait()  # runs until its client disconnects
-            except asyncio.CancelledError:
-                gone.append(True)
-                raise
-        if "prefill" in body["messages"][-1]["content"]:
-            prefill.set()
-            for _ in range(2):
-                await paused.acquire()
-        for event in [role, token, *rest]:
-            await send(event)
-
-    server = serve(handler)
-    assert main(["stall", "--url", server.url, "--prompt-tokens", "500", "--streams", "2"]) == 0
-    printed = capsys.readouterr().out
-    assert "longest gap" in printed and "bar 6" in printed and "not measured" not in printed
-    server.stop()
-    assert gone == [True, True], "streams are given up after the prefill"
-
-
-def test_mtrag_without_data_is_skipped_with_a_line(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("SLOTCACHE_DATA", raising=False)
-    assert main(["mtrag"]) == 0
-    assert "skipped: mtrag needs --data PATH" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import pytest
 from server.conftest import running
 from slotcache.bench.cli import main
 from slotcache.bench.journal import SUFFIX
-from slotcache.bench.random_models import built_in_model
+from slotcache.bench.offline import queueing
 from slotcache.models.demo import FILE
 
 BENCH = """
@@ -85,27 +85,16 @@ def test_a_run_that_ends_well_leaves_its_result_alone(url: str, tmp_path: Path) 
 
 
 def test_a_run_without_a_server_keeps_its_figures(tmp_path: Path, monkeypatch: Any) -> None:
-    """Broken behind the last move of KV: these are kept, the table never comes."""
-    from slotcache.bench.offline import residency
+    """Broken behind the second way: both are kept, the table never comes."""
+    out, ways = tmp_path / "out.json", queueing.WAYS[:2]
 
-    out = tmp_path / "out.json"
-    monkeypatch.setattr(residency, "_beside", lambda *of: (_ for _ in ()).throw(KeyboardInterrupt))
-    sizes = [
-        "--lengths",
-        "50,200",
-        "--idle",
-        "0",
-        "--streams",
-        "1",
-        "--prompt-tokens",
-        "64",
-        "--steps",
-        "2",
-        "--repeats",
-        "1",
-    ]
-    assert main(["residency", "-m", str(built_in_model()), *sizes, "-t", "1", "--json", str(out)]) == 130
-    assert [line["tokens"] for line in lines_of(out)[1:]] == [50, 200]
+    def broken() -> Iterator[Any]:
+        yield from ways
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(queueing, "WAYS", broken())
+    assert main(["queue", "--waiting", "8", "--json", str(out)]) == 130
+    assert [line["way"] for line in lines_of(out)[1:]] == [name for name, _, _ in ways]
 
 
 def test_a_file_that_cannot_be_written_ends_the_run_before_it_begins(serve: Any, tmp_path: Path, capsys: Any) -> None:

@@ -7,17 +7,6 @@ from pathlib import Path
 from slotcache.bench.report import Bar, Report, Table
 
 
-def test_a_table_lines_its_columns_up() -> None:
-    table = Table("title", ("arm", "ms", "count"), [("slotcache", 1.234, 7), ("x", 1234.5, 10)])
-    assert table.text().splitlines() == [
-        "title",
-        "arm          ms  count",
-        "---------  ----  -----",
-        "slotcache  1.23      7",
-        "x          1234     10",
-    ]
-
-
 def test_a_bar_says_whether_it_is_met() -> None:
     assert Bar(2, "ratio", 0.6, 0.65).text() == "bar 2  ratio: 0.60 (at most 0.65) met"
     assert Bar(6, "gap", 3.2, 3.0, unit="x").text() == "bar 6  gap: 3.20x (at most 3.00x) MISSED"
@@ -37,8 +26,3 @@ def test_json_holds_everything_and_no_nan(tmp_path: Path) -> None:
     assert value["tables"] == [{"title": "t", "columns": ["a"], "rows": [[None]]}]
     assert value["bars"][0]["measured"] == 0.5 and value["bars"][0]["met"] is True
     assert value["data"] == {"runs": [{"x": None}]}
-
-
-def test_a_report_reads_tables_notes_bars() -> None:
-    text = Report("s", [Table("t", ("a",), [(1,)])], [Bar(1, "b", 1.0, 2.0)], ["a note"]).text()
-    assert text.index("t\n") < text.index("a note") < text.index("bar 1")

@@ -4,9 +4,8 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
-from gguf import GGMLQuantizationType, GGUFWriter
-from slotcache.bench.random_models import PRE_TOKENIZER, Vocabulary, train
-from slotcache.models.named_templates import DEFAULT_TEMPLATE
+from gguf import GGMLQuantizationType
+from slotcache.bench.random_models import ModelFile, Vocabulary, train
 
 LAYERS, WIDTH, HEADS, KV_HEADS, FEED_FORWARD, VOCABULARY = 4, 128, 4, 2, 256, 1024
 WINDOW = 32
@@ -18,7 +17,7 @@ def vocabulary() -> Vocabulary:
     return train(VOCABULARY, 700)
 
 
-class TinyModel:
+class TinyModel(ModelFile):
     """A GGUF while it is written; leaving the `with` block finishes the file.
 
     floats: weights as float32. With Q8_0, a last bit that is rounded otherwise in a larger batch, or at other cells, may
@@ -28,34 +27,15 @@ class TinyModel:
     def __init__(
         self, path: Path, architecture: str, layers: int = LAYERS, *, embedding: bool = True, floats: bool = False
     ) -> None:
+        super().__init__(path, architecture, vocabulary())
         self._floats = floats
-        words = vocabulary()
-        self.writer = writer = GGUFWriter(path, architecture)
         self.rng = np.random.default_rng(0)
-        writer.add_context_length(8192)
-        writer.add_embedding_length(WIDTH)
-        writer.add_block_count(layers)
-        writer.add_vocab_size(VOCABULARY)
-        writer.add_tokenizer_model("gpt2")
-        writer.add_tokenizer_pre(PRE_TOKENIZER)
-        writer.add_token_list(words.tokens)
-        writer.add_token_types(words.types)
-        writer.add_token_merges(words.merges)
-        writer.add_bos_token_id(words.bos)
-        writer.add_eos_token_id(words.eos)
-        writer.add_add_bos_token(False)
-        writer.add_chat_template(DEFAULT_TEMPLATE)
+        self.writer.add_context_length(8192)
+        self.writer.add_embedding_length(WIDTH)
+        self.writer.add_block_count(layers)
+        self.writer.add_vocab_size(VOCABULARY)
         if embedding:
             self.matrix("token_embd", VOCABULARY, WIDTH)
-
-    def __enter__(self) -> "TinyModel":
-        return self
-
-    def __exit__(self, *_) -> None:
-        self.writer.write_header_to_file()
-        self.writer.write_kv_data_to_file()
-        self.writer.write_tensors_to_file()
-        self.writer.close()
 
     def matrix(self, name: str, rows: int, columns: int, gain: float = 1.0) -> None:
         """Random weights."""
@@ -71,11 +51,11 @@ class TinyModel:
         scale = np.abs(blocks).max(axis=-1, keepdims=True) / 127
         whole = np.rint(blocks / scale).astype(np.int8)
         data = np.concatenate([scale.astype(np.float16).view(np.uint8), whole.view(np.uint8)], axis=-1)
-        self.writer.add_tensor(f"{name}.weight", data.reshape(*shape[:-1], -1), raw_dtype=GGMLQuantizationType.Q8_0)
+        self.tensor(f"{name}.weight", shape, lambda: data.reshape(*shape[:-1], -1), GGMLQuantizationType.Q8_0)
 
     def numbers(self, name: str, values: np.ndarray) -> None:
         """Values as float32."""
-        self.writer.add_tensor(name, values.astype(np.float32))
+        self.tensor(name, values.shape, lambda: values.astype(np.float32))
 
     def ones(self, name: str, size: int, value: float = 1.0) -> None:
         self.numbers(f"{name}.weight", np.full(size, value))

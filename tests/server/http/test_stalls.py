@@ -174,7 +174,7 @@ def test_a_stream_that_nobody_reads_ends_its_generation(server, narrow, monkeypa
 
 
 def test_comments_that_nobody_reads_take_no_memory(tiny, narrow, monkeypatch):
-    # As in `slotcache bench crowd`: they come every millisecond, and the server waits for ever.
+    # As in `slotcache bench endurance --only unread`: they come every millisecond, and the server waits for ever.
     monkeypatch.setattr(Connection, "patience", NEVER)
     beats, beat = Counter(), SsePing._beat
     monkeypatch.setattr(SsePing, "_beat", lambda self: (beats.update([self]), beat(self))[1])
