@@ -33,7 +33,7 @@ def lock_index(database: Path, paths: Sequence[str]) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class StoredIndex:
+class KeptIndex:
     """An index of a folder. paths: what it was made of; none: an earlier version has made it. used: seconds since 1970."""
 
     folder: Path
@@ -62,13 +62,13 @@ class StoredIndex:
         return True
 
 
-def stored_indexes(folder: Path) -> list[StoredIndex]:
+def stored_indexes(folder: Path) -> list[KeptIndex]:
     """Return the indexes in a folder, the one that was used last first."""
     found = [index for name, files in _files(folder).items() if (index := _read(folder, name, files))]
     return sorted(found, key=lambda index: -index.used)
 
 
-def remove_unused(folder: Path, since: float) -> Iterator[StoredIndex]:
+def remove_unused(folder: Path, since: float) -> Iterator[KeptIndex]:
     """Delete the indexes that no server had since a time, in seconds since 1970; yield each. Raises OSError."""
     return (index for index in stored_indexes(folder) if index.used < since and index.remove())
 
@@ -82,7 +82,7 @@ def _files(folder: Path) -> dict[str, list[Path]]:
     return files
 
 
-def _read(folder: Path, name: str, files: Sequence[Path]) -> StoredIndex | None:
+def _read(folder: Path, name: str, files: Sequence[Path]) -> KeptIndex | None:
     """Return what is known of an index; None: a lock alone is there, or it was removed meanwhile."""
     if all(file.suffix == LOCK for file in files):
         return None
@@ -95,4 +95,4 @@ def _read(folder: Path, name: str, files: Sequence[Path]) -> StoredIndex | None:
     if not stats:
         return None
     size, used = sum(one.st_size for one in stats), max(one.st_mtime for one in stats)
-    return StoredIndex(folder, name, tuple(lines.splitlines()), size, used)
+    return KeptIndex(folder, name, tuple(lines.splitlines()), size, used)

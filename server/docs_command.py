@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..models.model_files import cache_folder
-from ..retrieval.indexes import StoredIndex, remove_unused, stored_indexes
+from ..retrieval.indexes import KeptIndex, remove_unused, stored_indexes
 from .config.flags import Parser
 
 DAY = 86_400  # s
@@ -56,7 +56,7 @@ def _list(chosen: argparse.Namespace, folder: Path) -> int:
     return 0
 
 
-def _printable(index: StoredIndex) -> str:
+def _printable(index: KeptIndex) -> str:
     if not index.paths:
         return "(an earlier version has made it)"
     return ", ".join(path if path.isprintable() else ascii(path) for path in index.paths)
