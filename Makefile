@@ -1,6 +1,8 @@
 # make serve ARGS="-m model.gguf"   a server on 127.0.0.1:8080
 # make serve MODEL=smollm2          with a small real chat model, fetched once (93 MB)
 # make serve LLAMA=vulkan           a build of llama.cpp for a card: auto, cpu, vulkan, cuda, cuda12 (docs/gpu.md)
+# make launch CLIENT=claude         a coding agent with a server of its own (docs/launch.md)
+# make check                        lint, types and the quick half of the tests
 # make test                         the whole suite, in two processes (PROCESSES=0: in one)
 # make client-test                  the clients and programs of others (docs/clients.md names them) against a server
 # make scale-test                   two replicas on Ray Serve: placement, conversations, a replica that is killed
@@ -23,6 +25,7 @@ PYTHON ?= python3
 VENV ?= .venv
 ARGS ?=
 MODEL :=
+CLIENT ?= claude
 PROCESSES ?= 2
 LLAMA ?=
 ASKED = $(or $(LLAMA),$(patsubst $(VENV)/.llama-%,%,$(wildcard $(VENV)/.llama-*)))
@@ -35,6 +38,8 @@ DEVICE := build/device
 DEVICE_TESTS ?= tests/device tests/slots tests/models tests/server
 VULKAN_TESTS ?= tests/device $(patsubst %,tests/models/test_%.py,draft_model exactness host interrupt multi_token rotation \
 	separate snapshots window) tests/server/engine/test_sleep.py
+QUICK ?= tests/test_house.py tests/test_habits.py tests/docs/test_api.py $(patsubst %,tests/docs/test_%.py,architecture generated links numbers) \
+	tests/ordering tests/slots tests/server/config tests/server/formats tests/server/test_command_line.py
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 BIN := $(VENV)/bin
 AXE := axe-core@4.14.1
@@ -42,11 +47,17 @@ PROGRAMS := aider-chat==0.86.2 guidellm==0.8.1 llm==0.36
 ENGINE := $(shell sed -n 's/.*"\(llama-cpp-python==[^"]*\)".*/\1/p' pyproject.toml)
 PREBUILT := $(shell sed -n 's/.*"\(xllamacpp==[^"]*\)".*/\1/p' pyproject.toml)
 
-.PHONY: serve test coverage client-test scale-test device-test rpc-test vulkan-test page-test mutations endurance lint audit house \
-	fuzz install native wheel wheel-test clean
+.PHONY: serve launch check test coverage client-test scale-test device-test rpc-test vulkan-test page-test mutations endurance lint audit \
+	house fuzz install native wheel wheel-test clean
 
 serve: $(VENV)/.serving
 	$(BIN)/slotcache serve $(if $(MODEL),-m $(MODEL)) $(ARGS)
+
+launch: $(VENV)/.serving
+	$(BIN)/slotcache launch $(CLIENT) $(if $(MODEL),-m $(MODEL)) $(ARGS)
+
+check: lint
+	$(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist loadfile $(QUICK) $(ARGS)
 
 test: $(VENV)/.developing
 	$(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist loadfile $(ARGS)

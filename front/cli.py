@@ -16,6 +16,7 @@ from ..server.config.flags import given_among
 from ..server.config.settings import Settings, SettingsError
 from ..server.http.connection import Connection
 from ..server.http.connections import ListeningServer, most_connections
+from ..server.http.ports import why_taken
 from ..server.http.security import open_to
 from .app import make_app
 from .settings import HOSTING, FrontSettings, settings_of
@@ -31,8 +32,12 @@ class FrontServer(ListeningServer):
     """uvicorn, which ends the answers that take longer at shutdown with an error, instead of breaking them off."""
 
     def __init__(self, config: uvicorn.Config, state: FrontState) -> None:
-        super().__init__(config, most_connections(DESCRIPTORS))
+        super().__init__(config, most_connections(DESCRIPTORS), state.hosting)
         self._state = state
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        logger.info("documents that come to %s are ordered for %s", ", ".join(self.addresses), self._state.settings.base)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         ending = asyncio.create_task(self._end_answers())
@@ -51,13 +56,12 @@ def order(chosen: argparse.Namespace) -> int:
     try:
         settings, hosting = settings_of(chosen)
         hosting = replace(hosting, given=given_among(chosen, HOSTING))
+        if why := why_taken(hosting):
+            raise SettingsError(why)
         server, _ = make_server(settings, hosting)
     except SettingsError as error:
         print(f"slotcache: {error}", file=sys.stderr)
         return 2
-    hosts = [f"[{name}]" if ":" in name else name for name in hosting.hosts]
-    addresses = ", ".join(f"http://{name}:{hosting.port}" for name in hosts)
-    logger.info("documents that come to %s are ordered for %s", addresses, settings.base)
     with suppress(KeyboardInterrupt):
         asyncio.run(server.serve())
     return 0

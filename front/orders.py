@@ -8,6 +8,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
+from platform import python_version
 from threading import Lock
 
 import msgspec
@@ -18,6 +19,7 @@ from ..ordering.document import Document, leave_out
 from ..ordering.policy import arrange
 from ..ordering.prompt import document_text, location_hint, order_hint
 from ..ordering.tree import DocumentNode, KnowledgeTree
+from ..server.config.settings import VERSION
 from ..server.http.api_errors import RequestError
 from .chat_documents import DocumentChat, DocumentTurn, Fields, FrontOptions, NamedConversation, PlainText
 from .engines import EngineFeedback
@@ -53,6 +55,9 @@ class FrontMetrics:
         self.ordering = Histogram(f"{prefix}_seconds", "From a body to the order", buckets=SECONDS, registry=registry)
         self.waiting = Histogram(f"{prefix}_wait_seconds", "Until the upstream's head", buckets=LONG, registry=registry)
         Gauge(f"{prefix}_nodes", "Documents and texts that the upstream should have", registry=registry).set_function(size)
+
+        build = Gauge("slotcache_build_info", "The versions of this front", ["version", "python"], registry=registry)
+        build.labels(VERSION, python_version()).set(1)
 
     def exposition(self) -> bytes:
         """Return all metrics in Prometheus' text format."""

@@ -12,7 +12,7 @@ from ..server.config.settings import SETTINGS, Setting, Settings, SettingsError,
 from ..slots.store.private_folder import lock, own_folder
 
 ROUTER = "slotcache.front.ray_router:CacheRouter"
-OF_RAY = ("host", "port")  # Ray's proxy has the port: `http_options` of Serve's YAML
+OF_RAY = ("host", "port", "ssl_key_file", "ssl_cert_file")  # Ray's proxy has the port: `http_options` of Serve's YAML
 LISTENS = "Ray's proxy listens; `http_options` of Serve's YAML says where"
 LOGGED = "Ray logs the arguments: set SLOTCACHE_API_KEY where the application is started, or api_key_file"
 NO_ARGUMENTS = dict.fromkeys(OF_RAY, LISTENS) | {"api_key": LOGGED}

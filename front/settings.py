@@ -12,7 +12,7 @@ from ..server.config.flags import add_settings
 from ..server.config.settings import SETTINGS, Settings, SettingsError, row, table_of
 
 PORT = 8090  # beside a server on its usual port
-ACCESS = ("host", "api_key", "api_key_file", "allowed_hosts", "cors_origins", "max_body")
+ACCESS = ("host", "ssl_key_file", "ssl_cert_file", "api_key", "api_key_file", "allowed_hosts", "cors_origins", "max_body")
 SHARED = (*ACCESS, "log_format", "log_file")
 """The server's settings that a front has too, for its own port."""
 

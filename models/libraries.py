@@ -25,6 +25,7 @@ from .model import ALL_LAYERS, Model
 from .model_files import cache_folder, files_of, keep, stamp
 from .repacking import ANSWER, GAIN
 from .runner import Runner
+from .split import parse_split
 from .trial import command, instructions
 
 logger = logging.getLogger("slotcache")
@@ -58,7 +59,11 @@ def installed() -> list[Library]:
     return [llama.LIBRARY, *(found for found in llama.places() if found.path.resolve() != used)]
 
 
-def compare(model: Path, threads: int, gpu_layers: int, tell: Callable[[str], None]) -> dict[Library, LibrarySpeed]:
+Offload = tuple[int, str, str, str, int]
+"""The layers on GPUs, and what they are split by: --device, --split-mode, --tensor-split, --main-gpu."""
+
+
+def compare(model: Path, threads: int, offload: Offload, tell: Callable[[str], None]) -> dict[Library, LibrarySpeed]:
     """Return the speed of each library, the one in use first. tell: is told what is timed now."""
     speeds: dict[Library, LibrarySpeed] = {}
     found = installed()
@@ -66,11 +71,12 @@ def compare(model: Path, threads: int, gpu_layers: int, tell: Callable[[str], No
         for library in found:
             if not (known := speeds.get(library)) or not known.refused:
                 tell(f"round {number + 1} of {ROUNDS}: {library}")
-                speed = _speed(library, model, threads, gpu_layers)
+                speed = _speed(library, model, threads, offload)
                 speeds[library] = known.best(speed) if known else speed
     return speeds
 
 
+AS_LLAMA_CPP = ("", "layer", "", 0)  # nothing said of how layers are split
 MORE = 5.0  # s that the CPU has beyond what the card took, its kernels' compilation included
 
 
@@ -105,9 +111,9 @@ def _kept_turns(kept: Path) -> tuple[float, float] | None:
 def _turns(model: Path, threads: int) -> tuple[float, float]:
     """Return the seconds of a turn on the card and on the CPU; 0: one could not be timed, or takes far longer on the CPU."""
     began = perf_counter()
-    card = _speed(llama.LIBRARY, model, threads, ALL_LAYERS)
+    card = _speed(llama.LIBRARY, model, threads, (ALL_LAYERS, *AS_LLAMA_CPP))
     patience = perf_counter() - began + MORE
-    cpu = card if card.refused else _speed(llama.LIBRARY, model, threads, 0, patience, HIDDEN)
+    cpu = card if card.refused else _speed(llama.LIBRARY, model, threads, (0, *AS_LLAMA_CPP), patience, HIDDEN)
     return (0.0, 0.0) if cpu.refused else (card.turn, cpu.turn)
 
 
@@ -115,13 +121,13 @@ def _speed(
     library: Library,
     model: Path,
     threads: int,
-    gpu_layers: int,
+    offload: Offload,
     patience: float = PATIENCE,
     hidden: Mapping[str, str] = MappingProxyType({}),
 ) -> LibrarySpeed:
     """Time a library in a process of its own. hidden: more of its environment."""
     folder = library.path if library.path.is_dir() else library.path.parent
-    child = command("models.libraries", str(model), str(threads), str(gpu_layers))
+    child = command("models.libraries", str(model), str(threads), *map(str, offload))
     environment = os.environ | {VARIABLES[0]: str(folder), **hidden}
     try:
         done = run_child(child, env=environment, timeout=patience)
@@ -135,11 +141,16 @@ def _speed(
         return LibrarySpeed(refused=said.partition("Error: ")[2] or said)
 
 
-def main(path: str, threads: str, gpu_layers: str) -> None:
-    """Print this process's library's tokens a second: of prefill, and of decode. Raises ModelError and RunnerError."""
+def main(path: str, threads: str, gpu_layers: str, *split: str) -> None:
+    """Print this process's library's tokens a second: of prefill, and of decode. Raises ModelError and RunnerError.
+
+    split: as in `Offload`, without the layers.
+    """
     gate.check()
     settings = ContextSettings(num_cells=2 * PROMPT, batch=PROMPT, threads=int(threads), num_sequences=2)
-    runner = Runner(Context(Model(Path(path), int(gpu_layers)), settings))
+    names, mode, shares, main_gpu = split
+    model = Model(Path(path), int(gpu_layers), split=parse_split(names, mode, shares, int(main_gpu)))
+    runner = Runner(Context(model, settings))
     _round(runner)  # the system reads the file, and llama.cpp allocates
     print(*_round(runner), flush=True)
 

@@ -19,7 +19,7 @@ from watchfiles import watch
 MAX_BYTES = 64 << 20  # of a file
 CONTROLS = {"Cc", "Cs", "Zl", "Zp"}  # Unicode categories: control characters, bytes that are no text, line ends
 LINK = "it is a link: links are not followed"
-DATABASE = re.compile(r".*\.(db|sqlite3?)(-wal|-shm|-journal)?", re.IGNORECASE)
+DATABASE = re.compile(r".*\.(db|sqlite3?)(-wal|-shm|-journal)?|[0-9a-f]{16}-\d+(-\d+)?\.lock", re.IGNORECASE)
 """Names of databases. They change all the time; one may be the index itself, which changes as its files are read."""
 
 

@@ -21,6 +21,7 @@ WITH_OWN_PARSER = {
     "bench": "bench.cli",
     "generate": "bench.random_models",
     "cache": "server.cache_command",
+    "docs": "server.docs_command",
     "models": "server.models_command",
     "install": "server.install_command",
 }
@@ -154,6 +155,7 @@ def _parser() -> Parser:
         "install", help="fetch a llama.cpp for this CPU or this card: slotcache install --help", add_help=False
     )
     commands.add_parser("cache", help="what is in a --cache-dir: slotcache cache --help", add_help=False)
+    commands.add_parser("docs", help="the indexes of --docs on this machine: slotcache docs --help", add_help=False)
     commands.add_parser("models", help="the models that serve would have: slotcache models --help", add_help=False)
     commands.add_parser("generate", help="write a model with random weights: slotcache generate --help", add_help=False)
     commands.add_parser("bench", help="measure a server over HTTP: slotcache bench --help", add_help=False)

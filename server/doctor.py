@@ -102,7 +102,8 @@ def _print_times(settings: Settings) -> None:
     """Print the speed of each library of llama.cpp that is installed, and what would be faster than the one in use."""
     path = Path(settings.model).expanduser() if settings.model else FILE
     threads = settings.threads or fast_cores()
-    speeds = libraries.compare(path, threads, settings.gpu_layers, lambda line: print(f"  {line}", file=sys.stderr))
+    offload = settings.gpu_layers, settings.device, settings.split_mode, settings.tensor_split, settings.main_gpu
+    speeds = libraries.compare(path, threads, offload, lambda line: print(f"  {line}", file=sys.stderr))
     print(
         f"Tokens a second with {path.name} on {threads} threads, a prompt of {libraries.PROMPT} and one at a time behind it:"
     )

@@ -287,7 +287,10 @@ _open = build_opener(ProxyHandler({})).open  # a proxy would not know this machi
 
 
 def address_of(settings: Settings) -> str:
-    """Return the address at which a client on this machine reaches the server of these settings."""
+    """Return the address at which a client on this machine reaches the server of these settings. Raises LaunchError."""
+    if settings.ssl_key_file or settings.ssl_cert_file or not settings.hosts:
+        wrong = "--ssl-key-file and --ssl-cert-file" if settings.hosts else f"--host {settings.host}"
+        raise LaunchError(f"agents are started for plain HTTP on this machine: leave out {wrong}")
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.hosts[0], settings.hosts[0])
     return f"http://{f'[{host}]' if ':' in host else host}:{settings.port}"
 

@@ -34,6 +34,7 @@ from .http.connection import Connection
 from .http.connections import ListeningServer, most_connections
 from .http.ports import why_taken
 from .http.security import open_to
+from .http.tls import tls_context
 from .search.folder import bundled_folder
 from .service.models import ModelEntry, Models, entries_of
 
@@ -42,14 +43,14 @@ SWITCH_INTERVAL = 0.0005  # s; with Python's 5 ms the engine would wait that lon
 GRACE = 5  # s that answers already under way have to be written at shutdown
 
 Ready = Callable[[str], object]
-"""Told the address of a server that has loaded its model, in a thread of its own."""
+"""Told the address of a server that has loaded its model, in a thread of its own; one on a socket file alone tells none."""
 
 
 class Server(ListeningServer):
     """uvicorn, which tells the engine first when it shuts down, so that every open stream gets its final event."""
 
     def __init__(self, config: uvicorn.Config, state: AppState) -> None:
-        super().__init__(config, most_connections())
+        super().__init__(config, most_connections(), state.settings)
         self._state = state
         self.reload: asyncio.Task[None] | None = None  # since the file holds another model
 
@@ -64,8 +65,9 @@ def serve(settings: Settings, when_ready: Ready | None = None) -> int:
     if settings.opens_page and settings.ui and when_ready is None:
         when_ready = open_page
     try:
-        if why := why_taken(settings.hosts, settings.port):
+        if why := why_taken(settings):
             raise SettingsError(why)
+        tls_context(settings)  # before anything is loaded
         entries = entries_of(settings)
         settings, path = prepare(entries[0].settings if entries else settings)
         server, state = make_server(settings, entries)
@@ -197,7 +199,7 @@ def _tell_ready(load: asyncio.Task[str], when_ready: Ready) -> None:
 
 
 async def _load(state: AppState, path: Path, server: Server) -> str:
-    """Load in a thread while the port already answers; return the address, or "" if the server was told to exit before.
+    """Load in a thread while the port already answers; return the address; "": a socket file's, or the server is to exit.
 
     A model that cannot be served ends the server.
     """
@@ -220,24 +222,11 @@ async def _load(state: AppState, path: Path, server: Server) -> str:
             return ""
         server.should_exit = True
         raise
-    addresses = await _addresses(server, state.settings)
+    addresses = await server.listening()
     if not addresses:
         return ""
     logger.info("ready on %s after %.1f s", ", ".join(addresses), time.perf_counter() - began)
-    return addresses[0]
-
-
-async def _addresses(server: Server, settings: Settings) -> list[str]:
-    """Return the addresses that a server listens on, as its settings name them; none once it ends.
-
-    Of port 0 the system chooses one for each.
-    """
-    while not (server.started or server.should_exit):
-        await asyncio.sleep(0.01)
-    places = [(name, settings.port) for name in settings.hosts]
-    if not settings.port:
-        places = [one.getsockname()[:2] for listening in server.servers for one in listening.sockets]
-    return [f"http://{f'[{name}]' if ':' in name else name}:{port}" for name, port in places]
+    return addresses[0] if state.settings.hosts else ""
 
 
 def _start(state: AppState, path: Path, server: Server, loaded: load.Loaded) -> None:

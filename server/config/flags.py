@@ -156,8 +156,6 @@ REFUSED: Mapping[str, tuple[Row, ...]] = {
         ("-ag --agent", 0, "AGENT"),
     ),
     "a reverse proxy does it better; --allowed-hosts names it": (
-        ("--ssl-key-file", 1, "SSL_KEY_FILE"),
-        ("--ssl-cert-file", 1, "SSL_CERT_FILE"),
         ("--api-prefix", 1, "API_PREFIX"),
         ("--path", 1, "STATIC_PATH"),
         ("--ui-config --webui-config", 1, "UI_CONFIG"),

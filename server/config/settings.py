@@ -197,6 +197,7 @@ def written(value: Value) -> str:
     return ("on" if value else "off") if isinstance(value, bool) else str(value)
 
 
+SOCKET = ".sock"  # ends the name of a socket file, as in llama-server
 KvType = Literal["f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1"]
 TENSOR = "it is an experiment of llama.cpp: --fit cannot tell what each GPU would hold, and KV was never saved from it here"
 SplitMode = Literal["none", "layer", "row"]
@@ -227,8 +228,10 @@ class Settings(Numbers):
     alias: str = row("", ("-a", "--alias"), "the model's name in answers, or several, separated by commas: the first of the alphabet is the name, as in llama-server; without one, the file's name", llama="LLAMA_ARG_ALIAS")
     any_model: bool = row(False, ("--any-model",), "serve the model under any name, for clients whose model cannot be set: `GET /v1/models/{id}` knows each name, and an answer has the one that its request asked for")
     tags: str = row("", ("--tags",), "words about the model, separated by commas, which `GET /v1/models` shows", llama="LLAMA_ARG_TAGS")
-    host: str = row("127.0.0.1", ("--host",), "address to listen on, or several, separated by commas", llama="LLAMA_ARG_HOST")
+    host: str = row("127.0.0.1", ("--host",), "address to listen on, or several, separated by commas; one that ends in .sock is a socket file, which the umask opens to others", llama="LLAMA_ARG_HOST")
     port: int = row(8080, ("--port",), "port to listen on; `--ollama` is short for 11434, where Ollama's clients ask", most=65535, fixed={"--ollama": "11434"}, llama="LLAMA_ARG_PORT")
+    ssl_key_file: str = row("", ("--ssl-key-file",), "a PEM file with the private key of --ssl-cert-file, without a password: then the server speaks HTTPS alone", llama="LLAMA_ARG_SSL_KEY_FILE")
+    ssl_cert_file: str = row("", ("--ssl-cert-file",), "a PEM file with the certificate of this server, and behind it those that lead to its authority; read at the start", llama="LLAMA_ARG_SSL_CERT_FILE")
     api_key: str = row("", ("--api-key",), "if set, requests must carry it, as `Authorization: Bearer ...` or `X-Api-Key: ...`; several keys are separated by commas", llama="LLAMA_API_KEY")
     api_key_file: str = row("", ("--api-key-file",), "a file with more such keys, one a line; # begins a comment", llama="LLAMA_ARG_API_KEY_FILE")
     allowed_hosts: str = row("", ("--allowed-hosts",), "host names of this server beside loopback's and --host, separated by commas; *: any")
@@ -347,7 +350,16 @@ class Settings(Numbers):
 
     @property
     def hosts(self) -> list[str]:
-        """The addresses to listen on."""
+        """The addresses to listen on, without socket files."""
+        return [host for host in self._places if not host.endswith(SOCKET)]
+
+    @property
+    def socket_files(self) -> list[str]:
+        """The paths of the socket files to listen on."""
+        return [str(Path(host).expanduser()) for host in self._places if host.endswith(SOCKET)]
+
+    @property
+    def _places(self) -> list[str]:
         return [host.strip() for host in self.host.split(",")]
 
     @property

@@ -47,8 +47,8 @@ TOPICS = (
     _topic(
         "network",
         "host port api_key opens_page",
-        """api_key_file allowed_hosts cors_origins max_body max_queue window prefill_budget max_stall hang_after
-        sse_ping_interval strict ui metrics slots props""",
+        """ssl_key_file ssl_cert_file api_key_file allowed_hosts cors_origins max_body max_queue window prefill_budget
+        max_stall hang_after sse_ping_interval strict ui metrics slots props""",
     ),
     _topic(
         "answers",

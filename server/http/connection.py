@@ -4,7 +4,7 @@
             `head`  `Bodies`   `patience`  uvicorn's
 
 A handler sees a closed connection as a client that has left, and cancels its work. When all places are taken, a connection
-that waits for its client may end before its time: see `connections.py`.
+that waits for its client may end before its time: see `connections.py`. Under TLS a handshake is a part of the head.
 
 It parses with h11, in asyncio's own loop. httptools would save 0.1 ms a request, and the engine takes many; but it takes a
 head of any length (1 MiB was a 200), and each limit here would have to be made again for it. uvloop takes connections in
@@ -14,12 +14,14 @@ its own way, which knows no limit. The figures are in docs/decisions.md.
 from __future__ import annotations
 
 import asyncio
+from ssl import SSLError
 from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from .connections import Connections
+from .tls import TlsFilter
 
 SHORTCUT = "shortcut"  # where a request's state has its own
 
@@ -55,16 +57,24 @@ class GatheringTransport:
     """A transport whose small writes of one turn of the event loop are one call of the system, the dearest part of each.
 
     The head of an answer goes out with its first event, and the last event with the end of the body. All but writing is
-    the transport's own.
+    the transport's own. tls: what is between it and the socket.
     """
 
-    def __init__(self, transport: asyncio.WriteTransport, loop: asyncio.AbstractEventLoop) -> None:
-        self._transport, self._loop = transport, loop
+    def __init__(
+        self, transport: asyncio.WriteTransport, loop: asyncio.AbstractEventLoop, tls: TlsFilter | None = None
+    ) -> None:
+        self._transport, self._loop, self._tls = transport, loop, tls
         self._gathered = bytearray()
         self._flush: asyncio.Handle | None = None
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)
+
+    def get_extra_info(self, name: str, default: object = None) -> Any:
+        """Return what the transport knows of itself; uvicorn takes the scheme of a URL from this."""
+        if name == "sslcontext" and self._tls is not None:
+            return self._tls.context
+        return self._transport.get_extra_info(name, default)
 
     def write(self, data: bytes) -> None:
         self._gathered += data
@@ -78,12 +88,18 @@ class GatheringTransport:
         if self._flush is not None:
             self._flush.cancel()
             self._flush = None
-        if self._gathered and not self._transport.is_closing():
-            gathered, self._gathered = self._gathered, bytearray()
+        if self._transport.is_closing():
+            return
+        gathered, self._gathered = self._gathered, bytearray()
+        if self._tls is not None:
+            gathered = self._tls.sealed(gathered)
+        if gathered:
             self._transport.write(gathered)
 
     def close(self) -> None:
         self.flush()
+        if self._tls is not None and not self._transport.is_closing() and (last := self._tls.end()):
+            self._transport.write(last)
         self._transport.close()
 
 
@@ -110,7 +126,8 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self._bite = bytearray(self.bite)
-        self.gathering = GatheringTransport(transport, self.loop)
+        self._tls = TlsFilter(context) if (context := self.server_state.tls) else None
+        self.gathering = GatheringTransport(transport, self.loop, self._tls)
         super().connection_made(self.gathering)  # type: ignore[arg-type]
         transport.set_write_buffer_limits(0)  # `pause_writing` comes as soon as the system takes no more
         self._expect_head()
@@ -128,7 +145,24 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
         return self._bite
 
     def buffer_updated(self, nbytes: int) -> None:
-        self.data_received(bytes(self._bite[:nbytes]))
+        data = bytes(self._bite[:nbytes])
+        if self._tls is None:
+            self.data_received(data)
+        else:
+            self._unseal(data, self._tls)
+
+    def _unseal(self, data: bytes, tls: TlsFilter) -> None:
+        """Take bytes of a handshake or below TLS, and answer those that concern TLS alone."""
+        try:
+            for piece in tls.received(data, self.bite):
+                if not piece:
+                    self.transport.close()
+                elif not self.transport.is_closing():
+                    self.data_received(piece)
+        except SSLError as error:
+            self.server_state.tell("a client was not understood under TLS: %s", error.reason or error)
+            self.transport.close()
+        self.gathering.flush()
 
     def data_received(self, data: bytes) -> None:
         if self._is_asked:  # what comes with the head is no progress yet

@@ -16,11 +16,17 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
+from ssl import SSLContext
 from types import FrameType
 from typing import Protocol
 
 import uvicorn
 from uvicorn.server import ServerState
+
+from ..config.settings import UNSET, Settings
+from .ports import listen_at
+from .tls import tls_context
 
 logger = logging.getLogger("slotcache")
 MOST = 2048  # connections; each takes some 40 KiB, and up to 128 KiB with a body that stops
@@ -45,12 +51,13 @@ class WaitingConnection(Protocol):
 class Connections(ServerState):
     """uvicorn's state that all connections share, with a limit on their number. It belongs to the event loop.
 
-    most: connections open at a time. arriving: those that were accepted, and are not among `connections` yet.
+    most: connections open at a time. arriving: those that were accepted, and are not among `connections` yet. tls: what
+    they speak below HTTP; None: nothing.
     """
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, tls: SSLContext | None = None) -> None:
         super().__init__()
-        self.most, self.arriving = most, set[object]()
+        self.most, self.tls, self.arriving = most, tls, set[object]()
         self._waiting: OrderedDict[WaitingConnection, None] = OrderedDict()  # the one that has waited longest first
         self._told: dict[str, float] = {}
 
@@ -176,26 +183,53 @@ class ConnectionListener:
 
 
 class ListeningServer(uvicorn.Server):
-    """uvicorn with a limit on its connections. Its config says `loop="asyncio"`: others accept in their own way.
+    """uvicorn with a limit on its connections, TLS and socket files.
 
-    most: connections open at a time.
+    Its config says `loop="asyncio"`: others accept in their own way.
+
+    most: connections open at a time. settings: where it listens. Raises SettingsError for a certificate.
     """
 
-    def __init__(self, config: uvicorn.Config, most: int) -> None:
+    def __init__(self, config: uvicorn.Config, most: int, settings: Settings = UNSET) -> None:
         super().__init__(config)
-        self.server_state = self._connections = Connections(most)
+        self.server_state = self._connections = Connections(most, tls_context(settings))
+        self._settings = settings
         self._listeners: list[ConnectionListener] = []
 
+    async def listening(self) -> list[str]:
+        """Return the addresses that it listens on, once it does, as its settings name them; none once it ends.
+
+        Socket files come last, as `unix:PATH`. Of port 0 the system chooses one for each host.
+        """
+        while not (self.started or self.should_exit):
+            await asyncio.sleep(0.01)
+        return self.addresses if self.started else []
+
+    @property
+    def addresses(self) -> list[str]:
+        """The addresses that it listens on, as its settings name them; socket files come last, as `unix:PATH`."""
+        scheme = "https" if self._connections.tls else "http"
+        places = [(name, self._settings.port) for name in self._settings.hosts]
+        if not self._settings.port:
+            places = [one.getsockname()[:2] for server in self.servers for one in server.sockets]
+        urls = [f"{scheme}://{f'[{name}]' if ':' in name else name}:{port}" for name, port in places]
+        return [*urls, *(f"unix:{path}" for path in self._settings.socket_files)]
+
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
+        files = [listen_at(path, self.config.backlog) for path in self._settings.socket_files]
+        await super().startup(sockets if self._settings.hosts else [])
         loop = asyncio.get_running_loop()
-        for listening in [one for server in self.servers for one in server.sockets]:
+        taken = [one for server in self.servers for one in server.sockets]
+        for listening in taken:
             loop.remove_reader(listening)  # asyncio's own
-            self._listeners.append(ConnectionListener(listening.dup(), self._connections, self._make_connection))
+        for listening in [*(one.dup() for one in taken), *files]:
+            self._listeners.append(ConnectionListener(listening, self._connections, self._make_connection))
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         for listener in self._listeners:
             listener.close()
+        for path in self._settings.socket_files:
+            Path(path).unlink(missing_ok=True)
         await super().shutdown(sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:

@@ -1,4 +1,4 @@
-"""Whether the addresses of a server are free, and who has them."""
+"""Whether the addresses of a server are free, and who has them; its socket files."""
 
 from __future__ import annotations
 
@@ -9,12 +9,18 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from ..config.settings import Settings
+
 LISTENS = "0A"  # a socket's state in /proc/net/tcp
 MOST_TRIED = 100  # ports behind a taken one
 
 
-def why_taken(hosts: Sequence[str], port: int) -> str:
-    """Return why a server cannot listen on a port of its hosts, and what would be right; "": it can, or nobody knows."""
+def why_taken(settings: Settings) -> str:
+    """Return why a server cannot listen where its settings say, and what would be right; "": it can, or nobody knows."""
+    return _why_no_port(settings.hosts, settings.port) or _why_no_files(settings.socket_files)
+
+
+def _why_no_port(hosts: Sequence[str], port: int) -> str:
     for host in hosts:
         error = _error_of(host, port)
         if error == errno.EADDRINUSE:
@@ -69,3 +75,46 @@ def _inodes(port: int) -> Iterator[str]:
                 fields = line.split()
                 if fields[3] == LISTENS and int(fields[1].rpartition(":")[2], 16) == port:
                     yield fields[9]
+
+
+# ---- Socket files: `--host server.sock`. --------------------------------------------------------------------------------
+
+
+def _why_no_files(paths: Sequence[str]) -> str:
+    return next((f"--host {path}: {why}" for path in paths if (why := _why_no_file(Path(path)))), "")
+
+
+def _why_no_file(file: Path) -> str:
+    """Return why no server can listen on a socket file; "": it can, also where a server that has ended left the file."""
+    if not hasattr(socket, "AF_UNIX"):
+        return "this platform has no socket files"
+    if not os.access(file.parent, os.W_OK | os.X_OK):
+        return f"{file.parent} is no folder that this user may write to"
+    if file.exists() and not file.is_socket():
+        return "it is no socket: expected a name that is free"
+    with socket.socket(socket.AF_UNIX) as probe:
+        try:
+            probe.connect(str(file))
+        except (FileNotFoundError, ConnectionRefusedError):
+            return ""
+        except OSError as error:  # its path is too long, for example
+            return error.strerror or str(error)
+    return "another server listens there: expected a name that is free"
+
+
+def listen_at(path: str, backlog: int) -> socket.socket:
+    """Return a socket that listens on a file, in place of one that an ended server left. Raises OSError.
+
+    backlog: connections that the system keeps until they are taken. Who may write to the file may connect: the umask says.
+    """
+    with suppress(FileNotFoundError):
+        os.unlink(path)
+    listening = socket.socket(socket.AF_UNIX)
+    try:
+        listening.bind(path)
+        listening.listen(backlog)
+        listening.setblocking(False)
+    except BaseException:
+        listening.close()
+        raise
+    return listening

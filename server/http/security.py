@@ -195,7 +195,9 @@ class Gate:
 
     def __init__(self, app: ASGIApp, settings: Settings, keys: Keys, origins: Origins) -> None:
         self._app, self._keys, self._origins = app, keys, origins
-        self._names = frozenset(map(str.lower, listed(settings.allowed_hosts))).union(*map(names, settings.hosts))
+        self._names = frozenset(map(str.lower, listed(settings.allowed_hosts))).union(
+            {"localhost"}, *map(names, settings.hosts)
+        )
         self._any_address = any(map(_is_wildcard, settings.hosts))
         self._has_page = settings.ui
 

@@ -18,7 +18,7 @@ from dataclasses import astuple, dataclass
 from functools import cache, partial
 from pathlib import Path
 from threading import Event, Lock, Thread
-from time import monotonic
+from time import monotonic, time
 from typing import ParamSpec, Protocol, TypeVar
 
 from ...models.demo.corpus import SUGGESTED
@@ -26,8 +26,9 @@ from ...models.model import Model
 from ...models.model_files import OFFERED, PACKAGED, cache_folder
 from ...retrieval.files import Folder, changes
 from ...retrieval.index import Index
+from ...retrieval.indexes import lock_index, remove_unused
 from ...retrieval.ranking import FUSED, LEXICAL, PROVISIONAL, RERANKED, Search
-from ...slots.store.private_folder import MOST_SERVERS, FolderError, lock, own_folder, places
+from ...slots.store.private_folder import MOST_SERVERS, FolderError, own_folder, places
 from ..config.settings import Settings, SettingsError
 from ..engine.fit import WORDS_ALONE
 from ..http.api_errors import RequestError
@@ -42,6 +43,7 @@ POLL = 0.02  # seconds between two looks whether the engine is idle
 EVERY = 10.0  # seconds between two lines of progress in the log
 REST, LONGEST_REST = 4.0, 10.0  # times as long as a look at the folders took, and seconds, until the next one
 RETRY_AFTER = 30.0  # seconds until work that failed is tried again
+UNUSED = 90  # days without a server, after which an index is removed
 
 
 class DocumentPrefetch(Protocol):
@@ -117,6 +119,7 @@ class FolderIndex:
     def close(self) -> None:
         self.watcher.close()
         self.index.close()
+        os.utime(self.lock)  # its last use
         os.close(self.lock)
 
 
@@ -277,8 +280,10 @@ def load_folder_index(settings: Settings, vectors: Vectors, is_busy: Callable[[]
     language = PACKAGED[OFFERED].language if not (settings.embedding_model or settings.embeddings) else ""
     embedder = embedding.for_index(language) if embedding else None
     try:
-        name = _name([str(path.expanduser().resolve(strict=True)) for path in paths], embedder.name if embedder else "")
-        database, locked = _free_file(index_folder(settings), f"{name}-{settings.chunk_tokens}")
+        real = [str(path.expanduser().resolve(strict=True)) for path in paths]
+        name = f"{_name(real, embedder.name if embedder else '')}-{settings.chunk_tokens}"
+        database, locked = _free_file(index_folder(settings), name, real)
+        _remove_unused(database.parent)
         index = Index(paths, database, embedder=embedder, chunk_tokens=settings.chunk_tokens)
     except FileNotFoundError as error:
         raise SettingsError(f"--docs {error.filename}: there is no such file or folder") from None
@@ -347,9 +352,16 @@ def _name(paths: list[str], embedder: str) -> str:
     return hashlib.blake2b("\0".join([*paths, embedder]).encode(errors="surrogateescape"), digest_size=8).hexdigest()
 
 
-def _free_file(folder: Path, name: str) -> tuple[Path, int]:
-    """Return a file for an index that no running server has, and the descriptor of its lock. Raises OSError."""
+def _free_file(folder: Path, name: str, paths: Sequence[str]) -> tuple[Path, int]:
+    """Return a file for an index of `paths` that no running server has, and the descriptor of its lock. Raises OSError."""
     for place in places(folder / name):
         with suppress(BlockingIOError):
-            return place.with_suffix(".db"), lock(place.with_suffix(".lock"))
+            return (database := place.with_suffix(".db")), lock_index(database, paths)
     raise OSError(f"{MOST_SERVERS} servers have an index of these folders in {folder}")
+
+
+def _remove_unused(folder: Path) -> None:
+    """Remove the indexes that no server had for a long time: they hold the text of folders."""
+    for gone in remove_unused(folder, time() - UNUSED * 86_400):
+        size = gone.num_bytes / 2**20
+        logger.info("no server had the index of %s for %d days: it is removed (%.1f MiB)", gone, UNUSED, size)

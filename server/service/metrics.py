@@ -6,17 +6,20 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import ceil
+from platform import python_version
 from time import thread_time
 from typing import Literal
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from ...models import llama
 from ...models.context import DevicePart
 from ...models.times import Times
 from ...retrieval.index import Progress
 from ...slots.reuse import Source
 from ..chat.conversations import Conversations
+from ..config.settings import VERSION
 from ..engine.generation import Generation
 from ..engine.usage import Report
 from ..engine.view import EngineStats
@@ -179,11 +182,20 @@ class Metrics:
         for source, number in tokens.items():
             cached.add_metric([source], number)
         yield cached
+        yield _of_build()
         yield from _of_devices(self._parts)
         yield from _of_times(self._parts, self._times)
         yield from _of_vectors(self._computed)
         yield from _of_folder(self._folder_index)
         yield from _of_attachments(self._attachments)
+
+
+def _of_build() -> Metric:
+    """Return the versions of what computes, as labels of a metric that is always 1."""
+    versions = {"version": VERSION, "llama_cpp": llama.LIBRARY.version, "python": python_version()}
+    info = GaugeMetricFamily("slotcache_build_info", "The versions of this server", labels=list(versions))
+    info.add_metric(list(versions.values()), 1)
+    return info
 
 
 OF_A_DEVICE: tuple[tuple[str, str, Callable[[DevicePart], float | None]], ...] = (
@@ -279,7 +291,8 @@ class _VectorMetrics:
         self._computed = computed
 
     def collect(self) -> Iterator[Metric]:
-        return _of_vectors(self._computed)
+        yield _of_build()
+        yield from _of_vectors(self._computed)
 
 
 def exposition_of_vectors(computed: Computed) -> bytes:

@@ -70,18 +70,22 @@ def lock(file: Path) -> int:
 
     Return the descriptor. Raises BlockingIOError if it is locked already, and OSError, also where there are no such locks.
     """
-    descriptor = os.open(file, os.O_CREAT | os.O_RDWR, 0o600)
-    try:
-        import fcntl
+    while True:
+        descriptor = os.open(file, os.O_CREAT | os.O_RDWR, 0o600)
+        try:
+            import fcntl
 
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except ImportError:
-        os.close(descriptor)
-        raise OSError(errno.ENOTSUP, "this platform has no flock", str(file)) from None
-    except OSError:
-        os.close(descriptor)
-        raise
-    return descriptor
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(descriptor), os.stat(file)):
+                    return descriptor
+        except ImportError:
+            os.close(descriptor)
+            raise OSError(errno.ENOTSUP, "this platform has no flock", str(file)) from None
+        except OSError:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)  # it was removed in between: who locks the file that is there now would not know of this one
 
 
 def locked_folder(folder: Path) -> tuple[Path, int]:

@@ -28,7 +28,6 @@ def test_what_is_out_says_so():
         "several models",
         "multi-token",
         "images",
-        "TLS",
         "wheels",
         "macOS",
         "Windows",

@@ -90,8 +90,8 @@ def check_command(words, capsys, monkeypatch):
 
 def check_arguments(target, arguments, capsys):
     """Of `make serve ARGS=...` and `make test ARGS=...`."""
-    if target == "serve":
-        check_slotcache(["serve", *arguments], capsys)
+    if target in ("serve", "launch"):
+        check_slotcache([target, *["claude"] * (target == "launch"), *arguments], capsys)
     else:
         assert all((ROOT / word).exists() for word in arguments if not word.startswith("-"))
 

@@ -15,6 +15,8 @@ from slotcache.models import builds, cards, libraries, llama
 from slotcache.models.demo import FILE
 from slotcache.models.libraries import LibrarySpeed
 from slotcache.models.llama import Library
+from slotcache.server.cli import main
+from support.on_device import needs_cpu
 
 from models.test_llama import LIBRARY, starts
 
@@ -63,7 +65,7 @@ def test_a_process_that_ends_early_is_a_line(tmp_path, monkeypatch):
         ("raise ValueError('no such tensor')", "no such tensor"),
     ):
         monkeypatch.setattr(libraries, "command", lambda *_, code=code: [sys.executable, "-c", code])
-        assert libraries._speed(llama.LIBRARY, tmp_path, 1, 0) == LibrarySpeed(refused=reason)
+        assert libraries._speed(llama.LIBRARY, tmp_path, 1, (0, *libraries.AS_LLAMA_CPP)) == LibrarySpeed(refused=reason)
 
 
 @pytest.mark.parametrize(
@@ -117,9 +119,9 @@ def by_auto(tmp_path, monkeypatch):
 def test_auto_keeps_a_card_only_if_it_is_faster_than_the_cpu(by_auto, monkeypatch, card, cpu, is_hidden):
     timed, given = [], dict.fromkeys(libraries.HIDDEN, "0") | {cards.NO_CARD: ""}
 
-    def speed(library, model, threads, gpu_layers, *more):
-        timed.append((gpu_layers, more[1:]))
-        return card if gpu_layers else cpu
+    def speed(library, model, threads, offload, *more):
+        timed.append((offload[0], more[1:]))
+        return card if offload[0] else cpu
 
     monkeypatch.setattr(libraries, "_speed", speed)
     for _ in range(2):
@@ -139,5 +141,22 @@ def test_a_card_that_was_asked_for_by_name_is_never_timed_against_the_cpu(by_aut
 
 
 def test_a_process_whose_cards_are_hidden_computes_on_the_cpu():
-    speed = libraries._speed(llama.LIBRARY, FILE, 1, 0, libraries.PATIENCE, libraries.HIDDEN)
+    speed = libraries._speed(llama.LIBRARY, FILE, 1, (0, *libraries.AS_LLAMA_CPP), libraries.PATIENCE, libraries.HIDDEN)
     assert speed.prefill > 0 and speed.decode > 0 and not speed.refused
+
+
+@needs_cpu
+@pytest.mark.parametrize(
+    "flags, said",
+    [
+        (["-sm", "none", "-ts", "1,x"], "--tensor-split 1,x: expected a number for each device"),
+        (["-dev", "CUDA7"], "--device CUDA7: expected none: there is no GPU"),
+        (["-sm", "row", "-mg", "0", "-ts", "3,1"], ""),
+    ],
+)
+def test_doctor_times_a_model_that_is_split_as_the_flags_say(capsys, monkeypatch, flags, said):
+    monkeypatch.setattr(libraries, "installed", lambda: [llama.LIBRARY])
+    monkeypatch.setattr(libraries, "ROUNDS", 1)
+    assert main(["doctor", "--time", "-t", "1", *flags]) == 0
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.endswith("in use") or "not timed" in line]
+    assert f"not timed: {said}" in line if said else re.search(NUMBERS, line)

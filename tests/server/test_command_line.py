@@ -2,8 +2,10 @@
 
 import os
 import shutil
+import signal
 import socket
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,7 @@ from slotcache.server.config.flags import Parser, add_arguments, settings_of
 from slotcache.server.config.settings import SETTINGS
 from slotcache.server.config.topics import TOPICS
 
-from server.test_cli import command, run
+from server.test_cli import ROOT, command, run
 
 
 def said(capsys, *arguments):
@@ -72,6 +74,13 @@ MISTAKES = [
     ("serve --config none.toml", "--config none.toml: No such file or directory"),
     ("serve -m none.gguf", "cannot read the model none.gguf: No such file or directory"),
     ("serve --host no.such.invalid", "--host no.such.invalid: this machine has no such address"),
+    ("serve --port 0 --ssl-key-file none.pem", "--ssl-key-file none.pem: No such file or directory: expected a PEM file"),
+    ("serve --port 0 --ssl-cert-file none.pem", "--ssl-key-file is missing: TLS needs the key and its certificate"),
+    ("serve --host none/server.sock", "--host none/server.sock: none is no folder that this user may write to"),
+    ("launch claude --print --host server.sock", "agents are started for plain HTTP on this machine: leave out --host"),
+    ("order --port 0 --upstream 8080", "--upstream 8080: expected an address such as http://127.0.0.1:8080"),
+    ("docs remove", "expected an index as `slotcache docs list` names it, a folder, or --unused DAYS"),
+    ("docs lst", "argument COMMAND: invalid choice: 'lst' (choose from"),
     ("cache lst .", "argument COMMAND: invalid choice: 'lst' (choose from"),
     ("models shw", "argument COMMAND: invalid choice: 'shw' (choose from"),
 ]
@@ -83,8 +92,9 @@ def test_a_mistake_is_one_line_that_says_what_would_be_right(capsys, files, line
     assert (code, out) == (2, "") and err.startswith(f"slotcache: {answer}") and err.count("\n") == 1
 
 
-def test_a_port_that_is_taken_is_named_with_its_owner_before_anything_is_loaded(capsys, taken):
-    code, out, err = said(capsys, "serve", "-m", "none.gguf", "--port", taken)
+@pytest.mark.parametrize("command", ["serve -m none.gguf", "order --upstream http://127.0.0.1:1"])
+def test_a_port_that_is_taken_is_named_with_its_owner_before_anything_is_loaded(capsys, taken, command):
+    code, out, err = said(capsys, *command.split(), "--port", taken)
     name = Path("/proc/self/comm").read_text().strip()
     assert (code, out) == (2, "")
     assert err.startswith(f"slotcache: port {taken} is taken by pid {os.getpid()} ({name}): --port ")
@@ -165,3 +175,31 @@ def test_a_reader_that_has_gone_and_ctrl_c_leave_no_traceback(tmp_path):
     )
     assert ended.stderr == "" and ended.stdout.strip() in ("0", "141")
     assert "Traceback" not in run("serve", "--config", str(tmp_path / "none")).stderr
+
+
+INTERRUPTED = """
+import os, signal, sys, types
+package = types.ModuleType("slotcache")
+package.__path__ = [sys.argv[1]]
+sys.modules["slotcache"] = package
+module = sys.argv[2]
+
+
+class Interrupting:
+    def find_spec(self, name, *more):
+        if name == module:
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+sys.meta_path.insert(0, Interrupting())
+from slotcache.server.start import main
+sys.argv[1:] = ["doctor"]
+sys.exit(main())
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no such signal")
+@pytest.mark.parametrize("module", ["slotcache.server.config.flags", "slotcache.models.errors", "slotcache.server.doctor"])
+def test_ctrl_c_while_modules_are_loaded_is_no_traceback(module):
+    ran = subprocess.run([sys.executable, "-c", INTERRUPTED, str(ROOT), module], capture_output=True, text=True)
+    assert ran.stderr == "" and ran.returncode in (130, -signal.SIGINT)

@@ -1,10 +1,13 @@
 """Metrics by llama-server's names, against the figures of the answers."""
 
 import json
+import platform
 import re
 import time
 
 import pytest
+from slotcache.models import llama
+from slotcache.server.config.settings import VERSION
 
 from server.conftest import running, until
 
@@ -114,3 +117,8 @@ def test_each_help_text_says_alone_what_is_counted(counting):
     helps = dict(line.removeprefix("# HELP ").split(" ", 1) for line in lines if line.startswith("# HELP "))
     assert len(helps) > 60
     assert {name: text for name, text in helps.items() if LEANING.search(text) or len(text) < 8} == {}
+
+
+def test_the_build_is_told_with_its_versions(counting):
+    versions = {"llama_cpp": llama.LIBRARY.version, "python": platform.python_version(), "version": VERSION}
+    assert llama.LIBRARY.version and counting.metric("slotcache_build_info", **versions) == 1

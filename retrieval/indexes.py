@@ -1,0 +1,98 @@
+"""The indexes in a folder: what each was made of, its size, when a server had it last; and how one is removed.
+
+Each holds the full text of the folders that it was made of. Its lock says which these are, and its time is that of the last
+use: whoever has the lock has the index.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..slots.store.private_folder import lock
+
+LOCK = ".lock"
+NAME = r"(?P<name>[0-9a-f]{16}-\d+(-\d{1,2})?)"  # of folders, with the tokens of a document, and of one of several servers
+FILE = re.compile(NAME + rf"(\{LOCK}|(\.old)?\.(db|part)(-wal|-shm|-journal)?|-[0-9a-f]{{16}}\.ivf)")
+
+
+def lock_index(database: Path, paths: Sequence[str]) -> int:
+    """Lock the index at `database`, of these folders, until the descriptor that is returned is closed.
+
+    Raises BlockingIOError: a server has it; and OSError.
+    """
+    descriptor = lock(database.with_suffix(LOCK))
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, "\n".join(paths).encode(errors="surrogateescape"), 0)
+    return descriptor
+
+
+@dataclass(frozen=True, slots=True)
+class KeptIndex:
+    """An index of a folder. paths: what it was made of; none: an earlier version has made it. used: seconds since 1970."""
+
+    folder: Path
+    name: str
+    paths: tuple[str, ...]
+    num_bytes: int
+    used: float
+
+    def __str__(self) -> str:
+        return ", ".join(self.paths) or f"{self.name}, which an earlier version has made"
+
+    def remove(self) -> bool:
+        """Delete its files. False: a server has it. Raises OSError."""
+        lock_file = self.folder / f"{self.name}{LOCK}"
+        try:
+            held = lock(lock_file)
+        except BlockingIOError:
+            return False
+        try:
+            for file in _files(self.folder).get(self.name, ()):
+                if file != lock_file:
+                    file.unlink(missing_ok=True)
+            lock_file.unlink()
+        finally:
+            os.close(held)
+        return True
+
+
+def stored_indexes(folder: Path) -> list[KeptIndex]:
+    """Return the indexes in a folder, the one that was used last first."""
+    found = [index for name, files in _files(folder).items() if (index := _read(folder, name, files))]
+    return sorted(found, key=lambda index: -index.used)
+
+
+def remove_unused(folder: Path, since: float) -> Iterator[KeptIndex]:
+    """Delete the indexes that no server had since a time, in seconds since 1970; yield each. Raises OSError."""
+    return (index for index in stored_indexes(folder) if index.used < since and index.remove())
+
+
+def _files(folder: Path) -> dict[str, list[Path]]:
+    """Return the files of each index, by its name. No other file in the folder is touched."""
+    files: defaultdict[str, list[Path]] = defaultdict(list)
+    for path in folder.iterdir() if folder.is_dir() else ():
+        if found := FILE.fullmatch(path.name):
+            files[found["name"]].append(path)
+    return files
+
+
+def _read(folder: Path, name: str, files: Sequence[Path]) -> KeptIndex | None:
+    """Return what is known of an index; None: a lock alone is there, or it was removed meanwhile."""
+    if all(file.suffix == LOCK for file in files):
+        return None
+    stats, lines = [], ""
+    with suppress(FileNotFoundError):
+        lines = (folder / f"{name}{LOCK}").read_bytes().decode(errors="surrogateescape")
+    for file in files:
+        with suppress(FileNotFoundError):  # a journal, which ends with its server
+            stats.append(file.stat())
+    if not stats:
+        return None
+    size, used = sum(one.st_size for one in stats), max(one.st_mtime for one in stats)
+    return KeptIndex(folder, name, tuple(lines.splitlines()), size, used)

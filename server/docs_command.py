@@ -1,0 +1,85 @@
+"""`slotcache docs`: list and remove the indexes of `--docs`, which hold the text of every folder that was served."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from ..models.model_files import cache_folder
+from ..retrieval.indexes import KeptIndex, remove_unused, stored_indexes
+from .config.flags import Parser
+
+DAY = 86_400  # s
+
+
+def main(argv: Sequence[str]) -> int:
+    """Carry out a command and return its exit code. 2: it cannot be done; one line says why."""
+    chosen = _parser().parse_args(argv)
+    folder = Path(chosen.docs_db).expanduser() if chosen.docs_db else cache_folder() / "docs"
+    try:
+        return chosen.command(chosen, folder)
+    except OSError as error:
+        print(f"slotcache: {error.filename or folder}: {error.strerror or error}", file=sys.stderr)
+        return 2
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = Parser(prog="slotcache docs", description=__doc__, allow_abbrev=False)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    listing = commands.add_parser("list", help="each index: its size, its last use, its folders", allow_abbrev=False)
+    removing = commands.add_parser("remove", help="delete indexes; the next start makes them anew", allow_abbrev=False)
+    removing.add_argument("names", nargs="*", metavar="INDEX", help="as list names it, or a folder that it was made of")
+    removing.add_argument("--unused", type=_days, metavar="DAYS", help="those that no server had for so long; 0: all")
+    for one, command in ((listing, _list), (removing, _remove)):
+        one.add_argument("--docs-db", default="", metavar="FOLDER", help="of the servers; the user's cache by default")
+        one.set_defaults(command=command)
+    return parser
+
+
+def _days(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text}: expected a number of days")
+    return int(text)
+
+
+def _list(chosen: argparse.Namespace, folder: Path) -> int:
+    found = stored_indexes(folder)
+    if found:
+        print(f"{'index':{len(found[0].name)}}  {'MiB':>9}  {'last use':16}  of")
+    for index in found:
+        used = time.strftime("%Y-%m-%d %H:%M", time.localtime(index.used))
+        print(f"{index.name}  {index.num_bytes / 2**20:9,.1f}  {used}  {_printable(index)}")
+    print(f"{len(found)} indexes, {sum(index.num_bytes for index in found) / 2**20:,.1f} MiB: {folder}")
+    return 0
+
+
+def _printable(index: KeptIndex) -> str:
+    if not index.paths:
+        return "(an earlier version has made it)"
+    return ", ".join(path if path.isprintable() else ascii(path) for path in index.paths)
+
+
+def _remove(chosen: argparse.Namespace, folder: Path) -> int:
+    if not chosen.names and chosen.unused is None:
+        print("slotcache: expected an index as `slotcache docs list` names it, a folder, or --unused DAYS", file=sys.stderr)
+        return 2
+    gone, code = [], 0
+    for name in chosen.names:
+        asked = {name, str(Path(name).expanduser().resolve())}
+        named = [index for index in stored_indexes(folder) if asked & {index.name, *index.paths}]
+        if not named:
+            print(f"slotcache: {name}: there is no such index: `slotcache docs list` names them", file=sys.stderr)
+            code = 2
+        for index in named:
+            if index.remove():
+                gone.append(index)
+            else:
+                print(f"slotcache: {name}: a server has its index {index.name}: end that first", file=sys.stderr)
+                code = 2
+    if chosen.unused is not None:
+        gone += remove_unused(folder, time.time() - chosen.unused * DAY)
+    print(f"{len(gone)} indexes removed, {sum(index.num_bytes for index in gone) / 2**20:,.1f} MiB")
+    return code

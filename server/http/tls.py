@@ -1,0 +1,80 @@
+"""TLS between the bytes of a socket and those of HTTP (`--ssl-key-file`, `--ssl-cert-file`).
+
+A handshake is a head that has not come yet: `Connection` calls this filter between its socket and its parser, so all of its
+limits hold below TLS, too. asyncio's own TLS would have limits of its own, keeps 256 KiB a connection, and tells late that a
+client takes nothing.
+"""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from ..config.settings import Settings, SettingsError
+
+
+def tls_context(settings: Settings) -> ssl.SSLContext | None:
+    """Return what the connections of a server speak below HTTP; None: nothing. Raises SettingsError."""
+    files = {"--ssl-key-file": settings.ssl_key_file, "--ssl-cert-file": settings.ssl_cert_file}
+    if not any(files.values()):
+        return None
+    for flag, path in files.items():
+        if not path:
+            raise SettingsError(f"{flag} is missing: TLS needs the key and its certificate")
+        try:
+            Path(path).expanduser().open("rb").close()
+        except OSError as error:
+            raise SettingsError(f"{flag} {path}: {error.strerror}: expected a PEM file") from None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.options |= ssl.OP_NO_RENEGOTIATION
+    context.set_alpn_protocols(["http/1.1"])
+    key, certificate = (Path(path).expanduser() for path in files.values())
+    try:
+        context.load_cert_chain(certificate, key, password="")  # without one OpenSSL would ask the terminal
+    except (ssl.SSLError, ValueError) as error:
+        reason = getattr(error, "reason", None) or error
+        raise SettingsError(
+            f"--ssl-key-file {settings.ssl_key_file} and --ssl-cert-file {settings.ssl_cert_file}: {reason}: "
+            "expected PEM files that belong together, the key without a password"
+        ) from None
+    return context
+
+
+class TlsFilter:
+    """TLS of one connection, on the side of the server."""
+
+    def __init__(self, context: ssl.SSLContext) -> None:
+        self.context = context
+        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._object = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
+        self._has_met = False  # the handshake is done
+
+    def received(self, data: bytes, most: int) -> Iterator[bytes]:
+        """Take bytes of the socket, and yield those of HTTP, at most `most` at a time; b"": the client sends no more.
+
+        Raises ssl.SSLError: the client speaks something else.
+        """
+        self._incoming.write(data)
+        with suppress(ssl.SSLWantReadError):
+            if not self._has_met:
+                self._object.do_handshake()
+                self._has_met = True
+            while piece := self._object.read(most):
+                yield piece
+            yield b""
+
+    def sealed(self, data: bytes | bytearray) -> bytes:
+        """Return bytes of HTTP as those for the socket, with what TLS itself has to say; only that, once TLS has failed."""
+        view = memoryview(data)
+        with suppress(ssl.SSLError):
+            while view:
+                view = view[self._object.write(view) :]
+        return self._outgoing.read()
+
+    def end(self) -> bytes:
+        """Return the bytes that tell the client that no more comes."""
+        with suppress(ssl.SSLError):
+            self._object.unwrap()
+        return self._outgoing.read()
