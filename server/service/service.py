@@ -307,7 +307,8 @@ class Service:
         job, scope = generation.job, generation.request.index_scope
         if session and scope.is_shared:
             answer, heard = spoken(entries)
-            branch = Branch(scope, job.tokens[: job.computed], job.num_prompt, answer)
+            tokens = job.tokens[: job.computed].copy()  # a part would keep the room for the whole answer
+            branch = Branch(scope, tokens, job.num_prompt, answer)
             if done := self.sessions.note_prompt((generation.scope, session), branch, heard):
                 self.view.retire(session, [(one.scope, one.tokens) for one in done])
 
