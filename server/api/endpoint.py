@@ -428,8 +428,11 @@ async def respond(request: Request, reply: ReplyFormat) -> Response:
     answers = await while_connected(request, collect(generations, envelope.abandon, envelope.spell))
     # Logprobs are much larger than the text that they are of; a long text takes its time to be parsed.
     if any(answer.logprobs for answer in answers) or sum(len(answer.text) for answer in answers) >= LONG:
-        return JsonReply(await asyncio.to_thread(lambda: encode(reply.whole(answers))))
-    return JsonReply(reply.whole(answers))
+        whole = await asyncio.to_thread(lambda: encode(reply.whole(answers)))
+    else:
+        whole = encode(reply.whole(answers))
+    envelope.keep(whole)
+    return JsonReply(whole)
 
 
 async def while_connected(request: Request, work: Coroutine[object, object, T]) -> T:

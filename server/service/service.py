@@ -6,8 +6,9 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
+from typing import Any
 
 from ...models.context import Context, DevicePart
 from ...models.grammar import Grammars
@@ -54,6 +55,7 @@ class Service:
     and its settings. parts: what each device has of the model. decision: how it was fitted to memory; None: llama.cpp could
     not count it. template: of chats.
     open: generations that were submitted and that the engine has not ended yet, each with the turn to remember, if any.
+    Of some the whole answers are kept; below, by their ids, those that have ended and are made.
     """
 
     settings: Settings
@@ -77,6 +79,8 @@ class Service:
     sessions: Sessions
     tiers: list[LowerTier]  # below host memory
     open: dict[Generation, PendingTurn | None]
+    _wholes: dict[Generation, Callable[[End], bytes]] = field(default_factory=dict[Generation, Any], init=False)
+    _keeping: dict[str, asyncio.Task[None]] = field(default_factory=dict[str, "asyncio.Task[None]"], init=False)
 
     # ---- a request comes -------------------------------------------------------------------------------------------
 
@@ -276,7 +280,11 @@ class Service:
                 retrieval = answer_sources.fields("".join(generation.parts))
                 event = replace(event, report=replace(event.report, retrieval=retrieval))
             if turn is not None:
-                return self._remember(generation, turn, event, answer_sources, session=session)
+                event = self._remember(generation, turn, event, answer_sources, session=session)
+                if (make := self._wholes.get(generation)) is not None:
+                    keeping = self._keep(generation, partial(make, event))
+                    self._keeping[generation.id] = asyncio.get_running_loop().create_task(keeping)
+                return event
             if event.sampled is not None:
                 self.answers.remember(generation.scope, "".join(generation.parts), event.sampled)
             return event
@@ -302,6 +310,24 @@ class Service:
         moved = [asdict(change) for change in turn.chat.moved] or None
         return replace(end, report=replace(end.report, conversation=turn.report(remembered), moved=moved))
 
+    def keep_whole(self, generation: Generation, make: Callable[[End], bytes]) -> None:
+        """Store the whole answer with its conversation once it has ended. make: returns it as JSON, in a thread."""
+        self._wholes[generation] = make
+
+    async def _keep(self, generation: Generation, make: Callable[[], bytes]) -> None:
+        try:
+            whole = await asyncio.to_thread(make)
+            self.conversations.attach(generation.scope, generation.id, whole)
+        except Exception:
+            logger.exception("the whole answer %s is not kept", generation.id)
+        finally:
+            del self._keeping[generation.id]
+
+    async def kept(self, id: str) -> None:
+        """Return once a whole answer is stored that has ended."""
+        if id in self._keeping:
+            await asyncio.wait([self._keeping[id]])
+
     def _note(self, generation: Generation, session: str, entries: Sequence[HistoryMessage] = ()) -> None:
         """Remember a session's prompt. entries: its messages and the answer. What they quote to the end leaves first."""
         job, scope = generation.job, generation.request.index_scope
@@ -319,6 +345,7 @@ class Service:
 
     def _close(self, generation: Generation) -> None:
         self.open.pop(generation, None)
+        self._wholes.pop(generation, None)
         self.idle.resume()
 
     def close(self, why: str = "the server is shutting down", *, keeps_vocabulary: bool = False) -> None:

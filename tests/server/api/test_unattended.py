@@ -1,11 +1,14 @@
 """Streams that are finished without their clients: `on_disconnect`."""
 
 import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import pytest
+from slotcache.server.api.chat import ChatReply
 
-from ..conftest import held, until
+from ..conftest import DEADLINE, held, until
 
 CHAT = {"max_tokens": 40, "temperature": 0, "ignore_eos": True, "stream": True, "cache_prompt": True}
 FINISH = {"on_disconnect": "finish"}
@@ -58,6 +61,20 @@ def test_an_answer_whose_client_stays_is_kept_as_it_was_streamed(server):
     told = whole(server, events[0]["id"]).json()
     assert told["choices"][0]["message"]["content"] == text
     assert told["slotcache"] == events[-1]["slotcache"]
+
+
+def test_a_whole_answer_is_made_beside_other_requests(server, monkeypatch):
+    goes_on, make = threading.Event(), ChatReply.whole
+    monkeypatch.setattr(ChatReply, "whole", lambda *given: goes_on.wait(DEADLINE) and make(*given))
+    id = left(server, body_of("beside"))
+    until(lambda: not server.service.open)
+    with ThreadPoolExecutor(1) as threads:
+        try:
+            assert server.http.get("/health", timeout=20).status_code == 200
+            asked = threads.submit(server.http.get, f"{ROUTE}/{id}")
+        finally:
+            goes_on.set()
+    assert asked.result().json()["usage"]["completion_tokens"] == 40, "who asks for it waits"
 
 
 def test_an_answer_that_cannot_be_kept_whole_ends_all_the_same(server, monkeypatch):
