@@ -220,3 +220,15 @@ def test_prompts_that_fail_leave_no_more_sessions_than_others(monkeypatch):
         with pytest.raises(TemplateError):
             known.settle(("", str(number), ""), [said("system", 5), said("user", "And now?")])
     assert len(known) <= 3
+
+
+def test_where_there_are_too_many_a_turn_looks_at_no_more_than_leave(monkeypatch):
+    monkeypatch.setattr(sessions, "MOST_SESSIONS", 50)
+    known, looked = Sessions(), []
+    for number in range(50):
+        known.note_prompt(("", str(number)), branch(1000 * number))
+    size = sessions.Session.is_too_large.fget
+    monkeypatch.setattr(sessions.Session, "is_too_large", property(lambda one: looked.append(one) or size(one)))
+    for number in range(50, 60):
+        known.note_prompt(("", str(number)), branch(1000 * number))
+    assert len(known) == 50 and len(looked) == 10
