@@ -16,7 +16,17 @@ from ..chat.content import INPUT, custom_names
 from ..engine.generation import Delta, End, Generation
 from ..engine.usage import Fields
 from ..formats.answer import AnswerReader, CallArguments, CallStart, ContentText, Fragment, ReasoningText, message
-from .endpoint import begin_answer, count_prompt, early_meta, not_stored, prepare, scope_of, service_of, stored_record
+from .endpoint import (
+    begin_answer,
+    count_prompt,
+    early_meta,
+    holder_of,
+    not_stored,
+    prepare,
+    scope_of,
+    service_of,
+    stored_record,
+)
 from .reply import ChoicesReply, JsonReply, ReplyFormat, ResponseMeta, WholeAnswer, accounts, encode, verbose
 from .response_tools import FreeText, free_text
 
@@ -177,7 +187,7 @@ def _whole(reply: ChatReply, generation: Generation, end: End) -> bytes:
 async def show(request: Request) -> Response:
     """Show a stored answer (`?scope=`) that `on_disconnect` has kept whole, or how far one is that is being made."""
     id, scope = request.path_params["id"], scope_of(request)
-    service = service_of(request)
+    service = holder_of(request, scope, id)
     if _is_chat(id) and (generation := service.find_open(scope, id)):
         text = "".join(generation.parts)
         turn, read = service.open[generation], partial(_content, text)
@@ -200,7 +210,7 @@ def _is_chat(id: str) -> bool:
 async def forget(request: Request) -> Response:
     """Stop an answer that is being made, or delete a stored one (`?scope=`)."""
     id, scope = request.path_params["id"], scope_of(request)
-    service = service_of(request)
+    service = holder_of(request, scope, id)
     if _is_chat(id) and (generation := service.find_open(scope, id)):
         service.stop(generation)
     elif _is_chat(id) and service.conversations.forget_answer(scope, id):

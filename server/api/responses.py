@@ -31,6 +31,7 @@ from .endpoint import (
     beside_others,
     count_prompt,
     early_meta,
+    holder_of,
     not_stored,
     page,
     prepare,
@@ -533,13 +534,14 @@ async def compact(request: Request, asked: CompactRequest) -> ReplyFormat:
 
 async def show(request: Request) -> Response:
     """Show a stored response (`?scope=`)."""
-    return JsonReply(stored_record(service_of(request), scope_of(request), request.path_params["id"], "resp_"))
+    id, scope = request.path_params["id"], scope_of(request)
+    return JsonReply(stored_record(holder_of(request, scope, id), scope, id, "resp_"))
 
 
 async def forget(request: Request) -> Response:
     """Delete a stored response; later ones keep what they have of it in their history."""
     id, scope = request.path_params["id"], scope_of(request)
-    service = service_of(request)
+    service = holder_of(request, scope, id)
     if not service.conversations.forget_answer(scope, id):
         raise not_stored(id)
     await service.view.disk_thread.run(service.conversations.settle)
@@ -554,7 +556,7 @@ async def cancel(request: Request) -> Response:
 async def input_items(request: Request) -> Response:
     """List the items that a stored response answered, those of earlier turns included."""
     id, scope = request.path_params["id"], scope_of(request)
-    conversation = service_of(request).conversations.find_answer(scope, id)
+    conversation = holder_of(request, scope, id).conversations.find_answer(scope, id)
     if conversation is None:
         raise not_stored(id)
     *before, _ = conversation.answers[id]

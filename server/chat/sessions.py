@@ -137,6 +137,11 @@ class Sessions:
     def __len__(self) -> int:
         return len(self._sessions)
 
+    def knows(self, key: SessionKey) -> bool:
+        """Return whether anything is known of a session: its prompts are forgotten before its instructions."""
+        session = self._sessions.get(key)
+        return session is not None and any(session.counted)
+
     def settle(self, lineage: Lineage, messages: Sequence[Message]) -> tuple[list[Message], tuple[ChangedText, ...]]:
         """Go on from the instructions of a session: see `Instructions.settle`. From any thread but the event loop's.
 

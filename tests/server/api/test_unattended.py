@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import pytest
 from slotcache.server.api.chat import ChatReply
 
-from ..conftest import DEADLINE, held, until
+from ..conftest import DEADLINE, held, running, until
 
 CHAT = {"max_tokens": 40, "temperature": 0, "ignore_eos": True, "stream": True, "cache_prompt": True}
 FINISH = {"on_disconnect": "finish"}
@@ -117,6 +117,20 @@ def test_of_a_conversation_one_answer_goes_on(server):
     assert whole(server, second).status_code == 200
     until(lambda: not server.service.open)
     assert server.http.get(f"{ROUTE}/{first}").status_code == 404
+
+
+def test_half_of_the_queue_is_left_to_those_who_stay(tiny):
+    with running(tiny, parallel=1, max_queue=3) as server:
+        with held(server):
+            for number in (1, 2, 3):
+                with begun(server, body_of(f"c{number}", max_tokens=3000)):
+                    pass
+                until(lambda number=number: sum(one.is_unattended for one in server.service.open) == number)
+            first, *others = server.service.open
+            assert first.abandoned and not any(one.abandoned for one in others), "the one that was left first ends"
+            for one in others:
+                server.http.delete(f"{ROUTE}/{one.id}")
+        until(lambda: not server.service.open)
 
 
 def test_an_answer_that_goes_on_can_be_stopped(server):
