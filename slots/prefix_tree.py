@@ -317,7 +317,7 @@ class PrefixTree(PromptTree):
         """Take away the end of a released path that was never computed: the rest of a cancelled request's prompt."""
         while (node := sequence.last_node).parent and not node.in_use and not node.children and not node.complete:
             if node.ready:
-                node.tokens = node.tokens[: node.ready]
+                node.tokens = node.tokens[: node.ready].copy()  # or the rest would take memory as long
                 self._unlink_document(node)
                 break
             if node.copy is not None:

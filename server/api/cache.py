@@ -17,7 +17,7 @@ from ..engine.generation import Generation
 from ..engine.usage import Fields, document_reuse
 from ..http.api_errors import RequestError
 from ..service.service import Service
-from .endpoint import predict, prepare, scope_of, service_of, while_connected
+from .endpoint import predict, prepare, scope_of, service_of, services_of, while_connected
 from .reply import JsonReply
 from .stream import collect
 
@@ -56,14 +56,8 @@ async def drop(request: Request) -> Response:
     Of several models all drop it, unless one is named.
     """
     scope = scope_of(request)
-    dropped = sum([await _drop(service, scope) for service in _services(request)])
+    dropped = sum([await _drop(service, scope) for service in services_of(request)])
     return JsonReply({"object": "cache.dropped", "scope": scope, "tokens": dropped})
-
-
-def _services(request: Request) -> list[Service]:
-    """Return those of all models that were loaded, or of the one that `?model=` names. Raises RequestError."""
-    service = service_of(request)
-    return [service] if "model" in request.query_params else request.app.state.app.services
 
 
 async def _drop(service: Service, scope: str) -> int:
@@ -85,7 +79,7 @@ async def _pin(service: Service, generation: Generation, asked: WarmRequest) -> 
 async def end_session(request: Request) -> Response:
     """End a session (`?scope=`): what it alone has in the cache leaves first. With several models, as for `drop`."""
     id, scope = request.path_params["id"], scope_of(request)
-    retired = [await _end_session(service, scope, id) for service in _services(request)]
+    retired = [await _end_session(service, scope, id) for service in services_of(request)]
     if all(tokens is None for tokens in retired):
         raise RequestError(f"no session {id!r} has asked in this scope", status=404, param="id", code="session_not_found")
     return JsonReply({"id": id, "object": "session.ended", "scope": scope, "tokens": sum(filter(None, retired))})
@@ -93,9 +87,10 @@ async def end_session(request: Request) -> Response:
 
 async def _end_session(service: Service, scope: str, id: str) -> int | None:
     """Return how many tokens leave first now; None: no such session has asked this model."""
+    is_known = service.sessions.knows((scope, id))
     branches = service.sessions.forget(scope, id)
     if not branches:
-        return None
+        return 0 if is_known else None
     return await asyncio.wrap_future(service.view.retire(id, [(branch.scope, branch.tokens) for branch in branches]))
 
 

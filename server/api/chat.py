@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Sequence
 from functools import partial
 from typing import cast
@@ -14,15 +13,23 @@ from starlette.responses import Response
 
 from ..chat.body import ChatRequest
 from ..chat.content import INPUT, custom_names
-from ..engine.generation import Delta, End, Final, Generation
+from ..engine.generation import Delta, End, Generation
 from ..engine.usage import Fields
 from ..formats.answer import AnswerReader, CallArguments, CallStart, ContentText, Fragment, ReasoningText, message
-from ..service.service import Service
-from .endpoint import begin_answer, count_prompt, early_meta, not_stored, prepare, scope_of, service_of, stored_record
+from .endpoint import (
+    begin_answer,
+    count_prompt,
+    early_meta,
+    holder_of,
+    not_stored,
+    prepare,
+    scope_of,
+    service_of,
+    stored_record,
+)
 from .reply import ChoicesReply, JsonReply, ReplyFormat, ResponseMeta, WholeAnswer, accounts, encode, verbose
 from .response_tools import FreeText, free_text
 
-logger = logging.getLogger("slotcache")
 KIND = "chatcmpl-"  # what the id of an answer begins with
 CLOSING = b'},"logprobs":null,"finish_reason":null}]}\n\n'
 
@@ -167,38 +174,27 @@ def opening(request: Request, asked: ChatRequest) -> ReplyFormat | None:
 async def create(request: Request, asked: ChatRequest) -> ReplyFormat:
     reply = ChatReply(begin_answer(request, await prepare(request, asked)), custom_names(asked.tools))
     if asked.outlives_client:
-        _keep_whole(service_of(request), reply)
+        (generation,) = reply.envelope.generations
+        service_of(request).keep_whole(generation, partial(_whole, reply, generation))
     return reply
 
 
-def _keep_whole(service: Service, reply: ChatReply) -> None:
-    """Have the whole answer stored with its conversation once it has ended, whoever reads it then."""
-    (generation,) = reply.envelope.generations
-    conclude = generation.on_end
-
-    def keep(generation: Generation, event: Final) -> Final:
-        event = conclude(generation, event)
-        if isinstance(event, End):
-            whole = WholeAnswer((Delta("".join(generation.parts)),), event)
-            try:
-                service.conversations.attach(generation.scope, generation.id, encode(reply.whole([whole])))
-            except Exception:  # its client, if it reads on, gets the end all the same
-                logger.exception("the whole answer %s is not kept", generation.id)
-        return event
-
-    generation.on_end = keep
+def _whole(reply: ChatReply, generation: Generation, end: End) -> bytes:
+    """Return the whole object of an answer that was streamed, as JSON. From any thread."""
+    return encode(reply.whole([WholeAnswer((Delta("".join(generation.parts)),), end)]))
 
 
 async def show(request: Request) -> Response:
     """Show a stored answer (`?scope=`) that `on_disconnect` has kept whole, or how far one is that is being made."""
     id, scope = request.path_params["id"], scope_of(request)
-    service = service_of(request)
+    service = holder_of(request, scope, id)
     if _is_chat(id) and (generation := service.find_open(scope, id)):
         text = "".join(generation.parts)
         turn, read = service.open[generation], partial(_content, text)
         content = "" if turn is None else await asyncio.to_thread(read, turn.chat.shown_reader())
         choice = {"index": 0, "message": {"role": "assistant", "content": content}, "finish_reason": None}
         return JsonReply({"id": id, "object": "chat.completion", "status": "in_progress", "choices": [choice]})
+    await service.kept(id)
     return JsonReply(stored_record(service, scope, id, KIND))
 
 
@@ -214,7 +210,7 @@ def _is_chat(id: str) -> bool:
 async def forget(request: Request) -> Response:
     """Stop an answer that is being made, or delete a stored one (`?scope=`)."""
     id, scope = request.path_params["id"], scope_of(request)
-    service = service_of(request)
+    service = holder_of(request, scope, id)
     if _is_chat(id) and (generation := service.find_open(scope, id)):
         service.stop(generation)
     elif _is_chat(id) and service.conversations.forget_answer(scope, id):

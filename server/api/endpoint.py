@@ -137,6 +137,22 @@ def service_of(request: Request) -> Service:
     return loaded_of(request).service or request.app.state.app.ready()
 
 
+def services_of(request: Request) -> list[Service]:
+    """Return those of all models that were loaded, or of the one that `?model=` names. Raises RequestError."""
+    service = service_of(request)
+    return [service] if "model" in request.query_params else request.app.state.app.services
+
+
+def holder_of(request: Request, scope: str, id: str) -> Service:
+    """Return the service that makes or stores an answer, among those of `services_of`; the first one if none does.
+
+    Raises RequestError.
+    """
+    services = services_of(request)
+    has = (one for one in services if one.find_open(scope, id) or one.conversations.find_answer(scope, id))
+    return next(has, services[0])
+
+
 def loaded_of(request: Request) -> Loaded:
     """Return what serves the model of a request: its body's, else `?model=`, else the first one.
 
@@ -428,8 +444,11 @@ async def respond(request: Request, reply: ReplyFormat) -> Response:
     answers = await while_connected(request, collect(generations, envelope.abandon, envelope.spell))
     # Logprobs are much larger than the text that they are of; a long text takes its time to be parsed.
     if any(answer.logprobs for answer in answers) or sum(len(answer.text) for answer in answers) >= LONG:
-        return JsonReply(await asyncio.to_thread(lambda: encode(reply.whole(answers))))
-    return JsonReply(reply.whole(answers))
+        whole = await asyncio.to_thread(lambda: encode(reply.whole(answers)))
+    else:
+        whole = encode(reply.whole(answers))
+    envelope.keep(whole)
+    return JsonReply(whole)
 
 
 async def while_connected(request: Request, work: Coroutine[object, object, T]) -> T:

@@ -173,6 +173,11 @@ def _thought(block: dict[str, JsonValue]) -> str:
     return unseal(sealed) if isinstance(sealed, str) else texts_in(text)
 
 
+def _is_lost(block: JsonValue) -> bool:
+    """Whether a block has reasoning in its seal alone, which cannot be read."""
+    return isinstance(block, dict) and _kind(block) == "thinking" and bool(block.get("signature")) and not _thought(block)
+
+
 def _request(role: JsonValue, blocks: Sequence[JsonValue], orders_documents: bool) -> Iterator[dict[str, JsonValue]]:
     """Yield the messages of the user: a message for each result of a tool, and for the texts between them."""
     parts: list[JsonValue] = []
@@ -320,6 +325,12 @@ class MessagesCountRequest(ChatFields, frozen=True, kw_only=True):
         ):
             if is_wrong:
                 raise RequestError(message, param=param)
+
+    def warnings(self) -> Iterator[str]:
+        yield from super().warnings()
+        contents = (said.content for said in self.messages if said.role == "assistant" and isinstance(said.content, list))
+        if lost := sum(map(_is_lost, chain.from_iterable(contents))):
+            yield f"messages: reasoning whose seal another server made, or that is damaged, was left out: thinking ({lost})"
 
     def unused(self) -> tuple[str, ...]:
         edits = (self.context_management or {}).get("edits") or []

@@ -130,7 +130,7 @@ class ResponseMeta:
     cache. verbose: the answer shows its prompt and its options, as in llama-server. warnings: about the request's fields.
     piece: the bytes of a token. spelling: of a control token, too. prompt_text: the text of a prompt that was computed.
     abandon: ends a generation that has not ended, as its client has gone; leave: so, but one that is to be finished goes on.
-    media_type: of a stream.
+    keep: stores the whole answer, as JSON, where it is to be stored; for the event loop. media_type: of a stream.
     """
 
     id: str
@@ -149,6 +149,7 @@ class ResponseMeta:
     prompt_text: Spell | None = None
     abandon: Callable[[Generation], None] = lambda generation: None
     leave: Callable[[Generation], None] = lambda generation: None
+    keep: Callable[[bytes], None] = lambda answer: None
     media_type: str = "text/event-stream"
     created: int = field(default_factory=lambda: int(time()))
 

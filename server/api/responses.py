@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from time import time
 from typing import Literal
@@ -31,6 +31,7 @@ from .endpoint import (
     beside_others,
     count_prompt,
     early_meta,
+    holder_of,
     not_stored,
     page,
     prepare,
@@ -363,9 +364,6 @@ class Output:
 
 # ---- OpenAI's `response`, whole and as a stream of events. --------------------------------------------------------------
 
-Keep = Callable[[bytes], None]
-"""Stores a finished response, as JSON."""
-
 
 class ResponsesReply:
     """The replies of `/v1/responses`. echo: fields of the request that a response repeats. num_events: sent so far."""
@@ -375,12 +373,11 @@ class ResponsesReply:
         envelope: ResponseMeta,
         echo: Mapping[str, Raw],
         output: Output | CompactionOutput,
-        keep: Keep,
         *,
         num_events: int = 0,
     ) -> None:
         self.envelope, self._reader, self._echo = envelope, envelope.reader(), echo
-        self._output, self._keep, self.num_events = output, keep, num_events
+        self._output, self.num_events = output, num_events
         self._length = self._reasoning = 0  # characters so far, and those of reasoning
 
     def begin(self) -> list[bytes]:
@@ -407,7 +404,7 @@ class ResponsesReply:
     def close(self, ends: Sequence[End]) -> list[bytes]:
         (end,) = ends
         response, status = self._finished(end), self._output.status(end)
-        self._keep(encode(response))
+        self.envelope.keep(encode(response))
         return [self._event({"type": f"response.{status}", "response": response, "timings": response["timings"]})]
 
     def fail(self, error: RequestError) -> list[bytes]:
@@ -420,9 +417,7 @@ class ResponsesReply:
         for delta in answer.deltas:
             self.delta(0, delta)
         self.end(0, answer.end)
-        response = self._finished(answer.end)
-        self._keep(encode(response))
-        return response
+        return self._finished(answer.end)
 
     def _read(self, fragments: Sequence[Fragment]) -> list[Fields]:
         self._reasoning += sum(len(fragment.text) for fragment in fragments if isinstance(fragment, ReasoningText))
@@ -493,7 +488,7 @@ def opening(request: Request, asked: ResponseRequest) -> ReplyFormat | None:
     if not asked.stream:
         return None
     meta = early_meta(request, asked, "resp_")
-    return ResponsesReply(meta, asked.echo(), _output(asked, meta.id), lambda record: None)
+    return ResponsesReply(meta, asked.echo(), _output(asked, meta.id))
 
 
 def _output(asked: ResponseRequest, id: str, called: Mapping[str, CalledTool] | None = None) -> Output | CompactionOutput:
@@ -513,13 +508,13 @@ async def _submitted(request: Request, asked: ResponseRequest) -> tuple[Response
     (chat, warnings), echo = await beside_others(request, lambda: (asked.chat(), asked.echo()))
     warn(request, warnings)
     prepared = await prepare(request, chat, kind="resp_")
-    envelope = begin_answer(request, prepared)
+    keep = partial(service_of(request).conversations.attach, chat.cache_scope, prepared.id)
+    envelope = replace(begin_answer(request, prepared), keep=keep)
     output = _output(asked, envelope.id, ResponseTools.of(asked.tools).called)
-    keep = partial(service_of(request).conversations.attach, chat.cache_scope, envelope.id)
     begun = early_of(request)
     kind = CompactionReply if asked.compacts else ResponsesReply
     num_events = begun.num_events if isinstance(begun, ResponsesReply) else 0
-    return kind(envelope, echo, output, keep, num_events=num_events), prepared
+    return kind(envelope, echo, output, num_events=num_events), prepared
 
 
 async def compact(request: Request, asked: CompactRequest) -> ReplyFormat:
@@ -539,13 +534,14 @@ async def compact(request: Request, asked: CompactRequest) -> ReplyFormat:
 
 async def show(request: Request) -> Response:
     """Show a stored response (`?scope=`)."""
-    return JsonReply(stored_record(service_of(request), scope_of(request), request.path_params["id"], "resp_"))
+    id, scope = request.path_params["id"], scope_of(request)
+    return JsonReply(stored_record(holder_of(request, scope, id), scope, id, "resp_"))
 
 
 async def forget(request: Request) -> Response:
     """Delete a stored response; later ones keep what they have of it in their history."""
     id, scope = request.path_params["id"], scope_of(request)
-    service = service_of(request)
+    service = holder_of(request, scope, id)
     if not service.conversations.forget_answer(scope, id):
         raise not_stored(id)
     await service.view.disk_thread.run(service.conversations.settle)
@@ -560,7 +556,7 @@ async def cancel(request: Request) -> Response:
 async def input_items(request: Request) -> Response:
     """List the items that a stored response answered, those of earlier turns included."""
     id, scope = request.path_params["id"], scope_of(request)
-    conversation = service_of(request).conversations.find_answer(scope, id)
+    conversation = holder_of(request, scope, id).conversations.find_answer(scope, id)
     if conversation is None:
         raise not_stored(id)
     *before, _ = conversation.answers[id]

@@ -126,14 +126,17 @@ class Conversation:
         if (record := self.records.pop(answer, None)) is not None:
             self.num_bytes -= getsizeof(record)
         heirs: list[str] = []
-        for entry in gone:
-            heir = next((other for other, history in self.answers.items() if entry in history), None)
-            if heir is None:
-                del self._numbers[entry]
-                self.num_bytes -= SHARE + entry.num_bytes
-            else:
-                self._first[heir] += (entry,)
-                heirs.append(heir)
+        left = set(gone)
+        for other, history in self.answers.items():
+            if not left:
+                break
+            if inherited := left.intersection(history):
+                self._first[other] += tuple(entry for entry in gone if entry in inherited)
+                heirs.append(other)
+                left -= inherited
+        for entry in left:
+            del self._numbers[entry]
+            self.num_bytes -= SHARE + entry.num_bytes
         children = [other for other, above in self._parents.items() if above == answer]
         self._parents |= dict.fromkeys(children, parent)
         heirs += children

@@ -114,7 +114,43 @@ class ToolChoiceFields(Struct):
     tools: JsonValue = None
 
 
-OPEN: Mapping[str, type[Struct]] = {"tool_choice": ToolChoiceFields}
+class JsonSchemaFields(Struct):
+    """The fields of `json_schema` in a `response_format`."""
+
+    name: JsonValue = None
+    description: JsonValue = None
+    schema: JsonValue = None
+    strict: JsonValue = None
+
+
+class ResponseFormatFields(JsonSchemaFields):
+    """The fields of a `response_format`, whose schema may stand beside its type."""
+
+    type: JsonValue = None
+    json_schema: JsonSchemaFields | None = None
+
+
+class FunctionCallFields(Struct):
+    """The fields of a `function_call` that is an object."""
+
+    name: JsonValue = None
+
+
+class CacheOptionFields(Struct):
+    """The fields of `prompt_cache_options`, and of a chat's `cache_control`."""
+
+    type: JsonValue = None
+    mode: JsonValue = None
+    ttl: JsonValue = None
+
+
+OPEN: Mapping[str, type[Struct]] = {
+    "tool_choice": ToolChoiceFields,
+    "response_format": ResponseFormatFields,
+    "function_call": FunctionCallFields,
+    "prompt_cache_options": CacheOptionFields,
+    "cache_control": CacheOptionFields,
+}
 """Fields that may be objects and are decoded into no struct, with the fields that they have."""
 
 ELSEWHERE = frozenset({*ChatRequest.__struct_encode_fields__, *TextRequest.__struct_encode_fields__})

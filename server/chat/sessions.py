@@ -132,10 +132,15 @@ class Sessions:
             session = self._used((scope, name))
             session.instructions[tools] = instructions
             self._count(session)
-        self._make_room()
+            self._make_room(session)
 
     def __len__(self) -> int:
         return len(self._sessions)
+
+    def knows(self, key: SessionKey) -> bool:
+        """Return whether anything is known of a session: its prompts are forgotten before its instructions."""
+        session = self._sessions.get(key)
+        return session is not None and any(session.counted)
 
     def settle(self, lineage: Lineage, messages: Sequence[Message]) -> tuple[list[Message], tuple[ChangedText, ...]]:
         """Go on from the instructions of a session: see `Instructions.settle`. From any thread but the event loop's.
@@ -148,7 +153,7 @@ class Sessions:
             instructions = session.instructions.setdefault(tools, Instructions(lineage))
             session.instructions.move_to_end(tools)
             self._drop_instructions(session, MOST_TOOLS)
-            self._make_room()
+            self._make_room(session)
         with instructions.lock:
             settled = instructions.settle(messages)
             with self._lock:
@@ -167,7 +172,7 @@ class Sessions:
             done = [one for one in others if one.answer and any(one.answer in text for text in heard)]
             session.branches = [*(one for one in others if one not in done), branch][-MOST_BRANCHES:]
             self._count(session)
-            self._make_room()
+            self._make_room(session)
         return done
 
     def note_chat(self, key: SessionKey, options: bytes, entries: Sequence[HistoryMessage]) -> ChatRequest | None:
@@ -176,7 +181,7 @@ class Sessions:
             session = self._used(key)
             likely = session.compaction.note(options, entries)
             self._count(session)
-            self._make_room()
+            self._make_room(session)
         return likely
 
     def forget(self, scope: str, name: str | None = None) -> list[Branch]:
@@ -214,7 +219,7 @@ class Sessions:
             instructions.files -= changed.keys()
             instructions.files |= {name for name, stored in changed.items() if stored is not None}
         self._count(session)
-        self._make_room()
+        self._make_room(session)
 
     def _drop_instructions(self, session: Session, most: int = 0) -> None:
         """Drop the instructions of a session, and their files. most: sets of tools whose instructions stay."""
@@ -229,20 +234,28 @@ class Sessions:
         self._num_kept += session.counted[0] - kept
         self._num_cached += session.counted[1] - cached
 
-    @property
-    def _is_full(self) -> bool:
-        too_many = len(self._sessions) > MOST_SESSIONS or self._num_kept > MOST_INSTRUCTIONS
-        return too_many or self._num_kept + self._num_cached > MOST_BYTES
-
-    def _make_room(self) -> None:
-        held = [*self._sessions.items()] if self._is_full else []
-        for key, session in sorted(held, key=lambda item: not item[1].is_too_large):
-            if leaves := len(self._sessions) > MOST_SESSIONS:
-                del self._sessions[key]
-            if leaves or self._num_kept > MOST_INSTRUCTIONS:
-                self._drop_instructions(session)
-            if leaves or self._num_kept + self._num_cached > MOST_BYTES:
-                session.branches, session.compaction = [], Compaction()
-            self._count(session)
-            if not self._is_full:
+    def _make_room(self, newest: Session) -> None:
+        """Let the least recently used leave. newest: goes first if it alone takes more than there is room for."""
+        while len(self._sessions) > MOST_SESSIONS:
+            self._empty(self._sessions.popitem(last=False)[1])
+        if newest.is_too_large:
+            self._empty(newest, instructions=newest.counted[0] > MOST_INSTRUCTIONS)
+        for session in [*self._sessions.values()] if any(self._lacks_room) else ():
+            instructions, prompts = self._lacks_room
+            if not (instructions or prompts):
                 break
+            if (instructions and session.counted[0]) or (prompts and session.counted[1]):
+                self._empty(session, instructions=instructions, prompts=prompts)
+
+    @property
+    def _lacks_room(self) -> tuple[bool, bool]:
+        """Whether instructions take too much, and whether all together does."""
+        return self._num_kept > MOST_INSTRUCTIONS, self._num_kept + self._num_cached > MOST_BYTES
+
+    def _empty(self, session: Session, *, instructions: bool = True, prompts: bool = True) -> None:
+        """Forget the instructions of a session, or its prompts and how it shortens its history, or both."""
+        if instructions:
+            self._drop_instructions(session)
+        if prompts:
+            session.branches, session.compaction = [], Compaction()
+        self._count(session)

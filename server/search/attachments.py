@@ -167,11 +167,13 @@ class Attachments:
         self._waiting[client] += size
         try:
             file = await asyncio.to_thread(self._write, name, data)
-            self._taken.add(file)
-            return file
-        except (OSError, FolderError, sqlite3.Error) as error:
+        except BaseException as error:  # also of a caller that is cancelled, or where the system gives no thread
             self._free(size)
-            raise RequestError(f"files cannot be stored here: {error}", status=503) from None
+            if isinstance(error, OSError | FolderError | sqlite3.Error):
+                raise RequestError(f"files cannot be stored here: {error}", status=503) from None
+            raise
+        self._taken.add(file)
+        return file
 
     async def read(self, file: Attachment) -> None:
         """Have a file read, in its client's turn. Raises RequestError 400: the file cannot be read, and why."""

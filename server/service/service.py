@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
+from typing import Any
 
 from ...models.context import Context, DevicePart
 from ...models.grammar import Grammars
@@ -32,7 +34,7 @@ from ..engine.fit import Decision
 from ..engine.generation import End, Failure, Final, Generation
 from ..engine.view import View
 from ..http.api_errors import RequestError
-from ..http.threads import LARGE
+from ..http.threads import CLIENT, LARGE
 from ..search.retrieve import AnswerSources, Found, fitting
 from .ahead import AnsweredChat
 from .idle import IdlePrefill
@@ -54,6 +56,8 @@ class Service:
     and its settings. parts: what each device has of the model. decision: how it was fitted to memory; None: llama.cpp could
     not count it. template: of chats.
     open: generations that were submitted and that the engine has not ended yet, each with the turn to remember, if any.
+    Of these, those that go on without a client, who has left each, in that order; those whose whole answers are kept; and
+    by their ids the whole answers that are made.
     """
 
     settings: Settings
@@ -77,6 +81,9 @@ class Service:
     sessions: Sessions
     tiers: list[LowerTier]  # below host memory
     open: dict[Generation, PendingTurn | None]
+    _left: dict[Generation, tuple[object, ...]] = field(default_factory=dict[Generation, Any], init=False)
+    _wholes: dict[Generation, Callable[[End], bytes]] = field(default_factory=dict[Generation, Any], init=False)
+    _keeping: dict[str, asyncio.Task[None]] = field(default_factory=dict[str, "asyncio.Task[None]"], init=False)
 
     # ---- a request comes -------------------------------------------------------------------------------------------
 
@@ -213,7 +220,10 @@ class Service:
     # ---- a request ends --------------------------------------------------------------------------------------------
 
     def leave(self, generation: Generation) -> None:
-        """Deal with a stream whose client has gone: end it, unless it is to be finished. Of a conversation one goes on."""
+        """Deal with a stream whose client has gone: end it, unless it is to be finished. Of a conversation one goes on.
+
+        All that go on take half of the queue's places at most: of the client with the most, the one that it left first ends.
+        """
         turn = self.open.get(generation)
         if not generation.outlives_client or turn is None or turn.ref is None or turn.ref.conversation.forgotten:
             self.abandon(generation)
@@ -221,12 +231,16 @@ class Service:
         self.stop_unattended(turn.ref.conversation)
         generation.is_unattended = True
         generation.events.close()
+        self._left[generation] = CLIENT.get()
+        if len(self._left) > max(self.max_open // 2, 1):
+            ((client, _),) = Counter(self._left.values()).most_common(1)
+            self.abandon(next(one for one, whose in self._left.items() if whose == client))
 
     def stop_unattended(self, conversation: Conversation) -> None:
         """End the answer of a conversation that goes on without a client, if one does."""
-        turns = list(self.open.items())
-        for generation in [one for one, turn in turns if turn and turn.ref and turn.ref.conversation is conversation]:
-            if generation.is_unattended:
+        for generation in list(self._left):
+            turn = self.open[generation]
+            if turn and turn.ref and turn.ref.conversation is conversation:
                 self.abandon(generation)
 
     def find_open(self, scope: str, id: str) -> Generation | None:
@@ -248,6 +262,7 @@ class Service:
             return
         self.metrics.count_unanswered("cancelled")
         generation.abandoned, self.open[generation] = True, None
+        self._left.pop(generation, None)
         ended = asyncio.wrap_future(self.engine.cancel(generation))
         ended.add_done_callback(lambda ended: self._close_abandoned(generation, ended))
 
@@ -276,7 +291,11 @@ class Service:
                 retrieval = answer_sources.fields("".join(generation.parts))
                 event = replace(event, report=replace(event.report, retrieval=retrieval))
             if turn is not None:
-                return self._remember(generation, turn, event, answer_sources, session=session)
+                event = self._remember(generation, turn, event, answer_sources, session=session)
+                if (make := self._wholes.get(generation)) is not None:
+                    keeping = self._keep(generation, partial(make, event))
+                    self._keeping[generation.id] = asyncio.get_running_loop().create_task(keeping)
+                return event
             if event.sampled is not None:
                 self.answers.remember(generation.scope, "".join(generation.parts), event.sampled)
             return event
@@ -302,12 +321,31 @@ class Service:
         moved = [asdict(change) for change in turn.chat.moved] or None
         return replace(end, report=replace(end.report, conversation=turn.report(remembered), moved=moved))
 
+    def keep_whole(self, generation: Generation, make: Callable[[End], bytes]) -> None:
+        """Store the whole answer with its conversation once it has ended. make: returns it as JSON, in a thread."""
+        self._wholes[generation] = make
+
+    async def _keep(self, generation: Generation, make: Callable[[], bytes]) -> None:
+        try:
+            whole = await asyncio.to_thread(make)
+            self.conversations.attach(generation.scope, generation.id, whole)
+        except Exception:
+            logger.exception("the whole answer %s is not kept", generation.id)
+        finally:
+            del self._keeping[generation.id]
+
+    async def kept(self, id: str) -> None:
+        """Return once a whole answer is stored that has ended."""
+        if id in self._keeping:
+            await asyncio.wait([self._keeping[id]])
+
     def _note(self, generation: Generation, session: str, entries: Sequence[HistoryMessage] = ()) -> None:
         """Remember a session's prompt. entries: its messages and the answer. What they quote to the end leaves first."""
         job, scope = generation.job, generation.request.index_scope
         if session and scope.is_shared:
             answer, heard = spoken(entries)
-            branch = Branch(scope, job.tokens[: job.computed], job.num_prompt, answer)
+            tokens = job.tokens[: job.computed].copy()  # a part would keep the room for the whole answer
+            branch = Branch(scope, tokens, job.num_prompt, answer)
             if done := self.sessions.note_prompt((generation.scope, session), branch, heard):
                 self.view.retire(session, [(one.scope, one.tokens) for one in done])
 
@@ -318,6 +356,8 @@ class Service:
 
     def _close(self, generation: Generation) -> None:
         self.open.pop(generation, None)
+        self._left.pop(generation, None)
+        self._wholes.pop(generation, None)
         self.idle.resume()
 
     def close(self, why: str = "the server is shutting down", *, keeps_vocabulary: bool = False) -> None:

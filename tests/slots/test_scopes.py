@@ -1,6 +1,8 @@
 """With many scopes, a request pays for its own."""
 
+import numpy as np
 import pytest
+from slotcache.slots.prefix_tree import PrefixTree
 from slotcache.slots.scope import Scope
 from support.world import World
 
@@ -56,3 +58,12 @@ def test_no_request_looks_at_all_scopes(aside):
     world.scheduler.pins.expire()
     assert not list(world.scheduler.pins.runs())
     assert tree.roots is roots and roots.walks == 0
+
+
+def test_what_is_computed_of_a_cancelled_prompt_takes_no_memory_for_its_rest():
+    tree = PrefixTree(2000, 8)
+    sequence = tree.claim(A, np.arange(1000, dtype=np.int32)).sequence
+    tree.device.advance(sequence, 10)
+    tree.release(sequence)
+    tokens = sequence.last_node.tokens
+    assert (tokens if tokens.base is None else tokens.base).nbytes == 4 * len(tokens) == 40

@@ -185,6 +185,16 @@ def test_forty_files_at_once_leave_a_chat_alone(server):
     assert not server.host.attachments._waiting
 
 
+def test_a_file_that_could_not_be_begun_does_not_count_for_ever(server, monkeypatch):
+    def fails(*given):
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(server.host.attachments, "_write", fails)
+        assert read(server, b"The text.").status_code == 500
+    assert not server.host.attachments._waiting
+
+
 def test_files_that_wait_have_bounds_and_a_client_may_have_half(server, monkeypatch):
     monkeypatch.setattr(attachments, "MOST_WAITING", 100)
     assert read(server, b"The text.").status_code == 200

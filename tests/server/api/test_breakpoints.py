@@ -125,3 +125,16 @@ def test_a_sub_agent_whose_last_message_is_taken_over_has_ended(templated):
     retired = templated.metric("slotcache_retired_tokens_total") - before
     assert 40 < retired < used["total_tokens"] - used["prompt_tokens_details"]["cached_tokens"] + 1
     assert templated.http.delete("/v1/sessions/parent?scope=quotes").json()["tokens"] > 0, "the parent goes on"
+
+
+def test_a_session_holds_no_more_of_a_prompt_than_is_counted(templated):
+    """An answer without a limit has room for a whole context."""
+    asked = {
+        "messages": [{"role": "user", "content": "Hello"}],
+        "session_id": "held",
+        "stop": [*"abcdefghijklmnopqrstuvwxyz "],
+    }
+    assert templated.http.post("/v1/chat/completions", json=asked).status_code == 200
+    (branch,) = templated.service.sessions.forget("", "held")
+    held = branch.tokens if branch.tokens.base is None else branch.tokens.base
+    assert held.nbytes == branch.tokens.nbytes

@@ -4,6 +4,7 @@ import json
 
 import pytest
 from slotcache.server.api.messages import BlocksMessage, messages_of, system_text
+from slotcache.server.api.reply import seal
 
 from server.conftest import REST, running
 
@@ -212,3 +213,21 @@ def tiny_with_key(tiny):
 def test_tokens_are_counted_without_max_tokens(server):
     counted = server.http.post("/v1/messages/count_tokens", json={"messages": [HELLO], "system": "Sing."})
     assert counted.json() == {"input_tokens": message(server, system="Sing.")["usage"]["input_tokens"]}
+
+
+@pytest.mark.parametrize(
+    ("text", "signature", "is_lost"),
+    [
+        ("", seal("I think."), False),
+        ("", seal("I think.")[:-3], True),
+        ("", "EqQBCgIYAhIM", True),
+        ("I think.", "EqQBCgIYAhIM", False),
+        ("", "", False),
+    ],
+    ids=["whole", "damaged", "foreign", "beside its text", "none"],
+)
+def test_reasoning_in_a_seal_that_cannot_be_read_is_counted(server, text, signature, is_lost):
+    thinking = {"type": "thinking", "thinking": text, "signature": signature}
+    history = [HELLO, {"role": "assistant", "content": [thinking, {"type": "text", "text": "It is old."}]}, HELLO]
+    warnings = message(server, messages=history).get("warnings", [])
+    assert [warning.endswith("was left out: thinking (1)") for warning in warnings] == [True] * is_lost

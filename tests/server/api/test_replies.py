@@ -51,7 +51,8 @@ def envelope(caches=False):
 
 def responses(kept=None, **changed: Any):
     output = Output("0", summarises=changed.pop("summarises", False), seals=changed.pop("seals", False))
-    return ResponsesReply(envelope(caches=True), {}, output, (kept if kept is not None else []).append)
+    meta = replace(envelope(caches=True), keep=(kept if kept is not None else []).append)
+    return ResponsesReply(meta, {}, output)
 
 
 def messages(shows_reasoning=True):

@@ -1,12 +1,14 @@
 """`/v1/responses` with the real client over a real port."""
 
 import json
+import threading
 from typing import Any, Literal
 
 import httpx
 import openai
 import pytest
 from pydantic import BaseModel, ConfigDict, Field
+from slotcache.server.api import endpoint
 
 from server.chat.test_conversations import documents, user
 from server.conftest import DEADLINE, REST, running
@@ -144,6 +146,22 @@ def test_a_stored_response_is_shown_listed_and_deleted(server):
     assert make(server, "And?", "shown", previous_response_id=second.id).usage.input_tokens > second.usage.input_tokens
     with pytest.raises(openai.BadRequestError):
         server.openai.responses.cancel(second.id)
+
+
+def test_a_long_response_is_stored_where_all_others_are(server, monkeypatch):
+    """It is made in a thread, and conversations are the event loop's."""
+    store, threads = server.service.conversations, list[threading.Thread]()
+    attach = store.attach
+
+    def noted(*given):
+        threads.append(threading.current_thread())
+        attach(*given)
+
+    monkeypatch.setattr(endpoint, "LONG", 1)
+    monkeypatch.setattr(store, "attach", noted)
+    answer = make(server)
+    assert threads == [server.thread]
+    assert server.openai.responses.retrieve(answer.id).to_dict() == answer.to_dict()
 
 
 def test_what_is_not_to_be_stored_is_not(server):

@@ -1,11 +1,14 @@
 """Streams that are finished without their clients: `on_disconnect`."""
 
 import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import pytest
+from slotcache.server.api.chat import ChatReply
 
-from ..conftest import held, until
+from ..conftest import DEADLINE, held, running, until
 
 CHAT = {"max_tokens": 40, "temperature": 0, "ignore_eos": True, "stream": True, "cache_prompt": True}
 FINISH = {"on_disconnect": "finish"}
@@ -60,6 +63,20 @@ def test_an_answer_whose_client_stays_is_kept_as_it_was_streamed(server):
     assert told["slotcache"] == events[-1]["slotcache"]
 
 
+def test_a_whole_answer_is_made_beside_other_requests(server, monkeypatch):
+    goes_on, make = threading.Event(), ChatReply.whole
+    monkeypatch.setattr(ChatReply, "whole", lambda *given: goes_on.wait(DEADLINE) and make(*given))
+    id = left(server, body_of("beside"))
+    until(lambda: not server.service.open)
+    with ThreadPoolExecutor(1) as threads:
+        try:
+            assert server.http.get("/health", timeout=20).status_code == 200
+            asked = threads.submit(server.http.get, f"{ROUTE}/{id}")
+        finally:
+            goes_on.set()
+    assert asked.result().json()["usage"]["completion_tokens"] == 40, "who asks for it waits"
+
+
 def test_an_answer_that_cannot_be_kept_whole_ends_all_the_same(server, monkeypatch):
     def fails(*asked):
         raise OSError("no room")
@@ -100,6 +117,20 @@ def test_of_a_conversation_one_answer_goes_on(server):
     assert whole(server, second).status_code == 200
     until(lambda: not server.service.open)
     assert server.http.get(f"{ROUTE}/{first}").status_code == 404
+
+
+def test_half_of_the_queue_is_left_to_those_who_stay(tiny):
+    with running(tiny, parallel=1, max_queue=3) as server:
+        with held(server):
+            for number in (1, 2, 3):
+                with begun(server, body_of(f"c{number}", max_tokens=3000)):
+                    pass
+                until(lambda number=number: sum(one.is_unattended for one in server.service.open) == number)
+            first, *others = server.service.open
+            assert first.abandoned and not any(one.abandoned for one in others), "the one that was left first ends"
+            for one in others:
+                server.http.delete(f"{ROUTE}/{one.id}")
+        until(lambda: not server.service.open)
 
 
 def test_an_answer_that_goes_on_can_be_stopped(server):

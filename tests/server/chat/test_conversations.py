@@ -5,7 +5,7 @@ from typing import Any
 import openai
 import pytest
 from slotcache.server.chat.body import ChatRequest
-from slotcache.server.chat.conversations import Conversations
+from slotcache.server.chat.conversations import Conversation, Conversations
 from slotcache.server.chat.history import HistoryMessage
 from support.weighing import weight
 
@@ -385,6 +385,30 @@ def test_bytes_are_bounded_and_shared_history_counts_once():
     store.held.forget("", "c")
     assert store.held.num_bytes == 0
     assert not Store(number=0).turn("a")
+
+
+class Looked(tuple):
+    """A history that counts the entries that are looked at."""
+
+    number = 0
+
+    def __contains__(self, entry):
+        Looked.number += len(self)
+        return super().__contains__(entry)
+
+    def __iter__(self):
+        Looked.number += len(self)
+        return super().__iter__()
+
+
+def test_to_delete_an_answer_takes_no_more_than_its_conversation_is_large():
+    conversation = Conversation("", "c")
+    for answer in range(20):
+        history = Looked(HistoryMessage.of({"role": "user", "content": f"{answer} {at}"}) for at in range(50))
+        conversation.add(str(answer), history, is_head=True)
+    Looked.number = 0
+    assert conversation.remove("3") == []
+    assert 0 < Looked.number <= 20 * 50
 
 
 def test_what_is_deleted_before_its_first_answer_has_ended_stays_deleted(server):

@@ -181,3 +181,25 @@ def test_many_fields_and_long_names_are_no_work(server):
     began = time.thread_time()
     assert decode_request(huge, CompletionRequest)[1] != ()
     assert time.thread_time() - began < 2
+
+
+@pytest.mark.parametrize(
+    ("field", "given", "named"),
+    [
+        ("response_format", {"type": "text", "schemas": {}}, "response_format.schemas"),
+        ("response_format", {"json_schema": {"name": "x", "stricct": True}}, "response_format.json_schema.stricct"),
+        ("function_call", {"name": "f", "argument": 1}, "function_call.argument"),
+        ("prompt_cache_options", {"mode": "explicit", "ttl": "5m", "scope": "x"}, "prompt_cache_options.scope"),
+        ("cache_control", {"type": "ephemeral", "tl": "5m"}, "cache_control.tl"),
+    ],
+)
+def test_parts_of_fields_that_are_not_known_are_named(field, given, named):
+    _, (warning,) = decode_request(json.dumps(CHAT | {field: given}).encode(), ChatRequest)
+    assert warning.startswith(f"'{named}' is not known")
+
+
+def test_a_schema_may_have_any_names():
+    schema = {"type": "object", "properties": {"scope": {"type": "string"}}, "anything": 1}
+    for given in ({"json_schema": {"name": "x", "schema": schema}}, {"schema": schema}):
+        _, warnings = decode_request(json.dumps(CHAT | {"response_format": given}).encode(), ChatRequest)
+        assert warnings == ()

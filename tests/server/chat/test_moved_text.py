@@ -516,3 +516,14 @@ def test_a_small_model_answers_as_many_questions_about_a_moved_line(turns):
             assert bool(answer["slotcache"].get("moved")) is (volatile_ == "move")
             right[volatile_] += words[at] in answer["choices"][0]["message"]["content"]
     assert right["move"] >= right["off"] > 10, right
+
+
+def test_a_session_that_is_back_behind_a_restart_can_be_ended(tiny, tmp_path):
+    monday, tuesday = ([instructions(f"Today is {day}.\n"), said("user", "Hello")] for day in ("Monday", "Tuesday"))
+    fields = {"session_id": "s", "volatile": "move", "cache_prompt": None}
+    with running(tiny, cache_dir=str(tmp_path)) as server:
+        server.chat(messages=monday, **fields)
+    with running(tiny, cache_dir=str(tmp_path)) as server:
+        assert server.http.delete("/v1/sessions/s").json()["tokens"] == 0
+        assert server.http.delete("/v1/sessions/s").status_code == 404
+        assert not server.chat(messages=tuesday, **fields)["slotcache"].get("moved")

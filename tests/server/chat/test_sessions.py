@@ -266,3 +266,15 @@ def test_a_killed_server_loses_no_session_that_was_written(tmp_path):
                 known.forget("mine", f"{number}-{name}")
         files.close()
         assert not [*tmp_path.glob("*.instructions")]
+
+
+def test_where_there_are_too_many_a_turn_looks_at_no_more_than_leave(monkeypatch):
+    monkeypatch.setattr(sessions, "MOST_SESSIONS", 50)
+    known, looked = Sessions(), []
+    for number in range(50):
+        known.note_prompt(("", str(number)), branch(1000 * number))
+    size = sessions.Session.is_too_large.fget
+    monkeypatch.setattr(sessions.Session, "is_too_large", property(lambda one: looked.append(one) or size(one)))
+    for number in range(50, 60):
+        known.note_prompt(("", str(number)), branch(1000 * number))
+    assert len(known) == 50 and len(looked) == 10

@@ -796,6 +796,24 @@ def test_conversations_of_all_models_share_their_bounds(files):
         assert found == [404, 200, 200] and up.http.get("/v1/conversations/d?model=b").status_code == 200
 
 
+def test_an_answer_is_found_whichever_model_has_it(files):
+    """Clients of OpenAI name none where they fetch one or stop it."""
+    with sharing(files[:2]) as up:
+        asked = {"model": "b", "input": QUESTION, "max_output_tokens": 4}
+        made = up.http.post("/v1/responses", json=asked).json()
+        for path in (f"/v1/responses/{made['id']}", f"/v1/responses/{made['id']}/input_items"):
+            assert up.http.get(path).status_code == 200 and up.http.get(f"{path}?model=a").status_code == 404
+        assert up.http.delete(f"/v1/responses/{made['id']}").json()["deleted"] is True
+        said = {"messages": [{"role": "user", "content": QUESTION}], "max_tokens": 4, "stream": True, "ignore_eos": True}
+        kept = said | {"model": "b", "store": True, "cache_prompt": True, "on_disconnect": "finish"}
+        first = next(
+            line for line in up.http.post("/v1/chat/completions", json=kept).text.splitlines() if line.startswith("data: ")
+        )
+        path = f"/v1/chat/completions/{json.loads(first[6:])['id']}"
+        assert up.http.get(path).json()["usage"]["completion_tokens"] == 4
+        assert up.http.delete(path).json()["deleted"] is True and up.http.get(path).status_code == 404
+
+
 def test_a_second_model_deletes_no_conversation_that_fits(files, tmp_path):
     def found():
         return [up.http.get(f"/v1/conversations/c{number}?model=a").status_code for number in range(3)]
