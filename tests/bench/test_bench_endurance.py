@@ -94,6 +94,6 @@ def test_bystanders_of_real_faults_are_not_hurt(tmp_path: Path, capsys: Any) -> 
     printed = capsys.readouterr().out
     assert status == 0, printed
     data = json.loads(out.read_text())["data"]
-    assert any(one["error"] for one in data["decode"]["beside"]), "the fault did no harm"
+    assert " steps failed" in printed and " 0 steps failed" not in printed, printed
     assert "a slot save was answered" in printed and "20 idle conversations reuse" in printed
     assert sum(data["mixed"]["acts"].values()) > 20 and len(data["mixed"]["acts"]) > 8
