@@ -424,7 +424,7 @@ class Engine:
         self.inbox, self.outbox = Inbox(), Outbox()
         self.fetches = Fetches(scheduler, lower, hand_over=self.inbox.put, accepts=self.accepts)
         self.generations = Generations(scheduler, self.outbox, is_end, on_wait=self.fetches.expect)
-        self.background = Background(scheduler, self.generations.end)
+        self.background = Background(scheduler, self.generations.drop)
         self.sleep = Sleep(sleep_after, runner, self.inbox, self._end_sleep, draft_model)
         self.watchdog = Watchdog(hang_after)
         self.failure: str | None = None

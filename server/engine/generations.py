@@ -18,6 +18,7 @@ logger = logging.getLogger("slotcache.engine")
 # ---- Prompts that are computed in idle time, ahead of their requests. It belongs to the engine's thread. ----------------
 
 MAX_GENERATIONS = 64
+GAVE_WAY = "gave_way"  # of the failure of one that is not done: no fault of its own
 
 
 class Background:
@@ -222,6 +223,11 @@ class Generations:
         if (generation := self._open.get(job.request.id)) is None:
             return False
         return self.samplers[job.request.id].num_chosen == generation.num_pushed == job.num_generated
+
+    def drop(self, generation: Generation) -> None:
+        """End what is computed ahead, which gives way; whoever waits for it is told so."""
+        if not generation.done:
+            self._fail(generation, RequestError("it gave way", status=503, code=GAVE_WAY))
 
     def restart(self, jobs: Iterable[Job]) -> None:
         """Let the samplers of requests that run again from their start forget what they have seen and chosen."""

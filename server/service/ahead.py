@@ -23,6 +23,7 @@ from ..chat.decode import decode
 from ..chat.history import HistoryMessage
 from ..engine.engine import Engine
 from ..engine.generation import End, Failure
+from ..engine.generations import GAVE_WAY
 from ..engine.view import View
 from ..http.api_errors import RequestError
 from ..http.threads import LARGE
@@ -67,6 +68,8 @@ class Ahead:
         while not isinstance(event := await generation.events.get(), End | Failure):
             pass
         if isinstance(event, Failure):
+            if event.error.code == GAVE_WAY:
+                return False
             raise AheadFailed
         logger.debug("%d tokens of %d computed ahead", missing.tokens, event.report.num_prompt)
         return True

@@ -136,6 +136,27 @@ def test_a_request_that_is_refused_at_last_ends_no_idle_work(tiny, monkeypatch):
         assert server.service.idle._task is not None
 
 
+def test_work_that_the_engine_drops_by_itself_is_done_later(tiny, monkeypatch):
+    """As it does where a model leaves the device for another one."""
+    with running(tiny, idle_prefill=True) as server:
+        engine, work = server.service.engine, server.service.idle
+        dropped, enter = threading.Event(), engine._enter_background
+
+        def enters(*given):
+            started = enter(*given)
+            if not dropped.is_set():
+                engine.background.drop_all()
+                dropped.set()
+            return started
+
+        monkeypatch.setattr(engine, "_enter_background", enters)
+        server.chat(max_tokens=30)
+        assert dropped.wait(DEADLINE)
+        before = idle_tokens(server)
+        until(lambda: engine.outbox.loop.call_soon_threadsafe(work.resume) and work.done, 30)
+        assert idle_tokens(server) > before
+
+
 def test_it_gives_way_to_whoever_comes(server):
     """A long answer takes many steps to restate; a request that comes then ends the one that is under way."""
     before = settled(server)
