@@ -29,7 +29,7 @@ from .ports import listen_at
 from .tls import tls_context
 
 logger = logging.getLogger("slotcache")
-MOST = 2048  # connections; each takes some 40 KiB, and up to 128 KiB with a body that stops
+MOST = 2048  # connections; each takes some 40 KiB (55 under TLS), and up to 128 KiB with a body that stops
 LEAST = 8
 KEPT = 64  # descriptors at least for all else: files of the cache and of the index, pipes, the engine's devices
 SELDOM = 60.0  # s between two lines about one shortage
