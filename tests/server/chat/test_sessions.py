@@ -274,6 +274,7 @@ def test_where_there_are_too_many_a_turn_looks_at_no_more_than_leave(monkeypatch
     for number in range(50):
         known.note_prompt(("", str(number)), branch(1000 * number))
     size = sessions.Session.is_too_large.fget
+    assert size is not None
     monkeypatch.setattr(sessions.Session, "is_too_large", property(lambda one: looked.append(one) or size(one)))
     for number in range(50, 60):
         known.note_prompt(("", str(number)), branch(1000 * number))
