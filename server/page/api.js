@@ -2,7 +2,7 @@
 
 const KEY = "slotcache.key";
 
-/** An answer that is an error. `code` is the server's name for it, or the status; `param` the field that is wrong. */
+/** An answer that is an error. `code` is the server's name for it, or the status; `param` the field that is wrong; `details` all it says. */
 export class ApiError extends Error {
   /** @param {number} status @param {{message?: string, code?: string|number, param?: string}} error */
   constructor(status, error) {
@@ -10,6 +10,7 @@ export class ApiError extends Error {
     this.status = status;
     this.code = error.code ?? status;
     this.param = error.param;
+    this.details = error;
   }
 }
 

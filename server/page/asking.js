@@ -2,6 +2,7 @@
 
 import { ApiError, call, get, stream } from "./api.js";
 import { foundBefore, live, questionFields } from "./chat.js";
+import { figure } from "./dom.js";
 import { segmentRows } from "./known.js";
 import { askedModel, modelField, modelNames } from "./models.js";
 import { requestFields, scopeField, scopeQuery, settings } from "./settings.js";
@@ -84,6 +85,7 @@ async function run(chat, turn, read) {
   } catch (error) {
     turn.state = error.name === "AbortError" || error.code === "answer_stopped" ? "stopped" : "failed";
     if (turn.state === "failed") turn.error = error instanceof ApiError ? told(error, turn) : "The server cannot be reached.";
+    turn.isTooLong = error.code === TOO_LONG;
   }
   clearInterval(saving);
   running.delete(turn.id);
@@ -135,8 +137,14 @@ function takeWhole({ choices: [{ message, finish_reason: finish }], slotcache: r
   view?.whole();
 }
 
+const TOO_LONG = "context_length_exceeded";
+
 /** The words of an error. A file that the server has forgotten is marked. */
-function told({ code, param, message }, { searched = [] }) {
+function told({ code, param, message, details }, { searched = [] }) {
+  if (code === TOO_LONG) {
+    const about = /\babout \d/.test(message) ? "about " : "";
+    return `Too long for this model: ${about}${figure(details.n_prompt_tokens)} of ${figure(details.n_ctx)} tokens.`;
+  }
   const lost = code === "file_not_found" && searched[Number(/\d+/.exec(param))];
   if (!lost) return message;
   lost.gone = true;

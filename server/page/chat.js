@@ -13,6 +13,7 @@
  * @property {string} thought
  * @property {"running"|"done"|"stopped"|"failed"} state
  * @property {string} [error]
+ * @property {boolean} [isTooLong]  for the model: the error
  * @property {string} [answerId]  the server's name of the answer
  * @property {boolean} [remembered]  whether the server can go on from it
  * @property {string} [model]  of several, the one that was asked

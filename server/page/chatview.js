@@ -107,7 +107,7 @@ export class ChatView {
     const { question, documents, retrieval, parent } = turn;
     const asked = () => ({ parent, documents, retrieval, searched: this._composer.renewed(turn.searched ?? []) });
     return new TurnView(this._chat, turn, {
-      again: () => this._start({ ...asked(), question, why: "again" }),
+      again: (_, changed) => this._start({ ...asked(), question, why: "again", ...changed }),
       edit: (_, edited) => this._start({ ...asked(), question: edited, why: "edit" }),
       switchTo: async (other) => {
         switchTo(this._chat, other);

@@ -5,10 +5,15 @@
 
 import DOMPurify from "./vendor/purify.mjs";
 import MarkdownIt from "./vendor/markdown-it.mjs";
-import { announce, button, h } from "./dom.js";
+import { dressCode } from "./code.js";
+import { h } from "./dom.js";
+import { addFormulas, drawFormulas } from "./formulas.js";
+import { addNotes, dressNotes } from "./notes.js";
 
 const markdown = new MarkdownIt({ html: false, linkify: true, breaks: true });
 const { rules } = markdown.renderer;
+addFormulas(markdown);
+addNotes(markdown);
 
 // An image would be a request to another host: it becomes a link. Styles would be refused: alignment becomes a class.
 rules.image = (tokens, at) => {
@@ -24,7 +29,7 @@ for (const name of ["th_open", "td_open"]) {
   };
 }
 
-const TAGS = "p br hr h1 h2 h3 h4 h5 h6 ul ol li blockquote pre code em strong s a table thead tbody tr th td".split(" ");
+const TAGS = "p br hr h1 h2 h3 h4 h5 h6 ul ol li blockquote pre code em strong s sup span a table thead tbody tr th td".split(" ");
 const PURIFIED = {
   ALLOWED_TAGS: TAGS,
   ALLOWED_ATTR: ["href", "title", "class", "start"],
@@ -35,19 +40,42 @@ const PURIFIED = {
 };
 
 /**
+ * Make the elements of a text.
  * @param {string} source
  * @returns {DocumentFragment}
  */
 export function render(source) {
-  const about = {};
-  return elementsOf(markdown.parse(source, about), about);
+  return orText(source, () => {
+    const about = {};
+    return elementsOf(markdown.parse(source, about), about);
+  });
 }
 
-function elementsOf(tokens, about) {
+/**
+ * Return what a function draws of a text, and the text as it is where that fails: one answer never takes the page with it.
+ * @param {string} text
+ * @param {() => DocumentFragment} draw
+ * @returns {DocumentFragment}
+ */
+export function orText(text, draw) {
+  try {
+    return draw();
+  } catch (error) {
+    console.info("An answer is shown as text:", error);
+    const fragment = document.createDocumentFragment();
+    fragment.append(h("p.undrawn", {}, text));
+    return fragment;
+  }
+}
+
+/** isFinished: the blocks stay as they are. */
+function elementsOf(tokens, about, isFinished = true) {
   const fragment = DOMPurify.sanitize(markdown.renderer.render(tokens, markdown.options, about), PURIFIED);
   fragment.querySelectorAll("a").forEach(asOutside);
-  fragment.querySelectorAll("pre").forEach(withTools);
   fragment.querySelectorAll("table").forEach(scrollable);
+  dressCode(fragment, isFinished);
+  dressNotes(fragment);
+  drawFormulas(fragment);
   return fragment;
 }
 
@@ -56,22 +84,10 @@ function asOutside(link) {
   link.rel = "noopener noreferrer nofollow";
 }
 
-function withTools(block) {
-  const code = block.querySelector("code") ?? block;
-  const language = /language-([\w+#.-]+)/.exec(code.className)?.[1] ?? "";
-  const copy = () => navigator.clipboard?.writeText(code.textContent).then(() => announce("Copied"));
-  const tools = h("div.tools", {}, h("span", {}, language), button("Copy", copy));
-  block.tabIndex = 0; // it may scroll
-  surround(block, h("div.code", {}, tools));
-}
-
 function scrollable(table) {
-  surround(table, h("div.wide", { tabindex: "0", role: "region", "aria-label": "Table" }));
-}
-
-function surround(element, around) {
-  element.replaceWith(around);
-  around.append(element);
+  const around = h("div.wide", { tabindex: "0", role: "region", "aria-label": "Table" });
+  table.replaceWith(around);
+  around.append(table);
 }
 
 /**
@@ -99,7 +115,7 @@ export class MarkdownStream {
   /** Draw the whole text for good. */
   finish() {
     cancelAnimationFrame(this._frame);
-    const refers = /^ {0,3}\[[^\]]+\]:/m.test(this.text); // a link's address may stand below the link
+    const refers = /^ {0,3}\[[^\]]+\]:/m.test(this.text); // a link's address may stand below the link, and a footnote
     if (refers) this._container.replaceChildren(render(this.text));
     else this._tail.replaceWith(render(this.text.slice(this._finished)));
   }
@@ -112,15 +128,21 @@ export class MarkdownStream {
     this._frame = 0;
     const began = performance.now();
     const open = this.text.slice(this._finished);
+    this._tail.replaceChildren(orText(open, () => this._drawn(open)));
+    this._rest = now + 4 * (performance.now() - began);
+  }
+
+  /** Put the finished blocks of a text before the tail; return what stands in it now. */
+  _drawn(open) {
     const about = {};
     const tokens = markdown.parse(open, about);
     const last = Math.max(tokens.findLastIndex(beginsBlock), 0);
+    const rest = elementsOf(tokens.slice(last), about, false);
     if (last) {
       this._tail.before(elementsOf(tokens.slice(0, last), about));
       this._finished += lengthOf(open, tokens[last].map[0]);
     }
-    this._tail.replaceChildren(elementsOf(tokens.slice(last), about));
-    this._rest = now + 4 * (performance.now() - began);
+    return rest;
   }
 }
 

@@ -4,15 +4,16 @@ import { attach, isRunning } from "./asking.js";
 import { account, progressBar } from "./bar.js";
 import { documentOf, siblings, turnsBefore } from "./chat.js";
 import { citationsOf, numbered, renderCited } from "./citations.js";
+import { copy } from "./clipboard.js";
 import { announce, button, fill, h } from "./dom.js";
 import { openSource } from "./drawer.js";
 import { segmentRows } from "./known.js";
-import { MarkdownStream } from "./markdown.js";
+import { MarkdownStream, orText } from "./markdown.js";
 import { missing, nameOf, placeText } from "./sources.js";
 
 /**
  * @typedef {object} Actions
- * @property {(turn: import("./chat.js").Turn) => void} again
+ * @property {(turn: import("./chat.js").Turn, changed?: {documents: import("./documents.js").Document[]}) => void} again
  * @property {(turn: import("./chat.js").Turn, question: string) => void} edit
  * @property {(turn: import("./chat.js").Turn) => void} switchTo
  * @property {() => void} ended
@@ -118,12 +119,23 @@ export class TurnView {
     const turn = this._turn;
     const citations = citationsOf(turn.answer, turn.report, (id) => Boolean(documentOf(this._chat, turn, id)));
     if (citations.length || !isDrawn) {
-      this._answer.replaceChildren(renderCited(turn.answer, citations, (number, citation) => this._describe(number, citation)));
+      const describe = (number, citation) => this._describe(number, citation);
+      this._answer.replaceChildren(orText(turn.answer, () => renderCited(turn.answer, citations, describe)));
     }
-    if (turn.state === "failed") this._answer.append(h("p.notice", { role: "alert" }, turn.error));
+    if (turn.state === "failed") this._answer.append(h("p.notice", { role: "alert" }, turn.error), this._shorter() ?? "");
     if (turn.state === "stopped") this._answer.append(h("p.soft", {}, "Stopped here."));
     if (turn.finish === "length") this._answer.append(h("p.soft", {}, "The answer reached its limit of tokens."));
     fill(this._foot, this._sources(numbered(citations)), this._account(), this._tools());
+  }
+
+  /** What helps where a question was too long: to ask it without its largest document. */
+  _shorter() {
+    const { isTooLong, documents } = this._turn;
+    if (!isTooLong) return null;
+    const [largest] = [...documents].sort((one, other) => other.text.length - one.text.length);
+    if (!largest) return h("p.soft", {}, "Shorten the question, or ask it in a new chat.");
+    const without = () => this._actions.again(this._turn, { documents: documents.filter((one) => one !== largest) });
+    return h("p", {}, button(`Remove ${largest.title || largest.id} and ask again`, without));
   }
 
   _describe(number, { id, quoted }) {
@@ -162,7 +174,7 @@ export class TurnView {
   }
 
   _tools() {
-    const copy = () => navigator.clipboard?.writeText(this._turn.answer).then(() => announce("Copied"));
-    return h("div.tools", {}, button("Copy the answer", copy, { drawing: "copy" }), button("Answer again", () => this._actions.again(this._turn), { drawing: "again" }));
+    const own = button("Copy the answer", () => copy(this._turn.answer, own), { drawing: "copy" });
+    return h("div.tools", {}, own, button("Answer again", () => this._actions.again(this._turn), { drawing: "again" }));
   }
 }

@@ -1,11 +1,15 @@
 """Files in the browser: read by the server, small ones sent with a question, large ones searched for each."""
 
+import json
+import re
+
 import pytest
 from server.conftest import running
 from slotcache.models.demo import FILE
 from support.office import pdf
 
-from .conftest import READ, REPORT, ask, ended
+from .conftest import READ, REPORT, ask, attach, ended
+from .test_access import violations
 
 SHORT = pdf([*REPORT[:3], *REPORT[-2:]])[0]
 BOOK = "\n\n".join(
@@ -58,6 +62,43 @@ def test_a_file_that_is_read_can_be_taken_back(server, open_page):
     assert page.locator(".composer .chip").count() == 0 and page.evaluate("document.activeElement.id") == "question"
     body, _ = asked(page, "Hello?")
     assert "documents" not in body["messages"][-1]
+
+
+def test_a_question_that_its_file_makes_too_long_is_asked_again_without_it_by_one_click(server, open_page):
+    page = open_page(server)
+    page.watch.expected = ("400",)
+    attach(page, {"small": "The lamp is green.", "large": "The keeper of the lamp counts ships. " * 9})
+    page.route("**/v1/chat/completions", more_text)
+    turn = ask(page, "Which colour has the lamp?")
+    assert re.fullmatch(r"Too long for this model: (about )?[\d,]+ of [\d,]+ tokens\.", turn.locator(".notice").inner_text())
+    page.unroute("**/v1/chat/completions")
+    with page.expect_request("**/v1/chat/completions") as sent:
+        turn.get_by_role("button", name="Remove large.txt and ask again").click()
+    turn = ended(page)
+    assert len(sent.value.post_data_json["messages"][-1]["documents"]) == 1
+    assert turn.locator(".notice").count() == 0 and turn.locator(".question .chip").count() == 1
+
+
+def more_text(route):
+    """Send the question with a text that no context holds."""
+    body = route.request.post_data_json
+    body["messages"][-1]["content"] += " word" * 60_000
+    route.continue_(post_data=json.dumps(body))
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_no_rule_is_seriously_broken_at_attached_files(own_server, open_page, scheme):
+    page = open_page(own_server, color_scheme=scheme)
+    page.watch.expected = ("400", "404")
+    attach(page, {"small": "The lamp is green."})
+    bring(page, "book.md", BOOK.encode())
+    page.wait_for_selector(f"{READ}:has-text('searched')")
+    bring(page, "picture.png", b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR\0\xff")
+    page.wait_for_selector(".composer .chip[data-state=failed]")
+    assert page.locator(".composer .chip").count() == 3
+    assert violations(page) == []
+    ask(page, QUESTION)
+    assert violations(page) == []
 
 
 @pytest.fixture

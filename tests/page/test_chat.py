@@ -1,5 +1,7 @@
 """A chat in the browser: documents, streams, branches, history, keys."""
 
+import re
+
 from server.conftest import running, until
 from slotcache.models.demo import FILE
 
@@ -169,5 +171,6 @@ def test_an_error_is_told_and_the_question_can_be_asked_again(server, open_page)
     page = open_page(server)
     page.watch.expected = ("400",)
     turn = ask(page, "word " * 6000)
-    assert "context" in turn.locator(".notice").inner_text() and turn.locator(".account").count() == 0
+    assert re.fullmatch(r"Too long for this model: (about )?[\d,]+ of [\d,]+ tokens\.", turn.locator(".notice").inner_text())
+    assert "Shorten the question" in turn.inner_text() and turn.locator(".account").count() == 0
     assert turn.locator("[aria-label='Answer again']").is_visible()

@@ -49,7 +49,18 @@ Setext
 
 [ref] and ![p](a.png)
 
+$$
+x
+- y
+$$
+
+A note[^1] and $x$, and $5.
+
+- [x] done
+
 [ref]: https://a.b
+
+[^1]: It is so.
 """
 
 
@@ -85,8 +96,11 @@ def test_a_drawn_stream_is_what_the_whole_text_gives(open_page):
         page.fill("#question", "Tell me.")
         page.keyboard.press("Enter")
         ended(page)
+        page.wait_for_selector(".hljs-keyword")
+        page.wait_for_selector("math")
         elements = "all => all.map(one => one.innerHTML)"
         streamed = page.locator(".answer").evaluate_all(elements)
         page.reload()
-        page.wait_for_selector(".answer")
+        page.wait_for_selector(".hljs-keyword")
+        page.wait_for_selector("math")
         assert page.locator(".answer").evaluate_all(elements) == streamed
