@@ -159,7 +159,6 @@ def test_a_question_whose_page_goes_before_the_answer_begins_is_asked_again(serv
     other = second_tab(page)
     other.wait_for_selector("text=Another page waits for this answer")
     assert "Stopped here." not in other.locator(".turn").inner_text()
-    page.unroute_all()
     page.close()
     turn = ended(other)
     assert turn.locator(".account").count() == 1 and "Stopped here." not in turn.inner_text()
@@ -168,14 +167,20 @@ def test_a_question_whose_page_goes_before_the_answer_begins_is_asked_again(serv
 
 
 def test_a_page_that_is_loaded_again_before_the_answer_begins_asks_again(server, open_page):
-    page = open_page(server)
-    page.route("**/v1/chat/completions", lambda route: None)
+    page, asked = open_page(server), []
+
+    def lose_first(route):
+        asked.append(route.request.url)
+        if len(asked) > 1:
+            route.continue_()
+
+    page.route("**/v1/chat/completions", lose_first)
     page.fill("#question", "What is a lamp?")
     page.keyboard.press("Enter")
     page.wait_for_selector(".turn .answer[aria-busy]", state="attached")
-    page.unroute_all()
     page.reload()
     page.wait_for_selector(".turn .account")
+    assert len(asked) == 2
     assert "Stopped here." not in ended(page).inner_text() and turns_in(page)[0]["state"] == "done"
 
 

@@ -97,7 +97,6 @@ def test_an_answer_that_goes_on_outlives_its_page(server, open_page):
     page.route("**/v1/chat/completions", lambda route: None)  # the page goes before it has begun
     page.click("text=Continue")
     page.wait_for_selector(".turn .answer[aria-busy]", state="attached")
-    page.unroute_all()
     page.reload()
     page.wait_for_selector("text=Continue")
     (kept,) = turns_in(page)
