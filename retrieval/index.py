@@ -19,7 +19,7 @@ from .files import FoundFile, SkippedFile, Stamp, folders_of, walk
 from .outline import Unreadable
 from .process import MOST_SECONDS, QUICK, EndedError, FileReader, ReadTask, SlowError, seconds_for
 from .ranking import EmbedQuery, Rerank, Search, VectorIndex, unit
-from .store import Store, set_aside, take_over
+from .store import Store, headings, set_aside, take_over
 from .terms import STEMMER
 from .writing import FAILED, SKIPPED, StoredChunk, StoredFile
 
@@ -29,6 +29,7 @@ BATCH_TOKENS = 512  # of the chunks that are embedded at once: a request waits f
 LOOKAHEAD = 64  # chunks that are fetched at once to be embedded
 ASKING = 2  # threads: one may read the database at a time, and another one compare vectors
 MOSTLY = 0.8  # of the documents are in the language of an embedder that knows no other one
+TO_BEGIN = 3  # headings
 LOOK = 0.1  # seconds between two looks whether the work is to end, while clusters are made
 
 EmbedTexts = Callable[[Sequence[str]], np.ndarray]
@@ -58,11 +59,13 @@ class Embedder:
 class Progress:
     """How far the index is. files, files_left: to read. chunks, vectors: that it has. reading: the file being read.
 
-    by_words: chunks that get no vector. clusters: of the vectors; 0: a search compares all of them.
+    not_read: files that could not be, or were not opened, after the last reading of all. by_words: chunks that get no
+    vector. clusters: of the vectors; 0: a search compares all of them.
     """
 
     files: int = 0
     files_left: int = 0
+    not_read: int = 0
     chunks: int = 0
     vectors: int = 0
     by_words: int = 0
@@ -85,7 +88,8 @@ class Index:
     An index of an older form answers until all files are read anew.
 
     progress: how far it is, for any thread to read. threads: in which it is asked: however many ask, they take no other
-    thread of the process. has_vectors: whether documents get vectors; False: they are found by words alone.
+    thread of the process. has_vectors: whether documents get vectors; False: they are found by words alone. headings: of
+    some documents, to begin with; none before all files are read.
     """
 
     def __init__(
@@ -112,6 +116,7 @@ class Index:
         self._maker, self._clusters_from, self._may_cluster = ClusterMaker(database), clusters_from, True
         self.vectors = self._open_vectors()
         self.progress = Progress()
+        self.headings: Sequence[str] = ()
         self._embedder, self._chunk_tokens = embedder, chunk_tokens
         self._embedded = 0  # all chunks up to this number have vectors: numbers only grow
         self._reader = FileReader(database)
@@ -208,6 +213,8 @@ class Index:
                     slow.append(file)
         self._leave_old()
         self.has_vectors = self._suits()
+        self.headings = headings(self.store, TO_BEGIN)
+        self.progress = replace(self.progress, not_read=self.store.num_not_read)
         return True
 
     def read(self, file: FoundFile, may_go_on: MayGoOn = always, seconds: float = MOST_SECONDS) -> bool:

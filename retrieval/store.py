@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 
 from . import writing
-from .chunks import Chunk
+from .chunks import BETWEEN_HEADINGS, Chunk
 from .files import Stamp
 from .writing import READABLE, SCHEMA, TABLES, VIOLATIONS, Place, StoredChunk, StoredFile
 
@@ -24,6 +24,8 @@ FILES = """
     select path, hash, state, reason, count(place.chunk), count(vector.chunk), size, mtime_ns, ctime_ns, by_words, left_out
     from file left join place on place.file = file.id left join vector on vector.chunk = place.chunk"""
 SAMPLE = 1000  # chunks that tell the language of all
+NEWEST = 20  # files, and chunks of each, whose headings are looked at
+MOST_LETTERS = 80  # of a heading to begin with
 LEFT_OUT = msgspec.json.Decoder(dict[str, int])
 
 
@@ -170,6 +172,13 @@ class Store:
             path: StoredFile(path, *values, stamp=Stamp(*stamp), num_by_words=count, left_out=LEFT_OUT.decode(left_out))
             for path, *values, stamp, count, left_out in ((*row[:6], row[6:9], *row[9:]) for row in rows)
         }
+
+    @property
+    def num_not_read(self) -> int:
+        """The files that could not be read, or were not opened."""
+        with self.reading() as connection:
+            (count,) = connection.execute("select count(*) from file where state != 'indexed'").fetchone()
+        return count
 
     def digest(self, path: str) -> str:
         """Return the digest of a file that was read; empty for any other path."""
@@ -398,6 +407,24 @@ def count_uses(store: Store, uses: Mapping[str, int]) -> None:
         on conflict(chunk) do update set uses = uses + excluded.uses"""
     with store.writing() as connection:
         connection.executemany(query, [(count, id) for id, count in uses.items()])
+
+
+def headings(store: Store, limit: int) -> list[str]:
+    """Return some headings to begin with, each once: first the titles of the files changed last, then headings in them."""
+    newest = "select id from file where state = 'indexed' order by mtime_ns desc, path limit ?"
+    of_file = """
+        select title from place join chunk on chunk.number = place.chunk
+        where file = ? and title != '' order by place.number limit ?"""
+    with store.reading() as connection:
+        files = connection.execute(newest, (NEWEST,)).fetchall()
+        rows = [connection.execute(of_file, (*file, NEWEST)).fetchall() for file in files]
+    paths = [[title.split(BETWEEN_HEADINGS) for (title,) in some] for some in rows]
+    titles, inner = [some[0][0] for some in paths if some], [path[-1] for some in paths for path in some]
+    return list(dict.fromkeys(heading for heading in titles + inner if _is_telling(heading)))[:limit]
+
+
+def _is_telling(heading: str) -> bool:
+    return len(heading) <= MOST_LETTERS and any(map(str.isalpha, heading))
 
 
 def likeliest(store: Store, most_tokens: int) -> list[int]:

@@ -44,6 +44,7 @@ KINDS = {
     ".mjs": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml",
     ".txt": "text/plain; charset=utf-8",
+    ".webmanifest": "application/manifest+json",
 }
 
 # What a browser may do with the page. Scripts and styles come from this server's files only; no text can become a script:

@@ -2,6 +2,7 @@
 
 import { ApiError, get, setKeyPrompt } from "./api.js";
 import { forget } from "./asking.js";
+import { setFields } from "./chat.js";
 import { ChatView } from "./chatview.js";
 import { askForKey, openSettings } from "./dialogs.js";
 import { forgetFile } from "./documents.js";
@@ -12,7 +13,8 @@ import { ModelMenu } from "./models.js";
 import { applyTheme } from "./settings.js";
 import { Sidebar } from "./sidebar.js";
 import { dropCollections, loadCollections, onCollections } from "./sources.js";
-import { deleteChat, listChats, onChange, restoreChat } from "./store.js";
+import { deleteChat, listChats, onChange, restoreChat, saveChat } from "./store.js";
+import { fileName, save, toJson, toMarkdown } from "./transfer.js";
 import { offerBack } from "./undo.js";
 
 const main = document.getElementById("main");
@@ -22,8 +24,12 @@ const WATCH_EVERY = 3000; // ms between two looks at a server that is there
 const LOADING = 503; // the status until the model is loaded
 const WANTS_KEY = 401;
 
-const sidebar = new Sidebar(document.getElementById("sidebar"), { remove: (chat) => removeChats([chat]), close: () => showMenu(false) });
-const chatView = new ChatView({ changed: showChats, opened: (id) => go(`#/chat/${id}`) });
+const NAME = "slotcache";
+
+const sidebar = new Sidebar(document.getElementById("sidebar"), {
+  remove: (chat) => removeChats([chat]), set: setInChat, save: saveFile, close: () => showMenu(false),
+});
+const chatView = new ChatView({ changed: showChange, opened: (id) => go(`#/chat/${id}`) });
 const liveView = new LiveView();
 const models = new ModelMenu(() => chatView.showFolder());
 let nextLook = 0;
@@ -60,7 +66,29 @@ async function route() {
 async function showChats() {
   const isLive = document.body.dataset.view === "live";
   document.getElementById("to-chat").href = chatView.address;
-  sidebar.show(await listChats(), isLive ? null : chatView.id);
+  document.title = [isLive ? "Live" : chatView.title, NAME].filter(Boolean).join(" · ");
+  await sidebar.show(await listChats(), isLive ? null : chatView.id);
+}
+
+async function showChange(id) {
+  sidebar.changed(id);
+  await showChats();
+}
+
+/** Rename a chat, or pin it. */
+async function setInChat({ id }, fields) {
+  const chat = await chatView.chat(id);
+  if (!chat) return;
+  setFields(chat, fields);
+  await saveChat(chat);
+  await showChats();
+}
+
+async function saveFile({ id }, kind) {
+  const chat = await chatView.chat(id);
+  if (!chat) return;
+  if (kind === "json") save(toJson([chat]), `${fileName(chat.title)}.json`);
+  else save(toMarkdown(chat), `${fileName(chat.title)}.md`);
 }
 
 /** Delete chats here, and on the server once they can no longer be taken back. */
@@ -96,7 +124,17 @@ async function changedElsewhere(id, isGone) {
   } else {
     await chatView.refresh(id);
   }
+  await showChange(id);
+}
+
+/** Show chats that were imported, and offer to take them out again. */
+async function showImported(chats) {
   await showChats();
+  const back = async () => {
+    for (const { id } of chats) await deleteChat(id);
+    await showChats();
+  };
+  offerBack(`${chats.length} ${chats.length === 1 ? "chat is" : "chats are"} imported.`, back, () => {});
 }
 
 function showMenu(open) {
@@ -161,15 +199,20 @@ async function showFolder(isThere = true) {
 }
 
 function pressed(event) {
+  const isCommand = event.ctrlKey || event.metaKey;
   const isTyping = /^(INPUT|TEXTAREA|SELECT)$/.test(event.target.tagName);
   if (event.key === "Escape") {
     closeDrawer();
     showMenu(false);
     if (!document.querySelector("dialog[open]")) chatView.stop();
-  } else if (event.key === "/" && !isTyping && !event.ctrlKey && !event.metaKey) {
+  } else if (event.key === "/" && !isTyping && !isCommand) {
     event.preventDefault();
     chatView.focus();
-  } else if (event.key.toLowerCase() === "o" && event.shiftKey && (event.ctrlKey || event.metaKey)) {
+  } else if (event.key.toLowerCase() === "k" && isCommand && !document.querySelector("dialog[open]")) {
+    event.preventDefault();
+    showMenu(true);
+    sidebar.focus();
+  } else if (event.key.toLowerCase() === "o" && event.shiftKey && isCommand) {
     event.preventDefault();
     go("#/");
   }
@@ -184,7 +227,9 @@ menu.append(icon("menu"));
 menu.addEventListener("click", () => showMenu(!document.body.classList.contains("with-menu")));
 const settingsButton = document.getElementById("open-settings");
 settingsButton.append(icon("settings"));
-settingsButton.addEventListener("click", () => openSettings(async () => removeChats(await listChats()), lookAnew)); // another scope may have another folder
+settingsButton.addEventListener("click", () => openSettings({
+  removeChats: async () => removeChats(await listChats()), imported: showImported, closed: lookAnew, // another scope may have another folder
+}));
 addEventListener("hashchange", route);
 addEventListener("keydown", pressed);
 await route();

@@ -1,13 +1,14 @@
 /** Questions on their way: one request each, its stream read into its turn, and ended by the reader or the server. */
 
-import { ApiError, call, get, stream } from "./api.js";
-import { foundBefore, live, questionFields } from "./chat.js";
+import { ApiError, call, stream } from "./api.js";
+import { basisOf, changeTurn, continuing, foundIn, join, live, questionFields, turnsToSend } from "./chat.js";
 import { figure } from "./dom.js";
+import { addressOf, fetchAnswer } from "./fetching.js";
 import { segmentRows } from "./known.js";
 import { askedModel, modelField, modelNames } from "./models.js";
 import { requestFields, scopeField, scopeQuery, settings } from "./settings.js";
 import { place } from "./sources.js";
-import { saveChat, saveSegments } from "./store.js";
+import { loadChat, saveChat, saveSegments } from "./store.js";
 
 /**
  * @typedef {object} View  what shows a turn while its answer comes
@@ -19,9 +20,14 @@ import { saveChat, saveSegments } from "./store.js";
  * @property {() => void} end
  */
 
-const EVERY = 1000; // ms between two times that an answer is saved, and two looks at one that the server finishes
+const EVERY = 1000; // ms between two times that an answer is saved
 
-/** @type {Map<string, {chat: import("./chat.js").Chat, stop: () => void, view: View|null}>} by turn */
+/**
+ * @typedef {{chat: import("./chat.js").Chat, stop: () => void, view: View|null, goesOn: boolean, skip: number, skipThought: number}} Running
+ *   goesOn: with an answer that was cut. skip, skipThought: characters of the stream that the turn has
+ */
+
+/** @type {Map<string, Running>} by turn */
 const running = new Map();
 
 addEventListener("pagehide", () => {
@@ -51,12 +57,31 @@ export function stop(turn) {
  * @returns {Promise<void>}
  */
 export async function ask(chat, turn) {
-  Object.assign(turn, { model: askedModel(), scope: settings().scope });
-  await run(chat, turn, async (one, signal) => {
-    await saveChat(chat);
-    await readAnswer(chat, turn, one, signal).catch((error) => fetchLost(error, turn, one, signal));
-    if (!turn.finish && turn.answerId) await fetchAnswer(turn, one, signal);
+  Object.assign(turn, { model: askedModel(), scope: settings().scope, basis: basisOf(chat, turn) });
+  await run(chat, turn, (one, signal) => readAll(chat, turn, one, signal));
+}
+
+/**
+ * Go on with an answer that has reached its limit. Where nothing more comes, it is as before.
+ * @param {import("./chat.js").Chat} chat
+ * @param {import("./chat.js").Turn} turn
+ * @returns {Promise<void>}
+ */
+export async function goOn(chat, turn) {
+  const before = { ...turn };
+  Object.assign(turn, { state: "running", error: undefined, model: askedModel(), scope: settings().scope, basis: basisOf(chat, turn) });
+  await run(chat, turn, (one, signal) => readAll(chat, turn, Object.assign(one, { goesOn: true }), signal), () => {
+    const { state, error, changed, answer, thought } = turn;
+    if (state === "done") return;
+    if (answer === before.answer && thought === before.thought) Object.assign(turn, before, { error, changed });
+    else turn.state = "stopped";
   });
+}
+
+async function readAll(chat, turn, one, signal) {
+  await saveChat(chat);
+  await readAnswer(chat, turn, one, signal).catch((error) => fetchLost(error, turn, one, signal));
+  if (!turn.finish && turn.answerId) await fetchAnswer(turn, one, signal);
 }
 
 /**
@@ -66,18 +91,44 @@ export async function ask(chat, turn) {
  * @returns {Promise<void>}
  */
 export async function resume(chat, turn) {
+  Object.assign(turn, { state: "running", error: undefined, mayCome: undefined });
   await run(chat, turn, (one, signal) => fetchAnswer(turn, one, signal));
 }
 
-async function run(chat, turn, read) {
+/**
+ * Ask a question again whose page went before the server began to answer. Another page that waits for it goes first.
+ * @param {import("./chat.js").Chat} chat
+ * @param {import("./chat.js").Turn} turn  without `answerId`
+ * @param {() => void} changed  called once it is asked, or no more
+ */
+export async function askLost(chat, turn, changed) {
+  if (navigator.locks) {
+    await navigator.locks.request(lockOf(turn), () => {});
+    const stored = await loadChat(chat.id);
+    if (!stored) return; // it was deleted meanwhile
+    join(chat, stored);
+  } else {
+    Object.assign(turn, { state: "failed", error: LOST }); // not served securely: nothing tells whether another page waits
+  }
+  if (turn.state === "running" && !isRunning(turn.id)) (turn.answerId ? resume : ask)(chat, turn);
+  changed();
+}
+
+const LOST = "The page went before an answer came. Answer again asks anew.";
+const lockOf = ({ id }) => `slotcache turn ${id}`;
+
+async function run(chat, turn, read, ended = () => {}) {
   const controller = new AbortController();
   const stopIt = () => {
-    if (turn.answerId) call(addressOf(turn), { method: "DELETE" }).catch(() => {}); // it may have ended before
+    // It may have ended before. Before it goes on, a turn has the id of the answer that was cut.
+    if (turn.answerId && !turn.finish) call(addressOf(turn), { method: "DELETE" }).catch(() => {});
     controller.abort();
   };
-  const one = { chat, stop: stopIt, view: null };
+  const one = { chat, stop: stopIt, view: null, goesOn: false, skip: 0, skipThought: 0 };
+  const { promise: over, resolve: end } = Promise.withResolvers();
   running.set(turn.id, one);
   live.add(turn.id);
+  navigator.locks?.request(lockOf(turn), () => over);
   const saving = setInterval(() => saveChat(chat, { isPart: true }), EVERY);
   try {
     await read(one, controller.signal);
@@ -86,12 +137,15 @@ async function run(chat, turn, read) {
     turn.state = error.name === "AbortError" || error.code === "answer_stopped" ? "stopped" : "failed";
     if (turn.state === "failed") turn.error = error instanceof ApiError ? told(error, turn) : "The server cannot be reached.";
     turn.isTooLong = error.code === TOO_LONG;
+    turn.mayCome = error.mayCome;
   }
+  ended();
   clearInterval(saving);
   running.delete(turn.id);
   chat.updated = Date.now();
   await saveChat(chat);
   live.delete(turn.id);
+  end();
   await noteSegments(chat, turn);
   one.view?.end();
 }
@@ -100,41 +154,6 @@ async function run(chat, turn, read) {
 async function fetchLost(error, turn, one, signal) {
   if (!turn.answerId || error instanceof ApiError || error.name === "AbortError") throw error;
   await fetchAnswer(turn, one, signal);
-}
-
-/** Look at an answer until the server has the whole of it. */
-async function fetchAnswer(turn, one, signal) {
-  for (;;) {
-    const found = await get(addressOf(turn), { signal }).catch((error) => {
-      if (error.name === "AbortError") throw error;
-      if (error.status === 404) throw new ApiError(404, { message: LOST });
-      return { status: error instanceof ApiError ? error.message : "The server cannot be reached." };
-    });
-    if (!found.status) return takeWhole(found, turn, one.view);
-    if (found.choices) takeMore(found.choices[0].message.content, turn, one.view);
-    one.view?.wait(found.status === "in_progress" ? "The server finishes this answer" : found.status);
-    await new Promise((resolve) => setTimeout(resolve, EVERY));
-    signal.throwIfAborted();
-  }
-}
-
-const LOST = "The server has no more of this answer: it was stopped, or the server was. Answer again asks anew.";
-
-function addressOf({ answerId, scope, model }) {
-  return `v1/chat/completions/${answerId}${scopeQuery({ scope, model })}`;
-}
-
-function takeMore(content, turn, view) {
-  if (!content.startsWith(turn.answer)) return;
-  const piece = content.slice(turn.answer.length);
-  turn.answer = content;
-  if (piece) view?.text(piece);
-}
-
-function takeWhole({ choices: [{ message, finish_reason: finish }], slotcache: report, timings }, turn, view) {
-  Object.assign(turn, { answer: message.content ?? "", thought: message.reasoning_content ?? "", report, timings, finish });
-  turn.remembered = report.conversation?.remembered ?? false;
-  view?.whole();
 }
 
 const TOO_LONG = "context_length_exceeded";
@@ -151,9 +170,10 @@ function told({ code, param, message, details }, { searched = [] }) {
   return `${lost.name} is no longer on the server. Drop it again and answer again, or ask without it.`;
 }
 
-async function readAnswer(chat, turn, one, signal, found) {
+async function readAnswer(chat, turn, one, signal, isWhole = false) {
+  const asked = questionFields(chat, turn, await documentsFor(turnsToSend(chat, turn, isWhole).unknown), isWhole);
   const body = {
-    ...questionFields(chat, turn, found),
+    ...(one.goesOn ? continuing(turn, asked) : asked),
     ...requestFields(),
     ...modelField(),
     cache_prompt: true,
@@ -162,50 +182,60 @@ async function readAnswer(chat, turn, one, signal, found) {
     return_progress: true,
     report_segments: true,
   };
+  if (one.goesOn) Object.assign(one, { skip: turn.answer.length, skipThought: turn.thought.length });
   try {
     for await (const event of stream("v1/chat/completions", body, signal)) {
-      if (event.id && turn.answerId !== event.id) begin(chat, turn, event.id); // a second try has another one
-      take(event, turn, one.view);
+      if (event.id && turn.answerId !== event.id) begin(chat, turn, event.id, one); // a second try has another one
+      take(event, turn, one);
     }
   } catch (error) {
-    if (error.code !== "previous_response_not_found" || found) throw error;
-    await readAnswer(chat, turn, one, signal, await documentsBefore(chat, turn));
+    if (error.code !== "previous_response_not_found" || isWhole) throw error;
+    await readAnswer(chat, turn, one, signal, true);
   }
 }
 
 /** From now on the server finishes the answer, and another page may fetch it. */
-function begin(chat, turn, id) {
+function begin(chat, turn, id, { goesOn }) {
   turn.answerId = id;
+  if (goesOn) changeTurn(turn, { finish: undefined, remembered: false });
   saveChat(chat);
 }
 
-/** The documents of earlier searches, by their ids; those of the folder that are still there. */
-async function documentsBefore(chat, turn) {
-  const byId = new Map(foundBefore(chat, turn).map((one) => [one.id, one]));
+/** The documents that were found for turns, by their ids; those of the folder that are still there. */
+async function documentsFor(turns) {
+  const byId = new Map(foundIn(turns).map((one) => [one.id, one]));
   const found = await Promise.allSettled([...byId.values()].map((one) => (one.text === undefined ? place(one.id) : one)));
   return new Map(found.filter(({ value }) => value).map(({ value: { id, title, text } }) => [id, { id, title, text }]));
 }
 
-function take(event, turn, view) {
+function take(event, turn, one) {
   if (event.prompt_progress) {
     turn.progress = event.prompt_progress;
-    view?.progress();
+    one.view?.progress();
   }
   const [choice] = event.choices;
-  const { content, reasoning_content: thought } = choice?.delta ?? {};
+  const thought = rest(choice?.delta.reasoning_content, one, "skipThought");
+  const content = rest(choice?.delta.content, one, "skip");
   if (thought) {
     turn.thought += thought;
-    view?.thought(thought);
+    one.view?.thought(thought);
   }
   if (content) {
     turn.answer += content;
-    view?.text(content);
+    one.view?.text(content);
   }
   if (event.slotcache) {
     const { slotcache: report, timings, id } = event;
     Object.assign(turn, { report, timings, answerId: id, finish: choice?.finish_reason ?? turn.finish });
     turn.remembered = report.conversation?.remembered ?? false;
   }
+}
+
+/** What of a piece the turn has not. An answer that goes on is sent from its beginning. */
+function rest(piece, one, name) {
+  const had = one[name];
+  one[name] = Math.max(had - (piece?.length ?? 0), 0);
+  return piece?.slice(had);
 }
 
 async function noteSegments(chat, turn) {
@@ -222,6 +252,16 @@ export async function readAhead(chat, draft) {
   const { conversation, ...fields } = questionFields(chat, draft);
   const body = { ...fields, ...scopeField(), ...modelField(), cache_prompt: true, id: chat.id };
   await call("v1/speculate", { body }).catch(() => {}); // only a favour: the question itself tells of errors
+}
+
+/**
+ * Forget answers on the server, too.
+ * @param {import("./chat.js").Turn[]} turns
+ * @param {boolean} [keepalive]  although the page goes
+ */
+export async function forgetAnswers(turns, keepalive = false) {
+  const answered = turns.filter(({ answerId }) => answerId);
+  await Promise.allSettled(answered.map((turn) => call(addressOf(turn), { method: "DELETE", keepalive })));
 }
 
 /** Forget a chat on the server, too. @param {string} id @param {boolean} [keepalive]  although the page goes */

@@ -1,10 +1,12 @@
 /** The view of one chat: its turns, and the field for the next question. */
 
-import { ask, isRunning, readAhead, resume, stop } from "./asking.js";
-import { addTurn, fieldsToCome, follow, join, newChat, seenTurns, switchTo } from "./chat.js";
+import { ask, askLost, goOn, isRunning, readAhead, resume, stop } from "./asking.js";
+import { addAnswer, addTurn, fieldsToCome, follow, join, newChat, seenTurns, setFields, switchTo, turnsBehind } from "./chat.js";
 import { Composer } from "./composer.js";
+import { openSystem } from "./dialogs.js";
 import { acceptDrops } from "./documents.js";
 import { button, h } from "./dom.js";
+import { removeDocument, removeTurn } from "./removal.js";
 import { settings } from "./settings.js";
 import { collections, searchAhead, suggested } from "./sources.js";
 import { loadChat, saveChat } from "./store.js";
@@ -14,10 +16,11 @@ const NEAR = 120; // px from the end within which the view follows the answer
 
 /** One chat on the screen. */
 export class ChatView {
-  /** @param {{changed: () => void, opened: (id: string) => void}} listeners */
+  /** @param {{changed: (id: string) => void, opened: (id: string) => void}} listeners  changed: what is listed, or found, of a chat */
   constructor(listeners) {
     this._listeners = listeners;
     this._chat = newChat(settings().system);
+    this._lost = new Set(); // turns whose questions are asked again once no other page waits for them
     this._open = new Map([[this._chat.id, this._chat]]); // chats with answers on their way stay as they are
     this._turns = h("div.turns");
     this._composer = new Composer({
@@ -26,13 +29,15 @@ export class ChatView {
       keepSearched: (searched) => this._keepSearched(searched),
       knownDocuments: () => seenTurns(this._chat).flatMap(({ documents }) => documents),
       readAhead: (draft) => readAhead(this._nextChat(), { ...draft, parent: this._chat.head }),
+      openSystem: () => openSystem(this._nextChat().system, (system) => this._setSystem(system)),
       searchAhead: (query, documents, signal, show) =>
         searchAhead(query, this._chat.id, fieldsToCome(this._nextChat(), { parent: this._chat.head, documents }), signal, show),
     });
     this._suggested = h("ul.questions", { "aria-label": "Questions to begin with" });
     this._hasFolder = false;
     this._scroller = h("div.scroller", {}, this._turns, this._suggested);
-    this.element = h("section.chat", { "aria-label": "Chat" }, this._scroller, this._composer.element);
+    this._down = button("To the end", () => this._toEnd(), { drawing: "down", class: "icon down", hidden: true });
+    this.element = h("section.chat", { "aria-label": "Chat" }, this._scroller, h("div.over", {}, this._down), this._composer.element);
     acceptDrops((files) => this.element.isConnected && this._composer.attach(files));
     this._follow();
   }
@@ -46,17 +51,26 @@ export class ChatView {
     return this.id ? `#/chat/${this.id}` : "#/";
   }
 
+  get title() {
+    return this.id ? this._chat.title : "";
+  }
+
+  /** @param {string} id @returns {Promise<import("./chat.js").Chat|undefined>} a chat as it is here, or as it is kept */
+  async chat(id) {
+    return this._open.get(id) ?? loadChat(id);
+  }
+
   /** Show a chat. @param {string} [id]  without one, or where it is unknown, a new one */
   async show(id) {
     if (id !== this._chat.id || !id) {
       this._chat = this._open.get(id) ?? (id && (await loadChat(id))) ?? newChat(settings().system);
       this._open.set(this._chat.id, this._chat);
       this._composer.showSearched(this._chat.searched ?? []);
-      resumeIn(this._chat);
-      for (const turn of this._chat.turns) if (turn.state === "running" && !isRunning(turn.id)) turn.state = "stopped";
+      for (const turn of this._chat.turns) if (turn.mayCome && !turn.removed && !isRunning(turn.id)) resume(this._chat, turn);
+      this._takeUp(this._chat);
     }
     this._draw();
-    this._scroller.scrollTop = this._scroller.scrollHeight;
+    this._toEnd();
     if (matchMedia("(hover: hover)").matches) this._composer.focus();
   }
 
@@ -66,9 +80,10 @@ export class ChatView {
     const stored = chat && (await loadChat(id));
     if (!stored) return;
     const before = drawnOf(chat);
+    const known = new Set(chat.turns.map((turn) => turn.id));
     join(chat, stored);
-    if (!chat.turns.some((turn) => isRunning(turn.id))) follow(chat, stored);
-    resumeIn(chat);
+    if (!chat.turns.some((turn) => isRunning(turn.id))) follow(chat, stored, known);
+    this._takeUp(chat);
     if (chat === this._chat && drawnOf(chat) !== before && !this._turns.querySelector(".editing")) this._draw();
   }
 
@@ -98,17 +113,43 @@ export class ChatView {
 
   _draw() {
     const turns = seenTurns(this._chat);
+    const focused = this._turns.contains(document.activeElement) && document.activeElement;
     this._turns.replaceChildren(...(turns.length ? turns.map((turn) => this._viewOf(turn)) : [this._welcome()]));
+    if (focused) this._refocus(focused.closest("[data-turn]")?.dataset.turn, nameOf(focused));
+    this._composer.showSystem(Boolean(this._chat.system));
     this._composer.showRunning(turns.some(({ id }) => isRunning(id)));
     this._drawSuggested();
   }
 
+  /** Give the focus back to a button that was drawn anew, or to the field where it is gone. */
+  _refocus(turn, name) {
+    const all = [...this._turns.querySelectorAll(`[data-turn="${turn}"] button`)];
+    const same = all.find((one) => nameOf(one) === name);
+    if (same) same.focus();
+    else this._composer.focus();
+  }
+
+  _toEnd() {
+    this._scroller.scrollTop = this._scroller.scrollHeight;
+    if (document.activeElement === this._down) this._composer.focus(); // the button goes
+  }
+
   _viewOf(turn) {
     const { question, documents, retrieval, parent } = turn;
+    const chat = this._chat;
     const asked = () => ({ parent, documents, retrieval, searched: this._composer.renewed(turn.searched ?? []) });
     return new TurnView(this._chat, turn, {
-      again: (_, changed) => this._start({ ...asked(), question, why: "again", ...changed }),
-      edit: (_, edited) => this._start({ ...asked(), question: edited, why: "edit" }),
+      again: (changed) => this._start({ ...asked(), question, why: "again", ...changed }),
+      edit: (edited) => this._start({ ...asked(), question: edited, why: "edit" }),
+      editAnswer: (answer) => {
+        addAnswer(this._chat, turn, answer);
+        this._keep();
+        this._refocus(this._chat.head, "Edit the answer");
+      },
+      goOn: turnsBehind(this._chat, turn).length ? null : () => this._run(turn, goOn),
+      lookAgain: () => this._run(turn, resume),
+      remove: () => removeTurn(chat, turn, (isGoing) => this._keep(chat, isGoing)),
+      drop: (document) => removeDocument(chat, turn, document, () => this._keep(chat)),
       switchTo: async (other) => {
         switchTo(this._chat, other);
         this._draw();
@@ -118,7 +159,7 @@ export class ChatView {
         this._composer.noteGone(turn.searched ?? []);
         this._composer.showRunning(seenTurns(this._chat).some(({ id }) => isRunning(id)));
         this._drawSuggested();
-        this._listeners.changed();
+        this._listeners.changed(chat.id);
       },
     }).element;
   }
@@ -132,21 +173,58 @@ export class ChatView {
     this._start({ ...asked, parent: this._chat.head });
   }
 
-  /** The chat as its next question finds it: until the first one its system prompt may change. */
+  /** The chat as its next question finds it: until the first one its system prompt is that of the settings. */
   _nextChat() {
-    if (!this._chat.turns.length) this._chat.system = settings().system;
+    if (!this._chat.turns.length && !this._chat.changed?.system) this._chat.system = settings().system;
     return this._chat;
+  }
+
+  /** The chat of its own system prompt is kept with its first question. */
+  _setSystem(system) {
+    setFields(this._chat, { system });
+    this._composer.showSystem(Boolean(system));
+    if (this._chat.turns.length) this._keep();
+  }
+
+  /** Keep the chat, and draw it. */
+  async _keep(chat = this._chat, isGoing = false) {
+    if (chat === this._chat) this._draw();
+    await saveChat(chat, { isGoing });
+    this._listeners.changed(chat.id);
   }
 
   _start(asked) {
     const chat = this._nextChat();
-    const done = ask(chat, addTurn(chat, asked));
-    this._draw();
-    this._scroller.scrollTop = this._scroller.scrollHeight;
-    this._composer.focus();
+    const turn = addTurn(chat, asked);
+    const done = this._run(turn, ask);
     this._listeners.opened(chat.id);
-    this._listeners.changed();
     return done;
+  }
+
+  /** Have an answer come, and show it. */
+  _run(turn, begin) {
+    const chat = this._chat;
+    const done = begin(chat, turn);
+    this._draw();
+    this._toEnd();
+    this._composer.focus();
+    this._listeners.changed(chat.id);
+    return done;
+  }
+
+  /** See to the answers of a chat that no page waits for any more. */
+  _takeUp(chat) {
+    for (const turn of chat.turns.filter(({ id, removed }) => !isRunning(id) && !removed)) {
+      if (turn.state === "running" && turn.finish) turn.state = "done"; // it was to go on, and had not begun to
+      else if (turn.state === "running" && turn.answerId) resume(chat, turn);
+      else if (turn.state === "running" && !this._lost.has(turn.id)) {
+        this._lost.add(turn.id);
+        askLost(chat, turn, () => {
+          this._lost.delete(turn.id);
+          if (chat === this._chat) this._draw();
+        });
+      }
+    }
   }
 
   _welcome() {
@@ -176,21 +254,21 @@ export class ChatView {
   _follow() {
     let isNear = true;
     const { _scroller: scroller } = this;
-    scroller.addEventListener("scroll", () => {
+    const look = () => {
       isNear = scroller.scrollHeight - scroller.scrollTop - scroller.clientHeight < NEAR;
-    }, { passive: true });
+      this._down.hidden = isNear;
+    };
+    scroller.addEventListener("scroll", look, { passive: true });
     new ResizeObserver(() => {
       if (isNear) scroller.scrollTop = scroller.scrollHeight;
+      else look();
     }).observe(this._turns);
   }
 }
 
-/** Fetch the answers of a chat that the server finishes. */
-function resumeIn(chat) {
-  for (const turn of chat.turns) if (turn.state === "running" && turn.answerId && !isRunning(turn.id)) resume(chat, turn);
-}
+const nameOf = (element) => element.getAttribute("aria-label") ?? element.textContent;
 
-/** What of a chat a change of draws anew. */
+/** What of a chat is drawn anew where it changes. */
 function drawnOf(chat) {
-  return JSON.stringify([chat.turns.length, seenTurns(chat).map(({ id, state }) => [id, state, isRunning(id)])]);
+  return JSON.stringify([chat.turns.length, Boolean(chat.system), seenTurns(chat).map(({ id, state, changed }) => [id, state, changed, isRunning(id)])]);
 }

@@ -15,6 +15,7 @@ const PAUSE = 300; // ms without a key, after which the server begins to read ah
  * @property {() => void} stop
  * @property {(searched: import("./documents.js").Searched[]) => void} keepSearched  for the chat's next question
  * @property {() => {id: string, text: string}[]} knownDocuments  of the chat so far
+ * @property {() => void} openSystem  for the chat's system prompt
  * @property {(draft: {question: string, documents: object[], retrieval: boolean}) => void} readAhead
  * @property {(query: string, documents: object[], signal: AbortSignal, show: (results: object[]) => void) => void} searchAhead
  */
@@ -44,11 +45,12 @@ export class Composer {
       onchange: () => change({ retrieval: this._searches.checked }) });
     this._files = button("", openFolder, { class: "plain" });
     this._folder = h("span.folder", { hidden: true }, h("label.switch", {}, this._searches, "Search the folder"), this._files);
+    this._system = button("System prompt", () => actions.openSystem(), { class: "plain" });
     this._send = button("Ask", () => this._submit(), { drawing: "send", class: "icon send" });
     this._stop = button("Stop", () => actions.stop(), { drawing: "stop", class: "icon send", hidden: true });
     this.element = h("form.composer", { onsubmit: (event) => event.preventDefault() }, this._chips,
       h("div.field", {}, button("Add documents", () => this._file.click(), { drawing: "clip" }), this._field, this._stop, this._send),
-      h("div.under", {}, this._folder, this._note), this._file);
+      h("div.under", {}, this._folder, this._note, this._system), this._file);
     this.showFolder();
   }
 
@@ -59,6 +61,11 @@ export class Composer {
       this._typed();
     }
     this._field.focus();
+  }
+
+  /** Show whether the chat has a system prompt. @param {boolean} hasOne */
+  showSystem(hasOne) {
+    this._system.textContent = hasOne ? "System prompt: set" : "System prompt";
   }
 
   /** Show whether an answer comes. @param {boolean} running */

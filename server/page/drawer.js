@@ -81,7 +81,7 @@ async function showFiles(shown, until = 0) {
   const advice = page.collections[0]?.advice;
   fill(
     shown,
-    h("p.soft", { role: "status" }, [summary(), notRead(page)].filter(Boolean).join(", ")),
+    h("p.soft", { role: "status" }, summary()),
     advice ? h("p.soft", {}, advice) : null,
     page.collections.map(collectionView),
     isEmpty(page) && h("p", {}, EMPTY),
@@ -92,13 +92,6 @@ async function showFiles(shown, until = 0) {
 }
 
 const isRead = ({ state }) => state === "indexed";
-
-/** How many files were not read, of those that are listed; nothing where all were. */
-function notRead({ collections, next }) {
-  const files = collections.flatMap(({ files: some }) => some);
-  const number = files.filter((file) => !isRead(file)).length;
-  return number ? `${number} not read${next === null ? "" : ` of the first ${files.length}`}` : "";
-}
 
 const EMPTY = "There is no file here that the server reads. Put documents into this folder (PDF, DOCX, HTML, Markdown, text and more), " +
   "then look for changes.";

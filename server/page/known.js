@@ -3,7 +3,7 @@
  * with its answers, and knows nothing of the others.
  */
 
-import { documentOf, seenTurns } from "./chat.js";
+import { documentOf, promptTurns } from "./chat.js";
 import { brief } from "./dom.js";
 import { kindOf, nameOf } from "./names.js";
 import { nameOf as nameOfSource, place } from "./sources.js";
@@ -19,7 +19,7 @@ const MESSAGE = /^message \d+ \((\w+)\)/;
  *   isLast: boolean}[]} isLast: the answer stands behind it
  */
 export function segmentRows(chat, turn) {
-  const turns = seenTurns({ ...chat, head: turn.id });
+  const turns = promptTurns(chat, turn);
   const titles = new Map(turns.flatMap((one) => [...one.documents, ...(one.report?.retrieved ?? [])]).map((one) => [one.id, nameOfSource(one)]));
   const counts = { user: 0, assistant: 0 };
   const segments = turn.report?.segments ?? [];

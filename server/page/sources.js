@@ -9,8 +9,9 @@ import { scopeField, scopeQuery } from "./settings.js";
  * @typedef {{path: string, state: "indexed"|"failed"|"skipped", error?: string, chunks?: number,
  *   by_words?: number, left_out?: Object<string, number>}} File  left_out: letters that no part has, by kind, and damaged_pages
  * @typedef {{path: string, state: "opening"|"reading"|"embedding"|"ready"|"failed", error?: string,
- *   progress: {unit: "files"|"documents", done: number, total: number}, files: File[], questions?: string[], advice?: string}} Collection
- *   progress: of all collections together
+ *   progress: {unit: "files"|"documents", done: number, total: number}, files: File[], questions?: string[], advice?: string,
+ *   not_read?: number}} Collection
+ *   progress, questions, not_read: of all collections together
  * @typedef {{id: string, title: string, text: string, path: string, page: number|null, places: {path: string,
  *   page: number|null}[], neighbours: {offset: number, id: string, title: string, text: string}[]}} Place
  */
@@ -62,7 +63,7 @@ export async function loadFiles(after) {
 /** @returns {string[]} questions to begin with: none while files are read that may hold the answers */
 export function suggested() {
   const read = (collections() ?? []).filter(({ state }) => state === "ready" || state === "embedding");
-  return read.flatMap(({ questions }) => questions ?? []);
+  return read[0]?.questions ?? [];
 }
 
 /** @param {File} file  that was read @returns {string} its parts, and what is left out of it */
@@ -76,8 +77,8 @@ export function inWords({ chunks, by_words: words, left_out: left = {} }) {
 
 /** @returns {string} the collections in words */
 export function summary() {
-  const [{ state, progress }] = known;
-  const files = `${figure(progress.total)} ${progress.total === 1 ? "file" : "files"}`;
+  const [{ state, progress, not_read: left }] = known;
+  const files = [`${figure(progress.total)} ${progress.total === 1 ? "file" : "files"}`, left && `${figure(left)} not read`].filter(Boolean).join(", ");
   const share = `${figure(progress.done)} of ${figure(progress.total)}`;
   return {
     opening: "being opened",

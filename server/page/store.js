@@ -7,6 +7,7 @@
 
 import { join } from "./chat.js";
 
+const AT_ONCE = 20; // chats
 const STORES = { heads: "id", chats: "id", segments: ["id", "chat"] };
 const memory = { heads: new Map(), chats: new Map(), segments: new Map() };
 
@@ -50,10 +51,14 @@ async function run(names, mode, act) {
 
 const keyOf = (name, row) => JSON.stringify([STORES[name]].flat().map((part) => row[part]));
 
-/** @returns {Promise<{id: string, title: string, updated: number}[]>} the chats, the newest first */
+/**
+ * @typedef {{id: string, title: string, updated: number, pinned?: boolean}} Head
+ *
+ * @returns {Promise<Head[]>} the chats, the pinned ones first, and the newest of each first
+ */
 export async function listChats() {
   const heads = (await run(["heads"], "readonly", (store) => store("heads").getAll())) ?? [...memory.heads.values()];
-  return heads.sort((one, other) => other.updated - one.updated);
+  return heads.sort((one, other) => Boolean(other.pinned) - Boolean(one.pinned) || other.updated - one.updated);
 }
 
 /** @param {string} id @returns {Promise<import("./chat.js").Chat|undefined>} */
@@ -62,12 +67,35 @@ export async function loadChat(id) {
 }
 
 /**
+ * Read chats, a few at a time: the page stays responsive, and holds no more of them at once.
+ * @param {string[]} ids
+ * @param {(chat: import("./chat.js").Chat) => void} visit
+ */
+export async function eachChat(ids, visit) {
+  for (let at = 0; at < ids.length; at += AT_ONCE) {
+    for (const chat of await Promise.all(ids.slice(at, at + AT_ONCE).map(loadChat))) if (chat) visit(chat);
+  }
+}
+
+/**
+ * Keep chats that this browser has not, all of them or none.
+ * @param {import("./chat.js").Chat[]} chats  whose ids are new
+ */
+export async function addChats(chats) {
+  for (const { id } of chats) gone.delete(id);
+  await put({ heads: chats.map(headOf), chats });
+  for (const { id } of chats) others.postMessage({ id, isGone: false });
+}
+
+/**
  * Save a chat, joined with what another page has saved of it. One that was deleted is not saved again.
  * @param {import("./chat.js").Chat} chat
- * @param {{isPart?: boolean}} [options]  isPart: of an answer that still comes; other pages need not look
+ * @param {{isPart?: boolean, isGoing?: boolean}} [options]  isPart: of an answer that still comes; other pages need not look.
+ *   isGoing: the page goes, and no time is left to look at what is kept
  */
-export async function saveChat(chat, { isPart = false } = {}) {
+export async function saveChat(chat, { isPart = false, isGoing = false } = {}) {
   if (gone.has(chat.id)) return;
+  if (isGoing) return put({ heads: [headOf(chat)], chats: [chat] });
   const done = await run(["heads", "chats"], "readwrite", (store) => {
     const stored = store("chats").get(chat.id);
     stored.onsuccess = () => {
@@ -81,7 +109,7 @@ export async function saveChat(chat, { isPart = false } = {}) {
   if (!isPart) others.postMessage({ id: chat.id, isGone: false });
 }
 
-const headOf = ({ id, title, updated }) => ({ id, title, updated });
+const headOf = ({ id, title, updated, pinned }) => ({ id, title, updated, ...(pinned && { pinned }) });
 
 /**
  * Delete a chat.
@@ -133,6 +161,7 @@ async function put(rows) {
   const names = Object.keys(rows);
   const done = await run(names, "readwrite", (store) => {
     for (const name of names) for (const row of rows[name]) store(name).put(row);
+    store(names[0]).transaction.commit(); // also where the page goes
     return { result: true };
   });
   if (!done) keep(rows);

@@ -13,8 +13,13 @@ import { missing, nameOf, placeText } from "./sources.js";
 
 /**
  * @typedef {object} Actions
- * @property {(turn: import("./chat.js").Turn, changed?: {documents: import("./documents.js").Document[]}) => void} again
- * @property {(turn: import("./chat.js").Turn, question: string) => void} edit
+ * @property {(changed?: {documents: import("./chat.js").Document[]}) => void} again
+ * @property {(question: string) => void} edit
+ * @property {(answer: string) => void} editAnswer
+ * @property {(() => void)|null} goOn  with an answer that was cut; null: other turns stand behind it
+ * @property {() => void} lookAgain  for an answer that the server may have
+ * @property {() => void} remove
+ * @property {(document: import("./chat.js").Document) => void} drop
  * @property {(turn: import("./chat.js").Turn) => void} switchTo
  * @property {() => void} ended
  */
@@ -34,7 +39,7 @@ export class TurnView {
     this._thought = h("details.thought", { hidden: !turn.thought }, h("summary", {}, "Thoughts"), h("div.text", {}, turn.thought));
     this._answer = h("div.answer");
     this._foot = h("footer");
-    this.element = h("article.turn", { "aria-label": "Question and answer" }, this._question, this._thought, this._answer, this._foot);
+    this.element = h("article.turn", { "aria-label": "Question and answer", data: { turn: turn.id } }, this._question, this._thought, this._answer, this._foot);
     this._showQuestion();
     if (isRunning(turn.id)) this._follow();
     else this._showWhole();
@@ -67,6 +72,7 @@ export class TurnView {
   end() {
     this._stream.finish();
     this._showWhole(!this._isFetched);
+    if (this._turn.documents.length) this._showQuestion(); // they can be removed now
     this._answer.removeAttribute("aria-busy");
     announce({ done: "The answer is complete.", stopped: "Stopped.", failed: "The answer failed." }[this._turn.state]);
     this._actions.ended();
@@ -83,10 +89,16 @@ export class TurnView {
 
   _showQuestion() {
     const { question, documents, searched = [] } = this._turn;
-    const chips = documents.map((document) => h("li.chip", {}, button(document.title || document.id, () => openSource(document), { class: "plain" })));
+    const chips = documents.map((document) => this._chip(document));
     chips.push(...searched.map(({ name }) => h("li.chip", {}, h("span.plain", {}, name), h("span.soft", {}, "searched"))));
     const tools = h("div.tools", {}, this._branches(), button("Edit the question", () => this._edit(), { drawing: "edit" }));
     fill(this._question, h("h2", {}, question), chips.length > 0 && h("ul.chips", { "aria-label": "Documents" }, chips), tools);
+  }
+
+  _chip(document) {
+    const name = document.title || document.id;
+    const remove = !isRunning(this._turn.id) && button(`Remove ${name} from the chat`, () => this._actions.drop(document), { drawing: "close" });
+    return h("li.chip", {}, button(name, () => openSource(document), { class: "plain" }), remove);
   }
 
   /** A switch between the turns in this place, where there are several. */
@@ -99,19 +111,22 @@ export class TurnView {
   }
 
   _edit() {
-    const field = h("textarea", { "aria-label": "Edited question", rows: "2", value: this._turn.question });
-    const save = () => field.value.trim() && this._actions.edit(this._turn, field.value.trim());
-    const cancel = () => this._showQuestion();
-    field.addEventListener("keydown", (event) => {
-      if (event.key === "Escape") cancel();
-      if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
-        event.preventDefault();
-        save();
-      }
-    });
-    this._question.replaceChildren(h("div.editing", {}, field, h("p.soft", {}, "The edited question begins a branch. All that stands before it is still cached."),
-      h("div.buttons", {}, button("Ask again", save, { class: "strong" }), button("Cancel", cancel))));
-    field.focus();
+    const note = "The edited question begins a branch. All that stands before it is still cached.";
+    const cancel = () => {
+      this._showQuestion();
+      this._question.querySelector("[aria-label='Edit the question']").focus();
+    };
+    edit(this._question, { label: "Edited question", text: this._turn.question, act: "Ask again", note, save: (text) => this._actions.edit(text), cancel });
+  }
+
+  _editAnswer() {
+    const note = "The edited answer begins a branch. The next question goes on from it.";
+    const cancel = () => {
+      this._showWhole();
+      this._foot.querySelector("[aria-label='Edit the answer']").focus();
+    };
+    fill(this._foot);
+    edit(this._answer, { label: "Edited answer", text: this._turn.answer, act: "Keep", note, isLong: true, save: (text) => this._actions.editAnswer(text), cancel });
   }
 
   /** isDrawn: the answer is on the screen, but for its citations. */
@@ -122,10 +137,21 @@ export class TurnView {
       const describe = (number, citation) => this._describe(number, citation);
       this._answer.replaceChildren(orText(turn.answer, () => renderCited(turn.answer, citations, describe)));
     }
-    if (turn.state === "failed") this._answer.append(h("p.notice", { role: "alert" }, turn.error), this._shorter() ?? "");
-    if (turn.state === "stopped") this._answer.append(h("p.soft", {}, "Stopped here."));
-    if (turn.finish === "length") this._answer.append(h("p.soft", {}, "The answer reached its limit of tokens."));
+    this._answer.append(...this._endOf(turn).filter(Boolean));
     fill(this._foot, this._sources(numbered(citations)), this._account(), this._tools());
+  }
+
+  /** How an answer has ended, where it is not whole, and what can be done. */
+  _endOf({ state, error, finish, mayCome }) {
+    const { goOn, lookAgain } = this._actions;
+    return [
+      error && h("p.notice", { role: "alert" }, error),
+      this._shorter(),
+      mayCome && h("p", {}, button("Look again", lookAgain)),
+      state === "stopped" && h("p.soft", {}, "Stopped here."),
+      state === "running" && h("p.waiting", {}, "Another page waits for this answer"),
+      finish === "length" && h("p.soft", {}, "The answer reached its limit of tokens. ", goOn && button("Continue", goOn, { class: "plain" })),
+    ];
   }
 
   /** What helps where a question was too long: to ask it without its largest document. */
@@ -134,7 +160,7 @@ export class TurnView {
     if (!isTooLong) return null;
     const [largest] = [...documents].sort((one, other) => other.text.length - one.text.length);
     if (!largest) return h("p.soft", {}, "Shorten the question, or ask it in a new chat.");
-    const without = () => this._actions.again(this._turn, { documents: documents.filter((one) => one !== largest) });
+    const without = () => this._actions.again({ documents: documents.filter((one) => one !== largest) });
     return h("p", {}, button(`Remove ${largest.title || largest.id} and ask again`, without));
   }
 
@@ -175,6 +201,25 @@ export class TurnView {
 
   _tools() {
     const own = button("Copy the answer", () => copy(this._turn.answer, own), { drawing: "copy" });
-    return h("div.tools", {}, own, button("Answer again", () => this._actions.again(this._turn), { drawing: "again" }));
+    return h("div.tools", {}, own, button("Answer again", () => this._actions.again(), { drawing: "again" }),
+      button("Edit the answer", () => this._editAnswer(), { drawing: "edit" }), button("Remove from the chat", () => this._actions.remove(), { drawing: "bin" }));
   }
+}
+
+/** Put a field in place of a text. isLong: Enter begins a new line, and Ctrl + Enter keeps the text. */
+function edit(element, { label, text, act, note, isLong = false, save, cancel }) {
+  const field = h("textarea", { "aria-label": label, rows: isLong ? "12" : "2", value: text });
+  const keep = () => field.value.trim() && save(field.value.trim());
+  field.addEventListener("keydown", (event) => {
+    if (event.isComposing) return;
+    if (event.key === "Escape") {
+      event.stopPropagation(); // it would end an answer that comes
+      cancel();
+    } else if (event.key === "Enter" && (isLong ? event.ctrlKey || event.metaKey : !event.shiftKey)) {
+      event.preventDefault();
+      keep();
+    }
+  });
+  fill(element, h("div.editing", {}, field, h("p.soft", {}, note), h("div.buttons", {}, button(act, keep, { class: "strong" }), button("Cancel", cancel))));
+  field.focus();
 }

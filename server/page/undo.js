@@ -26,6 +26,7 @@ export function offerBack(text, back, end) {
   const row = h("p", {}, h("span", {}, text), button("Take back", () => {
     leave();
     back();
+    if (document.activeElement === document.body) document.getElementById("main").focus();
   }));
   const timer = setTimeout(() => finish(false), FOR);
   pending.add(finish);

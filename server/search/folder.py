@@ -61,9 +61,9 @@ class DocumentPrefetch(Protocol):
 class FolderIndex:
     """Folders that may be searched by one scope. It belongs to the event loop; its index, to any thread.
 
-    top_k: hits of a search that does not say how many. questions: to suggest to readers. watcher: keeps the index up to
-    date. lock: the descriptor of the index's lock. offers: whether a way to vectors may be shown. num_searches: that were
-    begun. prefixes: of likely prompts, with --read-ahead.
+    top_k: hits of a search that does not say how many. questions: to suggest to readers, in place of its own. watcher:
+    keeps the index up to date. lock: the descriptor of the index's lock. offers: whether a way to vectors may be shown.
+    num_searches: that were begun. prefixes: of likely prompts, with --read-ahead.
     """
 
     index: Index
@@ -91,6 +91,11 @@ class FolderIndex:
         if self.index.has_vectors or not self.offers:
             return ""
         return OFFER if self.index.is_in(PACKAGED[OFFERED].language) else OTHER_LANGUAGE
+
+    @property
+    def suggested(self) -> Sequence[str]:
+        """Questions to begin with; those about headings of documents come once all files are read."""
+        return self.questions or [_question(heading) for heading in self.index.headings]
 
     @property
     def folders(self) -> Sequence[Folder]:
@@ -121,6 +126,11 @@ class FolderIndex:
         self.index.close()
         os.utime(self.lock)  # its last use
         os.close(self.lock)
+
+
+def _question(heading: str) -> str:
+    """Return a question about a heading: of other words than the heading's, only such as a search leaves out."""
+    return heading if heading.endswith("?") else f"What is “{heading}” about?"
 
 
 class FolderWatcher:

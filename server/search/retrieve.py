@@ -148,7 +148,12 @@ def _collection(folder_index: FolderIndex, folder: Folder, files: Iterable[Store
         "progress": _progress(folder_index),
         "files": [_file(file) for file in files if _is_in(folder, file.path)],
     }
-    named: Fields = {"error": watcher.error, "questions": folder_index.questions, "advice": folder_index.advice}
+    named: Fields = {
+        "error": watcher.error,
+        "questions": folder_index.suggested,
+        "advice": folder_index.advice,
+        "not_read": folder_index.index.progress.not_read,
+    }
     return shown | {name: value for name, value in named.items() if value}
 
 

@@ -126,6 +126,14 @@ def ask(page, question):
     return ended(page)
 
 
+def act(page, name, at=0):
+    """Do something with a chat of the list, by its place there."""
+    more = page.locator(".sidebar li > button.icon").nth(at)
+    if more.get_attribute("aria-expanded") == "false":
+        more.click()
+    page.click(f".acts >> text='{name}'")
+
+
 def say(page, text):
     """Have the model write a text as its next answers: a grammar allows no other one."""
     grammar = f"root ::= {json.dumps(text, ensure_ascii=False)}"

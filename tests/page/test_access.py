@@ -2,7 +2,7 @@
 
 import pytest
 
-from .conftest import AXE, LONG, ask, attach, say
+from .conftest import AXE, LONG, act, ask, attach, say
 
 SIZES = {"wide": (1280, 860), "middle": (820, 1000), "narrow": (360, 740)}
 RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
@@ -45,12 +45,41 @@ def test_no_rule_is_seriously_broken(folder_index, open_page, corpus, scheme):
     found["folder"] = violations(page)
     page.keyboard.press("Escape")
     page.click("#open-settings")
+    page.set_input_files("input.import", {"name": "x.json", "mimeType": "application/json", "buffer": b"{"})
+    page.wait_for_selector("dialog .notice:not(:empty)")
     found["settings"] = violations(page)
     page.keyboard.press("Escape")
+    page.click(".under >> text=System prompt")
+    found["system prompt"] = violations(page)
+    page.keyboard.press("Escape")
+    page.click("[aria-label='Edit the answer']")
+    found["edited answer"] = violations(page)
+    page.keyboard.press("Escape")
+    page.fill(".search", question.question.split()[-1])
+    page.wait_for_selector(".sidebar h2:has-text('1 chat has')")
+    found["search"] = violations(page)
+    act(page, "Pin")
+    page.wait_for_selector(".act >> text=Unpin")
+    found["actions"] = violations(page)
+    act(page, "Rename")
+    found["name"] = violations(page)
+    page.keyboard.press("Escape")
+    page.fill(".search", "")
+    page.wait_for_selector(".sidebar h2:text-is('Pinned')")
+    found["pinned"] = violations(page)
+    page.click("[aria-label='Remove from the chat']")
+    page.wait_for_selector(".welcome")
+    found["removed"] = violations(page)
+    page.click("#deleted >> text=Take back")
+    page.wait_for_selector(".turn")
+    page.set_viewport_size({"width": 640, "height": 320})
+    page.locator(".scroller").evaluate("one => one.scrollTo(0, 0)")
+    page.wait_for_selector("[aria-label='To the end']:visible")
+    found["scrolled up"] = violations(page)
     page.set_viewport_size({"width": 360, "height": 740})
     page.click("#menu")
     found["menu"] = violations(page)
-    page.locator(".sidebar li button").first.click()
+    act(page, "Delete")
     page.wait_for_selector("#deleted button")
     found["deleted"] = violations(page)
     page.click("#deleted button")

@@ -5,7 +5,7 @@ import re
 from server.conftest import running, until
 from slotcache.models.demo import FILE
 
-from .conftest import READ, ask, attach, ended, figures
+from .conftest import READ, act, ask, attach, ended, figures
 
 
 def documents_of(corpus, question):
@@ -144,7 +144,7 @@ def test_chats_outlive_a_reload_and_the_server(open_page, corpus):
         turn = ask(page, other.question)
         assert figures(turn)["computed"] < 50, "the whole chat was sent, and its beginning was cached"
         assert up.http.get(f"/v1/conversations/{chat}").json()["turns"] == 2
-        page.locator(".sidebar li button").click()
+        act(page, "Delete")
         page.wait_for_selector(".welcome")
         assert page.locator(".sidebar li").count() == 0
         until(lambda: up.http.get(f"/v1/conversations/{chat}").status_code == 404)

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 from server.conftest import DEADLINE, held, until
 
-from .conftest import ask, ended
+from .conftest import act, ask, ended
 
 
 @contextmanager
@@ -98,6 +98,92 @@ def test_an_answer_that_ends_while_no_page_is_there_is_fetched(server, open_page
     check_whole(server, page)
 
 
+def unattended(server, page):
+    """Leave an answer to the server; return the address of its chat."""
+    with slow(server):
+        begin(page)
+        address = page.url
+        page.goto("about:blank")
+        until(lambda: any(one.is_unattended for one in server.service.open))
+    until(lambda: not server.service.open)
+    page.unroute_all()
+    return address
+
+
+def test_a_server_that_gives_no_answer_is_asked_less_and_less_and_then_no_more(server, open_page):
+    page = open_page(server)
+    address, looks = unattended(server, page), []
+    page.watch.expected = ("503",)
+
+    def refuse(route):
+        looks.append(route.request.url)
+        route.fulfill(status=503, json={"error": {"message": "This model is not loaded.", "code": 503}})
+
+    page.route("**/v1/chat/completions/*", refuse)
+    page.clock.install()
+    page.goto(address)
+    page.wait_for_selector("text=This model is not loaded.")
+    while not page.locator(".notice").count():
+        page.clock.run_for(2000)
+    assert "does not give it: This model is not loaded." in page.locator(".notice").inner_text() and len(looks) == 7
+    page.clock.run_for(600_000)
+    assert len(looks) == 7
+    page.unroute_all()
+    page.click("text=Look again")
+    page.wait_for_selector(".turn .account")
+    check_whole(server, page)
+
+
+def test_a_reader_who_gives_no_key_for_an_answer_is_asked_once(server, open_page):
+    page = open_page(server)
+    address = unattended(server, page)
+    page.watch.expected = ("401",)
+    error = {"error": {"message": "No API key.", "code": 401}}
+    page.route("**/v1/chat/completions/*", lambda route: route.fulfill(status=401, json=error))
+    page.goto(address)
+    page.click("dialog >> text=Cancel")
+    page.wait_for_selector(".notice:has-text('does not give it: No API key.')")
+    assert page.locator("dialog").count() == 0
+    page.unroute_all()
+    page.reload()  # looks again, too
+    page.wait_for_selector(".turn .account")
+    check_whole(server, page)
+
+
+def test_a_question_whose_page_goes_before_the_answer_begins_is_asked_again(server, open_page):
+    page = open_page(server)
+    page.route("**/v1/chat/completions", lambda route: None)
+    page.fill("#question", "What is a lamp?")
+    page.keyboard.press("Enter")
+    page.wait_for_selector(".turn .answer[aria-busy]", state="attached")
+    other = second_tab(page)
+    other.wait_for_selector("text=Another page waits for this answer")
+    assert "Stopped here." not in other.locator(".turn").inner_text()
+    page.close()
+    turn = ended(other)
+    assert turn.locator(".account").count() == 1 and "Stopped here." not in turn.inner_text()
+    (kept,) = turns_in(other)
+    assert kept["state"] == "done" and kept["answer"]
+
+
+def test_a_page_that_is_loaded_again_before_the_answer_begins_asks_again(server, open_page):
+    page, asked = open_page(server), []
+
+    def lose_first(route):
+        asked.append(route.request.url)
+        if len(asked) > 1:
+            route.continue_()
+
+    page.route("**/v1/chat/completions", lose_first)
+    page.fill("#question", "What is a lamp?")
+    page.keyboard.press("Enter")
+    page.wait_for_selector(".turn .answer[aria-busy]", state="attached")
+    page.reload()
+    page.wait_for_selector(".turn .account")
+    assert len(asked) == 2
+    assert "Stopped here." not in ended(page).inner_text() and turns_in(page)[0]["state"] == "done"
+
+
 def test_an_answer_that_the_server_finishes_can_be_stopped(server, open_page):
     page = open_page(server)
     with slow(server):
@@ -158,7 +244,7 @@ def test_a_deleted_chat_can_be_taken_back(server, open_page):
     page = open_page(server)
     ask(page, "What is a lamp?")
     chat = page.url.rpartition("/")[2]
-    page.locator(".sidebar li button").click()
+    act(page, "Delete")
     page.wait_for_selector(".sidebar:not(:has(li))")
     assert "What is a lamp?" in page.locator("#deleted").inner_text()
     page.click("#deleted >> text=Take back")
@@ -175,13 +261,13 @@ def test_all_deleted_chats_can_be_taken_back_and_are_forgotten_else(server, open
         page.keyboard.press("Control+Shift+O")
         ask(page, question)
         chats.append(page.url.rpartition("/")[2])
-    for act in ("Take back", None):
+    for taken in ("Take back", None):
         page.click("#open-settings")
         page.click("text=Delete all chats")
         page.click("text=Delete them all")
         page.wait_for_selector("#deleted:has-text('2 chats are deleted.')")
-        if act:
-            page.click(f"#deleted >> text={act}")
+        if taken:
+            page.click(f"#deleted >> text={taken}")
             page.wait_for_function("() => document.querySelectorAll('.sidebar li').length === 2")
     page.goto("about:blank")  # the page goes before the time is over
     until(lambda: all(server.http.get(f"/v1/conversations/{chat}").status_code == 404 for chat in chats))

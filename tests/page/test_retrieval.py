@@ -9,6 +9,13 @@ from support.notes import write
 
 from .conftest import LAMPS, ask, ended, figures, say
 
+TIDES = "# Tides\n\n" + "\n\n".join(
+    f"## {heading}\n\n" + f"{text} " * 6
+    for heading, text in (
+        ("The moon", "The moon raises the tides of the sea each day."),
+        ("Why are there two?", "The sea rises below the moon, and on the other side."),
+    )
+)
 QUOTE = "lamp of Sundrift is green, and it turns once"
 
 
@@ -161,6 +168,28 @@ def test_the_folder_shows_its_files_and_their_errors(folder_index, open_folder):
     page.wait_for_selector(".files li:has-text('coast/new.md')")
     page.wait_for_selector(".folder .plain:has-text('65 files')")
     (root / "coast/new.md").unlink()
+
+
+def test_questions_about_the_folder_s_own_headings_are_offered_once_it_is_read(open_page, tmp_path):
+    folder = write(tmp_path / "notes", {"tides.md": TIDES, "plain.txt": "No heading at all."})
+    (folder / "broken.pdf").write_bytes(b"%PDF-1.4 nothing")
+    with running(FILE, docs=str(folder), docs_db=str(tmp_path / "db"), docs_watch=False, chunk_tokens=40, predict=40) as up:
+        watcher = up.folder_index.watcher
+        until(lambda: watcher.state == "ready")
+        watcher.state = "reading"
+        page = open_page(up)
+        page.wait_for_selector(".folder .plain:has-text('files read')")
+        assert page.locator(".questions button:visible").count() == 0
+        watcher.state = "ready"
+        page.wait_for_selector(".questions button")
+        assert page.locator(".folder .plain").inner_text() == "3 files, 1 not read"
+        offered = page.locator(".questions button").all_inner_texts()
+        assert offered == ["What is “Tides” about?", "What is “The moon” about?", "Why are there two?"]
+        with page.expect_request(lambda request: request.url.endswith("/v1/chat/completions")) as sent:
+            page.click("text=Why are there two?")
+        assert sent.value.post_data_json["retrieval"] is True
+        assert "tides.md" in ended(page).locator(".sources, .read").first.evaluate("one => one.outerHTML")
+        assert page.locator(".questions button:visible").all_inner_texts() == offered[:2]
 
 
 def test_a_source_that_is_gone_is_told(folder_index, open_folder):

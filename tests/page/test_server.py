@@ -21,6 +21,15 @@ def test_the_page_notices_that_its_server_goes_and_comes_back_as_another_one(ope
         page.wait_for_selector(".folder", state="hidden")
 
 
+def test_a_browser_may_install_the_page(server, open_page):
+    page = open_page(server)
+    browser = page.context.new_cdp_session(page)
+    manifest = browser.send("Page.getAppManifest")
+    assert manifest["errors"] == [] and manifest["url"] == f"{server.url}/page/app.webmanifest"
+    found = browser.send("Page.getInstallabilityErrors")["installabilityErrors"]
+    assert {one["errorId"] for one in found} <= {"in-incognito"}, "Playwright's windows are such"
+
+
 def test_a_lost_look_at_the_folder_is_made_again(folder_index, open_page):
     page = open_page(folder_index, path="/#/live")
     lost = []

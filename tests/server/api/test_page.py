@@ -42,6 +42,7 @@ def test_each_file_that_is_referred_to_exists_and_has_its_kind(server):
             found.add(f"/page/{(module.parent / name).resolve().relative_to(FOLDER)}")
     kinds = {path: server.http.get(path).headers["content-type"].partition(";")[0] for path in sorted(found)}
     wanted = {".js": "text/javascript", ".mjs": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
+    wanted[".webmanifest"] = "application/manifest+json"
     assert kinds == {path: wanted[Path(path).suffix] for path in kinds}
     unused = {f"/page/{module.name}" for module in OWN} - found
     assert len(kinds) > 20 and not unused

@@ -49,6 +49,22 @@ def test_the_folders_are_listed_page_by_page(folder_index, corpus):
         assert folder_index.http.get("/v1/sources", params={"limit": limit}).status_code == 400
 
 
+def test_headings_become_questions_and_what_was_not_read_is_counted(tiny, tmp_path):
+    folder = write(tmp_path / "notes", {"a.md": "# The tides\n\nTwo a day.", "b.md": "# Why two?\n\nThe moon."})
+    for name, changed in (("a.md", 2), ("b.md", 1)):
+        os.utime(folder / name, (changed, changed))
+    (folder / "broken.pdf").write_bytes(b"%PDF-1.4 nothing")
+    with running(tiny, docs=str(folder), docs_db=str(tmp_path / "db"), docs_watch=False) as up:
+        until(lambda: is_ready(up))
+        shown = collection(up)
+        assert shown["questions"] == ["What is “The tides” about?", "Why two?"] and shown["not_read"] == 1
+        (folder / "broken.pdf").unlink()
+        (folder / "a.md").unlink()
+        up.http.post("/v1/sources/refresh", json={})
+        until(lambda: is_ready(up) and collection(up)["questions"] == ["Why two?"])
+        assert "not_read" not in collection(up)
+
+
 def test_a_server_without_documents_says_so(server):
     for path in ("/v1/sources", "/v1/sources/abc"):
         answer = server.http.get(path)
