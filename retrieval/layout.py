@@ -37,8 +37,11 @@ LETTER = re.compile(r"[^\W\d_]")
 LETTERS = re.compile(r"[^\W\d_].*?[^\W\d_]", re.S)  # two of them
 SIGNS = re.compile(r"[\W_]+")
 COUNTED = re.compile(
-    r"\A\s*(?:chapter|appendix|section|part)?\s*[\dA-Z]{1,4}(?:\.\d+)*[.:)]?\s+", re.I
-)  # in front of a heading
+    r"\A\s*(?i:(?:chapter|appendix|section|part)(?:\s+|(?=\d)))?"
+    r"(?:\d{1,4}|[A-Z]|[a-z](?=[.)])|(?=[IVXL])(?:X[LC]|L?X{0,3})(?:I[VX]|V?I{0,3}))(?:\.\d+)*[.:)]?\s+"
+)
+"""The number in front of a heading: digits, a letter alone or a Roman number, no word."""
+
 BULLET = re.compile(r"(?:[•◦▪‣·–*-]|\(?\d{1,3}[.)])\s")
 DOT = re.compile(r"^[•◦▪‣·–*]\s+", re.M)  # a list's items begin with a dash in all formats
 RIGHT_TO_LEFT = re.compile(r"[\u0590-\u08ff]")
