@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from itertools import accumulate, chain, pairwise, takewhile
+from itertools import accumulate, chain, islice, pairwise, takewhile
 
 from ..ordering.document import Document
 from .outline import Block, Section
@@ -202,8 +202,8 @@ def _cuts(pieces: Sequence[_Piece], sizes: Sizes) -> Iterator[int]:
 
 def _hash(piece: _Piece) -> bytes:
     """Hash the first words of a piece; not its marks and blanks, which depend on the format."""
-    words = WORD.findall(piece.text[:MAX_HASHED])
-    return blake2b(" ".join(words[:HASHED_WORDS]).encode(errors="surrogatepass"), digest_size=8).digest()
+    words = (found[0] for found in islice(WORD.finditer(piece.text, 0, MAX_HASHED), HASHED_WORDS))
+    return blake2b(" ".join(words).encode(errors="surrogatepass"), digest_size=8).digest()
 
 
 def _piece(block: Block) -> _Piece:

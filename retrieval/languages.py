@@ -130,7 +130,8 @@ def language_of(words: Sequence[str], among: Collection[str] = (), before: str =
     if not among and LEAST_SURE * len(_frequent(before) & different) > len(different):
         return before
     votes = votes_of(different)
-    ranked = sorted(((votes[code], code) for code in among or votes if code in votes), key=lambda vote: -vote[0])
+    found = ((votes[code], code) for code in among or votes if code in votes)
+    ranked = sorted(found, key=lambda vote: (-vote[0], vote[1] != before, vote[1]))  # the same in each process
     (most, first), (second, _) = [*ranked[:2], (0, ""), (0, "")][:2]
     is_clear = most > second or most >= LEAST_SHARED
     return first if is_clear and most * LEAST_SHARE >= len(different) else ""

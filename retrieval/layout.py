@@ -10,9 +10,12 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
+
+import msgspec
+from msgspec.structs import replace
 
 from .outline import MAX_HEADING, Outline
 
@@ -31,9 +34,14 @@ ROMAN = re.compile(r"[ivxl]{1,7}")
 ROMAN_VALUES = {"i": 1, "v": 5, "x": 10, "l": 50}
 DIGITS = re.compile(r"\d+")
 LETTER = re.compile(r"[^\W\d_]")
+LETTERS = re.compile(r"[^\W\d_].*?[^\W\d_]", re.S)  # two of them
+SIGNS = re.compile(r"[\W_]+")
 COUNTED = re.compile(
-    r"\A\s*(?:chapter|appendix|section|part)?\s*[\dA-Z]{1,4}(?:\.\d+)*[.:)]?\s+", re.I
-)  # in front of a heading
+    r"\A\s*(?i:(?:chapter|appendix|section|part)(?:\s+|(?=\d)))?"
+    r"(?:\d{1,4}|[A-Z]|[a-z](?=[.)])|(?=[IVXL])(?:X[LC]|L?X{0,3})(?:I[VX]|V?I{0,3}))(?:\.\d+)*[.:)]?\s+"
+)
+"""The number in front of a heading: digits, a letter alone or a Roman number, no word."""
+
 BULLET = re.compile(r"(?:[•◦▪‣·–*-]|\(?\d{1,3}[.)])\s")
 DOT = re.compile(r"^[•◦▪‣·–*]\s+", re.M)  # a list's items begin with a dash in all formats
 RIGHT_TO_LEFT = re.compile(r"[\u0590-\u08ff]")
@@ -43,8 +51,7 @@ HYPHENS = ("\x02", "\xad", "\ufffe")  # what a hyphen at a line's end becomes
 MAX_BOLD, MOST_BOLD = 80, 0.3  # letters of a bold heading; of all lines: where more are bold, none is a heading for it
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
+class Line(msgspec.Struct, frozen=True, kw_only=True, gc=False):  # a dataclass takes ten times as long to make
     """A printed line, or a part of one in front of or behind a wide gap.
 
     size: of its letters; left, right, base: its place along and across the direction in which it is read; all in points.
@@ -283,13 +290,13 @@ def _without_contents(pages: Sequence[Sequence[Row]], outline: Outline) -> list[
     titles: dict[str, int] = {}  # the last page of each line
     for number, page in enumerate(pages):
         for row in page:
-            if len(text := _row_text(row)) <= MAX_HEADING and not CONTENTS.search(text):
+            if len(text := _row_text(row)) <= MAX_HEADING and not _contents(text):
                 titles[_key(text)] = number
     kept: list[list[Row]] = []
     for number, page in enumerate(pages):
         rows: list[Row] = []
         for row in page:
-            found = CONTENTS.search(text := _row_text(row))
+            found = _contents(text := _row_text(row))
             if found and titles.get(_key(text[: found.start()]), -1) > number and _is_page(found[1], len(pages)):
                 outline.leave_out("contents", text)
             elif found:
@@ -301,6 +308,11 @@ def _without_contents(pages: Sequence[Sequence[Row]], outline: Outline) -> list[
     return kept
 
 
+def _contents(text: str) -> re.Match[str] | None:
+    """Return what stands behind a title in a line of a table of contents; None of any other line."""
+    return CONTENTS.search(text) if DOTTED in text or DOTTED_WIDE in text else None
+
+
 def _is_page(number: str, pages: int) -> bool:
     """Whether a number may be that of a page: those in front may have been counted by themselves."""
     return not number.isdecimal() or int(number) <= pages
@@ -308,7 +320,7 @@ def _is_page(number: str, pages: int) -> bool:
 
 def _key(text: str) -> str:
     """Return what two writings of a title share."""
-    return "".join(filter(str.isalnum, text)).casefold()
+    return SIGNS.sub("", text).casefold()
 
 
 def _row_text(row: Row) -> str:
@@ -550,7 +562,7 @@ def _heading_sizes(lines: Iterable[Line], body: float) -> list[float]:
 
 
 def _may_head(line: Line) -> bool:
-    return not (line.is_code or line.is_row or line.is_alone) and len(LETTER.findall(line.text)) > 1
+    return not (line.is_code or line.is_row or line.is_alone) and LETTERS.search(line.text) is not None
 
 
 def _stands_alone(lines: Sequence[Line], at: int, leading: float) -> bool:

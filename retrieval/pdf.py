@@ -6,13 +6,13 @@ import ctypes
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from functools import lru_cache
 from itertools import islice, pairwise
 from math import atan2, cos, degrees, hypot, radians, sin
 
 import pypdfium2 as pdfium
 import pypdfium2.raw as raw
+from msgspec.structs import replace
 
 from .layout import Bookmark, Line, Page, add_pages
 from .outline import MAX_HEADING, Outline, Unreadable
@@ -119,32 +119,43 @@ def _meaningless(page: pdfium.PdfTextPage, text: str) -> float:
 # ---- The parts of lines. ------------------------------------------------------------------------------------------------
 
 
+Word = tuple[str, int, int]
+"""A word, its place in the text of a page, and its length there."""
+
+
 def _parts(page: pdfium.PdfTextPage, text: str, number: int) -> Iterator[Line]:
     """Yield the lines of a page in the order in which they were written, each cut at its wide gaps."""
     units = _units(text)
     letters = _Letters(page, number, is_direct=raw.FPDFText_CountChars(page) == units)
-    measure = len if units == len(text) else _units
+    words_of = _words if units == len(text) else _words_in_units
     start = 0
     for line in text.split("\r\n"):
-        words: list[Word] = []
-        at = end = 0
-        for match in WORD.finditer(line):
-            at += measure(line[end : match.start()])
-            length, end = measure(match[0]), match.end()
-            words.append((match[0], start + at, length))
-            at += length
+        words, length = words_of(line, start)
         if words:
             yield from letters.parts(words)
-        start += at + measure(line[end:]) + 2
+        start += length + 2
+
+
+def _words(line: str, start: int) -> tuple[list[Word], int]:
+    """Return the words of a line that begins at `start`, and its length: of letters that are a unit each."""
+    return [(match[0], start + match.start(), len(match[0])) for match in WORD.finditer(line)], len(line)
+
+
+def _words_in_units(line: str, start: int) -> tuple[list[Word], int]:
+    """As `_words`, of letters that may be two units."""
+    words: list[Word] = []
+    at = end = 0
+    for match in WORD.finditer(line):
+        at += _units(line[end : match.start()])
+        length, end = _units(match[0]), match.end()
+        words.append((match[0], start + at, length))
+        at += length
+    return words, at + _units(line[end:])
 
 
 def _units(text: str) -> int:
     """Return the length of a text as PDFium counts it, in UTF-16."""
     return len(text) if text.isascii() else len(text.encode("utf-16-le", "surrogatepass")) // 2
-
-
-Word = tuple[str, int, int]
-"""A word, its place in the text of a page, and its length there."""
 
 
 class _Letters:
@@ -178,9 +189,10 @@ class _Letters:
         """Yield the numbers of the words behind a wide gap. Where a word ends is asked only if there may be one."""
         part, before = 0, 0.0
         get, page, x, y = raw.FPDFText_GetCharOrigin, self._page, self._x, self._y
+        is_direct, along, up = self._is_direct, *way
         for at, word in enumerate(words):
-            get(page, self._letter(word[1]), x, y)
-            begin = x.value * way[0] + y.value * way[1]
+            get(page, word[1] if is_direct else self._letter(word[1]), x, y)
+            begin = x.value * along + y.value * up if up else x.value * along
             if at and begin - before > (WIDE + NARROW * words[at - 1][2]) * size:
                 is_label = at == part + 1 and LABEL.fullmatch(words[part][0])
                 if not is_label and begin - self._end(self._last(words[at - 1]), way) > WIDE * size:

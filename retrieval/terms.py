@@ -66,6 +66,7 @@ PLAIN = str.maketrans(
     {"ı": "i", "ł": "l", "ø": "o", "đ": "d", "ħ": "h", "ŧ": "t", "æ": "ae", "œ": "oe", "ð": "d", "þ": "th"}
     | {"ک": "ك", "ی": "ي", "ى": "ي", "ٱ": "ا"}
 )
+UNMARKED = frozenset(map(chr, PLAIN))
 """Letters that have no mark by Unicode, as they are typed without it; and those of Persian as Arabic's."""
 
 
@@ -77,7 +78,10 @@ def fold(word: str) -> str:
     """
     if word.isascii():
         return word.lower()
-    return normalize("NFC", LOST.sub("", normalize("NFD", word)).casefold().translate(PLAIN))
+    folded = LOST.sub("", normalize("NFD", word)).casefold()
+    if folded.isascii():
+        return folded
+    return normalize("NFC", folded if UNMARKED.isdisjoint(folded) else folded.translate(PLAIN))
 
 
 # ---- Stems. Identifiers have none. --------------------------------------------------------------------------------------
@@ -146,8 +150,11 @@ class _Known(dict[str, str]):
         self._stem, self._mark = (_stemmer(language).stemWord, _mark(language)) if language in STEMS else (str, "")
 
     def __missing__(self, word: str) -> str:
-        if word.isascii() and word.isalpha() and word[1:].islower() and len(word) <= MOST_KEPT:
+        is_plain = len(word) <= MOST_KEPT and word.isalpha() and word[1:].islower()
+        if is_plain and word.isascii():
             found = self._stem(word.lower()) + self._mark  # as `_terms` has it, for most words
+        elif is_plain and not RUN.search(word):
+            found = " ".join(stems(word, self.language))
         else:
             found = " ".join(self._terms(word))
         if len(word) <= MOST_KEPT:

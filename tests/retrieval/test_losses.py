@@ -446,6 +446,23 @@ def test_headings_are_those_of_the_documents_own_contents():
     assert [section.headings for section in outline.sections if section.headings] == [("1 Rent",), ("2 Notice",), ("3 End",)]
 
 
+@pytest.mark.parametrize("number", ["3.2", "IV.", "A.1", "Appendix B:", "Chapter 3"])
+def test_a_number_that_the_contents_lack_is_no_part_of_a_heading(number):
+    assert headings_beside(number) == [(f"{number} {title}",) for title in ("Rent", "Notice", "End")]
+
+
+@pytest.mark.parametrize("word", ["The", "How", "Late", "NEW"])
+def test_a_word_in_front_of_a_heading_is_no_number(word):
+    assert headings_beside(word) == []
+
+
+def headings_beside(first):
+    """Return the headings of three pages whose titles have a first word that the document's own contents lack."""
+    pages = [f"{page(f'{first} {title}')}\n{page(*PROSE, top=600)}" for title in ("Rent", "Notice", "End")]
+    outline = read(".pdf", bookmarks(pages, ("Rent", 0), ("Notice", 1), ("End", 2)))
+    return [section.headings for section in outline.sections if section.headings]
+
+
 def test_a_bold_line_that_stands_alone_is_a_heading():
     bold = show("Notice of termination", 72, (700, 10), "F3")
     data = assemble(

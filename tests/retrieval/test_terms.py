@@ -204,6 +204,12 @@ def test_a_text_without_frequent_words_has_no_language(text):
     assert language_of(words_of(text)) == ""
 
 
+@pytest.mark.parametrize(("before", "expected"), [("da", "da"), ("no", "no"), ("en", "da")])
+def test_a_text_that_may_be_in_two_languages_is_in_that_of_the_text_before_it(before, expected):
+    words = ["den", "er", "det", "og", *(f"rigg{number}" for number in range(12))]
+    assert language_of(words, before=before) == expected
+
+
 def test_words_are_as_frequent_in_one_spelling():
     for language, words in languages.WORDS.items():
         assert len(words.split()) >= 45, language
