@@ -108,7 +108,7 @@ def test_an_engine_that_cannot_go_on_ends_every_request_once_and_the_server_with
         with held(server):
             streams = [Stream(server), Stream(server)]
             until(lambda: len(server.service.open) == 2)
-            monkeypatch.setattr(engine.scheduler, "recover", lambda keep: 1 / 0)
+            monkeypatch.setattr(engine.scheduler, "recover", lambda *given: 1 / 0)
             monkeypatch.setattr(engine.runner, "run", lambda *given: 1 / 0)
         for stream in streams:
             assert [event["error"]["type"] for event in stream.finals] == ["server_error"]
