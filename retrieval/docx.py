@@ -14,7 +14,7 @@ from xml.etree.ElementTree import Element
 from .html import MAX_COLUMNS, numeral, read_html
 from .markdown import read_text
 from .outline import Outline, Unreadable
-from .package import OLD_FORMAT, Package, broken_as, child_of, get, int_of, is_on, lines_of, tag_of, val
+from .package import DRAWN, OLD_FORMAT, Package, broken_as, child_of, get, int_of, is_on, lines_of, tag_of, val
 
 MAIN = "word/document.xml"
 MAX_INSIDE = 3  # documents in documents
@@ -485,6 +485,9 @@ class _Document:
         if (comment := self._comments.pop(get(element, "id"), None)) is not None:
             self._outline.leave_out("comments", "".join(comment.itertext()))
 
+    def _collect_drawing(self, element: Element, text: _Text) -> None:
+        text.boxes += self._package.drawn(element, self._relations)
+
     def _collect_formula(self, element: Element, text: _Text) -> None:
         """Collect a formula as it is written in a line."""
         before, between, after = FORMULAS[tag_of(element)]
@@ -526,6 +529,7 @@ COLLECT = {
     "footnoteReference": _Document._collect_note,
     "endnoteReference": _Document._collect_note,
     "commentReference": _Document._collect_comment,
+    **dict.fromkeys(DRAWN, _Document._collect_drawing),
     "txbxContent": lambda self, element, text: text.boxes.append(element),
     **dict.fromkeys(FORMULAS, _Document._collect_formula),
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import re
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from posixpath import join, normpath, split
 from xml.etree.ElementTree import Element, XMLParser
@@ -16,6 +16,10 @@ MAX_TEXT = 64 << 20  # bytes of all parts that are unpacked
 MAX_PARTS = 20_000  # also those that are not read
 XML = (".xml", ".rels", ".opf", ".ncx")  # ends of the names of parts that are XML
 OLD_FORMAT = b"\xd0\xcf\x11\xe0"  # of Microsoft's files before 2007, and of encrypted ones since
+
+
+DRAWN = ("relIds", "chart")
+"""Elements that name a diagram or a chart."""
 
 
 class Package:
@@ -67,6 +71,13 @@ class Package:
             target = normpath(join("/", folder, get(relation, "Target"))).lstrip("/")
             found[get(relation, "Id")] = (get(relation, "Type").rpartition("/")[2], target)
         return found
+
+    def drawn(self, element: Element, relations: Mapping[str, tuple[str, str]]) -> Iterator[Element]:
+        """Yield the part with the words of a diagram or of a chart that an element names. relations: of its own part."""
+        for key, id in element.attrib.items():
+            kind, target = relations.get(id, ("", ""))
+            if key.endswith(("}dm", "}id")) and kind in ("diagramData", "chart") and (root := self.part(target)) is not None:
+                yield root
 
     def main_part(self, default: str, kind: str) -> str:
         """Return the name of the part with the text. kind: of the document, with its article. Raises Unreadable."""

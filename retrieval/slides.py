@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from xml.etree.ElementTree import Element
 
 from .outline import BETWEEN_CELLS, Outline, Unreadable
-from .package import OLD_FORMAT, Package, broken_as, child_of, get, int_of, tag_of
+from .package import DRAWN, OLD_FORMAT, Package, broken_as, child_of, get, int_of, tag_of
 
 PRESENTATION = "ppt/presentation.xml"
 TITLES = {"title", "ctrTitle"}
@@ -67,18 +67,11 @@ class _Slide:
                 lines = [BETWEEN_CELLS.join(row).rstrip(BETWEEN_CELLS) for row in rows]
                 lines = [line for line in lines if line]
                 self._outline.add_block("\n".join(lines), self._number, has_lines=True, head="".join(lines[:1]))
-            elif tag in ("relIds", "chart"):
-                self._add_diagram(inner)
-
-    def _add_diagram(self, element: Element) -> None:
-        """Add the words of a diagram or of a chart, which stand in a part of their own."""
-        for key, id in element.attrib.items():
-            kind, target = self._relations.get(id, ("", ""))
-            if key.endswith(("}dm", "}id")) and kind in ("diagramData", "chart"):
-                root = self._package.part(target)
-                paragraphs = (element for element in (root.iter() if root is not None else ()) if tag_of(element) == "p")
-                lines = [line for line in (" ".join(_text_of(paragraph).split()) for paragraph in paragraphs) if line]
-                self._outline.add_block("\n".join(lines), self._number, has_lines=True)
+            elif tag in DRAWN:
+                for root in self._package.drawn(inner, self._relations):
+                    paragraphs = (element for element in root.iter() if tag_of(element) == "p")
+                    lines = [line for line in (" ".join(_text_of(paragraph).split()) for paragraph in paragraphs) if line]
+                    self._outline.add_block("\n".join(lines), self._number, has_lines=True)
 
     def _add_paragraphs(self, body: Element) -> None:
         """Add a text: its items as one list, if there are several."""

@@ -468,17 +468,25 @@ class ResponsesReply:
 
 
 class CompactionReply(ResponsesReply):
-    """The reply to a compaction. kept: what the body of `/v1/responses/compact` begins with; None: it is a response."""
+    """The reply to a compaction. kept: what the body of `/v1/responses/compact` begins with; None: it is a response.
+
+    num_documents: of the messages that are kept, which have only their texts.
+    """
 
     kept: Sequence[Fields] | None = None
+    num_documents = 0
 
     def whole(self, answers: Sequence[WholeAnswer]) -> Fields:
         response = super().whole(answers)
         return response if self.kept is None else compaction(response, self.kept)
 
     def _finished(self, end: End) -> Fields:
-        finished = super()._finished(end)
-        return finished | {"warnings": (*self.envelope.warnings, CUT)} if end.reason == "length" else finished
+        more = [CUT] if end.reason == "length" else []
+        if self.num_documents:
+            more.append(
+                f"{self.num_documents} documents of the stored history are not in its shortened form: send them again"
+            )
+        return super()._finished(end) | ({"warnings": (*self.envelope.warnings, *more)} if more else {})
 
 
 # ---- OpenAI's Responses: made, shown again and deleted. -----------------------------------------------------------------
@@ -527,8 +535,9 @@ async def compact(request: Request, asked: CompactRequest) -> ReplyFormat:
     reply, prepared = await _submitted(request, asked)
     assert isinstance(reply, CompactionReply) and prepared.turn is not None
     chat, suffix = prepared.turn.chat, prepared.id.removeprefix("resp_")
-    stored = [entry.message for entry in kept(chat.entries[: chat.num_kept])]
-    reply.kept = [*items_of(stored, suffix), *kept_items(items, suffix)]
+    stored = list(kept(chat.entries[: chat.num_kept]))
+    reply.kept = [*items_of([entry.message for entry in stored], suffix), *kept_items(items, suffix)]
+    reply.num_documents = len({key for entry in stored for key in entry.keys})
     return reply
 
 

@@ -309,7 +309,35 @@ def word(body, main="word/document.xml", **parts):
     )
 
 
+A = 'xmlns:a="http://schemas.openxmlformats.org/drawingml/2006/main"'
+R = 'xmlns:r="http://schemas.openxmlformats.org/officeDocument/2006/relationships"'
+DIAGRAM = (
+    f'<dgm:dataModel xmlns:dgm="http://schemas.openxmlformats.org/drawingml/2006/diagram" {A}><dgm:ptLst>'
+    "<dgm:pt><dgm:t><a:p><a:r><a:t>Order the pump</a:t></a:r></a:p></dgm:t></dgm:pt>"
+    "<dgm:pt><dgm:t><a:p><a:r><a:t>Pay </a:t></a:r><a:r><a:t>in May</a:t></a:r></a:p></dgm:t></dgm:pt>"
+    "</dgm:ptLst></dgm:dataModel>"
+)
+CHART = (
+    f'<c:chartSpace xmlns:c="http://schemas.openxmlformats.org/drawingml/2006/chart" {A}><c:chart><c:title><c:tx><c:rich>'
+    "<a:p><a:r><a:t>Sales by quarter</a:t></a:r></a:p></c:rich></c:tx></c:title></c:chart></c:chartSpace>"
+)
+
+
+def drawing(graphic):
+    """Return a run with a drawing. graphic: what names its part."""
+    return f"<w:r><w:drawing><a:graphic {A} {R}><a:graphicData>{graphic}</a:graphicData></a:graphic></w:drawing></w:r>"
+
+
 DOCUMENTS = {
+    "diagrams and charts": (
+        word(
+            p(t("How we buy:") + drawing('<d:relIds xmlns:d="d" r:dm="data_xml" r:lo="none"/>'))
+            + p(t("How we sell:") + drawing('<c:chart xmlns:c="c" r:id="chart_xml"/>')),
+            data_xml=("diagramData", DIAGRAM),
+            chart_xml=("chart", CHART),
+        ),
+        ["How we buy:", "Order the pump", "Pay in May", "How we sell:", "Sales by quarter"],
+    ),
     "a main part of another name": (
         word(p(t("Written in the browser.")), main="word/document2.xml"),
         ["Written in the browser."],

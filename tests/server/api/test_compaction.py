@@ -90,6 +90,14 @@ def test_a_trigger_is_answered_by_a_summary(server):
     assert unseal(short["encrypted_content"]) == chat.strip()
 
 
+def test_documents_of_what_is_stored_are_counted_where_they_stay_behind(server):
+    documents = [{"id": name, "text": f"{name} is {colour}."} for name, colour in (("Sky", "blue"), ("Sea", "green"))]
+    first = respond(server, input=[USER], documents=documents)
+    done = compact(server, [], previous_response_id=first["id"]).to_dict(warnings=False)
+    told = "2 documents of the stored history are not in its shortened form: send them again"
+    assert told in done["warnings"] and told not in compact(server, HISTORY).to_dict(warnings=False)["warnings"]
+
+
 def test_a_trigger_shortens_what_is_stored(server):
     scope = {"cache_scope": "stored"}
     first = respond(server, input=[USER], instructions="Sing.", **scope)

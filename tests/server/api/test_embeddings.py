@@ -228,6 +228,7 @@ def test_a_server_without_says_so(server):
     assert error.value.status_code == 501
 
 
+@loads_two
 def test_settings_that_no_server_starts_with(encoder, tiny, tmp_path):
     missing = str(tmp_path / "no.gguf")
     for settings, path, says in (
