@@ -35,14 +35,15 @@ function opening(text, at) {
   return Object.hasOwn(CLOSE, two) ? two : text[at] === "$" && "$";
 }
 
-/** A formula inside a line. Each sign is looked at a constant number of times. */
+/** A formula inside a line. From each sign it looks no further than a formula is long. */
 function inText(state, silent) {
   const { src, pos } = state;
   const open = opening(src, pos);
   if (!open) return false;
   const close = CLOSE[open];
   const from = pos + open.length;
-  const at = open === close ? nextSign(src, close, from) : nextClose(state, close, from);
+  const last = ((state.lastSigns ??= {})[close] ??= src.lastIndexOf(close));
+  const at = last < from ? -1 : nextSign(src, close, from);
   const stop = at + close.length;
   if (at < 0 || stop > state.posMax || stop - pos > MOST_CHARACTERS) return false;
   const inner = src.slice(from, at);
@@ -58,18 +59,12 @@ function isMoney(text, from, at) {
   return isInWord || SPACE.test(text[from]) || SPACE.test(text[at - 1]) || /[\p{Lu}\p{N}_{]/u.test(text[at + 1] ?? "");
 }
 
-/** The next dollar sign without a backslash before it. */
+/** The next closing sign within the length of a formula; a dollar sign behind a backslash closes nothing. */
 function nextSign(text, sign, from) {
-  let at = text.indexOf(sign, from);
-  while (at > 0 && text[at - 1] === "\\" && at - from < MOST_CHARACTERS) at = text.indexOf(sign, at + 1);
-  return at;
-}
-
-/** The next closing sign; what was found is kept, for all the openings before it. */
-function nextClose(state, close, from) {
-  const found = (state.closes ??= {});
-  if (found[close] === undefined || (found[close] >= 0 && found[close] < from)) found[close] = state.src.indexOf(close, from);
-  return found[close];
+  const near = text.slice(from, from + MOST_CHARACTERS);
+  let at = near.indexOf(sign);
+  while (at > 0 && sign[0] === "$" && near[at - 1] === "\\") at = near.indexOf(sign, at + 1);
+  return at < 0 ? -1 : from + at;
 }
 
 /** A formula of its own lines, up to a blank one. Without an end its lines are a paragraph. */
