@@ -100,13 +100,18 @@ class Queue:
         """The first request that has to run alone."""
         return next((job for job in self._waiting if job.num_failures and job.is_suspect), None)
 
-    def restart(self, again: Sequence[Job] = (), paused: Sequence[Job] = ()) -> None:
+    def restart(self, again: Sequence[Job] = (), paused: Sequence[Job] = ()) -> list[Job]:
         """The device has lost all KV, and with it the copies that were not made yet.
 
-        again, paused: requests to put first, from their start and with tokens.
+        again, paused: requests to put first, from their start and with tokens. Returns those of the queue that cannot go on
+        behind their tokens, as their layout holds no more: they have left it.
         """
         for job in self._waiting:
             job.strategy_state.forget_unmade()
+        lost = [job for job in self._waiting if job.num_generated and not job.keeps_layout]
+        for job in lost:
+            self.discard(job)
+            job.enter(Phase.DONE)
         for job in reversed(again):
             job.enter(Phase.WAITING)
             self._waiting.appendleft(job)
@@ -114,6 +119,7 @@ class Queue:
         for job in reversed(paused):
             self.resume(job, blocks=False)
         self.unblock()
+        return lost
 
     def reject(self, job: Job, cause: Exception) -> None:
         """Note a request that has left the queue and cannot run."""

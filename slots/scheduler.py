@@ -187,7 +187,7 @@ TRIES = 3  # steps that may fail with a request until it counts as the cause: th
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """What becomes of the requests that ran when a step failed.
+    """What becomes of the requests that ran when a step failed, and of those that wait with tokens.
 
     failed: they cannot go on. again: without a token yet, they run again from their start. paused: they go on behind their
     tokens, which are computed again as those of a prompt are.
@@ -361,7 +361,7 @@ class Scheduler:
         self._void(keep)
         self.cells.swap.forget_order()
         self.step = self._new_step()
-        self.waiting.restart(recovery.again, recovery.paused)
+        recovery.failed.extend(self.waiting.restart(recovery.again, recovery.paused))
         self.counters.restarts += len(recovery.again)
         self.counters.preemptions += len(recovery.paused)
         return recovery

@@ -8,6 +8,8 @@ from slotcache.ordering.document import Document
 from slotcache.server.chat.chat_prompt import ChatPrompt, DocumentSet, Fixed, SeparatePrompt
 from slotcache.server.engine.usage import document_reuse
 from slotcache.slots.device import DeviceCells
+from slotcache.slots.job import Phase
+from slotcache.slots.plan import Clear
 from slotcache.slots.radix import NO_TOKENS
 from slotcache.slots.record import file_name
 from slotcache.slots.request import NO_LAYOUT, Kind
@@ -75,6 +77,23 @@ def test_a_document_that_leaves_the_cache_while_its_prompt_waits_for_cells():
     world.scheduler.tree.drop(COMMON)
     world.finish()
     assert pieces(world, waiting) == [32, 3, 12, 1], "it has kept the document that it found in its first stage"
+
+
+def test_a_paused_answer_does_not_begin_anew_where_the_copy_of_a_document_is_lost():
+    """Its client has its first tokens."""
+    world = World(host=1000, slots=2)
+    first, second = (world.submit(prompt(1000, 2000, question=QUESTION + at), limit=9) for at in (0, 50))
+    while not (first.num_generated and second.num_generated):
+        world.step()
+    paused = world.scheduler.recover().paused
+    world.memory.apply(Clear())
+    assert {*paused} == {first, second}
+    world.step()
+    assert world.scheduler.running == paused[:1] and [*world.scheduler.waiting] == paused[1:]
+    for piece in read_by(first).pieces[0]:
+        piece.copy.data = None
+    assert world.scheduler.recover().failed == paused
+    assert world.scheduler.idle and paused[1].phase is Phase.DONE
 
 
 def test_documents_of_one_prompt_are_moved_in_one_walk_over_its_path(monkeypatch):
