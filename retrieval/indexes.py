@@ -28,7 +28,7 @@ def lock_index(database: Path, paths: Sequence[str]) -> int:
     """
     descriptor = lock(database.with_suffix(LOCK))
     os.ftruncate(descriptor, 0)
-    os.pwrite(descriptor, "\n".join(paths).encode(errors="surrogateescape"), 0)
+    os.pwrite(descriptor, "\0".join(paths).encode(errors="surrogateescape"), 0)
     return descriptor
 
 
@@ -95,4 +95,4 @@ def _read(folder: Path, name: str, files: Sequence[Path]) -> KeptIndex | None:
     if not stats:
         return None
     size, used = sum(one.st_size for one in stats), max(one.st_mtime for one in stats)
-    return KeptIndex(folder, name, tuple(lines.splitlines()), size, used)
+    return KeptIndex(folder, name, tuple(filter(None, lines.split("\0"))), size, used)

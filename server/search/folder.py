@@ -372,6 +372,9 @@ def _free_file(folder: Path, name: str, paths: Sequence[str]) -> tuple[Path, int
 
 def _remove_unused(folder: Path) -> None:
     """Remove the indexes that no server had for a long time: they hold the text of folders."""
-    for gone in remove_unused(folder, time() - UNUSED * 86_400):
-        size = gone.num_bytes / 2**20
-        logger.info("no server had the index of %s for %d days: it is removed (%.1f MiB)", gone, UNUSED, size)
+    try:
+        for gone in remove_unused(folder, time() - UNUSED * 86_400):
+            size = gone.num_bytes / 2**20
+            logger.info("no server had the index of %s for %d days: it is removed (%.1f MiB)", gone, UNUSED, size)
+    except OSError as error:
+        logger.warning("indexes that no server had for %d days stay: %s", UNUSED, error)

@@ -86,6 +86,21 @@ def test_a_start_removes_the_indexes_that_no_server_had_for_90_days(tiny, folder
     assert len(told) == (not is_kept)
 
 
+def test_a_start_goes_on_where_what_is_old_cannot_be_removed(tiny, folder, db, caplog):
+    (db / "0123456789abcdef-300.db").mkdir()
+    age(db, 100)
+    with caplog.at_level(logging.INFO, "slotcache"):
+        serve(tiny, folder, db)
+    assert "indexes that no server had for 90 days stay: [Errno" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["two\u2028lines", "two\nlines", "two\x85lines"], ids=["u2028", "newline", "x85"])
+def test_a_folder_may_have_any_name(tmp_path, name):
+    os.close(lock_index(tmp_path / "0123456789abcdef-300.db", [name, "/notes"]))
+    (tmp_path / "0123456789abcdef-300.db").touch()
+    assert [index.paths for index in stored_indexes(tmp_path)] == [(name, "/notes")]
+
+
 def test_an_index_of_an_earlier_version_is_one_too(tiny, folder, db, capsys):
     serve(tiny, folder, db)
     (lock,) = db.glob("*.lock")
