@@ -298,7 +298,7 @@ class Sampler:
     def tell(self, rows: np.ndarray, tokens: np.ndarray) -> None:
         """Keep the logprobs of tokens of the prompt: see `take_told`. rows: the model's logits in front of each of them."""
         assert self._most is not None, "a request that tells its prompt and no logprobs"
-        self._told += [Logprobs.of_model(row, token, self._most) for row, token in zip(rows, tokens.tolist(), strict=True)]
+        self._told = [Logprobs.of_model(row, token, self._most) for row, token in zip(rows, tokens.tolist(), strict=True)]
 
     def take_told(self) -> list[Logprobs]:
         """Return the logprobs of the tokens of the prompt that the last step has computed."""

@@ -10,6 +10,7 @@ from slotcache.models.demo import FILE
 from slotcache.models.errors import RunnerError
 from slotcache.models.runner import Runner, States
 from slotcache.server.engine import engine as engines
+from slotcache.server.engine.generation import Generation
 from slotcache.slots.radix import descendants, path
 from support.architectures import hybrid, recurrent
 
@@ -291,6 +292,43 @@ def test_a_sampler_that_has_chosen_begins_again(tiny, monkeypatch, fields):
 
         monkeypatch.setattr(runner, "_sample", broken)
         assert server.chat("Say something", **body)["choices"] == usual
+
+
+def test_logprobs_of_a_prompt_are_told_once_where_the_step_behind_them_fails(tiny, monkeypatch):
+    """An answer that goes on computes its prompt again."""
+    with running(tiny, failed_steps=2) as server:
+        prompt = list(range(300, 300 + server.service.engine.scheduler._most_told * 3 // 2))  # two steps tell it
+        body = {"prompt": prompt, "echo": True, "logprobs": 1, "max_tokens": 8, "temperature": 0}
+        usual = server.http.post("/v1/completions", json=body).json()["choices"]
+        runner = server.service.engine.runner
+        failed, sample = fail(server.service.engine, monkeypatch, lambda job: job.num_generated >= 3), runner._sample
+
+        def broken(spans, samplers):
+            found = sample(spans, samplers)
+            if failed and any(span.num_told and not span.logits for span in spans):
+                monkeypatch.setattr(runner, "_sample", sample)
+                raise MemoryError
+            return found
+
+        monkeypatch.setattr(runner, "_sample", broken)
+        assert server.http.post("/v1/completions", json=body).json()["choices"] == usual
+        assert runner._sample is sample or runner._sample == sample
+
+
+def test_a_client_is_answered_where_the_end_of_its_request_fails(tiny, monkeypatch):
+    with running(tiny, failed_steps=1) as server:
+        scheduler, push = server.service.engine.scheduler, Generation.push
+
+        def fails(generation, *given):
+            if generation.limit == POISON:
+                monkeypatch.setattr(scheduler, "finish", lambda job: monkeypatch.undo() or {}["nothing"])
+                raise MemoryError
+            return push(generation, *given)
+
+        monkeypatch.setattr(Generation, "push", fails)
+        refused = server.http.post(CHAT, json={"messages": [{"role": "user", "content": "Hello"}], "max_tokens": POISON})
+        assert refused.status_code == 500 and refused.json()["error"]["type"] == "server_error"
+        assert server.chat()["usage"]["completion_tokens"] == 4
 
 
 def test_a_copy_that_does_not_come_back_is_not_used_again(tiny, monkeypatch):
