@@ -693,15 +693,18 @@ def capture() -> None:
 MOST_WORDS = 5.0  # s that these may take
 LAST_WORDS: list[Callable[[str], None]] = []
 """What is called before llama.cpp ends the process, in any thread, with its reason."""
+_SPEAKING = threading.RLock()
 
 
 @ggml_last_words_callback
 def _abort(message: bytes) -> None:
     reason = message.decode("utf-8", "replace")
-    print(reason, file=sys.stderr, flush=True)  # ggml prints nothing where it has a callback
+    _SPEAKING.acquire()  # for good: the threads of a step that find the same error wait for the end of the process here
     end = threading.Timer(MOST_WORDS, os.abort)
     end.daemon = True
-    end.start()
+    with contextlib.suppress(Exception):
+        end.start()
+        print(reason, file=sys.stderr, flush=True)  # ggml prints nothing where it has a callback
     for act in list(LAST_WORDS):
         with contextlib.suppress(Exception):
             act(reason)

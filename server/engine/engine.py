@@ -395,6 +395,7 @@ class Watchdog:
                 logger.error("a step hangs: it has taken %.0f s so far\n%s", seconds, where)
 
 
+LOST = RequestError("the engine failed while computing this", status=500)
 LAST_SAVE = 5.0  # seconds to save idle KV in when the server ends
 LAST_WORDS, MOST_WORDS = 0.2, 3.0  # seconds for clients to get their last event before llama.cpp ends the process; at most
 
@@ -511,7 +512,9 @@ class Engine:
     # ---- the engine's own thread -----------------------------------------------------------------------------------
 
     def carry_out(self) -> None:
-        """Carry out the operations that the cache has decided, before the next step."""
+        """Carry out the operations that the cache has decided, before the next step. Raises RequestError at the end."""
+        if self.failure is not None:
+            raise RequestError(self.failure, status=503)
         if not self.sleep.is_awake:
             return  # none touches KV: all of it has left the device
         try:
@@ -674,7 +677,7 @@ class Engine:
         self._run(Plan(tree.device.take_operations()))
         self._behind.write()
         if tree.device.num_ready:  # held for a request that waits: it begins anew
-            self.scheduler.recover()
+            self.generations.fail(self.scheduler.recover().failed, LOST)
         self.scheduler.admits = True
         self.sleep.begin()
 
@@ -704,7 +707,7 @@ class Engine:
             self.scheduler.index.host.num_tokens,
         )
         self.runner.clear()
-        self.generations.fail(found.failed, RequestError("the engine failed while computing this", status=500))
+        self.generations.fail(found.failed, LOST)
         self.generations.restart(found.again)
         self.generations.fail_rejected()
 
@@ -725,6 +728,7 @@ class Engine:
         self.inbox.close(lambda: None, why)
         self._stopping = True
         self.generations.give_up(why)
+        self.outbox.send()
         while (act := self.inbox.take()) is not None:  # callers wait for their futures
             with suppress(Exception):
                 act()

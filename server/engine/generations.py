@@ -266,8 +266,10 @@ class Generations:
         self._open.clear()
 
     def _fail(self, generation: Generation, error: RequestError) -> None:
-        self.end(generation)
-        self._outbox.put(generation, Failure(error))
+        try:
+            self.end(generation)
+        finally:  # whatever fails in it, its client waits for this
+            self._outbox.put(generation, Failure(error))
 
     def _fail_alone(self, generation: Generation, error: Exception) -> None:
         """Fail one generation for its own error."""
