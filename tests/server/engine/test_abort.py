@@ -6,6 +6,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
+import pytest
 from slotcache.models.demo import FILE
 
 from server.conftest import DEADLINE
@@ -14,26 +15,46 @@ from server.test_cli import free_port, wait_until_ready
 
 DIES = """
 import sys
+from threading import Event, Thread
 from slotcache.models import llama
 from slotcache.models.runner import Runner
 from slotcache.server.cli import main
+from slotcache.server.engine.engine import Engine
 
-decode, steps = Runner._decode, iter(range(30))
+decode, start, engines, steps = Runner._decode, Engine.start, [], iter(range(30))
+
+def abort():
+    llama.library.ggml_abort(b"device.c", 7, b"the device is gone")
 
 def dies(runner, **given):
     if next(steps, None) is None:
-        llama.library.ggml_abort(b"device.c", 7, b"the device is gone")
+        {how}
+        abort()
     return decode(runner, **given)
 
-Runner._decode = dies
+def begin(engine, *given):
+    engines.append(engine)
+    start(engine, *given)
+
+Runner._decode, Engine.start = dies, begin
 sys.exit(main(sys.argv[1:]))
 """
+SEVERAL = "any(Thread(target=abort, daemon=True).start() for _ in range(4))"
+HANGS = "llama.MOST_WORDS = 1.0; engines[0].inbox.put(Event().wait)"
 WHY = "llama.cpp has ended the server: device.c:7: the device is gone"
 
 
-def test_clients_are_told_before_llama_cpp_ends_the_process(tmp_path):
+@pytest.mark.parametrize(
+    "how",
+    [
+        pytest.param("", id="in a step"),
+        pytest.param(SEVERAL, id="in several threads of a step"),
+        pytest.param(HANGS, id="what waits for the step would hang"),
+    ],
+)
+def test_clients_are_told_before_llama_cpp_ends_the_process(how):
     arguments = ("serve", "-m", FILE, "--port", port := free_port(), "-c", 8192, "--no-idle-prefill")
-    command = [sys.executable, "-c", DIES, *map(str, arguments)]
+    command = [sys.executable, "-c", DIES.format(how=how), *map(str, arguments)]
     body, url = {**LONG, "max_tokens": 4000}, f"http://127.0.0.1:{port}"
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process, ThreadPoolExecutor() as pool:
         try:
