@@ -93,14 +93,7 @@ async function saveFile({ id }, kind) {
 
 /** Delete chats here, and on the server once they can no longer be taken back. */
 async function removeChats(chats) {
-  const deleted = [];
-  const current = chatView.id;
-  for (const { id } of chats) {
-    chatView.drop(id);
-    deleted.push(await deleteChat(id));
-  }
-  if (chats.some(({ id }) => id === current)) go("#/");
-  await showChats();
+  const deleted = await takeOut(chats);
   const text = chats.length === 1 ? `“${brief(chats[0].title, 40)}” is deleted.` : `${chats.length} chats are deleted.`;
   const back = async () => {
     for (const one of deleted) await restoreChat(one);
@@ -110,6 +103,19 @@ async function removeChats(chats) {
     for (const { chat } of deleted) if (chat) forgetAll(chat, isGoing);
   };
   if (chats.length) offerBack(text, back, end);
+}
+
+/** Take chats out of this browser, also where one of them is open. @returns what `restoreChat` brings back */
+async function takeOut(chats) {
+  const deleted = [];
+  const current = chatView.id;
+  for (const { id } of chats) {
+    chatView.drop(id);
+    deleted.push(await deleteChat(id));
+  }
+  if (chats.some(({ id }) => id === current)) go("#/");
+  await showChats();
+  return deleted;
 }
 
 async function forgetAll({ id, searched = [] }, isGoing) {
@@ -131,8 +137,7 @@ async function changedElsewhere(id, isGone) {
 async function showImported(chats) {
   await showChats();
   const back = async () => {
-    for (const { id } of chats) await deleteChat(id);
-    await showChats();
+    for (const { chat } of await takeOut(chats)) if (chat?.turns.some(({ answerId }) => answerId)) forgetAll(chat);
   };
   offerBack(`${chats.length} ${chats.length === 1 ? "chat is" : "chats are"} imported.`, back, () => {});
 }

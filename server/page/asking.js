@@ -69,7 +69,7 @@ export async function ask(chat, turn) {
  */
 export async function goOn(chat, turn) {
   const before = { ...turn };
-  Object.assign(turn, { state: "running", error: undefined, model: askedModel(), scope: settings().scope, basis: basisOf(chat, turn) });
+  Object.assign(turn, { state: "running", model: askedModel(), scope: settings().scope, basis: basisOf(chat, turn) });
   await run(chat, turn, (one, signal) => readAll(chat, turn, Object.assign(one, { goesOn: true }), signal), () => {
     const { state, error, changed, answer, thought } = turn;
     if (state === "done") return;
@@ -91,7 +91,7 @@ async function readAll(chat, turn, one, signal) {
  * @returns {Promise<void>}
  */
 export async function resume(chat, turn) {
-  Object.assign(turn, { state: "running", error: undefined, mayCome: undefined });
+  turn.state = "running";
   await run(chat, turn, (one, signal) => fetchAnswer(turn, one, signal));
 }
 
@@ -118,6 +118,7 @@ const LOST = "The page went before an answer came. Answer again asks anew.";
 const lockOf = ({ id }) => `slotcache turn ${id}`;
 
 async function run(chat, turn, read, ended = () => {}) {
+  Object.assign(turn, { error: undefined, isTooLong: undefined, mayCome: undefined });
   const controller = new AbortController();
   const stopIt = () => {
     // It may have ended before. Before it goes on, a turn has the id of the answer that was cut.
@@ -160,7 +161,7 @@ const TOO_LONG = "context_length_exceeded";
 
 /** The words of an error. A file that the server has forgotten is marked. */
 function told({ code, param, message, details }, { searched = [] }) {
-  if (code === TOO_LONG) {
+  if (code === TOO_LONG && details.n_prompt_tokens && details.n_ctx) {
     const about = /\babout \d/.test(message) ? "about " : "";
     return `Too long for this model: ${about}${figure(details.n_prompt_tokens)} of ${figure(details.n_ctx)} tokens.`;
   }

@@ -52,7 +52,7 @@ export function newId() {
 /**
  * Add a turn and make it the one that is seen.
  * @param {Chat} chat
- * @param {Pick<Turn, "parent"|"question"|"documents"|"searched"|"retrieval"> & {why?: string}} asked
+ * @param {Pick<Turn, "parent"|"question"|"documents"|"searched"|"retrieval"> & Partial<Pick<Turn, "dropped"|"why">>} asked
  * @returns {Turn}
  */
 export function addTurn(chat, asked) {

@@ -135,9 +135,9 @@ export class ChatView {
   }
 
   _viewOf(turn) {
-    const { question, documents, retrieval, parent } = turn;
+    const { question, documents, dropped, retrieval, parent } = turn;
     const chat = this._chat;
-    const asked = () => ({ parent, documents, retrieval, searched: this._composer.renewed(turn.searched ?? []) });
+    const asked = () => ({ parent, documents, dropped, retrieval, searched: this._composer.renewed(turn.searched ?? []) });
     return new TurnView(this._chat, turn, {
       again: (changed) => this._start({ ...asked(), question, why: "again", ...changed }),
       edit: (edited) => this._start({ ...asked(), question: edited, why: "edit" }),
@@ -148,7 +148,7 @@ export class ChatView {
       },
       goOn: turnsBehind(this._chat, turn).length ? null : () => this._run(turn, goOn),
       lookAgain: () => this._run(turn, resume),
-      remove: () => removeTurn(chat, turn, (isGoing) => this._keep(chat, isGoing)),
+      remove: () => removeTurn(chat, turn, () => this._keep(chat)),
       drop: (document) => removeDocument(chat, turn, document, () => this._keep(chat)),
       switchTo: async (other) => {
         switchTo(this._chat, other);
@@ -187,9 +187,9 @@ export class ChatView {
   }
 
   /** Keep the chat, and draw it. */
-  async _keep(chat = this._chat, isGoing = false) {
+  async _keep(chat = this._chat) {
     if (chat === this._chat) this._draw();
-    await saveChat(chat, { isGoing });
+    await saveChat(chat);
     this._listeners.changed(chat.id);
   }
 

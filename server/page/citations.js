@@ -58,7 +58,7 @@ function isBetween(text, from, to) {
 
 /** The server counts characters, JavaScript counts UTF-16 units. */
 function placesOf(text) {
-  if (!/[\uD800-\uDBFF]/.test(text)) return (at) => at;
+  if (!/[\uD800-\uDBFF]/.test(text)) return (at) => Math.min(at, text.length);
   const units = [0];
   for (const character of text) units.push(units.at(-1) + character.length);
   return (at) => units[Math.min(at, units.length - 1)];
@@ -81,7 +81,7 @@ export function renderCited(text, citations, describe) {
   let source = "";
   let position = 0;
   citations.forEach(({ start, stop }, at) => {
-    if (start < position) return;
+    if (start < position || stop < start) return;
     source += `${text.slice(position, start).replace(MARKS, "\uFFFD")}${OPEN}${at}${CLOSE}`;
     position = stop;
   });
@@ -95,9 +95,10 @@ export function renderCited(text, citations, describe) {
       ...parts.map((part, place) => {
         if (place % 2 === 0) return part;
         const citation = citations[Number(part)];
+        const said = text.slice(citation.start, citation.stop);
         const number = ids.indexOf(citation.id) + 1;
         const { label, open } = describe(number, citation);
-        return h("button.cite", { type: "button", onclick: open, "aria-label": label, title: label }, String(number));
+        return h("button.cite", { type: "button", onclick: open, "aria-label": label, title: label, data: { said } }, String(number));
       }),
     );
   }

@@ -17,13 +17,20 @@ export function dressCode(fragment, isFinished) {
   for (const block of fragment.querySelectorAll("pre")) {
     const code = block.querySelector("code") ?? block;
     const language = /language-([\w+#.-]+)/.exec(code.className)?.[1] ?? "";
-    const own = button("Copy", () => copy(code.textContent, own));
+    const own = button("Copy", () => copy(said(code), own));
     block.tabIndex = 0; // it may scroll
     const around = h("div.code", {}, h("div.tools", {}, h("span", {}, language), own));
     block.replaceWith(around);
     around.append(block);
     if (isFinished && language && code.textContent.length <= MOST) whenNear(block, () => colour(code, language).catch(() => {}));
   }
+}
+
+/** The text of a code as its answer has it: without the numbers of citations. */
+function said(code) {
+  const copied = code.cloneNode(true);
+  for (const citation of copied.querySelectorAll(".cite")) citation.replaceWith(citation.dataset.said);
+  return copied.textContent;
 }
 
 async function colour(code, language) {

@@ -115,7 +115,7 @@ export class MarkdownStream {
   /** Draw the whole text for good. */
   finish() {
     cancelAnimationFrame(this._frame);
-    const refers = /^ {0,3}\[[^\]]+\]:/m.test(this.text); // a link's address may stand below the link, and a footnote
+    const refers = /^ {0,3}\[[^\]]{1,999}\]:/m.test(this.text); // a link's address may stand below the link, and a footnote
     if (refers) this._container.replaceChildren(render(this.text));
     else this._tail.replaceWith(render(this.text.slice(this._finished)));
   }

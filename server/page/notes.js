@@ -39,7 +39,9 @@ function asNote(state, first, end, silent) {
   if (silent) return true;
   const lines = [lineOf(first).slice(found[0].length)];
   let line = first + 1;
-  for (; line < end && !state.isEmpty(line) && !NOTE.test(lineOf(line)); line += 1) lines.push(lineOf(line));
+  const others = state.md.block.ruler.getRules("paragraph");
+  const goesOn = () => line < end && !state.isEmpty(line) && state.sCount[line] >= state.blkIndent && !others.some((rule) => rule(state, line, end, true));
+  for (; goesOn(); line += 1) lines.push(lineOf(line));
   (state.env.notes ??= new Set()).add(found[1]);
   const map = [first, line];
   Object.assign(state.push("footnote_open", "p", 1), { map, meta: found[1] });

@@ -1,12 +1,15 @@
 /** Chats as files: JSON for one or all of them, which can be brought back, and Markdown to read. */
 
 import { newId, seenTurns } from "./chat.js";
+import { brief } from "./dom.js";
 import { nameOf, placeText } from "./sources.js";
 import { addChats, eachChat, listChats } from "./store.js";
 
 const FORMAT = "slotcache.chats";
 const VERSION = 1;
 const MOST_BYTES = 256 << 20; // of a file that is read: it is in memory several times
+const MOST_OF_TITLE = 200; // characters
+const OWN_ID = /^[\w-]{1,64}$/;
 const STATES = ["done", "stopped", "failed"];
 
 /** A file that is no export of chats, or a damaged one; `message` says why. */
@@ -14,17 +17,20 @@ export class ImportError extends Error {}
 
 /** @param {import("./chat.js").Chat[]} chats @returns {Blob} a file that `importChats` reads */
 export function toJson(chats) {
-  const shown = chats.map(({ turns, ...chat }) => ({ ...chat, turns: turns.filter(({ removed }) => !removed).map((turn) => movedUp(turn, turns)) }));
+  const shown = chats.map(withoutRemoved);
   const file = { format: FORMAT, version: VERSION, exported: new Date().toISOString(), chats: shown };
   return new Blob([JSON.stringify(file, null, 1)], { type: "application/json" });
 }
 
-/** Return a turn whose parent is one that was not removed. */
-function movedUp(turn, turns) {
-  const before = (id) => turns.find((one) => one.id === id);
-  let parent = before(turn.parent);
-  while (parent?.removed) parent = before(parent.parent);
-  return { ...turn, parent: parent?.id ?? null };
+function withoutRemoved(chat) {
+  const byId = new Map(chat.turns.map((turn) => [turn.id, turn]));
+  const left = (id) => {
+    let turn = byId.get(id);
+    while (turn?.removed) turn = byId.get(turn.parent);
+    return turn?.id ?? null;
+  };
+  const turns = chat.turns.filter(({ removed }) => !removed).map((turn) => ({ ...turn, parent: left(turn.parent) }));
+  return { ...chat, head: left(chat.head), turns };
 }
 
 /** @param {import("./chat.js").Chat} chat @returns {Blob} the turns that are seen, as Markdown */
@@ -60,7 +66,7 @@ export function fileName(title) {
 }
 
 /**
- * Bring chats of a file into this browser: all of them, or none. One whose id is taken gets another one.
+ * Bring chats of a file into this browser: all of them, or none. One whose id is taken, or no id of this page, gets another one.
  * @param {File} file
  * @returns {Promise<import("./chat.js").Chat[]>} the chats that were added
  * @throws {ImportError}
@@ -70,12 +76,17 @@ export async function importChats(file) {
   const chats = read(await file.text(), file.name);
   const taken = new Set((await listChats()).map(({ id }) => id));
   const added = chats.map((chat) => {
-    const one = taken.has(chat.id) ? renamed(chat) : chat;
+    const one = taken.has(chat.id) || !hasOwnIds(chat) ? renamed(chat) : chat;
     taken.add(one.id);
     return one;
   });
   await addChats(added);
   return added;
+}
+
+/** Ids stand in addresses, also of the server, and in selectors. */
+function hasOwnIds({ id, turns }) {
+  return [id, ...turns.map((turn) => turn.id)].every((one) => OWN_ID.test(one));
 }
 
 /** A chat beside the one that it is a copy of: none of its ids is that one's. */
@@ -108,7 +119,7 @@ function chatOf(value, where) {
   const { id, title, created, updated, system, head, turns, pinned } = fields(value, where);
   const chat = {
     id: text(id, `${where}.id`),
-    title: text(title, `${where}.title`) || "Chat",
+    title: brief(text(title, `${where}.title`), MOST_OF_TITLE) || "Chat",
     created: number(created, `${where}.created`),
     updated: number(updated, `${where}.updated`),
     system: text(system ?? "", `${where}.system`),
@@ -168,7 +179,7 @@ function sourceOf(value, where) {
 function citationOf(value, where) {
   const { id, start, stop, quote } = fields(value, where);
   const [from, to] = [number(start, `${where}.start`), number(stop, `${where}.stop`)];
-  return { id: text(id, `${where}.id`), start: from, stop: to, ...(quote === true && { quote }) };
+  return { id: text(id, `${where}.id`), start: Math.trunc(from), stop: Math.trunc(to), ...(quote === true && { quote }) };
 }
 
 function fields(value, where) {

@@ -13,7 +13,7 @@ import { missing, nameOf, placeText } from "./sources.js";
 
 /**
  * @typedef {object} Actions
- * @property {(changed?: {documents: import("./chat.js").Document[]}) => void} again
+ * @property {(changed?: Partial<Pick<import("./chat.js").Turn, "documents"|"dropped">>) => void} again
  * @property {(question: string) => void} edit
  * @property {(answer: string) => void} editAnswer
  * @property {(() => void)|null} goOn  with an answer that was cut; null: other turns stand behind it
@@ -97,7 +97,7 @@ export class TurnView {
 
   _chip(document) {
     const name = document.title || document.id;
-    const remove = !isRunning(this._turn.id) && button(`Remove ${name} from the chat`, () => this._actions.drop(document), { drawing: "close" });
+    const remove = this._turn.state !== "running" && button(`Remove ${name} from the chat`, () => this._actions.drop(document), { drawing: "close" });
     return h("li.chip", {}, button(name, () => openSource(document), { class: "plain" }), remove);
   }
 
@@ -156,11 +156,11 @@ export class TurnView {
 
   /** What helps where a question was too long: to ask it without its largest document. */
   _shorter() {
-    const { isTooLong, documents } = this._turn;
+    const { isTooLong, documents, dropped = [] } = this._turn;
     if (!isTooLong) return null;
     const [largest] = [...documents].sort((one, other) => other.text.length - one.text.length);
     if (!largest) return h("p.soft", {}, "Shorten the question, or ask it in a new chat.");
-    const without = () => this._actions.again({ documents: documents.filter((one) => one !== largest) });
+    const without = () => this._actions.again({ documents: documents.filter((one) => one !== largest), dropped: [...dropped, largest.id] });
     return h("p", {}, button(`Remove ${largest.title || largest.id} and ask again`, without));
   }
 
@@ -202,7 +202,8 @@ export class TurnView {
   _tools() {
     const own = button("Copy the answer", () => copy(this._turn.answer, own), { drawing: "copy" });
     return h("div.tools", {}, own, button("Answer again", () => this._actions.again(), { drawing: "again" }),
-      button("Edit the answer", () => this._editAnswer(), { drawing: "edit" }), button("Remove from the chat", () => this._actions.remove(), { drawing: "bin" }));
+      button("Edit the answer", () => this._editAnswer(), { drawing: "edit" }),
+      this._turn.state !== "running" && button("Remove from the chat", () => this._actions.remove(), { drawing: "bin" }));
   }
 }
 

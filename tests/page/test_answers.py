@@ -5,6 +5,7 @@ import pytest
 from .conftest import DEADLINE, ended
 from .player import playing
 from .test_access import violations
+from .test_chat_list import bring, damaged
 
 RUN = "window.hacked=1"
 FORMULAS = {
@@ -191,6 +192,35 @@ def test_copies_work_without_a_secure_context_and_say_when_they_fail(shown):
     page.get_by_role("button", name="Copy", exact=True).click()
     page.wait_for_selector(".copied:has-text('does not let the page copy')")
     assert "does not let the page copy" in page.locator("#status").text_content()
+
+
+def test_a_code_with_citations_is_copied_as_the_answer_has_it(server, open_page):
+    page = open_page(server)
+    code = "lamp = find[Lamps]\nlamp.light()"
+    about = {"documents": [{"id": "Lamps", "text": "The lamp is green."}], "answer": f"```python\n{code}\n```"}
+    bring(page, damaged(lambda file, chat, turn: turn.update(about)))
+    page.wait_for_selector("#deleted:has-text('1 chat is imported.')")
+    page.click(".sidebar li > a")
+    page.wait_for_selector(".code .cite")
+    page.evaluate("Object.defineProperty(navigator, 'clipboard', { value: undefined })")
+    page.get_by_role("button", name="Copy", exact=True).click()
+    page.wait_for_selector(".copied:text-is('Copied')")
+    page.focus("#question")
+    page.keyboard.press("Control+V")
+    assert page.input_value("#question").rstrip() == code
+
+
+def test_footnotes_in_a_list_are_footnotes_each_and_end_where_a_block_begins(shown):
+    page = shown("A[^1] and B[^2].\n\n- [^1]: one\n- [^2]: two\n\n[^3]: three\n```js\nlet a = 1;\n```\n")
+    assert page.locator(".answer li").count() == 2 and page.locator(".footnote").count() == 3
+    assert page.locator(".answer sup").all_inner_texts() == ["1", "2"]
+    assert page.locator(".code code").inner_text().strip() == "let a = 1;"
+
+
+def test_an_answer_of_many_open_brackets_ends_at_once(shown):
+    page = shown("```\n" + "[\n" * 500_000 + "```\n")
+    page.fill("#question", "And now?")
+    assert page.input_value("#question") == "And now?"
 
 
 def test_an_answer_that_cannot_be_drawn_is_text_and_the_page_goes_on(open_page):

@@ -219,6 +219,71 @@ def test_a_file_that_is_no_export_says_why_and_changes_nothing(server, open_page
     page.wait_for_selector("#deleted:has-text('1 chat is imported.')")
 
 
+def test_ids_of_a_file_lead_nowhere_else(server, open_page):
+    page = open_page(server)
+    page.watch.expected = ("404",)  # the server never had this chat
+
+    def hostile(file, chat, turn):
+        chat.update(id="../files/x?a=", head='"]')
+        turn.update(id='"]')
+
+    bring(page, damaged(hostile))
+    page.wait_for_selector("#deleted:has-text('1 chat is imported.')")
+    page.click(".sidebar li > a")
+    page.wait_for_selector(".turn .answer:has-text('That.')")
+    page.click("[aria-label='Edit the answer']")
+    page.keyboard.press("Control+Enter")
+    page.wait_for_selector(".branches:has-text('2 / 2')")
+    (id,) = chats_in(page)
+    page.clock.install()
+    act(page, "Delete")
+    page.wait_for_selector("#deleted:has-text('is deleted.')")
+    with page.expect_request(lambda request: request.method == "DELETE") as sent:
+        page.clock.run_for(9000)
+    assert sent.value.url == f"{server.url}/v1/conversations/{id}"
+
+
+@pytest.mark.parametrize("quote", [False, True])
+@pytest.mark.parametrize("place", [(0, 1e9), (1e9, 2e9), (3, 1), (0.5, 1.5)], ids=str)
+@pytest.mark.parametrize("answer", ["That.", "That is \U0001f600."], ids=["plain", "pairs"])
+def test_citations_of_a_file_may_stand_anywhere(server, open_page, quote, place, answer):
+    page = open_page(server)
+    start, stop = place
+    report = {"retrieved": [{"id": "d"}], "citations": [{"id": "d", "start": start, "stop": stop, "quote": quote}]}
+    bring(page, damaged(lambda file, chat, turn: turn.update(report=report, answer=answer)))
+    page.wait_for_selector("#deleted:has-text('1 chat is imported.')")
+    page.click(".sidebar li > a")
+    page.wait_for_selector(".turn [aria-label='Copy the answer']")
+
+
+def test_an_imported_chat_that_is_open_is_left_where_the_import_is_taken_back(server, open_page):
+    page = open_page(server)
+    bring(page, damaged(lambda *_: None))
+    page.wait_for_selector("#deleted:has-text('1 chat is imported.')")
+    page.click(".sidebar li > a")
+    page.wait_for_selector(".turn")
+    page.click("#deleted >> text=Take back")
+    page.wait_for_selector(".welcome")
+    ask(page, "What is a lamp?")
+    assert [len(chat["turns"]) for chat in chats_in(page).values()] == [1]
+
+
+def test_a_chat_whose_last_turn_was_removed_comes_back_as_it_was_seen(server, open_page):
+    page = open_page(server)
+    ask(page, "What is a lamp?")
+    page.click("[aria-label='Answer again']")
+    page.wait_for_selector(".branches:has-text('2 / 2')")
+    ended(page)
+    page.click("[aria-label='Earlier version']")
+    page.wait_for_selector(".branches:has-text('1 / 2')")
+    ask(page, "And a tide?")
+    page.locator("[aria-label='Remove from the chat']").last.click()
+    page.wait_for_function("() => document.querySelectorAll('.turn').length === 1")
+    _, text = saved(page, "Save as JSON")
+    (chat,) = json.loads(text)["chats"]
+    assert len(chat["turns"]) == 2 and chat["head"] == chat["turns"][0]["id"]
+
+
 def test_a_chat_is_deleted_by_the_keyboard_and_the_focus_goes_to_the_next(server, open_page):
     page = open_page(server)
     begin_chats(page, "What is a lamp?", "What is a tide?")

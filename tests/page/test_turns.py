@@ -2,10 +2,11 @@
 
 import json
 
+import pytest
 from server.conftest import until
 
 from .conftest import ask, attach, ended, say
-from .test_nothing_lost import second_tab, turns_in
+from .test_nothing_lost import begin, second_tab, slow, turns_in
 
 STORY = "Tell a story of a lighthouse."
 
@@ -86,6 +87,22 @@ def test_an_answer_that_cannot_go_on_is_as_before_and_says_why(server, open_page
     (after,) = turns_in(page)
     kept = ("state", "answer", "answerId", "finish", "remembered")
     assert [after[name] for name in kept] == [before[name] for name in kept]
+
+
+def test_a_continuation_that_is_too_long_says_so_until_it_is_not(server, open_page):
+    page = open_page(server)
+    limit(page, 12)
+    ask(page, STORY)
+    page.unroute_all()
+    page.watch.expected = ("400",)
+    error = {"error": {"message": "It is full.", "code": "context_length_exceeded"}}  # of a server that counts nothing
+    page.route("**/v1/chat/completions", lambda route: route.fulfill(status=400, json=error))
+    page.click("text=Continue")
+    page.wait_for_selector(".notice:has-text('It is full.')")
+    page.unroute_all()
+    limit(page, 12)
+    _, turn = go_on(page)
+    assert turn.locator(".notice").count() == 0 and turn.locator("text=Shorten the question").count() == 0
 
 
 def test_an_answer_that_goes_on_outlives_its_page(server, open_page):
@@ -192,6 +209,95 @@ def test_a_document_is_removed_from_the_chat(server, open_page):
     assert turn.locator(".account tbody th:has-text('Lamps')").count() == 0
     page.locator("#deleted p:has-text('Lamps.txt')").locator("text=Take back").click()
     page.wait_for_function("() => document.querySelectorAll('.question .chip').length === 1")
+
+
+@pytest.mark.parametrize("act", ["Answer again", "Edit the question"])
+def test_a_removed_document_does_not_come_back_where_its_question_is_asked_again(server, open_page, act):
+    page = open_page(server)
+    attach(page, {"Lamps": "The lamp of Sundrift is green."})
+    ask(page, "Which colour has the lamp?")
+    page.click("[aria-label='Remove Lamps.txt from the chat']")
+    page.wait_for_function("() => document.querySelectorAll('.question .chip').length === 0")
+    page.click(f"[aria-label='{act}']")
+    if act == "Edit the question":
+        page.keyboard.press("Enter")
+    page.wait_for_selector(".branches:has-text('2 / 2')")
+    assert ended(page).locator(".account tbody th:has-text('Lamps')").count() == 0
+    with page.expect_request("**/v1/chat/completions") as sent:
+        ask(page, "And the tide?")
+    chat = page.url.rpartition("/")[2]
+    assert "lamp of Sundrift" not in sent.value.post_data
+    assert "lamp of Sundrift" not in json.dumps(server.http.get(f"/v1/conversations/{chat}").json())
+
+
+def test_of_two_removed_documents_one_comes_back_alone(server, open_page):
+    page = open_page(server)
+    attach(page, {"Lamps": "The lamp of Sundrift is green.", "Tides": "The tide of Sundrift is high."})
+    ask(page, "Which colour has the lamp?")
+    page.click("[aria-label='Remove Tides.txt from the chat']")
+    page.click("[aria-label='Remove Lamps.txt from the chat']")
+    page.wait_for_function("() => document.querySelectorAll('.question .chip').length === 0")
+    page.locator("#deleted p:has-text('Tides.txt')").locator("text=Take back").click()
+    page.wait_for_selector(".question .chip")
+    assert page.locator(".question .chip").all_inner_texts() == ["Tides.txt"]
+    page.locator("#deleted p:has-text('Lamps.txt')").locator("text=Take back").click()
+    page.wait_for_function("() => document.querySelectorAll('.question .chip').length === 2")
+    assert page.locator(".question .chip").all_inner_texts() == ["Lamps.txt", "Tides.txt"]
+
+
+def test_what_is_edited_stays_where_a_removal_becomes_final(server, open_page):
+    page = open_page(server)
+    for question in ("What is a lamp?", "What is a tide?"):
+        ask(page, question)
+    page.clock.install()
+    page.locator("[aria-label='Remove from the chat']").last.click()
+    page.wait_for_function("() => document.querySelectorAll('.turn').length === 1")
+    page.click("[aria-label='Edit the answer']")
+    page.fill("[aria-label='Edited answer']", "A lamp is blue.")
+    page.clock.run_for(9000)
+    page.wait_for_selector("#deleted:not(:has(p))", state="attached")
+    assert page.input_value("[aria-label='Edited answer']") == "A lamp is blue."
+    until(lambda: [turn["question"] for turn in turns_in(page)] == ["What is a lamp?", ""])
+
+
+def test_another_version_is_seen_where_the_last_one_is_removed(server, open_page):
+    page = open_page(server)
+    first = ask(page, "What is a lamp?").locator(".answer").inner_text()
+    page.click("[aria-label='Edit the answer']")
+    page.fill("[aria-label='Edited answer']", "A lamp is blue.")
+    page.keyboard.press("Control+Enter")
+    page.wait_for_selector(".answer:has-text('A lamp is blue.')")
+    page.click("[aria-label='Remove from the chat']")
+    page.wait_for_selector(".turn:not(:has(.branches))")
+    assert page.locator(".answer").inner_text() == first
+    page.click("#deleted >> text=Take back")
+    page.wait_for_selector(".answer:has-text('A lamp is blue.')")
+
+
+def test_a_question_that_another_tab_waits_for_is_not_removed_here(server, open_page):
+    page = open_page(server)
+    page.route("**/v1/chat/completions", lambda route: None)
+    attach(page, {"Lamps": "The lamp of Sundrift is green."})
+    page.fill("#question", "What is a lamp?")
+    page.keyboard.press("Enter")
+    page.wait_for_selector(".turn .answer[aria-busy]", state="attached")
+    other = second_tab(page)
+    other.wait_for_selector("text=Another page waits for this answer")
+    assert other.locator("[aria-label^='Remove']").count() == 0
+
+
+def test_an_answer_that_comes_while_a_turn_before_it_is_removed_is_forgotten_too(server, open_page):
+    page = open_page(server)
+    ask(page, "What is a tide?")
+    with slow(server):
+        begin(page)
+        page.locator("[aria-label='Remove from the chat']").first.click()
+        page.wait_for_function("() => document.querySelectorAll('.turn').length === 1")
+    ended(page)
+    answers = [turn["answerId"] for turn in turns_in(page)]
+    assert len(answers) == 2 and all(answers)
+    page.goto("about:blank")
+    until(lambda: all(server.http.get(f"/v1/chat/completions/{id}").status_code == 404 for id in answers))
 
 
 def test_a_chat_has_a_system_prompt_of_its_own(server, open_page):
