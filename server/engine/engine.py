@@ -395,9 +395,13 @@ class Watchdog:
                 logger.error("a step hangs: it has taken %.0f s so far\n%s", seconds, where)
 
 
-LOST = RequestError("the engine failed while computing this", status=500)
 LAST_SAVE = 5.0  # seconds to save idle KV in when the server ends
 LAST_WORDS, MOST_WORDS = 0.2, 3.0  # seconds for clients to get their last event before llama.cpp ends the process; at most
+
+
+def lost() -> RequestError:
+    """Return the error of requests that cannot go on behind a failed step; each raise of it makes its traceback longer."""
+    return RequestError("the engine failed while computing this", status=500)
 
 
 class Engine:
@@ -677,7 +681,7 @@ class Engine:
         self._run(Plan(tree.device.take_operations()))
         self._behind.write()
         if tree.device.num_ready:  # held for a request that waits: it begins anew
-            self.generations.fail(self.scheduler.recover().failed, LOST)
+            self.generations.fail(self.scheduler.recover().failed, lost())
         self.scheduler.admits = True
         self.sleep.begin()
 
@@ -707,7 +711,7 @@ class Engine:
             self.scheduler.index.host.num_tokens,
         )
         self.runner.clear()
-        self.generations.fail(found.failed, LOST)
+        self.generations.fail(found.failed, lost())
         self.generations.restart(found.again)
         self.generations.fail_rejected()
 

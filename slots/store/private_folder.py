@@ -65,12 +65,15 @@ def own_folder(path: Path, flag: str) -> Path:
     return path
 
 
+MOST_TRIES = 10  # to lock a file that others remove; some file systems give it another number each time it is looked at
+
+
 def lock(file: Path) -> int:
     """Lock a file, which is made if it is missing, until its descriptor is closed or this process ends.
 
     Return the descriptor. Raises BlockingIOError if it is locked already, and OSError, also where there are no such locks.
     """
-    while True:
+    for _ in range(MOST_TRIES):
         descriptor = os.open(file, os.O_CREAT | os.O_RDWR, 0o600)
         try:
             import fcntl
@@ -86,6 +89,7 @@ def lock(file: Path) -> int:
             os.close(descriptor)
             raise
         os.close(descriptor)  # it was removed in between: who locks the file that is there now would not know of this one
+    raise OSError(errno.ESTALE, "another file has the name of each that is opened", str(file))
 
 
 def locked_folder(folder: Path) -> tuple[Path, int]:

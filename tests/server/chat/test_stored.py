@@ -176,6 +176,13 @@ def test_a_killed_server_leaves_no_lock(tmp_path):
         one.close()
 
 
+def test_a_lock_whose_file_is_never_the_one_that_is_opened_is_refused(tmp_path, monkeypatch):
+    """Some file systems number a file anew each time."""
+    monkeypatch.setattr("os.path.samestat", lambda one, other: False)
+    with pytest.raises(OSError, match="another file has the name"):
+        private_folder.lock(tmp_path / "lock")
+
+
 def test_a_folder_without_locks_is_refused_with_what_is_right(tmp_path, monkeypatch):
     def no_locks(file):
         raise OSError(errno.ENOLCK, "No locks available")

@@ -1,5 +1,6 @@
 """A step that fails, or that does not end: what is kept, who is answered, and what /health says."""
 
+import gc
 import logging
 import threading
 from typing import Any
@@ -11,6 +12,7 @@ from slotcache.models.errors import RunnerError
 from slotcache.models.runner import Runner, States
 from slotcache.server.engine import engine as engines
 from slotcache.server.engine.generation import Generation
+from slotcache.server.http.api_errors import RequestError
 from slotcache.slots.radix import descendants, path
 from support.architectures import hybrid, recurrent
 
@@ -243,6 +245,18 @@ def test_a_request_that_fails_each_step_takes_no_other_one_with_it(monkeypatch):
         assert list(map(said, found)) == [f"The river of {town} is {river}." for town, river in RIVERS.items()]
         assert len(failed[0]) > 1 and [len(one) for one in failed[1:]] == [1, 1]
         assert server.chat()["usage"]["completion_tokens"] == 4
+
+
+def test_an_error_goes_with_its_requests(tiny, monkeypatch):
+    """Raised again and again, one error would keep the frames of all requests that it has ended."""
+    with running(tiny, failed_steps=6) as server:
+        fail(server.service.engine, monkeypatch, is_poison, times=1000)
+        for _ in range(2):
+            assert server.http.post(CHAT, json=about("Calder") | {"max_tokens": POISON}).status_code == 500
+        server.chat()
+        gc.collect()
+        kept = [one for one in gc.get_objects() if isinstance(one, RequestError) and "the engine failed" in str(one)]
+        assert not kept
 
 
 def test_streams_pause_while_one_that_may_be_the_cause_runs_alone(monkeypatch):
