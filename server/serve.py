@@ -7,6 +7,7 @@ import faulthandler
 import gc
 import logging
 import os
+import signal
 import socket
 import sys
 import time
@@ -16,6 +17,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from threading import Thread
+from types import FrameType
 
 import uvicorn
 
@@ -53,6 +55,13 @@ class Server(ListeningServer):
         super().__init__(config, most_connections(), state.settings)
         self._state = state
         self.reload: asyncio.Task[None] | None = None  # since the file holds another model
+        self.ended_by = 0  # the signal
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Begin to end. uvicorn would raise the signal again before `run` has closed the index and the files."""
+        super().handle_exit(sig, frame)
+        self.ended_by = self.ended_by or sig
+        self._captured_signals.clear()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._state.models.close()
@@ -75,6 +84,8 @@ def serve(settings: Settings, when_ready: Ready | None = None) -> int:
             runner.run(run(server, state, path, when_ready))
         if state.failure:
             print(f"slotcache: {state.failure}", file=sys.stderr)
+        if server.ended_by == signal.SIGTERM:
+            signal.raise_signal(signal.SIGTERM)  # as who sent it expects, now that all is closed
         return 1 if state.failure else 0
     except (ModelError, FolderError, SettingsError) as error:
         print(f"slotcache: {error}", file=sys.stderr)

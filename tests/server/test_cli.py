@@ -222,6 +222,26 @@ def test_the_demo_opens_the_page_over_the_bundled_documents_without_gguf(tmp_pat
     assert process.returncode == 0 and shown == f"the page is at {url}\n"
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="no such signal")
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, -signal.SIGTERM), (signal.SIGINT, 0)])
+def test_a_signal_ends_a_server_once_its_index_is_closed(tiny, tmp_path, number, code):
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "port.md").write_text("# Port\n\nThe port opens at nine.\n")
+    (index := tmp_path / "index").mkdir(mode=0o700)
+    arguments = ("-m", tiny, "--port", port := free_port(), "-c", 512, "-t", 1, "--embedding-model", "none")
+    serving = command("serve", *arguments, "--docs", tmp_path / "docs", "--docs-db", index)
+    process = subprocess.Popen(serving, stderr=subprocess.PIPE, text=True)
+    try:
+        wait_until_ready(process, port)
+        assert [*index.glob("*.db-wal")], "the journal of an index that is open"
+        process.send_signal(number)
+        _, log = process.communicate(timeout=DEADLINE)
+    finally:
+        process.kill()
+    assert process.returncode == code and "Traceback" not in log
+    assert [*index.glob("*.db")] and not [*index.glob("*.db-wal")]
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux alone ends what a killed process has started")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGKILL])
 def test_the_server_of_a_demo_ends_with_it(tmp_path, number):
