@@ -23,7 +23,7 @@ class Counters:
     tree: PrefixTree
     steps: int = total("Steps of the engine, each a batch of tokens")
     spans: int = total("Requests that steps computed, counted once in each step")
-    held_steps: int = total("Steps without the prompts that wait, since all streams end soon")
+    late_starts: int = total("Requests that started once the prompts that ran were computed, although a slot was idle")
     restarts: int = total("Times a request began again, since a step failed before its first token", "restarted_requests")
     prefilled_tokens: int = total("Prompt tokens computed for requests", "prompt_tokens")
     idle_tokens: int = total("Prompt tokens computed in idle time for what may come", "idle_prompt_tokens")
