@@ -425,10 +425,10 @@ class Scheduler:
                 self._preempt()
             while self.tree.copies.save_ahead():
                 pass
-        while self._has_slot() and (job := self.waiting.next()):
+        while self._has_slot() and not self._late.is_known(self.waiting, self.running) and (job := self.waiting.next()):
             if self.fetcher.begins_late(job):
                 continue
-            if self._late.includes(job, self.running):
+            if self._late.includes(job, self.waiting, self.running):
                 break
             if not self.cells.fits(job, self.waiting):
                 if self._give_way(job, slot=-1):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from functools import partial
 
 from .cells import Cells
@@ -33,9 +33,21 @@ class LateStarts:
 
     def __init__(self, index: PromptTree, budget: PrefillBudget, cells: Cells, counters: Counters, batch_size: int) -> None:
         self._index, self._budget, self._cells, self._counters, self._batch_size = index, budget, cells, counters, batch_size
+        self._last: tuple[Job, list[int]] | None = None  # one that starts later, and the ids of those that waited then
 
-    def includes(self, job: Job, running: Collection[Job]) -> bool:
-        """Return whether a waiting request, whose prompt is laid out, starts later, and note its turn."""
+    def is_known(self, waiting: Iterable[Job], running: Collection[Job]) -> bool:
+        """Return whether the last one starts later still, and no other one has come since: none is laid out anew for it."""
+        if self._last is None or self._last[1] != _ids(waiting) or not self._is_late(self._last[0], running):
+            self._last = None
+        return self._last is not None
+
+    def includes(self, job: Job, waiting: Iterable[Job], running: Collection[Job]) -> bool:
+        """Return whether a waiting request, whose prompt is laid out, starts later, and remember it."""
+        if is_late := self._is_late(job, running):
+            self._last = job, _ids(waiting)
+        return is_late
+
+    def _is_late(self, job: Job, running: Collection[Job]) -> bool:
         prompts = [one for one in running if one.request.kind.is_client and one.phase is not Phase.DECODE]
         if not prompts or not job.request.kind.is_client or job.has_begun or job.is_suspect:
             return False
@@ -49,7 +61,7 @@ class LateStarts:
             self._counters.late_starts += 1
         return job.due >= min(one.due for one in prompts)
 
-    def _alone(self, prompts: Collection[Job], streams: bool) -> float:
+    def _alone(self, prompts: list[Job], streams: bool) -> float:
         """Return from how many tokens on prompts have a step for themselves.
 
         Beside streams, which cut prompts into parts, a step is to be full. Else it is to see no other prompt's cells.
@@ -63,3 +75,8 @@ class LateStarts:
         scope, tokens = job.request.index_scope, job.layout.tokens
         reused = min(self._index.reusable(scope, tokens), self._index.num_cached(scope, tokens))
         return len(tokens) - reused
+
+
+def _ids(waiting: Iterable[Job]) -> list[int]:
+    """Return the ids of the requests that wait for nothing but a slot."""
+    return [job.request.id for job in waiting if job.phase is Phase.WAITING]

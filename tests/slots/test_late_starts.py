@@ -102,6 +102,26 @@ def test_its_documents_get_their_order_when_it_starts():
     assert asked.layout.tokens[0] == B[0]
 
 
+def test_a_prompt_is_laid_out_once_while_it_waits():
+    world, laid_out = World(cells=2000), []
+
+    class Counted(Fixed):
+        def arrange(self, tree, scope, waiting=()):
+            laid_out.append(len(world.plans))
+            return super().arrange(tree, scope, waiting)
+
+    first = world.submit(LONG)
+    world.step()
+    world.submit(Counted(range(2000, 2600)))
+    while first.phase is not Phase.DECODE:
+        world.step()
+    assert laid_out == [1]
+    world.step()
+    assert laid_out[1:] == [len(world.plans) - 1], "and once more when it starts"
+    short = world.submit(range(5000, 5020))
+    assert computed(world.step(), short), "one that comes later is found all the same"
+
+
 def test_an_equal_prompt_finds_all_of_it_computed():
     world = World(cells=2000)
     jobs = [world.submit(LONG) for _ in range(3)]
