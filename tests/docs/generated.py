@@ -41,7 +41,7 @@ def _with(table: str, place: re.Pattern[str], page: str) -> str:
 
 
 def levels() -> str:
-    """All settings of a server, as `slotcache serve --help` and `--help-all` have them: the first of each topic, then the rest."""
+    """Return the settings of a server as `--help` has them, the first of each topic, and then the rest."""
     from slotcache.server.config.settings import SETTINGS as ALL
     from slotcache.server.config.topics import TOPICS
 
