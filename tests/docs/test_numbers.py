@@ -36,7 +36,7 @@ TOLD = [
     ("docs/api.md", "its last {} tokens count", text_prompt.WINDOW * 3 // 4),
     ("docs/api.md", "its first {} tokens count", text_prompt.WINDOW // 4),
     ("docs/api.md", "In a context of fewer than {} tokens half of it", 2 * text_prompt.WINDOW),
-    ("docs/api.md", "Another text of {} characters or more", tool_results.LEAST),
+    ("docs/prompts.md", "Another text of {} characters or more", tool_results.LEAST),
     ("docs/api.md", "may take {} times `--max-body`", LARGEST),
     ("docs/api.md", "must arrive at {} kB/s", Bodies.up_to(1).rate / 1000),
     ("docs/api.md", "after {} s of grace (408)", Bodies.up_to(1).patience),
