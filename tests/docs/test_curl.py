@@ -31,9 +31,10 @@ def curls(page):
     fences = list(FENCE.finditer(text))
     for fence, after in zip(fences, [*fences[1:], None], strict=True):
         commands = [line for line in fence["text"].splitlines() if line.startswith("curl ")]
-        has_answer = after and after["language"] == "json" and not text[fence.end() : after.start()].strip()
-        answers = [None] * (len(commands) - 1) + [json.loads(after["text"]) if has_answer else None]
-        yield from zip(commands, answers, strict=False)
+        answer = None
+        if after and after["language"] == "json" and not text[fence.end() : after.start()].strip():
+            answer = json.loads(after["text"])
+        yield from zip(commands, [*[None] * (len(commands) - 1), answer], strict=False)
 
 
 def send(server, command):
