@@ -254,7 +254,7 @@ class Scheduler:
         self._most_told = max_rows - num_slots  # beside a row for each slot
         self.step = self._new_step()  # of the last plan
         self._strategies = [make(tree, self.cells, self.counters) for make in (*strategies, PlainKV)]
-        self._late = LateStarts(self.index, self.budget, self.cells, self.counters, batch_size)
+        self._late = LateStarts(self.budget, self.cells, self.counters, batch_size)
 
     def fetch_with(self, fetcher: Fetcher) -> None:
         """Let requests wait for what a fetcher brings, from now on."""

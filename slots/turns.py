@@ -8,7 +8,6 @@ from functools import partial
 from .cells import Cells
 from .costs import PrefillBudget
 from .counters import Counters
-from .host import PromptTree
 from .job import Job, Phase
 
 
@@ -31,8 +30,8 @@ class LateStarts:
     one starts at once, and so does one whose tokens share a step with the last ones of those that run.
     """
 
-    def __init__(self, index: PromptTree, budget: PrefillBudget, cells: Cells, counters: Counters, batch_size: int) -> None:
-        self._index, self._budget, self._cells, self._counters, self._batch_size = index, budget, cells, counters, batch_size
+    def __init__(self, budget: PrefillBudget, cells: Cells, counters: Counters, batch_size: int) -> None:
+        self._budget, self._cells, self._counters, self._batch_size = budget, cells, counters, batch_size
         self._last: tuple[Job, list[int]] | None = None  # one that starts later, and the ids of those that waited then
 
     def is_known(self, waiting: Iterable[Job], running: Collection[Job]) -> bool:
@@ -57,7 +56,7 @@ class LateStarts:
         if sum(one.num_lacking for one in prompts) < self._alone(prompts, streams):
             return False
         if not job.due:
-            job.due = self._counters.prompt_tokens + self._num_lacking(job)
+            job.due = self._counters.prompt_tokens + self._cells.num_missing(job)
             self._counters.late_starts += 1
         return job.due >= min(one.due for one in prompts)
 
@@ -70,11 +69,6 @@ class LateStarts:
             return self._budget.limit(self._batch_size, partial(self._cells.swap.passed_over, prompts))
         costs = self._budget.costs
         return min(self._batch_size - costs.chunk, costs.swap_from_tokens) + 1
-
-    def _num_lacking(self, job: Job) -> int:
-        scope, tokens = job.request.index_scope, job.layout.tokens
-        reused = min(self._index.reusable(scope, tokens), self._index.num_cached(scope, tokens))
-        return len(tokens) - reused
 
 
 def _ids(waiting: Iterable[Job]) -> list[int]:
