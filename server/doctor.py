@@ -105,7 +105,7 @@ def _print_times(settings: Settings) -> None:
     offload = settings.gpu_layers, settings.device, settings.split_mode, settings.tensor_split, settings.main_gpu
     speeds = libraries.compare(path, threads, offload, lambda line: print(f"  {line}", file=sys.stderr))
     print(
-        f"Tokens a second with {path.name} on {threads} threads, a prompt of {libraries.PROMPT} and one at a time behind it:"
+        f"Tokens a second with {path.name} on {threads} threads, a prompt of {libraries.PROMPT} and one at a time after it:"
     )
     for line in libraries.as_table(speeds):
         print(f"  {line}")

@@ -62,6 +62,13 @@ class Cells:
         promised = tree.device.num_pending + len(self._running) + tree.recompute_last - 1
         return job.num_tokens - match.covered + promised < self.num_free + reclaimable
 
+    def num_missing(self, job: Job) -> int:
+        """Return how many tokens of a waiting prompt, which is laid out, have no KV that it could take over now."""
+        request, layout, index = job.request, job.layout, self._index
+        scope, tokens = request.index_scope, layout.tokens
+        reused = min(index.reusable(scope, tokens), index.num_cached(scope, tokens))
+        return len(tokens) - reused - layout.num_placed(self._tree, request.scope, reused)
+
     def forecast(self, prompt: Prompt, scope: Scope) -> tuple[int, bool]:
         """Return how many tokens a background request would compute, and whether the cells for them are free."""
         layout = prompt.arrange(self._index, scope)

@@ -78,7 +78,7 @@ def check(scheduler: Scheduler) -> None:
         assert sequence is not None and sequence.active and sequence.last_node.end == job.claimed
         assert sequence.length == min(job.computed, job.claimed)
         assert job.computed < job.num_tokens <= len(job.tokens)
-        may_pause = job.computes is not Phase.DECODE and job.phase in (Phase.FOLLOWING, Phase.HELD)
+        may_pause = job.computes is not Phase.DECODE and job.phase is Phase.FOLLOWING
         assert job.phase is job.computes or may_pause
         for node in path(sequence.last_node):
             pins[node] = pins.get(node, 0) + 1

@@ -186,7 +186,6 @@ def mean_depth(plan: Plan) -> float:
 # ---- Budget -------------------------------------------------------------------------------------------------------------
 # The prefill budget of a step: as many prompt tokens as running streams can wait for, in whole chunks.
 
-LATEST = 0.2  # weight of the last step without prompt tokens beside the mean of those before
 AIM = 0.9  # share of the longest stall that a step aims at: steps take up to a tenth longer than their profile
 
 
@@ -199,11 +198,10 @@ class PrefillBudget:
     """
 
     def __init__(self, size: int, max_stall: float, costs: Costs, profile: Profile) -> None:
-        self.size, self.max_stall = size, max_stall
-        self._chunk, self._profile = costs.chunk, profile
+        self.size, self.max_stall, self.costs = size, max_stall, costs
+        self._profile = profile
         self._by_cells = Profile(costs.chunk)  # with the cells in use for the depth
         self._slowdown = 1.0  # time of the last step over what was expected
-        self.decode = 0.0  # seconds of a step without prompt tokens, about; 0: unknown
 
     def observe(self, plan: Plan, seconds: float, cells: int) -> None:
         """Learn from the time that a plan took, and let the profile learn. A draft's rows are no prompt tokens.
@@ -212,9 +210,7 @@ class PrefillBudget:
         many, beside other work on the machine, makes the next ones smaller at once.
         """
         tokens = plan.num_tokens
-        if plan.spans and tokens == len(plan.spans):
-            self.decode += (seconds - self.decode) * (LATEST if self.decode else 1.0)
-        if tokens < self._chunk or plan.has_drafts:
+        if tokens < self.costs.chunk or plan.has_drafts:
             return
         if self._by_cells.is_learnt:
             self._slowdown = max(1.0, seconds / self._by_cells.seconds(cells, tokens))
@@ -233,7 +229,7 @@ class PrefillBudget:
         within = self._within(cells(most))
         if (in_use := cells(within)) > cells(most):
             within = self._within(in_use)  # too few for a swap
-        return min(most, max(self._chunk, within))
+        return min(most, max(self.costs.chunk, within))
 
     def _within(self, cells: int) -> int:
         return self._by_cells.tokens_within(AIM * self.max_stall / self._slowdown, cells)

@@ -23,18 +23,22 @@ class Counters:
     tree: PrefixTree
     steps: int = total("Steps of the engine, each a batch of tokens")
     spans: int = total("Requests that steps computed, counted once in each step")
-    held_steps: int = total("Steps without the prompts that wait, since all streams end soon")
-    restarts: int = total("Times a request began again, since a step failed before its first token", "restarted_requests")
+    late_starts: int = total("Requests that started after the running prompts, although a slot was idle")
+    restarts: int = total("Times a request began again because a step failed before its first token", "restarted_requests")
     prefilled_tokens: int = total("Prompt tokens computed for requests", "prompt_tokens")
-    idle_tokens: int = total("Prompt tokens computed in idle time for what may come", "idle_prompt_tokens")
+    idle_tokens: int = total(
+        "Prompt tokens computed in idle time, ahead of a turn or for a client that disconnected", "idle_prompt_tokens"
+    )
     generated_tokens: int = total("Tokens generated in answers")
-    forced_tokens: int = total("Generated tokens that a grammar left no choice about: they were not sampled")
+    forced_tokens: int = total("Generated tokens that a grammar determined: they were not sampled")
     drafts: int = total("Drafts of next tokens that a step checked")
     drafted_tokens: int = total("Tokens of the drafts that a step checked")
     accepted_tokens: int = total("Drafted tokens that were the sampler's choice")
-    retired_tokens: int = total("Tokens that leave first, as the session or sub-agent that alone has them has ended")
+    retired_tokens: int = total(
+        "Tokens marked for early eviction because the only session or sub-agent using them has ended"
+    )
     preemptions: int = total(
-        "Requests paused because cells ran out or a step failed, and prompts computed ahead that gave way to a request"
+        "Requests paused because cells ran out or a step failed; prompts computed ahead that made room for a request"
     )
     cached_tokens: dict[str, int] = field(default_factory=dict[str, int])
 

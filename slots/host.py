@@ -61,8 +61,8 @@ class HostMemory:
     """The copies of one tree's runs, and of the states at their ends: what fits, what leaves, what is new.
 
     max_bytes: the budget; 0 means that nothing is copied. policy: the order in which copies leave. sizes: what they take.
-    cut: takes a part out of the copy of a run. A record stands for itself: it has all tokens from the first one on, so it is
-    taken only where its tokens match.
+    cut: takes a part out of the copy of a run. lent: bytes beside the budget that copies may take while a step computes.
+    A record stands for itself: it has all tokens from the first one on, so it is taken only where its tokens match.
     """
 
     index: PromptTree  # sets itself here; it says what is of no use without a copy that leaves
@@ -74,8 +74,9 @@ class HostMemory:
         *,
         sizes: CopySizes = BY_TOKEN,
         cut: Cut = lambda run, start, stop: run,
+        lent: int = 0,
     ) -> None:
-        self.max_bytes, self.sizes, self._cut = max_bytes, sizes, cut
+        self.max_bytes, self.sizes, self._cut, self._lent = max_bytes, sizes, cut, lent
         self.num_bytes = 0
         self.num_tokens = 0  # of all copies of runs
         self.num_states = 0
@@ -127,6 +128,10 @@ class HostMemory:
     def could_hold(self, num_tokens: int) -> bool:
         """Return whether so many tokens of a prompt, with a state behind them, would fit with nothing beside them."""
         return 0 < self.max_bytes >= num_tokens * self.sizes.run_token + self.size_of(num_tokens)
+
+    def could_lend(self, num_tokens: int) -> bool:
+        """Return whether the KV of so many tokens may be here while a step computes."""
+        return num_tokens * self.sizes.run_token <= self._lent or self.could_hold(num_tokens)
 
     def has_room_for(self, num_tokens: int) -> bool:
         """Return whether that many new tokens of a prompt, with a state behind them, fit with nothing leaving for them."""

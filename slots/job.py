@@ -19,7 +19,7 @@ class Phase(Enum):
     """Where a request is: it waits, runs, or is done.
 
     FETCHING: it waits for a lower tier. READING: it runs, and computes a document for its prompt. FOLLOWING: another request
-    computes its next tokens. HELD: its prompt waits for streams that end soon.
+    computes its next tokens.
     """
 
     WAITING = "waiting"
@@ -27,7 +27,6 @@ class Phase(Enum):
     READING = "reading"
     PREFILL = "prefill"
     FOLLOWING = "following"
-    HELD = "held"
     DECODE = "decode"
     DONE = "done"
 
@@ -36,10 +35,9 @@ _COMPUTES = {Phase.READING, Phase.PREFILL, Phase.DECODE}
 NEXT_PHASES = {
     Phase.WAITING: {Phase.FETCHING, *_COMPUTES, Phase.DONE},
     Phase.FETCHING: {Phase.WAITING, *_COMPUTES, Phase.DONE},  # one that has to run alone waits for no tier
-    Phase.READING: {Phase.FOLLOWING, Phase.HELD, Phase.WAITING, Phase.DONE},
-    Phase.PREFILL: {Phase.FOLLOWING, Phase.HELD, Phase.DECODE, Phase.WAITING, Phase.DONE},
-    Phase.FOLLOWING: {*_COMPUTES, Phase.HELD, Phase.WAITING, Phase.DONE},
-    Phase.HELD: {*_COMPUTES, Phase.FOLLOWING, Phase.WAITING, Phase.DONE},
+    Phase.READING: {Phase.FOLLOWING, Phase.WAITING, Phase.DONE},
+    Phase.PREFILL: {Phase.FOLLOWING, Phase.DECODE, Phase.WAITING, Phase.DONE},
+    Phase.FOLLOWING: {*_COMPUTES, Phase.WAITING, Phase.DONE},
     Phase.DECODE: {Phase.PREFILL, Phase.WAITING, Phase.DONE},  # to prefill: a grammar forces further tokens
     Phase.DONE: set[Phase](),
 }
@@ -134,7 +132,8 @@ class Job:
     num_tokens: int = 0
     computed: int = 0
     started_at: int = 0  # `computed` at its admission
-    due: int = 0  # the count of prompt tokens, those of all requests, at which no later prompt goes before this one any more
+    # The count of prompt tokens, those of all requests, at which no later prompt goes before this one any more; 0: unknown.
+    due: int = 0
     recompute_last: int = 1  # its last tokens, which are computed even if they are cached (see `Costs`)
     claimed: int = 0  # tokens whose path is in the tree; computed ones beyond are private to it
     sequence: Sequence | None = None
@@ -171,7 +170,7 @@ class Job:
 
     def step_back(self) -> Job:
         """Be laid out again: a document has been read."""
-        self.layout, self.computed = NO_LAYOUT, 0
+        self.layout, self.computed, self.due = NO_LAYOUT, 0, 0
         return self
 
     def start_over(self) -> None:

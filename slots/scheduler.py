@@ -31,7 +31,7 @@ from .request import Layout, Request
 from .seams import Fetcher, NoDrafts, NoFetches, Proposer
 from .slot import SIMILARITY, Slots
 from .strategy import PlainKV
-from .turns import ShortWaits, in_turn
+from .turns import LateStarts, in_turn
 
 # ---- One step while it is planned: spans under a budget of tokens and of cells. -----------------------------------------
 
@@ -254,7 +254,7 @@ class Scheduler:
         self._most_told = max_rows - num_slots  # beside a row for each slot
         self.step = self._new_step()  # of the last plan
         self._strategies = [make(tree, self.cells, self.counters) for make in (*strategies, PlainKV)]
-        self._waits = ShortWaits(self.budget, self.cells, batch_size)
+        self._late = LateStarts(self.budget, self.cells, self.counters, batch_size)
 
     def fetch_with(self, fetcher: Fetcher) -> None:
         """Let requests wait for what a fetcher brings, from now on."""
@@ -390,9 +390,7 @@ class Scheduler:
         """
         last, apart = self.step.adapters, self.cells.num_used >= self.tree.costs.apart_from_cells
         streams = any(one.phase is Phase.DECODE for one in self.running) or len({one.answering for one in self.running}) > 1
-        waits = apart and streams and self._waits.begins(self.running)
-        self.counters.held_steps += waits
-        if apart and self.step.is_decode_turn and streams and not waits:
+        if apart and self.step.is_decode_turn and streams:
             step = self._new_step()
             same = [job for job in self.running if job.request.scope.adapters == last and job.phase is not Phase.DECODE]
             step.prefill(same, self.budget.limit(self.batch_size, partial(self.cells.swap.passed_over, same)))
@@ -427,9 +425,11 @@ class Scheduler:
                 self._preempt()
             while self.tree.copies.save_ahead():
                 pass
-        while self._has_slot() and (job := self.waiting.next()):
+        while self._has_slot() and not self._late.is_known(self.waiting, self.running) and (job := self.waiting.next()):
             if self.fetcher.begins_late(job):
                 continue
+            if self._late.includes(job, self.waiting, self.running):
+                break
             if not self.cells.fits(job, self.waiting):
                 if self._give_way(job, slot=-1):
                     continue
@@ -484,7 +484,7 @@ class Scheduler:
         self.fetcher.begins(job)
         job.strategy.pause_at(job, self.fetcher.next_pause(job))
         assert job.sequence is not None
-        job.due = self.counters.prompt_tokens + job.num_lacking
+        job.due = job.due or self.counters.prompt_tokens + job.num_lacking
         self.slots.take(job, job.sequence.id)
         self.running.append(job)
         job.go_on()

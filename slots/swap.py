@@ -109,7 +109,7 @@ class Swap:
         free = max(tree.device.cells_end - used, 0)
         limits = [job.request.limit for job in computing if job.num_tokens == job.num_prompt] if free else []
         num_steps = min(max(limits, default=0), USUAL_ANSWER)
-        if num_tokens + num_steps <= costs.swap_from_tokens or not tree.host.could_hold(used):
+        if num_tokens + num_steps <= costs.swap_from_tokens or not tree.host.could_lend(used):
             return [], 0, 0
         if not any(job.request.kind.is_client for job in computing):
             return [], 0, 0  # a new request may abort the step; then it must not wait for moves

@@ -38,9 +38,11 @@ WORDS = {"embedded": 88}
 USUAL = 158
 LONG = 2.5  # times as long are the documents of the skewed trace: two of them are a prompt like five others
 TRACES = ("burst", "skewed")
-SHUFFLED = ("rate", "memory")  # panels of a trace that does not depend on what they vary
+SHUFFLED = ("rate", "memory", "steady")  # panels of a trace that does not depend on what they vary
 EVERYTHING = 8192  # MiB of host memory: more than any trace here fills
 THEIRS = "llama-server"
+AT_ONCE = 4  # clients of the steady state
+GAINED = 1.5  # slotcache's rate there over llama-server's
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,10 +98,11 @@ class Size:
     seeds: int = 3
     chats: int = 10
     arriving: int = 512
+    steady: int = 300
 
 
 FULL = Size()
-QUICK = Size(6, 6, (0.5, 2.0), (0.5, 2.0), (0.0, 0.6), (1, 5), (1, 8), (0.25, 1.0), 8 + WARM_UP, 1, 2, 64)
+QUICK = Size(6, 6, (0.5, 2.0), (0.5, 2.0), (0.0, 0.6), (1, 5), (1, 8), (0.25, 1.0), 8 + WARM_UP, 1, 2, 64, 12)
 At = Mapping[str, Any]
 Drive = Callable[[Client], Awaitable[Run]]
 
@@ -152,7 +155,7 @@ class Study:
             run = arm.measure(sampling(self.args), drives)
             if not run.answered:
                 raise BenchError(f"{arm.name}: no request was answered, the first with: {run.errors[0]}")
-            figures = ("ttft", "latency", "prompt_tokens", "cached_tokens", "error")
+            figures = ("started", "ttft", "latency", "prompt_tokens", "cached_tokens", "error")
             return {name: [getattr(result, name) for result in run.results] for name in figures} | {"seconds": run.seconds}
 
         point = {"model": self.model, "arm": arm.name, **at, **self._trace, "options": options}
@@ -219,7 +222,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--models", default=",".join(MODELS), help="without -m: some of %(default)s (default: all)")
     text = "rate: memory for idle KV in both servers, a share of what the trace would keep (default: %(default)s)"
     add("--host-memory", type=float, default=0.25, help=text)
-    text = "rate, memory: RAGCache++'s bursts, shuffled, or RAGCache's popular documents (default: %(default)s)"
+    text = "rate, memory, steady: RAGCache++'s bursts, shuffled, or RAGCache's popular documents (default: %(default)s)"
     add("--trace", choices=TRACES, default=TRACES[0], help=text)
     add("--no-order-hint", dest="order_hint", action="store_false", help="leave the retrieval ranking out of prompts")
     add("--seed", type=int, default=0)
@@ -230,7 +233,7 @@ def run(args: argparse.Namespace) -> Report:
     if args.url:
         raise BenchError("paper starts a server for each point: leave --url out")
     if args.trace != TRACES[0] and args.name not in SHUFFLED:
-        raise BenchError(f"--trace {args.trace} is for {' and '.join(SHUFFLED)}, not for {args.name}")
+        raise BenchError(f"--trace {args.trace} is for {', '.join(SHUFFLED)}, not for {args.name}")
     found, about = Findings(), {}
     for name in PANELS if args.name == "all" else (args.name,):
         kept = Points(args.out / f"{name}{'-quick' * args.quick}.jsonl", lambda: machine.describe(args.llama_server))
@@ -393,6 +396,36 @@ def memory(study: Study) -> Findings:
     return Findings([_by_value(title, "memory %", curves)], [], _errors(curves))
 
 
+def steady(study: Study) -> Findings:
+    """Let clients ask without a pause until the cache is full; the first half of the requests does not count.
+
+    RAGCache measures an hour. The bound is what the tokens allow: their computed ones over ours.
+    """
+    queries = study.shuffled(study.size.steady)
+    first, flags = len(queries) // 2, f" -cram {EVERYTHING}"
+    own, their = study.args.slotcache_args + flags, study.args.llama_args + flags
+    arms = [study.arm(OWN, ctx_size=8192, slotcache_args=own)]
+    arms += study.theirs(study.args.parallel, ctx_size=8192, llama_args=their)
+    at = {"steady": len(queries), "clients": AT_ONCE, "mib": EVERYTHING}
+    curves = study.curves((AT_ONCE, arm, _closed(queries, AT_ONCE), at) for arm in arms)
+    halves = {name: _measured(one, first) for name, ((_, one),) in curves.items()}
+    rates = {name: len(one["started"]) / _seconds(one) for name, one in halves.items()}
+    rows = [(name, rates[name], *_summary(one | {"seconds": _seconds(one)})) for name, one in halves.items()]
+    title = f"steady state, {study.label}: the last {len(queries) - first} of {len(queries)} requests, {AT_ONCE} clients"
+    bars, notes = [], _errors(curves)
+    if THEIRS in halves:
+        ours, theirs = (sum(prompt - cached for cached, prompt in _tokens(halves[name])) for name in (OWN.name, THEIRS))
+        notes.append(f"{study.label}: computed tokens allow {theirs / ours:.2f} of llama-server's rate")
+        name = f"{study.label}: steady rate over llama-server's"
+        bars.append(Bar(7, name, rates[OWN.name] / rates[THEIRS], GAINED, at_least=True))
+    return Findings([Table(title, ("arm", "requests/s", *SUMMARY), rows)], bars, notes)
+
+
+def _seconds(one: Mapping[str, Any]) -> float:
+    """Return the seconds from the first of these requests to the end of the last."""
+    return max(map(sum, zip(one["started"], one["latency"], strict=True))) - min(one["started"])
+
+
 # ---- (c) Orders of documents (RAGCache++ 4.2 to 4.6; CacheWeaver 5, 6). -------------------------------------------------
 
 
@@ -520,9 +553,9 @@ def _tokens(one: Mapping[str, Any]) -> list[tuple[int, int]]:
     return [(cached, prompt) for cached, prompt in pairs if prompt]
 
 
-def _measured(one: Mapping[str, Any]) -> dict[str, Any]:
-    """Leave out the requests at the beginning."""
-    return {name: value[WARM_UP:] if isinstance(value, list) else value for name, value in one.items()}
+def _measured(one: Mapping[str, Any], uncounted: int = WARM_UP) -> dict[str, Any]:
+    """Leave out the first requests."""
+    return {name: value[uncounted:] if isinstance(value, list) else value for name, value in one.items()}
 
 
 def _errors(curves: Mapping[str, Curve]) -> list[str]:
@@ -537,6 +570,7 @@ PANELS: dict[str, tuple[str, Callable[[Study], Findings]]] = {
     "documents": ("over documents a question", AXES[1]),
     "clients": ("over clients at a time", AXES[2]),
     "memory": ("over host memory, by eviction policy", memory),
+    "steady": ("the rate of four clients once the cache is full", steady),
     "orders": ("orders of documents, against an oracle", orders),
     "turns": ("four turns with a cache and without", turns),
     SIMULATED: ("time of the scheduler over the rate, simulated", scheduling),

@@ -653,7 +653,7 @@ class Engine:
                 else:
                     states.sizes = sizes
             if 0 < self.runner.context.rollback < inf and not self.runner.goes_back():
-                logger.warning("the states of this model do not go back behind a wrong token: it has no drafts")
+                logger.warning("the states of this model do not go back to before a wrong token: it has no drafts")
                 self._end_drafts()
         except Exception:
             logger.exception("the warm-up failed")

@@ -112,20 +112,20 @@ def _counters(engine: Engine, tiers: Tiers) -> Described:
     return {
         **scheduler.counters.shown(),
         "wakeups": ("Times that the model came back into memory after a sleep", engine.sleep.num_wakes),
-        "failed_steps": ("Steps that failed, behind which the device begins empty", engine.num_failed_steps),
+        "failed_steps": ("Steps that failed, after which the device begins empty", engine.num_failed_steps),
         "hung_steps": ("Steps that took longer than --hang-after allows, and ended", engine.watchdog.num_hangs),
         "draft_model_tokens": (
             "Tokens that the draft model computed: of prompts, of answers, and drafted ones",
             engine.draft_model.num_tokens if engine.draft_model else 0,
         ),
         "draft_model_failures": (
-            "Times that the draft model failed; behind the third it drafts no more",
+            "Times that the draft model failed; after the third it drafts no more",
             engine.draft_model.num_failures if engine.draft_model else 0,
         ),
         "evicted_tokens": ("Tokens whose KV was evicted from the device", tree.num_evicted),
         "lost_tokens": ("Tokens whose KV was evicted from the last tier that had it", scheduler.index.host.num_lost),
         "scattered_tokens": (
-            "Tokens of answers that left the device without a copy: to save them takes longer than to compute them",
+            "Tokens of answers evicted from the device without a copy, because saving them takes longer than computing them",
             tree.num_uncopied,
         ),
         "saved_tokens": ("Tokens whose KV was copied to host memory", tree.copies.num_saved),
@@ -138,16 +138,16 @@ def _counters(engine: Engine, tiers: Tiers) -> Described:
             for name, tier in tiers.items()
         },
         "set_aside_tokens": (
-            "Tokens of others whose KV left the device while a prompt was computed, and came back",
+            "Tokens of other requests whose KV was swapped out for a prefill step and restored after it",
             scheduler.cells.swap.num_swapped,
         ),
-        "restored_tokens": ("Tokens whose KV was brought back from host memory", tree.copies.num_restored),
+        "restored_tokens": ("Tokens whose KV was restored from host memory", tree.copies.num_restored),
         "speculations_dropped": (
-            "Prompts computed ahead that gave way to a request or to another one",
+            "Prompts computed ahead that were dropped for a request or for a later stage",
             engine.background.num_dropped,
         ),
         "fetches": ("Requests for which KV came from a tier below host memory", engine.fetches.num_hits),
-        "fetched_tokens": ("Prompt tokens that such KV spared, as expected", engine.fetches.num_tokens),
+        "fetched_tokens": ("Prompt tokens that these reads were expected to save", engine.fetches.num_tokens),
         "fetched_bytes": ("Bytes of KV read from tiers below host memory", engine.fetches.num_bytes),
         "fetch_wait_seconds": ("Seconds that requests waited for such KV", engine.fetches.seconds),
         "fetches_given_up": ("Requests that computed what took too long to fetch", engine.fetches.num_given_up),

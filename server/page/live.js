@@ -107,7 +107,7 @@ function slotRow(slot) {
   const done = cached + (slot.n_prompt_tokens_processed ?? 0);
   const isReading = slot.state === "prefill";
   const cells = slot.is_processing
-    ? [isReading ? "reading" : "writing", isReading ? `${figure(done)} / ${figure(slot.n_prompt_tokens)}` : figure(slot.n_prompt_tokens), figure(cached), figure(slot.generated_tokens)]
+    ? [isReading ? "prefill" : "generating", isReading ? `${figure(done)} / ${figure(slot.n_prompt_tokens)}` : figure(slot.n_prompt_tokens), figure(cached), figure(slot.generated_tokens)]
     : ["idle", slot.n_prompt_tokens ? `${figure(slot.n_prompt_tokens)} kept` : "–", "–", "–"];
   return h("tr", { data: { state: slot.is_processing ? slot.state : "idle" } }, h("th", { scope: "row" }, String(slot.id)), cells.map((text) => h("td", {}, text)));
 }

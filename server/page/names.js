@@ -52,10 +52,10 @@ export function missText(miss, titleOf, isFirst) {
   if (!label) return `Nothing was reused: ${miss.why}.`;
   const kind = kindOf(label);
   if (differs) return `Reuse ended inside “${nameOf(label, titleOf)}”, where ${differs} differs from what is cached.`;
-  if (miss.at === 0) return "Nothing like this prompt was cached yet.";
-  if (kind === "document") return `“${nameOf(label, titleOf)}” had not been read behind these beginnings yet: reuse ended there.`;
-  if (kind === "question" && !isFirst) return "All that came before the question was reused; the question is new.";
+  if (miss.at === 0) return "Nothing of this prompt is cached yet.";
+  if (kind === "document") return `“${nameOf(label, titleOf)}” is not cached after this prefix: reuse ended there.`;
+  if (kind === "question" && !isFirst) return "Everything before the question was reused; the question is new.";
   if (kind === "question") return "Only the question is new.";
-  if (kind === "answer") return "An earlier answer stands in other words than it was sampled: reuse ended there.";
+  if (kind === "answer") return "The prompt shows an earlier answer in other words than the model sampled: reuse ended there.";
   return `Reuse ended at “${nameOf(label, titleOf)}”.`;
 }

@@ -78,11 +78,11 @@ export class TreeView {
   _nameOf(block) {
     for (const one of behind(block)) {
       const rows = this._rowsOf(one);
-      if (rows.length) return one !== block && block.children.length > 1 ? `Beginning of ${namesOf(rows)}` : namesOf(rows);
+      if (rows.length) return one !== block && block.children.length > 1 ? `Prefix of ${namesOf(rows)}` : namesOf(rows);
     }
     for (const one of inFront(block)) {
       const rows = this._rowsOf(one);
-      if (rows.some(({ isLast }) => isLast)) return "An answer, and the start of the next turn";
+      if (rows.some(({ isLast }) => isLast)) return "An answer, and the prefix of the next turn";
       if (rows.length) break;
     }
     return "Another client’s";
@@ -115,7 +115,7 @@ export class TreeView {
     const chats = [...this._chatsOf(block)].map(([id, title]) => h("li", {}, h("a", { href: `#/chat/${id}` }, title)));
     const facts = [["Tokens", `${figure(start)} to ${figure(start + tokens)} of the prompt`], ["KV", copies.join(", ")],
       ["Used", `by ${figure(run.frequency)} ${run.frequency === 1 ? "request" : "requests"}${run.in_use ? ", by one that runs now, too" : ""}`],
-      ["Pinned", run.pinned ? "yes: it leaves last" : "no"]];
+      ["Pinned", run.pinned ? "yes: it is evicted last" : "no"]];
     return [h("h3", {}, this._nameOf(block)), h("dl", {}, facts.map(([name, value]) => [h("dt", {}, name), h("dd", {}, value)])),
       h("p", {}, chats.length ? "Chats of this browser that share it:" : "No chat of this browser goes through it. The server shows no text."),
       chats.length ? h("ul", {}, chats) : "", ...texts.map((text) => h("blockquote", {}, brief(text, 400)))];

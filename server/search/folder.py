@@ -302,7 +302,7 @@ def load_folder_index(settings: Settings, vectors: Vectors, is_busy: Callable[[]
     if embedding is None and settings.embedding_model != WORDS_ALONE:
         logger.info("--docs are searched by words alone: %s", OFFER)
     elif embedding and any(astuple(embedding.prefixes)):
-        logger.info("queries are embedded behind %r, documents behind %r", *astuple(embedding.prefixes))
+        logger.info("queries are embedded after %r, documents after %r", *astuple(embedding.prefixes))
     elif language:
         logger.info("%s", BY_DEFAULT)
     bundled = paths == [bundled_folder()]

@@ -202,7 +202,7 @@ OF_A_DEVICE: tuple[tuple[str, str, Callable[[DevicePart], float | None]], ...] =
     ("memory_bytes", "Bytes of memory that a device has", lambda part: part.device.total or None),
     (
         "free_bytes",
-        "Bytes of memory that a device had free behind the load of the model",
+        "Bytes of memory that a device had free after the load of the model",
         lambda part: part.device.free if part.device.total else None,
     ),
     ("layers", "Layers of the model on a device, the output being one more", lambda part: part.layers),

@@ -159,7 +159,7 @@ class DiskTier:
         self._changed = threading.Condition()  # guards the queues, which any thread fills; never held during file access
         self._closing = self._failing = self._ready = False
         if (older := root / made_by.folder_of(FORMAT - 1)).is_dir():
-            logger.info("%s has KV in an earlier format: it is not used, and leaves first", older)
+            logger.info("%s has KV in an earlier format: it is not used, and is deleted first", older)
         self._thread = threading.Thread(target=self._write_behind, name="disk", daemon=True)
         self._thread.start()
 

@@ -178,12 +178,26 @@ def test_a_point_of_another_trace_is_another_point(tiny: Path, tmp_path: Path, m
     assert [point.get("workload") for point in points] == [None, None, "skewed", "skewed"]
 
 
+def test_the_steady_state_counts_the_second_half(tiny: Path, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(paper, "USUAL", 20)
+    out = tmp_path / "out.json"
+    command = ["paper", "steady", "--quick", "-m", str(tiny), "-t", "1", "--max-tokens", "2", "--out", str(tmp_path)]
+    assert main([*command, "--json", str(out)]) == 0
+    (table,) = json.loads(out.read_text())["tables"]
+    assert table["title"] == "steady state, tiny: the last 6 of 12 requests, 4 clients"
+    ((name, each_second, *_, seconds, failed),) = table["rows"]
+    assert (name, failed) == ("slotcache", 0) and each_second == pytest.approx(6 / seconds)
+    (point,) = [row["figures"] for row in lines(tmp_path / "steady-quick.jsonl") if "point" in row]
+    ends = map(sum, zip(point["started"][6:], point["latency"][6:], strict=True))
+    assert seconds == pytest.approx(max(ends) - min(point["started"][6:]))
+
+
 def test_a_model_that_it_does_not_know_and_a_url_are_refused(tmp_path: Path, capsys: Any) -> None:
     assert main(["paper", "turns", "--models", "large", "--out", str(tmp_path)]) == 2
     assert "--models large: expected some of bench, embedded" in capsys.readouterr().err
     assert main(["paper", "rate", "--parts", "no cache,speed", "--out", str(tmp_path)]) == 2
     assert "--parts speed: expected some of no cache, retrieval order" in capsys.readouterr().err
     assert main(["paper", "orders", "--trace", "skewed", "--out", str(tmp_path)]) == 2
-    assert "--trace skewed is for rate and memory, not for orders" in capsys.readouterr().err
+    assert "--trace skewed is for rate, memory, steady, not for orders" in capsys.readouterr().err
     assert main(["paper", "turns", "--url", "http://127.0.0.1:1", "--out", str(tmp_path)]) == 2
     assert "leave --url out" in capsys.readouterr().err

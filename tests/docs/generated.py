@@ -13,6 +13,7 @@ README = ROOT / "README.md"
 CHART, RESULTS = ROOT / "docs/ttft.svg", ROOT / "docs/benchmarks/ttft.json"
 SETTINGS, SCALE = ROOT / "docs/settings.md", ROOT / "docs/scale.md"
 TABLE = re.compile(r"^\| flag \| environment \|.*?(?=^$|\Z)", re.M | re.S)
+LEVELS = re.compile(r"^## The settings that matter first$.*?(?=^## Flags of llama-server$)", re.M | re.S)
 ARGUMENTS = re.compile(r"^\| argument \| environment \|.*?(?=^$|\Z)", re.M | re.S)
 REPORT = re.compile(r"(?<=^```json\n).*?(?=^```$)", re.M | re.S)
 VARIES = ("lane", "slot", "source")  # of a report: they hang on time, as does whether earlier KV is still on the device
@@ -24,9 +25,8 @@ def generated() -> dict[Path, str]:
     """Each file with generated parts, as it should be."""
     from slotcache.bench.chart import svg
     from slotcache.front.settings import HOSTING, OWN
-    from slotcache.server.config.settings import SETTINGS as ALL
 
-    settings = _with(flags_table(ALL), TABLE, SETTINGS.read_text("utf-8"))
+    settings = _with(levels(), LEVELS, SETTINGS.read_text("utf-8"))
     settings = _with(llama_table(), FOREIGN, settings)
     scale = _with(flags_table((*OWN, *HOSTING)), TABLE, SCALE.read_text("utf-8"))
     scale = _with(arguments_table(), ARGUMENTS, scale)
@@ -38,6 +38,21 @@ def _with(table: str, place: re.Pattern[str], page: str) -> str:
     text, number = place.subn(lambda _: table, page, count=1)
     assert number == 1, f"a page has no place for the table of {place.pattern}"
     return text
+
+
+def levels() -> str:
+    """Return the settings of a server as `--help` has them, the first of each topic, and then the rest."""
+    from slotcache.server.config.settings import SETTINGS as ALL
+    from slotcache.server.config.topics import TOPICS
+
+    known = {setting.name: setting for setting in ALL}
+    parts: list[str] = []
+    for heading, level in (("The settings that matter first", "first"), ("All other settings", "rest")):
+        parts.append(f"## {heading}\n")
+        for topic in TOPICS:
+            if names := getattr(topic, level):
+                parts.append(f"**{topic.title.capitalize()}**\n\n{flags_table([known[name] for name in names])}")
+    return "\n".join(parts) + "\n"
 
 
 def flags_table(settings) -> str:

@@ -1,4 +1,4 @@
-"""docs/api.md and docs/metrics.md against the server: routes, fields, defaults, errors, metrics, the report."""
+"""docs/api.md, docs/ollama.md and docs/metrics.md against the server: routes, fields, defaults, errors, the report."""
 
 import ast
 import json
@@ -11,7 +11,7 @@ from slotcache.server.http.api_errors import TYPES
 
 from docs.markdown import CODE, ROOT, read, rows, section
 
-API, METRICS = read("docs/api.md"), read("docs/metrics.md")
+API, OLLAMA, METRICS = read("docs/api.md"), read("docs/ollama.md"), read("docs/metrics.md")
 ROUTE = re.compile(r"(GET|POST|DELETE) (/\S*)")
 STATUS_OF_NO_TYPE = {500: "server_error"}
 
@@ -34,11 +34,12 @@ def test_every_route_is_described(demo_server):
 
 def test_every_field_of_a_body_is_described():
     real = {name for row in ROUTES if row.body for name in row.body.__struct_fields__}
-    parts = [part for part in re.split(r"^## ", API, flags=re.M) if not part.startswith(("The report", "Errors", "Routes"))]
+    parts = re.split(r"^## ", API, flags=re.M)
+    parts = [OLLAMA, *(part for part in parts if not part.startswith(("The report", "Errors", "Routes")))]
     described = {name for part in parts for name, _ in first_codes(part)}
     prose = {name for name in ("prompt",) if f"`{name}`" in API}
-    assert real - described - prose == set(), "fields that docs/api.md lacks"
-    assert described - real == set(), "fields of docs/api.md that no body has"
+    assert real - described - prose == set(), "fields that docs/api.md and docs/ollama.md lack"
+    assert described - real == set(), "fields of these pages that no body has"
 
 
 def test_the_defaults_of_sampling_are_as_described():

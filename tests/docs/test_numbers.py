@@ -36,11 +36,11 @@ TOLD = [
     ("docs/api.md", "its last {} tokens count", text_prompt.WINDOW * 3 // 4),
     ("docs/api.md", "its first {} tokens count", text_prompt.WINDOW // 4),
     ("docs/api.md", "In a context of fewer than {} tokens half of it", 2 * text_prompt.WINDOW),
-    ("docs/api.md", "Another text of {} characters or more", tool_results.LEAST),
-    ("docs/api.md", "may take {} times `--max-body`", LARGEST),
-    ("docs/api.md", "must arrive at {} kB/s", Bodies.up_to(1).rate / 1000),
-    ("docs/api.md", "after {} s of grace (408)", Bodies.up_to(1).patience),
-    ("docs/api.md", "reads nothing for {} s is closed", Connection.patience),
+    ("docs/prompts.md", "Another text of {} characters or more", tool_results.LEAST),
+    ("docs/operations.md", "may take {} times `--max-body`", LARGEST),
+    ("docs/operations.md", "must arrive at {} kB/s", Bodies.up_to(1).rate / 1000),
+    ("docs/operations.md", "after {} s of grace (408)", Bodies.up_to(1).patience),
+    ("docs/operations.md", "reads nothing for {} s is closed", Connection.patience),
     ("docs/retrieval.md", "takes longer than {} ms and a slot is idle", endpoint.STAGE * 1000),
     ("docs/retrieval.md", "files above {} MiB", files.MAX_BYTES >> 20),
     ("docs/retrieval.md", "first {} of that search", ranking.DEPTH),
@@ -63,7 +63,8 @@ def test_a_number_is_the_codes(name, sentence, value):
 
 
 def test_an_answer_of_a_grammar_may_wait_a_second():
-    assert grammar.PATIENCE == 1 and "waiting for more than a second in all fails" in read("docs/how-it-works.md")
+    text = " ".join(read("docs/how-it-works.md").split())
+    assert grammar.PATIENCE == 1 and "waiting for more than a second in all fails" in text
 
 
 def test_the_bound_on_overtaking_is_told_with_its_exceptions():
@@ -95,3 +96,27 @@ def test_a_figure_in_bold_missed_its_target():
             assert bool(said[1]) == (float(said[2]) > float(target)), cells
             found += 1
     assert found >= 8
+
+
+def test_the_models_that_fit_follow_the_pages_own_arithmetic():
+    """The sizes are computed: a context is what a card has beside the weights and 1.5 GiB, in KV of a token."""
+    text = section(read("docs/fitting.md"), "## Which model, which memory, which flags")
+    prose = " ".join(text.split())
+    kv = {size: int(number) for number, size in re.findall(r"(\d+)(?: KiB)? for (?:Qwen2\.5 )?(\d+(?:\.\d+)?B)", prose)}
+    assert {"1.5B", "3B", "7B", "14B", "32B"} <= kv.keys() and "(memory - 1.5 GiB - file) / KV of a token" in prose
+    weights: dict[str, float] = {}
+    found = 0
+    for memory, line, *rest in rows(text):
+        (size,) = re.findall(r"-(\d+(?:\.\d+)?B)-", line)[:1]
+        gib = float(memory.split()[0])
+        if rest:
+            weights[size] = float(rest[0].split()[0])
+            if rest[2].startswith("nothing"):
+                trained = 32_768 if size in ("1.5B", "3B") else 65_536
+                room = min((gib - 1.5 - weights[size]) * (1 << 20) / kv[size], trained)
+                assert abs(int(rest[1].replace(",", "")) - room) < 0.04 * room, (memory, line)
+                found += 1
+        elif size in weights:
+            assert "-c 32768" in line and weights[size] + 32_768 * kv[size] / (1 << 20) + 1.5 <= gib, (memory, line)
+            found += 1
+    assert found >= 12

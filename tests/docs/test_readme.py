@@ -9,10 +9,9 @@ from docs.markdown import read, rows, section
 
 ORDER = [
     "You have a folder of documents",
-    "You have an agent, or a client of OpenAI or Anthropic",
-    "You come from llama-server",
-    "A chat with documents",
-    "A conversation",
+    "You write a program",
+    "You want to change slotcache",
+    "Questions",
     "Five settings that matter",
     "When it does not help",
     "More",

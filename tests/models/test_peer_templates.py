@@ -52,7 +52,7 @@ CHATS: dict[str, dict[str, Any]] = {
     "effort": {"messages": [QUESTION], "chat_template_kwargs": {"reasoning_effort": "low"}},
 }
 
-# docs/api.md says why.
+# docs/prompts.md says why.
 DIFFERENT = {
     ("fireworks-ai-llama-3-firefunction-v2", "tools"),
     ("fireworks-ai-llama-3-firefunction-v2", "called"),

@@ -43,6 +43,18 @@ def test_a_document_is_read_once_and_moved():
     assert pieces(world, again) == [12, 1] and again.reuse.sources["moved"] > 70
 
 
+def test_a_question_over_documents_that_were_read_counts_for_itself_alone():
+    """Beside a prompt that lacks more than the question, and less than it with its documents."""
+    world = World(host=1000, cells=2000)
+    world.run(prompt(1000, 2000, 3000))
+    long = world.submit(range(5000, 5600))
+    while long.computed < 512:
+        world.step()
+    asked = world.submit(prompt(3000, 2000, 1000))
+    world.step()
+    assert pieces(world, asked) == [12]
+
+
 def jointly(document):
     """The front, a document and a question as one exact text."""
     given = prompt(document)

@@ -41,11 +41,11 @@ EXPECTED = {
     *("recovered", "kept over a failure", "began again", "paused by a failure", "poison"),
     *("overtaken", "prefetch", "private", "its slot", "adapters in turn"),
     *("forced", "forced and paused", "right drafts", "wrong drafts", "ended within a draft"),
-    *("held", "several answers", "shared among them", "pinned by marks", "slept", "retired"),
+    *("late", "several answers", "shared among them", "pinned by marks", "slept", "retired"),
     *("waiting, then prefill", "waiting, then decode", "waiting, then reading", "waiting, then fetching"),
     *("fetching, then waiting", "reading, then waiting"),
-    *("prefill, then decode", "prefill, then waiting", "prefill, then following", "prefill, then held"),
-    *("following, then prefill", "following, then waiting", "held, then prefill", "held, then waiting"),
+    *("prefill, then decode", "prefill, then waiting", "prefill, then following"),
+    *("following, then prefill", "following, then waiting"),
     *("decode, then prefill", "decode, then waiting"),
 }
 SESSIONS = ["", "a", "b"]
@@ -134,7 +134,8 @@ class Life(RuleBasedStateMachine):
     def build(self, cells, host, states):
         """Make an empty cache."""
         self.memory = Memory(cells, self.can_cut)
-        tier = HostMemory(host if self.can_cut else 0, EvictionPolicy(self.policy), cut=cut)
+        lent = cells // 2 if self.can_cut else 0
+        tier = HostMemory(host if self.can_cut else 0, EvictionPolicy(self.policy), cut=cut, lent=lent)
         self.tree = PrefixTree(cells, self.num_ids, tier, EvictionPolicy(self.policy), costs=self.costs)
         self.met_others: set[int] = set()  # requests that did not run alone all the time
         self.phases: dict[Job, Phase] = {}  # of the open requests, and of those that are done
@@ -382,7 +383,7 @@ class Life(RuleBasedStateMachine):
         SEEN["forced and paused"] += any(self.forced[id] for id in paused)
         SEEN["set aside"] += bool(plan.afterwards)
         SEEN["resumed"] += any(job.reuse.num_preempted for job in self.scheduler.running)
-        SEEN["held"] += self.scheduler.counters.held_steps
+        SEEN["late"] += self.scheduler.counters.late_starts
         sampled = self.memory.run(plan)
         self.ran()
         if plan.spans:
@@ -412,14 +413,13 @@ class Life(RuleBasedStateMachine):
             elif answered and job.computed == job.num_tokens - 1:
                 expected = {Phase.DECODE}
             elif job.is_reading:
-                expected = {Phase.READING} if span else {Phase.READING, Phase.FOLLOWING, Phase.HELD}
+                expected = {Phase.READING} if span else {Phase.READING, Phase.FOLLOWING}
             else:
-                expected = {Phase.PREFILL} if span else {Phase.PREFILL, Phase.FOLLOWING, Phase.HELD}
+                expected = {Phase.PREFILL} if span else {Phase.PREFILL, Phase.FOLLOWING}
             assert now in expected, f"{before.value}, then {now.value}"
             if now is not before:
                 assert before is not Phase.DONE
                 assert now is not Phase.FOLLOWING or any(shares_next(job, one) for one in self.open if one is not job)
-                assert now is not Phase.HELD or any(one.num_tokens > one.num_prompt for one in self.open)
                 SEEN[f"{before.value}, then {now.value}"] += 1
             self.phases[job] = now
 

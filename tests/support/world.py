@@ -32,6 +32,7 @@ class World:
         batch=128,
         budget=32,
         host=0,
+        lent=0,
         idle=0,
         apart=math.inf,
         window=32,
@@ -46,7 +47,7 @@ class World:
         """costs: more fields of the device's costs. drafter: a toy, whose clock is the drafts'."""
         self.memory = Memory(cells)
         device = replace(CPU, apart_from_cells=apart, swap_from_tokens=aside, recompute_last=recompute_last, **costs)
-        tree = PrefixTree(cells, 2 * slots + 8, HostMemory(host, cut=cut), costs=device)
+        tree = PrefixTree(cells, 2 * slots + 8, HostMemory(host, cut=cut, lent=lent), costs=device)
         timed = {"clock": drafter.clock} if drafter else {}
         self.scheduler = Scheduler(
             tree,

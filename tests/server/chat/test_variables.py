@@ -114,6 +114,6 @@ def test_each_named_template_shows_a_whole_chat(name):
 
 
 def test_the_documentation_has_the_names():
-    page = (Path(__file__).parents[3] / "docs/api.md").read_text()
+    page = (Path(__file__).parents[3] / "docs/prompts.md").read_text()
     assert [name for name in names() if f"`{name}`" not in page] == []
     assert named_template("llama33") is None
