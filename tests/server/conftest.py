@@ -6,6 +6,7 @@ import threading
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -61,6 +62,21 @@ class Running:
         wanted = name + ("{" + ",".join(f'{key}="{value}"' for key, value in labels.items()) + "}" if labels else "")
         lines = self.http.get("/metrics").text.splitlines()
         return next((float(line.split()[-1]) for line in lines if line.split(" ")[0] == wanted), 0.0)
+
+
+def text_of(answer):
+    """The text of a chat's answer."""
+    return answer["choices"][0]["message"]["content"]
+
+
+def cached(answer):
+    """The tokens of its prompt that were reused."""
+    return answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+
+def is_mapped(file):
+    """Whether this process has a file in its memory."""
+    return str(file) in Path("/proc/self/maps").read_text()
 
 
 @contextmanager

@@ -100,9 +100,7 @@ class Dialect:
         return self.read(answer.json())
 
     def streamed(self, server: Any, *said: str, **fields: Any) -> Said:
-        answer = self.ask(server, *said, stream=True, **fields)
-        assert (answer.status_code, answer.headers["content-type"]) == (200, self.media_type), answer.text
-        return self.join([*self.events(answer.text.split("\n"))])
+        return self.join(self.events_of(self.ask(server, *said, stream=True, **fields)))
 
     # ---- to read -----------------------------------------------------------------------------------------------------
 
@@ -122,6 +120,11 @@ class Dialect:
                 is_done = line == "data: [DONE]"
                 assert is_done or line.startswith(":"), line
         assert is_done == self.has_done
+
+    def events_of(self, answer: httpx.Response) -> list[Body]:
+        """Return the events of a stream that has ended."""
+        assert (answer.status_code, answer.headers["content-type"]) == (200, self.media_type), answer.text
+        return [*self.events(answer.text.split("\n"))]
 
     def read(self, body: Body) -> Said:
         """Read a whole answer."""
@@ -179,8 +182,8 @@ class Chat(Dialect):
         return self._said(last | notes, reasons[-1], *self._joined(choices))
 
     def _joined(self, choices: Sequence[Body]) -> tuple[str, str, list[tuple[str, Any]]]:
-        deltas = [choice["delta"] for choice in choices]
-        assert deltas[0] == {"role": "assistant", "content": None} and deltas[-1] == {}
+        deltas = [choice["delta"] for choice in choices if choice["delta"]]  # a ping has an empty one, and so has the end
+        assert deltas[0] == {"role": "assistant", "content": None} and not choices[-1]["delta"]
         calls: list[list[str]] = []
         for call in (call for delta in deltas for call in delta.get("tool_calls", ())):
             if "id" in call:
@@ -289,7 +292,7 @@ class Messages(Dialect):
         assert [at for at, _ in blocks] == [*range(len(blocks))]
         costs = {"usage": changed["usage"]} | {name: changed[name] for name in ("warnings",) if name in changed}
         said = self.read(message | {"content": [block for _, block in blocks]} | changed["delta"] | costs)
-        assert sum(message["usage"].values()) == said.num_prompt, "before the prompt is looked up in the cache"
+        assert sum(message["usage"].values()) in (said.num_prompt, 0), "0 where its model was still to be loaded"
         return said
 
     def message(self, body: Body, status: int) -> str:
@@ -321,6 +324,8 @@ class Responses(Dialect):
     parts: Mapping[str, str] = {
         "message": "content_part.added output_text.delta output_text.done content_part.done",
         "reasoning": "content_part.added reasoning_text.delta reasoning_text.done content_part.done",
+        "summary": "reasoning_summary_part.added reasoning_summary_text.delta reasoning_summary_text.done "
+        "reasoning_summary_part.done",
         "function_call": "function_call_arguments.delta function_call_arguments.done",
     }
     """The events within an item, by its type; deltas that follow each other count as one."""
@@ -338,9 +343,9 @@ class Responses(Dialect):
     def read(self, body: Body) -> Said:
         assert body["object"] == "response" and body["id"].startswith("resp_") and body["error"] is None
         items, usage = body["output"], body["usage"]
-        parts = [part for item in items for part in item.get("content", ())]
+        parts = [part for item in items for name in ("summary", "content") for part in item.get(name, ())]
         text, thought = (
-            "".join(part["text"] for part in parts if part["type"] == kind) for kind in ("output_text", "reasoning_text")
+            "".join(part["text"] for part in parts if (part["type"] == "output_text") == is_text) for is_text in (True, False)
         )
         calls = tuple((one["name"], decoded(one["arguments"])) for one in items if one["type"] == "function_call")
         is_cut = body["status"] == "incomplete"
@@ -361,6 +366,7 @@ class Responses(Dialect):
         assert all(event["response"]["status"] == "in_progress" for event in (first, second))
         told = [event for event in told if event["type"] != "response.in_progress"]
         items = [self._item([*one]) for _, one in groupby(told, lambda event: event["output_index"])]
+        assert [item["status"] for item in items] == ["completed"] * (len(items) - 1) + [response["status"]]
         assert items == response["output"] and {event["response"]["id"] for event in (first, second)} == {response["id"]}
         return self.read(response)
 
@@ -371,12 +377,14 @@ class Responses(Dialect):
         assert first["item"]["status"] == "in_progress" and {event["item_id"] for event in within} == {item["id"]}
         deltas = [event["delta"] for event in within if event["type"].endswith(".delta")]
         kinds = [kind.removeprefix("response.") for kind, _ in groupby(event["type"] for event in events)]
-        between = [kind for kind in self.parts[item["type"]].split() if deltas or not kind.endswith(".delta")]
+        between = self.parts["summary" if item.get("summary") else item["type"]].split()
+        between = [kind for kind in between if deltas or not kind.endswith(".delta")]
         assert kinds == ["output_item.added", *between, "output_item.done"]
         (done,) = (event for event in within if event["type"].endswith(("text.done", "arguments.done")))
         assert done.get("text", done.get("arguments")) == "".join(deltas)
-        whole = item["arguments"] if "arguments" in item else item["content"][0]["text"]
-        assert whole == "".join(deltas)
+        assert "".join(deltas) == (
+            item["arguments"] if "arguments" in item else (item.get("summary") or item["content"])[0]["text"]
+        )
         return item
 
     def failure(self, event: Body, status: int = 500) -> str:
@@ -446,5 +454,6 @@ CHAT, TEXT, NATIVE, MESSAGES, RESPONSES, OLLAMA, GENERATE = (
     one() for one in (Chat, Text, Native, Messages, Responses, Ollama, Generate)
 )
 ALL: tuple[Dialect, ...] = (CHAT, TEXT, NATIVE, MESSAGES, RESPONSES, OLLAMA, GENERATE)
+OF = {one.path: one for one in ALL}
 CHATS = tuple(one for one in ALL if one.is_chat)
 CALLERS = tuple(one for one in CHATS if one is not GENERATE)  # whose answers call tools

@@ -40,8 +40,8 @@ def test_an_answer_is_that_of_the_same_chat_or_text(server, api, way):
 
 @every
 def test_a_stream_comes_in_pieces(server, api):
-    long, short = (api.ask(server, most=most, stream=True).text.split("\n") for most in (12, 1))
-    assert len([*api.events(long)]) > len([*api.events(short)])
+    long, short = (len(api.events_of(api.ask(server, most=most, stream=True))) for most in (12, 1))
+    assert long > short
 
 
 @either
@@ -136,15 +136,17 @@ def guarded(tiny):
 
 
 @every
-def test_a_full_queue_is_told_before_the_first_event(narrow, api):
+def test_a_full_queue_is_told_before_the_first_event_and_the_rest_finish(narrow, api):
     refused = narrow.metric("slotcache_requests_total", end="refused")
-    with held(narrow), opened(narrow, CHAT) as first:
+    with held(narrow) as go, opened(narrow, CHAT, most=2) as first:
         lines = first.iter_lines()  # kept: an iterator that is gone closes its stream
-        next(lines)
+        begun = next(lines)
         for stream in (False, True):
             answer = api.ask(narrow, stream=stream)
             assert "answers are running" in api.refused(answer, 429) and int(answer.headers["Retry-After"]) >= 1
-    until(lambda: not narrow.service.open)  # the client that left ended its answer
+        go.set()
+        assert CHAT.join([*CHAT.events(chain([begun], lines))]).num_generated == 2
+    until(lambda: not narrow.service.open)
     assert narrow.metric("slotcache_requests_total", end="refused") == refused + 2
 
 
@@ -223,5 +225,5 @@ def test_a_client_that_goes_away_frees_its_slot(server, api):
 
 def test_ollama_s_answers_are_streams_unless_a_request_says_otherwise(server):
     for api in (one for one in ALL if isinstance(one, type(OLLAMA))):
-        assert api.join([*api.events(api.ask(server).text.split("\n"))]) == api.whole(server)
+        assert api.join(api.events_of(api.ask(server))) == api.whole(server)
         assert "stream" not in api.body()

@@ -15,7 +15,7 @@ from slotcache.server.api import search as api_search
 from support.encoders import bert
 from support.notes import NOTES, files, is_ready, write
 
-from server.conftest import DEADLINE, running, until
+from server.conftest import DEADLINE, running, text_of, until
 
 ANSWERS = {one.question: one for one in Corpus.load().questions}
 HOSTILE = ('" OR 1 AND (NEAR', "title: * - ^", "'; drop table chunk; --", "\0", "((((", "😀" * 5000, "", " ")
@@ -57,10 +57,6 @@ def answer_of(server, question, **fields):
     answer = ask(server, question, **fields)
     assert answer.status_code == 200, answer.text
     return answer.json()
-
-
-def text_of(answer):
-    return answer["choices"][0]["message"]["content"]
 
 
 def search(server, query, **fields):

@@ -1,12 +1,12 @@
 """Responses and messages about the server's own documents, over a real port: the same as the chat of the same question."""
 
-import json
 from typing import Any
 
 import openai
 import pytest
 from slotcache.models.demo import FILE
 from slotcache.models.demo.corpus import SUGGESTED, Corpus
+from support.dialects import MESSAGES, RESPONSES
 from support.notes import is_ready
 
 from server.conftest import running, until
@@ -49,11 +49,6 @@ def post_message(server, question, **fields):
     return server.http.post("/v1/messages", json=body | fields)
 
 
-def events(answer):
-    """The events of a stream, decoded."""
-    return [json.loads(line[6:]) for line in answer.iter_lines() if line.startswith("data: {")]
-
-
 def found(report):
     return report["retrieved"], report["citations"]
 
@@ -66,7 +61,7 @@ def test_a_response_is_the_answer_of_the_same_chat(folder_index, question):
     shown = folder_index.openai.responses.retrieve(answer.id)
     assert found(shown.slotcache) == found(answer.slotcache)
     body = {"input": question, "max_output_tokens": 60, "temperature": 0, "retrieval": True, "stream": True}
-    stream = events(folder_index.http.post("/v1/responses", json=body))
+    stream = RESPONSES.events_of(folder_index.http.post("/v1/responses", json=body))
     (last,) = [event for event in stream if event["type"] == "response.completed"]
     assert found(last["response"]["slotcache"]) == found(answer.slotcache)
 
@@ -78,7 +73,7 @@ def test_a_message_is_the_answer_of_the_same_chat(folder_index, question):
     assert found(answer["slotcache"]) == found(chat["slotcache"]) and answer["slotcache"]["citations"]
     again = post_message(folder_index, question).json()
     assert again["usage"]["cache_read_input_tokens"] > 200, "retrieval opts in to the cache"
-    stream = events(post_message(folder_index, question, stream=True))
+    stream = MESSAGES.events_of(post_message(folder_index, question, stream=True))
     (last,) = [event for event in stream if event["type"] == "message_delta"]
     assert found(last["slotcache"]) == found(answer["slotcache"]) and last["delta"]["stop_reason"] == "end_turn"
 

@@ -16,7 +16,7 @@ from slotcache.server.http.api_errors import RequestError
 from slotcache.slots.radix import descendants, path
 from support.architectures import hybrid, recurrent
 
-from server.conftest import DEADLINE, held, running, until
+from server.conftest import DEADLINE, held, running, text_of, until
 from server.engine.test_engine import CHAT, LONG, Stream
 
 DOCUMENTS = "The departure time of the express to the northern harbour is seven forty, and it is late in winter. " * 4
@@ -88,10 +88,6 @@ def about(town):
     return body | {"max_tokens": MOST, "ignore_eos": False}
 
 
-def said(answer):
-    return answer["choices"][0]["message"]["content"]
-
-
 @pytest.mark.parametrize(
     ("generate", "share", "count"), [(None, 0.0, 20), (None, 1.0, 5), (hybrid, 1.0, 5), (recurrent, 0.5, 4)]
 )
@@ -143,7 +139,7 @@ def test_requests_without_a_token_run_again_beside_a_stream_that_goes_on(monkeyp
         engine = server.service.engine
         failed = fail(engine, monkeypatch, lambda job: job.request.limit == MOST)
         answers = asked(server, *[about("Calder")] * 3)
-        assert list(map(said, answers)) == ["The river of Calder is Vennet."] * 3 and len(failed) == 1
+        assert list(map(text_of, answers)) == ["The river of Calder is Vennet."] * 3 and len(failed) == 1
         assert [event["choices"][0]["finish_reason"] for event in stream.finals] == ["length"]
         assert server.metric("slotcache_restarted_requests_total") >= 1
 
@@ -242,7 +238,7 @@ def test_a_request_that_fails_each_step_takes_no_other_one_with_it(monkeypatch):
         (refused,) = [one for one in poisoned if not isinstance(one, list)]
         assert refused.status_code == 500 and refused.json()["error"]["type"] == "server_error"
         (found,) = [one for one in poisoned if isinstance(one, list)]
-        assert list(map(said, found)) == [f"The river of {town} is {river}." for town, river in RIVERS.items()]
+        assert list(map(text_of, found)) == [f"The river of {town} is {river}." for town, river in RIVERS.items()]
         assert len(failed[0]) > 1 and [len(one) for one in failed[1:]] == [1, 1]
         assert server.chat()["usage"]["completion_tokens"] == 4
 

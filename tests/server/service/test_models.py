@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
+from itertools import chain
 from pathlib import Path
 from random import Random
 
@@ -27,11 +28,13 @@ from slotcache.server.serve import make_server, run
 from slotcache.server.service import models as models_module
 from slotcache.server.service.models import entries_of
 from slotcache.slots.store.disk import DiskTier
+from support.dialects import ALL, MESSAGES, RESPONSES
+from support.dialects import CHAT as COMPLETIONS
 from support.encoders import bert
 from support.on_device import ON_DEVICE, loads_two, needs_cpu
 
 from server.api.test_openapi import BODY, LIKELY
-from server.conftest import DEADLINE, Running, until
+from server.conftest import DEADLINE, Running, cached, is_mapped, text_of, until
 from server.test_cli import free_port
 
 HOUR = 3600
@@ -70,14 +73,6 @@ def sharing(files, **changed):
     assert not any(service.engine.num_failed_steps for service in host.services)
 
 
-def text(answer):
-    return answer["choices"][0]["message"]["content"]
-
-
-def cached(answer):
-    return answer["usage"]["prompt_tokens_details"]["cached_tokens"]
-
-
 def status(up):
     return {one["id"]: one["status"]["value"] for one in up.http.get("/v1/models").json()["data"]}
 
@@ -114,12 +109,8 @@ def held_loads(up, error=None):
         go.set()
 
 
-def streaming(up, path, body):
-    return up.http.stream("POST", path, json=body | {"model": "b", "stream": True})
-
-
-def is_mapped(file):
-    return str(file) in Path("/proc/self/maps").read_text()
+def streaming(up, api, *said, **fields):
+    return up.http.stream("POST", api.path, json=api.body(*said, most=2, model="b", stream=True, **fields))
 
 
 def test_requests_choose_a_model_and_find_its_kv_again(files):
@@ -131,7 +122,7 @@ def test_requests_choose_a_model_and_find_its_kv_again(files):
         assert status(up) == {"a": "unloaded", "b": "loaded"} and is_mapped(b) and not is_mapped(a)
         for _ in range(3):
             again = [up.chat(QUESTION, model=name) for name in ("a", "b:latest")]
-            assert list(map(text, again)) == list(map(text, first))
+            assert list(map(text_of, again)) == list(map(text_of, first))
             assert all(cached(one) > 0.9 * one["usage"]["prompt_tokens"] - 8 for one in again)
             assert [one["slotcache"]["source"] for one in again] == ["host", "host"]
         assert up.chat(QUESTION)["model"] == "a"  # the first one, where none is named
@@ -204,7 +195,7 @@ def test_a_model_that_cannot_be_loaded_fails_alone(files):
         assert listed["status"]["value"] == "unloaded" and listed["status"]["failed"] and listed["status"]["reason"]
         until(lambda: status(up)["a"] == "loaded")  # it comes back by itself
         again = up.chat(QUESTION, model="a")
-        assert text(again) == text(first) and cached(again)
+        assert text_of(again) == text_of(first) and cached(again)
 
 
 LATE = ["learn_costs", "write_origin", "Conversations", "Metrics", "load_vectors", "DiskTier.wait"]
@@ -470,7 +461,7 @@ def own(files, tmp_path):
     """Files of this test alone, and the answers of their models."""
     copies = [Path(shutil.copy(file, tmp_path / file.name)) for file in files[:3]]
     with sharing(copies) as up:
-        return copies, {name: text(up.chat(QUESTION, model=name)) for name in "abc"}
+        return copies, {name: text_of(up.chat(QUESTION, model=name)) for name in "abc"}
 
 
 def put_again(file):
@@ -486,7 +477,7 @@ def test_a_file_that_was_touched_is_the_same_model_with_its_kv(own, act):
         for name, file in (("a", a), ("b", b)):
             act(file)
             again = up.chat(QUESTION, model=name)
-            assert text(again) == known[name] and again["slotcache"]["source"] == "host"
+            assert text_of(again) == known[name] and again["slotcache"]["source"] == "host"
             assert up.http.get("/health").json()["models"] == {"a": "unloaded", "b": "unloaded"} | {name: "loaded"}
 
 
@@ -501,11 +492,11 @@ def test_another_file_is_another_model_and_finds_none_of_the_old_kv(own, name, t
         shutil.copy(c, file.with_suffix(".new")).replace(file)
         with ThreadPoolExecutor(4) as pool:  # at once, as clients ask
             answers = list(pool.map(lambda _: up.chat(QUESTION, model=name, cache_prompt=False), range(4)))
-        assert {text(one) for one in answers} == {known["c"]} != {known[name]}
+        assert {text_of(one) for one in answers} == {known["c"]} != {known[name]}
         assert [cached(up.chat(QUESTION, model=name)) > 0 for _ in range(2)] == [False, True]
         assert models_of(up).entries[name].loaded is not old and up.http.get("/slots").status_code == 200
         assert up.http.get(f"/v1/conversations/x?model={name}").status_code == 404
-        assert text(up.chat(QUESTION, model=other)) == known[other]
+        assert text_of(up.chat(QUESTION, model=other)) == known[other]
         assert up.http.get("/health").json()["models"] == {name: "unloaded", other: "loaded"}
 
 
@@ -525,15 +516,15 @@ def test_a_file_that_is_away_or_half_copied_fails_alone_and_is_tried_again(own, 
             assert health["models"] == {name: "failed", other: "loaded"} and "cannot read" in health["failed"][name]
         away.rename(file)
         back = up.chat(QUESTION, model=name)
-        assert text(back) == known[name] and cached(back) > 0
+        assert text_of(back) == known[name] and cached(back) > 0
         up.chat(QUESTION, model=other)
         file.write_bytes(c.read_bytes()[:5000])
         for _ in range(2):
             assert up.http.post("/completion", json=body).status_code == 503
             assert up.http.get("/health").json()["models"][name] == "failed"
-            assert text(up.chat(QUESTION, model=other)) == known[other]
+            assert text_of(up.chat(QUESTION, model=other)) == known[other]
         file.write_bytes(c.read_bytes())
-        assert text(up.chat(QUESTION, model=name)) == known["c"]
+        assert text_of(up.chat(QUESTION, model=name)) == known["c"]
 
 
 def test_a_file_that_is_whole_by_the_time_its_load_fails_is_tried_again(files, tmp_path):
@@ -576,7 +567,7 @@ def test_a_request_that_comes_too_late_for_the_old_model_takes_no_place(own):
         assert loop is not None
         asyncio.run_coroutine_threadsafe(replaced(), loop).result(DEADLINE)
         assert up.http.get("/health").json()["models"] == {"a": "loaded", "b": "unloaded"}
-        assert text(up.chat(QUESTION, model="b")) == known["c"] and text(up.chat(QUESTION, model="a")) == known["a"]
+        assert text_of(up.chat(QUESTION, model="b")) == known["c"] and text_of(up.chat(QUESTION, model="a")) == known["a"]
 
 
 def test_a_request_whose_model_is_replaced_as_it_is_let_in_is_answered_by_no_other_model(own, monkeypatch):
@@ -596,7 +587,7 @@ def test_a_request_whose_model_is_replaced_as_it_is_let_in_is_answered_by_no_oth
         answer = up.http.post("/v1/chat/completions", json=CHAT | {"model": "b"})
         monkeypatch.setattr(models, "ready", really)
         assert answer.status_code == 503, answer.json()["model"]
-        assert text(up.chat(QUESTION, model="b")) == known["c"]
+        assert text_of(up.chat(QUESTION, model="b")) == known["c"]
 
 
 def test_a_server_none_of_whose_models_can_come_back_says_so(own):
@@ -654,9 +645,9 @@ def test_a_client_that_leaves_during_a_load_cancels_nothing_of_others(files):
 
 def test_many_clients_and_three_models_are_all_answered(files):
     with sharing(files[:3]) as up, ThreadPoolExecutor(8) as pool:
-        expected = {name: text(up.chat(QUESTION, model=name)) for name in "abc"}
+        expected = {name: text_of(up.chat(QUESTION, model=name)) for name in "abc"}
         asked = [("abc"[number % 3]) for number in range(48)]
-        found = list(pool.map(lambda name: text(up.chat(QUESTION, model=name)), asked))
+        found = list(pool.map(lambda name: text_of(up.chat(QUESTION, model=name)), asked))
         assert found == [expected[name] for name in asked]
         assert all(entry.num_turns > 1 for entry in models_of(up).entries.values())
 
@@ -1039,82 +1030,57 @@ def test_an_embedder_beside_is_kept_as_long_as_ollama_s_clients_say(files, tmp_p
         until(lambda: status(up)["e"] == "unloaded")
 
 
-STREAMS = {
-    "/completion": ({"prompt": "Hello", "n_predict": 2}, ":"),
-    "/v1/completions": ({"prompt": "Hello", "max_tokens": 2}, '"text":""'),
-    "/v1/chat/completions": (CHAT, '"delta":{}'),
-    "/v1/messages": (CHAT, '"type":"message_start"'),
-    "/v1/responses": ({"input": "Hello", "max_output_tokens": 2}, '"type":"response.created"'),
-    "/api/chat": (CHAT, '"content":""'),
-    "/api/generate": ({"prompt": "Hello", "options": {"num_predict": 2}}, '"response":""'),
-}
+every = pytest.mark.parametrize("api", ALL, ids=str)
 
 
-@pytest.mark.parametrize("path", STREAMS)
-def test_a_stream_begins_before_its_model_is_loaded(files, path):
-    body, sign = STREAMS[path]
-    asked = body | {"odd": 1}
-    with sharing(files[:2], sse_ping_interval=1) as up, held_loads(up) as go, streaming(up, path, asked) as answer:
+@every
+def test_a_stream_begins_before_its_model_is_loaded(files, api):
+    with sharing(files[:2], sse_ping_interval=1) as up, held_loads(up) as go, streaming(up, api, odd=1) as answer:
         assert answer.status_code == 200
-        lines = filter(lambda line: line and not line.startswith("event"), answer.iter_lines())
-        early = [next(lines), next(lines)]
+        lines = filter(None, answer.iter_lines())
+        early = [next(lines) for _ in range(4 if api.has_names else 2)]  # two events
         go.set()
-        rest = list(lines)
-    events = [json.loads(line.removeprefix("data: ")) for line in (*early, *rest) if "{" in line]
-    assert sign in early[0] and not any("error" in event and event["error"] for event in events)
-    assert len({event["id"] for event in events if "id" in event}) <= 1
-    if path == "/v1/responses":
-        assert len({event["response"]["id"] for event in events if "response" in event}) == 1
-        assert [event["sequence_number"] for event in events] == list(range(len(events)))
-        assert [event["type"] for event in events].count("response.created") == 1
-    if path == "/v1/messages":
-        kinds = [event["type"] for event in events]
-        assert kinds[1] == "ping" and kinds.count("message_start") == 1 and kinds[-1] == "message_stop"
-        assert events[-2]["usage"]["input_tokens"] > 0 and "'odd' is not known" in events[-2]["warnings"][0]
+        said = api.join([*api.events(chain(early, lines))])
+    assert said.num_generated == 2 and "'odd' is not known" in said.warnings[0]
 
 
-@pytest.mark.parametrize("path", STREAMS)
-def test_a_stream_whose_model_cannot_be_loaded_ends_with_an_error_of_its_api(files, path):
-    body, _ = STREAMS[path]
+@every
+def test_a_stream_whose_model_cannot_be_loaded_ends_with_an_error_of_its_api(files, api):
     with sharing(files[:2]) as up, held_loads(up, ModelError("it is too large")) as go:
-        with streaming(up, path, body) as answer:
-            lines = filter(None, answer.iter_lines())
-            next(lines)
-            go.set()
-            rest = "".join(lines)
-        assert answer.status_code == 200 and "b could not be loaded: it is too large" in rest
+        with streaming(up, api) as answer:
+            *_, last = api.events(begun(answer, go))
+        assert answer.status_code == 200 and "b could not be loaded: it is too large" in api.failure(last, 503)
         assert up.chat(QUESTION, model="a")
 
 
-@pytest.mark.parametrize("path", STREAMS)
-def test_a_stream_that_fails_behind_its_load_ends_with_an_error_of_its_api(files, path, monkeypatch, caplog):
+@every
+def test_a_stream_that_fails_behind_its_load_ends_with_an_error_of_its_api(files, api, monkeypatch, caplog):
     async def fail(*given):
         raise KeyError("odd")
 
     with sharing(files[:2]) as up, held_loads(up) as go:
-        with streaming(up, path, STREAMS[path][0]) as answer:
-            lines = filter(None, answer.iter_lines())
-            next(lines)
-            monkeypatch.setattr(endpoint, "_refusing", fail)
-            go.set()
-            rest = list(lines)
+        with streaming(up, api) as answer:
+            *_, last = api.events(begun(answer, go, lambda: monkeypatch.setattr(endpoint, "_refusing", fail)))
         monkeypatch.undo()
-        assert sum("the server failed: KeyError" in line for line in rest) == 1 and "KeyError: 'odd'" in caplog.text
+        assert "the server failed: KeyError" in api.failure(last) and "KeyError: 'odd'" in caplog.text
         assert up.chat(QUESTION, model="b")
 
 
-@pytest.mark.parametrize("path", ["/v1/messages", "/v1/responses"])
-def test_a_prompt_that_is_too_long_for_a_model_that_loads_is_told_in_the_words_of_its_api(files, path):
-    body = {"input": "word " * 5000} if path == "/v1/responses" else {"max_tokens": 2}
-    body |= {"messages": [{"role": "user", "content": "word " * 5000}]} if path == "/v1/messages" else {}
-    with sharing(files[:2]) as up, held_loads(up) as go, streaming(up, path, body) as answer:
-        lines = filter(lambda line: line.startswith("data: "), answer.iter_lines())
-        next(lines)
-        go.set()
-        *_, last = (json.loads(line[6:]) for line in lines)
-    if path == "/v1/messages":
-        assert last["error"]["type"] == "invalid_request_error"
-        assert last["error"]["message"].startswith("prompt is too long: ")
+def begun(answer, go, act=lambda: None):
+    """The lines of a stream whose model is loaded once the first of them has come."""
+    lines = filter(None, answer.iter_lines())
+    yield next(lines)
+    act()
+    go.set()
+    yield from lines
+
+
+@pytest.mark.parametrize("api", [MESSAGES, RESPONSES], ids=str)
+def test_a_prompt_that_is_too_long_for_a_model_that_loads_is_told_in_the_words_of_its_api(files, api):
+    with sharing(files[:2]) as up, held_loads(up) as go, streaming(up, api, "word " * 5000) as answer:
+        *_, last = api.events(begun(answer, go))
+    if api is MESSAGES:
+        assert api.failure(last, 400).startswith("prompt is too long: ")
     else:
         assert last["response"]["error"]["code"] == "context_length_exceeded"
 
@@ -1129,7 +1095,7 @@ def test_what_a_stream_asks_wrongly_is_refused_before_its_model_is_loaded(files)
 def test_a_client_that_leaves_before_its_model_is_loaded_asks_nothing_of_it(files):
     with sharing(files[:2]) as up:
         with held_loads(up) as go:
-            with streaming(up, "/v1/chat/completions", CHAT) as answer:
+            with streaming(up, COMPLETIONS) as answer:
                 lines = answer.iter_lines()  # the stream ends with it
                 next(lines)
                 until(lambda: models_of(up).entries["b"].num_arriving == 1)
