@@ -7,7 +7,7 @@ from slotcache.server.config.settings import Settings
 from slotcache.server.engine.fit import beside, embedding_file
 from support.dialects import CHATS
 from support.encoders import bert
-from support.notes import collection, is_ready
+from support.notes import collection, is_ready, write
 
 from server.conftest import running, until
 
@@ -26,10 +26,7 @@ def ask(server, api, retrieval):
 
 @pytest.fixture(scope="module")
 def notes(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("notes")
-    for name, text in NOTES.items():
-        (folder / name).write_text(text)
-    return folder
+    return write(tmp_path_factory.mktemp("notes"), NOTES)
 
 
 @pytest.fixture(scope="module")
