@@ -145,6 +145,23 @@ def held(server):
         go.set()
 
 
+@contextmanager
+def held_load(weights):
+    """Let the next load of these weights wait until the block ends. Yields two events: it has begun; it may go on."""
+    began, may_end = threading.Event(), threading.Event()
+
+    def wait():
+        began.set()
+        assert may_end.wait(DEADLINE)
+
+    weights.on_load.append(wait)
+    try:
+        yield began, may_end
+    finally:
+        may_end.set()
+        weights.on_load.remove(wait)
+
+
 @pytest.fixture(scope="module")
 def server(tiny):
     with running(tiny) as up:

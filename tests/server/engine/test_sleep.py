@@ -24,7 +24,7 @@ from support.architectures import recurrent, windowed
 from support.encoders import bert
 from support.on_device import HAS_OWN_KERNELS, ROUNDING, has_adapters, loads_two
 
-from server.conftest import DEADLINE, REST, cached, is_mapped, running, text_of, until
+from server.conftest import DEADLINE, REST, cached, held_load, is_mapped, running, text_of, until
 from server.test_cli import command, free_port
 
 HOUR = 3600
@@ -74,24 +74,6 @@ def until_asleep(process, url):
             return False
 
     until(sleeps)
-
-
-@contextmanager
-def held_load(up):
-    """Let the next load of the weights wait until the block ends. Yields an event: the load has begun."""
-    began, may_end = threading.Event(), threading.Event()
-    weights = up.service.model.weights
-
-    def wait():
-        began.set()
-        assert may_end.wait(DEADLINE)
-
-    weights.on_load.append(wait)
-    try:
-        yield began, may_end
-    finally:
-        may_end.set()
-        weights.on_load.remove(wait)
 
 
 def test_the_model_leaves_memory_and_the_next_request_brings_it_back(file):
@@ -213,7 +195,7 @@ def test_a_request_that_comes_when_the_load_has_just_ended_causes_no_second_one(
     with dozing(file) as up:
         doze(up)
         engine, holds, may_go_on = up.service.engine, threading.Event(), threading.Event()
-        with held_load(up) as (began, may_end):
+        with held_load(up.service.model.weights) as (began, may_end):
             engine.sleep.wake()
             assert began.wait(DEADLINE)
             engine.inbox.put(lambda: (holds.set(), may_go_on.wait(DEADLINE)))
@@ -250,7 +232,7 @@ def test_the_server_answers_while_it_wakes_and_a_client_may_leave(file):
         up.chat(QUESTION)
         doze(up)
         computed = up.metric("slotcache_prompt_tokens_total")
-        with held_load(up) as (began, _):
+        with held_load(up.service.model.weights) as (began, _):
             body = {"prompt": "Hello", "stream": True, "ignore_eos": True}
             with up.http.stream("POST", "/completion", json=body):
                 assert began.wait(DEADLINE)
@@ -267,7 +249,7 @@ def test_the_server_answers_while_it_wakes_and_a_client_may_leave(file):
 def test_the_server_may_stop_while_it_wakes(file):
     with dozing(file) as up, ThreadPoolExecutor(1) as pool:
         doze(up)
-        with held_load(up) as (began, _):
+        with held_load(up.service.model.weights) as (began, _):
             answer = pool.submit(up.http.post, "/completion", json={"prompt": "Hello"})
             assert began.wait(DEADLINE)
             up.uvicorn.should_exit = True
@@ -379,7 +361,7 @@ def test_a_file_that_was_touched_is_loaded_and_its_kv_is_found(file, tiny, tmp_p
 def test_what_needs_no_step_is_answered_at_once_and_wakes_the_model(napping, path, body):
     expected = napping.http.post(path, json=body).json()
     doze(napping)
-    with held_load(napping) as (began, _):
+    with held_load(napping.service.model.weights) as (began, _):
         answer = napping.http.post(path, json=body)
         assert answer.status_code == 200 and answer.json() == expected
         assert began.wait(DEADLINE) and not is_sleeping(napping)
