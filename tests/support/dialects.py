@@ -442,6 +442,12 @@ class Generate(Ollama):
         return {"prompt": said} | ({"system": system} if system else {})
 
 
+def report_in(body: Body) -> Body | None:
+    """Return our own report, wherever a body or an event has it."""
+    found = [body, *(body.get(name) or {} for name in ("response", "message")), *body.get("choices", ())]
+    return next((one["slotcache"] for one in found if one.get("slotcache")), None)
+
+
 def decoded(text: str) -> Any:
     """Return the arguments of a call; as they stand if they are cut."""
     try:

@@ -7,7 +7,7 @@ import time
 import pytest
 from slotcache.models import llama
 from slotcache.server.config.settings import VERSION
-from support.dialects import ALL
+from support.dialects import ALL, report_in
 
 from server.conftest import running, until
 
@@ -37,12 +37,6 @@ def test_the_counters_are_the_sums_of_the_answers(counting):
     assert counting.metric("llamacpp:prompt_tokens_seconds") > 0 < counting.metric("llamacpp:predicted_tokens_seconds")
     steps = counting.metric("llamacpp:n_decode_total")
     assert steps >= 14 and counting.metric("llamacpp:n_busy_slots_per_decode") == 1
-
-
-def report_in(body):
-    """Return our report, wherever an API has it."""
-    found = [body, *(body.get(name) or {} for name in ("response", "message")), *body.get("choices", ())]
-    return next((one["slotcache"] for one in found if one.get("slotcache")), None)
 
 
 @pytest.mark.parametrize("api", ALL, ids=str)

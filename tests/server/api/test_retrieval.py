@@ -101,16 +101,6 @@ def test_questions_are_answered_from_the_folder_with_citations(folder_index, que
     assert text in source["text"] and source["path"] == first["path"]
 
 
-def test_a_stream_ends_with_the_same_account(folder_index):
-    whole = answer_of(folder_index, SUGGESTED[0])
-    body = {"messages": [{"role": "user", "content": SUGGESTED[0]}], "max_tokens": 60, "temperature": 0}
-    with folder_index.http.stream("POST", "/v1/chat/completions", json=body | {"retrieval": True, "stream": True}) as answer:
-        chunks = [json.loads(line[6:]) for line in answer.iter_lines() if line.startswith("data: {")]
-    report = chunks[-1]["slotcache"]
-    assert report["citations"] == whole["slotcache"]["citations"] != []
-    assert report["retrieved"] == whole["slotcache"]["retrieved"]
-
-
 def test_the_next_question_finds_the_documents_in_the_cache(folder_index):
     scope_is_common = {"conversation": "cached"}
     answer_of(folder_index, "Who is the mayor of Tarnwick?", **scope_is_common)
