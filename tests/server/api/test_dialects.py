@@ -6,7 +6,7 @@ from itertools import chain
 
 import jsonschema
 import pytest
-from support.dialects import ALL, CALLERS, CHAT, MESSAGES, NATIVE, OLLAMA, TEXT
+from support.dialects import ALL, CALLERS, CHAT, MESSAGES, NATIVE, TEXT, Ollama
 
 from server.conftest import REST, held, running, until
 
@@ -82,6 +82,19 @@ def test_a_call_fits_its_schema(server, api, way):
 def test_a_field_that_is_not_known_is_named(server, api, way):
     (warning,) = getattr(api, way)(server, mistaken=1).warnings
     assert warning == "'mistaken' is not known; it has no effect"
+
+
+def test_any_model_is_served_where_that_is_set(tiny, server):
+    with running(tiny, any_model=True) as up:
+        for api in ALL:
+            assert "gpt-5" in api.ask(up, model="gpt-5", most=1, stream=False).json()["model"], api
+        assert up.http.post("/v1/completions", json={"prompt": "Hi", "max_tokens": 1}).json()["model"] == "tiny"
+        assert up.http.get("/v1/models/gpt-5").json()["id"] == "gpt-5"
+        assert up.http.post("/api/show", json={"model": "gpt-5"}).status_code == 200
+    for api in ALL:
+        answer = api.ask(server, model="gpt-5", most=1, stream=False)
+        assert api.refused(answer, 404) if isinstance(api, Ollama) else answer.json()["model"] == "tiny", api
+    assert server.http.get("/v1/models/gpt-5").status_code == 404
 
 
 # ---- the cache ----------------------------------------------------------------------------------------------------------
@@ -224,6 +237,6 @@ def test_a_client_that_goes_away_frees_its_slot(server, api):
 
 
 def test_ollama_s_answers_are_streams_unless_a_request_says_otherwise(server):
-    for api in (one for one in ALL if isinstance(one, type(OLLAMA))):
+    for api in (one for one in ALL if isinstance(one, Ollama)):
         assert api.join(api.events_of(api.ask(server))) == api.whole(server)
         assert "stream" not in api.body()

@@ -156,8 +156,3 @@ def test_a_suffix_needs_a_model_that_fills_gaps(server):
 def test_a_text_stream_ends_with_its_usage(server):
     last = stream(server, "/v1/completions", prompt=PROMPT, max_tokens=3, ignore_eos=True)[-1]
     assert last["usage"]["completion_tokens"] == 3 and last["choices"][0]["finish_reason"] == "length"
-
-
-def test_answers_carry_a_fingerprint(server):
-    said = server.openai.completions.create(model="any", prompt="a", max_tokens=1)
-    assert said.system_fingerprint.startswith("b") and server.chat()["system_fingerprint"] == said.system_fingerprint

@@ -1,13 +1,13 @@
 """`/v1/responses` with the real client over a real port."""
 
 import threading
-from typing import Any, Literal
+from typing import Any
 
 import openai
 import pytest
-from pydantic import BaseModel, ConfigDict, Field
 from slotcache.server.api import endpoint
 from support.dialects import RESPONSES
+from support.weather import Weather
 
 from server.chat.test_conversations import documents, user
 from server.conftest import REST, running
@@ -187,14 +187,6 @@ def test_prompts_are_counted_exactly(server, path, body):
         assert counted.json()["input_tokens"] == real
     server.http.post(path, json=body | {"cache_scope": "uncomputed", "cache_prompt": True})
     assert server.http.get("/v1/cache", params={"scope": "uncomputed"}).json()["runs"] == []
-
-
-class Weather(BaseModel):
-    """An answer of a given form."""
-
-    model_config = ConfigDict(extra="forbid")
-    city: str = Field(max_length=8)
-    days: Literal["one", "two"]
 
 
 TOOL: Any = {"type": "function", "name": "get_weather", "parameters": Weather.model_json_schema(), "strict": True}

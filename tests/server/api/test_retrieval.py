@@ -155,10 +155,9 @@ def test_an_object_says_how_to_search(folder_index):
 
 def test_documents_of_the_client_come_first_and_all_are_cited(folder_index):
     own = {"id": "own", "text": "The otter of the north sleeps in a hat."}
-    for given in ({"documents": [own]}, {"messages": [{"role": "user", "content": SUGGESTED[0], "documents": [own]}]}):
-        answer = answer_of(folder_index, SUGGESTED[0], **given, document_order="retrieval")
-        ids = [one["id"] for one in answer["slotcache"]["documents"]]
-        assert ids == ["own", *(one["id"] for one in answer["slotcache"]["retrieved"])]
+    asked = [{"role": "user", "content": SUGGESTED[0], "documents": [own]}]
+    report = answer_of(folder_index, SUGGESTED[0], messages=asked, document_order="retrieval")["slotcache"]
+    assert [one["id"] for one in report["documents"]] == ["own", *(one["id"] for one in report["retrieved"])]
     quoting = answer_of(folder_index, "Otter?", documents=[own], grammar='root ::= "the otter of the north"')
     assert quoting["slotcache"]["citations"] == [{"id": "own", "start": 0, "stop": 22, "quote": True}]
 

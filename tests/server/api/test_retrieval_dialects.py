@@ -116,13 +116,12 @@ def test_prompts_are_counted_with_their_documents(folder_index):
         assert whole == ask(folder_index, MAYOR, retrieval={"top_k": 1})["usage"]["prompt_tokens"] > plain
 
 
-def test_documents_of_the_client_come_first(folder_index):
-    own = {"id": "own", "text": "The otter of the north sleeps in a hat."}
-    for answer in (
-        post_message(folder_index, MAYOR, documents=[own], document_order="retrieval").json()["slotcache"],
-        respond(folder_index, MAYOR, extra={"documents": [own], "document_order": "retrieval"}).slotcache,
-    ):
-        assert [one["id"] for one in answer["documents"]] == ["own", *(one["id"] for one in answer["retrieved"])]
+@pytest.mark.parametrize("api", CHATS, ids=str)
+def test_documents_of_the_client_come_first(folder_index, api):
+    asked: Any = {"documents": [{"id": "own", "text": "The otter of the north sleeps in a hat."}], "most": 4}
+    answer = api.ask(folder_index, MAYOR, model=FILE.stem, stream=False, retrieval=True, document_order="retrieval", **asked)
+    report = answer.json()["slotcache"]
+    assert [one["id"] for one in report["documents"]] == ["own", *(one["id"] for one in report["retrieved"])]
 
 
 def test_wrong_wishes_are_refused_in_the_shape_of_each(folder_index, server):

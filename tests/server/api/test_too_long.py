@@ -165,14 +165,3 @@ def test_the_list_of_models_has_the_length_under_each_client_s_name(small):
     (entry,) = small.http.get("/v1/models").json()["data"]
     limit = small.service.submitter.limit
     assert entry["meta"]["n_ctx"] == entry["context_length"] == entry["max_model_len"] == limit
-
-
-def test_any_model_is_served_where_that_is_set(tiny):
-    body = {"model": "gpt-5", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
-    with running(tiny, any_model=True) as up:
-        assert up.http.get("/v1/models/gpt-5").json()["id"] == "gpt-5"
-        assert up.http.post(CHAT, json=body).json()["model"] == "gpt-5"
-        assert up.http.post(CHAT, json=body | {"model": None}).json()["model"] == "tiny"
-    with running(tiny) as up:
-        assert up.http.get("/v1/models/gpt-5").status_code == 404
-        assert up.http.post(CHAT, json=body).json()["model"] == "tiny"
