@@ -9,10 +9,10 @@ from unittest.mock import ANY
 
 import httpx
 import pytest
-from server.conftest import DEADLINE, running, until
+from server.conftest import DEADLINE, free_port, running, until
 from server.engine.test_engine import CHAT, LONG, Stream
 from server.engine.test_failed_steps import about, said
-from server.test_cli import command, free_port, wait_until_ready
+from server.test_cli import command, wait_until_ready
 from slotcache.models.demo import FILE
 from slotcache.models.errors import RunnerError
 from support.on_device import HAS_OWN_KERNELS, needs_device

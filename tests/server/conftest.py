@@ -1,7 +1,6 @@
 """Real servers on real ports, in threads of this process."""
 
 import asyncio
-import socket
 import threading
 import time
 from contextlib import contextmanager
@@ -12,6 +11,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from slotcache.bench.servers import free_port
 from slotcache.models.times import MIN_ROWS, MIN_ROWS_OF_DEVICE
 from slotcache.server import load
 from slotcache.server.app import AppState
@@ -64,6 +64,11 @@ class Running:
         return next((float(line.split()[-1]) for line in lines if line.split(" ")[0] == wanted), 0.0)
 
 
+def idle_tokens(server):
+    """The tokens that a server has computed in idle time."""
+    return server.metric("slotcache_idle_prompt_tokens_total")
+
+
 def text_of(answer):
     """The text of a chat's answer."""
     return answer["choices"][0]["message"]["content"]
@@ -97,9 +102,7 @@ def running(model, failed_steps: Any = 0, is_timed: Any = not ON_DEVICE, **chang
 
 @contextmanager
 def _running(model, **changed):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     usual: dict[str, Any] = {
         "port": port,
         "ctx_size": 8192,

@@ -24,8 +24,8 @@ from support.architectures import recurrent, windowed
 from support.encoders import bert
 from support.on_device import HAS_OWN_KERNELS, ROUNDING, has_adapters, loads_two
 
-from server.conftest import DEADLINE, REST, cached, held_load, is_mapped, running, text_of, until
-from server.test_cli import command, free_port
+from server.conftest import DEADLINE, REST, cached, free_port, held_load, is_mapped, running, text_of, until
+from server.test_cli import command
 
 HOUR = 3600
 QUESTION = "What does the old lighthouse keeper of the northern harbour say about the winter storms of last year?"

@@ -34,8 +34,7 @@ from support.encoders import bert
 from support.on_device import ON_DEVICE, loads_two, needs_cpu
 
 from server.api.test_openapi import BODY, LIKELY
-from server.conftest import DEADLINE, Running, cached, held_load, is_mapped, text_of, until
-from server.test_cli import free_port
+from server.conftest import DEADLINE, Running, cached, free_port, held_load, is_mapped, text_of, until
 
 HOUR = 3600
 QUESTION = "What does the old lighthouse keeper of the northern harbour say about the winter storms of last year?"
