@@ -17,7 +17,7 @@ from slotcache.models.overrides import MetadataOverride, RopeScaling, metadata_r
 from slotcache.models.rotation import Rotation, is_same
 from slotcache.models.runner import Runner
 from slotcache.slots.plan import Drop, HostCopy, Plan, Save, Span
-from support.architectures import FEED_FORWARD, HEADS, KV_HEADS, LAYERS, WIDTH, TinyModel, recurrent
+from support.architectures import FEED_FORWARD, HEADS, KV_HEADS, WIDTH, TinyModel, recurrent
 
 SMALL = ContextSettings(num_cells=512, batch=64, num_sequences=4, threads=1, flash_attention="off")
 YARN = RopeScaling(kind="yarn", scale=0.25, original=2048, ext_factor=0.5, attn_factor=1.5, beta_fast=24.0, beta_slow=2.0)

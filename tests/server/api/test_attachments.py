@@ -13,16 +13,10 @@ from slotcache.models.demo import FILE
 from slotcache.server.api import documents
 from slotcache.server.search import attachments
 from support.dialects import CHATS
-from support.office import Part, assemble, docx, html, markdown, pdf
+from support.office import REPORT, assemble, docx, html, markdown, pdf
 
 from server.conftest import DEADLINE, running, until
 
-REPORT = [
-    Part("h1", "Harbour report"),
-    *[Part("p", f"The berth {number} of the harbour is closed. " * 12) for number in range(12)],
-    Part("h2", "The crane"),
-    Part("p", "The old crane of the harbour lifts nine tons of granite."),
-]
 BOOK = (
     "\n\n".join(
         f"# Chapter {number}\n\n" + f"The keeper of lamp {number} counts ships and writes them down. " * 40
