@@ -382,10 +382,9 @@ class Responses(Dialect):
         between = [kind for kind in between if deltas or not kind.endswith(".delta")]
         assert kinds == ["output_item.added", *between, "output_item.done"]
         (done,) = (event for event in within if event["type"].endswith(("text.done", "arguments.done")))
-        assert done.get("text", done.get("arguments")) == "".join(deltas)
-        assert "".join(deltas) == (
-            item["arguments"] if "arguments" in item else (item.get("summary") or item["content"])[0]["text"]
-        )
+        whole = item["arguments"] if "arguments" in item else (item.get("summary") or item["content"])[0]["text"]
+        parts = [event["part"]["text"] for event in within if event["type"].endswith("part.done")]
+        assert {whole, done.get("text", done.get("arguments")), *parts} == {"".join(deltas)}
         return item
 
     def failure(self, event: Body, status: int = 500) -> str:
@@ -418,6 +417,7 @@ class Ollama(Dialect):
     def join(self, events: Sequence[Body]) -> Said:
         *pieces, last = events
         assert not any(piece["done"] for piece in pieces) and self._told(last) == ("", "", ())
+        assert {event["model"] for event in events} == {last["model"]}
         texts, thoughts, calls = zip(*map(self._told, pieces), strict=True)
         said: Body = {"content": "".join(texts), "thinking": "".join(thoughts)}
         said["tool_calls"] = [{"function": {"name": name, "arguments": given}} for some in calls for name, given in some]

@@ -25,6 +25,7 @@ def test_a_message_has_anthropic_s_usage_and_no_times(server):
     answer = message(server)
     parts = {"cache_read_input_tokens": 0, "cache_creation_input_tokens": 0, "output_tokens": 12}
     assert answer["usage"] == {"input_tokens": answer["usage"]["input_tokens"]} | parts and "timings" not in answer
+    assert (answer["stop_reason"], answer["stop_sequence"]) == ("max_tokens", None)
 
 
 def test_usage_parts_the_prompt(server):
