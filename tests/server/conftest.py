@@ -102,9 +102,8 @@ def running(model, failed_steps: Any = 0, is_timed: Any = not ON_DEVICE, **chang
 
 @contextmanager
 def _running(model, **changed):
-    port = free_port()
     usual: dict[str, Any] = {
-        "port": port,
+        "port": free_port(),
         "ctx_size": 8192,
         "flash_attn": "off",
         "check": True,
@@ -112,15 +111,21 @@ def _running(model, **changed):
         "idle_prefill": False,
     }
     settings = Settings(**(usual | changed))
-    server, host = make_server(settings)
+    with serving(*make_server(settings), model, settings.port) as up:
+        if up.host.service:  # these models compute a prompt in less time than a busy machine takes to read a file
+            up.service.engine.fetches.least = 10 * DEADLINE
+        yield up
+
+
+@contextmanager
+def serving(server, host, model, port):
+    """A server that was made, in a thread."""
     thread = threading.Thread(target=lambda: asyncio.run(run(server, host, model)))
     thread.start()
     url = f"http://127.0.0.1:{port}"
     with httpx.Client(base_url=url, timeout=DEADLINE) as http, openai.OpenAI(base_url=f"{url}/v1", api_key="none") as client:
         try:
             until(lambda: host.vectors is not None)
-            if host.service:  # these models compute a prompt in less time than a busy machine takes to read a file
-                host.service.engine.fetches.least = 10 * DEADLINE
             yield Running(url, http, client, host, server, thread)
         finally:
             server.should_exit = True

@@ -24,7 +24,7 @@ from slotcache.models.errors import ModelError
 from slotcache.server import load
 from slotcache.server.api import endpoint
 from slotcache.server.config.settings import Settings, SettingsError
-from slotcache.server.serve import make_server, run
+from slotcache.server.serve import make_server
 from slotcache.server.service import models as models_module
 from slotcache.server.service.models import entries_of
 from slotcache.slots.store.disk import DiskTier
@@ -34,7 +34,7 @@ from support.encoders import bert
 from support.on_device import ON_DEVICE, loads_two, needs_cpu
 
 from server.api.test_openapi import BODY, LIKELY
-from server.conftest import DEADLINE, Running, cached, free_port, held_load, is_mapped, text_of, until
+from server.conftest import DEADLINE, cached, free_port, held_load, is_mapped, serving, text_of, until
 
 HOUR = 3600
 QUESTION = "What does the old lighthouse keeper of the northern harbour say about the winter storms of last year?"
@@ -53,23 +53,12 @@ def files(tmp_path_factory):
 @contextmanager
 def sharing(files, **changed):
     """A server of these models."""
-    port = free_port()
-    usual = {"port": port, "ctx_size": 4096, "flash_attn": "off", "check": True, "threads": 1, "idle_prefill": False}
+    usual = {"port": free_port(), "ctx_size": 4096, "flash_attn": "off", "check": True, "threads": 1, "idle_prefill": False}
     settings = Settings(**{"model": "\n".join(map(str, files)), "model_turn": 0} | usual | changed)
     entries = entries_of(settings)
-    server, host = make_server(entries[0].settings, entries)
-    thread = threading.Thread(target=lambda: asyncio.run(run(server, host, entries[0].path)))
-    thread.start()
-    url = f"http://127.0.0.1:{port}"
-    with httpx.Client(base_url=url, timeout=DEADLINE) as http:
-        try:
-            until(lambda: host.vectors is not None)
-            yield Running(url, http, None, host, server, thread)  # type: ignore[arg-type]  # no OpenAI client is needed
-        finally:
-            server.should_exit = True
-            thread.join(DEADLINE)
-            assert not thread.is_alive()
-    assert not any(service.engine.num_failed_steps for service in host.services)
+    with serving(*make_server(entries[0].settings, entries), entries[0].path, settings.port) as up:
+        yield up
+    assert not any(service.engine.num_failed_steps for service in up.host.services)
 
 
 def each(up, names, **fields):
