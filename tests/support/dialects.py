@@ -346,7 +346,8 @@ class Responses(Dialect):
         items, usage = body["output"], body["usage"]
         parts = [part for item in items for name in ("summary", "content") for part in item.get(name, ())]
         text, thought = (
-            "".join(part["text"] for part in parts if (part["type"] == "output_text") == is_text) for is_text in (True, False)
+            "".join(part["text"] for part in parts if (part["type"] == "output_text") == is_text)
+            for is_text in (True, False)
         )
         calls = tuple((one["name"], decoded(one["arguments"])) for one in items if one["type"] == "function_call")
         is_cut = body["status"] == "incomplete"

@@ -52,7 +52,12 @@ def test_any_object_is_begun(server):
 
 def test_text_is_no_form_and_empty_fields_ask_for_nothing(server):
     plain = ask(server, most=8)
-    for nothing in ({"response_format": {"type": "text"}}, {"grammar": ""}, {"json_schema": None}, {"response_format": None}):
+    for nothing in (
+        {"response_format": {"type": "text"}},
+        {"grammar": ""},
+        {"json_schema": None},
+        {"response_format": None},
+    ):
         assert ask(server, most=8, **nothing) == plain
 
 

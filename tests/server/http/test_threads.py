@@ -124,7 +124,9 @@ def test_what_waits_at_a_close_is_refused_and_so_is_what_comes_later(patient):
 
     async def close():
         made = PromptThreads(1 << 30)
-        asked = [asyncio.ensure_future(made.run(1 << 20, work)) for work in (partial(endless, began), lambda: later.append(1))]
+        asked = [
+            asyncio.ensure_future(made.run(1 << 20, work)) for work in (partial(endless, began), lambda: later.append(1))
+        ]
         await asyncio.to_thread(began.wait, DEADLINE)
         await asyncio.to_thread(made.close)
         asked.append(asyncio.ensure_future(made.run(1, lambda: later.append(2))))
