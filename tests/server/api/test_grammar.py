@@ -34,7 +34,7 @@ FIELDS = [
 ]  # fmt: skip
 
 
-def ask(server, api=CHAT, **fields):
+def ask(server, api: Any = CHAT, **fields):
     return api.whole(server, "Write an example", **USUAL | fields)
 
 

@@ -5,6 +5,7 @@ SLOTCACHE_TOOLS says how many definitions: 12 in a few seconds, if it is not set
 
 import json
 import os
+from typing import Any
 
 import jsonschema
 import pytest
@@ -44,7 +45,7 @@ CITY = {**CLOSED, "properties": {"city": {"enum": ["Paris", "Oslo"]}}, "required
 WEATHER, TIME = tool("get_weather", CITY), tool("get_time", {**CLOSED, "properties": {}})
 
 
-def whole(up, api=CHAT, **fields):
+def whole(up, api: Any = CHAT, **fields):
     return api.whole(up, QUESTION, **USUAL | fields)
 
 
