@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 import reprlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Literal
+from typing import ClassVar, Literal
 
 import msgspec
 from msgspec import Struct
@@ -18,6 +18,7 @@ from ...ordering.document import Document, DocumentError
 from ...ordering.prompt import document_text
 from ..chat.body import ChatFields, ChatRequest, OutputConfig
 from ..chat.content import seconds_of
+from ..chat.decode import ToolChoiceFields
 from ..chat.parts import ROLES, read_part, texts_in, unsupported
 from ..chat.reasoning import SWITCH
 from ..chat.sampling_fields import JsonValue
@@ -301,8 +302,16 @@ class ClientTool(Struct, frozen=True, kw_only=True):
         return {"type": "function", "function": {name: value for name, value in given.items() if value is not None}} | mark
 
 
+class MessagesChoiceFields(ToolChoiceFields):
+    """The fields of a `tool_choice` of Messages, which says there whether one answer may call several tools."""
+
+    disable_parallel_tool_use: JsonValue = None
+
+
 class MessagesCountRequest(ChatFields, frozen=True, kw_only=True):
     """`POST /v1/messages/count_tokens`: the fields that make the prompt."""
+
+    OPEN: ClassVar[Mapping[str, type[Struct]]] = {"tool_choice": MessagesChoiceFields}
 
     messages: list[BlocksMessage]
     system: str | list[JsonValue] = ""

@@ -151,7 +151,7 @@ OPEN: Mapping[str, type[Struct]] = {
     "prompt_cache_options": CacheOptionFields,
     "cache_control": CacheOptionFields,
 }
-"""Fields that may be objects and are decoded into no struct, with the fields that they have."""
+"""Fields that may be objects and are decoded into no struct, with the fields that they have. A body's `OPEN` has its own."""
 
 ELSEWHERE = frozenset({*ChatRequest.__struct_encode_fields__, *TextRequest.__struct_encode_fields__})
 """Fields of the routes that most clients use."""
@@ -164,7 +164,8 @@ _shown.maxstring = MAX_COMPARED
 def nested(kind: type[Struct]) -> Mapping[str, type[Struct]]:
     """Return the fields of a kind of body that are objects of their own."""
     inner = {name: _takes(field.type, StructType) for name, field in _fields_of(kind).items()}
-    return {name: about.cls if about else OPEN[name] for name, about in inner.items() if about or name in OPEN}
+    opened = {**OPEN, **getattr(kind, "OPEN", {})}
+    return {name: about.cls if about else opened[name] for name, about in inner.items() if about or name in opened}
 
 
 def has_nested(body: Struct, kind: type[Struct]) -> bool:

@@ -1,21 +1,13 @@
 """LangChain's OpenAI classes, with their defaults."""
 
 import asyncio
-from typing import Any, Literal
+from typing import Any
 
 import pytest
-from pydantic import BaseModel, ConfigDict, Field
+from support.weather import Weather
 
 langchain: Any = pytest.importorskip("langchain_openai")
 pytestmark = pytest.mark.filterwarnings("ignore")  # of the client about itself
-
-
-class Weather(BaseModel):
-    """The weather of a city."""
-
-    model_config = ConfigDict(extra="forbid")
-    city: str = Field(max_length=12)
-    days: Literal["one", "two"]
 
 
 @pytest.fixture(scope="module")

@@ -4,20 +4,12 @@ import asyncio
 from typing import Any, Literal
 
 import pytest
-from pydantic import BaseModel, ConfigDict, Field
+from support.weather import Weather
 
 like: Any = pytest.importorskip("llama_index.llms.openai_like")
 embedding: Any = pytest.importorskip("llama_index.embeddings.openai_like")
 core: Any = pytest.importorskip("llama_index.core")
 pytestmark = pytest.mark.filterwarnings("ignore")  # of the client about itself
-
-
-class Weather(BaseModel):
-    """The weather of a city."""
-
-    model_config = ConfigDict(extra="forbid")
-    city: str = Field(max_length=12)
-    days: Literal["one", "two"]
 
 
 @pytest.fixture(scope="module")

@@ -2,23 +2,16 @@
 
 import asyncio
 import json
-from typing import Any, Literal
+from typing import Any
 
 import pytest
-from pydantic import BaseModel, Field
+from support.weather import Weather
 
 ollama: Any = pytest.importorskip("ollama")
 pytestmark = pytest.mark.filterwarnings("ignore")  # of the client about itself
 
 HELLO: Any = [{"role": "user", "content": "Say hello."}]
 GREEDY = {"temperature": 0, "num_predict": 200}
-
-
-class Weather(BaseModel):
-    """The weather of a city."""
-
-    city: str = Field(max_length=12)
-    days: Literal["one", "two"]
 
 
 def get_weather(city: str) -> str:

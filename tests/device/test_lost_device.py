@@ -9,10 +9,10 @@ from unittest.mock import ANY
 
 import httpx
 import pytest
-from server.conftest import DEADLINE, running, until
+from server.conftest import DEADLINE, free_port, running, text_of, until
 from server.engine.test_engine import CHAT, LONG, Stream
-from server.engine.test_failed_steps import about, said
-from server.test_cli import command, free_port, wait_until_ready
+from server.engine.test_failed_steps import about
+from server.test_cli import command, wait_until_ready
 from slotcache.models.demo import FILE
 from slotcache.models.errors import RunnerError
 from support.on_device import HAS_OWN_KERNELS, needs_device
@@ -39,7 +39,7 @@ def test_each_request_ends_once_and_the_server_goes_on_when_the_device_is_back(m
         told = [record for record in caplog.records if record.levelname == "ERROR"]
         assert len(told) == server.service.engine.num_failed_steps
         assert all(record.getMessage().startswith("a step failed: ") for record in told)
-        assert said(server.chat(**about("Calder"))) == "The river of Calder is Vennet."
+        assert text_of(server.chat(**about("Calder"))) == "The river of Calder is Vennet."
 
 
 @pytest.mark.skipif(HAS_OWN_KERNELS, reason="only RPC's device is a process, which can be ended")

@@ -7,9 +7,9 @@ chooses another, and an answer from wrong KV is a wrong one.
 from contextlib import contextmanager
 from dataclasses import replace
 
-from server.conftest import running, until
+from server.conftest import running, text_of, until
 from server.engine.test_disk import cached
-from server.engine.test_failed_steps import RIVERS, about, said
+from server.engine.test_failed_steps import RIVERS, about
 from slotcache.models import split
 from slotcache.models.context import breakdown
 from slotcache.models.demo import FILE
@@ -39,10 +39,10 @@ def used(up):
 def check_two_turns(up, source):
     """Two chats are answered right, and the first one, asked again, reuses all that was not beside the last question."""
     for town in ("Calder", "Farwell"):
-        assert said(up.chat(**about(town))) == right(town)
+        assert text_of(up.chat(**about(town))) == right(town)
     again = up.chat(**about("Calder"))
     rest = up.service.context.costs.recompute_last
-    assert said(again) == right("Calder") and cached(again) == again["usage"]["prompt_tokens"] - rest
+    assert text_of(again) == right("Calder") and cached(again) == again["usage"]["prompt_tokens"] - rest
     assert again["slotcache"]["source"] == source
 
 
@@ -50,7 +50,7 @@ def test_documents_in_any_order_are_read_once():
     """Each document stands in two chats, once as the first and once as the second one."""
     with serving() as up:
         answers = [up.chat(**about(town)) for town in (*RIVERS, *RIVERS)]
-    assert list(map(said, answers)) == [right(town) for town in (*RIVERS, *RIVERS)]
+    assert list(map(text_of, answers)) == [right(town) for town in (*RIVERS, *RIVERS)]
     first, second = (sum(map(cached, half)) for half in (answers[: len(RIVERS)], answers[len(RIVERS) :]))
     assert 0 < first < second
 
@@ -68,15 +68,15 @@ def test_a_client_that_leaves_in_the_middle_of_its_prefill_stops_it():
         until(lambda: not up.service.open)
         assert up.metric("slotcache_requests_total", end="cancelled") == 1
         assert 0 < up.metric("slotcache_prompt_tokens_total") < len(up.service.model.tokenize(READING["prompt"]))
-        assert said(up.chat(**about("Skarrow"))) == right("Skarrow")
+        assert text_of(up.chat(**about("Skarrow"))) == right("Skarrow")
 
 
 def test_a_restart_reads_from_disk_what_was_computed_there(tmp_path):
     with serving(cache_dir=str(tmp_path)) as up:
-        assert said(up.chat(**about("Calder"))) == right("Calder")
+        assert text_of(up.chat(**about("Calder"))) == right("Calder")
     with serving(cache_dir=str(tmp_path)) as up:
         again = up.chat(**about("Calder"))
-        assert said(again) == right("Calder") and again["slotcache"]["source"] == "disk"
+        assert text_of(again) == right("Calder") and again["slotcache"]["source"] == "disk"
         assert cached(again) == again["usage"]["prompt_tokens"] - up.service.context.costs.recompute_last
 
 

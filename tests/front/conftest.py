@@ -1,7 +1,6 @@
 """Fronts and upstreams on real ports, in threads of this process."""
 
 import asyncio
-import socket
 import threading
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,7 +9,7 @@ import httpx
 import openai
 import pytest
 import uvicorn
-from server.conftest import DEADLINE, running, until
+from server.conftest import DEADLINE, free_port, running, until
 from slotcache.front.cli import make_server
 from slotcache.front.settings import FrontSettings
 from slotcache.front.state import FrontState
@@ -61,12 +60,6 @@ def ordering(upstream, hosting=None, **changed):
             server.should_exit = True
             thread.join(DEADLINE)
             assert not thread.is_alive()
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 @pytest.fixture(scope="package")

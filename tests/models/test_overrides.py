@@ -17,7 +17,7 @@ from slotcache.models.overrides import MetadataOverride, RopeScaling, metadata_r
 from slotcache.models.rotation import Rotation, is_same
 from slotcache.models.runner import Runner
 from slotcache.slots.plan import Drop, HostCopy, Plan, Save, Span
-from support.architectures import FEED_FORWARD, HEADS, KV_HEADS, LAYERS, WIDTH, TinyModel, recurrent
+from support.architectures import FEED_FORWARD, HEADS, KV_HEADS, WIDTH, TinyModel, recurrent
 
 SMALL = ContextSettings(num_cells=512, batch=64, num_sequences=4, threads=1, flash_attention="off")
 YARN = RopeScaling(kind="yarn", scale=0.25, original=2048, ext_factor=0.5, attn_factor=1.5, beta_fast=24.0, beta_slow=2.0)
@@ -27,19 +27,13 @@ TOKENS = np.arange(300, 340, dtype=np.int32)
 def llama_of(path, scaling=None, factor=4.0):
     """A Llama; scaling: of its positions, as its file says."""
     with TinyModel(path, "llama") as model:
-        model.writer.add_layer_norm_rms_eps(1e-6)
-        model.writer.add_rope_dimension_count(WIDTH // HEADS)
-        model.writer.add_feed_forward_length(FEED_FORWARD)
-        model.writer.add_head_count(HEADS)
-        model.writer.add_head_count_kv(KV_HEADS)
+        model.tell(layer_norm_rms_eps=1e-6, rope_dimension_count=WIDTH // HEADS, feed_forward_length=FEED_FORWARD)
+        model.tell(head_count=HEADS, head_count_kv=KV_HEADS)
         if scaling is not None:
-            model.writer.add_rope_scaling_type(scaling)
-            model.writer.add_rope_scaling_factor(factor)
-        for layer in range(LAYERS):
-            for norm in ("attn", "ffn"):
-                model.ones(f"blk.{layer}.{norm}_norm", WIDTH)
-            model.attention(f"blk.{layer}")
-            model.feed_forward(f"blk.{layer}")
+            model.tell(rope_scaling_type=scaling, rope_scaling_factor=factor)
+        for _, block in model.blocks("attn", "ffn"):
+            model.attention(block)
+            model.feed_forward(block)
         model.ones("output_norm", WIDTH)
     return path
 

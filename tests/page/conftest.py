@@ -11,7 +11,7 @@ from server.conftest import running, until
 from slotcache.models.demo import FILE
 from slotcache.models.demo.corpus import Corpus
 from support.notes import is_ready, write
-from support.office import Part, pdf
+from support.office import REPORT, pdf
 
 CHROMIUM = shutil.which("chromium")
 AXE = Path(sys.prefix) / "package/axe.min.js"
@@ -24,12 +24,6 @@ LIGHTS = "# Lighthouses\n\n" + "\n\n".join(
 )
 READ = ".composer .chip[data-state=read]"
 LONG = "a-name-that-is-long-and-has-no-space-in-it-" * 4
-REPORT = [
-    Part("h1", "Harbour report"),
-    *[Part("p", f"The berth {number} of the harbour is closed. " * 12) for number in range(12)],
-    Part("h2", "The crane"),
-    Part("p", "The old crane of the harbour lifts nine tons of granite."),
-]
 
 
 @pytest.fixture(scope="session")

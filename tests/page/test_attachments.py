@@ -6,9 +6,9 @@ import re
 import pytest
 from server.conftest import running
 from slotcache.models.demo import FILE
-from support.office import pdf
+from support.office import REPORT, pdf
 
-from .conftest import READ, REPORT, ask, attach, ended
+from .conftest import READ, ask, attach, ended
 from .test_access import violations
 
 SHORT = pdf([*REPORT[:3], *REPORT[-2:]])[0]

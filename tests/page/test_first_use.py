@@ -12,8 +12,8 @@ from types import SimpleNamespace
 
 import httpx
 import pytest
-from server.conftest import until
-from server.test_cli import ROOT, command, free_port
+from server.conftest import free_port, until
+from server.test_cli import ROOT, command
 from slotcache.models.demo.corpus import SUGGESTED
 from support.notes import is_ready
 

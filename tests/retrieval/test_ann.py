@@ -9,7 +9,7 @@ from random import Random
 
 import numpy as np
 import pytest
-from slotcache.retrieval import FUSED, LEXICAL, PROVISIONAL, Embedder, Index, Query, ann
+from slotcache.retrieval import FUSED, LEXICAL, PROVISIONAL, Query, ann
 from slotcache.retrieval import index as index_module
 
 pytest.importorskip("faiss", reason="pip install 'slotcache[ann]'")
@@ -31,34 +31,21 @@ async def embed_query(text):
     return vector_of(text).astype(np.float32)
 
 
-@pytest.fixture
-def folder(tmp_path):
-    (tmp_path / "notes").mkdir()
-    return tmp_path / "notes"
-
-
 def write(folder, numbers):
     for number in numbers:
         (folder / f"{number}.md").write_text(f"The {SUBJECTS[number % 4]} has {number}.\n")
 
 
 @pytest.fixture
-def make(folder, tmp_path):
-    """Opens the index of the folder, again and again, and brings it up to date."""
-    opened = []
+def make(make):
+    """Brings the index up to date, too."""
 
     def open_index(name="subjects", clusters_from=FROM, refreshed=True):
-        for index in opened:
-            index.close()
-        embedder = Embedder(name, embed)
-        opened[:] = [Index([folder], tmp_path / "index.db", embedder=embedder, clusters_from=clusters_from)]
-        assert not refreshed or opened[0].refresh()
-        return opened[0]
+        index = make(embed, name, clusters_from=clusters_from)
+        assert not refreshed or index.refresh()
+        return index
 
-    yield open_index
-    for index in opened:
-        index.store.check()
-        index.close()
+    return open_index
 
 
 def nearest(index, query, limit=7, only=None):

@@ -80,9 +80,6 @@ def test_labels_mean_what_browsers_take_them_for(label, codec):
     assert codec_of(label) == codec
 
 
-PAGE = "<html><head>{}</head><body><p>“Größe” – 灯塔 ‘ñ’</p></body></html>"
-
-
 @pytest.mark.parametrize(
     "page, label",
     [

@@ -38,30 +38,6 @@ class Counting:
         return np.array([[text.count(letter) for letter in "abcdefgh"] for text in texts], np.float32)
 
 
-@pytest.fixture
-def folder(tmp_path):
-    path = tmp_path / "notes"
-    path.mkdir()
-    return path
-
-
-@pytest.fixture
-def make(folder, tmp_path):
-    """Opens the index of the folder, again and again, and closes it at the end."""
-    opened = []
-
-    def open_index(embed=None, name="letters", **options):
-        for index in opened:
-            index.close()
-        opened[:] = [Index([folder], tmp_path / "index.db", embedder=Embedder(name, embed) if embed else None, **options)]
-        return opened[0]
-
-    yield open_index
-    for index in opened:
-        index.store.check()
-        index.close()
-
-
 def chunks_of(index, path):
     last = index.store.files()[path].num_chunks
     numbers = index.store.numbers_at(path, 1, last)

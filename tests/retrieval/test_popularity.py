@@ -3,7 +3,6 @@
 import os
 
 import pytest
-from slotcache.retrieval import Index
 from slotcache.retrieval.store import count_uses, likeliest
 from support.notes import write
 
@@ -19,19 +18,13 @@ def folder(tmp_path):
 
 
 @pytest.fixture
-def make(folder, tmp_path):
-    opened = []
-
+def make(make):
     def open_index():
-        for index in opened:
-            index.close()
-        opened[:] = [Index([folder], tmp_path / "index.db", chunk_tokens=32)]
-        opened[0].refresh()
-        return opened[0]
+        index = make(chunk_tokens=32)
+        index.refresh()
+        return index
 
-    yield open_index
-    opened[0].store.check()
-    opened[0].close()
+    return open_index
 
 
 def titles(index, most_tokens=10_000):

@@ -59,29 +59,10 @@ class Counting:
 
 
 @pytest.fixture
-def folder(tmp_path):
-    path = tmp_path / "notes"
-    path.mkdir()
+def folder(folder):
     for name, text in NOTES.items():
-        (path / f"{name}.md").write_text(text)
-    return path
-
-
-@pytest.fixture
-def make(folder, tmp_path):
-    opened = []
-
-    def open_index(embed=None):
-        for index in opened:
-            index.close()
-        embedder = Embedder("letters", embed) if embed else None
-        opened[:] = [Index([folder], tmp_path / "index.db", embedder=embedder)]
-        return opened[0]
-
-    yield open_index
-    for index in opened:
-        index.store.check()
-        index.close()
+        (folder / f"{name}.md").write_text(text)
+    return folder
 
 
 def put_old(version, tmp_path, make):

@@ -12,6 +12,7 @@ from slotcache.retrieval import FUSED, LEXICAL, RERANKED, Embedder, Index, Query
 from slotcache.retrieval import words as words_module
 from slotcache.retrieval.ranking import VectorIndex, fuse, unit
 from slotcache.retrieval.words import fts_query, search_words, words_sought
+from support.notes import write
 
 NOTES = {
     "sea/tides.md": "# Tides\n\nThe moon raises two tides a day.\n",
@@ -30,10 +31,7 @@ def embed(texts):
 
 @pytest.fixture(scope="module")
 def index(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("notes")
-    for path, text in NOTES.items():
-        (folder / path).parent.mkdir(exist_ok=True)
-        (folder / path).write_text(text)
+    folder = write(tmp_path_factory.mktemp("notes"), NOTES)
     made = Index([folder], folder.with_suffix(".db"), embedder=Embedder("meanings", embed))
     made.refresh()
     yield made
@@ -278,10 +276,7 @@ def folder_of(tmp_path):
     made = []
 
     def make(texts, **options):
-        folder = tmp_path / f"notes{len(made)}"
-        folder.mkdir()
-        for name, text in texts.items():
-            (folder / name).write_text(text)
+        folder = write(tmp_path / f"notes{len(made)}", texts)
         made.append(Index([folder], folder.with_suffix(".db"), **options))
         made[-1].refresh()
         return made[-1]

@@ -41,8 +41,7 @@ SENTENCES = {
 }
 """A sentence of each language."""
 
-SEVERAL = ("zh", "ja", "ko", "th", "lo", "km", "my")  # whose words have no ends: those below are looked for
-PARTS = {
+PARTS = {  # of languages whose words have no ends: what is looked for
     "zh": ["水泵", "风暴", "看守人"],
     "ja": ["灯台", "ポンプ", "修理"],
     "ko": ["등대", "폭풍", "펌프", "북쪽"],

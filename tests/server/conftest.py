@@ -1,16 +1,17 @@
 """Real servers on real ports, in threads of this process."""
 
 import asyncio
-import socket
 import threading
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import httpx
 import openai
 import pytest
+from slotcache.bench.servers import free_port
 from slotcache.models.times import MIN_ROWS, MIN_ROWS_OF_DEVICE
 from slotcache.server import load
 from slotcache.server.app import AppState
@@ -63,6 +64,26 @@ class Running:
         return next((float(line.split()[-1]) for line in lines if line.split(" ")[0] == wanted), 0.0)
 
 
+def idle_tokens(server):
+    """The tokens that a server has computed in idle time."""
+    return server.metric("slotcache_idle_prompt_tokens_total")
+
+
+def text_of(answer):
+    """The text of a chat's answer."""
+    return answer["choices"][0]["message"]["content"]
+
+
+def cached(answer):
+    """The tokens of its prompt that were reused."""
+    return answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+
+def is_mapped(file):
+    """Whether this process has a file in its memory."""
+    return str(file) in Path("/proc/self/maps").read_text()
+
+
 @contextmanager
 def running(model, failed_steps: Any = 0, is_timed: Any = not ON_DEVICE, **changed):
     """A server of `model` with some settings changed, stopped at the end. failed_steps: broken invariants count, too.
@@ -81,11 +102,8 @@ def running(model, failed_steps: Any = 0, is_timed: Any = not ON_DEVICE, **chang
 
 @contextmanager
 def _running(model, **changed):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     usual: dict[str, Any] = {
-        "port": port,
+        "port": free_port(),
         "ctx_size": 8192,
         "flash_attn": "off",
         "check": True,
@@ -93,15 +111,21 @@ def _running(model, **changed):
         "idle_prefill": False,
     }
     settings = Settings(**(usual | changed))
-    server, host = make_server(settings)
+    with serving(*make_server(settings), model, settings.port) as up:
+        if up.host.service:  # these models compute a prompt in less time than a busy machine takes to read a file
+            up.service.engine.fetches.least = 10 * DEADLINE
+        yield up
+
+
+@contextmanager
+def serving(server, host, model, port):
+    """A server that was made, in a thread."""
     thread = threading.Thread(target=lambda: asyncio.run(run(server, host, model)))
     thread.start()
     url = f"http://127.0.0.1:{port}"
     with httpx.Client(base_url=url, timeout=DEADLINE) as http, openai.OpenAI(base_url=f"{url}/v1", api_key="none") as client:
         try:
             until(lambda: host.vectors is not None)
-            if host.service:  # these models compute a prompt in less time than a busy machine takes to read a file
-                host.service.engine.fetches.least = 10 * DEADLINE
             yield Running(url, http, client, host, server, thread)
         finally:
             server.should_exit = True
@@ -127,6 +151,23 @@ def held(server):
         yield go
     finally:
         go.set()
+
+
+@contextmanager
+def held_load(weights):
+    """Let the next load of these weights wait until the block ends. Yields two events: it has begun; it may go on."""
+    began, may_end = threading.Event(), threading.Event()
+
+    def wait():
+        began.set()
+        assert may_end.wait(DEADLINE)
+
+    weights.on_load.append(wait)
+    try:
+        yield began, may_end
+    finally:
+        may_end.set()
+        weights.on_load.remove(wait)
 
 
 @pytest.fixture(scope="module")

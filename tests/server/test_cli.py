@@ -5,7 +5,6 @@ import json
 import logging
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -27,7 +26,7 @@ from slotcache.server.serve import make_server
 from support.on_device import needs_cpu
 from support.processes import children, ended, watched
 
-from server.conftest import DEADLINE, running, until
+from server.conftest import DEADLINE, free_port, running, until
 
 ROOT = Path(__file__).parents[2]
 START = (
@@ -52,12 +51,6 @@ def bare(tmp_path):
     folder.mkdir()
     (folder / "gguf.py").write_text("raise ModuleNotFoundError(\"No module named 'gguf'\", name='gguf')\n")
     return {"PYTHONPATH": os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))}
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def wait_until_ready(process, port):

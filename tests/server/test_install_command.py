@@ -10,7 +10,6 @@ import json
 import shutil
 import tarfile
 from functools import partial
-from pathlib import Path
 from threading import Thread
 
 import pytest
@@ -18,8 +17,6 @@ from slotcache.models import builds
 from slotcache.models.builds import InstalledBuilds
 from slotcache.server import install_command
 from slotcache.server.cli import main
-
-ROOT = Path(__file__).parents[2]
 
 
 class Quiet(http.server.SimpleHTTPRequestHandler):

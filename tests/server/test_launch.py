@@ -28,8 +28,8 @@ from slotcache.server.launch import (
 from slotcache.slots.store.private_folder import FolderError
 from support.processes import children, ended, watched
 
-from server.conftest import DEADLINE, running
-from server.test_cli import command, free_port
+from server.conftest import DEADLINE, free_port, running
+from server.test_cli import command
 
 CONTEXT = 32768
 MODEL = ServedModel("http://127.0.0.1:9", "org/model", 40_000, "secret")

@@ -7,6 +7,8 @@ from slotcache.server.serve import prepare
 from slotcache.server.stored_batches import StoredBatches
 from slotcache.slots.store.private_folder import lock
 
+from server.test_cache_command import run
+
 ID = "0123456789abcdef" * 2
 NAMES = (
     f"file-{ID[:24]}.json",
@@ -26,13 +28,6 @@ def root(tmp_path):
         for file in (*NAMES, "lock"):
             (folder / file).write_bytes(b"What a client said.")
     return tmp_path
-
-
-def run(capsys, *arguments):
-    """The exit code, and what is printed on each stream."""
-    code = main(["cache", *map(str, arguments)])
-    printed = capsys.readouterr()
-    return code, printed.out, printed.err
 
 
 def test_a_start_names_them_and_the_command_that_deletes_them(tiny, root, caplog):

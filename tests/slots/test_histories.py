@@ -2,12 +2,9 @@
 
 import pytest
 from slotcache.slots.check import check
-from slotcache.slots.scope import Scope
 from slotcache.slots.slot import Histories
 from support.scopes import COMMON
 from support.world import World
-
-OTHER = Scope.shared("other")
 
 
 def histories(world):

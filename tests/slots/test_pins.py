@@ -39,6 +39,12 @@ class Cache:
     def unpin(self, tokens):
         return self.pins.unpin(COMMON, np.array(tokens, np.int32))
 
+    def held(self, now=None):
+        """Return the lengths of the runs that are held. now: the time, at which holds may have ended."""
+        self.now = self.now if now is None else now
+        self.pins.expire()
+        return sorted(len(node.tokens) for node in self.pins.runs())
+
     def retire(self, tokens, session="s"):
         return self.tree.retire(COMMON, np.array(tokens, np.int32), session)
 
@@ -55,43 +61,23 @@ def others(cache, count=12):
             cache.use(range(1000 * (number + 1), 1000 * (number + 1) + 30))
 
 
-def test_what_is_held_outlives_what_is_used_more():
-    cache = Cache()
+@pytest.mark.parametrize("host", [0, 100])
+@pytest.mark.parametrize(("held", "found"), [(True, 39), (False, 0)])
+def test_what_is_held_outlives_what_is_used_more(host, held, found):
+    cache = Cache(host)
     cache.use(range(40))
-    assert cache.pin(range(40)) == 40
+    assert not held or cache.pin(range(40)) == 40
     others(cache)
-    assert cache.use(range(40)) == 39
-
-
-def test_without_the_hold_it_would_have_left():
-    cache = Cache()
-    cache.use(range(40))
-    others(cache)
-    assert cache.use(range(40)) == 0
-
-
-def test_in_the_host_tier_too():
-    for held, found in ((True, 39), (False, 0)):
-        cache = Cache(host=100)
-        cache.use(range(40))
-        if held:
-            cache.pin(range(40))
-        others(cache)
-        while cache.tree.evict():
-            pass
-        assert cache.use(range(40)) == found
+    while host and cache.tree.evict():
+        pass
+    assert cache.use(range(40)) == found
 
 
 def test_a_hold_ends_when_its_time_is_over():
     cache = Cache()
     cache.use(range(40))
     cache.pin(range(40), 60.0)
-    cache.now = 59.0
-    cache.pins.expire()
-    assert len(list(cache.pins.runs())) == 1
-    cache.now = 60.0
-    cache.pins.expire()
-    assert not list(cache.pins.runs())
+    assert (cache.held(59.0), cache.held(60.0)) == ([40], [])
     others(cache)
     assert cache.use(range(40)) == 0
 
@@ -101,12 +87,7 @@ def test_the_longer_of_two_holds_counts():
     cache.use(range(40))
     cache.pin(range(40), 60.0)
     cache.pin(range(40), 20.0)
-    cache.now = 30.0
-    cache.pins.expire()
-    assert sum(len(node.tokens) for node in cache.pins.runs()) == 40
-    cache.now = 61.0
-    cache.pins.expire()
-    assert not list(cache.pins.runs())
+    assert (cache.held(30.0), cache.held(61.0)) == ([40], [])
 
 
 def test_a_run_that_is_cut_stays_held_and_ends_with_the_rest():
@@ -114,10 +95,7 @@ def test_a_run_that_is_cut_stays_held_and_ends_with_the_rest():
     cache.use(range(40))
     cache.pin(range(40), 60.0)
     cache.use([*range(20), *range(500, 510)])
-    assert sorted(len(node.tokens) for node in cache.pins.runs()) == [20, 20]
-    cache.now = 61.0
-    cache.pins.expire()
-    assert not list(cache.pins.runs())
+    assert (cache.held(), cache.held(61.0)) == ([20, 20], [])
 
 
 def test_a_release_leaves_what_another_hold_needs():
@@ -126,10 +104,8 @@ def test_a_release_leaves_what_another_hold_needs():
     for prompt in (first, second):
         cache.use(prompt, stops=(20,))
         assert cache.pin(prompt) == 40
-    assert cache.unpin(first) == 20
-    assert sum(len(node.tokens) for node in cache.pins.runs()) == 40
-    assert cache.unpin(second) == 40
-    assert not list(cache.pins.runs())
+    assert cache.unpin(first) == 20 and sum(cache.held()) == 40
+    assert cache.unpin(second) == 40 and not cache.held()
 
 
 def test_where_everything_is_held_requests_still_run():
@@ -154,10 +130,7 @@ def test_a_hold_that_is_renewed_again_and_again_is_remembered_once():
     for _ in range(1000):
         cache.pin(range(40), 60.0)
         cache.now += 0.01
-    assert len(cache.pins._ends) < 200
-    cache.now += 60.0
-    cache.pins.expire()
-    assert not list(cache.pins.runs())
+    assert len(cache.pins._ends) < 200 and not cache.held(cache.now + 60.0)
 
 
 def test_holds_on_what_has_left_are_forgotten():
@@ -165,8 +138,7 @@ def test_holds_on_what_has_left_are_forgotten():
     for number in range(500):
         cache.use(range(1000 * number, 1000 * number + 40))
         cache.pin(range(1000 * number, 1000 * number + 40), 1e9)
-    assert len(cache.pins._ends) < 100
-    assert sum(len(node.tokens) for node in cache.pins.runs()) <= 100
+    assert len(cache.pins._ends) < 100 and sum(cache.held()) <= 100
 
 
 def test_a_hold_ends_for_what_is_left_of_its_prompt():
@@ -177,9 +149,7 @@ def test_a_hold_ends_for_what_is_left_of_its_prompt():
     cache.tree.discard(list(first.children.values()))
     for number in range(1, 200):
         cache.pin(range(40), 60.0 if number == 1 else 1e-9)
-    cache.now = 61.0
-    cache.pins.expire()
-    assert not list(cache.pins.runs())
+    assert not cache.held(61.0)
 
 
 def test_what_a_client_marks_is_pinned_when_its_request_ends():

@@ -1,5 +1,6 @@
 """Tiny models with random weights of architectures that are not Llama's: sliding windows, recurrent, hybrid, mixtures."""
 
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -30,12 +31,21 @@ class TinyModel(ModelFile):
         super().__init__(path, architecture, vocabulary())
         self._floats = floats
         self.rng = np.random.default_rng(0)
-        self.writer.add_context_length(8192)
-        self.writer.add_embedding_length(WIDTH)
-        self.writer.add_block_count(layers)
-        self.writer.add_vocab_size(VOCABULARY)
+        self.tell(context_length=8192, embedding_length=WIDTH, block_count=layers, vocab_size=VOCABULARY)
         if embedding:
             self.matrix("token_embd", VOCABULARY, WIDTH)
+
+    def tell(self, **fields: object) -> None:
+        """Fields of the file, by the names of the writer's methods."""
+        for name, value in fields.items():
+            getattr(self.writer, f"add_{name}")(value)
+
+    def blocks(self, *norms: str, layers: int = LAYERS) -> Iterator[tuple[int, str]]:
+        """Yield the number and the name of each layer, which has these norms."""
+        for layer in range(layers):
+            for norm in norms:
+                self.ones(f"blk.{layer}.{norm}_norm", WIDTH)
+            yield layer, f"blk.{layer}"
 
     def matrix(self, name: str, rows: int, columns: int, gain: float = 1.0) -> None:
         """Random weights."""
@@ -84,17 +94,10 @@ class TinyModel(ModelFile):
 def windowed(path: Path, floats: bool = False) -> Path:
     """Cohere 2's architecture: windows of 32 in layers 0 to 2, none in layer 3."""
     with TinyModel(path, "cohere2", floats=floats) as model:
-        model.writer.add_feed_forward_length(FEED_FORWARD)
-        model.writer.add_head_count(HEADS)
-        model.writer.add_head_count_kv(KV_HEADS)
-        model.writer.add_rope_dimension_count(WIDTH // HEADS)
-        model.writer.add_layer_norm_eps(1e-5)
-        model.writer.add_logit_scale(1.0)
-        model.writer.add_sliding_window(WINDOW)
+        model.tell(feed_forward_length=FEED_FORWARD, head_count=HEADS, head_count_kv=KV_HEADS)
+        model.tell(rope_dimension_count=WIDTH // HEADS, layer_norm_eps=1e-5, logit_scale=1.0, sliding_window=WINDOW)
         model.ones("output_norm", WIDTH, 3.0)
-        for layer in range(LAYERS):
-            block = f"blk.{layer}"
-            model.ones(f"{block}.attn_norm", WIDTH)
+        for _, block in model.blocks("attn"):
             model.attention(block)
             model.feed_forward(block)
     return path
@@ -103,17 +106,10 @@ def windowed(path: Path, floats: bool = False) -> Path:
 def mixture(path: Path, layers: int = 6, experts: int = 16, feed_forward: int = 512) -> Path:
     """Mixtral's architecture: each token passes two experts a layer. About 20 MiB, nearly all of it experts."""
     with TinyModel(path, "llama", layers) as model:
-        model.writer.add_feed_forward_length(feed_forward)
-        model.writer.add_head_count(HEADS)
-        model.writer.add_head_count_kv(KV_HEADS)
-        model.writer.add_layer_norm_rms_eps(1e-5)
-        model.writer.add_expert_count(experts)
-        model.writer.add_expert_used_count(2)
+        model.tell(feed_forward_length=feed_forward, head_count=HEADS, head_count_kv=KV_HEADS, layer_norm_rms_eps=1e-5)
+        model.tell(expert_count=experts, expert_used_count=2)
         model.ones("output_norm", WIDTH, 3.0)
-        for layer in range(layers):
-            block = f"blk.{layer}"
-            model.ones(f"{block}.attn_norm", WIDTH)
-            model.ones(f"{block}.ffn_norm", WIDTH)
+        for _, block in model.blocks("attn", "ffn", layers=layers):
             model.attention(block)
             model.numbers(f"{block}.ffn_gate_inp.weight", model.random(experts, WIDTH))
             model.matrices(f"{block}.ffn_gate_exps", (experts, feed_forward, WIDTH))
@@ -126,17 +122,10 @@ def recurrent(path: Path, floats: bool = False) -> Path:
     """Mamba's architecture: no attention, a state of fixed size."""
     inner, state, kernel, rank = 2 * WIDTH, 16, 4, 32
     with TinyModel(path, "mamba", floats=floats) as model:
-        model.writer.add_feed_forward_length(0)
-        model.writer.add_head_count(0)
-        model.writer.add_layer_norm_rms_eps(1e-5)
-        model.writer.add_ssm_conv_kernel(kernel)
-        model.writer.add_ssm_inner_size(inner)
-        model.writer.add_ssm_state_size(state)
-        model.writer.add_ssm_time_step_rank(rank)
+        model.tell(feed_forward_length=0, head_count=0, layer_norm_rms_eps=1e-5, ssm_conv_kernel=kernel)
+        model.tell(ssm_inner_size=inner, ssm_state_size=state, ssm_time_step_rank=rank)
         model.ones("output_norm", WIDTH, 3.0)
-        for layer in range(LAYERS):
-            block = f"blk.{layer}"
-            model.ones(f"{block}.attn_norm", WIDTH)
+        for _, block in model.blocks("attn"):
             model.matrix(f"{block}.ssm_in", 2 * inner, WIDTH)
             model.numbers(f"{block}.ssm_conv1d.weight", model.random(inner, kernel))
             model.numbers(f"{block}.ssm_conv1d.bias", np.zeros(inner))
@@ -153,16 +142,10 @@ def hybrid(path: Path, floats: bool = False) -> Path:
     """LFM 2's architecture: short convolutions in layers 0 and 2, attention in layers 1 and 3."""
     kernel = 3
     with TinyModel(path, "lfm2", floats=floats) as model:
-        model.writer.add_feed_forward_length(FEED_FORWARD)
-        model.writer.add_head_count(HEADS)
-        model.writer.add_head_count_kv([0, KV_HEADS, 0, KV_HEADS])
-        model.writer.add_layer_norm_rms_eps(1e-5)
-        model.writer.add_shortconv_l_cache(kernel)
+        model.tell(feed_forward_length=FEED_FORWARD, head_count=HEADS, head_count_kv=[0, KV_HEADS, 0, KV_HEADS])
+        model.tell(layer_norm_rms_eps=1e-5, shortconv_l_cache=kernel)
         model.ones("token_embd_norm", WIDTH, 3.0)
-        for layer in range(LAYERS):
-            block = f"blk.{layer}"
-            model.ones(f"{block}.attn_norm", WIDTH)
-            model.ones(f"{block}.ffn_norm", WIDTH)
+        for layer, block in model.blocks("attn", "ffn"):
             model.feed_forward(block)
             if layer % 2:
                 model.attention(block)
@@ -181,23 +164,12 @@ def delta(path: Path, heads: int = 0, floats: bool = False) -> Path:
     keys, values = size * key_heads, size * value_heads
     with TinyModel(path, "qwen35", LAYERS + heads, floats=floats) as model:
         if heads:
-            model.writer.add_nextn_predict_layers(heads)
-        model.writer.add_feed_forward_length(FEED_FORWARD)
-        model.writer.add_head_count(HEADS)
-        model.writer.add_head_count_kv(KV_HEADS)
-        model.writer.add_layer_norm_rms_eps(1e-5)
-        model.writer.add_rope_dimension_sections([8, 8, 0, 0])
-        model.writer.add_full_attention_interval(LAYERS)
-        model.writer.add_ssm_conv_kernel(kernel)
-        model.writer.add_ssm_inner_size(values)
-        model.writer.add_ssm_state_size(size)
-        model.writer.add_ssm_time_step_rank(value_heads)
-        model.writer.add_ssm_group_count(key_heads)
+            model.tell(nextn_predict_layers=heads)
+        model.tell(feed_forward_length=FEED_FORWARD, head_count=HEADS, head_count_kv=KV_HEADS, layer_norm_rms_eps=1e-5)
+        model.tell(rope_dimension_sections=[8, 8, 0, 0], full_attention_interval=LAYERS, ssm_conv_kernel=kernel)
+        model.tell(ssm_inner_size=values, ssm_state_size=size, ssm_time_step_rank=value_heads, ssm_group_count=key_heads)
         model.ones("output_norm", WIDTH, 3.0)
-        for layer in range(LAYERS + heads):
-            block = f"blk.{layer}"
-            model.ones(f"{block}.attn_norm", WIDTH)
-            model.ones(f"{block}.post_attention_norm", WIDTH)
+        for layer, block in model.blocks("attn", "post_attention", layers=LAYERS + heads):
             model.feed_forward(block)
             if layer >= LAYERS:
                 model.head(block, model.random(WIDTH, 2 * WIDTH))
@@ -225,21 +197,11 @@ def mamba2(path: Path, floats: bool = False) -> Path:
     """Granite 4's architecture: Mamba 2 in layers 0 and 2, attention in layers 1 and 3."""
     inner, state, heads, groups, kernel = 2 * WIDTH, 32, 4, 1, 4
     with TinyModel(path, "granitehybrid", floats=floats) as model:
-        model.writer.add_feed_forward_length(FEED_FORWARD)
-        model.writer.add_head_count(HEADS)
-        model.writer.add_head_count_kv([0, KV_HEADS, 0, KV_HEADS])
-        model.writer.add_rope_dimension_count(WIDTH // HEADS)
-        model.writer.add_layer_norm_rms_eps(1e-5)
-        model.writer.add_ssm_conv_kernel(kernel)
-        model.writer.add_ssm_inner_size(inner)
-        model.writer.add_ssm_state_size(state)
-        model.writer.add_ssm_time_step_rank(heads)
-        model.writer.add_ssm_group_count(groups)
+        model.tell(feed_forward_length=FEED_FORWARD, head_count=HEADS, head_count_kv=[0, KV_HEADS, 0, KV_HEADS])
+        model.tell(rope_dimension_count=WIDTH // HEADS, layer_norm_rms_eps=1e-5, ssm_conv_kernel=kernel)
+        model.tell(ssm_inner_size=inner, ssm_state_size=state, ssm_time_step_rank=heads, ssm_group_count=groups)
         model.ones("output_norm", WIDTH, 3.0)
-        for layer in range(LAYERS):
-            block = f"blk.{layer}"
-            model.ones(f"{block}.attn_norm", WIDTH)
-            model.ones(f"{block}.ffn_norm", WIDTH)
+        for layer, block in model.blocks("attn", "ffn"):
             model.feed_forward(block)
             if layer % 2:
                 model.attention(block)
@@ -265,17 +227,10 @@ def with_head(path: Path, reads: str = "token", heads: int = 1, dense: int = 1) 
     """
     experts, small = 4, 0.05
     with TinyModel(path, "glm4moe", LAYERS + (heads or 1), embedding=False) as model:
-        model.writer.add_feed_forward_length(FEED_FORWARD)
-        model.writer.add_expert_feed_forward_length(FEED_FORWARD)
-        model.writer.add_head_count(HEADS)
-        model.writer.add_head_count_kv(KV_HEADS)
-        model.writer.add_rope_dimension_count(WIDTH // HEADS)
-        model.writer.add_layer_norm_rms_eps(1e-5)
-        model.writer.add_expert_count(experts)
-        model.writer.add_expert_used_count(2)
-        model.writer.add_expert_shared_count(1)
-        model.writer.add_leading_dense_block_count(dense)
-        model.writer.add_nextn_predict_layers(heads or 1)
+        model.tell(feed_forward_length=FEED_FORWARD, expert_feed_forward_length=FEED_FORWARD, head_count=HEADS)
+        model.tell(head_count_kv=KV_HEADS, rope_dimension_count=WIDTH // HEADS, layer_norm_rms_eps=1e-5)
+        model.tell(expert_count=experts, expert_used_count=2, expert_shared_count=1, leading_dense_block_count=dense)
+        model.tell(nextn_predict_layers=heads or 1)
         words = np.array([token.isascii() for token in vocabulary().tokens]) & (np.array(vocabulary().types) == 1)
         circle, embedding = np.flatnonzero(words), model.random(VOCABULARY, WIDTH, gain=WIDTH**0.5)
         model.numbers("token_embd.weight", embedding)
@@ -288,10 +243,7 @@ def with_head(path: Path, reads: str = "token", heads: int = 1, dense: int = 1) 
             return rows
 
         model.numbers("output.weight", following(1))
-        for layer in range(LAYERS + heads):
-            block = f"blk.{layer}"
-            model.ones(f"{block}.attn_norm", WIDTH)
-            model.ones(f"{block}.post_attention_norm", WIDTH)
+        for layer, block in model.blocks("attn", "post_attention", layers=LAYERS + heads):
             model.attention(block, 1.0 if reads == "all" else small)
             if layer < dense:
                 model.feed_forward(block, small)

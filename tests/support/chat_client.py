@@ -1,12 +1,12 @@
 """A client of the chat routes that looks closely: each request has one end, and each answer says all that it should."""
 
-import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import httpx
 from server.conftest import Running, until
+
+from support.dialects import CHAT
 
 PATH = "/v1/chat/completions"
 
@@ -45,7 +45,9 @@ class ChatClient:
         wanted = {**body, "stream": True, "stream_options": {"include_usage": True}}
         with self.http.stream("POST", PATH, json=wanted) as response:
             assert response.status_code == 200, response.read()
-            return _joined(list(_events(response)))
+            events = [*CHAT.events(response.iter_lines())]
+        said = CHAT.join(events)
+        return _answer(events[-1], said.text, said.reason)
 
     def leave(self, body: Mapping[str, Any], after: int) -> bool:
         """Ask for a stream and leave after `after` events; return whether the server noticed in time."""
@@ -53,7 +55,7 @@ class ChatClient:
         before = self._ended("cancelled")
         with self.http.stream("POST", PATH, json={**body, "stream": True}) as response:
             assert response.status_code == 200, response.read()
-            for _, _ in zip(range(after), _events(response), strict=False):
+            for _, _ in zip(range(after), CHAT.events(response.iter_lines()), strict=False):
                 pass
         self.settle()
         return self._ended("cancelled") > before
@@ -79,30 +81,6 @@ class ChatClient:
 
     def _ended(self, how: str) -> float:
         return self.server.metric("slotcache_requests_total", end=how)
-
-
-def _events(response: httpx.Response) -> Iterator[dict[str, Any]]:
-    """The events of a stream up to its [DONE], which must come."""
-    for line in response.iter_lines():
-        if line == "data: [DONE]":
-            return
-        if line:
-            assert line.startswith("data: {"), line
-            yield json.loads(line[6:])
-    raise AssertionError("the stream ended without [DONE]")
-
-
-def _joined(events: list[dict[str, Any]]) -> Answer:
-    text, ends = "", []
-    for event in events:
-        assert "error" not in event, event
-        for choice in event["choices"]:
-            assert not (ends and choice["delta"].get("content")), "there is text behind the end"
-            text += choice["delta"].get("content") or ""
-            ends += [choice["finish_reason"]] if choice["finish_reason"] else []
-    assert len(ends) == 1, f"{len(ends)} final events"
-    assert len({event["id"] for event in events}) == 1
-    return _answer(events[-1], text, ends[0])
 
 
 def _answer(said: Mapping[str, Any], text: str, reason: str) -> Answer:

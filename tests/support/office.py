@@ -34,6 +34,14 @@ class Part:
     text: str
 
 
+REPORT = [
+    Part("h1", "Harbour report"),
+    *[Part("p", f"The berth {number} of the harbour is closed. " * 12) for number in range(12)],
+    Part("h2", "The crane"),
+    Part("p", "The old crane of the harbour lifts nine tons of granite."),
+]
+
+
 def markdown(parts: Sequence[Part]) -> bytes:
     marks = {"h1": "# ", "h2": "## ", "h3": "### ", "li": "- "}
     blocks = []

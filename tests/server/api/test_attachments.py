@@ -12,16 +12,11 @@ import pytest
 from slotcache.models.demo import FILE
 from slotcache.server.api import documents
 from slotcache.server.search import attachments
-from support.office import Part, assemble, docx, html, markdown, pdf
+from support.dialects import CHATS
+from support.office import REPORT, assemble, docx, html, markdown, pdf
 
 from server.conftest import DEADLINE, running, until
 
-REPORT = [
-    Part("h1", "Harbour report"),
-    *[Part("p", f"The berth {number} of the harbour is closed. " * 12) for number in range(12)],
-    Part("h2", "The crane"),
-    Part("p", "The old crane of the harbour lifts nine tons of granite."),
-]
 BOOK = (
     "\n\n".join(
         f"# Chapter {number}\n\n" + f"The keeper of lamp {number} counts ships and writes them down. " * 40
@@ -252,17 +247,13 @@ def test_what_is_left_out_of_a_file_for_its_score_is_counted(server):
 
 def test_all_apis_search_them(server):
     id = kept(server)
-    asked = {"retrieval": {"documents": [id]}, "temperature": 0}
-    message = {"messages": [{"role": "user", "content": QUESTION}]}
+    asked = {"retrieval": {"documents": [id]}}
     found = chat(server, id)["slotcache"]["retrieved"]
-    for path, body in (
-        ("/v1/responses", {"input": QUESTION, "max_output_tokens": 8}),
-        ("/v1/messages", message | {"max_tokens": 8}),
-        ("/api/chat", message | {"model": "slotcache-demo", "stream": False, "options": {"num_predict": 8}}),
-    ):
-        answer = server.http.post(path, json=asked | body)
+    for api in CHATS:
+        answer = api.ask(server, QUESTION, most=8, model="slotcache-demo", stream=False, **asked)
         assert answer.status_code == 200, answer.text
-        assert answer.json()["slotcache"]["retrieved"] == found, path
+        assert answer.json()["slotcache"]["retrieved"] == found, api
+    message = {"messages": [{"role": "user", "content": QUESTION}]}
     bare, whole = (
         server.http.post("/v1/chat/completions/input_tokens", json=message | more).json()["input_tokens"]
         for more in ({}, asked)

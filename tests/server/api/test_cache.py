@@ -8,15 +8,11 @@ from slotcache.models.times import CPU
 from support.architectures import hybrid
 from support.on_device import ON_DEVICE
 
-from server.conftest import REST, running, until
+from server.conftest import REST, cached, running, until
 
 DOCUMENTS = [{"id": f"w{number}", "text": f"Text {number} is about the {name} of the town. " * 4} for number, name in
              enumerate(["bakery", "school", "station"])]  # fmt: skip
 MESSAGES = [{"role": "user", "content": "What is there?"}]
-
-
-def cached(answer):
-    return answer["usage"]["prompt_tokens_details"]["cached_tokens"]
 
 
 def contents(server, scope):

@@ -2,14 +2,15 @@
 
 import json
 import re
+from typing import Any
 
 import pytest
 from slotcache.server.service import service
+from support.dialects import CHAT, NATIVE, TEXT
 
 from server.conftest import running
 
-CHAT, TEXT, NATIVE = "/v1/chat/completions", "/v1/completions", "/completion"
-USER = [{"role": "user", "content": "Write an example"}]
+USUAL: dict[str, Any] = {"most": 400, "temperature": 1.0, "seed": 3, "ignore_eos": False}
 PERSON = {
     "type": "object",
     "properties": {"name": {"type": "string", "maxLength": 12}, "age": {"type": "integer", "minimum": 0, "maximum": 99}},
@@ -33,75 +34,60 @@ FIELDS = [
 ]  # fmt: skip
 
 
-def text_of(route, answer):
-    choice = answer if route == NATIVE else answer["choices"][0]
-    return choice["message"]["content"] if route == CHAT else choice["content" if route == NATIVE else "text"]
+def ask(server, api: Any = CHAT, **fields):
+    return api.whole(server, "Write an example", **USUAL | fields)
 
 
-def ask(server, route, **fields):
-    body = {"messages": USER} if route == CHAT else {"prompt": "Write an example"}
-    answer = server.http.post(route, json=body | {"max_tokens": 400, "temperature": 1.0, "seed": 3} | fields)
-    assert answer.status_code == 200, answer.text
-    return answer.json()
-
-
-@pytest.mark.parametrize("route", [CHAT, TEXT, NATIVE])
+@pytest.mark.parametrize("api", [CHAT, TEXT, NATIVE], ids=str)
 @pytest.mark.parametrize(("fields", "pattern"), FIELDS)
-def test_an_answer_fits_its_grammar_and_ends(server, route, fields, pattern):
+def test_an_answer_fits_its_grammar_and_ends(server, api, fields, pattern):
     for options in ({}, {"temperature": 0, "ignore_eos": True}, {"presence_penalty": 1.5, "repeat_penalty": 1.3}):
-        answer = ask(server, route, **fields, **options)
-        assert re.fullmatch(pattern, text_of(route, answer))
-        assert route == NATIVE or answer["choices"][0]["finish_reason"] == "stop"
+        said = ask(server, api, **fields, **options)
+        assert re.fullmatch(pattern, said.text) and said.reason == "stop"
 
 
-def test_any_object_is_begun_and_not_left(server):
-    answer = ask(server, CHAT, response_format={"type": "json_object"}, max_tokens=30)
-    assert text_of(CHAT, answer).startswith("{") and answer["choices"][0]["finish_reason"] in ("length", "stop")
+def test_any_object_is_begun(server):
+    assert ask(server, response_format={"type": "json_object"}, most=30).text.startswith("{")
 
 
 def test_text_is_no_form_and_empty_fields_ask_for_nothing(server):
-    plain = ask(server, CHAT, max_tokens=8)
+    plain = ask(server, most=8)
     for nothing in (
         {"response_format": {"type": "text"}},
         {"grammar": ""},
         {"json_schema": None},
         {"response_format": None},
     ):
-        assert text_of(CHAT, ask(server, CHAT, max_tokens=8, **nothing)) == text_of(CHAT, plain)
+        assert ask(server, most=8, **nothing) == plain
 
 
-@pytest.mark.parametrize("max_tokens", [1, 2, 3, 5, 8, 13])
-def test_text_without_a_choice_never_exceeds_the_limit(server, max_tokens):
+@pytest.mark.parametrize("most", [1, 2, 3, 5, 8, 13])
+def test_text_without_a_choice_never_exceeds_the_limit(server, most):
     whole = '"' + "A text that is known ahead. " * 3 + '"'
-    answer = ask(server, CHAT, json_schema={"const": json.loads(whole)}, max_tokens=max_tokens)
-    assert answer["usage"]["completion_tokens"] == max_tokens
-    assert answer["choices"][0]["finish_reason"] == "length" and whole.startswith(text_of(CHAT, answer))
+    said = ask(server, json_schema={"const": json.loads(whole)}, most=most)
+    assert (said.num_generated, said.reason) == (most, "length") and whole.startswith(said.text)
 
 
 def test_text_without_a_choice_is_computed_together(server):
     forced, steps = server.metric("slotcache_forced_tokens_total"), server.metric("slotcache_steps_total")
-    answer = ask(server, CHAT, json_schema={"const": "A text that is known ahead. " * 10})
-    tokens = answer["usage"]["completion_tokens"]
+    tokens = ask(server, json_schema={"const": "A text that is known ahead. " * 10}).num_generated
     assert tokens > 40 and server.metric("slotcache_forced_tokens_total") - forced == tokens - 1
     assert server.metric("slotcache_steps_total") - steps < 5
 
 
 def test_a_stop_string_ends_text_without_a_choice(server):
-    answer = ask(server, CHAT, json_schema={"const": "one two three four"}, stop="three")
-    assert text_of(CHAT, answer) == '"one two ' and answer["choices"][0]["finish_reason"] == "stop"
+    said = ask(server, json_schema={"const": "one two three four"}, stop="three")
+    assert (said.text, said.word) == ('"one two ', "three")
 
 
 def test_each_of_several_answers_fits(server):
-    answer = ask(server, CHAT, json_schema=PERSON, n=5, temperature=1.5)
-    texts = [choice["message"]["content"] for choice in answer["choices"]]
+    answer = CHAT.ask(server, "Write an example", **USUAL | {"json_schema": PERSON, "n": 5, "temperature": 1.5})
+    texts = [choice["message"]["content"] for choice in answer.json()["choices"]]
     assert len(set(texts)) > 1 and all(re.fullmatch(IS_PERSON, text) for text in texts)
 
 
 def test_a_stream_is_the_whole_answer(server):
-    asked = {"model": "any", "messages": USER, "seed": 5, "max_tokens": 200, "extra_body": {"json_schema": PERSON}}
-    chunks = server.openai.chat.completions.create(**asked, stream=True)
-    streamed = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
-    assert streamed == server.openai.chat.completions.create(**asked).choices[0].message.content
+    assert CHAT.streamed(server, "Write an example", **USUAL, json_schema=PERSON) == ask(server, json_schema=PERSON)
 
 
 def test_reuse_changes_no_constrained_answer(tiny):
@@ -128,31 +114,30 @@ def test_answers_that_are_paused_stay_in_their_grammar(tiny):
 
 
 def test_ignore_eos_goes_on_where_the_grammar_may(server):
-    answer = ask(server, CHAT, regex="[ab]{2,}", ignore_eos=True, max_tokens=20)
-    assert answer["usage"]["completion_tokens"] == 20 and answer["choices"][0]["finish_reason"] == "length"
-    assert 2 <= len(text_of(CHAT, ask(server, CHAT, regex="[ab]{2,4}", ignore_eos=True))) <= 4
+    said = ask(server, regex="[ab]{2,}", ignore_eos=True, most=20)
+    assert (said.num_generated, said.reason) == (20, "length")
+    assert 2 <= len(ask(server, regex="[ab]{2,4}", ignore_eos=True).text) <= 4
 
 
 def test_an_answer_whose_tokens_are_all_forbidden_fails_alone(server):
-    body = {"prompt": "Write", "regex": "[ab]", "max_tokens": 4}
-    refused = server.http.post(TEXT, json=body | {"logit_bias": [["a", False], ["b", False]]})
+    refused = TEXT.ask(server, regex="[ab]", most=4, logit_bias=[["a", False], ["b", False]])
     assert refused.status_code == 400 and refused.json()["error"]["code"] == "invalid_grammar"
-    assert text_of(TEXT, ask(server, TEXT, **body | {"logit_bias": [["a", False]]})) == "b"
+    assert ask(server, TEXT, regex="[ab]", most=4, logit_bias=[["a", False]]).text == "b"
 
 
 def test_grammars_that_wait_to_be_compiled_are_bounded(server, monkeypatch):
     monkeypatch.setattr(service, "MOST_GRAMMARS", 0)
-    answer = server.http.post(TEXT, json={"prompt": "x", "regex": "another"})
-    assert answer.status_code == 503 and answer.headers["Retry-After"]
+    answer = TEXT.ask(server, regex="another")
+    assert TEXT.refused(answer, 503) and answer.headers["Retry-After"]
 
 
 def test_where_chances_are_asked_for_each_token_is_sampled(server):
     forced = server.metric("slotcache_forced_tokens_total")
-    plain = ask(server, CHAT, json_schema={"const": "A text that is known ahead."})
+    plain = ask(server, json_schema={"const": "A text that is known ahead."})
     assert server.metric("slotcache_forced_tokens_total") > forced
     forced = server.metric("slotcache_forced_tokens_total")
-    told = ask(server, CHAT, json_schema={"const": "A text that is known ahead."}, logprobs=True, top_logprobs=2)
-    assert text_of(CHAT, told) == text_of(CHAT, plain) and server.metric("slotcache_forced_tokens_total") == forced
+    told = ask(server, json_schema={"const": "A text that is known ahead."}, logprobs=True, top_logprobs=2)
+    assert told == plain and server.metric("slotcache_forced_tokens_total") == forced
 
 
 @pytest.mark.parametrize(
@@ -176,6 +161,5 @@ def test_where_chances_are_asked_for_each_token_is_sampled(server):
     ],
 )
 def test_what_cannot_be_is_refused_by_name(server, fields, param, says):
-    answer = server.http.post(CHAT, json={"messages": USER, "max_tokens": 4} | fields)
-    error = answer.json()["error"]
-    assert answer.status_code == 400 and error["param"] == param and says in error["message"]
+    answer = CHAT.ask(server, most=4, **fields)
+    assert says in CHAT.refused(answer) and answer.json()["error"]["param"] == param

@@ -6,13 +6,14 @@ import re
 from typing import Any
 
 import pytest
+from support.dialects import CHAT, MESSAGES, OLLAMA
 from support.template_shapes import ALTERNATES, LOSES, SMALL, TAKES
 
 from server.conftest import REST, running
 
 TEMPLATE = TAKES.replace("m.content }}", 'm.content }}{{ "(" + m.reasoning_content + ")" if m.reasoning_content }}')
-CHAT, MESSAGES, OLLAMA = "/v1/chat/completions", "/v1/messages", "/api/chat"
 LENGTH = {CHAT: {"max_tokens": 2}, MESSAGES: {"max_tokens": 2}, OLLAMA: {"options": {"num_predict": 2}}}
+every = pytest.mark.parametrize("api", [CHAT, MESSAGES, OLLAMA], ids=str)
 IMAGE = "[image: not shown, since this model reads text only]"
 FILE = "[file: not shown, since this model reads text only]"
 PDF = {"type": "document", "source": {"type": "base64", "media_type": "application/pdf", "data": "JVBERi0="}}
@@ -91,9 +92,9 @@ def server(tiny):
         yield up
 
 
-def post(server, path, messages, **fields):
-    body = {"model": "tiny", "stream": False, "messages": messages} | LENGTH[path] | fields
-    return server.http.post(path, json=body)
+def post(server, api, messages, **fields):
+    body = {"model": "tiny", "stream": False, "messages": messages} | LENGTH[api] | fields
+    return server.http.post(api.path, json=body)
 
 
 def said(role, *parts):
@@ -110,12 +111,9 @@ def prompt(server, messages, **fields):
     return answer.json()["prompt"]
 
 
-def num_tokens(path, answer):
+def num_tokens(api, answer):
     assert answer.status_code == 200, answer.text
-    if path == OLLAMA:
-        return answer.json()["prompt_eval_count"]
-    usage = answer.json()["usage"]
-    return usage["prompt_tokens"] if path == CHAT else sum(usage.values()) - usage["output_tokens"]
+    return api.read(answer.json()).num_prompt
 
 
 def count(server, messages):
@@ -127,16 +125,16 @@ def warned(answer):
 
 
 @pytest.mark.parametrize("role", ["assistant", "user"])
-@pytest.mark.parametrize(("path", "block", "shown", "kind"), [
+@pytest.mark.parametrize(("api", "block", "shown", "kind"), [
     *((MESSAGES, *row) for row in BLOCKS), *((CHAT, *row) for row in PARTS), *((OLLAMA, *row) for row in PARTS)
 ], ids=str)  # fmt: skip
-def test_a_part_of_a_history_is_a_text_or_nothing(server, path, block, shown, kind, role):
+def test_a_part_of_a_history_is_a_text_or_nothing(server, api, block, shown, kind, role):
     begun = [said("user", text("Hi"))] * (role == "assistant")
     history = [*begun, said(role, text("Well."), block)]
     after = [*([said("assistant", text("So."))] * (role == "user")), said("user", text("And?"))]
-    answer = post(server, path, [*history, *after])
+    answer = post(server, api, [*history, *after])
     plain = [*begun, said(role, text("Well."), *([text(shown)] if shown else [])), *after]
-    assert num_tokens(path, answer) == count(server, plain)
+    assert num_tokens(api, answer) == count(server, plain)
     assert warned(answer).endswith(kind) and bool(kind) == bool(warned(answer)), warned(answer)
 
 
@@ -147,12 +145,12 @@ def test_the_prompt_shows_it(server, block, shown, kind):
     assert prompt(server, history) == prompt(server, plain)
 
 
-@pytest.mark.parametrize("path", [CHAT, MESSAGES, OLLAMA])
+@every
 @pytest.mark.parametrize(("block", "shown", "kind"), BLOCKS, ids=str)
-def test_what_the_question_brings_is_read_or_refused(server, path, block, shown, kind):
-    answer = post(server, path, [said("user", text("Hi"), block)])
+def test_what_the_question_brings_is_read_or_refused(server, api, block, shown, kind):
+    answer = post(server, api, [said("user", text("Hi"), block)])
     assert answer.status_code == (400 if kind else 200), answer.text
-    if kind and path != OLLAMA:
+    if kind and api != OLLAMA:
         assert "messages[0].content[1]" in answer.json()["error"]["message"]
 
 
@@ -226,22 +224,22 @@ MALFORMED: list[tuple[Any, int]] = [
 ]
 
 
-@pytest.mark.parametrize("path", [CHAT, OLLAMA])
+@pytest.mark.parametrize("api", [CHAT, OLLAMA], ids=str)
 @pytest.mark.parametrize("whole", [True, False], ids=["alone", "beside another"])
 @pytest.mark.parametrize(("calls", "number"), MALFORMED, ids=str)
-def test_calls_that_name_no_function_are_left_out(server, path, calls, number, whole):
+def test_calls_that_name_no_function_are_left_out(server, api, calls, number, whole):
     if not whole and not isinstance(calls, list):
         calls = [calls]
         number = 1
-    arguments: Any = "{}" if path == CHAT else {}
+    arguments: Any = "{}" if api == CHAT else {}
     good = [] if whole else [{"id": "g", "type": "function", "function": {"name": "look", "arguments": arguments}}]
     given = {"role": "assistant", "content": "Well.", "tool_calls": [*calls, *good] if good else calls}
-    answer = post(server, path, [said("user", text("Hi")), given, *([RESULT | {"tool_call_id": "g"}] if good else []),
+    answer = post(server, api, [said("user", text("Hi")), given, *([RESULT | {"tool_call_id": "g"}] if good else []),
                                  said("user", text("And?"))])  # fmt: skip
     meant = {"role": "assistant", "content": "Well."} | ({"tool_calls": [CALLED | {"id": "g"}]} if good else {})
     results = [RESULT | {"tool_call_id": "g"}] if good else []
     plain = [said("user", text("Hi")), meant, *results, said("user", text("And?"))]
-    assert num_tokens(path, answer) == count(server, plain)
+    assert num_tokens(api, answer) == count(server, plain)
     assert warned(answer).endswith(f"tool_calls ({number})" if number else "")
 
 
@@ -256,21 +254,21 @@ def test_a_call_of_messages_without_a_name_is_left_out(server, block):
     assert "tool_calls (1)" in warned(answer)
 
 
-@pytest.mark.parametrize("path", [CHAT, MESSAGES, OLLAMA])
-def test_each_turn_of_such_a_thread_finds_the_last_one_and_streams(server, path):
+@every
+def test_each_turn_of_such_a_thread_finds_the_last_one_and_streams(server, api):
     blocks = [block for block, *_ in BLOCKS]
     turns = [
         said("user", text("Hi")), said("assistant", text("Well."), *blocks), said("user", text("And?")),
         said("assistant", *blocks), said("user", text("So?")),
     ]  # fmt: skip
-    cached = {"cache_prompt": True, "cache_scope": f"thread {path}"}
+    cached = {"cache_prompt": True, "cache_scope": f"thread {api}"}
     before = 0
     for end in (1, 3, 5):
-        answer = post(server, path, turns[:end], **cached)
-        whole = num_tokens(path, answer)
+        answer = post(server, api, turns[:end], **cached)
+        whole = num_tokens(api, answer)
         assert answer.json()["slotcache"]["cached_tokens"] >= before - REST
         before = whole - 16
-    streamed = post(server, path, turns, stream=True, **cached)
+    streamed = post(server, api, turns, stream=True, **cached)
     last = [json.loads(line.removeprefix("data: ")) for line in streamed.text.splitlines() if "warnings" in line][-1]
     told = last if "warnings" in last else last["message"]
     assert streamed.status_code == 200 and told["warnings"] == answer.json()["warnings"]
@@ -302,26 +300,26 @@ def test_ids_and_calls_of_a_message_that_is_no_answer_break_no_template(tiny, te
             assert answer.status_code == 200, answer.text
 
 
-@pytest.mark.parametrize("path", [CHAT, MESSAGES, OLLAMA])
+@every
 @pytest.mark.parametrize("role", ["king", None, 5, []], ids=str)
-def test_a_role_that_is_not_known_counts_as_a_user_s(server, path, role):
+def test_a_role_that_is_not_known_counts_as_a_user_s(server, api, role):
     history = [said("user", text("Hi")), said("assistant", text("A")), said(role, text("Hm.")), said("assistant", text("B"))]
-    answer = post(server, path, [*history, said("user", text("And?"))])
+    answer = post(server, api, [*history, said("user", text("And?"))])
     meant = [*history[:2], said("user", text("Hm.")), history[3], said("user", text("And?"))]
-    assert num_tokens(path, answer) == count(server, meant) and "count as a user's" in warned(answer)
-    refused = post(server, path, [said("user", text("Hi")), said(role, text("Hm."))])
+    assert num_tokens(api, answer) == count(server, meant) and "count as a user's" in warned(answer)
+    refused = post(server, api, [said("user", text("Hi")), said(role, text("Hm."))])
     assert refused.status_code == 400 and "messages[1].role is" in refused.text
 
 
-@pytest.mark.parametrize("path", [CHAT, MESSAGES, OLLAMA])
-def test_null_stands_for_nothing_in_lists(server, path):
+@every
+def test_null_stands_for_nothing_in_lists(server, api):
     hi = said("user", text("Hi"), None)
-    mine = MINE | {"description": None, "cache_control": None} if path == MESSAGES else FUNCTION | {"type": None}
+    mine = MINE | {"description": None, "cache_control": None} if api == MESSAGES else FUNCTION | {"type": None}
     documents = [None, {"id": "a", "text": "It is warm."}]
     fields: dict[str, Any] = {"tools": [None, mine], "stop": [None, "zz"], "documents": documents, "lora": [None]}
-    if path == MESSAGES:
+    if api == MESSAGES:
         fields |= {"system": [None, text("Sing."), text(None)], "stop_sequences": ["zz", None]}
-    answer = post(server, path, [None, hi | {"documents": None}, None], **fields)
+    answer = post(server, api, [None, hi | {"documents": None}, None], **fields)
     assert answer.status_code == 200 and not warned(answer), answer.text
     assert [one["id"] for one in answer.json()["slotcache"]["documents"]] == ["a"]
 
@@ -338,9 +336,9 @@ def test_a_deep_part_is_no_failure(server):
     deep: Any = "warm"
     for _ in range(150):
         deep = {"type": "sorcery", "content": [deep]}
-    for path in (CHAT, MESSAGES, OLLAMA):
+    for api in (CHAT, MESSAGES, OLLAMA):
         history = [said("user", deep), said("assistant", text("A"), deep), said("tool", deep), said("user", text("And?"))]
-        assert post(server, path, history).status_code == 200
+        assert post(server, api, history).status_code == 200
 
 
 # ---- ids ----------------------------------------------------------------------------------------------------------------
@@ -407,36 +405,36 @@ MINE = {"name": "look", "input_schema": LOOK["parameters"]}
     {"type": "tool_search_tool_regex", "name": "tool_search_tool_regex"}, {"type": "web_search"},
     {"type": "code_interpreter", "container": {"type": "auto"}},
 ], ids=str)  # fmt: skip
-@pytest.mark.parametrize("path", [CHAT, MESSAGES, OLLAMA])
-def test_hosted_tools_beside_functions_are_left_out(server, path, hosted):
-    mine = MINE if path == MESSAGES else FUNCTION
+@every
+def test_hosted_tools_beside_functions_are_left_out(server, api, hosted):
+    mine = MINE if api == MESSAGES else FUNCTION
     hi = [said("user", text("Hi"))]
-    answer = post(server, path, hi, tools=[mine, None, hosted])
-    assert num_tokens(path, answer) == num_tokens(path, post(server, path, hi, tools=[mine]))
+    answer = post(server, api, hi, tools=[mine, None, hosted])
+    assert num_tokens(api, answer) == num_tokens(api, post(server, api, hi, tools=[mine]))
     assert f"tools: {hosted['type']} left out" in warned(answer)
-    alone = post(server, path, hi, tools=[hosted])
-    assert num_tokens(path, alone) == num_tokens(path, post(server, path, hi))
+    alone = post(server, api, hi, tools=[hosted])
+    assert num_tokens(api, alone) == num_tokens(api, post(server, api, hi))
 
 
 CHOICES = ["any", "required", {"type": "any"}, {"type": "required"}, {"type": "tool", "name": "look"},
            {"type": "function", "name": "look"}]  # fmt: skip
 
 
-@pytest.mark.parametrize("path", [CHAT, MESSAGES, OLLAMA])
+@every
 @pytest.mark.parametrize("choice", CHOICES, ids=str)
-def test_a_choice_in_the_words_of_another_api_is_heeded(server, path, choice):
-    mine = MINE if path == MESSAGES else FUNCTION
-    most: Any = {"options": {"num_predict": 100, "seed": 1}} if path == OLLAMA else {"max_tokens": 100, "seed": 1}
-    answer = post(server, path, [said("user", text("Hi"))], tools=[mine], tool_choice=choice, **most)
+def test_a_choice_in_the_words_of_another_api_is_heeded(server, api, choice):
+    mine = MINE if api == MESSAGES else FUNCTION
+    most: Any = {"options": {"num_predict": 100, "seed": 1}} if api == OLLAMA else {"max_tokens": 100, "seed": 1}
+    answer = post(server, api, [said("user", text("Hi"))], tools=[mine], tool_choice=choice, **most)
     assert answer.status_code == 200 and '"look"' in answer.text, answer.text
 
 
-@pytest.mark.parametrize("path", [CHAT, MESSAGES, OLLAMA])
+@every
 @pytest.mark.parametrize("choice", ["auto", "none", {"type": "auto"}, {"type": "none"}], ids=str)
-def test_a_choice_that_demands_nothing(server, path, choice):
-    mine = MINE if path == MESSAGES else FUNCTION
+def test_a_choice_that_demands_nothing(server, api, choice):
+    mine = MINE if api == MESSAGES else FUNCTION
     for fields in ({"tools": [mine]}, {}):
-        assert post(server, path, [said("user", text("Hi"))], tool_choice=choice, **fields).status_code == 200
+        assert post(server, api, [said("user", text("Hi"))], tool_choice=choice, **fields).status_code == 200
 
 
 # ---- whatever comes -----------------------------------------------------------------------------------------------------
@@ -484,6 +482,6 @@ def test_no_history_is_refused(tiny, name):
     with running(tiny, chat_template=SMALL[name]) as up:
         for _ in range(50):
             history = [any_message(choose) for _ in range(choose.randrange(1, 6))]
-            for path in (CHAT, MESSAGES, OLLAMA):
-                answer = post(up, path, [*history, said("user", text("And?"))])
+            for api in (CHAT, MESSAGES, OLLAMA):
+                answer = post(up, api, [*history, said("user", text("And?"))])
                 assert answer.status_code == 200, (answer.text, history)

@@ -1,10 +1,9 @@
 """Anthropic's Messages over a real port, and its answers event by event."""
 
-import json
-
 import pytest
 from slotcache.server.api.messages import BlocksMessage, messages_of, system_text
 from slotcache.server.api.reply import seal
+from support.dialects import MESSAGES
 
 from server.conftest import REST, running
 
@@ -22,38 +21,11 @@ def message(server, **fields):
     return answer.json()
 
 
-def events(server, **fields):
-    """The events of a stream, decoded."""
-    found = [chunk.split("\n") for chunk in post(server, stream=True, **fields).text.strip().split("\n\n")]
-    assert all(name == f"event: {json.loads(data[6:])['type']}" for name, data in found)
-    return [json.loads(data[6:]) for _, data in found]
-
-
-def test_a_message_is_the_answer_of_the_same_chat(server):
-    answer = message(server, system="Be brief.")
-    assert answer["id"].startswith("msg_") and (answer["type"], answer["role"]) == ("message", "assistant")
-    (block,) = answer["content"]
-    messages = [{"role": "system", "content": "Be brief."}, HELLO]
-    chat = server.chat(messages=messages, max_tokens=12, cache_prompt=False)
-    assert block == {"type": "text", "text": chat["choices"][0]["message"]["content"]}
+def test_a_message_has_anthropic_s_usage_and_no_times(server):
+    answer = message(server)
+    parts = {"cache_read_input_tokens": 0, "cache_creation_input_tokens": 0, "output_tokens": 12}
+    assert answer["usage"] == {"input_tokens": answer["usage"]["input_tokens"]} | parts and "timings" not in answer
     assert (answer["stop_reason"], answer["stop_sequence"]) == ("max_tokens", None)
-    usage = {"cache_read_input_tokens": 0, "cache_creation_input_tokens": 0, "output_tokens": 12}
-    assert answer["usage"] == {"input_tokens": chat["usage"]["prompt_tokens"]} | usage
-    assert "timings" not in answer
-
-
-def test_a_stream_is_the_same_message(server):
-    whole, found = message(server), events(server)
-    kinds = [event["type"] for event in found]
-    deltas = ["content_block_delta"] * (len(kinds) - 6)
-    begin, end = ["message_start", "ping", "content_block_start"], ["content_block_stop", "message_delta", "message_stop"]
-    assert kinds == [*begin, *deltas, *end] and deltas
-    started = found[0]["message"]
-    assert started["content"] == [] and started["usage"] == whole["usage"] | {"output_tokens": 0}
-    text = "".join(event["delta"]["text"] for event in found if event["type"] == "content_block_delta")
-    assert [{"type": "text", "text": text}] == whole["content"]
-    assert found[-2]["delta"] == {"stop_reason": "max_tokens", "stop_sequence": None}
-    assert found[-2]["usage"] == whole["usage"]
 
 
 def test_usage_parts_the_prompt(server):
@@ -64,7 +36,7 @@ def test_usage_parts_the_prompt(server):
     assert (first["input_tokens"], first["cache_read_input_tokens"]) == (1, 0)
     assert (again["input_tokens"], again["cache_read_input_tokens"]) == (1, total - REST)
     assert again["cache_creation_input_tokens"] == REST - 1
-    streamed = events(server, **marked)
+    streamed = MESSAGES.events_of(post(server, stream=True, **marked))
     known = {"cache_read_input_tokens": 0, "cache_creation_input_tokens": 0}  # before the prompt is looked up in the cache
     assert streamed[0]["message"]["usage"] == {"input_tokens": total, "output_tokens": 0} | known
     assert streamed[-2]["usage"] == again
@@ -105,24 +77,6 @@ def test_no_more_than_a_billing_line_may_have_is_read():
     message = BlocksMessage("user", [{"type": "tool_result", "content": [deep]}])
     assert [one.get("cache_control") for one in messages_of([message], False)] == [None]
     assert [one["cache_control"]["type"] for one in messages_of([BlocksMessage("user", [deep])], False)] == ["ephemeral"]
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_stop_sequence_is_named(server, stream):
-    text = message(server)["content"][0]["text"]
-    stop = text[3:6]
-    if stream:
-        found = events(server, stop_sequences=[stop])
-        assert found[-2]["delta"] == {"stop_reason": "stop_sequence", "stop_sequence": stop}
-    else:
-        answer = message(server, stop_sequences=["never", stop])
-        assert (answer["stop_reason"], answer["stop_sequence"]) == ("stop_sequence", stop)
-        assert answer["content"] == [{"type": "text", "text": text[: text.index(stop)]}]
-
-
-def test_a_full_context_is_told_from_max_tokens(tiny):
-    with running(tiny, ctx_size=256) as server:
-        assert message(server, max_tokens=4000)["stop_reason"] == "model_context_window_exceeded"
 
 
 def test_documents_are_ordered_where_a_request_asks(server):
@@ -179,18 +133,13 @@ def test_blocks_are_read_separately_where_a_request_asks(server):
     assert answer["slotcache"]["documents_attention"] == "separate"
 
 
-ERRORS = [
-    (400, "invalid_request_error", {"max_tokens": None}),
-    (400, "invalid_request_error", {"max_tokens": -1}),
-    (413, "request_too_large", {"messages": [{"role": "user", "content": [[]] * 300_000}]}),
-]
+@pytest.mark.parametrize("most", [None, -1])
+def test_an_answer_needs_a_length(server, most):
+    assert MESSAGES.refused(post(server, max_tokens=most)).startswith("max_tokens")
 
 
-@pytest.mark.parametrize(("status", "kind", "fields"), ERRORS)
-def test_errors_are_anthropics(server, status, kind, fields):
-    answer = post(server, **fields)
-    assert answer.status_code == status and answer.json()["type"] == "error"
-    assert answer.json()["error"]["type"] == kind and answer.json()["error"]["message"]
+def test_a_message_of_too_many_values_is_too_large(server):
+    assert MESSAGES.refused(post(server, messages=[{"role": "user", "content": [[]] * 300_000}]), 413)
 
 
 @pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens", "/v1/messages/unknown"])

@@ -1,6 +1,5 @@
 """Metrics by llama-server's names, against the figures of the answers."""
 
-import json
 import platform
 import re
 import time
@@ -8,6 +7,7 @@ import time
 import pytest
 from slotcache.models import llama
 from slotcache.server.config.settings import VERSION
+from support.dialects import ALL, report_in
 
 from server.conftest import running, until
 
@@ -39,32 +39,15 @@ def test_the_counters_are_the_sums_of_the_answers(counting):
     assert steps >= 14 and counting.metric("llamacpp:n_busy_slots_per_decode") == 1
 
 
-BODIES = {
-    "/v1/chat/completions": {"messages": [{"role": "user", "content": "Who keeps the mill? " * 9}], "max_tokens": 3},
-    "/v1/completions": {"prompt": "Who keeps the mill? " * 9, "max_tokens": 3},
-    "/completion": {"prompt": "And who keeps the river? " * 9, "n_predict": 3},
-    "/v1/messages": {"messages": [{"role": "user", "content": "Who keeps the lock? " * 9}], "max_tokens": 3},
-    "/v1/responses": {"input": "Who keeps the bridge? " * 9, "max_output_tokens": 3},
-}
-
-
-def report_in(body):
-    """Return our report, wherever an API has it."""
-    found = [body, *(body.get(name) or {} for name in ("response", "message")), *body.get("choices", ())]
-    return next((one["slotcache"] for one in found if one.get("slotcache")), None)
-
-
-@pytest.mark.parametrize("path", BODIES)
-def test_the_reuse_of_a_prompt_is_told_wherever_a_request_shows(counting, path):
+@pytest.mark.parametrize("api", ALL, ids=str)
+def test_the_reuse_of_a_prompt_is_told_wherever_a_request_shows(counting, api):
     """`prefix_cache_tokens` and `prefix_cache_ratio`: in the answer, the end of a stream, /slots and /metrics."""
-    body = BODIES[path] | {"cache_prompt": True, "ignore_eos": True, "model": "m"}
+    asked = f"Who keeps the mill of {api}? " * 9, {"most": 3, "cache_prompt": True}
     names = "slotcache_prefix_cache_tokens_total", "slotcache_prefix_cache_ratio_sum", "slotcache_prefix_cache_ratio_count"
     before = [counting.metric(name) for name in names]
-    first = report_in(counting.http.post(path, json=body).json())
-    whole = report_in(counting.http.post(path, json=body).json())
+    first, whole = (report_in(api.ask(counting, asked[0], stream=False, **asked[1]).json()) for _ in range(2))
     assert first and whole
-    lines = counting.http.post(path, json=body | {"stream": True}).text.splitlines()
-    events = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+    events = api.events_of(api.ask(counting, asked[0], stream=True, stream_options=None, **asked[1]))
     told = [report for event in events if (report := report_in(event))]
     assert len(told) == 1 and told[0] | {"conversation": None} == whole | {"conversation": None}
     assert whole["slot"] == whole["lane"] == 0

@@ -2,26 +2,18 @@
 
 import asyncio
 import threading
-from typing import Any, Literal
+from typing import Any
 
 import httpx
 import openai
 import pytest
-from pydantic import BaseModel, ConfigDict, Field
+from support.weather import Weather
 
 from ..conftest import held, running, until
 
 HELLO: Any = [{"role": "user", "content": "Say hello."}]
 USUAL: Any = {"model": "tiny", "messages": HELLO, "temperature": 0, "max_tokens": 8}
 LONG: Any = USUAL | {"max_tokens": 500, "extra_body": {"ignore_eos": True}}
-
-
-class Weather(BaseModel):
-    """The weather of a city."""
-
-    model_config = ConfigDict(extra="forbid")
-    city: str = Field(max_length=8)
-    days: Literal["one", "two"]
 
 
 def test_answers_of_an_async_client_are_the_same(server):

@@ -1,10 +1,9 @@
 """Probabilities of tokens in answers: OpenAI's shapes through its client, llama-server's, and a decode to compare with."""
 
-import json
-
 import numpy as np
 import pytest
 from slotcache.models.model import Model
+from support.dialects import OF
 from support.lab import Lab
 
 CHAT = {"model": "any", "messages": [{"role": "user", "content": "Tell me of the river."}], "temperature": 0}
@@ -28,9 +27,7 @@ def reference(tiny):
 
 
 def streamed(server, path, body):
-    with server.http.stream("POST", path, json=body | {"stream": True}) as answer:
-        lines = [line[6:] for line in answer.iter_lines() if line.startswith("data: ") and line != "data: [DONE]"]
-    return [json.loads(line) for line in lines]
+    return OF[path].events_of(server.http.post(path, json=body | {"stream": True}))
 
 
 def test_they_are_those_of_a_decode_of_their_own(server, reference):

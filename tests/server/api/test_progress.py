@@ -1,8 +1,7 @@
 """The progress of a prompt, and the times of an answer, as clients of llama-server read them."""
 
-import json
-
 import pytest
+from support.dialects import OF
 
 from server.conftest import running
 
@@ -17,10 +16,7 @@ def slow(tiny):
 
 
 def stream(server, path, **body):
-    """The events of a stream, decoded."""
-    with server.http.stream("POST", path, json=body | {"stream": True}) as answer:
-        lines = [line[6:] for line in answer.iter_lines() if line.startswith("data: ")]
-    return [json.loads(line) for line in lines if line != "[DONE]"]
+    return OF[path].events_of(server.http.post(path, json=body | {"stream": True}))
 
 
 def test_progress_begins_with_what_was_cached_and_ends_with_the_whole_prompt(slow):

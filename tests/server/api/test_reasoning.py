@@ -4,20 +4,12 @@ import json
 
 import pytest
 from docs.markdown import CODE, read, rows, section
+from support.dialects import CALLERS, CHAT, CHATS, GENERATE, MESSAGES, OLLAMA, RESPONSES
 
 from server.api.test_ollama import THINKING
 from server.conftest import running
 
-USER = [{"role": "user", "content": "Tell me of the town."}]
-COMMON = {"model": "tiny", "temperature": 0, "ignore_eos": True}
-CHAT = "/v1/chat/completions"
-ROUTES = {
-    CHAT: {"messages": USER, "max_tokens": 24},
-    "/v1/messages": {"messages": USER, "max_tokens": 24},
-    "/v1/responses": {"input": USER[0]["content"], "max_output_tokens": 24, "store": False},
-    "/api/chat": {"messages": USER, "max_tokens": 24, "stream": False},
-    "/api/generate": {"prompt": USER[0]["content"], "max_tokens": 24, "stream": False},
-}
+every = pytest.mark.parametrize("api", CHATS, ids=str)
 
 
 @pytest.fixture(scope="module")
@@ -28,37 +20,21 @@ def thinking(tiny, tmp_path_factory):
         yield up
 
 
-def post(server, path, **fields):
-    return server.http.post(path, json=COMMON | ROUTES[path] | fields)
+def post(server, api, **fields):
+    return api.ask(server, **{"most": 24, "stream": False} | fields)
 
 
-def joined(parts, kind, name):
-    return "".join(part[name] for part in parts if part["type"] == kind)
-
-
-def told(path, answer):
+def told(api, answer):
     """The tokens of the prompt, the reasoning and the content of an answer."""
-    if path == CHAT:
-        message = answer["choices"][0]["message"]
-        return answer["usage"]["prompt_tokens"], message.get("reasoning_content") or "", message["content"] or ""
-    if path == "/v1/messages":
-        blocks = answer["content"]
-        num_prompt = sum(answer["usage"][name] for name in ("input_tokens", "cache_read_input_tokens"))
-        return num_prompt, joined(blocks, "thinking", "thinking"), joined(blocks, "text", "text")
-    if path == "/v1/responses":
-        parts = [part for item in answer["output"] for part in item["content"]]
-        texts = (joined(parts, kind, "text") for kind in ("reasoning_text", "output_text"))
-        return answer["usage"]["input_tokens"], *texts
-    message = answer["message"] if path == "/api/chat" else answer
-    name = "content" if path == "/api/chat" else "response"
-    return answer["prompt_eval_count"], message.get("thinking") or "", message[name]
+    said = api.read(answer)
+    return said.num_prompt, said.thought, said.text
 
 
-def asked(server, path, **fields):
-    answer = post(server, path, **fields)
+def asked(server, api, **fields):
+    answer = post(server, api, **fields)
     assert answer.status_code == 200, answer.text
     assert "warnings" not in answer.json(), answer.json()["warnings"]
-    return told(path, answer.json())
+    return told(api, answer.json())
 
 
 ON = [
@@ -98,66 +74,66 @@ HIDDEN = [{"reasoning": {"exclude": True}}, {"include_reasoning": False}]
 IN_CONTENT = [{"separate_reasoning": False}, {"reasoning_format": "none"}]
 
 
-@pytest.mark.parametrize("path", ROUTES)
+@every
 @pytest.mark.parametrize("fields", ON, ids=str)
-def test_the_model_reasons(thinking, path, fields):
-    num_prompt, thought, content = asked(thinking, path, **fields)
+def test_the_model_reasons(thinking, api, fields):
+    num_prompt, thought, content = asked(thinking, api, **fields)
     assert num_prompt == asked(thinking, CHAT)[0] and thought and not content
 
 
-@pytest.mark.parametrize("path", ROUTES)
+@every
 @pytest.mark.parametrize("fields", OFF, ids=str)
-def test_the_model_does_not_reason(thinking, path, fields):
-    num_prompt, thought, content = asked(thinking, path, **fields)
+def test_the_model_does_not_reason(thinking, api, fields):
+    num_prompt, thought, content = asked(thinking, api, **fields)
     assert num_prompt > asked(thinking, CHAT)[0] and content and not thought
 
 
-@pytest.mark.parametrize("path", ROUTES)
+@every
 @pytest.mark.parametrize("fields", LOW, ids=str)
-def test_how_much_it_reasons_reaches_the_template(thinking, path, fields):
+def test_how_much_it_reasons_reaches_the_template(thinking, api, fields):
     kwargs = {"chat_template_kwargs": {"reasoning_effort": "low"}}
-    num_prompt, thought, _ = asked(thinking, path, **fields)
+    num_prompt, thought, _ = asked(thinking, api, **fields)
     assert num_prompt == asked(thinking, CHAT, **kwargs)[0] > asked(thinking, CHAT)[0] and thought
 
 
-@pytest.mark.parametrize("path", ROUTES)
+@every
 @pytest.mark.parametrize("fields", SHORT, ids=str)
-def test_a_budget_ends_it(thinking, path, fields):
-    _, thought, content = asked(thinking, path, **fields)
+def test_a_budget_ends_it(thinking, api, fields):
+    _, thought, content = asked(thinking, api, **fields)
     assert thought and content and len(thought) < len(asked(thinking, CHAT)[1]) / 2
 
 
-@pytest.mark.parametrize("path", ROUTES)
+@every
 @pytest.mark.parametrize("fields", HIDDEN, ids=str)
-def test_the_answer_leaves_it_out(thinking, path, fields):
+def test_the_answer_leaves_it_out(thinking, api, fields):
     fields = {"enable_thinking": True} | fields
-    assert asked(thinking, path, **fields) == (asked(thinking, CHAT)[0], "", "")
-    _, thought, content = asked(thinking, path, **fields, reasoning_budget_tokens=3)
-    assert content == asked(thinking, path, enable_thinking=True, reasoning_budget_tokens=3)[2] != "" and not thought
-    streamed = post(thinking, path, **fields, reasoning_budget_tokens=3, stream=True)
+    assert asked(thinking, api, **fields) == (asked(thinking, CHAT)[0], "", "")
+    _, thought, content = asked(thinking, api, **fields, reasoning_budget_tokens=3)
+    assert content == asked(thinking, api, enable_thinking=True, reasoning_budget_tokens=3)[2] != "" and not thought
+    streamed = post(thinking, api, **fields, reasoning_budget_tokens=3, stream=True)
     assert streamed.status_code == 200 and "thinking" not in streamed.text
     for name in ("reasoning_content", "reasoning_text"):
         assert f'"{name}"' not in streamed.text
 
 
-@pytest.mark.parametrize("path", ROUTES)
+@every
 @pytest.mark.parametrize("fields", IN_CONTENT, ids=str)
-def test_it_stands_in_the_content(thinking, path, fields):
-    num_prompt, thought, content = asked(thinking, path, enable_thinking=True, **fields)
+def test_it_stands_in_the_content(thinking, api, fields):
+    num_prompt, thought, content = asked(thinking, api, enable_thinking=True, **fields)
     assert num_prompt == asked(thinking, CHAT)[0] and content and not thought
-    assert asked(thinking, path, enable_thinking=True, separate_reasoning=True)[1]
+    assert asked(thinking, api, enable_thinking=True, separate_reasoning=True)[1]
 
 
 def test_messages_do_not_reason_unless_they_are_asked_to(thinking):
-    off = asked(thinking, "/v1/messages")
-    assert off == asked(thinking, "/v1/messages", think=False) and off[2] and not off[1]
+    off = asked(thinking, MESSAGES)
+    assert off == asked(thinking, MESSAGES, think=False) and off[2] and not off[1]
     kwargs = {"chat_template_kwargs": {"reasoning_effort": "low", "enable_thinking": False}}
-    assert asked(thinking, "/v1/messages", output_config={"effort": "low"}) == asked(thinking, CHAT, **kwargs)
+    assert asked(thinking, MESSAGES, output_config={"effort": "low"}) == asked(thinking, CHAT, **kwargs)
 
 
 def test_the_text_that_a_message_leaves_out_is_sealed(thinking):
     display = {"type": "enabled", "display": "omitted"}
-    (block,) = post(thinking, "/v1/messages", thinking=display).json()["content"]
+    (block,) = post(thinking, MESSAGES, thinking=display).json()["content"]
     assert block["type"] == "thinking" and not block["thinking"] and block["signature"]
     assert asked(thinking, CHAT, thinking=display)[1:] == ("", "")
 
@@ -175,12 +151,12 @@ OFF_AND_MUCH = [
 ]
 
 
-@pytest.mark.parametrize("path", ROUTES)
+@every
 @pytest.mark.parametrize(("fields", "unused", "switch"), OFF_AND_MUCH, ids=str)
-def test_how_much_has_no_effect_beside_off(thinking, path, fields, unused, switch):
-    answer = post(thinking, path, **fields).json()
+def test_how_much_has_no_effect_beside_off(thinking, api, fields, unused, switch):
+    answer = post(thinking, api, **fields).json()
     assert answer["warnings"] == [f"{unused} has no effect: {switch} switches reasoning off"]
-    assert told(path, answer) == asked(thinking, path, enable_thinking=False)
+    assert told(api, answer) == asked(thinking, api, enable_thinking=False)
 
 
 CONTRADICTIONS = [
@@ -200,66 +176,65 @@ CONTRADICTIONS = [
 ]
 
 
-@pytest.mark.parametrize("path", ROUTES)
+@every
 @pytest.mark.parametrize(("fields", "one", "other"), CONTRADICTIONS, ids=str)
-def test_a_contradiction_is_refused_with_both_names(thinking, path, fields, one, other):
-    answer = post(thinking, path, **fields)
+def test_a_contradiction_is_refused_with_both_names(thinking, api, fields, one, other):
+    answer = post(thinking, api, **fields)
     assert answer.status_code == 400, answer.text
     assert f"{one} and {other} contradict each other: send one of them" in json.dumps(answer.json())
 
 
-@pytest.mark.parametrize("path", ROUTES)
-def test_what_has_no_meaning_here_is_named(thinking, path):
+@every
+def test_what_has_no_meaning_here_is_named(thinking, api):
     fields = {"thinking": {"type": "enabled", "clear_thinking": True}, "reasoning": {"efort": "low"}}
-    warnings = post(thinking, path, **fields).json()["warnings"]
+    warnings = post(thinking, api, **fields).json()["warnings"]
     assert sorted(warning.split(" is not known")[0] for warning in warnings) == [
         "'reasoning.efort'",
         "'thinking.clear_thinking'",
     ]
-    choice = {"type": "auto", "odd": 1} if path == "/v1/messages" else {"type": "function", "name": "f", "odd": 1}
-    if path != "/api/generate":
-        tool = {"name": "f", "input_schema": {"type": "object"}} if path == "/v1/messages" else {"type": "function"}
-        tool |= {"name": "f"} if path == "/v1/responses" else {"function": {"name": "f"}} if path != "/v1/messages" else {}
-        answer = post(thinking, path, tools=[tool], tool_choice=choice, think=False).json()
+    if api in CALLERS:
+        choice = {"type": "auto"} if api is MESSAGES else {"type": "function", "name": "f"}
+        tools = api.tools(f={"type": "object"})["tools"]
+        answer = post(thinking, api, tools=tools, tool_choice=choice | {"odd": 1}, think=False).json()
         assert [warning.split(" is not known")[0] for warning in answer["warnings"]] == ["'tool_choice.odd'"]
 
 
-@pytest.mark.parametrize("path", ROUTES)
-def test_a_template_without_reasoning_is_told_of(server, path):
+@every
+def test_a_template_without_reasoning_is_told_of(server, api):
     for fields, name in (
         ({"think": True}, "think"),
         ({"reasoning": {"effort": "high"}}, "reasoning.effort"),
         ({"enable_thinking": True}, "enable_thinking"),
     ):
-        warnings = post(server, path, **fields).json()["warnings"]
+        warnings = post(server, api, **fields).json()["warnings"]
         assert warnings == [f"{name} has no effect: the chat template knows no reasoning"]
     for fields in ({"think": False}, {"thinking": {"type": "adaptive"}}, {"reasoning_effort": "none"}):
-        assert "warnings" not in post(server, path, **fields).json(), fields
+        assert "warnings" not in post(server, api, **fields).json(), fields
 
 
 def test_a_strict_server_refuses_what_has_no_effect(tiny):
     with running(tiny, strict=True) as up:
-        for path in ROUTES:
+        for api in CHATS:
             for fields in ({"reasoning": {"enabled": False, "effort": "high"}}, {"reasoning": {"efort": "low"}}):
-                answer = post(up, path, **fields)
+                answer = post(up, api, **fields)
                 assert answer.status_code == 400 and "--strict refuses it" in answer.text, answer.text
-            assert post(up, path, reasoning={"enabled": False}).status_code == 200
-        for path, fields in (
-            ("/api/chat", {"truncate": True}),
-            ("/api/generate", {"shift": True}),
-            ("/v1/messages", {"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}),
-            ("/v1/responses", {"context_management": [{"type": "compaction"}]}),
+            assert post(up, api, reasoning={"enabled": False}).status_code == 200
+        for api, fields in (
+            (OLLAMA, {"truncate": True}),
+            (GENERATE, {"shift": True}),
+            (MESSAGES, {"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}),
+            (RESPONSES, {"context_management": [{"type": "compaction"}]}),
         ):
-            answer = post(up, path, **fields)
+            answer = post(up, api, **fields)
             assert answer.status_code == 400 and "--strict refuses it" in answer.text, answer.text
             assert next(iter(fields)) in answer.text
 
 
 def test_a_text_has_no_reasoning(thinking):
     for fields in ({"think": True}, {"reasoning": {"effort": "low"}}, {"include_reasoning": False}):
-        answer = post(thinking, "/api/generate", raw=True, **fields)
+        answer = post(thinking, GENERATE, raw=True, **fields)
         assert answer.status_code == 400 and answer.json()["error"].startswith("raw: ")
-    assert post(thinking, "/api/generate", raw=True, think=False).status_code == 200
+    assert post(thinking, GENERATE, raw=True, think=False).status_code == 200
     answer = thinking.http.post("/v1/completions", json={"prompt": "Hi", "max_tokens": 1, "enable_thinking": True}).json()
     assert answer["warnings"] == ["enable_thinking is no field of this route; it has no effect"]
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from slotcache.server.api.response_tools import FreeText, free_text
+from support.dialects import RESPONSES
 
 LOOK = {"type": "object", "properties": {"at": {"enum": [1, 2]}}, "required": ["at"], "additionalProperties": False}
 INNER = [
@@ -19,9 +20,7 @@ FIELDS: Any = {"model": "tiny", "temperature": 0, "parallel_tool_calls": False, 
 
 
 def events(server, **fields):
-    answer = server.http.post("/v1/responses", json=FIELDS | {"stream": True} | fields)
-    assert answer.status_code == 200, answer.text
-    return [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")]
+    return RESPONSES.events_of(server.http.post("/v1/responses", json=FIELDS | {"stream": True} | fields))
 
 
 def test_a_function_in_a_namespace_is_called_by_both_names(server):

@@ -15,7 +15,7 @@ from slotcache.server.api import search as api_search
 from support.encoders import bert
 from support.notes import NOTES, files, is_ready, write
 
-from server.conftest import DEADLINE, running, until
+from server.conftest import DEADLINE, running, text_of, until
 
 ANSWERS = {one.question: one for one in Corpus.load().questions}
 HOSTILE = ('" OR 1 AND (NEAR', "title: * - ^", "'; drop table chunk; --", "\0", "((((", "😀" * 5000, "", " ")
@@ -59,10 +59,6 @@ def answer_of(server, question, **fields):
     return answer.json()
 
 
-def text_of(answer):
-    return answer["choices"][0]["message"]["content"]
-
-
 def search(server, query, **fields):
     answer = server.http.post("/v1/search", json={"query": query, **fields})
     assert answer.status_code == 200, answer.text
@@ -103,16 +99,6 @@ def test_questions_are_answered_from_the_folder_with_citations(folder_index, que
     assert text[cited["start"] : cited["stop"]] == text.rstrip(".")
     source = folder_index.http.get(f"/v1/sources/{cited['id']}").json()
     assert text in source["text"] and source["path"] == first["path"]
-
-
-def test_a_stream_ends_with_the_same_account(folder_index):
-    whole = answer_of(folder_index, SUGGESTED[0])
-    body = {"messages": [{"role": "user", "content": SUGGESTED[0]}], "max_tokens": 60, "temperature": 0}
-    with folder_index.http.stream("POST", "/v1/chat/completions", json=body | {"retrieval": True, "stream": True}) as answer:
-        chunks = [json.loads(line[6:]) for line in answer.iter_lines() if line.startswith("data: {")]
-    report = chunks[-1]["slotcache"]
-    assert report["citations"] == whole["slotcache"]["citations"] != []
-    assert report["retrieved"] == whole["slotcache"]["retrieved"]
 
 
 def test_the_next_question_finds_the_documents_in_the_cache(folder_index):
@@ -169,10 +155,9 @@ def test_an_object_says_how_to_search(folder_index):
 
 def test_documents_of_the_client_come_first_and_all_are_cited(folder_index):
     own = {"id": "own", "text": "The otter of the north sleeps in a hat."}
-    for given in ({"documents": [own]}, {"messages": [{"role": "user", "content": SUGGESTED[0], "documents": [own]}]}):
-        answer = answer_of(folder_index, SUGGESTED[0], **given, document_order="retrieval")
-        ids = [one["id"] for one in answer["slotcache"]["documents"]]
-        assert ids == ["own", *(one["id"] for one in answer["slotcache"]["retrieved"])]
+    asked = [{"role": "user", "content": SUGGESTED[0], "documents": [own]}]
+    report = answer_of(folder_index, SUGGESTED[0], messages=asked, document_order="retrieval")["slotcache"]
+    assert [one["id"] for one in report["documents"]] == ["own", *(one["id"] for one in report["retrieved"])]
     quoting = answer_of(folder_index, "Otter?", documents=[own], grammar='root ::= "the otter of the north"')
     assert quoting["slotcache"]["citations"] == [{"id": "own", "start": 0, "stop": 22, "quote": True}]
 

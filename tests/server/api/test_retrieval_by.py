@@ -5,8 +5,9 @@ from slotcache.models.demo import FILE
 from slotcache.models.model_files import packaged_file
 from slotcache.server.config.settings import Settings
 from slotcache.server.engine.fit import beside, embedding_file
+from support.dialects import CHATS
 from support.encoders import bert
-from support.notes import collection, is_ready
+from support.notes import collection, is_ready, write
 
 from server.conftest import running, until
 
@@ -16,25 +17,16 @@ NOTES = {
     "tea.md": "# Tea\n\nThe tea is made with water that has just boiled, and it is served with milk.\n",
 }
 QUESTION = "When is the pump oiled in the spring?"
-ROUTES = {
-    "/v1/chat/completions": {"messages": [{"role": "user", "content": QUESTION}], "max_tokens": 4},
-    "/v1/messages": {"messages": [{"role": "user", "content": QUESTION}], "max_tokens": 4},
-    "/v1/responses": {"input": QUESTION, "max_output_tokens": 4},
-    "/api/chat": {
-        "model": FILE.stem,
-        "messages": [{"role": "user", "content": QUESTION}],
-        "stream": False,
-        "options": {"num_predict": 4},
-    },
-}
+every = pytest.mark.parametrize("api", CHATS, ids=str)
+
+
+def ask(server, api, retrieval):
+    return api.ask(server, QUESTION, most=4, model=FILE.stem, stream=False, retrieval=retrieval)
 
 
 @pytest.fixture(scope="module")
 def notes(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("notes")
-    for name, text in NOTES.items():
-        (folder / name).write_text(text)
-    return folder
+    return write(tmp_path_factory.mktemp("notes"), NOTES)
 
 
 @pytest.fixture(scope="module")
@@ -57,21 +49,20 @@ def with_vectors(notes, encoder, tmp_path_factory):
         yield up
 
 
-@pytest.mark.parametrize("route", ROUTES)
-def test_each_api_searches_by_words_or_by_vectors_alone(with_vectors, route):
+@every
+def test_each_api_searches_by_words_or_by_vectors_alone(with_vectors, api):
     for by, rank, other in (("words", "lexical_rank", "vector_rank"), ("vectors", "vector_rank", "lexical_rank")):
-        answer = with_vectors.http.post(route, json=ROUTES[route] | {"retrieval": {"by": by}})
+        answer = ask(with_vectors, api, {"by": by})
         assert answer.status_code == 200, answer.text
         retrieved = answer.json()["slotcache"]["retrieved"]
         assert retrieved[0][rank] == 1 and all(hit[other] is None for hit in retrieved)
 
 
-@pytest.mark.parametrize("route", ROUTES)
-def test_vectors_are_refused_where_there_are_none(words_alone, route):
-    answer = words_alone.http.post(route, json=ROUTES[route] | {"retrieval": {"by": "vectors"}})
-    assert answer.status_code == 400, answer.text
-    assert "retrieval.by is vectors" in answer.text and "--embedding-model minilm" in answer.text
-    assert words_alone.http.post(route, json=ROUTES[route] | {"retrieval": {"by": "hand"}}).status_code == 400
+@every
+def test_vectors_are_refused_where_there_are_none(words_alone, api):
+    message = api.refused(ask(words_alone, api, {"by": "vectors"}))
+    assert "retrieval.by is vectors" in message and "--embedding-model minilm" in message
+    assert api.refused(ask(words_alone, api, {"by": "hand"}))
 
 
 def test_the_search_route_has_the_same_field(words_alone, with_vectors):
@@ -82,9 +73,9 @@ def test_the_search_route_has_the_same_field(words_alone, with_vectors):
 
 
 def test_a_report_counts_the_hits_that_are_left_out(words_alone):
-    for route, body in ROUTES.items():
-        report = words_alone.http.post(route, json=body | {"retrieval": True}).json()["slotcache"]
-        assert [hit["path"] for hit in report["retrieved"]] == ["pump.md"] and report["left_out"] == 1, route
+    for api in CHATS:
+        report = ask(words_alone, api, True).json()["slotcache"]
+        assert [hit["path"] for hit in report["retrieved"]] == ["pump.md"] and report["left_out"] == 1, api
     found = words_alone.http.post("/v1/search", json={"query": QUESTION}).json()
     assert len(found["results"]) == 1 and found["left_out"] == 1
     found = words_alone.http.post("/v1/search", json={"query": QUESTION, "min_score": 0}).json()

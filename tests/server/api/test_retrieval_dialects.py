@@ -1,15 +1,15 @@
 """Responses and messages about the server's own documents, over a real port: the same as the chat of the same question."""
 
-import json
 from typing import Any
 
 import openai
 import pytest
 from slotcache.models.demo import FILE
 from slotcache.models.demo.corpus import SUGGESTED, Corpus
+from support.dialects import CHATS, report_in
 from support.notes import is_ready
 
-from server.conftest import running, until
+from server.conftest import running, text_of, until
 
 MAYOR, MARKET = "Who is the mayor of Tarnwick?", "What is the speciality of Tarnwick?"
 
@@ -49,38 +49,28 @@ def post_message(server, question, **fields):
     return server.http.post("/v1/messages", json=body | fields)
 
 
-def events(answer):
-    """The events of a stream, decoded."""
-    return [json.loads(line[6:]) for line in answer.iter_lines() if line.startswith("data: {")]
-
-
 def found(report):
     return report["retrieved"], report["citations"]
 
 
 @pytest.mark.parametrize("question", SUGGESTED[:2])
-def test_a_response_is_the_answer_of_the_same_chat(folder_index, question):
-    chat, answer = ask(folder_index, question, cache_prompt=False), respond(folder_index, question)
-    assert answer.output_text == chat["choices"][0]["message"]["content"]
-    assert found(answer.slotcache) == found(chat["slotcache"]) and answer.slotcache["citations"]
-    shown = folder_index.openai.responses.retrieve(answer.id)
-    assert found(shown.slotcache) == found(answer.slotcache)
-    body = {"input": question, "max_output_tokens": 60, "temperature": 0, "retrieval": True, "stream": True}
-    stream = events(folder_index.http.post("/v1/responses", json=body))
-    (last,) = [event for event in stream if event["type"] == "response.completed"]
-    assert found(last["response"]["slotcache"]) == found(answer.slotcache)
-
-
-@pytest.mark.parametrize("question", SUGGESTED[:2])
-def test_a_message_is_the_answer_of_the_same_chat(folder_index, question):
-    chat, answer = ask(folder_index, question, cache_prompt=False), post_message(folder_index, question).json()
-    assert answer["content"] == [{"type": "text", "text": chat["choices"][0]["message"]["content"]}]
+@pytest.mark.parametrize("api", CHATS, ids=str)
+def test_an_answer_and_its_stream_are_those_of_the_same_chat(folder_index, api, question):
+    chat = ask(folder_index, question, cache_prompt=False)
+    asked: Any = {"most": 60, "model": FILE.stem, "retrieval": True, "ignore_eos": False}
+    answer = api.ask(folder_index, question, stream=False, **asked).json()
+    assert api.read(answer).text == text_of(chat)
     assert found(answer["slotcache"]) == found(chat["slotcache"]) and answer["slotcache"]["citations"]
-    again = post_message(folder_index, question).json()
-    assert again["usage"]["cache_read_input_tokens"] > 200, "retrieval opts in to the cache"
-    stream = events(post_message(folder_index, question, stream=True))
-    (last,) = [event for event in stream if event["type"] == "message_delta"]
-    assert found(last["slotcache"]) == found(answer["slotcache"]) and last["delta"]["stop_reason"] == "end_turn"
+    events = api.events_of(api.ask(folder_index, question, stream=True, **asked))
+    *_, report = (report for event in events if (report := report_in(event)))
+    said = api.join(events)
+    assert found(report) == found(chat["slotcache"]) and (said.text, said.reason) == (text_of(chat), "stop")
+    assert said.num_cached > 200, "retrieval opts in to the cache"
+
+
+def test_a_stored_response_has_its_report(folder_index):
+    answer = respond(folder_index, MAYOR)
+    assert found(folder_index.openai.responses.retrieve(answer.id).slotcache) == found(answer.slotcache)
 
 
 def test_the_documents_of_a_response_stay_in_its_history(folder_index, served):
@@ -126,13 +116,12 @@ def test_prompts_are_counted_with_their_documents(folder_index):
         assert whole == ask(folder_index, MAYOR, retrieval={"top_k": 1})["usage"]["prompt_tokens"] > plain
 
 
-def test_documents_of_the_client_come_first(folder_index):
-    own = {"id": "own", "text": "The otter of the north sleeps in a hat."}
-    for answer in (
-        post_message(folder_index, MAYOR, documents=[own], document_order="retrieval").json()["slotcache"],
-        respond(folder_index, MAYOR, extra={"documents": [own], "document_order": "retrieval"}).slotcache,
-    ):
-        assert [one["id"] for one in answer["documents"]] == ["own", *(one["id"] for one in answer["retrieved"])]
+@pytest.mark.parametrize("api", CHATS, ids=str)
+def test_documents_of_the_client_come_first(folder_index, api):
+    asked: Any = {"documents": [{"id": "own", "text": "The otter of the north sleeps in a hat."}], "most": 4}
+    answer = api.ask(folder_index, MAYOR, model=FILE.stem, stream=False, retrieval=True, document_order="retrieval", **asked)
+    report = answer.json()["slotcache"]
+    assert [one["id"] for one in report["documents"]] == ["own", *(one["id"] for one in report["retrieved"])]
 
 
 def test_wrong_wishes_are_refused_in_the_shape_of_each(folder_index, server):

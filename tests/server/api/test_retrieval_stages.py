@@ -14,7 +14,7 @@ from support.encoders import bert
 from support.notes import is_ready
 from support.on_device import loads_two
 
-from server.conftest import running, until
+from server.conftest import running, text_of, until
 
 pytestmark = loads_two
 READ = 20  # documents that there are, and that the reranker reads
@@ -50,10 +50,6 @@ def asked(server, *question, **fields):
         answer = pool.submit(chat, server, *question, **fields)
         until(lambda: server.vectors.reranking.num_open)
         yield answer
-
-
-def text_of(answer):
-    return answer["choices"][0]["message"]["content"]
 
 
 def num_computed(server):

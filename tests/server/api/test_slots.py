@@ -8,14 +8,10 @@ import pytest
 from slotcache.models.runner import Runner
 from support.architectures import hybrid, windowed
 
-from server.conftest import DEADLINE, running, until
+from server.conftest import DEADLINE, cached, running, until
 
 LONG = {"messages": [{"role": "user", "content": "Tell me of the old mill. " * 12}], "max_tokens": 12}
 ROOM = 300  # tokens of host memory, less than a conversation has
-
-
-def cached(answer):
-    return answer["usage"]["prompt_tokens_details"]["cached_tokens"]
 
 
 def act(server, action, number=0, **body):

@@ -10,7 +10,7 @@ from slotcache.ordering.policy import read_along
 from slotcache.slots.plan import Plan
 from support.architectures import delta, mamba2
 
-from server.conftest import DEADLINE, REST, running, until
+from server.conftest import DEADLINE, REST, cached, running, until
 
 DOCUMENTS = [
     {"id": f"s{number}", "text": f"Paper {number} is about the {name} of the island and what it is made of. " * 4}
@@ -31,10 +31,6 @@ def unloaded(server):
     until(lambda: server.service.engine.inbox.ask(lambda: server.service.engine.scheduler.idle).result())
 
 
-def used(answer):
-    return answer["usage"]["prompt_tokens_details"]["cached_tokens"]
-
-
 def test_the_final_documents_find_what_was_computed_ahead(server):
     body = {"messages": MESSAGES, "documents": DOCUMENTS[:3], "cache_scope": "right"}
     before = server.metric("slotcache_idle_prompt_tokens_total")
@@ -42,7 +38,7 @@ def test_the_final_documents_find_what_was_computed_ahead(server):
     assert started["object"] == "speculation" and started["state"] == "started"
     unloaded(server)
     answer = server.chat(**body)
-    assert used(answer) == answer["usage"]["prompt_tokens"] - REST
+    assert cached(answer) == answer["usage"]["prompt_tokens"] - REST
     assert server.metric("slotcache_idle_prompt_tokens_total") - before == answer["usage"]["prompt_tokens"]
     plain = server.chat(**body | {"cache_prompt": False, "document_order": "retrieval"})
     assert plain["choices"] == answer["choices"]
@@ -58,7 +54,7 @@ def test_before_there_are_documents_everything_in_front_of_them_is_computed(serv
     speculate(server, messages=history, cache_scope="open")
     unloaded(server)
     answer = server.chat(messages=history, documents=DOCUMENTS[:2], cache_scope="open")
-    assert used(answer) == server.metric("slotcache_idle_prompt_tokens_total") - before > 40
+    assert cached(answer) == server.metric("slotcache_idle_prompt_tokens_total") - before > 40
     assert answer["slotcache"]["documents"][0]["cached_tokens"] == 0
 
 
@@ -68,7 +64,7 @@ def test_a_later_stage_takes_the_place_of_the_one_before_and_keeps_what_both_beg
         assert speculate(server, messages=MESSAGES, documents=documents, cache_scope="stages", id="t")["state"] == "started"
     unloaded(server)
     answer = server.chat(messages=MESSAGES, documents=stages[-1], cache_scope="stages")
-    assert used(answer) == answer["usage"]["prompt_tokens"] - REST
+    assert cached(answer) == answer["usage"]["prompt_tokens"] - REST
 
 
 def test_wrong_documents_never_reach_an_answer(server):
@@ -83,7 +79,7 @@ def test_scopes_do_not_share_what_was_computed_ahead(server):
     body = {"messages": MESSAGES, "documents": DOCUMENTS[:3]}
     speculate(server, **body, cache_scope="mine")
     unloaded(server)
-    assert used(server.chat(**body, cache_scope="yours")) == 0
+    assert cached(server.chat(**body, cache_scope="yours")) == 0
 
 
 @pytest.mark.parametrize("generate", [delta, mamba2])
@@ -95,8 +91,8 @@ def test_states_are_computed_ahead_too_and_only_their_scope_finds_them(generate,
         speculate(up, **body, cache_scope="mine", id="t")
         unloaded(up)
         answer = up.chat(**body, cache_scope="mine")
-        assert answer["slotcache"]["source"] == "snapshot" and used(answer) > answer["usage"]["prompt_tokens"] - 40
-        assert used(up.chat(**body, cache_scope="yours")) == 0
+        assert answer["slotcache"]["source"] == "snapshot" and cached(answer) > answer["usage"]["prompt_tokens"] - 40
+        assert cached(up.chat(**body, cache_scope="yours")) == 0
         assert up.chat(**body | {"cache_prompt": False, "document_order": "retrieval"})["choices"] == answer["choices"]
 
 
@@ -119,7 +115,7 @@ def test_without_an_idle_slot_nothing_is_computed_ahead_and_the_answer_says_so(t
         with talking(server, 2):
             state = speculate(server, messages=MESSAGES, documents=DOCUMENTS[:3], cache_scope="load")["state"]
             assert state == "skipped"
-        assert used(server.chat(messages=MESSAGES, documents=DOCUMENTS[:3], cache_scope="load")) == 0
+        assert cached(server.chat(messages=MESSAGES, documents=DOCUMENTS[:3], cache_scope="load")) == 0
 
 
 def test_an_idle_slot_computes_ahead_while_others_talk(tiny):
@@ -129,7 +125,7 @@ def test_an_idle_slot_computes_ahead_while_others_talk(tiny):
             assert speculate(server, **body)["state"] == "started"
             until(lambda: not server.metric("slotcache_requests_background"))
             answer = server.chat(**body)
-            assert used(answer) == answer["usage"]["prompt_tokens"] - REST
+            assert cached(answer) == answer["usage"]["prompt_tokens"] - REST
         assert server.chat(**body | {"cache_prompt": False})["choices"] == answer["choices"]
 
 
@@ -163,7 +159,7 @@ def test_a_right_speculation_computes_the_end_of_the_prompt_alone_and_changes_no
         assert last.usage.prompt_tokens_details.cached_tokens == last.usage.prompt_tokens - REST
     else:
         answer = server.chat(**body, **fields)
-        assert used(answer) == answer["usage"]["prompt_tokens"] - REST
+        assert cached(answer) == answer["usage"]["prompt_tokens"] - REST
         assert answer["choices"] == plain["choices"] and answer["slotcache"]["miss"] is None
 
 
@@ -177,7 +173,7 @@ def test_a_request_leaves_a_slot_to_what_is_computed_ahead(tiny):
         assert server.metric("slotcache_speculations_dropped_total") == 0
         until(lambda: not server.metric("slotcache_requests_background"))
         answer = server.chat(messages=MESSAGES, documents=LONG, cache_scope="way")
-        assert used(answer) == answer["usage"]["prompt_tokens"] - REST
+        assert cached(answer) == answer["usage"]["prompt_tokens"] - REST
 
 
 def test_a_request_ends_what_is_computed_ahead_in_the_last_slot(tiny):
@@ -227,7 +223,7 @@ def test_a_request_is_not_kept_waiting_and_what_is_done_by_then_stays(server):
     assert speculate(server, messages=MESSAGES, documents=long, cache_scope="way")["state"] == "started"
     answer = server.chat(messages=MESSAGES, documents=long, cache_scope="way")
     assert server.metric("slotcache_speculations_dropped_total") == before + 1
-    assert used(answer) < answer["usage"]["prompt_tokens"] - REST
+    assert cached(answer) < answer["usage"]["prompt_tokens"] - REST
 
 
 def test_a_turn_that_will_not_come_can_be_dropped(server):
@@ -278,7 +274,7 @@ def test_a_staged_search_drives_it_with_a_few_lines(server):
     assert documents == DOCUMENTS[2:5]
     unloaded(server)
     answer = server.chat(messages=MESSAGES, documents=documents, cache_scope="search")
-    assert used(answer) == answer["usage"]["prompt_tokens"] - REST
+    assert cached(answer) == answer["usage"]["prompt_tokens"] - REST
 
 
 def background(server):

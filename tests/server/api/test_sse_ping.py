@@ -5,7 +5,7 @@ import itertools
 import json
 import threading
 import time
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 
 import pytest
 from slotcache.server.api.stream import SsePing
@@ -14,15 +14,6 @@ from slotcache.server.http.connection import Shortcut
 from server.conftest import DEADLINE, held, running
 
 ASKED = {"prompt": "A word", "n_predict": 1, "stream": True}
-MESSAGES = {"messages": [{"role": "user", "content": "A word"}], "max_tokens": 1, "stream": True}
-RESPONSE = {"input": "A word", "max_output_tokens": 1, "stream": True}
-ROUTES = {
-    "/v1/completions": (ASKED, ["text_completion"] * 2),
-    "/v1/chat/completions": (MESSAGES, ["chat.completion.chunk"] * 2),
-    "/v1/messages": (MESSAGES, ["message_start", "ping", "ping"]),
-    "/v1/responses": (RESPONSE, ["response.created", "response.in_progress", "response.in_progress"]),
-}
-"""Bodies, and the kinds of the events that come while the engine computes nothing: the first, and a ping."""
 START = {"type": "http.response.start", "status": 200, "headers": []}
 END = {"type": "http.response.body", "body": b"", "more_body": False}
 
@@ -50,83 +41,6 @@ def pings(server, seconds=0.3, **body):
     first, *others, text, last = [event["choices"][0] for event in events]
     assert last["finish_reason"] and text["text"] and all(one == first for one in others)
     return len(others)
-
-
-@pytest.mark.parametrize("path", ROUTES)
-def test_events_come_while_the_prompt_waits(fast, path):
-    body, expected = ROUTES[path]
-    with held(fast) as go, fast.http.stream("POST", path, json=body) as answer:
-        events = (json.loads(line[6:]) for line in answer.iter_lines() if line.startswith("data: {"))
-        early = [next(events) for _ in expected]
-        go.set()
-        rest = list(events)
-    assert [event.get("type", event.get("object")) for event in early] == expected
-    assert rest and "error" not in rest[-1]
-    if path == "/v1/responses":
-        numbers = [event["sequence_number"] for event in (*early, *rest)]
-        assert numbers == list(range(len(numbers)))
-    if path == "/v1/messages":
-        first, last = early[0]["message"]["usage"], rest[-2]["usage"]
-        assert first["input_tokens"] == last["input_tokens"] > 0 and first["output_tokens"] == 0
-
-
-@pytest.mark.parametrize("path", ROUTES)
-def test_what_can_be_refused_is_refused_before_the_first_event(fast, path):
-    body, _ = ROUTES[path]
-    long = "A word. " * 9000
-    too_long = {name: long for name in ("prompt", "input") if name in body} or {
-        "messages": [{"role": "user", "content": long}]
-    }
-    for wrong in (too_long, {"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "wrong"}}}}):
-        assert fast.http.post(path, json=body | wrong).status_code == 400
-
-
-def test_a_silent_stream_gets_pings(fast):
-    with held(fast) as go, fast.http.stream("POST", "/v1/completions", json=ASKED) as answer:
-        events = (json.loads(line[6:])["choices"][0] for line in answer.iter_lines() if line.startswith("data: {"))
-        first, *others = [next(events) for _ in range(5)]
-        go.set()
-        *_, text, last = events
-    assert all(one == first for one in others) and text["text"] and last["finish_reason"]
-
-
-def test_native_streams_have_comments_instead(fast):
-    with held(fast) as go, fast.http.stream("POST", "/completion", json=ASKED) as answer:
-        lines = answer.iter_lines()
-        early = [next(lines) for _ in range(2)]
-        go.set()
-        events = [json.loads(line[6:]) for line in lines if line.startswith("data: ")]
-    assert early == [":", ""] and all(event["tokens"] for event in events[:-1]) and events[-1]["stop"]
-
-
-def test_every_stream_begins_before_its_prompt_is_computed(tiny):
-    """Those whose parsers look for tokens in each piece, with a comment or an empty line."""
-    asked = {"/completion": ASKED, "/infill": ASKED | {"input_prefix": "A", "input_suffix": "word"}}
-    ollama = MESSAGES | {"model": "any", "options": {"num_predict": 1}}
-    asked |= {
-        "/api/chat": ollama,
-        "/api/generate": ollama | {"prompt": "A word"},
-        **{path: ROUTES[path][0] for path in ROUTES},
-    }
-    with running(tiny, sse_ping_interval=-1, any_model=True) as server:
-        for path, body in asked.items():
-            with held(server) as go, server.http.stream("POST", path, json=body) as answer:
-                if answer.status_code == 501:
-                    continue  # a model that cannot fill gaps
-                lines = answer.iter_lines()
-                assert next(lines).startswith((":", "data: ", "event: ", "{")), path
-                go.set()
-                assert list(lines), path
-
-
-def test_a_full_queue_is_refused_before_the_first_event(tiny):
-    with running(tiny, parallel=1, max_queue=0) as server, held(server) as go, ExitStack() as open_streams:
-        first = open_streams.enter_context(server.http.stream("POST", "/v1/completions", json=ASKED))
-        lines = filter(None, first.iter_lines())
-        next(lines)
-        assert server.http.post("/completion", json=ASKED).status_code == 429
-        go.set()
-        assert [*lines][-1] == "data: [DONE]"
 
 
 @pytest.mark.parametrize("interval", [1e-9, 0.999])

@@ -7,6 +7,7 @@ import pytest
 from slotcache.server.chat.prompt_length import MOST_COUNTED
 from slotcache.server.chat.text_prompt import MOST_TEXTS
 from slotcache.server.http.log import FIELDS, HEADER
+from support.dialects import ALL, MESSAGES, OF, RESPONSES, Ollama
 
 from server.conftest import running, until
 
@@ -38,6 +39,7 @@ def test_the_refusal_has_the_true_length(small, size):
     tokens = len(small.http.post("/tokenize", json={"content": words, "parse_special": False}).json()["tokens"])
     error = refused(small, "/completion", {"prompt": words})
     assert error["n_prompt_tokens"] == tokens > error["n_ctx"] and f"has {tokens} tokens" in error["message"]
+    assert f"size of {error['n_ctx']}" in error["message"]
     body = {"messages": [{"role": "user", "content": words}], "documents": [words[: size // 2]]}
     counted = small.http.post(f"{CHAT}/input_tokens", json=body).json()["input_tokens"]
     assert refused(small, CHAT, body)["n_prompt_tokens"] == counted > tokens
@@ -60,33 +62,20 @@ def calls(monkeypatch, server):
     return made
 
 
-LONG_ON = {
-    CHAT: {"messages": [{"role": "user", "content": "word " * 3000}]},
-    "/v1/responses": {"input": "word " * 3000},
-    "/completion": {"prompt": "word " * 3000},
-    "/v1/messages": {"messages": [{"role": "user", "content": "word " * 3000}], "max_tokens": 4},
-    "/api/chat": {"model": "tiny", "messages": [{"role": "user", "content": "word " * 3000}]},
-    "/api/generate": {"model": "tiny", "prompt": "word " * 3000},
-}
-
-
-@pytest.mark.parametrize("path", LONG_ON)
+@pytest.mark.parametrize("api", ALL, ids=str)
 @pytest.mark.parametrize("stream", [False, True])
-def test_each_api_has_the_words_that_its_clients_look_for(small, path, stream):
+def test_each_api_has_the_words_that_its_clients_look_for(small, api, stream):
     """Claude Code compacts at these numbers, and others at these words."""
-    answer = small.http.post(path, json=LONG_ON[path] | {"stream": stream})
-    assert answer.status_code == 400, answer.text
-    error = answer.json()["error"]
-    if path.startswith("/api/"):
-        assert error.startswith("the input length exceeds the context length: the prompt has ")
+    answer = api.ask(small, "word " * 3000, stream=stream)
+    message, error = api.refused(answer), answer.json()["error"]
+    if isinstance(api, Ollama):
+        assert message.startswith("the input length exceeds the context length: the prompt has ")
         return
-    assert error["code"] == "context_length_exceeded" and "exceeds the available context size" in error["message"]
-    if path == "/v1/messages":
-        assert answer.json()["type"] == "error" and error["type"] == "invalid_request_error"
-        found = re.match(r"prompt is too long: (\d+) tokens > (\d+) maximum", error["message"])
-        assert found and 3000 < int(found[1]) == error["n_prompt_tokens"] < 7000 and int(found[2]) == error["n_ctx"] - 1
-    else:
-        assert error["type"] == "exceed_context_size_error" and 3000 < error["n_prompt_tokens"] < 7000
+    assert error["code"] == "context_length_exceeded" and "exceeds the available context size" in message
+    assert 3000 < error["n_prompt_tokens"] < 7000
+    if api is MESSAGES:
+        found = re.match(r"prompt is too long: (\d+) tokens > (\d+) maximum", message)
+        assert found and [int(found[1]), int(found[2])] == [error["n_prompt_tokens"], error["n_ctx"] - 1]
 
 
 def test_the_length_of_texts_that_are_not_tokenised_is_the_least_that_they_have(small):
@@ -148,12 +137,9 @@ def num_logged(caplog, id):
     return sum(one.get("request_id") == id and "status" in one for one in fields)
 
 
-@pytest.mark.parametrize("path", [CHAT, "/v1/responses", "/v1/messages"])
-def test_an_equal_body_is_refused_again_without_a_look_at_its_text(small, caplog, monkeypatch, path):
-    text = f"{path} " + "again " * 3000
-    body = {"max_tokens": 4} | (
-        {"input": text} if path == "/v1/responses" else {"messages": [{"role": "user", "content": text}]}
-    )
+@pytest.mark.parametrize("api", [OF[CHAT], RESPONSES, MESSAGES], ids=str)
+def test_an_equal_body_is_refused_again_without_a_look_at_its_text(small, caplog, monkeypatch, api):
+    path, body = api.path, api.body(f"{api} " + "again " * 3000)
     monkeypatch.setitem(small.http.headers, HEADER, path)  # the line of an earlier test's request may come late
     with caplog.at_level(logging.INFO, "slotcache"):
         first = refused(small, path, body)
@@ -179,14 +165,3 @@ def test_the_list_of_models_has_the_length_under_each_client_s_name(small):
     (entry,) = small.http.get("/v1/models").json()["data"]
     limit = small.service.submitter.limit
     assert entry["meta"]["n_ctx"] == entry["context_length"] == entry["max_model_len"] == limit
-
-
-def test_any_model_is_served_where_that_is_set(tiny):
-    body = {"model": "gpt-5", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
-    with running(tiny, any_model=True) as up:
-        assert up.http.get("/v1/models/gpt-5").json()["id"] == "gpt-5"
-        assert up.http.post(CHAT, json=body).json()["model"] == "gpt-5"
-        assert up.http.post(CHAT, json=body | {"model": None}).json()["model"] == "tiny"
-    with running(tiny) as up:
-        assert up.http.get("/v1/models/gpt-5").status_code == 404
-        assert up.http.post(CHAT, json=body).json()["model"] == "tiny"

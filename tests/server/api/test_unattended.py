@@ -36,6 +36,16 @@ def left(server, body):
     return id
 
 
+@contextmanager
+def going_on(server, name, **fields):
+    """A stream that goes on without its client, while the engine stands still. Yields the answer's id."""
+    with held(server):
+        with begun(server, body_of(name, **fields)) as id:
+            pass
+        until(lambda: any(one.is_unattended for one in server.service.open))
+        yield id
+
+
 def whole(server, id, **query):
     """Wait for the end of an answer that goes on. Returns the whole of it."""
     until(lambda: server.http.get(f"{ROUTE}/{id}", params=query).json().get("status") != "in_progress")
@@ -107,10 +117,7 @@ def test_without_the_field_an_answer_ends_with_its_connection(server):
 
 
 def test_of_a_conversation_one_answer_goes_on(server):
-    with held(server):
-        with begun(server, body_of("one", max_tokens=3000)) as first:
-            pass
-        until(lambda: any(one.is_unattended for one in server.service.open))
+    with going_on(server, "one", max_tokens=3000) as first:
         with begun(server, body_of("one", "And another.")) as second:
             pass
         until(lambda: sum(one.is_unattended and not one.abandoned for one in server.service.open) == 1)
@@ -134,10 +141,7 @@ def test_half_of_the_queue_is_left_to_those_who_stay(tiny):
 
 
 def test_an_answer_that_goes_on_can_be_stopped(server):
-    with held(server):
-        with begun(server, body_of("stop", max_tokens=3000)) as id:
-            pass
-        until(lambda: any(one.is_unattended for one in server.service.open))
+    with going_on(server, "stop", max_tokens=3000) as id:
         assert server.http.delete(f"{ROUTE}/{id}", params={"scope": "another"}).status_code == 404
         assert server.http.delete(f"{ROUTE}/{id}").json()["deleted"] is True
     until(lambda: not server.service.open)
@@ -154,10 +158,7 @@ def test_a_client_that_still_reads_is_told_of_the_stop(server):
 
 
 def test_a_forgotten_conversation_has_no_answer_that_goes_on(server):
-    with held(server):
-        with begun(server, body_of("forgotten", max_tokens=3000)):
-            pass
-        until(lambda: any(one.is_unattended for one in server.service.open))
+    with going_on(server, "forgotten", max_tokens=3000):
         assert server.http.delete("/v1/conversations/forgotten").json()["deleted"] is True
     until(lambda: not server.service.open)
     assert server.http.get("/v1/conversations/forgotten").status_code == 404
@@ -188,10 +189,7 @@ def test_scopes_do_not_see_each_other(server):
 
 
 def test_nothing_piles_up_for_a_client_that_has_gone(server):
-    with held(server):
-        with begun(server, body_of("piles", logprobs=True, top_logprobs=5)):
-            pass
-        until(lambda: any(one.is_unattended for one in server.service.open))
+    with going_on(server, "piles", logprobs=True, top_logprobs=5):
         (generation,) = server.service.open
     until(lambda: not server.service.open)
     assert generation.events.qsize() == 0

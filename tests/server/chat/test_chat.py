@@ -8,7 +8,7 @@ from slotcache.server.config.settings import Settings
 from slotcache.server.load import load
 from support.architectures import delta, hybrid, recurrent, windowed
 
-from server.conftest import REST, running, until
+from server.conftest import REST, cached, running, text_of, until
 
 DOCUMENTS = [
     {"id": f"d{number}", "text": f"Document number {number} tells of the {name} and its long history. " * 3}
@@ -47,13 +47,6 @@ def test_the_openai_client_streams_a_chat_with_documents(server):
     assert [document["id"] for document in chunks[-1].slotcache["documents"]] == ["d0", "d1", "d2"]
 
 
-def test_streamed_and_whole_answers_are_the_same(server):
-    fields = {"model": "tiny", "messages": [{"role": "user", "content": "Say it."}], "temperature": 0, "max_tokens": 20}
-    whole = server.openai.chat.completions.create(**fields)
-    stream = server.openai.chat.completions.create(**fields, stream=True)
-    assert "".join(chunk.choices[0].delta.content or "" for chunk in stream) == whole.choices[0].message.content
-
-
 def test_documents_are_ordered_by_what_is_cached(server):
     first = ask(server, [0, 1, 2], cache_scope="order")
     assert used(first) == ["d0", "d1", "d2"] and first["slotcache"]["source"] == "none"
@@ -63,7 +56,7 @@ def test_documents_are_ordered_by_what_is_cached(server):
     assert reused == [True, True, True, False]
     assert second["slotcache"]["source"] == "fork"
     assert second["slotcache"]["miss"]["why"] == "document d3 is not cached here"
-    assert second["usage"]["prompt_tokens_details"]["cached_tokens"] == second["timings"]["cache_n"]
+    assert cached(second) == second["timings"]["cache_n"]
     third = ask(server, [2, 1, 0, 3], cache_scope="order")
     assert used(third) == ["d0", "d1", "d2", "d3"]
     assert third["slotcache"]["miss"]["why"] == "the hints are not cached here", "their ranking is another one"
@@ -119,28 +112,16 @@ def test_documents_of_earlier_turns_stay_where_they_stood(server):
     assert following["slotcache"]["cached_tokens"] == answer["usage"]["total_tokens"] - 1
 
 
-def test_two_conversations_alternate_and_keep_their_history(tiny):
-    with running(tiny, parallel=1) as server:
-        histories = [[SYSTEM, {"role": "user", "content": f"I am {name}."}] for name in ("Ada", "Bob")]
-        held = [0, 0]
+@pytest.mark.parametrize(("number", "slots"), [(2, 1), (20, 4)])
+def test_conversations_in_turn_keep_their_history(tiny, number, slots):
+    with running(tiny, parallel=slots) as server:
+        histories = [[SYSTEM, {"role": "user", "content": f"Conversation {who}."}] for who in range(number)]
+        held = [0] * number
         for turn in range(3):
             for who, messages in enumerate(histories):
                 answer = server.chat(messages=messages)
                 assert turn == 0 or answer["slotcache"]["cached_tokens"] == held[who]
-                held[who] = answer["usage"]["total_tokens"] - 1
-                messages += [answer["choices"][0]["message"], {"role": "user", "content": f"Turn {turn}."}]
-
-
-def test_twenty_conversations_on_four_slots(tiny):
-    with running(tiny, ctx_size=8192) as server:
-        histories = [[SYSTEM, {"role": "user", "content": f"Conversation {n}."}] for n in range(20)]
-        held = [0] * 20
-        for turn in range(3):
-            for who, messages in enumerate(histories):
-                answer = server.chat(messages=messages)
-                if turn:
-                    new = answer["usage"]["prompt_tokens"] - held[who]
-                    assert answer["timings"]["prompt_n"] == new
+                assert answer["timings"]["prompt_n"] == answer["usage"]["prompt_tokens"] - cached(answer)
                 held[who] = answer["usage"]["total_tokens"] - 1
                 messages += [answer["choices"][0]["message"], {"role": "user", "content": f"Turn {turn}."}]
 
@@ -191,25 +172,17 @@ def test_sampling_options_change_the_answer(server):
     greedy = server.chat("Go on.", max_tokens=16)["choices"][0]["message"]["content"]
     first = server.http.post("/tokenize", json={"content": greedy}).json()["tokens"][0]
     biased = server.chat("Go on.", max_tokens=16, logit_bias={str(first): -100.0})
-    assert biased["choices"][0]["message"]["content"] != greedy
+    assert text_of(biased) != greedy
     penalised = server.chat(greedy, max_tokens=60, repeat_penalty=50.0, repeat_last_n=1000)
     plain = server.chat(greedy, max_tokens=60)
-    assert penalised["choices"][0]["message"]["content"] != plain["choices"][0]["message"]["content"]
-
-
-def test_a_stop_string_ends_the_answer_before_it(server):
-    whole = server.chat("Go on.", max_tokens=16)["choices"][0]["message"]["content"]
-    stop = whole[5:8]
-    answer = server.chat("Go on.", max_tokens=16, stop=[stop])
-    assert answer["choices"][0]["message"]["content"] == whole[: whole.index(stop)]
-    assert answer["choices"][0]["finish_reason"] == "stop" and answer["stopping_word"] == stop
+    assert text_of(penalised) != text_of(plain)
 
 
 def test_reuse_does_not_change_greedy_text(server):
     for numbers in ([0, 1, 2], [2, 0, 4], [1, 0, 5]):
         cached = ask(server, numbers, document_order="retrieval", max_tokens=24, cache_scope="text")
         plain = ask(server, numbers, document_order="retrieval", max_tokens=24, cache_prompt=False)
-        assert cached["choices"][0]["message"]["content"] == plain["choices"][0]["message"]["content"]
+        assert text_of(cached) == text_of(plain)
 
 
 def test_documents_that_read_the_same_under_different_names_do_no_harm(server):
@@ -223,7 +196,7 @@ def test_documents_that_read_the_same_under_different_names_do_no_harm(server):
     for documents in (pair, pair[::-1]):
         answer = server.chat(**body, documents=documents)
         assert [one["id"] for one in answer["slotcache"]["documents"]] in (["a", "a] b"], ["a] b", "a"])
-        assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] > 20
+        assert cached(answer) > 20
 
 
 def test_a_model_with_a_sliding_window_reuses_what_the_window_has_passed(tmp_path):
@@ -231,12 +204,12 @@ def test_a_model_with_a_sliding_window_reuses_what_the_window_has_passed(tmp_pat
         first = ask(up, [0, 1, 2])
         again = ask(up, [3, 1, 0, 2])
         assert used(again) == ["d0", "d1", "d2", "d3"]
-        assert again["usage"]["prompt_tokens_details"]["cached_tokens"] > 100
+        assert cached(again) > 100
         assert ask(up, [0, 1, 2])["choices"] == first["choices"]
         up.chat("Tell me of the sea.", max_tokens=2)  # all that is idle leaves the device for it
         last = ask(up, [0, 1, 2])
         assert last["choices"] == first["choices"] and last["slotcache"]["source"] == "host"
-        assert last["usage"]["prompt_tokens_details"]["cached_tokens"] > 100
+        assert cached(last) > 100
         assert ask(up, [0, 1, 2], cache_scope="another")["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
 
 
@@ -252,7 +225,7 @@ def test_a_model_whose_state_cannot_be_cut_goes_on_from_snapshots(generate, tmp_
         messages: list[dict[str, Any]] = [SYSTEM, {"role": "user", "content": "What is it?"}]
         documents = [DOCUMENTS[number] for number in range(5)]
         first = up.chat(messages=messages, documents=documents, max_tokens=12)
-        answer = first["choices"][0]["message"]["content"]
+        answer = text_of(first)
         messages += [{"role": "assistant", "content": answer}, {"role": "user", "content": "And then?"}]
         messages[1]["documents"] = documents
         second = up.chat(messages=messages, max_tokens=12)

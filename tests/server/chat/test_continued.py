@@ -3,7 +3,7 @@
 import openai
 import pytest
 
-from server.conftest import REST, running
+from server.conftest import REST, running, text_of
 
 CHAT = "/v1/chat/completions"
 USER = {"role": "user", "content": "Count from one to ten."}
@@ -15,10 +15,6 @@ def begun(content, **fields):
 
 def ask(server, *messages, scope="", **fields):
     return server.chat(messages=[*messages], cache_scope=scope, **fields)
-
-
-def content(answer):
-    return answer["choices"][0]["message"]["content"]
 
 
 def rendered(server, *messages, **fields):
@@ -48,7 +44,7 @@ def streamed(server, *messages, **fields):
 def test_the_answer_goes_on_with_the_last_message_and_holds_all_of_it(server):
     assert rendered(server, USER, begun("one two thr ")).endswith("<|im_start|>assistant\none two thr ")
     answer = ask(server, USER, begun("one two thr "))
-    assert content(answer).startswith("one two thr ") and len(content(answer)) > len("one two thr ")
+    assert text_of(answer).startswith("one two thr ") and len(text_of(answer)) > len("one two thr ")
     assert answer["usage"]["completion_tokens"] == 4
 
 
@@ -62,15 +58,15 @@ def test_a_stream_holds_the_beginning_as_llama_server_has_it_or_as_the_request_s
     ):
         assert streamed(server, USER, begun("one two"), **fields) == (whole if has_begun else whole.removeprefix("one two"))
     said = {"continue_final_message": True, "add_generation_prompt": False, "max_tokens": 6}
-    assert content(ask(server, USER, begun("one two"), **said)) == whole
+    assert text_of(ask(server, USER, begun("one two"), **said)) == whole
 
 
 def test_a_cut_answer_goes_on_as_if_it_had_not_been_cut_and_its_cells_are_used(server):
-    uncut = content(ask(server, USER, max_tokens=9))
+    uncut = text_of(ask(server, USER, max_tokens=9))
     cut = ask(server, USER, max_tokens=4, scope="cut")
-    assert uncut.startswith(content(cut))
-    rest = ask(server, USER, begun(content(cut)), max_tokens=5, scope="cut")
-    assert content(rest) == uncut
+    assert uncut.startswith(text_of(cut))
+    rest = ask(server, USER, begun(text_of(cut)), max_tokens=5, scope="cut")
+    assert text_of(rest) == uncut
     # All that was computed is used again, but for the last tokens, which are always computed.
     assert rest["usage"]["prompt_tokens"] == cut["usage"]["prompt_tokens"] + 4
     assert rest["timings"]["prompt_n"] <= REST
@@ -82,7 +78,7 @@ def test_a_cut_answer_goes_on_as_if_it_had_not_been_cut_and_its_cells_are_used(s
 def test_a_conversation_keeps_the_whole_answer(server):
     first = ask(server, USER, begun("one two"), conversation="counting", scope="kept")
     stored = server.http.get("/v1/conversations/counting", params={"scope": "kept"}).json()
-    assert [message["content"] for message in stored["messages"]] == [USER["content"], content(first)]
+    assert [message["content"] for message in stored["messages"]] == [USER["content"], text_of(first)]
     second = ask(
         server, {"role": "user", "content": "Go on."}, conversation={"id": "counting", "history": "new"}, scope="kept"
     )

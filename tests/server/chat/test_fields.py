@@ -18,6 +18,7 @@ from slotcache.server.chat.decode import (
     decode_request,
     nested,
 )
+from support.dialects import OF
 
 from server.conftest import running
 
@@ -31,8 +32,7 @@ def post(server, path, **fields):
 
 
 def events(server, path, **fields):
-    answer = post(server, path, stream=True, **fields)
-    return [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")]
+    return OF[path].events_of(post(server, path, stream=True, **fields))
 
 
 def test_no_field_is_known_twice():

@@ -14,6 +14,7 @@ from slotcache.server.chat import sessions, volatile
 from slotcache.server.chat.chat_files import ChatFiles
 from slotcache.server.chat.sessions import Sessions
 from slotcache.server.chat.volatile import ChangedText
+from support.dialects import CHATS
 
 from server.conftest import running
 
@@ -471,18 +472,12 @@ def test_a_dropped_scope_is_forgotten(templated):
     assert "moved" not in last["slotcache"]
 
 
-def test_the_other_apis_move_too(templated):
-    for day in (1, 2):
-        text = f"{SYSTEM}\nDay {day}\n{SYSTEM}"
-        fields = {"volatile": "move", "session_id": "others"}
-        message = templated.http.post(
-            "/v1/messages",
-            json=fields | {"max_tokens": 1, "system": text, "messages": [{"role": "user", "content": "Hello"}]},
-        ).json()
-        response = templated.http.post(
-            "/v1/responses", json=fields | {"max_output_tokens": 1, "instructions": text, "input": "Hello"}
-        ).json()
-    assert [len(each["slotcache"]["moved"]) for each in (message, response)] == [1, 1]
+@pytest.mark.parametrize("api", CHATS, ids=str)
+def test_all_apis_move_it(templated, api):
+    asked: Any = {"volatile": "move", "session_id": str(api), "most": 1, "stream": False}
+    systems = [f"{SYSTEM}\nDay {day}\n{SYSTEM}" for day in (1, 2)]
+    _, answer = (api.ask(templated, system=system, **asked).json() for system in systems)
+    assert answer["slotcache"]["moved"] == [{"before": "Day 1\n", "after": "Day 2\n"}]
 
 
 # ---- what a small real model makes of it ----------------------------------------------------------------------------------

@@ -4,8 +4,9 @@ import pytest
 from slotcache.models.demo import FILE
 from slotcache.slots.reuse import Source
 from support.architectures import windowed
+from support.dialects import CHATS
 
-from server.conftest import REST, running, until
+from server.conftest import REST, running, text_of, until
 
 NAMES = ("Baker", "Smith", "Miller", "Priest", "Tailor")
 DOCUMENTS = [
@@ -22,10 +23,6 @@ def ask(server, ranks, question="How many boats does the smith keep?", **fields)
 
 def report_of(answer):
     return answer["slotcache"]
-
-
-def text_of(answer):
-    return answer["choices"][0]["message"]["content"]
 
 
 def test_a_document_is_computed_once_and_serves_at_any_place(server):
@@ -84,19 +81,12 @@ def test_a_pin_keeps_the_documents_where_they_were_read(server):
         assert len(runs) > 2 * len(DOCUMENTS) and [run["pinned"] for run in runs] == [pin] * len(runs)
 
 
-@pytest.mark.parametrize(
-    ("route", "body"),
-    [
-        ("/v1/responses", {"input": "Who?", "max_output_tokens": 2}),
-        ("/v1/messages", {"model": "any", "messages": [{"role": "user", "content": "Who?"}], "max_tokens": 2}),
-    ],
-)
-def test_responses_and_messages_have_them_as_well(server, route, body):
-    asked = body | {"documents": DOCUMENTS[:2], "link_tokens": 0} | SEPARATE
-    answer = server.http.post(route, json=asked)
+@pytest.mark.parametrize("api", CHATS, ids=str)
+def test_all_apis_have_them(server, api):
+    asked = {"model": FILE.stem, "documents": DOCUMENTS[:2], "most": 2, "stream": False} | SEPARATE
+    answer = api.ask(server, link_tokens=0, **asked)
     assert answer.status_code == 200 and answer.json()["slotcache"]["documents_attention"] == "separate"
-    refused = server.http.post(route, json=asked | {"link_tokens": 8})
-    assert refused.status_code == 400 and "link_tokens is 8: the field is gone" in refused.text
+    assert "link_tokens is 8: the field is gone" in api.refused(api.ask(server, link_tokens=8, **asked))
 
 
 def test_scopes_do_not_share(server):

@@ -9,9 +9,9 @@ import httpx
 import pytest
 from slotcache.models.demo import FILE
 
-from server.conftest import DEADLINE
+from server.conftest import DEADLINE, free_port
 from server.engine.test_engine import CHAT, LONG
-from server.test_cli import free_port, wait_until_ready
+from server.test_cli import wait_until_ready
 
 DIES = """
 import sys

@@ -22,16 +22,12 @@ from slotcache.slots.store.private_folder import FolderError
 from slotcache.slots.store.record_file import Provenance
 from support.architectures import delta, hybrid, mamba2, recurrent, windowed
 
-from server.conftest import DEADLINE, REST, running, until
+from server.conftest import DEADLINE, REST, cached, running, until
 
 HERE = Provenance("0" * 32, "1" * 32)
 DOCUMENTS = [{"id": f"k{number}", "text": f"Page {number} tells of the {name} and of those who built it. " * 4} for
              number, name in enumerate(["canal", "school", "castle"])]  # fmt: skip
 BODY = {"messages": [{"role": "user", "content": "Who built it?"}], "documents": DOCUMENTS, "max_tokens": 12}
-
-
-def cached(answer):
-    return answer["usage"]["prompt_tokens_details"]["cached_tokens"]
 
 
 def files(folder):

@@ -19,7 +19,7 @@ from slotcache.server.load import load
 from support.architectures import mamba2
 
 from ..conftest import running, until
-from .test_drafts import ASKED, GREEDY, WARM, always_draft, check_alike, complete, letters
+from .test_drafts import ASKED, GREEDY, WARM, always_draft, check_alike, check_choices, complete, letters
 from .test_sleep import HOUR, doze, dozing
 
 LONG = {"prompt": "the river and the mill " * 12, "n_predict": 60, "cache_prompt": True, **GREEDY}
@@ -78,12 +78,7 @@ def test_an_answer_is_that_of_the_requests_own_sampling(drafting, fields):
 
 
 def test_choices_beside_each_other_and_a_next_turn(drafting):
-    asked = {"n_predict": 60, "temperature": 0.6, "seed": 4, "n_cmpl": 3, "cache_prompt": True}
-    answers = [[one["content"] for one in complete(drafting, **asked, draft=draft)] for draft in ("off", "model")]
-    assert answers[0] == answers[1]
-    longer = {"prompt": ASKED["prompt"] + answers[0][0], **GREEDY}
-    fresh = trial(drafting, **longer, draft="off", cache_prompt=False)
-    assert trial(drafting, **longer, cache_prompt=True)["content"] == fresh["content"]
+    check_choices(complete, drafting, "model")
 
 
 def test_two_chats_in_turn_keep_what_the_draft_model_has_read_of_them(floats):

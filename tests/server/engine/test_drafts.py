@@ -99,14 +99,18 @@ def test_a_chat_tells_its_drafts_with_its_timings(drafting):
     assert "draft_n" not in drafting.chat(**fields, draft="off")["timings"]
 
 
-def test_streams_beside_each_other_and_a_next_turn(drafting):
+def test_choices_beside_each_other_and_a_next_turn(drafting):
+    check_choices(complete, drafting, "lookup", n_predict=120)
+
+
+def check_choices(ask, up, draft, temperature=0.6, n_predict=60):
     """KV of wrong tokens is gone: answers of several choices, and those that go on from them, are as without drafts."""
-    asked = {"n_predict": 120, "temperature": 0.6, "seed": 4, "n_cmpl": 3, "cache_prompt": True}
-    answers = [[one["content"] for one in complete(drafting, **asked, draft=draft)] for draft in ("off", "lookup")]
-    assert answers[0] == answers[1]
-    longer = {"prompt": ASKED["prompt"] + answers[0][0], **GREEDY}
-    fresh = complete(drafting, **longer, draft="off", cache_prompt=False)
-    assert complete(drafting, **longer, cache_prompt=True)["content"] == fresh["content"]
+    asked = {"n_predict": n_predict, "temperature": temperature, "seed": 4, "n_cmpl": 3, "cache_prompt": True}
+    plain, drafted = ([one["content"] for one in ask(up, **asked, draft=name)] for name in ("off", draft))
+    assert plain == drafted and len({*plain}) == 3
+    longer = {"prompt": ASKED["prompt"] + plain[0], **GREEDY}
+    fresh = ask(up, **longer, draft="off", cache_prompt=False)
+    assert ask(up, **longer, cache_prompt=True)["content"] == fresh["content"]
 
 
 def test_a_wrong_value_is_refused(drafting):

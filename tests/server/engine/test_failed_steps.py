@@ -3,7 +3,7 @@
 import gc
 import logging
 import threading
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
@@ -16,7 +16,7 @@ from slotcache.server.http.api_errors import RequestError
 from slotcache.slots.radix import descendants, path
 from support.architectures import hybrid, recurrent
 
-from server.conftest import DEADLINE, held, running, until
+from server.conftest import DEADLINE, held, running, text_of, until
 from server.engine.test_engine import CHAT, LONG, Stream
 
 DOCUMENTS = "The departure time of the express to the northern harbour is seven forty, and it is late in winter. " * 4
@@ -65,6 +65,22 @@ def are_copied(engine):
     return engine.inbox.ask(question).result(10)
 
 
+def lose_choices(engine, monkeypatch, when=lambda spans: True):
+    """Have what the samplers choose be lost once, when it is so. Returns how they choose afterwards."""
+    runner = engine.runner
+    sample = runner._sample
+
+    def broken(spans, samplers):
+        found = sample(spans, samplers)
+        if when(spans):
+            monkeypatch.setattr(runner, "_sample", sample)
+            raise MemoryError
+        return found
+
+    monkeypatch.setattr(runner, "_sample", broken)
+    return sample
+
+
 def is_poison(job):
     return job.request.limit == POISON
 
@@ -86,10 +102,6 @@ def about(town):
     documents = [{"id": one, "text": text} for one, text in texts.items()]
     body = {"messages": [{"role": "user", "content": f"What is the river of {town}?"}], "documents": documents}
     return body | {"max_tokens": MOST, "ignore_eos": False}
-
-
-def said(answer):
-    return answer["choices"][0]["message"]["content"]
 
 
 @pytest.mark.parametrize(
@@ -143,7 +155,7 @@ def test_requests_without_a_token_run_again_beside_a_stream_that_goes_on(monkeyp
         engine = server.service.engine
         failed = fail(engine, monkeypatch, lambda job: job.request.limit == MOST)
         answers = asked(server, *[about("Calder")] * 3)
-        assert list(map(said, answers)) == ["The river of Calder is Vennet."] * 3 and len(failed) == 1
+        assert list(map(text_of, answers)) == ["The river of Calder is Vennet."] * 3 and len(failed) == 1
         assert [event["choices"][0]["finish_reason"] for event in stream.finals] == ["length"]
         assert server.metric("slotcache_restarted_requests_total") >= 1
 
@@ -177,17 +189,8 @@ def test_an_answer_is_the_same_with_a_step_that_failed_in_it(tiny, tmp_path, mon
 def test_an_answer_ends_where_what_its_sampler_has_chosen_is_lost(tiny, monkeypatch):
     """Another choice in its place would not be the one that a seed promises."""
     with running(tiny, failed_steps=1) as server:
-        runner = server.service.engine.runner
-        sample = runner._sample
-
-        def broken(spans, samplers):
-            found = sample(spans, samplers)
-            if any(job.num_generated > 2 for job in server.service.engine.scheduler.running):
-                monkeypatch.setattr(runner, "_sample", sample)
-                raise MemoryError
-            return found
-
-        monkeypatch.setattr(runner, "_sample", broken)
+        engine = server.service.engine
+        lose_choices(engine, monkeypatch, lambda spans: any(job.num_generated > 2 for job in engine.scheduler.running))
         stream = Stream(server, LONG | {"max_tokens": 20})
         assert [event["error"]["type"] for event in stream.finals] == ["server_error"]
         assert server.chat()["usage"]["completion_tokens"] == 4
@@ -209,40 +212,25 @@ def test_a_stream_with_which_each_step_fails_ends_alone(monkeypatch):
 
 def asked(server, *bodies):
     """Ask at the same time; the answers."""
-    answers: list[Any] = [None] * len(bodies)
-
-    def ask(at):
-        answers[at] = server.chat(**bodies[at])
-
-    threads = [threading.Thread(target=ask, args=(at,)) for at in range(len(bodies))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(DEADLINE)
-    return answers
+    with ThreadPoolExecutor(len(bodies)) as pool:
+        return list(pool.map(lambda body: server.chat(**body), bodies))
 
 
 def test_a_request_that_fails_each_step_takes_no_other_one_with_it(monkeypatch):
     with running(FILE, failed_steps=3, parallel=4) as server:
         engine = server.service.engine
         failed = fail(engine, monkeypatch, is_poison, times=1000)
-        questions = [about(town) for town in RIVERS]
-        poisoned = []
         body = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": POISON}  # the shortest is the first
-        ask = threading.Thread(target=lambda: poisoned.append(server.http.post(CHAT, json=body)))
-        # All come at once, so that the first step that fails has requests without a token beside the poisonous one.
-        with held(server):
-            ask.start()
-            until(lambda: len(server.service.open) == 1)
-            answers = threading.Thread(target=lambda: poisoned.append(asked(server, *questions)))
-            answers.start()
-            until(lambda: len(server.service.open) == 9)
-        ask.join(DEADLINE)
-        answers.join(DEADLINE)
-        (refused,) = [one for one in poisoned if not isinstance(one, list)]
-        assert refused.status_code == 500 and refused.json()["error"]["type"] == "server_error"
-        (found,) = [one for one in poisoned if isinstance(one, list)]
-        assert list(map(said, found)) == [f"The river of {town} is {river}." for town, river in RIVERS.items()]
+        with ThreadPoolExecutor(2) as pool:
+            # All come at once, so that the first step that fails has requests without a token beside the poisonous one.
+            with held(server):
+                refused = pool.submit(server.http.post, CHAT, json=body)
+                until(lambda: len(server.service.open) == 1)
+                answers = pool.submit(asked, server, *map(about, RIVERS))
+                until(lambda: len(server.service.open) == 9)
+            assert refused.result().status_code == 500 and refused.result().json()["error"]["type"] == "server_error"
+        texts = [f"The river of {town} is {river}." for town, river in RIVERS.items()]
+        assert list(map(text_of, answers.result())) == texts
         assert len(failed[0]) > 1 and [len(one) for one in failed[1:]] == [1, 1]
         assert server.chat()["usage"]["completion_tokens"] == 4
 
@@ -270,15 +258,12 @@ def test_streams_pause_while_one_that_may_be_the_cause_runs_alone(monkeypatch):
         failed = fail(engine, monkeypatch, one_that_waits_for_a_stream, times=3)
         # The first failure takes both back to the queue; the stream, at its head, has its tokens when the other one comes.
         body = {"messages": [{"role": "user", "content": question(9, 0)}], "max_tokens": POISON, "temperature": 0}
-        refused = []
-        ask = threading.Thread(target=lambda: refused.append(server.http.post(CHAT, json=body)))
-        with held(server):
+        with ThreadPoolExecutor(1) as pool, held(server):
             streams.append(Stream(server, LONG | about("Calder")))
             until(lambda: len(server.service.open) == 1)
-            ask.start()
+            refused = pool.submit(server.http.post, CHAT, json=body)
             until(lambda: len(server.service.open) == 2)
-        ask.join(DEADLINE)
-        assert refused[0].status_code == 500 and [len(one) for one in failed] == [2, 1, 1]
+        assert refused.result().status_code == 500 and [len(one) for one in failed] == [2, 1, 1]
         assert streams[0].text == "The river of Calder is Vennet." and "error" not in streams[0].finals[0]
 
 
@@ -296,15 +281,7 @@ def test_a_sampler_that_has_chosen_begins_again(tiny, monkeypatch, fields):
     body = {"max_tokens": 24, **fields}
     with running(tiny, failed_steps=1) as server:
         usual = server.chat("Say something", **body)["choices"]
-        runner = server.service.engine.runner
-        sample = runner._sample
-
-        def broken(*given):
-            monkeypatch.setattr(runner, "_sample", sample)
-            sample(*given)
-            raise MemoryError
-
-        monkeypatch.setattr(runner, "_sample", broken)
+        lose_choices(server.service.engine, monkeypatch)
         assert server.chat("Say something", **body)["choices"] == usual
 
 
@@ -314,19 +291,15 @@ def test_logprobs_of_a_prompt_are_told_once_where_the_step_behind_them_fails(tin
         prompt = list(range(300, 300 + server.service.engine.scheduler._most_told * 3 // 2))  # two steps tell it
         body = {"prompt": prompt, "echo": True, "logprobs": 1, "max_tokens": 8, "temperature": 0}
         usual = server.http.post("/v1/completions", json=body).json()["choices"]
-        runner = server.service.engine.runner
-        failed, sample = fail(server.service.engine, monkeypatch, lambda job: job.num_generated >= 3), runner._sample
+        engine = server.service.engine
+        failed = fail(engine, monkeypatch, lambda job: job.num_generated >= 3)
 
-        def broken(spans, samplers):
-            found = sample(spans, samplers)
-            if failed and any(span.num_told and not span.logits for span in spans):
-                monkeypatch.setattr(runner, "_sample", sample)
-                raise MemoryError
-            return found
+        def tells_a_part(spans):
+            return failed and any(span.num_told and not span.logits for span in spans)
 
-        monkeypatch.setattr(runner, "_sample", broken)
+        sample = lose_choices(engine, monkeypatch, tells_a_part)
         assert server.http.post("/v1/completions", json=body).json()["choices"] == usual
-        assert runner._sample is sample or runner._sample == sample
+        assert engine.runner._sample == sample
 
 
 def test_a_client_is_answered_where_the_end_of_its_request_fails(tiny, monkeypatch):
@@ -401,17 +374,14 @@ def test_a_step_that_hangs_is_told_and_its_end_as_well(tiny, monkeypatch, caplog
         decode = engine.runner._decode
         monkeypatch.setattr(engine.watchdog, "_seconds", 0.05)
         monkeypatch.setattr(engine.runner, "_decode", lambda **given: gate.wait(DEADLINE) and decode(**given))
-        with caplog.at_level(logging.WARNING, "slotcache.engine"):
-            answers = []
-            ask = threading.Thread(target=lambda: answers.append(server.chat()))
-            ask.start()
+        with caplog.at_level(logging.WARNING, "slotcache.engine"), ThreadPoolExecutor(1) as pool:
+            answer = pool.submit(server.chat)
             until(lambda: server.http.get("/health").status_code == 503)
             error = server.http.get("/health").json()["error"]
             assert error["code"] == "step_hangs" and "a step hangs" in error["message"]
             assert server.http.get("/v1/models").status_code == 200
             gate.set()
-            ask.join(DEADLINE)
-        assert answers[0]["usage"]["completion_tokens"] == 4
+        assert answer.result()["usage"]["completion_tokens"] == 4
         until(lambda: server.http.get("/health").status_code == 200)
         assert "the step that hung has ended" in caplog.text
         monkeypatch.setattr(engine.watchdog, "_seconds", 60)
@@ -419,14 +389,13 @@ def test_a_step_that_hangs_is_told_and_its_end_as_well(tiny, monkeypatch, caplog
 
 
 def test_the_log_says_where_a_step_hangs(caplog):
-    dog, ended = engines.Watchdog(0.01), threading.Event()
+    dog = engines.Watchdog(0.01)
     with caplog.at_level(logging.WARNING, "slotcache.engine"):
         dog.watch(threading.get_ident())
         with dog.step(0):
             until(lambda: "a step hangs" in caplog.text)
             assert dog.hanging > 0
         assert dog.hanging == 0 and dog.num_hangs == 1 and "until(lambda" in caplog.text
-    ended.set()
     dog.close()
 
 

@@ -28,6 +28,7 @@ from slotcache.server.engine.generation import (
 )
 from slotcache.server.http.api_errors import RequestError
 from slotcache.server.http.connection import Shortcut
+from support.dialects import ALL
 
 from server.conftest import DEADLINE, running, until
 
@@ -199,27 +200,16 @@ def test_no_text_of_a_choice_overtakes_the_piece_in_front_of_it():
     asyncio.run(read())
 
 
-ROUTES = {
-    CHAT: {"messages": USER, "max_tokens": 40},
-    "/v1/completions": {"prompt": "What is it?", "max_tokens": 40},
-    "/completion": {"prompt": "What is it?", "n_predict": 40},
-    "/v1/messages": {"messages": USER, "max_tokens": 40},
-    "/v1/responses": {"input": "What is it?", "max_output_tokens": 40},
-}
-
-
-@pytest.mark.parametrize("path", ROUTES)
-def test_all_text_but_the_first_is_written_past_the_layers_and_none_is_lost(tiny, monkeypatch, path):
+@pytest.mark.parametrize("api", ALL, ids=str)
+def test_all_text_but_the_first_is_written_past_the_layers_and_none_is_lost(server, monkeypatch, api):
     written, write = [], Shortcut.write
     monkeypatch.setattr(Shortcut, "write", lambda self, data: (written.append(data), write(self, data))[1])
-    asked = ROUTES[path] | {"temperature": 0, "ignore_eos": True, "stream": True}
-    with running(tiny) as server:
-        first = server.http.post(path, json=asked).content
-        assert len(written) > 20 and all(data in first for data in written), first
-        monkeypatch.setattr(Shortcut, "is_open", property(lambda self: False))
-        written.clear()
-        second = server.http.post(path, json=asked).content
-    assert not written and texts(first) == texts(second)
+    first = api.ask(server, most=40, stream=True)
+    assert len(written) > 20 and all(data in first.content for data in written), first.text
+    monkeypatch.setattr(Shortcut, "is_open", property(lambda self: False))
+    written.clear()
+    second = api.ask(server, most=40, stream=True)
+    assert not written and api.join(api.events_of(first)) == api.join(api.events_of(second))
 
 
 @pytest.mark.parametrize("further", [{}, {"logprobs": True, "top_logprobs": 2}, {"n": 3, "temperature": 0.5, "seed": 7}])
@@ -239,23 +229,6 @@ def test_a_whole_answer_leaves_the_engine_in_few_pieces_and_is_that_of_a_stream(
         assert choice["message"]["content"] == "".join(chunk["delta"].get("content") or "" for chunk in same)
         told = [token for chunk in same for token in (chunk.get("logprobs") or {"content": []})["content"]]
         assert (choice.get("logprobs") or {"content": []})["content"] == told
-
-
-def texts(stream):
-    """The texts of all events of a stream, joined: how it is cut is a matter of time."""
-    found = []
-
-    def look(value, name=""):
-        for key, inner in value.items() if isinstance(value, dict) else [(name, each) for each in value]:
-            if isinstance(inner, dict | list):
-                look(inner, key)
-            elif key in ("content", "text", "delta"):
-                found.append(inner or "")
-
-    for line in stream.splitlines():
-        if line.startswith(b"data: {"):
-            look(json.loads(line[6:]))
-    return "".join(found)
 
 
 def test_a_client_that_went_before_it_read_the_end_was_answered(narrow):

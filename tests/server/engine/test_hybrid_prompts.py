@@ -8,7 +8,7 @@ from slotcache.bench.random_models import TokenType
 from support import architectures
 
 from server.api.test_infill import MARKS
-from server.conftest import REST, running, until
+from server.conftest import REST, idle_tokens, running, until
 
 KINDS = {"lfm2": architectures.hybrid, "qwen35": architectures.delta}
 SPACING = 64  # tokens between two states of a chat, at most
@@ -29,10 +29,6 @@ def model(request, tmp_path_factory):
 
 def user(content):
     return {"role": "user", "content": content}
-
-
-def idle_tokens(up):
-    return up.metric("slotcache_idle_prompt_tokens_total")
 
 
 def converse(up, *, waits=False) -> list[dict[str, Any]]:

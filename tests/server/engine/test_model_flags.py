@@ -11,7 +11,7 @@ from slotcache.server.config.settings import Settings, SettingsError
 from slotcache.server.engine.fit import fit, open_beside, open_model, rope_scaling_of
 from support.on_device import loads_two, needs_cpu
 
-from ..conftest import running
+from ..conftest import cached, running
 from ..test_cli import run
 from .test_sleep import HOUR, doze
 
@@ -29,10 +29,6 @@ FLAGS = [
     {"override_kv": "llama.attention.layer_norm_rms_epsilon=float:0.1"},
     {"device": "none"},
 ]
-
-
-def cached(answer):
-    return answer["usage"]["prompt_tokens_details"]["cached_tokens"]
 
 
 def test_kv_on_disk_is_taken_by_the_flags_that_made_it_alone(tiny, tmp_path):

@@ -13,7 +13,7 @@ from support.architectures import mamba2, with_head
 
 from ..conftest import running
 from .test_draft_model import LONG, always_ask, check_that_slots_are_read, check_the_distribution, trial
-from .test_drafts import ASKED, GREEDY, WARM
+from .test_drafts import GREEDY, WARM, check_choices
 from .test_sleep import doze, dozing
 
 HEAD = {"spec_type": "draft-mtp"}
@@ -68,12 +68,7 @@ def test_an_answer_is_that_of_a_server_without_the_head(drafting, file):
 
 
 def test_choices_beside_each_other_and_a_next_turn(drafting):
-    asked = {"n_predict": 60, "temperature": 2.5, "seed": 4, "n_cmpl": 3, "cache_prompt": True}
-    answers = [[one["content"] for one in trial(drafting, **asked, draft=draft)] for draft in ("off", "model")]
-    assert answers[0] == answers[1] and len({*answers[0]}) == 3
-    longer = {"prompt": ASKED["prompt"] + answers[0][0], **GREEDY}
-    fresh = trial(drafting, **longer, draft="off", cache_prompt=False)
-    assert trial(drafting, **longer, cache_prompt=True)["content"] == fresh["content"]
+    check_choices(trial, drafting, "model", temperature=2.5)
 
 
 def test_its_drafts_are_right_where_its_states_are_the_models(drafting, file):

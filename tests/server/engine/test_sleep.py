@@ -24,8 +24,8 @@ from support.architectures import recurrent, windowed
 from support.encoders import bert
 from support.on_device import HAS_OWN_KERNELS, ROUNDING, has_adapters, loads_two
 
-from server.conftest import DEADLINE, REST, running, until
-from server.test_cli import command, free_port
+from server.conftest import DEADLINE, REST, cached, free_port, held_load, is_mapped, running, text_of, until
+from server.test_cli import command
 
 HOUR = 3600
 QUESTION = "What does the old lighthouse keeper of the northern harbour say about the winter storms of last year?"
@@ -76,36 +76,6 @@ def until_asleep(process, url):
     until(sleeps)
 
 
-def is_mapped(file):
-    return str(file) in Path("/proc/self/maps").read_text()
-
-
-def text(answer):
-    return answer["choices"][0]["message"]["content"]
-
-
-def cached(answer):
-    return answer["usage"]["prompt_tokens_details"]["cached_tokens"]
-
-
-@contextmanager
-def held_load(up):
-    """Let the next load of the weights wait until the block ends. Yields an event: the load has begun."""
-    began, may_end = threading.Event(), threading.Event()
-    weights = up.service.model.weights
-
-    def wait():
-        began.set()
-        assert may_end.wait(DEADLINE)
-
-    weights.on_load.append(wait)
-    try:
-        yield began, may_end
-    finally:
-        may_end.set()
-        weights.on_load.remove(wait)
-
-
 def test_the_model_leaves_memory_and_the_next_request_brings_it_back(file):
     with running(file, sleep_idle_seconds=1, cache_prompt=True) as up:
         first = up.chat(QUESTION, max_tokens=24, conversation="c")
@@ -130,7 +100,7 @@ def test_the_model_leaves_memory_and_the_next_request_brings_it_back(file):
         assert is_sleeping(up) and not is_mapped(file)
 
         again = up.chat(QUESTION, max_tokens=24)
-        assert text(again) == text(first) and cached(again) == again["usage"]["prompt_tokens"] - REST
+        assert text_of(again) == text_of(first) and cached(again) == again["usage"]["prompt_tokens"] - REST
         assert again["slotcache"]["source"] == "host" and is_mapped(file) and not is_sleeping(up)
         assert up.metric("slotcache_wakeups_total") == 1 and up.metric("slotcache_sleeping") == 0
         assert up.metric("slotcache_prompt_tokens_total") == computed + REST
@@ -138,13 +108,13 @@ def test_the_model_leaves_memory_and_the_next_request_brings_it_back(file):
 
 def test_a_load_again_makes_no_vocabulary_and_learns_nothing_anew(file, monkeypatch):
     with dozing(file) as up:
-        first, engine, model = text(up.chat(QUESTION)), up.service.engine, up.service.model
+        first, engine, model = text_of(up.chat(QUESTION)), up.service.engine, up.service.model
         doze(up)
         observed, observe = [], engine.scheduler.observe
         monkeypatch.setattr(engine.scheduler, "observe", lambda *given: (observed.append(1), observe(*given)))
         monkeypatch.setattr(engine.runner, "warm_up", lambda: pytest.fail("a warm-up"))
         before = up.metric("slotcache_steps_total")
-        assert text(up.chat(QUESTION)) == first
+        assert text_of(up.chat(QUESTION)) == first
         vocab = llama.llama_model_get_vocab(model.handle)
         assert vocab and llama.llama_vocab_n_tokens(vocab) == model.num_vocab
         assert not llama.llama_vocab_type(vocab) and model.vocabulary_type
@@ -155,7 +125,7 @@ def test_a_load_again_makes_no_vocabulary_and_learns_nothing_anew(file, monkeypa
 def turns(tiny):
     """The answers of a conversation, of a server that never slept."""
     with dozing(tiny) as up:
-        return [text(turn(up, QUESTION)), text(turn(up, "And then?"))]
+        return [text_of(turn(up, QUESTION)), text_of(turn(up, "And then?"))]
 
 
 def turn(up, content):
@@ -167,7 +137,7 @@ def test_a_conversation_goes_on_after_a_sleep(file, turns):
         first = turn(up, QUESTION)
         doze(up)
         second = turn(up, "And then?")
-    assert [text(first), text(second)] == turns and cached(second) > REST
+    assert [text_of(first), text_of(second)] == turns and cached(second) > REST
 
 
 def test_a_load_for_which_there_is_no_thread_fails_and_is_tried_again(file, monkeypatch):
@@ -176,20 +146,20 @@ def test_a_load_for_which_there_is_no_thread_fails_and_is_tried_again(file, monk
             raise RuntimeError("can't start new thread")
 
     with dozing(file) as up:
-        first = text(up.chat(QUESTION))
+        first = text_of(up.chat(QUESTION))
         doze(up)
         with monkeypatch.context() as patched:
             patched.setattr(engines, "Thread", NoThread)
             for _ in range(2):
                 answer = up.http.post("/completion", json={"prompt": QUESTION})
                 assert answer.status_code == 503 and "can't start new thread" in answer.json()["error"]["message"]
-        assert not is_mapped(file) and text(up.chat(QUESTION)) == first
+        assert not is_mapped(file) and text_of(up.chat(QUESTION)) == first
 
 
 @loads_two
 def test_a_load_that_fails_behind_the_context_leaves_no_weights(file, tiny, monkeypatch):
     with dozing(file, draft_model=str(tiny)) as up:
-        first = text(up.chat(QUESTION))
+        first = text_of(up.chat(QUESTION))
         doze(up)
 
         def fail():
@@ -199,7 +169,7 @@ def test_a_load_that_fails_behind_the_context_leaves_no_weights(file, tiny, monk
             patched.setattr(up.service.engine.draft_model, "open", fail)
             assert up.http.post("/completion", json={"prompt": QUESTION}).status_code == 503
             assert not is_mapped(file)
-        assert text(up.chat(QUESTION)) == first and is_mapped(file)
+        assert text_of(up.chat(QUESTION)) == first and is_mapped(file)
 
 
 def test_a_server_that_stops_asleep_has_saved_its_cache(file, tmp_path, turns):
@@ -208,15 +178,15 @@ def test_a_server_that_stops_asleep_has_saved_its_cache(file, tmp_path, turns):
         doze(up)
     with dozing(file, cache_dir=str(tmp_path / "cache")) as up:
         second = turn(up, "And then?")
-    assert [text(first), text(second)] == turns
+    assert [text_of(first), text_of(second)] == turns
     assert cached(second) > REST and second["slotcache"]["source"] == "disk"
 
 
 def test_ten_requests_at_once_cause_one_load(file):
     with dozing(file) as up, ThreadPoolExecutor(10) as pool:
-        expected = [text(up.chat(f"Question {number}")) for number in range(10)]
+        expected = [text_of(up.chat(f"Question {number}")) for number in range(10)]
         doze(up)
-        found = list(pool.map(lambda number: text(up.chat(f"Question {number}")), range(10)))
+        found = list(pool.map(lambda number: text_of(up.chat(f"Question {number}")), range(10)))
         assert all(found) and up.metric("slotcache_wakeups_total") == 1
         assert HAS_OWN_KERNELS or found == expected  # a card rounds what it computes together otherwise
 
@@ -225,7 +195,7 @@ def test_a_request_that_comes_when_the_load_has_just_ended_causes_no_second_one(
     with dozing(file) as up:
         doze(up)
         engine, holds, may_go_on = up.service.engine, threading.Event(), threading.Event()
-        with held_load(up) as (began, may_end):
+        with held_load(up.service.model.weights) as (began, may_end):
             engine.sleep.wake()
             assert began.wait(DEADLINE)
             engine.inbox.put(lambda: (holds.set(), may_go_on.wait(DEADLINE)))
@@ -241,7 +211,7 @@ def test_a_request_that_comes_when_the_load_has_just_ended_causes_no_second_one(
 
 def test_a_request_that_comes_while_the_model_leaves_is_answered(file):
     with dozing(file) as up, ThreadPoolExecutor(1) as pool:
-        expected = text(up.chat(QUESTION))
+        expected = text_of(up.chat(QUESTION))
         engine, leaves, may_leave = up.service.engine, threading.Event(), threading.Event()
 
         def leave():
@@ -254,7 +224,7 @@ def test_a_request_that_comes_while_the_model_leaves_is_answered(file):
         answer = pool.submit(up.chat, QUESTION)
         until(lambda: len(up.service.open) == 1)
         may_leave.set()
-        assert text(answer.result(DEADLINE)) == expected and up.metric("slotcache_wakeups_total") == 1
+        assert text_of(answer.result(DEADLINE)) == expected and up.metric("slotcache_wakeups_total") == 1
 
 
 def test_the_server_answers_while_it_wakes_and_a_client_may_leave(file):
@@ -262,7 +232,7 @@ def test_the_server_answers_while_it_wakes_and_a_client_may_leave(file):
         up.chat(QUESTION)
         doze(up)
         computed = up.metric("slotcache_prompt_tokens_total")
-        with held_load(up) as (began, _):
+        with held_load(up.service.model.weights) as (began, _):
             body = {"prompt": "Hello", "stream": True, "ignore_eos": True}
             with up.http.stream("POST", "/completion", json=body):
                 assert began.wait(DEADLINE)
@@ -279,7 +249,7 @@ def test_the_server_answers_while_it_wakes_and_a_client_may_leave(file):
 def test_the_server_may_stop_while_it_wakes(file):
     with dozing(file) as up, ThreadPoolExecutor(1) as pool:
         doze(up)
-        with held_load(up) as (began, _):
+        with held_load(up.service.model.weights) as (began, _):
             answer = pool.submit(up.http.post, "/completion", json={"prompt": "Hello"})
             assert began.wait(DEADLINE)
             up.uvicorn.should_exit = True
@@ -290,7 +260,7 @@ def test_the_server_may_stop_while_it_wakes(file):
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_load_that_fails_is_an_error_and_the_next_request_tries_again(file, stream):
     with dozing(file) as up:
-        expected = text(up.chat(QUESTION))
+        expected = text_of(up.chat(QUESTION))
         doze(up)
         away = file.parent.rename(file.parent.with_name("away"))
         body = {"messages": [{"role": "user", "content": QUESTION}], "stream": stream}
@@ -302,21 +272,21 @@ def test_a_load_that_fails_is_an_error_and_the_next_request_tries_again(file, st
         away.rename(file.parent)
         answer = up.chat(QUESTION)
         assert up.http.get("/health").json() == {"status": "ok"}
-        assert text(answer) == expected and cached(answer) > 0
+        assert text_of(answer) == expected and cached(answer) > 0
 
 
 def test_a_file_that_holds_another_model_is_loaded_and_finds_none_of_the_old_kv(file, tmp_path):
     other = generate(tmp_path / "other.gguf", SHAPES["tiny"], seed=7)
     cache = str(tmp_path / "cache")
     with dozing(other) as up:
-        expected = text(up.chat(QUESTION))
+        expected = text_of(up.chat(QUESTION))
 
     def asked():
         answer = up.http.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": QUESTION}]})
         return answer.json() if answer.status_code == 200 else None
 
     with dozing(file, cache_dir=cache, seed=1) as up:
-        assert text(up.chat(QUESTION)) != expected
+        assert text_of(up.chat(QUESTION)) != expected
         old = up.service
         doze(up)
         file.write_bytes(other.read_bytes()[:5000])  # it is still copied
@@ -326,7 +296,7 @@ def test_a_file_that_holds_another_model_is_loaded_and_finds_none_of_the_old_kv(
         assert first.status_code == 503 and "changed since it was loaded" in first.text
         until(lambda: up.http.get("/health").status_code == 200)
         found = [up.chat(QUESTION) for _ in range(2)]
-        assert list(map(text, found)) == [expected] * 2 and cached(found[0]) == 0 < cached(found[1])
+        assert list(map(text_of, found)) == [expected] * 2 and cached(found[0]) == 0 < cached(found[1])
         assert not old.engine._thread.is_alive()
 
 
@@ -373,7 +343,7 @@ def test_a_file_that_was_touched_is_loaded_and_its_kv_is_found(file, tiny, tmp_p
             doze(up)
             shutil.copy(files[name], tmp_path / "copy").replace(files[name])
             again = up.chat(QUESTION)
-            assert text(again) == text(first) and cached(again) == again["usage"]["prompt_tokens"] - REST
+            assert text_of(again) == text_of(first) and cached(again) == again["usage"]["prompt_tokens"] - REST
             assert not up.http.get("/props").json()["draft"]["is_off"]
 
 
@@ -391,7 +361,7 @@ def test_a_file_that_was_touched_is_loaded_and_its_kv_is_found(file, tiny, tmp_p
 def test_what_needs_no_step_is_answered_at_once_and_wakes_the_model(napping, path, body):
     expected = napping.http.post(path, json=body).json()
     doze(napping)
-    with held_load(napping) as (began, _):
+    with held_load(napping.service.model.weights) as (began, _):
         answer = napping.http.post(path, json=body)
         assert answer.status_code == 200 and answer.json() == expected
         assert began.wait(DEADLINE) and not is_sleeping(napping)
@@ -453,7 +423,7 @@ def test_a_slot_is_saved_and_restored_asleep(file, tmp_path):
         assert up.http.post("/slots/0?action=restore", json={"filename": "a"}).json()["n_restored"] == saved["n_saved"]
         assert is_sleeping(up)
         again = up.chat(QUESTION)
-        assert text(again) == text(first) and cached(again) == again["usage"]["prompt_tokens"] - REST
+        assert text_of(again) == text_of(first) and cached(again) == again["usage"]["prompt_tokens"] - REST
 
 
 @pytest.mark.parametrize("generate", [recurrent, windowed])
@@ -463,7 +433,7 @@ def test_states_and_windows_outlive_a_sleep(generate, tmp_path):
         expected = [up.chat(question, max_tokens=12) for _ in range(2)]
         doze(up)
         again = up.chat(question, max_tokens=12)
-        assert text(again) == text(expected[1]) and cached(again) == cached(expected[1]) > 0
+        assert text_of(again) == text_of(expected[1]) and cached(again) == cached(expected[1]) > 0
 
 
 def test_without_host_memory_the_prompt_is_computed_again(file):
@@ -471,7 +441,7 @@ def test_without_host_memory_the_prompt_is_computed_again(file):
         first = up.chat(QUESTION)
         doze(up)
         again = up.chat(QUESTION)
-        assert text(again) == text(first) and cached(again) == 0
+        assert text_of(again) == text_of(first) and cached(again) == 0
 
 
 def test_a_server_says_that_it_sleeps_once_its_memory_is_free(file, monkeypatch):
@@ -496,7 +466,7 @@ def test_adapters_are_loaded_again_and_kv_of_several_is_not_used_again(file, tmp
         expected = [up.chat(QUESTION, lora=adapters, max_tokens=12) for adapters in ([], one, both)]
         doze(up)
         found = [up.chat(QUESTION, lora=adapters, max_tokens=12) for adapters in ([], one, both)]
-        assert list(map(text, found)) == list(map(text, expected))
+        assert list(map(text_of, found)) == list(map(text_of, expected))
         assert cached(found[0]) == cached(found[1]) > 0 == cached(found[2])
 
 

@@ -12,6 +12,7 @@ from slotcache.server.http.api_errors import RequestError
 from slotcache.server.http.bodies import LARGEST, Bodies
 from slotcache.server.http.encodings import BITE, MOST_MEMBERS, PIECE, STREAMS, Unpacking
 from starlette.requests import Request
+from support.dialects import ALL
 
 TEXT = b"".join(b"%d, " % number for number in range(200_000))
 HUGE = 1 << 30
@@ -183,10 +184,10 @@ def test_large_chats_come_packed_as_codex_sends_them(server):
     assert answer.json() == server.http.post("/v1/responses/input_tokens", content=body).json()
 
 
-def test_an_error_has_the_shape_of_its_api(server):
-    for path, error in (("/v1/messages", lambda said: said["error"]["message"]), ("/api/chat", lambda said: said["error"])):
-        answer = server.http.post(path, content=b"{}", headers={"Content-Encoding": "br"})
-        assert answer.status_code == 415 and error(answer.json()).startswith("Content-Encoding: br is not read")
-        assert answer.headers["accept-encoding"] == "gzip, deflate, zstd"
-        answer = server.http.post(path, content=b"{}", headers={"Content-Encoding": "gzip"})
-        assert answer.status_code == 400 and "cannot be unpacked" in error(answer.json())
+@pytest.mark.parametrize("api", ALL, ids=str)
+def test_an_error_has_the_shape_of_its_api(server, api):
+    answer = server.http.post(api.path, content=b"{}", headers={"Content-Encoding": "br"})
+    assert api.refused(answer, 415).startswith("Content-Encoding: br is not read")
+    assert answer.headers["accept-encoding"] == "gzip, deflate, zstd"
+    answer = server.http.post(api.path, content=b"{}", headers={"Content-Encoding": "gzip"})
+    assert "cannot be unpacked" in api.refused(answer)

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from slotcache.server.http import json_body
 from slotcache.server.http.api_errors import RequestError
 from slotcache.server.http.json_body import LONGEST_PATH, MARK, WINDOW, as_unicode, check_elements
+from support.dialects import ALL
 
-CHAT, MESSAGES, RESPONSES, OLLAMA = "/v1/chat/completions", "/v1/messages", "/v1/responses", "/api/chat"
+CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
 PIECES = (r"\ud83d", r"\uDE00", r"\ude00", r"\uD83D", "\\\\", r"\"", r"\u0041", r"\ufffd", "a", "ud83d", "é", r"\n")
 
 
@@ -171,22 +172,13 @@ def test_the_arguments_of_calls_are_no_more_than_a_body(server):
 # ---- The routes. --------------------------------------------------------------------------------------------------------
 
 
-def body_of(path, text):
-    """A body whose text is given as JSON has it."""
-    if path == RESPONSES:
-        return f'{{"input": "{text}", "max_output_tokens": 1, "temperature": 0, "x-unknown": 1}}'
-    message = f'{{"role": "user", "content": "{text}"}}'
-    return f'{{"model": "tiny", "messages": [{message}], "max_tokens": 1, "temperature": 0, "stream": false}}'
-
-
-@pytest.mark.parametrize("path", [CHAT, MESSAGES, RESPONSES, OLLAMA])
-def test_a_half_is_the_same_prompt_as_a_replacement_character(server, path):
+@pytest.mark.parametrize("api", ALL, ids=str)
+def test_a_half_is_the_same_prompt_as_a_replacement_character(server, api):
     def answer(text):
-        answer = server.http.post(path, content=body_of(path, text))
+        body = json.dumps(api.body("@", most=1, stream=False, unknown=1)).replace("@", text)
+        answer = server.http.post(api.path, content=body)
         assert answer.status_code == 200, answer.text
-        said = answer.json()
-        usage = said.get("usage") or {"tokens": said["prompt_eval_count"]}
-        return usage.get("prompt_tokens") or usage.get("input_tokens") or usage["tokens"], said.get("warnings")
+        return api.read(answer.json())
 
     assert answer(r"caf\u00e9 \ud83d and \ude00 end") == answer("café � and � end")
 

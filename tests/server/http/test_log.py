@@ -9,8 +9,8 @@ import sys
 import httpx
 import pytest
 
-from server.conftest import DEADLINE, running, until
-from server.test_cli import command, free_port
+from server.conftest import DEADLINE, free_port, running, until
+from server.test_cli import command
 
 CHAT = {"messages": [{"role": "user", "content": "A secret question of mine."}], "max_tokens": 5, "ignore_eos": True}
 

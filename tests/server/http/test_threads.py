@@ -3,6 +3,7 @@
 import asyncio
 import socket
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from threading import Event, Thread, get_ident
 
 import httpx
@@ -35,6 +36,12 @@ def gated(done):
     made.submit(lambda: began.set() or done.wait(DEADLINE), ("gate",))
     assert began.wait(DEADLINE)
     return made
+
+
+def endless(began):
+    began.set()
+    while True:
+        give_way()
 
 
 def test_clients_take_turns_whatever_each_of_them_has_queued(eager):
@@ -78,18 +85,16 @@ def test_one_piece_of_work_runs_at_a_time(eager):
 def test_work_that_nobody_waits_for_ends_where_it_gives_way_and_later_work_runs(patient):
     seen, began = [], Event()
 
-    def endless():
+    def watched():
         try:
-            while True:
-                began.set()
-                give_way()
+            endless(began)
         except BaseException as error:
             seen.append(type(error))
             raise
 
     async def leave():
         made = PromptThreads(1 << 30)
-        first = asyncio.ensure_future(made.run(1 << 20, endless))
+        first = asyncio.ensure_future(made.run(1 << 20, watched))
         await asyncio.to_thread(began.wait, DEADLINE)
         second = asyncio.ensure_future(made.run(1 << 20, seen.append, "never begun"))
         await asyncio.sleep(0)
@@ -107,13 +112,7 @@ def test_work_that_nobody_waits_for_ends_where_it_gives_way_and_later_work_runs(
 def test_a_close_ends_what_runs_and_begins_nothing(patient):
     began, begun = Event(), []
     made = Turns("test")
-
-    def endless():
-        while True:
-            began.set()
-            give_way()
-
-    first, second = made.submit(endless), made.submit(lambda: begun.append(1))
+    first, second = made.submit(lambda: endless(began)), made.submit(lambda: begun.append(1))
     assert began.wait(DEADLINE)
     made.close()
     assert all(isinstance(one.future.exception(DEADLINE), ClientLeft) for one in (first, second)) and not begun
@@ -123,14 +122,11 @@ def test_what_waits_at_a_close_is_refused_and_so_is_what_comes_later(patient):
     """A model that is loaded anew closes its threads while the server goes on."""
     began, later = Event(), []
 
-    def endless():
-        while True:
-            began.set()
-            give_way()
-
     async def close():
         made = PromptThreads(1 << 30)
-        asked = [asyncio.ensure_future(made.run(1 << 20, work)) for work in (endless, lambda: later.append(1))]
+        asked = [
+            asyncio.ensure_future(made.run(1 << 20, work)) for work in (partial(endless, began), lambda: later.append(1))
+        ]
         await asyncio.to_thread(began.wait, DEADLINE)
         await asyncio.to_thread(made.close)
         asked.append(asyncio.ensure_future(made.run(1, lambda: later.append(2))))

@@ -11,8 +11,8 @@ from slotcache.server.config.settings import Settings
 from slotcache.server.search.folder import index_folder
 from slotcache.slots.store.private_folder import FolderError
 
-from server.conftest import DEADLINE
-from server.test_cli import command, free_port, wait_until_ready
+from server.conftest import DEADLINE, free_port
+from server.test_cli import command, wait_until_ready
 
 
 def test_a_folder_that_is_named_has_to_be_usable(tmp_path):

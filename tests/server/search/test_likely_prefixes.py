@@ -11,7 +11,7 @@ from slotcache.server.serve import serve
 from support.architectures import delta
 from support.notes import is_ready, write
 
-from server.conftest import DEADLINE, REST, running, until
+from server.conftest import DEADLINE, REST, idle_tokens, running, until
 
 NAMES = ["ash", "birch", "cedar", "date", "elm", "fir"]
 SYSTEM = "You are a forester."
@@ -48,10 +48,6 @@ def settled(server):
     """The progress once nothing is left."""
     until(lambda: progress(server)["done"] and server.service.idle.done)
     return progress(server)
-
-
-def idle_tokens(server):
-    return server.metric("slotcache_idle_prompt_tokens_total")
 
 
 def refresh(server):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from server.conftest import REST, running, until
+from server.conftest import REST, cached, running, until
 from server.service.test_idle import settled
 
 SYSTEM = {"role": "system", "content": "You are a careful assistant who reads documents about the sea and the land. " * 6}
@@ -17,10 +17,6 @@ def server(tiny):
 
 def user(text):
     return {"role": "user", "content": text}
-
-
-def cached(answer):
-    return answer["usage"]["prompt_tokens_details"]["cached_tokens"]
 
 
 def asked(server, history, **fields):

@@ -12,7 +12,7 @@ from slotcache.server.service import idle
 from support.architectures import hybrid
 from support.on_device import ON_DEVICE
 
-from server.conftest import DEADLINE, REST, running, until
+from server.conftest import DEADLINE, REST, idle_tokens, running, until
 
 # History shows an answer otherwise than it was generated, as templates of reasoning models do.
 RESTATED = (
@@ -20,10 +20,6 @@ RESTATED = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n\n</think>\n\n{% endif %}"
 )
 DOCUMENTS = [{"id": f"d{number}", "text": f"Text {number} is about the town. " * 4} for number in range(3)]
-
-
-def idle_tokens(server):
-    return server.metric("slotcache_idle_prompt_tokens_total")
 
 
 def turns(server, scope, wait, **fields):

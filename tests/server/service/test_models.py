@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
+from itertools import chain
 from pathlib import Path
 from random import Random
 
@@ -23,16 +24,17 @@ from slotcache.models.errors import ModelError
 from slotcache.server import load
 from slotcache.server.api import endpoint
 from slotcache.server.config.settings import Settings, SettingsError
-from slotcache.server.serve import make_server, run
+from slotcache.server.serve import make_server
 from slotcache.server.service import models as models_module
 from slotcache.server.service.models import entries_of
 from slotcache.slots.store.disk import DiskTier
+from support.dialects import ALL, MESSAGES, RESPONSES
+from support.dialects import CHAT as COMPLETIONS
 from support.encoders import bert
 from support.on_device import ON_DEVICE, loads_two, needs_cpu
 
 from server.api.test_openapi import BODY, LIKELY
-from server.conftest import DEADLINE, Running, until
-from server.test_cli import free_port
+from server.conftest import DEADLINE, cached, free_port, held_load, is_mapped, serving, text_of, until
 
 HOUR = 3600
 QUESTION = "What does the old lighthouse keeper of the northern harbour say about the winter storms of last year?"
@@ -51,31 +53,19 @@ def files(tmp_path_factory):
 @contextmanager
 def sharing(files, **changed):
     """A server of these models."""
-    port = free_port()
-    usual = {"port": port, "ctx_size": 4096, "flash_attn": "off", "check": True, "threads": 1, "idle_prefill": False}
+    usual = {"port": free_port(), "ctx_size": 4096, "flash_attn": "off", "check": True, "threads": 1, "idle_prefill": False}
     settings = Settings(**{"model": "\n".join(map(str, files)), "model_turn": 0} | usual | changed)
     entries = entries_of(settings)
-    server, host = make_server(entries[0].settings, entries)
-    thread = threading.Thread(target=lambda: asyncio.run(run(server, host, entries[0].path)))
-    thread.start()
-    url = f"http://127.0.0.1:{port}"
-    with httpx.Client(base_url=url, timeout=DEADLINE) as http:
-        try:
-            until(lambda: host.vectors is not None)
-            yield Running(url, http, None, host, server, thread)  # type: ignore[arg-type]  # no OpenAI client is needed
-        finally:
-            server.should_exit = True
-            thread.join(DEADLINE)
-            assert not thread.is_alive()
-    assert not any(service.engine.num_failed_steps for service in host.services)
+    with serving(*make_server(entries[0].settings, entries), entries[0].path, settings.port) as up:
+        yield up
+    assert not any(service.engine.num_failed_steps for service in up.host.services)
 
 
-def text(answer):
-    return answer["choices"][0]["message"]["content"]
-
-
-def cached(answer):
-    return answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+def each(up, names, **fields):
+    """The answers of these models, in turn."""
+    answers = [up.chat(QUESTION, model=name, **fields) for name in names]
+    assert [answer["model"] for answer in answers] == [*names]
+    return answers
 
 
 def status(up):
@@ -92,6 +82,18 @@ def num_threads():
 
 
 CHAT = {"messages": [{"role": "user", "content": QUESTION}], "max_tokens": 2}
+
+
+@pytest.fixture
+def beside(files, tmp_path):
+    """A server of two models with an embedder beside them, whose file is `e.gguf`."""
+    bert(tmp_path / "e.gguf")
+    with sharing(files[:2], embedding_model=str(tmp_path / "e.gguf")) as up:
+        yield up
+
+
+def embed(up, text="x"):
+    return up.http.post("/v1/embeddings", json={"input": text, "model": "e"})
 
 
 @contextmanager
@@ -114,24 +116,19 @@ def held_loads(up, error=None):
         go.set()
 
 
-def streaming(up, path, body):
-    return up.http.stream("POST", path, json=body | {"model": "b", "stream": True})
-
-
-def is_mapped(file):
-    return str(file) in Path("/proc/self/maps").read_text()
+def streaming(up, api, *said, **fields):
+    return up.http.stream("POST", api.path, json=api.body(*said, most=2, model="b", stream=True, **fields))
 
 
 def test_requests_choose_a_model_and_find_its_kv_again(files):
     a, b, *_ = files
     with sharing(files[:2]) as up:
         assert status(up) == {"a": "loaded", "b": "unloaded"}
-        first = [up.chat(QUESTION, model=name) for name in "ab"]
-        assert [answer["model"] for answer in first] == ["a", "b"]
+        first = each(up, "ab")
         assert status(up) == {"a": "unloaded", "b": "loaded"} and is_mapped(b) and not is_mapped(a)
         for _ in range(3):
             again = [up.chat(QUESTION, model=name) for name in ("a", "b:latest")]
-            assert list(map(text, again)) == list(map(text, first))
+            assert list(map(text_of, again)) == list(map(text_of, first))
             assert all(cached(one) > 0.9 * one["usage"]["prompt_tokens"] - 8 for one in again)
             assert [one["slotcache"]["source"] for one in again] == ["host", "host"]
         assert up.chat(QUESTION)["model"] == "a"  # the first one, where none is named
@@ -139,12 +136,10 @@ def test_requests_choose_a_model_and_find_its_kv_again(files):
         assert wrong.status_code == 404 and "expected a, b" in wrong.json()["error"]["message"]
 
 
-def test_all_models_are_listed_with_what_they_can_do(files, tmp_path):
-    bert(embedder := tmp_path / "e.gguf")
-    with sharing(files[:2], embedding_model=str(embedder)) as up:
-        listed = up.http.get("/v1/models").json()["models"]
-        able = {one["name"]: one["capabilities"] for one in listed}
-        assert able == {"a": ["completion"], "b": ["completion"], "e": ["embedding"]}
+def test_all_models_are_listed_with_what_they_can_do(beside):
+    listed = beside.http.get("/v1/models").json()["models"]
+    able = {one["name"]: one["capabilities"] for one in listed}
+    assert able == {"a": ["completion"], "b": ["completion"], "e": ["embedding"]}
 
 
 def test_a_model_that_was_never_loaded_is_listed_and_shown_by_the_head_of_its_file(files, monkeypatch):
@@ -204,7 +199,7 @@ def test_a_model_that_cannot_be_loaded_fails_alone(files):
         assert listed["status"]["value"] == "unloaded" and listed["status"]["failed"] and listed["status"]["reason"]
         until(lambda: status(up)["a"] == "loaded")  # it comes back by itself
         again = up.chat(QUESTION, model="a")
-        assert text(again) == text(first) and cached(again)
+        assert text_of(again) == text_of(first) and cached(again)
 
 
 LATE = ["learn_costs", "write_origin", "Conversations", "Metrics", "load_vectors", "DiskTier.wait"]
@@ -321,31 +316,26 @@ def test_a_model_that_is_loaded_and_cannot_start_leaves_and_is_tried_again(files
 
 
 @pytest.mark.parametrize(("error", "says"), [(RuntimeError("odd"), "odd"), (MemoryError(), "MemoryError")])
-def test_a_model_whose_return_cannot_begin_fails_alone_and_is_tried_again(files, tmp_path, monkeypatch, caplog, error, says):
-    bert(embedder := tmp_path / "e.gguf")
+def test_a_model_whose_return_cannot_begin_fails_alone_and_is_tried_again(beside, monkeypatch, caplog, error, says):
     body = {"model": "b", "prompt": "Hello", "n_predict": 2}
-    with sharing(files[:2], embedding_model=str(embedder)) as up:
-        for name in "ba":
-            assert up.chat(QUESTION, model=name)["model"] == name
-        up.http.post("/v1/embeddings", json={"input": "x", "model": "e"})  # back, and in the way
+    each(beside, "ba")
+    embed(beside)  # back, and in the way
 
-        def fail():
-            raise error
+    def fail():
+        raise error
 
-        with monkeypatch.context() as patched:
-            patched.setattr(models_of(up), "_make_room", fail)
-            answer = up.http.post("/completion", json=body)
-            assert answer.status_code == 503 and says in answer.json()["error"]["message"]
-            until(lambda: models_of(up).entries["b"].value == "failed")
-        assert type(error).__name__ in caplog.text
-        for name in "ab":
-            assert up.chat(QUESTION, model=name)["model"] == name
+    with monkeypatch.context() as patched:
+        patched.setattr(models_of(beside), "_make_room", fail)
+        answer = beside.http.post("/completion", json=body)
+        assert answer.status_code == 503 and says in answer.json()["error"]["message"]
+        until(lambda: models_of(beside).entries["b"].value == "failed")
+    assert type(error).__name__ in caplog.text
+    each(beside, "ab")
 
 
 def test_an_error_behind_a_load_leaves_no_other_model_waiting(files, monkeypatch):
     with sharing(files[:2]) as up:
-        for name in "ba":
-            assert up.chat(QUESTION, model=name)["model"] == name
+        each(up, "ba")
         engine, errors = up.host.services[1].engine, [RuntimeError("odd")]
         really = engine.sleep._on_wake
 
@@ -355,8 +345,7 @@ def test_an_error_behind_a_load_leaves_no_other_model_waiting(files, monkeypatch
             really(error)
 
         monkeypatch.setattr(engine.sleep, "_on_wake", fail)
-        for name in "ba":
-            assert up.chat(QUESTION, model=name)["model"] == name
+        each(up, "ba")
         assert not errors and engine.num_failed_steps == 1
         engine.num_failed_steps = 0  # this one was to be
 
@@ -421,8 +410,7 @@ NO_DEVICE = [
 def test_what_needs_no_device_does_not_take_it(files):
     """Else two clients that only count change the model in memory with each call."""
     with sharing(files[:2], lora_init_without_apply=True) as up:
-        for name in "ba":
-            up.chat(QUESTION, model=name)
+        each(up, "ba")
         models, engine = models_of(up), up.host.services[1].engine
         swaps = models.num_swaps
         for method, path, body in NO_DEVICE:
@@ -470,7 +458,7 @@ def own(files, tmp_path):
     """Files of this test alone, and the answers of their models."""
     copies = [Path(shutil.copy(file, tmp_path / file.name)) for file in files[:3]]
     with sharing(copies) as up:
-        return copies, {name: text(up.chat(QUESTION, model=name)) for name in "abc"}
+        return copies, {name: text_of(up.chat(QUESTION, model=name)) for name in "abc"}
 
 
 def put_again(file):
@@ -481,12 +469,11 @@ def put_again(file):
 def test_a_file_that_was_touched_is_the_same_model_with_its_kv(own, act):
     (a, b, _), known = own
     with sharing([a, b]) as up:
-        for name in "ab":
-            up.chat(QUESTION, model=name)
+        each(up, "ab")
         for name, file in (("a", a), ("b", b)):
             act(file)
             again = up.chat(QUESTION, model=name)
-            assert text(again) == known[name] and again["slotcache"]["source"] == "host"
+            assert text_of(again) == known[name] and again["slotcache"]["source"] == "host"
             assert up.http.get("/health").json()["models"] == {"a": "unloaded", "b": "unloaded"} | {name: "loaded"}
 
 
@@ -501,11 +488,11 @@ def test_another_file_is_another_model_and_finds_none_of_the_old_kv(own, name, t
         shutil.copy(c, file.with_suffix(".new")).replace(file)
         with ThreadPoolExecutor(4) as pool:  # at once, as clients ask
             answers = list(pool.map(lambda _: up.chat(QUESTION, model=name, cache_prompt=False), range(4)))
-        assert {text(one) for one in answers} == {known["c"]} != {known[name]}
+        assert {text_of(one) for one in answers} == {known["c"]} != {known[name]}
         assert [cached(up.chat(QUESTION, model=name)) > 0 for _ in range(2)] == [False, True]
         assert models_of(up).entries[name].loaded is not old and up.http.get("/slots").status_code == 200
         assert up.http.get(f"/v1/conversations/x?model={name}").status_code == 404
-        assert text(up.chat(QUESTION, model=other)) == known[other]
+        assert text_of(up.chat(QUESTION, model=other)) == known[other]
         assert up.http.get("/health").json()["models"] == {name: "unloaded", other: "loaded"}
 
 
@@ -525,15 +512,15 @@ def test_a_file_that_is_away_or_half_copied_fails_alone_and_is_tried_again(own, 
             assert health["models"] == {name: "failed", other: "loaded"} and "cannot read" in health["failed"][name]
         away.rename(file)
         back = up.chat(QUESTION, model=name)
-        assert text(back) == known[name] and cached(back) > 0
+        assert text_of(back) == known[name] and cached(back) > 0
         up.chat(QUESTION, model=other)
         file.write_bytes(c.read_bytes()[:5000])
         for _ in range(2):
             assert up.http.post("/completion", json=body).status_code == 503
             assert up.http.get("/health").json()["models"][name] == "failed"
-            assert text(up.chat(QUESTION, model=other)) == known[other]
+            assert text_of(up.chat(QUESTION, model=other)) == known[other]
         file.write_bytes(c.read_bytes())
-        assert text(up.chat(QUESTION, model=name)) == known["c"]
+        assert text_of(up.chat(QUESTION, model=name)) == known["c"]
 
 
 def test_a_file_that_is_whole_by_the_time_its_load_fails_is_tried_again(files, tmp_path):
@@ -569,21 +556,19 @@ def test_a_request_that_comes_too_late_for_the_old_model_takes_no_place(own):
         await entry.closing
 
     with sharing([a, b]) as up:
-        for name in "ba":
-            up.chat(QUESTION, model=name)
+        each(up, "ba")
         shutil.copy(c, b)
         loop = up.host.services[0].engine.outbox.loop
         assert loop is not None
         asyncio.run_coroutine_threadsafe(replaced(), loop).result(DEADLINE)
         assert up.http.get("/health").json()["models"] == {"a": "loaded", "b": "unloaded"}
-        assert text(up.chat(QUESTION, model="b")) == known["c"] and text(up.chat(QUESTION, model="a")) == known["a"]
+        assert text_of(up.chat(QUESTION, model="b")) == known["c"] and text_of(up.chat(QUESTION, model="a")) == known["a"]
 
 
 def test_a_request_whose_model_is_replaced_as_it_is_let_in_is_answered_by_no_other_model(own, monkeypatch):
     (a, b, c), known = own
     with sharing([a, b]) as up:
-        for name in "ba":
-            up.chat(QUESTION, model=name)
+        each(up, "ba")
         models, really = models_of(up), models_of(up).ready
 
         async def ready(entry):
@@ -596,14 +581,13 @@ def test_a_request_whose_model_is_replaced_as_it_is_let_in_is_answered_by_no_oth
         answer = up.http.post("/v1/chat/completions", json=CHAT | {"model": "b"})
         monkeypatch.setattr(models, "ready", really)
         assert answer.status_code == 503, answer.json()["model"]
-        assert text(up.chat(QUESTION, model="b")) == known["c"]
+        assert text_of(up.chat(QUESTION, model="b")) == known["c"]
 
 
 def test_a_server_none_of_whose_models_can_come_back_says_so(own):
     (a, b, _), _ = own
     with sharing([a, b]) as up:
-        for name in "ab":
-            up.chat(QUESTION, model=name)
+        each(up, "ab")
         assert up.http.post("/models/unload", json={"model": "b"}).json() == {"success": True}
         until(lambda: status(up) == {"a": "unloaded", "b": "unloaded"})
         away = a.parent.rename(a.parent.with_name("away"))
@@ -617,46 +601,36 @@ def test_a_server_none_of_whose_models_can_come_back_says_so(own):
 
 
 @loads_two
-def test_an_embedder_beside_whose_file_is_another_one_is_refused_and_shown_so(files, tmp_path):
-    bert(embedder := tmp_path / "e.gguf")
-    with sharing(files[:2], embedding_model=str(embedder)) as up:
-        held = embedder.read_bytes()
-        for content, value in ((held, "loaded"), (held[:-1] + bytes([held[-1] ^ 1]), "failed"), (held, "loaded")):
-            assert up.http.post("/models/unload", json={"model": "e"}).status_code in (200, 400)
-            until(lambda: not up.vectors.workers[0].embedder.is_open)
-            embedder.write_bytes(content)
-            answer = up.http.post("/v1/embeddings", json={"input": "x", "model": "e"})
-            assert answer.status_code == (200 if value == "loaded" else 503)
-            health = up.http.get("/health").json()
-            assert health["beside"] == {"e": value} and ("e" in health.get("failed", {})) == (value == "failed")
-            assert status(up)["e"] == ("loaded" if value == "loaded" else "unloaded")
+def test_an_embedder_beside_whose_file_is_another_one_is_refused_and_shown_so(beside, tmp_path):
+    held = (embedder := tmp_path / "e.gguf").read_bytes()
+    for content, value in ((held, "loaded"), (held[:-1] + bytes([held[-1] ^ 1]), "failed"), (held, "loaded")):
+        assert beside.http.post("/models/unload", json={"model": "e"}).status_code in (200, 400)
+        until(lambda: not beside.vectors.workers[0].embedder.is_open)
+        embedder.write_bytes(content)
+        answer = embed(beside)
+        assert answer.status_code == (200 if value == "loaded" else 503)
+        health = beside.http.get("/health").json()
+        assert health["beside"] == {"e": value} and ("e" in health.get("failed", {})) == (value == "failed")
+        assert status(beside)["e"] == ("loaded" if value == "loaded" else "unloaded")
 
 
 def test_a_client_that_leaves_during_a_load_cancels_nothing_of_others(files):
     with sharing(files[:2]) as up, ThreadPoolExecutor(2) as pool:
         up.chat(QUESTION, model="b")
         up.chat(QUESTION, model="a")
-        began, may_end = threading.Event(), threading.Event()
-
-        def wait():
-            began.set()
-            assert may_end.wait(DEADLINE)
-
-        up.host.services[1].model.weights.on_load.append(wait)
         body = {"model": "b", "prompt": "Hello", "stream": True, "ignore_eos": True}
-        with up.http.stream("POST", "/completion", json=body):
+        with held_load(up.host.services[1].model.weights) as (began, _), up.http.stream("POST", "/completion", json=body):
             assert began.wait(DEADLINE)
             assert up.http.get("/health").json()["models"] == {"a": "unloaded", "b": "loading"}
             other = pool.submit(up.chat, QUESTION, model="b")
-        may_end.set()
         assert other.result(DEADLINE)["model"] == "b"
 
 
 def test_many_clients_and_three_models_are_all_answered(files):
     with sharing(files[:3]) as up, ThreadPoolExecutor(8) as pool:
-        expected = {name: text(up.chat(QUESTION, model=name)) for name in "abc"}
+        expected = {name: text_of(up.chat(QUESTION, model=name)) for name in "abc"}
         asked = [("abc"[number % 3]) for number in range(48)]
-        found = list(pool.map(lambda name: text(up.chat(QUESTION, model=name)), asked))
+        found = list(pool.map(lambda name: text_of(up.chat(QUESTION, model=name)), asked))
         assert found == [expected[name] for name in asked]
         assert all(entry.num_turns > 1 for entry in models_of(up).entries.values())
 
@@ -716,8 +690,7 @@ def test_the_workers_of_a_model_end_when_it_leaves(files):
 
 def test_two_models_stay_where_two_places_are_given(files):
     with sharing(files[:3], models_loaded=2) as up:
-        for name in "abab":
-            up.chat(QUESTION, model=name)
+        each(up, "abab")
         assert models_of(up).num_swaps == 1 and list(status(up).values()) == ["loaded", "loaded", "unloaded"]
         up.chat(QUESTION, model="c")
         assert status(up)["c"] == "loaded" and list(status(up).values()).count("loaded") == 2
@@ -737,8 +710,7 @@ def test_models_are_loaded_and_unloaded_as_by_llama_server_s_router(files):
 
 def test_host_memory_is_one_budget(files):
     with sharing(files[:2], cache_ram=64) as up:
-        for name in "abab":
-            up.chat(QUESTION, model=name)
+        each(up, "abab")
         budgets = {service.engine.scheduler.tree.host.max_bytes for service in up.host.services}
         assert (
             len(budgets) == 1
@@ -749,29 +721,23 @@ def test_host_memory_is_one_budget(files):
 def test_kv_on_disk_is_read_before_its_model_is_loaded(files, tmp_path):
     with sharing(files[:2], cache_dir=str(tmp_path / "cache")) as up, ThreadPoolExecutor(1) as pool:
         engine, host = up.host.services[0].engine, up.host.services[0].engine.scheduler.tree.host
-        for name in "ab":
-            up.chat(QUESTION, model=name)
+        each(up, "ab")
         size, (disk,) = host.max_bytes, up.host.services[0].tiers
         assert isinstance(disk, DiskTier)
         until(lambda: disk.idle)
         for most in (1, size):  # then it is on disk alone
             engine.resize_host(most)
         until(lambda: host.max_bytes == size and not host.num_bytes)
-        may_end = threading.Event()
-        up.host.services[0].model.weights.on_load.append(lambda: None if may_end.wait(DEADLINE) else pytest.fail("held"))
-        answer = pool.submit(up.chat, QUESTION, model="a")
-        try:
+        with held_load(up.host.services[0].model.weights):
+            answer = pool.submit(up.chat, QUESTION, model="a")
             until(lambda: host.num_bytes)
             assert not engine.sleep.is_awake  # it waits for the device, or is loaded
-        finally:
-            may_end.set()
         assert answer.result(DEADLINE)["slotcache"]["source"] == "disk"
 
 
 def test_a_scope_is_dropped_from_all_models_but_for_one_that_is_named(files):
     with sharing(files[:2]) as up:
-        for name in "ab":
-            up.chat(QUESTION, model=name)
+        each(up, "ab")
         assert up.http.delete("/v1/cache?model=b").json()["tokens"] > 0
         assert cached(up.chat(QUESTION, model="a")) > 0 == cached(up.chat(QUESTION, model="b"))
         assert up.http.delete("/v1/cache").json()["tokens"] > 0
@@ -780,8 +746,7 @@ def test_a_scope_is_dropped_from_all_models_but_for_one_that_is_named(files):
 
 def test_a_session_ends_with_every_model_that_it_asked(files):
     with sharing(files[:2]) as up:
-        for name in "ab":
-            up.chat(QUESTION, model=name, session_id="s")
+        each(up, "ab", session_id="s")
         assert up.http.delete("/v1/sessions/s?model=b").json()["tokens"] > 0
         assert up.http.delete("/v1/sessions/s").json()["tokens"] > 0
         assert up.http.delete("/v1/sessions/s").status_code == 404
@@ -878,73 +843,65 @@ def test_tokens_are_of_the_model_that_is_named_which_alone_wakes(files):
         assert up.http.post("/tokenize", json={"content": QUESTION, "model": "d"}).status_code == 404
 
 
-def test_an_embedder_beside_answers_by_its_name(files, tmp_path):
-    bert(embedder := tmp_path / "e.gguf")
-    with sharing(files[:2], embedding_model=str(embedder)) as up:
-        for path, body in (("/v1/embeddings", {"input": "x"}), ("/api/embed", {"input": "x"})):
-            for name in ("e", "e:latest"):
-                answer = up.http.post(path, json=body | {"model": name})
-                assert answer.status_code == 200, answer.text
-        assert up.http.post("/v1/embeddings", json={"input": "x", "model": "f"}).status_code == 404
-        assert up.http.post("/completion", json={"prompt": "x", "model": "e"}).status_code == 404
-        assert models_of(up).num_swaps == 0
+def test_an_embedder_beside_answers_by_its_name(beside):
+    for path, body in (("/v1/embeddings", {"input": "x"}), ("/api/embed", {"input": "x"})):
+        for name in ("e", "e:latest"):
+            answer = beside.http.post(path, json=body | {"model": name})
+            assert answer.status_code == 200, answer.text
+    assert beside.http.post("/v1/embeddings", json={"input": "x", "model": "f"}).status_code == 404
+    assert beside.http.post("/completion", json={"prompt": "x", "model": "e"}).status_code == 404
+    assert models_of(beside).num_swaps == 0
 
 
-def test_an_embedder_beside_leaves_when_it_is_told_to_and_comes_back_for_a_text(files, tmp_path):
-    bert(embedder := tmp_path / "e.gguf")
-    with sharing(files[:2], embedding_model=str(embedder)) as up:
-        first = up.http.post("/v1/embeddings", json={"input": "x", "model": "e"}).json()["data"]
-        assert up.http.get("/health").json()["beside"] == {"e": "loaded"} and is_mapped(embedder)
-        assert up.http.post("/models/unload", json={"model": "e"}).json() == {"success": True}
-        until(lambda: status(up) == {"a": "loaded", "b": "unloaded", "e": "unloaded"})
-        assert not is_mapped(embedder) and up.http.post("/models/unload", json={"model": "e"}).status_code == 400
-        assert up.http.post("/v1/embeddings", json={"input": "x", "model": "e"}).json()["data"] == first
-        assert up.http.get("/health").json()["beside"] == {"e": "loaded"}
+def test_an_embedder_beside_leaves_when_it_is_told_to_and_comes_back_for_a_text(beside, tmp_path):
+    first = embed(beside).json()["data"]
+    assert beside.http.get("/health").json()["beside"] == {"e": "loaded"} and is_mapped(tmp_path / "e.gguf")
+    assert beside.http.post("/models/unload", json={"model": "e"}).json() == {"success": True}
+    until(lambda: status(beside) == {"a": "loaded", "b": "unloaded", "e": "unloaded"})
+    assert not is_mapped(tmp_path / "e.gguf") and beside.http.post("/models/unload", json={"model": "e"}).status_code == 400
+    assert embed(beside).json()["data"] == first
+    assert beside.http.get("/health").json()["beside"] == {"e": "loaded"}
 
 
-def test_an_embedder_that_is_told_twice_to_leave_stays_after_its_next_text(files, tmp_path):
-    bert(embedder := tmp_path / "e.gguf")
-    with sharing(files[:2], embedding_model=str(embedder)) as up:
-        (worker,) = up.vectors.workers
-        told, unload = [], worker.embedder.unload
+def test_an_embedder_that_is_told_twice_to_leave_stays_after_its_next_text(beside):
+    (worker,) = beside.vectors.workers
+    told, unload = [], worker.embedder.unload
 
-        def unload_and_tell():
-            told.append(worker.keep(0))
-            unload()
+    def unload_and_tell():
+        told.append(worker.keep(0))
+        unload()
 
-        worker.embedder.unload = unload_and_tell
-        worker.keep(0)
-        until(lambda: told and worker._queue._thread is None)
-        assert not worker.embedder.is_open
-        assert up.http.post("/v1/embeddings", json={"input": "x", "model": "e"}).status_code == 200
-        assert worker.embedder.is_open and worker.seconds_left == math.inf
+    worker.embedder.unload = unload_and_tell
+    worker.keep(0)
+    until(lambda: told and worker._queue._thread is None)
+    assert not worker.embedder.is_open
+    assert embed(beside).status_code == 200
+    assert worker.embedder.is_open and worker.seconds_left == math.inf
 
 
 def metric(up, name):
     return next(float(line.split()[1]) for line in up.http.get("/metrics").text.splitlines() if line.startswith(f"{name} "))
 
 
-def test_an_embedder_beside_gives_its_place_to_a_model_that_comes_back(files, tmp_path, caplog):
-    bert(embedder := tmp_path / "e.gguf")
-    with sharing(files[:2], embedding_model=str(embedder)) as up, caplog.at_level(logging.INFO, "slotcache"):
-        first = up.http.post("/v1/embeddings", json={"input": "x", "model": "e"}).json()["data"]
-        up.chat(QUESTION, model="b")  # its first load is fitted to what the embedder leaves free
-        assert status(up)["e"] == "loaded" and metric(up, "slotcache_vector_models") == 1
-        up.chat(QUESTION, model="a")
-        assert status(up) == {"a": "loaded", "b": "unloaded", "e": "unloaded"} and not is_mapped(embedder)
-        assert metric(up, "slotcache_vector_models") == metric(up, "slotcache_vector_loads_total") == 0
+def test_an_embedder_beside_gives_its_place_to_a_model_that_comes_back(beside, tmp_path, caplog):
+    with caplog.at_level(logging.INFO, "slotcache"):
+        first = embed(beside).json()["data"]
+        beside.chat(QUESTION, model="b")  # its first load is fitted to what the embedder leaves free
+        assert status(beside)["e"] == "loaded" and metric(beside, "slotcache_vector_models") == 1
+        beside.chat(QUESTION, model="a")
+        assert status(beside) == {"a": "loaded", "b": "unloaded", "e": "unloaded"} and not is_mapped(tmp_path / "e.gguf")
+        assert metric(beside, "slotcache_vector_models") == metric(beside, "slotcache_vector_loads_total") == 0
         assert "e.gguf has left memory until its next text" in caplog.text
-        assert up.http.post("/v1/embeddings", json={"input": "x", "model": "e"}).json()["data"] == first
-        assert status(up) == {"a": "loaded", "b": "unloaded", "e": "loaded"}
-        assert metric(up, "slotcache_vector_models") == metric(up, "slotcache_vector_loads_total") == 1
+        assert embed(beside).json()["data"] == first
+        assert status(beside) == {"a": "loaded", "b": "unloaded", "e": "loaded"}
+        assert metric(beside, "slotcache_vector_models") == metric(beside, "slotcache_vector_loads_total") == 1
         assert "e.gguf is back in memory after" in caplog.text
 
 
 def test_an_embedder_beside_stays_where_it_has_a_place(files, tmp_path, monkeypatch):
     bert(embedder := tmp_path / "e.gguf")
     with sharing(files[:3], embedding_model=str(embedder), models_loaded=3) as up:
-        for name in "abca":
-            up.chat(QUESTION, model=name)
+        each(up, "abca")
         models_of(up).unload(models_of(up).entries["a"])
         until(lambda: status(up)["a"] == "unloaded")
         assert up.http.post("/models/unload", json={"model": "c"}).json() == {"success": True}
@@ -974,7 +931,7 @@ def test_an_embedder_beside_leaves_for_a_model_that_cannot_be_loaded_beside_it(f
         if not is_first:
             worker.embedder.unload()
             up.chat(QUESTION, model="b")
-            up.http.post("/v1/embeddings", json={"input": "x", "model": "e"})
+            embed(up)
             models.unload(models.entries["b"])
             until(lambda: status(up)["b"] == "unloaded")
             up.host.services[1].model.weights.on_load.append(only_alone)
@@ -982,10 +939,9 @@ def test_an_embedder_beside_leaves_for_a_model_that_cannot_be_loaded_beside_it(f
         assert up.chat(QUESTION, model="b")["model"] == "b" and not worker.embedder.is_open
 
 
-def test_an_embedder_that_computes_leaves_for_no_model(files, tmp_path):
-    bert(embedder := tmp_path / "e.gguf")
-    with sharing(files[:2], embedding_model=str(embedder)) as up, ThreadPoolExecutor(1) as pool:
-        (worker,) = up.vectors.workers
+def test_an_embedder_that_computes_leaves_for_no_model(beside):
+    with ThreadPoolExecutor(1) as pool:
+        (worker,) = beside.vectors.workers
         begun, may_end, really = threading.Event(), threading.Event(), worker.embedder.vectors
 
         def compute(*given, **named):
@@ -993,128 +949,93 @@ def test_an_embedder_that_computes_leaves_for_no_model(files, tmp_path):
             assert may_end.wait(DEADLINE)
             return really(*given, **named)
 
-        up.chat(QUESTION, model="b")
+        beside.chat(QUESTION, model="b")
         worker.embedder.vectors = compute
-        answer = pool.submit(up.http.post, "/v1/embeddings", json={"input": "x", "model": "e"})
+        answer = pool.submit(embed, beside)
         assert begun.wait(DEADLINE)
-        assert up.chat(QUESTION, model="a")["model"] == "a" and status(up)["e"] == "loaded"
+        assert beside.chat(QUESTION, model="a")["model"] == "a" and status(beside)["e"] == "loaded"
         may_end.set()
         assert answer.result(DEADLINE).status_code == 200
 
 
-def test_an_embedder_that_comes_back_is_shown_so(files, tmp_path):
-    bert(embedder := tmp_path / "e.gguf")
-    with sharing(files[:2], embedding_model=str(embedder)) as up, ThreadPoolExecutor(1) as pool:
-        (worker,) = up.vectors.workers
-        began, may_end = threading.Event(), threading.Event()
-
-        def wait():
-            began.set()
-            assert may_end.wait(DEADLINE)
-
-        worker.embedder.model.weights.on_load.append(wait)
-        assert worker.leave_now() and status(up)["e"] == "unloaded"
-        answer = pool.submit(up.http.post, "/v1/embeddings", json={"input": "x", "model": "e"})
-        assert began.wait(DEADLINE) and status(up)["e"] == "loading"
+def test_an_embedder_that_comes_back_is_shown_so(beside):
+    (worker,) = beside.vectors.workers
+    with ThreadPoolExecutor(1) as pool, held_load(worker.embedder.model.weights) as (began, may_end):
+        assert worker.leave_now() and status(beside)["e"] == "unloaded"
+        answer = pool.submit(embed, beside)
+        assert began.wait(DEADLINE) and status(beside)["e"] == "loading"
         may_end.set()
-        assert answer.result(DEADLINE).status_code == 200 and status(up)["e"] == "loaded"
+        assert answer.result(DEADLINE).status_code == 200 and status(beside)["e"] == "loaded"
 
 
-def test_an_embedder_beside_is_kept_as_long_as_ollama_s_clients_say(files, tmp_path):
-    bert(embedder := tmp_path / "e.gguf")
-    with sharing(files[:2], embedding_model=str(embedder)) as up:
-        (worker,) = up.vectors.workers
-        body = {"model": "e", "input": "x"}
-        assert up.http.post("/api/embed", json=body | {"keep_alive": "10m"}).status_code == 200
-        assert 500 < worker.seconds_left <= 600
-        (shown,) = [one for one in up.http.get("/api/ps").json()["models"] if one["name"] == "e:latest"]
-        left = (datetime.fromisoformat(shown["expires_at"]) - datetime.now(UTC)).total_seconds()
-        assert 500 < left <= 600
-        assert up.http.post("/api/embed", json=body).status_code == 200 and worker.seconds_left == math.inf
-        assert up.http.post("/api/embed", json=body | {"keep_alive": "soon"}).status_code == 400
-        assert up.http.post("/api/embeddings", json={"model": "e", "prompt": "x", "keep_alive": 0}).status_code == 200
-        until(lambda: status(up)["e"] == "unloaded")
-        assert up.http.post("/api/embed", json=body).status_code == 200 and status(up)["e"] == "loaded"
-        assert up.http.post("/api/embed", json={"model": "e", "keep_alive": 0}).status_code == 200
-        until(lambda: status(up)["e"] == "unloaded")
+def test_an_embedder_beside_is_kept_as_long_as_ollama_s_clients_say(beside):
+    (worker,) = beside.vectors.workers
+    body = {"model": "e", "input": "x"}
+    assert beside.http.post("/api/embed", json=body | {"keep_alive": "10m"}).status_code == 200
+    assert 500 < worker.seconds_left <= 600
+    (shown,) = [one for one in beside.http.get("/api/ps").json()["models"] if one["name"] == "e:latest"]
+    left = (datetime.fromisoformat(shown["expires_at"]) - datetime.now(UTC)).total_seconds()
+    assert 500 < left <= 600
+    assert beside.http.post("/api/embed", json=body).status_code == 200 and worker.seconds_left == math.inf
+    assert beside.http.post("/api/embed", json=body | {"keep_alive": "soon"}).status_code == 400
+    assert beside.http.post("/api/embeddings", json={"model": "e", "prompt": "x", "keep_alive": 0}).status_code == 200
+    until(lambda: status(beside)["e"] == "unloaded")
+    assert beside.http.post("/api/embed", json=body).status_code == 200 and status(beside)["e"] == "loaded"
+    assert beside.http.post("/api/embed", json={"model": "e", "keep_alive": 0}).status_code == 200
+    until(lambda: status(beside)["e"] == "unloaded")
 
 
-STREAMS = {
-    "/completion": ({"prompt": "Hello", "n_predict": 2}, ":"),
-    "/v1/completions": ({"prompt": "Hello", "max_tokens": 2}, '"text":""'),
-    "/v1/chat/completions": (CHAT, '"delta":{}'),
-    "/v1/messages": (CHAT, '"type":"message_start"'),
-    "/v1/responses": ({"input": "Hello", "max_output_tokens": 2}, '"type":"response.created"'),
-    "/api/chat": (CHAT, '"content":""'),
-    "/api/generate": ({"prompt": "Hello", "options": {"num_predict": 2}}, '"response":""'),
-}
+every = pytest.mark.parametrize("api", ALL, ids=str)
 
 
-@pytest.mark.parametrize("path", STREAMS)
-def test_a_stream_begins_before_its_model_is_loaded(files, path):
-    body, sign = STREAMS[path]
-    asked = body | {"odd": 1}
-    with sharing(files[:2], sse_ping_interval=1) as up, held_loads(up) as go, streaming(up, path, asked) as answer:
+@every
+def test_a_stream_begins_before_its_model_is_loaded(files, api):
+    with sharing(files[:2], sse_ping_interval=1) as up, held_loads(up) as go, streaming(up, api, odd=1) as answer:
         assert answer.status_code == 200
-        lines = filter(lambda line: line and not line.startswith("event"), answer.iter_lines())
-        early = [next(lines), next(lines)]
+        lines = filter(None, answer.iter_lines())
+        early = [next(lines) for _ in range(4 if api.has_names else 2)]  # two events
         go.set()
-        rest = list(lines)
-    events = [json.loads(line.removeprefix("data: ")) for line in (*early, *rest) if "{" in line]
-    assert sign in early[0] and not any("error" in event and event["error"] for event in events)
-    assert len({event["id"] for event in events if "id" in event}) <= 1
-    if path == "/v1/responses":
-        assert len({event["response"]["id"] for event in events if "response" in event}) == 1
-        assert [event["sequence_number"] for event in events] == list(range(len(events)))
-        assert [event["type"] for event in events].count("response.created") == 1
-    if path == "/v1/messages":
-        kinds = [event["type"] for event in events]
-        assert kinds[1] == "ping" and kinds.count("message_start") == 1 and kinds[-1] == "message_stop"
-        assert events[-2]["usage"]["input_tokens"] > 0 and "'odd' is not known" in events[-2]["warnings"][0]
+        said = api.join([*api.events(chain(early, lines))])
+    assert said.num_generated == 2 and "'odd' is not known" in said.warnings[0]
 
 
-@pytest.mark.parametrize("path", STREAMS)
-def test_a_stream_whose_model_cannot_be_loaded_ends_with_an_error_of_its_api(files, path):
-    body, _ = STREAMS[path]
+@every
+def test_a_stream_whose_model_cannot_be_loaded_ends_with_an_error_of_its_api(files, api):
     with sharing(files[:2]) as up, held_loads(up, ModelError("it is too large")) as go:
-        with streaming(up, path, body) as answer:
-            lines = filter(None, answer.iter_lines())
-            next(lines)
-            go.set()
-            rest = "".join(lines)
-        assert answer.status_code == 200 and "b could not be loaded: it is too large" in rest
+        with streaming(up, api) as answer:
+            *_, last = api.events(begun(answer, go))
+        assert answer.status_code == 200 and "b could not be loaded: it is too large" in api.failure(last, 503)
         assert up.chat(QUESTION, model="a")
 
 
-@pytest.mark.parametrize("path", STREAMS)
-def test_a_stream_that_fails_behind_its_load_ends_with_an_error_of_its_api(files, path, monkeypatch, caplog):
+@every
+def test_a_stream_that_fails_behind_its_load_ends_with_an_error_of_its_api(files, api, monkeypatch, caplog):
     async def fail(*given):
         raise KeyError("odd")
 
     with sharing(files[:2]) as up, held_loads(up) as go:
-        with streaming(up, path, STREAMS[path][0]) as answer:
-            lines = filter(None, answer.iter_lines())
-            next(lines)
-            monkeypatch.setattr(endpoint, "_refusing", fail)
-            go.set()
-            rest = list(lines)
+        with streaming(up, api) as answer:
+            *_, last = api.events(begun(answer, go, lambda: monkeypatch.setattr(endpoint, "_refusing", fail)))
         monkeypatch.undo()
-        assert sum("the server failed: KeyError" in line for line in rest) == 1 and "KeyError: 'odd'" in caplog.text
+        assert "the server failed: KeyError" in api.failure(last) and "KeyError: 'odd'" in caplog.text
         assert up.chat(QUESTION, model="b")
 
 
-@pytest.mark.parametrize("path", ["/v1/messages", "/v1/responses"])
-def test_a_prompt_that_is_too_long_for_a_model_that_loads_is_told_in_the_words_of_its_api(files, path):
-    body = {"input": "word " * 5000} if path == "/v1/responses" else {"max_tokens": 2}
-    body |= {"messages": [{"role": "user", "content": "word " * 5000}]} if path == "/v1/messages" else {}
-    with sharing(files[:2]) as up, held_loads(up) as go, streaming(up, path, body) as answer:
-        lines = filter(lambda line: line.startswith("data: "), answer.iter_lines())
-        next(lines)
-        go.set()
-        *_, last = (json.loads(line[6:]) for line in lines)
-    if path == "/v1/messages":
-        assert last["error"]["type"] == "invalid_request_error"
-        assert last["error"]["message"].startswith("prompt is too long: ")
+def begun(answer, go, act=lambda: None):
+    """The lines of a stream whose model is loaded once the first of them has come."""
+    lines = filter(None, answer.iter_lines())
+    yield next(lines)
+    act()
+    go.set()
+    yield from lines
+
+
+@pytest.mark.parametrize("api", [MESSAGES, RESPONSES], ids=str)
+def test_a_prompt_that_is_too_long_for_a_model_that_loads_is_told_in_the_words_of_its_api(files, api):
+    with sharing(files[:2]) as up, held_loads(up) as go, streaming(up, api, "word " * 5000) as answer:
+        *_, last = api.events(begun(answer, go))
+    if api is MESSAGES:
+        assert api.failure(last, 400).startswith("prompt is too long: ")
     else:
         assert last["response"]["error"]["code"] == "context_length_exceeded"
 
@@ -1129,7 +1050,7 @@ def test_what_a_stream_asks_wrongly_is_refused_before_its_model_is_loaded(files)
 def test_a_client_that_leaves_before_its_model_is_loaded_asks_nothing_of_it(files):
     with sharing(files[:2]) as up:
         with held_loads(up) as go:
-            with streaming(up, "/v1/chat/completions", CHAT) as answer:
+            with streaming(up, COMPLETIONS) as answer:
                 lines = answer.iter_lines()  # the stream ends with it
                 next(lines)
                 until(lambda: models_of(up).entries["b"].num_arriving == 1)
