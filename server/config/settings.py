@@ -294,6 +294,7 @@ class Settings(Numbers):
     documents_attention: Attention = row("joint", ("--documents-attention",), "default of a request's `documents_attention`: joint: a document sees those in front of it; separate: it sees none, and what was read of it serves at any place of a prompt, at some cost in quality")
     dedup: Dedup = row("auto", ("--dedup",), "default of a request's `dedup`; auto: a document that an earlier turn of the conversation holds is not shown again but referred to")
     tool_documents: Dedup = row("off", ("--tool-documents",), "default of a request's `tool_documents`; auto: lists of documents in tool results are ordered, and lines that an earlier result shows are not shown again")
+    documents_in_text: Dedup = row("off", ("--documents-in-text",), "default of a request's `documents_in_text`; auto: lists of documents that programs paste into the text of messages are ordered, and shown once, like `documents`")
     order_hint: bool = row(True, ("--order-hint",), "default of a request's `order_hint`: state the retrieval ranking after reordered documents")
     volatile: Volatile = row("off", ("--volatile",), "default of a request's `volatile`; move: where the instructions of a session change by a few lines, such as a date, they stay as its first request had them, and what changed is said behind the last message")
     conversations: int = row(1000, ("--conversations",), "conversations that are stored; the least recently used leaves first; 0: none")
