@@ -35,13 +35,15 @@ class Document:
     """A document with an id, a text and an optional title.
 
     Id and title become single lines and the text is stripped, so that equal documents have equal prompt text.
-    key: 32 hexadecimal digits; two documents have the same key exactly if id, title and text are the same.
+    key: 32 hexadecimal digits; two documents have the same key exactly if id, title and text are the same. form: all of its
+    text in a prompt, where a program has written it; empty: `document_text` writes it.
     """
 
     id: str
     text: str
     title: str = ""
     key: str = field(init=False, repr=False, compare=False)
+    form: str = field(default="", repr=False, compare=False)
 
     def __post_init__(self) -> None:
         for name, value in (("id", _line(self.id)), ("text", self.text.strip()), ("title", _line(self.title))):

@@ -19,7 +19,10 @@ def document_text(document: Document) -> str:
 
     The id comes first, so that two documents differ from their first tokens on. Two different lists of documents never
     have the same text: brackets in an id get a backslash, and a paragraph that begins with a bracket gets one more space.
+    A document that a program has written stays as it wrote it.
     """
+    if document.form:
+        return document.form
     title = f" {document.title}" if document.title else ""
     return f"[{_name(document.id)}]{title}\n{LABEL_LIKE.sub(_indented, document.text)}\n\n"
 

@@ -151,7 +151,7 @@ async def order(request: Request, asked: DocumentsOrderRequest) -> Response:
         asked = replace_fields(asked, messages=[{"role": "user", "content": "?"}])
     predicted = await predict(request, asked)
     given = any(message.get("documents") for message in asked.messages) or asked.documents
-    if not (given or asked.retrieves):
+    if not (given or asked.retrieves or predicted.layout.documents):
         raise RequestError("there are no documents to order: send some", param="documents")
     layout, reused, on_device = predicted.layout, predicted.reused, predicted.on_device
     return JsonReply(

@@ -276,6 +276,7 @@ class ChatFields(Options, frozen=True, kw_only=True):
     link_tokens: int | None = None
     retrieval: bool | Retrieval | None = None
     tool_documents: Literal["auto", "off"] | None = None
+    documents_in_text: Literal["auto", "off"] | None = None
     chat_template_kwargs: dict[str, JsonValue] = {}
     reasoning_format: ReasoningFormat | None = None
     reasoning_effort: Effort | None = None

@@ -20,6 +20,7 @@ from ...models.marks import TextPiece
 from ...models.model import InfillTokens, Model
 from ...models.template import ChatTemplate, Message
 from ...ordering.document import Document, DocumentError, find_documents, leave_out
+from ...ordering.pasted import PastedList
 from ...ordering.prompt import document_text, location_hint
 from ...slots.radix import NO_TOKENS
 from ..config.settings import Settings
@@ -30,13 +31,15 @@ from ..http.api_errors import RequestError, too_long
 from ..http.json_body import MAX_BRACKETS, check_elements
 from ..http.threads import PromptThreads
 from .body import ChatRequest, CompletionRequest, InfillRequest, Options, TextRequest
-from .chat_prompt import ChatPrompt, DocumentSet, Fixed, SeparatePrompt
+from .chat_prompt import PLACE, ChatPrompt, DocumentSet, Fixed, SeparatePrompt
+from .citations import Citations, CitedAnswers
 from .content import Breakpoints
 from .conversations import ConversationRef
 from .history import ChatHistory, History, HistoryMessage, Prefilled, continue_history, continues_answer
 from .parts import ROLES
 from .prompt_length import PromptLength
 from .sessions import Sessions
+from .text_documents import Cut, TextList, cut_lists, leave_lists, numbers_refused, places, put_back
 from .text_prompt import Infill, TextTokens, split_prompts
 from .tokens import AnswerMemory, Sampled, Shown, TokenCache, answer_key, place_answers
 from .tool_results import make_places
@@ -232,6 +235,7 @@ class PromptBuilder:
         self._forms = Answers(template.source, model, settings)
         variables, asks = settings_variables(settings), settings.retrieval_prompt
         self._rendering = Rendering(template, self._forms.format.written, variables, retrieval_prompt=asks)
+        self.cited = CitedAnswers()
         self.threads = PromptThreads(room)
 
     def close(self) -> None:
@@ -292,13 +296,34 @@ class PromptBuilder:
         are still to come, so the prompt ends with its documents.
         """
         check_attention(request, separates=self.separates(request))
+        takes = self.takes_text_documents(request)
+        build = partial(self._cut_chat, request, ref, open_turn=open_turn, breakpoints=breakpoints)
+        cut = partial(cut_lists, no_numbers=numbers_refused(request)) if takes else leave_lists
+        try:
+            return build(cut=cut)
+        except _LeftOut:
+            if not takes:
+                raise
+            return build(cut=partial(put_back, cut))
+
+    def _cut_chat(
+        self, request: ChatRequest, ref: ConversationRef | None, *, cut: Cut, open_turn: bool, breakpoints: Breakpoints
+    ) -> ChatHistory:
+        """Build the prompt of a chat. cut: finds the lists of documents in texts. Raises RequestError."""
         remembered, kind = (ref.entries, ref.kind) if ref else ((), "whole")
         given = parse_documents_of(request, auto=self.takes_tool_documents(request))
-        history = continue_history(request.messages, given, remembered, kind)
+        messages, trails = request.messages, list[bytes]()
+        if self.takes_text_documents(request):
+            messages, trails = self.cited.restore(request.cache_scope, messages)
+        found = cut(messages, given)
+        history = continue_history(found.messages, given | found.documents, remembered, kind)
+        history = replace(history, lists={at + history.shift: one for at, one in found.lists.items()})
+        history, more = _cut_instructions(history, cut)
         try:
-            return self._chat(history, request, open_turn, {at + history.shift: pin for at, pin in breakpoints.items()})
+            chat = self._chat(history, request, open_turn, {at + history.shift: pin for at, pin in breakpoints.items()})
         except TemplateError as error:
             raise RequestError(str(error), param="messages") from None
+        return _with_citations(replace(chat, lists=(*more, *found.report), shift=history.shift), trails)
 
     def ahead(self, request: ChatRequest, entries: Sequence[HistoryMessage]) -> ChatPrompt | None:
         """Build the prefix of every next turn after `entries`, up to the user's message; None if the template hides it."""
@@ -314,12 +339,15 @@ class PromptBuilder:
     def takes_tool_documents(self, request: ChatRequest) -> bool:
         return (request.tool_documents or self._settings.tool_documents) == "auto"
 
+    def takes_text_documents(self, request: ChatRequest) -> bool:
+        return (request.documents_in_text or self._settings.documents_in_text) == "auto"
+
     def _chat(
         self, history: History, request: ChatRequest, open_turn: bool = False, breakpoints: Breakpoints = NO_BREAKPOINTS
     ) -> ChatHistory:
         """Build a chat from its whole history. breakpoints: by the index of a message in it.
 
-        Raises TemplateError; RequestError if the template leaves out documents.
+        Raises TemplateError; _LeftOut if the template leaves out documents.
         """
         numbers = {at: len(entry.keys) for at, entry in enumerate(history.kept)}
         numbers |= {at: len(given) for at, given in history.documents.items()}
@@ -334,6 +362,7 @@ class PromptBuilder:
         length = PromptLength(self._model, self._limit)
         length.extend([piece.text for piece in pieces])
         sets = self._document_sets(history, request, length)
+        _check_places(pieces, sets, history.shift)
         entries = _entries(history, sets)
         parts: list[Fixed | DocumentSet] = []
         ends: dict[int, int] = {}  # by message: the index of its last part
@@ -346,13 +375,22 @@ class PromptBuilder:
             if piece.message is None:
                 parts.append(self._template_text(piece, request.cache_scope, length, first=not parts))
             else:
-                if documents := sets.pop(piece.message, None):
-                    parts.append(documents)
-                if piece.message == end:
-                    break
                 message, sampled = messages[piece.message], entries[piece.message].sampled
-                content = self._content(shown, message, sampled, request.cache_scope, length=length)
-                parts.append(replace(content, repeated=repeated.get(piece.message, ())))
+                content = partial(self._content, message=message, sampled=sampled, scope=request.cache_scope, length=length)
+                documents = sets.get(piece.message)
+                if documents and documents.in_text:
+                    before, place, after = piece.text.partition(PLACE)
+                    if place:
+                        parts.append(content(replace(shown, piece=replace(piece, text=before))))
+                        length.add(parts[-1].num_tokens)
+                        shown = replace(shown, piece=replace(piece, text=after))
+                    else:
+                        documents = None  # it stands in another part of the message
+                if documents:
+                    parts.append(sets.pop(piece.message))
+                if piece.message == end and piece.message not in sets:
+                    break
+                parts.append(replace(content(shown), repeated=repeated.get(piece.message, ())))
                 ends[piece.message] = len(parts) - 1
             if shown.rewritten is not None:
                 label = _label(shown.rewritten, messages[shown.rewritten])
@@ -361,9 +399,7 @@ class PromptBuilder:
         _mark(parts, ends, breakpoints)
         if sets:
             at = next(iter(sets)) - history.shift
-            raise RequestError(
-                f"the chat template leaves out messages[{at}], which has documents", param=f"messages[{at}].documents"
-            )
+            raise _LeftOut(f"the chat template leaves out messages[{at}], which has documents", f"messages[{at}].documents")
         prefilled = (
             Prefilled.of(messages[-1], shown_pieces[-1].piece, parts[-1], request.shows_prefilled) if continues else None
         )
@@ -380,7 +416,8 @@ class PromptBuilder:
         if not (moves and request.is_named and request.caches(self._settings.cache_prompt)):
             return messages, ()
         tools = blake2b(msgspec.json.encode(request.tools), digest_size=16).hexdigest()
-        return self._sessions.settle((request.cache_scope, request.session, tools), messages)
+        settled, moved = self._sessions.settle((request.cache_scope, request.session, tools), messages)
+        return (settled, moved) if places(settled) == places(messages) else (messages, ())
 
     def separates(self, request: ChatRequest) -> bool:
         """Whether the documents of a chat are read separately."""
@@ -410,12 +447,12 @@ class PromptBuilder:
         return place_answers(pieces, known, self._model.tokenizer.controls.touches)
 
     def _content(
-        self, shown: Shown, message: Message, sampled: np.ndarray | None, scope: str, *, length: PromptLength
+        self, shown: Shown, *, message: Message, sampled: np.ndarray | None, scope: str, length: PromptLength
     ) -> Fixed:
         """Tokenise a message, an answer of ours as it was sampled. Control tokens in it are only text."""
         piece, tokens = shown.piece, self._known_tokens(shown, message, sampled, scope)
         if tokens is None:
-            tokens = self.tokens(scope, piece.text, length.tokenise)
+            tokens = self.tokens(scope, piece.text, length.tokenise) if piece.text else NO_TOKENS
         assert piece.message is not None
         return Fixed(tokens, _label(piece.message, message), is_question=message["role"] == "user")
 
@@ -439,15 +476,30 @@ class PromptBuilder:
         if (options.dedup or self._settings.dedup) == "auto":
             held = {key for shown in sets.values() for key in shown.keys}
         new = {
-            at: self._document_set(given, options, held, length) for at, given in sorted(history.documents.items()) if given
+            at: self._document_set(
+                given, options, held if at >= len(history.kept) else None, length, pasted=history.lists.get(at)
+            )
+            for at, given in sorted(history.documents.items())
+            if given
         }
         return sets | new
 
     def _document_set(
-        self, given: tuple[Document, ...], options: Options, held: set[str] | None, length: PromptLength
+        self,
+        given: tuple[Document, ...],
+        options: Options,
+        held: set[str] | None,
+        length: PromptLength,
+        *,
+        pasted: PastedList | None,
     ) -> DocumentSet:
-        """Tokenise documents. held: keys of earlier turns' documents, not shown again (RAGBoost, 6); None: show all."""
+        """Tokenise documents. held: keys of earlier turns' documents, not shown again (RAGBoost, 6); None: show all.
+
+        pasted: the list in the text of their message; without names for them, nothing can refer to its documents.
+        """
         hint = self._settings.order_hint if options.order_hint is None else options.order_hint
+        if pasted is not None and not pasted.is_named:
+            held, hint = None, False
         tokenize = partial(self.tokens, options.cache_scope)
         documents, repeated = leave_out(given, held or set())
         if held is not None:
@@ -468,6 +520,8 @@ class PromptBuilder:
             location=tokenize(location_hint(repeated)) if repeated else NO_TOKENS,
             keep_first=options.keep_first,
             keep_last=options.keep_last,
+            in_text=pasted is not None,
+            number_of=tuple(pasted.number_of.items()) if pasted is not None else (),
         )
 
 
@@ -475,7 +529,51 @@ def _entries(history: History, sets: Mapping[int, DocumentSet]) -> list[HistoryM
     """Return all messages as they are remembered: those that were, and the new ones with their documents."""
     new = enumerate(history.messages[len(history.kept) :], len(history.kept))
     keys = {at: tuple(document.key for document in given) for at, given in history.documents.items()}
-    return [*history.kept, *(HistoryMessage.of(message, keys.get(at, ()), sets.get(at)) for at, message in new)]
+    kept = [
+        HistoryMessage.of(history.messages[at], keys[at], sets.get(at), one_turn=entry.one_turn) if at in keys else entry
+        for at, entry in enumerate(history.kept)
+    ]
+    return [*kept, *(HistoryMessage.of(message, keys.get(at, ()), sets.get(at)) for at, message in new)]
+
+
+def _cut_instructions(history: History, cut: Cut) -> tuple[History, tuple[TextList, ...]]:
+    """Cut the list out of a response's instructions, which are no message of the request; return the report, too."""
+    if not (history.kept and history.kept[0].one_turn):
+        return history, ()
+    found = cut(history.messages[:1], {})
+    messages = [*found.messages, *history.messages[1:]]
+    documents, lists = {**history.documents, **found.documents}, {**history.lists, **found.lists}
+    report = tuple(replace(one, message=-history.shift) for one in found.report)
+    return replace(history, messages=messages, documents=documents, lists=lists), report
+
+
+class _LeftOut(RequestError):
+    """The template leaves out documents."""
+
+    def __init__(self, message: str, param: str) -> None:
+        super().__init__(message, param=param)
+
+
+def _check_places(pieces: Sequence[TextPiece], sets: Mapping[int, DocumentSet], shift: int) -> None:
+    """Raise _LeftOut unless each message with documents in its text has one place for them in the rendered prompt."""
+    counts = {at: 0 for at, documents in sets.items() if documents.in_text}
+    for piece in pieces if counts else ():
+        if piece.message in counts:
+            counts[piece.message] += piece.text.count(PLACE)
+    for at, count in counts.items():
+        if count != 1:
+            where = f"messages[{at - shift}]"
+            raise _LeftOut(f"the chat template changes the text of {where}, which has documents", f"{where}.content")
+
+
+def _with_citations(chat: ChatHistory, trails: Sequence[bytes]) -> ChatHistory:
+    """Return a chat whose client reads its program's numbers.
+
+    trails: in front of each message and behind the last; empty where answers are not put back.
+    """
+    sets = [entry.shown for entry in chat.entries if entry.shown is not None]
+    citations = Citations.of(sets, trails[-2 if chat.prefilled else -1] if trails else b"")
+    return replace(chat, citations=citations) if citations.number_of else chat
 
 
 def _begins(pieces: Sequence[TextPiece]) -> bool:

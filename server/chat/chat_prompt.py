@@ -21,6 +21,7 @@ from ...slots.scope import Scope
 from ...slots.separate import MovedDocument, SeparateLayout
 
 Tokenize = Callable[[str], np.ndarray]
+PLACE = "\ufdd0"  # stands in a message's text where its documents do: no character of Unicode
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -51,6 +52,8 @@ class DocumentSet:
     repeated: ids of documents that an earlier turn holds and that are left out here; location: tokens that say so.
     ranking: the ids of all documents, repeated ones included, in rank; empty where none is repeated.
     order: the ranks in the order of an earlier prompt, which stays; None: the order is not chosen yet.
+    in_text: they stand at PLACE in the text of their message, and not in front of it. number_of: pairs of the ids of all
+    documents, repeated ones included, and the numbers that a program gave them.
     """
 
     documents: tuple[Document, ...]
@@ -63,6 +66,8 @@ class DocumentSet:
     order: tuple[int, ...] | None = None
     keep_first: int = 0  # documents that keep their rank, at either end
     keep_last: int = 0
+    in_text: bool = False
+    number_of: tuple[tuple[str, str], ...] = ()
     longest_hint: int = -1  # tokens; -1: count them
     keys: tuple[str, ...] = field(init=False)  # of the documents, in rank
     key_set: frozenset[str] = field(init=False)

@@ -96,7 +96,9 @@ class _Documents(_Strict, frozen=True, kw_only=True):
     keep_first: Length
     keep_last: Length
     longest_hint: Length
-    ranking: tuple[str, ...] = ()  # files of earlier versions lack it
+    ranking: tuple[str, ...] = ()  # files of earlier versions lack it, and what follows
+    in_text: bool = False
+    number_of: tuple[tuple[str, str], ...] = ()
 
     @classmethod
     def of(cls, shown: DocumentSet) -> _Documents:
@@ -123,7 +125,7 @@ class _Documents(_Strict, frozen=True, kw_only=True):
         )
 
 
-AS_THEY_ARE = ("policy", "repeated", "order", "keep_first", "keep_last", "longest_hint", "ranking")
+AS_THEY_ARE = ("policy", "repeated", "order", "keep_first", "keep_last", "longest_hint", "ranking", "in_text", "number_of")
 """Fields of a DocumentSet that its file has in the same form."""
 
 

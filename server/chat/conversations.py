@@ -234,6 +234,11 @@ class PendingTurn:
         )
         return answer, whole if is_content else answer_key(answer), is_content
 
+    def read_shown(self, text: str, is_cut: bool = False) -> Message:
+        """Return the whole message of an answer as its client has it: with the numbers of the client's program."""
+        reader = self.chat.cited_reader()
+        return message([*reader.push(text), *reader.finish(is_cut)])
+
     def ids(self, sampled: np.ndarray) -> np.ndarray:
         """Return the ids (int32) of the whole answer, as far as they are known. sampled: those of the model's text."""
         return self.chat.prefilled.join(sampled) if self.chat.prefilled else sampled

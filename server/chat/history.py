@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice
+from itertools import chain, islice
 from sys import getsizeof, intern
 from typing import Self
 
@@ -14,12 +14,15 @@ import numpy as np
 from ...models.marks import TextPiece
 from ...models.template import Message, prefilled_content
 from ...ordering.document import TOOLS, Document
+from ...ordering.pasted import PastedList
 from ...slots.request import Layout, PlacedDocument
 from ..formats.answer import PLAIN, AnswerFormat, AnswerReader, ContentText, Fragment, ReasoningText
 from ..http.api_errors import RequestError
 from .body import ChatRequest, HistoryKind
-from .chat_prompt import ChatPrompt, DocumentSet, Part
+from .chat_prompt import PLACE, ChatPrompt, DocumentSet, Part
+from .citations import Citations
 from .parts import CallPairs
+from .text_documents import TextList
 from .volatile import INSTRUCTIONS, ChangedText
 
 # ---- Prefilled answers --------------------------------------------------------------------------------------------------
@@ -140,9 +143,10 @@ class HistoryMessage:
         """Return the message and the ids of its documents in prompt order, without their texts."""
         if self.shown is None:
             return self.message
+        said = msgspec.json.decode(self.said.replace(PLACE.encode(), b"") if self.shown.in_text else self.said)
         order = self.shown.order or ()
         documents = [self.shown.documents[at].id for at in order]
-        return {**self.message, "documents": documents, "repeated": list(self.shown.repeated)}
+        return {**said, "documents": documents, "repeated": list(self.shown.repeated)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,13 +154,14 @@ class History:
     """All messages of a prompt: first the `kept` ones, as they stood in an earlier prompt, then the new ones.
 
     messages: kept and new, without documents. documents: of the new messages, by index. shift: an index here minus the
-    index of the same message in the client's request.
+    index of the same message in the client's request. lists: of the documents that stood in the text of messages, by index.
     """
 
     messages: Sequence[Message]
     documents: Mapping[int, Documents]
     kept: Sequence[HistoryMessage] = ()
     shift: int = 0
+    lists: Mapping[int, PastedList] = field(default_factory=dict[int, PastedList])
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +169,9 @@ class ChatHistory:
     """A chat as a prompt. entries: one for each message; the first `num_kept` come from the remembered history.
 
     form: of the text that the model writes. prefilled: the beginning of the answer, which is the last of the entries.
-    moved: what is said behind the last message instead of in front.
+    moved: what is said behind the last message instead of in front. citations: the numbers that the client's program gave
+    the documents; None: it numbered none. lists: those of documents in the request's texts, for the report. shift: as in
+    `History`.
     """
 
     prompt: ChatPrompt
@@ -173,15 +180,33 @@ class ChatHistory:
     form: AnswerFormat = PLAIN
     prefilled: Prefilled | None = None
     moved: tuple[ChangedText, ...] = ()
+    citations: Citations | None = None
+    lists: tuple[TextList, ...] = ()
+    shift: int = 0
 
     @property
     def shown_reader(self) -> Callable[[], AnswerReader]:
         """Makes a reader of the part of its answer that the client gets."""
-        return self.whole_reader if self.prefilled is None or self.prefilled.is_shown else self.form.reader
+        return self._for_client(self.whole_reader if self.prefilled is None or self.prefilled.is_shown else self.form.reader)
+
+    @property
+    def cited_reader(self) -> Callable[[], AnswerReader]:
+        """Makes a reader of the whole answer as it comes back from the client."""
+        return self._for_client(self.whole_reader)
 
     @property
     def whole_reader(self) -> Callable[[], AnswerReader]:
         return self.form.reader if self.prefilled is None else self.prefilled.read_whole(self.form.reader)
+
+    def _for_client(self, make: Callable[[], AnswerReader]) -> Callable[[], AnswerReader]:
+        return make if self.citations is None else self.citations.read(make)
+
+    def shown_lists(self, entries: Sequence[HistoryMessage]) -> list[dict[str, object]]:
+        """Return the report of the lists of documents in texts. entries: as `place_entries` returns them."""
+        sets = (entries[one.message + self.shift].shown for one in self.lists)
+        return [
+            one.shown(shown.order or () if shown is not None else ()) for one, shown in zip(self.lists, sets, strict=True)
+        ]
 
     def place_entries(self, layout: Layout) -> tuple[HistoryMessage, ...]:
         """Return the entries before the answer, with the order of documents that the layout chose; later turns keep it."""
@@ -260,7 +285,9 @@ def _size(entry: HistoryMessage) -> int:
 
 
 def _set_size(shown: DocumentSet) -> int:
-    strings = (text for one in shown.documents for text in (one.id, one.text, one.title, one.key))
+    strings = (text for one in shown.documents for text in (one.id, one.text, one.title, one.key, one.form))
+    strings = chain(strings, chain.from_iterable(shown.number_of))
     tuples = (shown.documents, shown.tokens, shown.repeated, shown.ranking, tuple(range(len(shown.documents))))
+    tuples += (shown.number_of, *shown.number_of)
     arrays = (*shown.tokens, shown.location)
     return sum(map(getsizeof, (shown, *tuples, *shown.documents, *strings, *shown.repeated, *arrays)))

@@ -28,7 +28,7 @@ def rewrite(messages: Sequence[Message]) -> tuple[list[Message], dict[int, tuple
         texts.number += 1
         if found := documents_in(message, f"messages[{at}]"):
             shown[at] = {**message, "content": beside_documents(message) or _place_of(len(found))}
-        elif len(text := _text_of(message.get("content"))) >= LEAST:
+        elif len(text := text_of(message.get("content"))) >= LEAST:
             written = texts.show(text)
             shown[at] = {**message, "content": written.text}
             if written.results:
@@ -154,7 +154,7 @@ def _reference(source: RepeatedLines, text: str) -> str:
     return f'[{count} as in result {source.number}, from "{first}" to "{last}"]\n'
 
 
-def _text_of(content: object) -> str:
+def text_of(content: object) -> str:
     """Return a content that is a text or a list of text parts; empty for another one."""
     if isinstance(content, str):
         return content

@@ -90,8 +90,8 @@ class Report:
     """Times in seconds, lengths in tokens.
 
     fetch_time: for which it waited for KV from a tier below host memory. segments: where the request asks for them.
-    conversation, retrieval, moved: added by the service, for a chat that belongs to one, for one whose documents were found,
-    and for one whose instructions have changed.
+    conversation, retrieval, moved, documents_in_text: added by the service, for a chat that belongs to one, for one whose
+    documents were found, for one whose instructions have changed, and for one with documents in its texts.
     """
 
     slot: int
@@ -115,6 +115,7 @@ class Report:
     conversation: Mapping[str, object] | None = None
     retrieval: Mapping[str, object] | None = None
     moved: Sequence[Mapping[str, str]] | None = None
+    documents_in_text: Sequence[Mapping[str, object]] | None = None
 
     @property
     def prefix_cache_ratio(self) -> float:
@@ -153,6 +154,7 @@ class Report:
             "segments": self.segments,
             "conversation": self.conversation,
             "moved": self.moved,
+            "documents_in_text": self.documents_in_text,
             **(self.retrieval or {}),
         }
         return fields | {name: value for name, value in optional.items() if value is not None}

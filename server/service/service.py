@@ -307,7 +307,10 @@ class Service:
     ) -> End:
         """Store a finished turn and queue idle prefill for the next one. Returns `end` with the conversation's report."""
         request, layout = generation.request, generation.job.layout
-        answer, key, is_content = turn.read("".join(generation.parts), end.is_cut)
+        text = "".join(generation.parts)
+        answer, key, is_content = turn.read(text, end.is_cut)
+        if (citations := turn.chat.citations) is not None and citations.trail:
+            self.builder.cited.remember(citations.trail, turn.read_shown(text, end.is_cut), answer)
         sampled = None if end.sampled is None else turn.ids(end.sampled)
         if sampled is not None:
             self.answers.remember(generation.scope, key, sampled)
@@ -319,7 +322,9 @@ class Service:
             answered = AnsweredChat(request.id, request.index_scope, turn.options, entries, found=found, session=session)
             self.idle.add(answered, turn.chat.prompt)
         moved = [asdict(change) for change in turn.chat.moved] or None
-        return replace(end, report=replace(end.report, conversation=turn.report(remembered), moved=moved))
+        lists = turn.chat.shown_lists(entries) or None
+        report = replace(end.report, conversation=turn.report(remembered), moved=moved, documents_in_text=lists)
+        return replace(end, report=report)
 
     def keep_whole(self, generation: Generation, make: Callable[[End], bytes]) -> None:
         """Store the whole answer with its conversation once it has ended. make: returns it as JSON, in a thread."""

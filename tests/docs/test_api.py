@@ -79,6 +79,8 @@ def test_the_report_is_as_described(demo_server):
         ]
         report |= {"moved": demo_server.chat(messages=said, session_id="moved", volatile="move")["slotcache"].get("moved")}
     assert report["moved"]
+    pasted = demo_server.chat('<context>\n<source id="1">A text.</source>\n</context>', documents_in_text="auto")
+    report["documents_in_text"] = pasted["slotcache"]["documents_in_text"]
     for name in ("index", "left_out"):  # described beside `retrieved`; the first is of folders that are still read
         report.pop(name, None)
     assert {name for name, _ in first_codes(section(API, "## The report"))} == set(report)

@@ -13,6 +13,7 @@ EXAMPLES = {
     "chat.py": "source: ",
     "conversation.py": "not shown again: express",
     "langchain.py": "tides ports",
+    "open_webui.py": "'format': 'open-webui', 'documents': 4",
     "speculate.py": "computed during the search",
 }
 

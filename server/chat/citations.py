@@ -1,0 +1,232 @@
+"""Citations of pasted documents: the model writes ids, the client reads its program's numbers, later turns have the ids."""
+
+from __future__ import annotations
+
+import re
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from hashlib import blake2b
+from threading import Lock
+
+import msgspec
+from msgspec import Struct
+
+from ...models.template import Message
+from ...ordering.document import ID_DIGITS
+from ..formats.answer import AnswerReader, CallStart, Fragment
+from .chat_prompt import DocumentSet
+from .tokens import answer_key
+from .tool_results import text_of
+from .volatile import INSTRUCTIONS
+
+# ---- From ids to numbers, as an answer comes. ---------------------------------------------------------------------------
+
+ID = re.compile(rf"(?<![0-9A-Za-z_])[0-9a-f]{{{ID_DIGITS}}}(?![0-9A-Za-z_])")
+WORD_AT_END = re.compile(r"[0-9A-Za-z_]+\Z")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Citations:
+    """The program's numbers of a prompt's documents, by the ids that the model sees.
+
+    trail: of what was said so far; empty where the answer is not put back.
+    """
+
+    number_of: Mapping[str, str]
+    trail: bytes = b""
+    beginnings: frozenset[str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        beginnings = frozenset(id[:length] for id in self.number_of for length in range(1, ID_DIGITS + 1))
+        object.__setattr__(self, "beginnings", beginnings)
+
+    @classmethod
+    def of(cls, sets: Sequence[DocumentSet], trail: bytes) -> Citations:
+        """Return those of documents in the order of their turns.
+
+        An earlier list's number that a later list gives to another document says nothing any more: that id stays one.
+        """
+        number_of: dict[str, str] = {}
+        for one in reversed(sets):
+            taken = {*number_of.values()}
+            number_of = {id: number for id, number in one.number_of if number not in taken} | number_of
+        return cls(number_of, trail)
+
+    def read(self, make: Callable[[], AnswerReader]) -> Callable[[], AnswerReader]:
+        """Return a maker of readers for the client. make: makes readers of what the model wrote."""
+        return lambda: _NumberedReader(make(), self)
+
+    def shown(self, text: str) -> str:
+        """Return a text, no part of a word, with numbers in place of ids."""
+        return ID.sub(self._number, text)
+
+    def _number(self, id: re.Match[str]) -> str:
+        return self.number_of.get(id[0], id[0])
+
+
+class NumberedText:
+    """A text of an answer as it comes, with numbers in place of ids. A piece that may begin an id waits for the next one."""
+
+    def __init__(self, citations: Citations) -> None:
+        self._citations = citations
+        self._held = self._before = ""  # before: an underscore behind a text that ends within a word
+
+    def push(self, text: str) -> str:
+        """Add text; return what is settled by it."""
+        text = self._before + self._held + text
+        word = WORD_AT_END.search(text[-ID_DIGITS - 1 :])
+        self._held = word[0] if word and word[0] in self._citations.beginnings else ""
+        return self._shown(text[: len(text) - len(self._held)])
+
+    def finish(self) -> str:
+        """Return what was held back."""
+        text, self._held = self._before + self._held, ""
+        return self._shown(text)
+
+    def _shown(self, text: str) -> str:
+        """text: begins with what stands before."""
+        num_before, self._before = len(self._before), "_" if WORD_AT_END.search(text[-1:]) else ""
+        return self._citations.shown(text)[num_before:]
+
+
+class _NumberedReader:
+    """Reads an answer and shows numbers in place of ids: in its content, its reasoning and the arguments of its calls."""
+
+    def __init__(self, reader: AnswerReader, citations: Citations) -> None:
+        self._reader, self._citations = reader, citations
+        self._text = NumberedText(citations)
+        self._last: Fragment | None = None  # the fragment that the text has come with
+
+    def push(self, text: str) -> list[Fragment]:
+        return self._numbered(self._reader.push(text))
+
+    def finish(self, is_cut: bool = False) -> list[Fragment]:
+        return [*self._numbered(self._reader.finish(is_cut)), *self._end()]
+
+    def _numbered(self, fragments: Iterable[Fragment]) -> list[Fragment]:
+        return [shown for fragment in fragments for shown in self._shown(fragment)]
+
+    def _shown(self, fragment: Fragment) -> list[Fragment]:
+        goes_on = self._last is not None and _is_same_text(self._last, fragment)
+        shown = [] if goes_on else self._end()
+        if isinstance(fragment, CallStart):
+            return [*shown, fragment]
+        self._last = fragment
+        text = self._text.push(fragment.text)
+        return [*shown, replace(fragment, text=text)] if text else shown
+
+    def _end(self) -> list[Fragment]:
+        """End a text, and return what is left of it."""
+        last, text = self._last, self._text.finish()
+        self._text, self._last = NumberedText(self._citations), None
+        return [replace(last, text=text)] if text and last is not None and not isinstance(last, CallStart) else []
+
+
+def _is_same_text(one: Fragment, other: Fragment) -> bool:
+    return type(one) is type(other) and getattr(one, "index", None) == getattr(other, "index", None)
+
+
+# ---- From numbers to ids, when an answer comes back. --------------------------------------------------------------------
+
+OVERHEAD = 200  # bytes that an answer takes beside its text, about
+AMBIGUOUS = b""
+
+
+class _Written(Struct, frozen=True):
+    """An answer as the model wrote it."""
+
+    content: str | None
+    reasoning: str | None
+    arguments: list[str]
+
+
+WRITTEN = msgspec.msgpack.Decoder(_Written)
+
+
+class CitedAnswers:
+    """Answers as the model wrote them, by the chat in front of them and the text that the client read. For all threads.
+
+    A number of a text says nothing by itself, so an answer is known as a whole, behind the same questions and answers.
+    Instructions do not count: lists of documents come and go there. Two answers that read the same and were written with
+    other ids are not told apart, and their numbers stay. Of too many bytes the least recently used leave.
+    """
+
+    def __init__(self, max_bytes: int = 8 << 20) -> None:
+        self._max_bytes, self.num_bytes = max_bytes, 0
+        self._answers: OrderedDict[bytes, bytes] = OrderedDict()
+        self._lock = Lock()
+
+    def remember(self, trail: bytes, shown: Message, written: Message) -> None:
+        """Keep an answer. trail: of the messages in front of it. shown: to the client. written: by the model."""
+        key, answer = _key(trail, shown), msgspec.msgpack.encode(_written(written))
+        with self._lock:
+            before = self._answers.pop(key, None)
+            self.num_bytes -= 0 if before is None else OVERHEAD + len(before)
+            if before not in (None, answer):
+                answer = AMBIGUOUS
+            self._answers[key] = answer
+            self.num_bytes += OVERHEAD + len(answer)
+            while self.num_bytes > self._max_bytes:
+                _, left = self._answers.popitem(last=False)
+                self.num_bytes -= OVERHEAD + len(left)
+
+    def restore(self, scope: str, messages: Sequence[Message]) -> tuple[list[Message], list[bytes]]:
+        """Return messages with our answers as the model wrote them, and the trail in front of each and behind the last."""
+        hash = blake2b(scope.encode(errors="surrogatepass"), digest_size=16)
+        restored: list[Message] = []
+        trails = [hash.digest()]
+        for message in messages:
+            written = self._find(_key(trails[-1], message)) if message["role"] == "assistant" else None
+            restored.append(message if written is None else _as_written(message, written))
+            if message["role"] not in INSTRUCTIONS:
+                hash.update(_key(trails[-1], message))
+            trails.append(hash.digest())
+        return restored, trails
+
+    def _find(self, key: bytes) -> _Written | None:
+        with self._lock:
+            if answer := self._answers.get(key):
+                self._answers.move_to_end(key)
+        return WRITTEN.decode(answer) if answer else None
+
+
+def _key(trail: bytes, message: Message) -> bytes:
+    """Return a digest of a message behind a trail: of its role, its text and its calls."""
+    content = message.get("content")
+    said = answer_key({**message, "content": text_of(content) or content})
+    return blake2b(f"{message['role']}{said}".encode(errors="surrogatepass"), key=trail, digest_size=16).digest()
+
+
+def _written(answer: Message) -> _Written:
+    content, reasoning = answer.get("content"), answer.get("reasoning_content")
+    return _Written(
+        content if isinstance(content, str) else None,
+        reasoning if isinstance(reasoning, str) else None,
+        [str(function.get("arguments")) for function in _functions(answer)],
+    )
+
+
+def _as_written(message: Message, written: _Written) -> Message:
+    """Return a message that has come back with the texts that the model wrote. Reasoning that is gone stays away."""
+    restored = {**message, "content": written.content}
+    if written.reasoning and message.get("reasoning_content"):
+        restored["reasoning_content"] = written.reasoning
+    if written.arguments and len(_functions(message)) == len(written.arguments):
+        functions = map(_with_arguments, _functions(message), written.arguments)
+        calls = message["tool_calls"]
+        assert isinstance(calls, list)
+        restored["tool_calls"] = [{**call, "function": function} for call, function in zip(calls, functions, strict=True)]
+    return restored
+
+
+def _with_arguments(function: Mapping[str, object], arguments: str) -> Mapping[str, object]:
+    return {**function, "arguments": arguments}
+
+
+def _functions(message: Message) -> list[Mapping[str, object]]:
+    """Return the functions that a message calls; none where a call has none."""
+    calls = message.get("tool_calls")
+    found = [call.get("function") for call in calls if isinstance(call, Mapping)] if isinstance(calls, list) else []
+    functions = [function for function in found if isinstance(function, Mapping)]
+    return functions if isinstance(calls, list) and len(functions) == len(calls) else []

@@ -1,0 +1,137 @@
+"""Documents in the text of messages, on request: a list that a program has pasted becomes documents in its place.
+
+A list is found in the text of its message alone, so that it is the same in each turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from ...models.template import Message
+from ...ordering.document import MOST_DOCUMENTS, Document
+from ...ordering.pasted import PastedList, find_pasted
+from .body import ChatRequest
+from .chat_prompt import PLACE
+from .tool_results import text_of
+from .volatile import INSTRUCTIONS
+
+HOLDERS = (*INSTRUCTIONS, "user")
+MOST_UNTOUCHED = 32  # lists that a report names with a reason each
+HAS_OWN = "the message has documents of its own"
+HAS_PLACE = "the message has the character U+FDD0"
+ONE_LIST = "another list of the message was taken"
+REWRITTEN = "the chat template changes the text around it"
+CONSTRAINED = "the answer has to fit a form, which may want its numbers"
+MORE = "lists from here on that are left alone, too"
+TOLD = "the tokens of the answer are asked for, which name no numbers"
+
+
+@dataclass(frozen=True, slots=True)
+class TextList:
+    """A list for the report. count: its documents. left: why it is left alone, if it is.
+
+    message: its index in the request; negative: it is the instructions of a response, which stand in front.
+    """
+
+    message: int
+    format: str
+    count: int = 0
+    left: str = ""
+
+    def shown(self, order: Sequence[int]) -> dict[str, object]:
+        """Return it as JSON. order: the ranks of the documents that the prompt shows, in their places."""
+        where = self.message if self.message >= 0 else "instructions"
+        fields: dict[str, object] = {"message": where, "format": self.format}
+        if self.left:
+            return fields | {"left": self.left}
+        return fields | {"documents": self.count, "moved": sum(rank != place for place, rank in enumerate(order))}
+
+
+@dataclass(frozen=True, slots=True)
+class CutMessages:
+    """Messages without their lists. lists: by the index of the message, which has PLACE where its list was."""
+
+    messages: Sequence[Message]
+    lists: Mapping[int, PastedList]
+    report: tuple[TextList, ...] = ()
+
+    @property
+    def documents(self) -> dict[int, tuple[Document, ...]]:
+        return {at: one.documents for at, one in self.lists.items()}
+
+
+Given = Mapping[int, Sequence[Document]]
+"""The documents that messages have by themselves, by their indexes."""
+Cut = Callable[[Sequence[Message], Given], CutMessages]
+
+
+def leave_lists(messages: Sequence[Message], given: Given) -> CutMessages:
+    """Return messages as they are, where nobody asked for more."""
+    return CutMessages(messages, {})
+
+
+def put_back(cut: Cut, messages: Sequence[Message], given: Given) -> CutMessages:
+    """Return messages as they are, for a template that does not show the places of the lists that `cut` finds."""
+    report = [one if one.left else TextList(one.message, one.format, left=REWRITTEN) for one in cut(messages, given).report]
+    return CutMessages(messages, {}, tuple(report))
+
+
+def cut_lists(messages: Sequence[Message], given: Given, no_numbers: str = "") -> CutMessages:
+    """Find the lists in messages, one in each at most, and cut them out.
+
+    no_numbers: why lists with numbers are left alone, if they are.
+    """
+    shown, lists = list(messages), dict[int, PastedList]()
+    report, untouched = list[TextList](), list[TextList]()
+    room = MOST_DOCUMENTS - sum(map(len, given.values()))
+    for at, message in enumerate(messages):
+        if message["role"] not in HOLDERS:
+            continue
+        for part, text in _texts(message):
+            found, left = find_pasted(text, room)
+            untouched += [TextList(at, one.format, left=one.why) for one in left]
+            if found is None:
+                continue
+            has_place = any(PLACE in one for _, one in _texts(message))
+            why = HAS_OWN if given.get(at) else ONE_LIST if at in lists else HAS_PLACE if has_place else ""
+            if why or (found.number_of and no_numbers):
+                untouched.append(TextList(at, found.format, left=why or no_numbers))
+                continue
+            report.append(TextList(at, found.format, len(found.documents)))
+            lists[at], room = found, room - len(found.documents)
+            shown[at] = _with_text(message, part, text[: found.start] + PLACE + text[found.stop :])
+    more = len(untouched) - MOST_UNTOUCHED
+    if more > 0:
+        untouched[MOST_UNTOUCHED:] = [replace(untouched[MOST_UNTOUCHED], left=f"{MORE}: {more:,}")]
+    return CutMessages(shown, lists, (*report, *untouched))
+
+
+def numbers_refused(request: ChatRequest) -> str:
+    """Return why the numbers of lists have to stay; empty if they need not."""
+    if request.is_constrained:
+        return CONSTRAINED
+    return TOLD if request.logprobs or request.n_probs else ""
+
+
+def places(messages: Sequence[Message]) -> list[int]:
+    """Return how many lists were cut out of each message."""
+    return [text_of(message.get("content")).count(PLACE) for message in messages]
+
+
+def _texts(message: Message) -> Iterator[tuple[int | None, str]]:
+    """Yield the texts of a content, each with the index of its part; None: the content is one text."""
+    content = message.get("content")
+    if isinstance(content, str):
+        yield None, content
+    for at, part in enumerate(content if isinstance(content, list) else ()):
+        if isinstance(part, Mapping) and part.get("type") == "text" and isinstance(text := part.get("text"), str):
+            yield at, text
+
+
+def _with_text(message: Message, part: int | None, text: str) -> Message:
+    """Return a message with another text in a part."""
+    content = message.get("content")
+    if not isinstance(content, list) or part is None:
+        return {**message, "content": text}
+    return {**message, "content": [*content[:part], {**content[part], "text": text}, *content[part + 1 :]]}
