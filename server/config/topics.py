@@ -30,7 +30,8 @@ TOPICS = (
         "folder of documents",
         "docs docs_top_k embedding_model",
         """docs_watch docs_db docs_scope chunk_tokens read_ahead retrieval_prompt embedding_query_prefix
-        embedding_document_prefix rerank_model document_order documents_attention dedup tool_documents order_hint""",
+        embedding_document_prefix rerank_model document_order best best_price_ms documents_attention dedup tool_documents
+        order_hint""",
     ),
     _topic(
         "cache",
