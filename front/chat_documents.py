@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Meta, Raw, Struct
 
 from ..ordering.document import TOOLS, Document, DocumentError, beside_documents, check_number, find_documents
-from ..ordering.policy import Order
+from ..ordering.policy import BestPlace, Order
 from ..server.http.api_errors import RequestError
 from ..server.http.json_body import as_unicode, check_elements
 
@@ -39,6 +39,8 @@ class FrontOptions(Struct, frozen=True):
     """The fields of a request that the front itself honours, and takes out."""
 
     document_order: Order | None = None
+    best: BestPlace | None = None
+    best_price_ms: Annotated[float, Meta(ge=0.0)] | None = None
     dedup: Literal["auto", "in_place", "off"] | None = None
     tool_documents: Literal["auto", "off"] | None = None
     order_hint: bool | None = None

@@ -290,6 +290,7 @@ class Orders:
                 keep_first=options.keep_first,
                 keep_last=options.keep_last,
                 names=names,
+                best=(options.best or settings.best) if documents[:1] == turn.documents[:1] else "free",
             )
             order, why = found.order, "asked" if policy != "auto" else "cached" if found.reused_documents else "rank"
         self._keep(turn.name, order)
@@ -380,7 +381,13 @@ def check(chat: DocumentChat) -> None:
         if not (turn.result is not None or content is None or isinstance(content, str | list)):
             where = f"messages[{turn.at}].content"
             raise RequestError(f"{where}: expected a string or a list of parts", param=where)
-    conversation = chat.options.conversation
+    options, conversation = chat.options, chat.options.conversation
+    if options.best == "last" and (options.keep_first or options.keep_last):
+        problem = "best is last, and keep_first or keep_last say what stands there: send one of them"
+        raise RequestError(problem, param="best")
+    if options.best_price_ms:
+        problem = f"best_price_ms is {options.best_price_ms:g}: a gain of the upstream has no known time, send best alone"
+        raise RequestError(problem, param="best_price_ms")
     if isinstance(conversation, NamedConversation) and conversation.history == "new":
         problem = "the upstream keeps no conversations: send the whole history"
         raise RequestError(f"conversation.history is new: {problem}", param="conversation.history")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 from urllib.parse import urlsplit
 
-from ..ordering.policy import Order
+from ..ordering.policy import BestPlace, Order
 from ..server.config.flags import add_settings
 from ..server.config.settings import SETTINGS, Settings, SettingsError, row, table_of
 
@@ -33,6 +33,7 @@ class FrontSettings:
     tree_nodes: int = row(10_000, ("--tree-nodes",), "documents that the upstream is taken to have in its cache", least=1)
     affinity_header: str = row("x-session-id", ("--affinity-header",), "header that tells a router which requests belong together; empty: none")
     document_order: Order = row("auto", ("--document-order",), "default of a request's `document_order`")
+    best: BestPlace = row("free", ("--best",), "default of a request's `best`: the place of the document of rank 1; first and last cost reuse")
     dedup: Dedup = row("auto", ("--dedup",), "default of a request's `dedup`: earlier documents are referred to; in_place: at their ranks")
     tool_documents: Switch = row("auto", ("--tool-documents",), "default of a request's `tool_documents`: lists in results count")
     order_hint: bool = row(True, ("--order-hint",), "default of a request's `order_hint`: state the ranking after documents")

@@ -12,7 +12,7 @@ import secrets
 from collections import Counter
 from collections.abc import AsyncIterable, Awaitable, Callable, Collection, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
 from itertools import permutations
 from math import inf
@@ -289,6 +289,11 @@ Order = Literal["auto", "retrieval", "sorted", "greedy"]
 
 ORDERS: tuple[Order, ...] = get_args(Order)
 
+BestPlace = Literal["free", "first", "last"]
+"""Where the document of rank 1 stands: where its order reuses the most, or in front of all others, or behind them."""
+
+BEST_PLACES: tuple[BestPlace, ...] = get_args(BestPlace)
+
 
 # ---- The order of one request's documents in its prompt, and what it reuses. --------------------------------------------
 
@@ -320,24 +325,60 @@ def arrange(
     keep_last: int = 0,
     names: Sequence[str] | None = None,
     waiting: Sequence[Collection[str]] = (),
+    best: str = "free",
+    pays: Callable[[float, float], bool] | None = None,
 ) -> Arrangement:
     """Return the order of documents that reuses the most cached tokens (RAGBoost 5.1, CacheWeaver 3.3).
 
     keys: of the documents, in retrieval rank. index: the cached documents. policy: one of `POLICIES`.
     keep_first, keep_last: the first and last documents that keep their place. names: sort keys of the `sorted` policy,
     by default `keys`. waiting: the documents of each request that comes next; `auto` puts documents that those requests
-    share first. Under `auto` and `greedy`, documents that are not reused stay in retrieval rank.
+    share first. Under `auto` and `greedy`, documents that are not reused stay in retrieval rank. best: the place of the
+    first document, one of `BEST_PLACES`; `last` gives way to `keep_first` and `keep_last`. pays: given the tokens saved
+    with that document in its place and without, returns whether it leaves it, which under `free` is the first; None:
+    `best` alone decides.
 
-    Raises ValueError for an unknown policy, a key given twice, a negative `keep_first` or `keep_last`, a number of
-    `names` other than the number of keys, and more documents than `oracle` can try.
+    Exact for each place: the others take the best order that it leaves them. `pays` costs a second search.
+
+    Raises ValueError for an unknown policy or place, a key given twice, a negative `keep_first` or `keep_last`, a number
+    of `names` other than the number of keys, and more documents than `oracle` can try.
     """
-    order_request = _order_request(keys, keys if names is None else names, (keep_first, keep_last), waiting)
-    if policy not in POLICIES:
-        raise ValueError(f"unknown ordering policy {policy!r}: expected one of {', '.join(POLICIES)}")
-    middle = POLICIES[policy](order_request, index)
-    order = (*range(order_request.first), *middle, *range(order_request.last, len(keys)))
-    reused = walk(index, index.start(), [keys[i] for i in order])
+    request = _order_request(keys, keys if names is None else names, (keep_first, keep_last), waiting)
+    for what, given, known in (("ordering policy", policy, POLICIES), ("place of the best document", best, BEST_PLACES)):
+        if given not in known:
+            raise ValueError(f"unknown {what} {given!r}: expected one of {', '.join(known)}")
+    if best == "last" and (keep_first or keep_last):
+        best, pays = "free", None
+    if best == "free" and pays is None:
+        return _arranged(request, index, policy)
+    held = _held(request, index, policy, best)
+    if pays is None:
+        return held
+    free = _arranged(request, index, policy)
+    return free if pays(_saved(request, index, held), _saved(request, index, free)) else held
+
+
+def _arranged(request: OrderRequest, index: Index[P], policy: str) -> Arrangement:
+    middle = POLICIES[policy](request, index)
+    order = (*range(request.first), *middle, *range(request.last, len(request.keys)))
+    reused = walk(index, index.start(), [request.keys[i] for i in order])
     return Arrangement(order, reused.documents, reused.tokens)
+
+
+def _held(request: OrderRequest, index: Index[P], policy: str, best: str) -> Arrangement:
+    """Return the order that has the first document in its place: behind all others for `last`, else where it is."""
+    size = len(request.keys)
+    if best != "last":
+        first = min(max(request.first, 1), size)
+        return _arranged(replace(request, first=first, last=max(first, request.last)), index, policy)
+    ranks = [*range(size)[1:], *range(size)[:1]]
+    keys, names = [request.keys[i] for i in ranks], [request.names[i] for i in ranks]
+    found = _arranged(replace(request, keys=keys, names=names, last=max(size - 1, 0)), index, policy)
+    return replace(found, order=tuple(ranks[i] for i in found.order))
+
+
+def _saved(request: OrderRequest, index: Index[P], arrangement: Arrangement) -> float:
+    return walk_to_end(index, index.start(), [request.keys[i] for i in arrangement.order])
 
 
 def arrange_better(request: OrderRequest, index: Index[P], floor: float) -> Arrangement:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from .plan import Plan
 
 NEVER = math.inf  # a threshold that is never reached: its rule is off
+GUESSED_NS = 1e6  # to compute a token, before the first step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,7 @@ from typing import Protocol
 
 import numpy as np
 
-from .costs import Costs
+from .costs import GUESSED_NS, Costs, Profile
 from .device import DeviceCells
 from .eviction import Candidates, EvictionPolicy
 from .plan import HostCopy, Restore, Save
@@ -387,13 +387,13 @@ class HostMemory:
 class PromptTree(RadixTree[Node]):
     """The tree that prompts are compared with: that of KV, or that of states for models whose memory cannot be cut.
 
-    host: has the copies of its runs.
+    host: has the copies of its runs. profile: the time that tokens take.
     """
 
-    def __init__(self, costs: Costs, host: HostMemory) -> None:
+    def __init__(self, costs: Costs, host: HostMemory, profile: Profile) -> None:
         super().__init__(Node, Root.of)
         self._clock: int = 0
-        self.costs, self.host = costs, host
+        self.costs, self.host, self.profile = costs, host, profile
         self.pinned: set[Node] = set()  # runs that a client asked to keep
         host.index = self
 
@@ -417,6 +417,12 @@ class PromptTree(RadixTree[Node]):
     def saved_share(self, node: Node) -> float:
         """Return the share of the time to compute a cached run that its reuse saves."""
         return 1 - self.costs.restore_share if node.copy is not None and not node.ready else 1.0
+
+    def seconds(self, cached: int, new: int) -> float:
+        """Return the time to compute `new` tokens behind `cached` ones; before the first step a guess."""
+        if self.profile.is_learnt:
+            return self.profile.seconds(cached, new)
+        return new * max(self.costs.token_ns, self.costs.row_ns, GUESSED_NS) / 1e9
 
     def cached_runs(self, scope: Scope | None, tokens: np.ndarray) -> list[tuple[Node, int]]:
         """Return the runs with KV that a prompt begins with, first to last, each with the position where its KV ends."""

@@ -114,13 +114,12 @@ class PrefixTree(PromptTree):
         profile: Profile | None = None,
         costs: Costs = UNMEASURED,
     ) -> None:
-        super().__init__(costs, host or HostMemory())
+        super().__init__(costs, host or HostMemory(), profile or Profile(costs.chunk))
         self.recompute_last = costs.recompute_last
         self.device = DeviceCells(
             num_cells, num_sequences, self.host.offer, policy=policy or EvictionPolicy(), recompute_last=self.recompute_last
         )
         self.copies = Copies(self.device, self.host, costs)
-        self.profile = profile or Profile(costs.chunk)
         self.num_evicted = 0  # tokens that left the device, ever
         self.num_uncopied = 0  # tokens that left it without a copy, since to compute them again takes less time, ever
 

@@ -233,6 +233,10 @@ class PrefixIndex(Protocol):
         """Return the share of the time to compute a run that its reuse saves."""
         ...
 
+    def seconds(self, cached: int, new: int) -> float:
+        """Return about how long `new` tokens behind `cached` ones take to compute."""
+        ...
+
 
 class RadixTree(Generic[N]):
     """Finds, adds and splits runs. Its subclasses say what the runs stand for: KV, states, files.

@@ -16,12 +16,14 @@ from .scope import Scope
 
 @dataclass(frozen=True, slots=True)
 class PlacedDocument:
-    """A document in a prompt, at positions [start, stop)."""
+    """A document in a prompt, at positions [start, stop). rank: in retrieval, from 1. moved: it does not stand in rank."""
 
     id: str
     key: str
     start: int
     stop: int
+    rank: int = 1
+    moved: bool = False
 
 
 class Segment(NamedTuple):
@@ -45,7 +47,8 @@ class Layout:
     for the reason of a miss. repeated: ids of documents that are left out here, because an earlier turn holds them.
     breakpoints: the client's marks, (stop, seconds): prompts may part there, and what is in front is pinned for so long; 0:
     not at all. opening: the tokens in front of a chat's first question: system text and documents, which new chats have in
-    common; 0: this is no chat.
+    common; 0: this is no chat. in_rank: the tokens that would be cached with all documents in retrieval rank; None:
+    none has moved. hint: the line that tells the ranking of the last ones that have; empty: there is none.
     """
 
     tokens: np.ndarray
@@ -55,6 +58,8 @@ class Layout:
     repeated: tuple[str, ...] = ()
     breakpoints: tuple[tuple[int, float], ...] = ()
     opening: int = 0
+    in_rank: int | None = None
+    hint: str = ""
 
     @property
     def ids(self) -> np.ndarray:

@@ -25,14 +25,13 @@ PASSED = 1 / 8  # of its worth that is left to the state of an earlier turn: onl
 
 
 class StateTree(PromptTree):
-    """A node is a run with a copy in host memory, and may have a state at its end. profile: the time that tokens take."""
+    """A node is a run with a copy in host memory, and may have a state at its end."""
 
     def __init__(self, costs: Costs, host: HostMemory, profile: Profile) -> None:
-        super().__init__(costs, host)
+        super().__init__(costs, host, profile)
         self.unused: dict[Node, None] = {}  # states within prompts that no second prompt has used, the oldest first
         self.aged: set[Node] = set()  # nodes whose states have left for that reason
         self.passed: set[Node] = set()  # states of a chat's turns that two later ones have passed
-        self._profile = profile
 
     def reusable(self, scope: Scope, tokens: np.ndarray) -> int:
         node = self.longest(scope, tokens)
@@ -132,7 +131,7 @@ class StateTree(PromptTree):
         size += 0 if node.children else (node.end - begin) * self.host.sizes.run_token
         length = node.end - begin
         share = PASSED if node in self.passed else 1.0
-        return share * self._profile.cost(begin, length) * length / max(size, 1)
+        return share * self.profile.cost(begin, length) * length / max(size, 1)
 
     def make_room(self, node: Node) -> None:
         """Let states leave until the budget holds. `node` is new, or used now, and stays."""

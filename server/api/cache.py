@@ -164,6 +164,7 @@ async def order(request: Request, asked: DocumentsOrderRequest) -> Response:
             "cached_tokens": reused,
             "tiers": {"device": on_device, "host": reused - on_device},
             "miss": {"at": reused, "why": layout.segment_at(reused).miss},
+            **({"reordered": predicted.reordered} if predicted.reordered else {}),
         }
     )
 

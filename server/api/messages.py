@@ -395,7 +395,8 @@ class MessagesCountRequest(ChatFields, frozen=True, kw_only=True):
     @property
     def _orders_documents(self) -> bool:
         """Whether blocks with documents become documents: for a field that texts would ignore."""
-        return self.document_order is not None or self.documents_attention == "separate"
+        given = (self.document_order, self.best, self.best_price_ms)
+        return self.documents_attention == "separate" or any(one is not None for one in given)
 
 
 class MessagesRequest(MessagesCountRequest, frozen=True, kw_only=True):

@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from ...models.json_schema import GrammarSource, Kind
-from ...ordering.policy import ORDERS
+from ...ordering.policy import BEST_PLACES, ORDERS
 from ...slots.scope import MAX_NAME, SEPARATOR
 from ..config.settings import Attention, Draft, ReasoningFormat, Volatile
 from ..formats.answer import GrammarSpec
@@ -188,6 +188,8 @@ class Options(GrammarOptions, Struct, frozen=True):
     cache_scope: str = ""
     priority: Annotated[int, Meta(ge=-100, le=100)] = 0
     document_order: str | None = None
+    best: str | None = None
+    best_price_ms: Annotated[float, Meta(ge=0.0)] | None = None
     dedup: Literal["auto", "off"] | None = None
     order_hint: bool | None = None
     keep_first: Annotated[int, Meta(ge=0)] = 0
@@ -204,9 +206,14 @@ class Options(GrammarOptions, Struct, frozen=True):
 
     def check(self) -> None:
         """Refuse options that the server would ignore although they change the answer. Raises RequestError."""
-        if self.document_order is not None and self.document_order not in ORDERS:
-            order, known = reprlib.repr(self.document_order), ", ".join(ORDERS)
-            raise RequestError(f"document_order is {order}: expected one of {known}", param="document_order")
+        for name, known in (("document_order", ORDERS), ("best", BEST_PLACES)):
+            if (given := getattr(self, name)) is not None and given not in known:
+                wrong = f"{name} is {reprlib.repr(given)}: expected one of {', '.join(known)}"
+                raise RequestError(wrong, param=name)
+        if self.best == "last" and (self.keep_first or self.keep_last):
+            kept = "keep_first" if self.keep_first else "keep_last"
+            wrong = f"best is last and {kept} is {getattr(self, kept)}: both say what stands there, send one of them"
+            raise RequestError(wrong, param="best")
         stops = self.stops()
         if len(stops) > MAX_STOPS or any(len(stop) > MAX_STOP for stop in stops):
             raise RequestError(f"stop: expected at most {MAX_STOPS} texts of at most {MAX_STOP:,} characters", param="stop")

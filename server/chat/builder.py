@@ -73,6 +73,9 @@ def check_attention(request: ChatRequest, *, separates: bool) -> None:
     if separates and request.document_order not in (None, "retrieval"):
         wrong = f"document_order is {request.document_order}: documents that are read separately keep retrieval order"
         raise RequestError(wrong, param="document_order")
+    if separates and request.best == "last":
+        wrong = "best is last: documents that are read separately keep retrieval order, the best one first"
+        raise RequestError(wrong, param="best")
 
 
 def _check(message: Message, where: str, is_last: bool) -> None:
@@ -510,10 +513,14 @@ class PromptBuilder:
         for text in texts:
             tokens.append(self.tokens(options.cache_scope, text, length.tokenise))
             length.add(len(tokens[-1]))
+        is_here = documents[:1] == given[:1]  # an earlier turn may show the best one, where it stays
+        price = self._settings.best_price_ms if options.best_price_ms is None else options.best_price_ms
         return DocumentSet(
             documents,
             tuple(tokens),
             policy=options.document_order or self._settings.document_order,
+            best=(options.best or self._settings.best) if is_here else "free",
+            best_price_ms=price if is_here else 0.0,
             hint=tokenize if hint else None,
             repeated=repeated,
             ranking=tuple(document.id for document in given) if repeated else (),

@@ -54,6 +54,8 @@ class DocumentSet:
     order: the ranks in the order of an earlier prompt, which stays; None: the order is not chosen yet.
     in_text: they stand at PLACE in the text of their message, and not in front of it. number_of: pairs of the ids of all
     documents, repeated ones included, and the numbers that a program gave them.
+    best: the place of the first document; best_price_ms: the gain for which it leaves that place, under `free` the first;
+    0: `best` alone decides.
     """
 
     documents: tuple[Document, ...]
@@ -68,6 +70,8 @@ class DocumentSet:
     keep_last: int = 0
     in_text: bool = False
     number_of: tuple[tuple[str, str], ...] = ()
+    best: str = "free"
+    best_price_ms: float = 0.0
     longest_hint: int = -1  # tokens; -1: count them
     keys: tuple[str, ...] = field(init=False)  # of the documents, in rank
     key_set: frozenset[str] = field(init=False)
@@ -85,17 +89,30 @@ class DocumentSet:
         return sum(map(len, self.tokens)) + hints
 
     def hint_tokens(self, order: Sequence[int]) -> np.ndarray:
-        """Return the tokens behind documents in this order: int32, empty if nothing moved and nothing is repeated.
+        """Return the tokens behind documents in this order: int32, empty if nothing moved and nothing is repeated."""
+        _, hint = self.hint_of(order)
+        return np.concatenate([self.location, hint]) if len(hint) else self.location
+
+    def hint_of(self, order: Sequence[int]) -> tuple[str, np.ndarray]:
+        """Return the line that tells the ranking behind documents in this order, with its tokens; empty if nothing moved.
 
         A hint ranks the repeated documents, too: "most relevant" is not the best of the new ones alone.
 
         A hint of more than `longest_hint` tokens is left out, because the prompt has no room for it: in an odd vocabulary
         a hint may name fewer documents in more tokens.
         """
-        if self.hint is None or list(order) == list(range(len(order))):
-            return self.location
-        hint = self.hint(self._ranked(order))
-        return np.concatenate([self.location, hint]) if len(hint) <= self.longest_hint else self.location
+        if self.hint is None or _in_rank(order):
+            return "", NO_TOKENS
+        text = self._ranked(order)
+        hint = self.hint(text)
+        return (text, hint) if len(hint) <= self.longest_hint else ("", NO_TOKENS)
+
+    def placed(self, order: Sequence[int]) -> Iterator[tuple[Document, np.ndarray, int, bool]]:
+        """Yield the documents in this order: each with its tokens, its retrieval rank from 1, and whether it has moved."""
+        ranks = {id: rank for rank, id in enumerate(self.ranking, 1)}
+        for place, at in enumerate(order):
+            document = self.documents[at]
+            yield document, self.tokens[at], ranks.get(document.id, at + 1), at != place
 
     def without_hint(self) -> DocumentSet:
         """Return the set without a hint of the ranking; unchanged if its order is chosen already."""
@@ -103,7 +120,8 @@ class DocumentSet:
 
     def _longest_hint(self) -> int:
         """Count the tokens of the hint of the reversed ranking, which names the most documents: all, or all but one."""
-        if self.hint is None or self.policy == "retrieval" or len(self.documents) < 2:
+        is_still = self.policy == "retrieval" and self.best != "last"
+        if self.hint is None or is_still or len(self.documents) < 2:
             return 0
         return len(self.hint(self._ranked(range(len(self.documents))[::-1])))
 
@@ -223,6 +241,7 @@ class CachedPrompt:
             reused = walk(cached, cached.start(), [part.keys[at] for at in part.order])
             return Arrangement(tuple(part.order), reused.documents, reused.tokens)
         names = [document.id for document in part.documents]
+        pays = partial(self._pays, part.best_price_ms, node) if part.best_price_ms else None
         return arrange(
             part.keys,
             cached,
@@ -231,7 +250,15 @@ class CachedPrompt:
             keep_last=part.keep_last,
             names=names,
             waiting=waiting,
+            best=part.best,
+            pays=pays,
         )
+
+    def _pays(self, price_ms: float, node: Run | None, held: float, free: float) -> bool:
+        """Return whether to save `free` tokens behind a node instead of `held` ones saves more than `price_ms`."""
+        if node is None or free <= held:
+            return False
+        return 1000 * self.tree.seconds(node.end + round(held), round(free - held)) > price_ms
 
     def _placed(self, index: int, origin: Run) -> Iterator[CachedPlace]:
         """Yield the end of every cached path behind `ref` that holds the whole set at `index`."""
@@ -313,6 +340,7 @@ class ChatPrompt:
         before: list[np.ndarray] = []  # tokens in front of the first set
         previous: int | None = None  # the set before
         order: Sequence[int] = ()
+        has_moved = False
         for index, part in enumerate(self.parts):
             if isinstance(part, Fixed):
                 layout.add_text(part)
@@ -324,14 +352,22 @@ class ChatPrompt:
             elif node:
                 node = _follow(tree, node, before)
             order = cached.order(index, node, self._sharing(waiting, index)) if part.order is None else part.order
-            for at in order:
-                layout.add_document(part.documents[at], part.tokens[at])
-                node = node and node.documents.get(part.keys[at])
-            hint = part.hint_tokens(order)
-            layout.add(hint, "the hints", ends=False, verb="are")
+            for document in part.placed(order):
+                layout.add_document(*document)
+                node = node and node.documents.get(document[0].key)
+            layout.add(part.hint_tokens(order), "the hints", ends=False, verb="are")
             layout.repeat(part.repeated)
+            if part.order is None and not _in_rank(order):
+                has_moved, (layout.hint, _) = True, part.hint_of(order)
             previous = index
-        return layout.build()
+        return layout.build(self._cached_in_rank(tree, scope) if has_moved else None)
+
+    def _cached_in_rank(self, tree: PrefixIndex, scope: Scope) -> int:
+        """Count the tokens that the prompt would reuse if documents without an order stood in retrieval rank."""
+        if (root := tree.roots.get(scope)) is None:
+            return 0
+        tokens = np.concatenate([NO_TOKENS, *(run for part in self.parts for run in _runs(part))])
+        return min(tree.continued(root, tree.match_from(root, tokens)), max(len(tokens) - 1, 0))
 
     def _sharing(self, waiting: Collection[Prompt], index: int) -> list[frozenset[str]]:
         """Return the keys of other prompts' documents in place of part `index`, for prompts that are equal up to it.
@@ -351,7 +387,7 @@ class SeparatePrompt(ChatPrompt):
     """
 
     def __init__(self, parts: Sequence[Part]) -> None:
-        super().__init__([_in_rank(part) if isinstance(part, DocumentSet) else part for part in parts])
+        super().__init__([_kept_in_rank(part) if isinstance(part, DocumentSet) else part for part in parts])
         self._layout = self._lay_out()
         self.beginning = self._layout.tokens
 
@@ -365,14 +401,18 @@ class SeparatePrompt(ChatPrompt):
             if isinstance(part, Fixed):
                 layout.add_text(part)
             else:
-                for at in part.order or ():
-                    layout.add_separate(part.documents[at], part.tokens[at])
+                for document in part.placed(part.order or ()):
+                    layout.add_separate(*document)
                 layout.add(part.hint_tokens(part.order or ()), "the hints", ends=False, verb="are")
             layout.repeat(part.repeated)
         return layout.build()
 
 
-def _in_rank(documents: DocumentSet) -> DocumentSet:
+def _in_rank(order: Sequence[int]) -> bool:
+    return list(order) == list(range(len(order)))
+
+
+def _kept_in_rank(documents: DocumentSet) -> DocumentSet:
     """Return documents in retrieval rank, unless they have an order."""
     return documents if documents.order is not None else replace(documents, order=tuple(range(len(documents.documents))))
 
@@ -385,11 +425,11 @@ def _follow(tree: PrefixIndex, node: Run, runs: Sequence[np.ndarray]) -> Run | N
 
 
 def _runs(part: Part) -> Iterator[np.ndarray]:
-    """Yield the tokens of a part whose order is chosen."""
+    """Yield the tokens of a part; documents without an order stand in retrieval rank."""
     if isinstance(part, Fixed):
         yield part.tokens
     else:
-        order = part.order or ()
+        order = range(len(part.documents)) if part.order is None else part.order
         yield from (part.tokens[at] for at in order)
         yield part.hint_tokens(order)
 
@@ -408,6 +448,7 @@ class _LayoutBuilder:
         self._moved: list[MovedDocument] = []
         self._breakpoints: list[tuple[int, float]] = []
         self._opening: int | None = None  # the tokens in front of the first question
+        self.hint = ""
 
     def add_text(self, part: Fixed) -> None:
         """Add a text in a fixed place, and note the breakpoint and the question that it is."""
@@ -426,19 +467,19 @@ class _LayoutBuilder:
         if ends:
             self._stops.append(self._length)
 
-    def add_document(self, document: Document, tokens: np.ndarray) -> None:
+    def add_document(self, document: Document, tokens: np.ndarray, rank: int, moved: bool) -> None:
         start = self._length
         self.add(tokens, f"document {document.id}", ends=True)
-        self._documents.append(PlacedDocument(document.id, document.key, start, self._length))
+        placed = PlacedDocument(document.id, document.key, start, self._length, rank=rank, moved=moved)
+        self._documents.append(placed)
 
-    def add_separate(self, document: Document, tokens: np.ndarray) -> None:
+    def add_separate(self, document: Document, tokens: np.ndarray, rank: int, moved: bool) -> None:
         """Add a document that is read separately."""
         if self._prefix is None:
             self._prefix = np.concatenate([NO_TOKENS, *self._tokens])
             self._stops.append(self._length)
         start = self._length
-        self.add(mark(tokens), f"document {document.id}", ends=True)
-        self._documents.append(PlacedDocument(document.id, document.key, start, self._length))
+        self.add_document(document, mark(tokens), rank, moved)
         if len(tokens):
             place = (document.id, document.key, start, self._length)
             self._moved.append(MovedDocument(*place, prefix=self._prefix, tokens=tokens))
@@ -446,7 +487,7 @@ class _LayoutBuilder:
     def repeat(self, ids: Sequence[str]) -> None:
         self._repeated += ids
 
-    def build(self) -> Layout:
+    def build(self, in_rank: int | None = None) -> Layout:
         if self._moved and self._moved[-1].stop == self._length:
             self._end_in_text()
         lay_out = partial(SeparateLayout, moved=tuple(self._moved)) if self._moved else Layout
@@ -458,6 +499,8 @@ class _LayoutBuilder:
             repeated=tuple(self._repeated),
             breakpoints=tuple(self._breakpoints),
             opening=self._opening or 0,
+            in_rank=in_rank,
+            hint=self.hint.strip(),
         )
 
     def _end_in_text(self) -> None:

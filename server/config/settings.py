@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_type_hints
 
 from ...models.sampling_params import NUMBER, NUMBERS, ORDER, SAMPLERS, Numbers
-from ...ordering.policy import Order
+from ...ordering.policy import BestPlace, Order
 from ...ordering.prompt import ASK_FOR_IDS
 from ...slots.eviction import POLICIES
 
@@ -291,6 +291,8 @@ class Settings(Numbers):
     ignore_eos: bool = row(False, ("--ignore-eos",), "default of a request's `ignore_eos`")
     logit_bias: str = row("", ("-l", "--logit-bias"), "default of a request's `logit_bias`: a token's id and its bias, such as 15043+1 or 15043-inf; may be given several times", separator=",")
     document_order: Order = row("auto", ("--document-order",), "default of a request's `document_order`; auto: the order that reuses most")
+    best: BestPlace = row("free", ("--best",), "default of a request's `best`: the place of the document of rank 1; first and last cost reuse")
+    best_price_ms: int = row(0, ("--best-price-ms",), "default of a request's `best_price_ms`: the gain for which that document leaves its place; 0: `best` alone decides")
     documents_attention: Attention = row("joint", ("--documents-attention",), "default of a request's `documents_attention`; joint: a document sees those before it, as models are trained; separate: it sees none, and its KV serves at any place of a prompt, at some cost in quality")
     dedup: Dedup = row("auto", ("--dedup",), "default of a request's `dedup`; auto: a document that an earlier turn of the conversation shows is not shown again but referred to, which saves its tokens")
     tool_documents: Dedup = row("off", ("--tool-documents",), "default of a request's `tool_documents`; auto: lists of documents in tool results are ordered, and lines that an earlier result shows are not shown again; off, since that rewrites what a tool said")

@@ -30,7 +30,7 @@ TOPICS = (
         "folder of documents",
         "docs docs_top_k embedding_model",
         """docs_watch docs_db docs_scope chunk_tokens read_ahead retrieval_prompt embedding_query_prefix
-        embedding_document_prefix rerank_model document_order documents_attention dedup tool_documents
+        embedding_document_prefix rerank_model document_order best best_price_ms documents_attention dedup tool_documents
         documents_in_text order_hint""",
     ),
     _topic(

@@ -32,6 +32,7 @@ from .usage import (
     Reused,
     document_reuse,
     first_gap,
+    reordering,
     segment_reuse,
     timings,
     volatile_span,
@@ -456,7 +457,21 @@ class Generation:
             num_accepted=self._drafts[1],
             fetch_time=reuse.fetch_seconds,
             segments=segment_reuse(layout, reuse.spans, self.request.scope.adapters) if self.wants_segments else None,
+            reordered=reordering(layout, reuse.cached, self._seconds),
         )
+
+    def _seconds(self, start: int, stop: int) -> float:
+        """Return about how long the prompt's tokens at [start, stop) take: what reuse saved, and what the rest took."""
+        saved, reused = 0.0, 0
+        for span in self.job.reuse.spans:
+            shared = max(min(span.stop, stop) - max(span.start, start), 0)
+            saved, reused = saved + span.seconds * shared / (span.stop - span.start), reused + shared
+        return saved + (stop - start - reused) * self._seconds_each
+
+    @property
+    def _seconds_each(self) -> float:
+        """The time that each computed token of the prompt took."""
+        return (self.first_token - self.admitted) / max(self.job.num_prompt - self.job.reuse.cached, 1)
 
     def _reused(self, layout: Layout) -> Reused:
         """Return where reuse counts: at the beginning, as many tokens as were cached, unless it came in pieces."""
@@ -491,10 +506,10 @@ class Generation:
         piece = changed_piece(job.sequence.last_node, job.tokens[: job.num_prompt], at)
         if piece is None:
             return None
-        each = (self.first_token - self.admitted) * 1000 / max(job.num_prompt - job.reuse.cached, 1)
         opening = job.tokens[max(at - OPENING, 0) : at]
         after, before = (self.detokenize(np.concatenate((opening, part)))[:LONGEST] for part in (piece.after, piece.before))
-        change: Change = {"after": after, "tokens": piece.num_behind, "ms": round(piece.num_behind * each, 1)}
+        ms = round(1000 * piece.num_behind * self._seconds_each, 1)
+        change: Change = {"after": after, "tokens": piece.num_behind, "ms": ms}
         if self.scope:
             change["before"] = before
         return change

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import NotRequired, TypedDict
@@ -44,11 +44,21 @@ Fields = dict[str, object]
 
 
 class DocumentUsage(TypedDict):
-    """How much of a document in a prompt came from the cache."""
+    """How much of a document in a prompt came from the cache. rank: in retrieval, from 1; moved: out of that order."""
 
     id: str
     tokens: int
     cached_tokens: int
+    rank: int
+    moved: bool
+
+
+class Reordering(TypedDict):
+    """What the order of documents gained against retrieval order; negative: it cost that. hint: its line in the prompt."""
+
+    gained_tokens: int
+    gained_ms: float
+    hint: str
 
 
 class SegmentReuse(TypedDict):
@@ -90,6 +100,7 @@ class Report:
     """Times in seconds, lengths in tokens.
 
     fetch_time: for which it waited for KV from a tier below host memory. segments: where the request asks for them.
+    reordered: where documents have moved.
     conversation, retrieval, moved, documents_in_text: added by the service, for a chat that belongs to one, for one whose
     documents were found, for one whose instructions have changed, and for one with documents in its texts.
     """
@@ -112,6 +123,7 @@ class Report:
     num_accepted: int = 0
     fetch_time: float = 0.0
     segments: list[SegmentReuse] | None = None
+    reordered: Reordering | None = None
     conversation: Mapping[str, object] | None = None
     retrieval: Mapping[str, object] | None = None
     moved: Sequence[Mapping[str, str]] | None = None
@@ -152,6 +164,7 @@ class Report:
         optional = {
             "documents_attention": self.documents_attention,
             "segments": self.segments,
+            "reordered": self.reordered,
             "conversation": self.conversation,
             "moved": self.moved,
             "documents_in_text": self.documents_in_text,
@@ -171,9 +184,23 @@ def document_reuse(layout: Layout, reused: Reused) -> list[DocumentUsage]:
             "id": document.id,
             "tokens": document.stop - document.start,
             "cached_tokens": sum(max(min(stop, document.stop) - max(start, document.start), 0) for start, stop in reused),
+            "rank": document.rank,
+            "moved": document.moved,
         }
         for document in layout.documents
     ]
+
+
+def reordering(layout: Layout, cached: int, seconds: Callable[[int, int], float]) -> Reordering | None:
+    """Return what the order of documents gained; None where none has moved. cached: tokens that were reused in it.
+
+    seconds: of the prompt's tokens at positions [start, stop).
+    """
+    if (in_rank := layout.in_rank) is None:
+        return None
+    sign = 1 if cached >= in_rank else -1
+    gained_ms = sign * 1000 * seconds(*sorted((in_rank, cached)))
+    return {"gained_tokens": cached - in_rank, "gained_ms": round(gained_ms, 1), "hint": layout.hint}
 
 
 def first_gap(reused: Reused) -> int:

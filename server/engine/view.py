@@ -29,7 +29,7 @@ from ..http.threads import WaitingThread
 from .engine import Engine
 from .generation import Generation
 from .slot_files import SlotStore
-from .usage import empty_prefix, followed_by
+from .usage import Reordering, empty_prefix, followed_by, reordering
 
 # ---- The engine's counters and gauges, for Prometheus. Read in the engine's thread, between two steps. ------------------
 
@@ -255,11 +255,15 @@ def scopes_of(scheduler: Scheduler, name: str) -> list[Scope]:
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """A prompt laid out as if it were admitted now. reused: its cached tokens. on_device: those with KV on the device."""
+    """A prompt laid out as if it were admitted now. reused: its cached tokens. on_device: those with KV on the device.
+
+    reordered: what the order of its documents gains.
+    """
 
     layout: Layout
     reused: int
     on_device: int
+    reordered: Reordering | None
 
     @classmethod
     def of(cls, scheduler: Scheduler, prompt: Prompt, scope: Scope) -> Prediction:
@@ -270,7 +274,8 @@ class Prediction:
         on_device = sum(min(node.ready, match.length - node.start) for node in nodes)
         length = len(layout.tokens)
         reused = index.reusable(scope, layout.tokens[: most_cached(layout.sections(length), length, tree.recompute_last)])
-        return cls(layout, reused + layout.num_placed(tree, scope, reused), min(on_device, reused))
+        reordered = reordering(layout, reused, lambda start, stop: tree.seconds(start, stop - start))
+        return cls(layout, reused + layout.num_placed(tree, scope, reused), min(on_device, reused), reordered)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

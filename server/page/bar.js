@@ -1,7 +1,7 @@
 /** The bar under an answer: its prompt, segment by segment, with what was reused from where and what was computed. */
 
 import { duration, figure, h } from "./dom.js";
-import { PLACES, kindOf, missText, placeOf } from "./names.js";
+import { PLACES, kindOf, missText, nameOf, placeOf } from "./names.js";
 
 /**
  * @typedef {{name: string, kind: string, tokens: number, parts: Record<string, number>, saved: number}} Segment
@@ -57,18 +57,19 @@ export function account(turn, { titleOf, names, isFirst }) {
   const { report, timings } = turn;
   const segments = segmentsOf(report, names);
   const total = timings.cache_n + timings.prompt_n;
-  const summary = summaryOf(timings, segments);
+  const summary = summaryOf(turn, segments);
   return h(
     "details.account",
     {},
     h("summary", {}, drawn(segments, `${summary.map(({ text }) => text).join(", ")}`), h("span.figures", {}, summary.map(swatch))),
     h("p.miss", {}, missText(report.miss, titleOf, isFirst), turn.why ? ` ${branchText(turn, total)}` : null),
+    report.reordered && ranks(turn, titleOf),
     table(segments),
   );
 }
 
 /** The figures of an answer; those of a place have its colour in front. */
-function summaryOf(timings, segments) {
+function summaryOf({ report, timings }, segments) {
   const sums = segments.reduce((sum, { parts }) => joined({ parts: sum }, { parts }).parts, {});
   const saved = segments.reduce((sum, segment) => sum + segment.saved, 0);
   const share = Math.floor((100 * timings.cache_n) / Math.max(timings.cache_n + timings.prompt_n, 1));
@@ -78,6 +79,7 @@ function summaryOf(timings, segments) {
     { place: "computed", text: `${figure(timings.prompt_n)} computed` },
     { text: `${share} % reused` },
     saved >= 1 && { text: `${duration(saved)} saved` },
+    report.reordered?.gained_ms >= 1 && { text: `read in another order: ${duration(report.reordered.gained_ms)} earlier` },
     { text: `first token after ${duration(timings.queue_ms + timings.prompt_ms)}` },
     timings.predicted_n > 1 && { text: `${figure(timings.predicted_per_second)} tokens/s` },
   ].filter(Boolean);
@@ -86,6 +88,14 @@ function summaryOf(timings, segments) {
 function branchText(turn, total) {
   const act = turn.why === "edit" ? "The edited question" : "This second answer";
   return `${act} cost ${figure(turn.timings.prompt_n)} prompt tokens instead of ${figure(total)}.`;
+}
+
+/** The documents of a question as its prompt has them, with their ranks. */
+function ranks({ documents, report }, titleOf) {
+  const own = new Set([...documents, ...(report.retrieved ?? [])].map(({ id }) => id));
+  const read = report.documents.filter(({ id }) => own.has(id));
+  const names = read.map(({ id, rank }) => `“${nameOf(`document ${id}`, titleOf)}” (rank ${rank})`);
+  return names.length > 0 && h("p.ranks", {}, `Read in this order: ${names.join(", ")}.`);
 }
 
 function swatch({ place, text }) {

@@ -34,7 +34,6 @@ logger = logging.getLogger("slotcache.tiers")
 GUESS = 200e6  # bytes a second of a tier of which nothing was read yet
 MEMORY = 0.9  # weight of all earlier reads beside a new one
 FORGIVING = 1.05  # a tier that was too slow counts as this much faster each time, so that it is tried again
-GUESSED_NS = 1e6  # to compute a token, before the first step
 LEAST = 0.005  # seconds that any fetch may take: less than a client notices
 NUM_READERS = 4  # threads: a disk with a long way to it serves several reads at once
 
@@ -88,7 +87,7 @@ class PricedIndex:
 
     def __init__(self, index: RecordIndex, live: PromptTree, scope: Scope, read_share: Callable[[IndexNode], float]) -> None:
         self.roots, self.match_from = index.roots, index.match_from
-        self.continued, self.may_continue = index.continued, index.may_continue
+        self.continued, self.may_continue, self.seconds = index.continued, index.may_continue, live.seconds
         self._live, self._read_share = live, read_share
         self._ends: dict[IndexNode, tuple[Node, int] | None] = {}  # of runs: the live run that they end in, and where
         self._root = live.roots.get(scope)
@@ -288,11 +287,7 @@ class Fetches:
 
     def _seconds(self, cached: int, new: int) -> float:
         """Return the time to compute tokens."""
-        profile, costs = self._scheduler.tree.profile, self._scheduler.tree.costs
-        seconds = (
-            profile.seconds(cached, new) if profile.is_learnt else new * max(costs.token_ns, costs.row_ns, GUESSED_NS) / 1e9
-        )
-        return max(seconds, self.least)
+        return max(self._scheduler.tree.seconds(cached, new), self.least)
 
     def _start(self, fetch: Fetch, tier: LowerTier, entries: Sequence[RecordEntry]) -> None:
         fetch.began = self._clock()

@@ -16,7 +16,12 @@ TABLE = re.compile(r"^\| flag \| environment \|.*?(?=^$|\Z)", re.M | re.S)
 LEVELS = re.compile(r"^## The settings that matter first$.*?(?=^## Flags of llama-server$)", re.M | re.S)
 ARGUMENTS = re.compile(r"^\| argument \| environment \|.*?(?=^$|\Z)", re.M | re.S)
 REPORT = re.compile(r"(?<=^```json\n).*?(?=^```$)", re.M | re.S)
-VARIES = ("lane", "slot", "source")  # of a report: they hang on time, as does whether earlier KV is still on the device
+VARIES = (
+    "lane",
+    "slot",
+    "source",
+    "reordered",
+)  # of a report: they hang on time, as does whether earlier KV is still on the device
 WIDTH = 125  # of a line
 FOREIGN = re.compile(r"^\| llama-server's flag \|.*?(?=^$|\Z)", re.M | re.S)
 

@@ -78,9 +78,12 @@ def test_the_report_is_as_described(demo_server):
             {"role": "user", "content": "Hello"},
         ]
         report |= {"moved": demo_server.chat(messages=said, session_id="moved", volatile="move")["slotcache"].get("moved")}
-    assert report["moved"]
     pasted = demo_server.chat('<context>\n<source id="1">A text.</source>\n</context>', documents_in_text="auto")
     report["documents_in_text"] = pasted["slotcache"]["documents_in_text"]
+    for step in (1, -1):
+        swapped = ["A text of a document.", "A text of another one."][::step]
+        report |= {"reordered": demo_server.chat(documents=swapped, cache_scope="swapped")["slotcache"].get("reordered")}
+    assert report["moved"] and report["reordered"]
     for name in ("index", "left_out"):  # described beside `retrieved`; the first is of folders that are still read
         report.pop(name, None)
     assert {name for name, _ in first_codes(section(API, "## The report"))} == set(report)

@@ -157,6 +157,9 @@ def test_systems_models_and_scopes_have_caches_of_their_own(recorded):
         ({"documents": [{"id": "a"}]}, "documents[0].text"),
         ({"documents": [{"text": "a"}], "document_order": "best"}, "document_order"),
         ({"documents": [{"text": "a"}], "keep_first": -1}, "keep_first"),
+        ({"documents": [{"text": "a"}], "best": "middle"}, "best"),
+        ({"documents": [{"text": "a"}], "best": "last", "keep_last": 1}, "best"),
+        ({"documents": [{"text": "a"}], "best_price_ms": 5}, "best_price_ms"),
         ({"documents": [{"text": "a"}], "conversation": {"id": "a", "history": "new"}}, "conversation.history"),
         ({"documents": [{"text": "a"}], "messages": [{"role": "system", "content": "s"}]}, "documents"),
         ({"messages": [{"role": "assistant", "content": "s", "documents": ["a"]}]}, "messages[0].documents"),
@@ -166,6 +169,16 @@ def test_documents_that_cannot_be_used_are_named(recorded, fields, param):
     answer = recorded.chat(**fields)
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, param), answer.text
     assert not recorded.chats()
+
+
+def test_the_best_document_has_its_place(recorded):
+    recorded.chat("?", documents=documents("alpha", "beta", "gamma"))
+    for best, ranks in (("free", "2,1,3"), ("first", "1,2,3"), ("last", "2,3,1")):
+        answer = recorded.chat("?", documents=documents("beta", "alpha", "gamma"), best=best)
+        assert f"order={ranks};" in order_of(answer) and "best" not in recorded.sent()
+    first = [user("?", "beta", "alpha"), {"role": "assistant", "content": "Yes."}]
+    answer = recorded.chat(messages=[*first, user("And?", "beta", "gamma", "delta")], best="last")
+    assert "order=1,2; repeated=1" in order_of(answer), "the best one stands in the earlier turn"
 
 
 def test_the_text_of_documents_is_that_of_the_library(recorded):

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from slotcache.ordering import POLICIES, Arrangement, KnowledgeTree, Step, arrange
+from slotcache.ordering.policy import BEST_PLACES
 from slotcache.ordering.tree import DocumentNode
 from support.paths import PathTable
 
@@ -108,15 +109,31 @@ def test_the_guard_keeps_documents_in_place() -> None:
     assert arrange("abcd", tree, keep_last=9).is_rank
 
 
+@pytest.mark.parametrize(("best", "order"), [("free", "abcd"), ("first", "badc"), ("last", "acdb")])
+def test_the_best_document_stands_first_or_last(best: str, order: str) -> None:
+    """b is the best one: in front of all others, or behind their best order, never in between."""
+    assert ordered("bacd", arrange("bacd", tree_of(["abcd", "bad", "ac"]), best=best)) == order
+
+
+def test_the_text_behind_a_set_counts_where_the_best_document_is_last() -> None:
+    paths = {tuple(path): (100, 100.0) for path in ("b", "bc", "bca", "c", "cb", "cba")}
+    assert arrange("abc", PathTable(paths), best="last").order == (1, 2, 0)
+    assert arrange("abc", PathTable(paths, {("c", "b", "a"): 1.0}), best="last").order == (2, 1, 0)
+
+
 def test_no_documents() -> None:
     for policy in POLICIES:
-        assert arrange([], tree_of(["ab"]), policy) == Arrangement((), 0, 0)
+        for best in BEST_PLACES:
+            assert arrange([], tree_of(["ab"]), policy, best=best) == Arrangement((), 0, 0)
+            assert arrange([], tree_of(["ab"]), policy, best=best, pays=lambda held, free: True) == Arrangement((), 0, 0)
 
 
 def test_errors_say_what_would_be_right() -> None:
     tree = KnowledgeTree()
     with pytest.raises(ValueError, match="unknown ordering policy 'best': expected one of auto, retrieval, sorted"):
         arrange("ab", tree, "best")
+    with pytest.raises(ValueError, match="unknown place of the best document 'middle': expected one of free, first, last"):
+        arrange("ab", tree, best="middle")
     with pytest.raises(ValueError, match="document 'a' is given twice"):
         arrange("aba", tree)
     with pytest.raises(ValueError, match="0 or more: got 0 and -1"):

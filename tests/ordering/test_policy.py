@@ -6,10 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from slotcache.ordering import POLICIES, Index, KnowledgeTree, Step, arrange
+from slotcache.ordering.policy import BEST_PLACES, OrderRequest
 from slotcache.ordering.tree import DocumentNode
-from support.paths import PathTable, best_order, documents, indexes, saved_by
+from support.paths import PathTable, best_order, documents, indexes, saved, saved_by
 
 guards = st.integers(0, 3)
+waiting_sets = st.lists(st.sets(st.sampled_from("abcdefgx")), max_size=4)
 
 
 @settings(max_examples=150, deadline=None)
@@ -23,6 +25,63 @@ def test_auto_is_the_best_of_all_orders(keys: Sequence[str], index: Index) -> No
 def test_auto_is_the_best_that_the_guard_allows(keys: Sequence[str], index: Index, first: int, last: int) -> None:
     arrangement = arrange(keys, index, keep_first=first, keep_last=last)
     assert arrangement.order == best_order(index, keys, first, last)
+
+
+@settings(max_examples=150, deadline=None)
+@given(documents, indexes, st.sampled_from(BEST_PLACES))
+def test_auto_is_the_best_with_the_best_document_in_its_place(keys: Sequence[str], index: Index, best: str) -> None:
+    assert arrange(keys, index, best=best).order == best_order(index, keys, best=best)
+
+
+@settings(max_examples=100, deadline=None)
+@given(documents, indexes, st.sampled_from(sorted(POLICIES)), st.sampled_from(["first", "last"]), waiting_sets)
+def test_the_best_document_has_its_place_under_every_policy(
+    keys: Sequence[str], index: Index, policy: str, best: str, waiting: list[set[str]]
+) -> None:
+    order = arrange(keys, index, policy, waiting=waiting, best=best).order
+    assert sorted(order) == list(range(len(keys)))
+    assert order[0 if best == "first" else -1] == 0
+
+
+@settings(max_examples=100, deadline=None)
+@given(documents, indexes, st.sampled_from(sorted(POLICIES)), guards, guards, waiting_sets)
+def test_a_free_place_changes_no_order(
+    keys: Sequence[str], index: Index, policy: str, first: int, last: int, waiting: list[set[str]]
+) -> None:
+    size = len(keys)
+    begin = min(first, size)
+    request = OrderRequest(keys, keys, first=begin, last=max(begin, size - last), waiting=waiting)
+    middle = POLICIES[policy](request, index)
+    arrangement = arrange(keys, index, policy, keep_first=first, keep_last=last, waiting=waiting, best="free")
+    assert arrangement.order == (*range(request.first), *middle, *range(request.last, size))
+    assert arrangement == arrange(keys, index, policy, keep_first=first, keep_last=last, waiting=waiting)
+
+
+@settings(max_examples=150, deadline=None)
+@given(documents, indexes, st.sampled_from(BEST_PLACES), st.sampled_from([0.0, 49.0, 50.0, 99.0, 100.0, 101.0, 1e9]))
+def test_the_best_document_leaves_its_place_for_more_than_its_price(
+    keys: Sequence[str], index: Index, best: str, price: float
+) -> None:
+    asked: list[tuple[float, float]] = []
+
+    def pays(held: float, free: float) -> bool:
+        asked.append((held, free))
+        return free - held > price
+
+    order = arrange(keys, index, best=best, pays=pays).order
+    free, held = best_order(index, keys), best_order(index, keys, best="last" if best == "last" else "first")
+    gained = [saved(index, [keys[i] for i in one]) for one in (held, free)]
+    assert asked == [tuple(gained)]
+    assert order == (free if gained[1] - gained[0] > price else held)
+
+
+def test_what_is_to_stay_stands_in_front_of_the_best_document() -> None:
+    tree = KnowledgeTree()
+    tree.insert((key, 100) for key in "dcba")
+    for best in ("free", "last"):
+        assert arrange("abcd", tree, keep_first=1, best=best).is_rank
+        assert arrange("abcd", tree, keep_last=1, best=best).order[-1] == 3
+    assert arrange("abcd", tree, keep_last=1, best="first").order[::3] == (0, 3)
 
 
 @settings(max_examples=100, deadline=None)
@@ -122,7 +181,7 @@ def test_the_search_asks_little_where_the_whole_set_is_cached_in_many_orders() -
 
 
 @settings(max_examples=100, deadline=None)
-@given(documents, indexes, st.lists(st.sets(st.sampled_from("abcdefgx")), max_size=4))
+@given(documents, indexes, waiting_sets)
 def test_waiting_requests_never_cost_reuse(keys: Sequence[str], index: Index, waiting: list[set[str]]) -> None:
     alone, helpful = arrange(keys, index), arrange(keys, index, waiting=waiting)
     assert saved_by(index, keys, helpful) >= saved_by(index, keys, alone)
@@ -151,8 +210,9 @@ def chain(size: int) -> tuple[list[str], KnowledgeTree]:
     return keys, tree
 
 
+@pytest.mark.parametrize("best", BEST_PLACES)
 @pytest.mark.parametrize("policy", ["auto", "greedy"])
-def test_a_long_cached_path_costs_in_proportion_to_its_length(policy: str) -> None:
+def test_a_long_cached_path_costs_in_proportion_to_its_length(policy: str, best: str) -> None:
     keys, tree = chain(2000)
     asked = 0
     follow, behind = tree.follow, tree.behind
@@ -172,8 +232,11 @@ def test_a_long_cached_path_costs_in_proportion_to_its_length(policy: str) -> No
             asked += len(found)
             return found
 
-    assert arrange(keys, Counted(), policy).reused_documents == 2000
+    assert arrange(keys, Counted(), policy, best=best).reused_documents == (0 if best == "first" else 2000)
     assert asked < 5 * 2000
+    asked = 0
+    assert arrange(keys, Counted(), policy, best=best, pays=lambda held, free: free > held).reused_documents == 2000
+    assert asked < 12 * 2000
 
 
 def test_waiting_requests_cost_time_in_proportion_to_their_documents() -> None:

@@ -27,10 +27,11 @@ REPORT = {
 
 @dataclass
 class Player:
-    """pieces: of each answer. pause: s between two of them."""
+    """pieces: of each answer. pause: s between two of them. report: of each answer."""
 
     pieces: tuple[str, ...]
     pause: float
+    report: dict[str, object]
     url: str = ""
 
     async def play(self, request):
@@ -40,14 +41,14 @@ class Player:
         for piece in self.pieces:
             yield _event({"choices": [{"delta": {"content": piece}}]})
             await asyncio.sleep(self.pause)
-        yield _event({"choices": [{"delta": {}, "finish_reason": "stop"}], "timings": TIMES, "slotcache": REPORT})
+        yield _event({"choices": [{"delta": {}, "finish_reason": "stop"}], "timings": TIMES, "slotcache": self.report})
         yield b"data: [DONE]\n\n"
 
 
 @contextmanager
-def playing(pieces, pause):
-    """A player on a port of its own."""
-    player = Player(tuple(pieces), pause)
+def playing(pieces, pause, **reported):
+    """A player on a port of its own. reported: further fields of the report."""
+    player = Player(tuple(pieces), pause, REPORT | reported)
     routes = [
         Route("/", app.show),
         Route("/page/{path:path}", app.show),

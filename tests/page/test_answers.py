@@ -271,3 +271,43 @@ def test_the_page_is_small_and_has_nothing_from_elsewhere(open_page):
         page.wait_for_selector(".answer math")
         assert any("temml" in url for url in sizes) and any("highlight" in url for url in sizes)
         assert 100_000 < first < 700_000 and sum(sizes.values()) < 1_000_000, sizes
+
+
+ORDERED = {
+    "retrieved": [{"id": "a", "title": "The lamp"}, {"id": "b", "title": "The <b>port</b>"}],
+    "citations": [],
+    "documents": [
+        {"id": "z", "tokens": 9, "cached_tokens": 9, "rank": 1, "moved": False},  # of an earlier turn
+        {"id": "b", "tokens": 9, "cached_tokens": 9, "rank": 2, "moved": True},
+        {"id": "a", "tokens": 9, "cached_tokens": 0, "rank": 1, "moved": True},
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("gained_ms", "told"),
+    [(412.3, "read in another order: 412 ms earlier"), (1400.0, "1.4 s earlier"), (0.0, ""), (-40.0, "")],
+)
+def test_an_order_that_saved_time_says_so_and_shows_the_ranks(open_page, gained_ms, told):
+    reordered = {"gained_tokens": 9, "gained_ms": gained_ms, "hint": "Most relevant: a"}
+    with playing(["It is so."], 0, **ORDERED, reordered=reordered) as up:
+        page = open_page(up)
+        page.fill("#question", "Tell me.")
+        page.keyboard.press("Enter")
+        account = ended(page).locator(".account")
+        summary = account.locator("summary").inner_text()
+        assert told in summary and ("another order" in summary) == bool(told)
+        assert not account.locator(".ranks").is_visible()
+        account.locator("summary").click()
+        wanted = "Read in this order: “The <b>port</b>” (rank 2), “The lamp” (rank 1)."
+        assert account.locator(".ranks").inner_text() == wanted
+
+
+def test_documents_that_stand_in_rank_are_not_told(open_page):
+    with playing(["It is so."], 0, **ORDERED) as up:
+        page = open_page(up)
+        page.fill("#question", "Tell me.")
+        page.keyboard.press("Enter")
+        turn = ended(page)
+        turn.locator(".account summary").click()
+        assert turn.locator(".ranks").count() == 0 and "another order" not in turn.inner_text()

@@ -174,3 +174,16 @@ def test_an_error_is_told_and_the_question_can_be_asked_again(server, open_page)
     assert re.fullmatch(r"Too long for this model: (about )?[\d,]+ of [\d,]+ tokens\.", turn.locator(".notice").inner_text())
     assert "Shorten the question" in turn.inner_text() and turn.locator(".account").count() == 0
     assert turn.locator("[aria-label='Answer again']").is_visible()
+
+
+def test_documents_that_were_read_in_another_order_show_their_ranks(server, open_page):
+    names = ["reef", "quay", "mole"]
+    texts = {name: f"The {name} of the harbour is kept by its own keeper. " * 9 for name in names}
+    for order in (names, names[::-1]):
+        page = open_page(server)
+        attach(page, {name: texts[name] for name in order})
+        turn = ask(page, f"Who keeps the {order[0]}?")
+        assert turn.locator(".ranks").count() == (order != names)
+    turn.locator(".account summary").click()
+    read = re.findall(r"“(\w+)[^”]*” \(rank (\d)\)", turn.locator(".ranks").inner_text())
+    assert read == [("reef", "3"), ("quay", "2"), ("mole", "1")]

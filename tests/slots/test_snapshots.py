@@ -440,8 +440,8 @@ def test_a_pin_of_a_long_prompt_looks_for_each_state_once(monkeypatch):
     stops = range(2, 400, 2)
     tokens = np.arange(400, dtype=np.int32)
     server.ask(tokens, stops)
-    seconds = server.snapshots._profile.seconds
-    monkeypatch.setattr(server.snapshots._profile, "seconds", lambda *run: looks.append(run) or seconds(*run))
+    seconds = server.snapshots.profile.seconds
+    monkeypatch.setattr(server.snapshots.profile, "seconds", lambda *run: looks.append(run) or seconds(*run))
     assert server.scheduler.pins.pin(S, tokens, 60) == 400
     assert len(looks) == len(server.kept()) < 20
     check(server.scheduler)

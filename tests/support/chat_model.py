@@ -68,6 +68,8 @@ class Shown:
     hinted: bool
     fixed: int  # how many keep their place at the front
     policy: str
+    best: str  # the place of its best document
+    is_priced: bool  # whether that may leave its place
     order: tuple[Document, ...] | None = None
 
     def placed(self, ids: Sequence[str]) -> "Shown":
@@ -77,7 +79,10 @@ class Shown:
         order = tuple(known[id] for id in ids)
         assert self.order in (None, order), "an earlier turn's documents have moved"
         assert order[: self.fixed] == self.rank[: self.fixed], "a document was moved that must stay"
-        assert self.policy != "retrieval" or order == self.rank
+        if self.best != "free" and not self.is_priced:
+            assert order[0 if self.best == "first" else -1] == self.rank[0], "the best document has left its place"
+        if self.policy == "retrieval":
+            assert order == self.rank or (self.best == "last" and order == (*self.rank[1:], self.rank[0]))
         return replace(self, order=order)
 
     def texts(self) -> list[str]:
@@ -247,5 +252,7 @@ def _entered(kept: Sequence[Entry], new: Sequence[Message], options: Mapping[str
             options.get("order_hint", True),
             options.get("keep_first", 0),
             options.get("document_order", "auto"),
+            options.get("best", "free") if rank and rank[0] in given[:1] else "free",
+            options.get("best_price_ms", 0) > 0,
         )
         yield Entry(message.role, message.text, tuple(one.key for one in given), shown if given else None)

@@ -63,6 +63,12 @@ class Talk:
         return sum(len(one.text) + sum(len(page.text) for page in one.documents or ()) for one in self.messages)
 
 
+def _valid(options: dict[str, Any]) -> dict[str, Any]:
+    """Options with a seed where chance has a part, and with one wish for the place of the best document."""
+    seed = {"seed": 1} if options["temperature"] else {}
+    return seed | options | ({"keep_first": 0} if options.get("best") == "last" else {})
+
+
 OPTIONS = st.fixed_dictionaries(
     {"max_tokens": st.sampled_from([1, 8, 24, 60]), "temperature": st.sampled_from([0, 0, 0, 0, 1.5])},
     optional={
@@ -74,10 +80,12 @@ OPTIONS = st.fixed_dictionaries(
         "order_hint": st.booleans(),
         "document_order": st.sampled_from(["auto", "auto", "retrieval", "sorted", "greedy"]),
         "keep_first": st.sampled_from([0, 0, 1]),
+        "best": st.sampled_from(["free", "first", "last"]),
+        "best_price_ms": st.sampled_from([0, 0, 0.001, 1e9]),
         "priority": st.sampled_from([0, 0, 1]),
         "logit_bias": st.sampled_from([{}, {}, {}, {"2046": 8}]),  # <|im_start|>, which shows in no text
     },
-).map(lambda options: options | ({"seed": 1} | options if options["temperature"] else {}))
+).map(_valid)
 WISHES = st.builds(
     Wish,
     of=st.integers(0, 3),

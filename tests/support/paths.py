@@ -74,11 +74,13 @@ def saved(index: Index, keys: Sequence[str]) -> float:
     return total + index.beyond(position)
 
 
-def best_order(index: Index, keys: Sequence[str], first: int = 0, last: int = 0) -> tuple[int, ...]:
+def best_order(index: Index, keys: Sequence[str], first: int = 0, last: int = 0, best: str = "free") -> tuple[int, ...]:
     """Brute force: the most saved over all orders that the guard allows, then the lexicographically smallest."""
     size = len(keys)
     fixed = {*range(min(first, size)), *range(max(0, size - last), size)}
     orders = (order for order in permutations(range(size)) if all(order[i] == i for i in fixed))
+    if best != "free":
+        orders = (order for order in orders if order[0 if best == "first" else -1] == 0)
     return min(orders, key=lambda order: (-saved(index, [keys[i] for i in order]), order))
 
 

@@ -1,6 +1,10 @@
 """The dry run: how documents would stand, what that would reuse, and that asking changes nothing."""
 
+import json
+
 import pytest
+
+from server.conftest import running
 
 DOCUMENTS = [{"id": f"o{number}", "text": f"Report {number} on the {name} and its keepers. " * 4} for number, name in
              enumerate(["well", "gate", "wall", "barn"])]  # fmt: skip
@@ -53,6 +57,120 @@ def test_documents_that_are_to_stay_stay(server):
     assert order(server, shuffled, cache_scope="stay", messages=MESSAGES, keep_first=1)["order"] == ["o2", "o1", "o0"]
     kept = server.chat(messages=MESSAGES, documents=shuffled, cache_scope="stay", keep_last=1)
     assert [document["id"] for document in kept["slotcache"]["documents"]][-1] == "o0"
+
+
+PLACES = {"free": ["o0", "o1", "o2"], "first": ["o1", "o0", "o2"], "last": ["o0", "o2", "o1"]}
+"""The order of o1, o0 and o2, of which o1 is the best, where o0, o1 and o2 are cached in that order."""
+SWAPPED = [DOCUMENTS[1], DOCUMENTS[0], DOCUMENTS[2]]
+
+
+def ids(answer):
+    return [document["id"] for document in answer["slotcache"]["documents"]]
+
+
+@pytest.mark.parametrize("best", PLACES)
+def test_the_best_document_has_its_place(server, best):
+    fields = {"messages": MESSAGES, "cache_scope": f"place {best}"}
+    server.chat(**fields, documents=DOCUMENTS[:3])
+    assert order(server, SWAPPED, **fields, best=best)["order"] == PLACES[best]
+    assert order(server, SWAPPED, **fields, best=best, best_price_ms=1e-9)["order"] == PLACES["free"]
+    dear = order(server, SWAPPED, **fields, best=best, best_price_ms=1e9)
+    assert dear["order"] == PLACES[best if best == "last" else "first"]
+    answer = server.chat(**fields, documents=SWAPPED, best=best)
+    assert ids(answer) == PLACES[best] and answer["slotcache"]["documents"][0]["rank"] == 1 + (best != "first")
+
+
+def test_the_place_is_a_setting_and_a_request_may_say_otherwise(tiny):
+    with running(tiny, best="last", best_price_ms=1_000_000) as up:
+        fields = {"messages": MESSAGES, "cache_scope": "set"}
+        up.chat(**fields, documents=DOCUMENTS[:3], document_order="retrieval", best="free")
+        assert order(up, SWAPPED, **fields)["order"] == PLACES["last"]
+        assert order(up, SWAPPED, **fields, best="first")["order"] == PLACES["first"]
+        assert order(up, SWAPPED, **fields, best="free", best_price_ms=0)["order"] == PLACES["free"]
+        assert order(up, SWAPPED, **fields, keep_first=1)["order"] == PLACES["first"], "what is kept is the request's wish"
+        assert order(up, SWAPPED, **fields, document_order="retrieval")["order"] == ["o0", "o2", "o1"]
+
+
+def test_the_best_document_of_an_earlier_turn_stays_there(server):
+    fields = {"conversation": "best", "cache_scope": "best", "best": "last"}
+    first = server.chat("Who keeps it?", documents=DOCUMENTS[:2], **fields)
+    second = server.chat("And then?", documents=[DOCUMENTS[0], *DOCUMENTS[2:]], **fields)
+    assert ids(first) == ["o1", "o0"] and ids(second) == ["o1", "o0", "o2", "o3"]
+    assert [one["rank"] for one in second["slotcache"]["documents"]] == [2, 1, 2, 3]
+
+
+# ---- what the answer tells of its order, in each API -------------------------------------------------------------------
+
+USER = MESSAGES[0]
+APIS = {
+    "/v1/chat/completions": {"messages": MESSAGES, "max_tokens": 4},
+    "/v1/messages": {"messages": MESSAGES, "max_tokens": 4},
+    "/v1/responses": {"input": USER["content"], "max_output_tokens": 4},
+    "/api/chat": {"messages": MESSAGES, "model": "tiny", "options": {"num_predict": 4}},
+}
+
+
+def report_of(server, path, stream, **fields):
+    """The report of an answer, whole or streamed."""
+    body = APIS[path] | {"cache_prompt": True, "stream": stream} | fields
+    answer = server.http.post(path, json=body)
+    assert answer.status_code == 200, answer.text
+    if not stream:
+        return answer.json()["slotcache"]
+    lines = [line.removeprefix("data: ") for line in answer.text.splitlines()]
+    events = [json.loads(line) for line in lines if line.startswith("{")]
+    told = (event.get("response", {}).get("slotcache", event.get("slotcache")) for event in events)
+    (report,) = [one for one in told if one]
+    return report
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", APIS)
+def test_each_api_tells_the_order_and_its_gain(server, path, stream):
+    scope = {"cache_scope": f"gain {path} {stream}"}
+    assert "reordered" not in report_of(server, path, stream, documents=DOCUMENTS[:3], **scope)
+    told = order(server, SWAPPED, messages=MESSAGES, **scope)
+    report = report_of(server, path, stream, documents=SWAPPED, **scope)
+    assert report["documents"] == told["documents"]
+    assert [(one["id"], one["rank"], one["moved"]) for one in report["documents"]] == [
+        ("o0", 2, True),
+        ("o1", 1, True),
+        ("o2", 3, False),
+    ]
+    in_rank = report["cached_tokens"] - report["reordered"]["gained_tokens"]
+    assert report["reordered"]["gained_tokens"] == told["reordered"]["gained_tokens"] > 100 > in_rank >= 0
+    assert report["reordered"]["gained_ms"] > 0 and told["reordered"]["gained_ms"] > 0
+    assert report["reordered"]["hint"] == told["reordered"]["hint"] == "Most relevant: o1"
+
+
+@pytest.mark.parametrize("path", APIS)
+def test_a_place_that_there_is_not_is_refused_in_each_api(server, path):
+    given = {"documents": DOCUMENTS[:2]} | APIS[path]
+    refused = server.http.post(path, json=given | {"best": "middle"})
+    assert refused.status_code == 400 and "best is 'middle': expected one of free, first, last" in refused.text
+    refused = server.http.post(path, json=given | {"best": "last", "keep_first": 1})
+    assert refused.status_code == 400 and "keep_first is 1: both say what stands there, send one of them" in refused.text
+    refused = server.http.post(path, json=given | {"best_price_ms": -1})
+    assert refused.status_code == 400 and ">= 0" in refused.text
+
+
+def test_an_order_that_costs_reuse_says_so(server):
+    fields = {"messages": MESSAGES, "cache_scope": "cost"}
+    server.chat(**fields, documents=DOCUMENTS[:3])
+    report = server.chat(**fields, documents=DOCUMENTS[:3], best="last")["slotcache"]
+    assert [one["id"] for one in report["documents"]] == ["o1", "o2", "o0"]
+    assert report["reordered"]["gained_tokens"] < -100 and report["reordered"]["gained_ms"] < 0
+
+
+def test_the_hint_is_the_line_in_the_prompt(server):
+    fields = {"messages": MESSAGES, "cache_scope": "line", "verbose": True}
+    server.chat(**fields, documents=DOCUMENTS)
+    given = [DOCUMENTS[at] for at in (3, 1, 0, 2)]
+    answer = server.chat(**fields, documents=given)
+    hint = answer["slotcache"]["reordered"]["hint"]
+    assert hint == "Most relevant: o3 > o1" and f"{hint}\n\nWho keeps it?" in answer["__verbose"]["prompt"]
+    silent = server.chat(**fields, documents=given[::-1], order_hint=False)["slotcache"]
+    assert silent["reordered"]["hint"] == ""
 
 
 @pytest.mark.parametrize(

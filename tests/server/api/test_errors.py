@@ -46,6 +46,9 @@ def test_the_error_body(server):
         ({"messages": USER, "grammar": "root ::= ("}, "grammar", "Expected"),
         ({"messages": USER, "logit_bias": {"99999": 1}}, "logit_bias", "expected an id"),
         ({"messages": USER, "document_order": "best"}, "document_order", "expected one of auto"),
+        ({"messages": USER, "best": "middle"}, "best", "expected one of free, first, last"),
+        ({"messages": USER, "best": "last", "keep_last": 2}, "best", "keep_last is 2"),
+        ({"messages": USER, "best_price_ms": -0.5}, "best_price_ms", ">= 0.0"),
         (
             {"messages": USER, "document_order": "oracle"},
             "document_order",

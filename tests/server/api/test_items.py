@@ -238,6 +238,8 @@ def test_documents_are_ordered_on_request_only():
         "[web/1] T\nB\n\n",
     ]
     (ordered,) = anthropic(messages=said, document_order="auto").chat().messages
+    for field, value in (("best", "free"), ("best_price_ms", 0)):
+        assert anthropic(messages=said, **{field: value}).chat().messages == [ordered]
     assert ordered["content"] == "How much?"
     result = blocks({"type": "tool_result", "tool_use_id": "c", "content": [FOUND, {"type": "text", "text": "2 found."}]})
     (message,) = anthropic(**result, document_order="auto").chat().messages

@@ -80,6 +80,64 @@ def test_an_earlier_turn_keeps_the_order_that_the_rest_was_read_behind():
     assert tree.match(COMMON, layout.tokens).length == len(layout.tokens)
 
 
+# ---- the best document, and what an order gains -------------------------------------------------------------------------
+
+
+def asking(*names, **fields):
+    """A system text of 3 tokens, documents of 8 tokens each, a question."""
+    tokens = tuple(text(*[100 + ord(name)] * 8) for name in names)
+    usual = {"policy": "auto", "hint": None}
+    documents = DocumentSet(tuple(Document(name, name) for name in names), tokens, **usual | fields)
+    return ChatPrompt([Fixed(text(1, 2, 3), "system"), documents, Fixed(text(7, 7), "question")])
+
+
+def ids(layout):
+    return "".join(document.id for document in layout.documents)
+
+
+@pytest.mark.parametrize(("best", "order"), [("free", "abc"), ("first", "bac"), ("last", "acb")])
+def test_a_price_outweighs_a_gain_of_as_many_ms(best, order):
+    tree = PrefixTree(100_000)
+    tree.profile.learn(100, 0, 1.0)  # 10 ms a token, at any depth
+    read(tree, asking(*"abc"))
+    assert ids(asking(*"bac", best=best).arrange(tree, COMMON)) == order
+    gained = 10 * (2 + 8 * {"free": 3, "first": 3, "last": 2}[best])  # documents, and the question behind all of them
+    for price, wanted in ((gained - 1, "abc"), (gained + 1, order if best != "free" else "bac")):
+        assert ids(asking(*"bac", best=best, best_price_ms=price).arrange(tree, COMMON)) == wanted
+
+
+def test_before_the_first_step_a_gain_is_guessed():
+    tree = PrefixTree(100_000)
+    read(tree, asking(*"ab"))
+    assert ids(asking(*"ba", best_price_ms=17.5).arrange(tree, COMMON)) == "ab"
+    assert ids(asking(*"ba", best_price_ms=18.5).arrange(tree, COMMON)) == "ba"
+
+
+def test_a_layout_knows_the_ranks_and_what_retrieval_order_would_reuse():
+    tree = PrefixTree(100_000)
+    assert read(tree, asking(*"abc")).in_rank is None
+    layout = asking(*"bcda", ranking=("x", *"bcda"), hint=lambda hint: text(*hint.encode())).arrange(tree, COMMON)
+    assert [(one.id, one.rank, one.moved) for one in layout.documents] == [
+        ("a", 5, True),
+        ("b", 2, True),
+        ("c", 3, True),
+        ("d", 4, True),
+    ]
+    assert layout.in_rank == 3, "the system text alone"
+    assert layout.hint == "Most relevant: x > b > c > d"
+    assert bytes(layout.tokens[35:-2].tolist()).decode() == layout.hint + "\n\n"
+    read(tree, asking(*"bc", policy="retrieval"))
+    assert asking(*"bca").arrange(tree, COMMON).in_rank == 3 + 16
+    kept = asking(*"bca", order=(2, 0, 1)).arrange(tree, COMMON)
+    assert kept.in_rank is None and [one.moved for one in kept.documents] == [True] * 3, "an earlier turn's stays"
+
+
+def test_documents_in_rank_have_not_moved():
+    layout = asking(*"bc", ranking=("a", "b", "c")).arrange(PrefixTree(100_000), COMMON)
+    assert [(one.rank, one.moved) for one in layout.documents] == [(2, False), (3, False)]
+    assert layout.in_rank is None and not layout.hint
+
+
 def _reversed(part):
     if isinstance(part, Fixed):
         return part

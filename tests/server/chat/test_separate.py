@@ -105,6 +105,7 @@ def test_the_choices_of_one_request(server):
         ({"link_tokens": 8}, "link_tokens"),
         (SEPARATE | {"link_tokens": 8}, "link_tokens"),
         (SEPARATE | {"document_order": "auto"}, "document_order"),
+        (SEPARATE | {"best": "last"}, "best"),
         ({"documents_attention": "none"}, "documents_attention"),
     ],
 )
