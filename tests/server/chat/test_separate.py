@@ -83,7 +83,7 @@ def test_a_pin_keeps_the_documents_where_they_were_read(server):
 
 @pytest.mark.parametrize("api", CHATS, ids=str)
 def test_all_apis_have_them(server, api):
-    asked = {"model": FILE.stem, "documents": DOCUMENTS[:2], "most": 2, "stream": False} | SEPARATE
+    asked = {"documents": DOCUMENTS[:2], "most": 2, "stream": False} | SEPARATE
     answer = api.ask(server, link_tokens=0, **asked)
     assert answer.status_code == 200 and answer.json()["slotcache"]["documents_attention"] == "separate"
     assert "link_tokens is 8: the field is gone" in api.refused(api.ask(server, link_tokens=8, **asked))
