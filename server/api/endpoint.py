@@ -16,7 +16,7 @@ from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ...retrieval.ranking import Hit
+from ...retrieval.ranking import Hit, Stage
 from ...slots.scope import MAX_NAME
 from ..chat.body import ChatRequest, CompletionRequest, InfillRequest, Options, check_scope
 from ..chat.decode import LARGE, R, decode_request
@@ -30,7 +30,15 @@ from ..http.bodies import Held
 from ..http.log import on_one_line
 from ..search.attachments import Attachments, interleaved
 from ..search.folder import FolderIndex
-from ..search.retrieve import SearchReport, StagePrefetch, check_by, index_state, query_of, wish_of, with_documents
+from ..search.retrieve import (
+    SearchReport,
+    StagePrefetch,
+    check_by,
+    index_state,
+    query_of,
+    wish_of,
+    with_documents,
+)
 from ..search.vectors import Vectors
 from ..service.models import Loaded, ModelEntry, Models
 from ..service.repeats import Refusals, Repeats, is_lasting, key_of
@@ -269,10 +277,10 @@ async def _retrieve(request: Request, asked: ChatRequest) -> tuple[ChatRequest, 
     if query is None:
         return with_documents(asked, ()), SearchReport((), index)
     files: Attachments = request.app.state.app.attachments
-    attached = await files.search(asked.cache_scope, wish.documents, replace(query, paths=()))
+    attached: dict[str, Stage] = {}
 
     async def fit(hits: Sequence[Hit]) -> list[Hit]:
-        rankings = [hits, *(stage.hits for stage in attached)]
+        rankings = [hits, *(stage.hits for stage in attached.values())]
         return await service.room_for(asked.cache_scope, interleaved(rankings, query.top_k))
 
     async def prefill(hits: Sequence[Hit]) -> None:
@@ -280,6 +288,7 @@ async def _retrieve(request: Request, asked: ChatRequest) -> tuple[ChatRequest, 
 
     ahead, hits, left_out = StagePrefetch(prefill, delay=STAGE), (), 0
     try:
+        attached |= await files.search(asked.cache_scope, wish.documents, replace(query, paths=()))
         if folder_index is not None:
             async for stage in folder_index.search().stages(query):
                 hits, left_out = stage.hits, stage.left_out
@@ -290,8 +299,9 @@ async def _retrieve(request: Request, asked: ChatRequest) -> tuple[ChatRequest, 
         raise
     finally:
         ahead.stop()
-    left_out += sum(stage.left_out for stage in attached)
-    found = SearchReport(await fit(hits), index, left_out)
+    left_out += sum(stage.left_out for stage in attached.values())
+    of_files: list[Fields] = [{"id": id, "stage": stage.name} for id, stage in attached.items()]
+    found = SearchReport(await fit(hits), index, left_out, of_files)
     return with_documents(asked, found.hits), found
 
 

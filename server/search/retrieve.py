@@ -226,17 +226,18 @@ def results(hits: Sequence[Hit], with_text: bool) -> list[Fields]:
 class SearchReport:
     """The hits of a chat's search. index: a field that says how far the index was, if it was not up to date.
 
-    left_out: hits that are not among them for their scores.
+    left_out: hits that are not among them for their scores. files: the last stage of the search of each attached file.
     """
 
     hits: Sequence[Hit]
     index: Fields
     left_out: int = 0
+    files: Sequence[Fields] = ()
 
     @property
     def fields(self) -> Fields:
         """The fields of the report beside the hits."""
-        return {"left_out": self.left_out, **self.index}
+        return {"left_out": self.left_out, **({"files": self.files} if self.files else {}), **self.index}
 
 
 Found = SearchReport | None
@@ -371,13 +372,9 @@ def wish_of(asked: ChatRequest) -> Retrieval:
 
 
 def check_by(wish: Retrieval | SearchRequest, folder_index: FolderIndex | None) -> None:
-    """Raise RequestError where vectors alone are to be searched, and there are none."""
-    if wish.by != BY_VECTORS:
-        return
-    where = "by" if isinstance(wish, SearchRequest) else "retrieval.by"
-    if folder_index is None or (isinstance(wish, Retrieval) and wish.documents):
-        raise RequestError(f"{where} is vectors, and attached files are searched by words alone", param=where)
-    if not folder_index.index.has_vectors:
+    """Raise RequestError where vectors alone are to be searched, and the folder has none."""
+    if wish.by == BY_VECTORS and folder_index is not None and not folder_index.index.has_vectors:
+        where = "by" if isinstance(wish, SearchRequest) else "retrieval.by"
         why = folder_index.advice or "expected a server with --embedding-model"
         raise RequestError(f"{where} is vectors, and these documents have none: {why}", param=where)
 
