@@ -259,27 +259,21 @@ class Index:
         """Embed the next chunks without a vector, as many as one batch holds; return how many there were."""
         if self._embedder is None or not self.has_vectors:
             return 0
-        batch = _batch(self.store.without_vectors(LOOKAHEAD, self._embedded))
-        if batch:
-            numbers = [number for number, *_ in batch]
-            texts = [embedded_text(title, text) for _, title, text, _ in batch]
-            vectors = unit(self._embedder.embed(texts)).astype(np.float16)
-            self.store.put_vectors(numbers, vectors)
+        numbers, vectors = embed_next(self.store, self._embedder.embed, self._embedded)
+        if numbers:
             self._embedded = numbers[-1]
             self.vectors.add(numbers, vectors)
             self._tend_clusters()
             self._count()
-        return len(batch)
+        return len(numbers)
 
     def _suits(self) -> bool:
         """Whether there is an embedder, and it knows the language of the documents."""
-        if self._embedder is None or not self._embedder.language:
-            return self._embedder is not None
-        return self.is_in(self._embedder.language)
+        return self._embedder is not None and suits(self.store, self._embedder.language)
 
     def is_in(self, language: str) -> bool:
         """Whether most documents are in a language, by a sample of them. Reads the index."""
-        return self.store.share_in(language) >= MOSTLY
+        return suits(self.store, language)
 
     def cluster(self, may_go_on: MayGoOn = always) -> bool:
         """Wait for clusters, if they are due. False: `may_go_on` ended that; they are made all the same, and taken later."""
@@ -344,6 +338,25 @@ class Index:
 def _is_read(known: StoredFile | None, stamp: Stamp) -> bool:
     """Whether a file was read as it is now, even if reading it failed."""
     return known is not None and known.state != SKIPPED and known.stamp == stamp
+
+
+def suits(store: Store, language: str) -> bool:
+    """Whether most chunks are in the language of an embedder, by a sample of them; empty: it knows any."""
+    return not language or store.share_in(language) >= MOSTLY
+
+
+def embed_next(store: Store, embed: EmbedTexts, after: int = 0) -> tuple[list[int], np.ndarray]:
+    """Embed the next chunks without a vector, as many as one batch holds, and store their vectors.
+
+    after: as for `Store.without_vectors`. Returns the chunks' numbers, none where nothing is left, and the vectors (chunks,
+    width), float16.
+    """
+    if not (batch := _batch(store.without_vectors(LOOKAHEAD, after))):
+        return [], np.zeros((0, 0), np.float16)
+    numbers = [number for number, *_ in batch]
+    vectors = unit(embed([embedded_text(title, text) for _, title, text, _ in batch])).astype(np.float16)
+    store.put_vectors(numbers, vectors)
+    return numbers, vectors
 
 
 def _batch(waiting: Sequence[tuple[int, str, str, int]]) -> Sequence[tuple[int, str, str, int]]:

@@ -193,13 +193,13 @@ class AppState:
 
     def stop(self) -> None:
         """End all requests with an error; the server shuts down."""
+        self.attachments.stop()
         for service in self.services:
             service.engine.stop()
         if self.vectors is not None:
             self.vectors.stop()
         if self.folder_index is not None:
             self.folder_index.watcher.stop()
-        self.attachments.stop()
 
     def close(self) -> None:
         """Close the indexes, and free the models."""

@@ -323,4 +323,5 @@ def start(
 
     if folder_index is not None:
         folder_index.watcher.start(follow_files)
+    state.attachments.embed_with(loaded.vectors.for_search)
     state.models.serve(loaded)

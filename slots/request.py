@@ -183,6 +183,13 @@ class Request:
         if self.kind.priority is not None:
             object.__setattr__(self, "priority", self.kind.priority)
 
+    def leads_to(self, other: Request) -> bool:
+        """Return whether what it computes is of use to another one: its prompt begins so, and has all its documents."""
+        own, others = self.prompt, other.prompt
+        begins = others.beginning[: None if own.documents else len(own.beginning)]
+        is_same = self.index_scope == other.index_scope and own.documents in (frozenset(), others.documents)
+        return is_same and np.array_equal(own.beginning, begins)
+
     @property
     def index_scope(self) -> Scope:
         """The scope of what it reads from the cache and leaves there."""

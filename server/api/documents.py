@@ -15,6 +15,7 @@ from ..http.api_errors import RequestError
 from ..http.bodies import Held
 from ..http.threads import give_way
 from ..search.attachments import Attachment, Attachments
+from ..search.folder import EMBEDDING
 from .endpoint import scope_of, service_of, vectors_of, while_connected
 from .reply import JsonReply, encode
 
@@ -40,7 +41,7 @@ async def read(request: Request) -> Response:
         file.tokens = await vectors.threads.run(size, _count, vectors.model, sample) * file.letters // max(size, 1)
         if wish == ALWAYS or (wish == AUTO and file.tokens > limit // SHARE):
             files.keep(scope, file)
-            return JsonReply(_shown(file))
+            return JsonReply(_kept(files, file))
         if file.letters > MOST_LETTERS:
             told = f"{file.name} has {file.letters:,} letters, and at most {MOST_LETTERS:,} are returned"
             raise RequestError(f"{told}: search=auto keeps it here for chats to search", status=413, param="search")
@@ -51,7 +52,8 @@ async def read(request: Request) -> Response:
 
 async def show(request: Request) -> Response:
     """Show what is known of a file that is kept for searches (`?scope=`)."""
-    return JsonReply(_shown(_files_of(request).find(scope_of(request), request.path_params["id"])))
+    files = _files_of(request)
+    return JsonReply(_kept(files, files.find(scope_of(request), request.path_params["id"])))
 
 
 async def forget(request: Request) -> Response:
@@ -68,6 +70,14 @@ def _files_of(request: Request) -> Attachments:
 def _shown(file: Attachment) -> Fields:
     about: Fields = {"object": "document", "id": file.id, "name": file.name, "kind": file.kind}
     return about | {"letters": file.letters, "tokens": file.tokens, "left_out": file.left_out}
+
+
+def _kept(files: Attachments, file: Attachment) -> Fields:
+    """Return what is known of a file that is kept, and by what it is searched."""
+    state: Fields = {"state": file.state, "stages": files.stages(file)}
+    if file.state == EMBEDDING:
+        state["progress"] = {"unit": "documents", "done": file.num_vectors, "total": file.num_embedded}
+    return _shown(file) | state | ({"error": file.error} if file.error else {})
 
 
 def _parts(file: Attachment) -> Iterator[Fields]:

@@ -16,7 +16,7 @@ from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ...retrieval.ranking import Hit
+from ...retrieval.ranking import Hit, Stage
 from ...slots.scope import MAX_NAME
 from ..chat.body import ChatRequest, CompletionRequest, InfillRequest, Options, check_scope
 from ..chat.decode import LARGE, R, decode_request
@@ -30,7 +30,16 @@ from ..http.bodies import Held
 from ..http.log import on_one_line
 from ..search.attachments import Attachments, interleaved
 from ..search.folder import FolderIndex
-from ..search.retrieve import SearchReport, StagePrefetch, check_by, index_state, query_of, wish_of, with_documents
+from ..search.retrieve import (
+    SearchReport,
+    StagePrefetch,
+    check_by,
+    index_state,
+    query_of,
+    wish_of,
+    with_documents,
+    without_documents,
+)
 from ..search.vectors import Vectors
 from ..service.models import Loaded, ModelEntry, Models
 from ..service.repeats import Refusals, Repeats, is_lasting, key_of
@@ -233,7 +242,7 @@ async def prepare(
     async def find_and_accept() -> Prepared:
         chat, found = asked, None
         if isinstance(asked, ChatRequest) and asked.retrieves:
-            chat, found = await _retrieve(request, asked)
+            chat, found = await _retrieve(request, asked, computes=wake is not Sleep.expect)
         return await service.accept(chat, request.state.num_bytes, open_turn, id=id, found=found, wake=wake)
 
     service = service_of(request)
@@ -251,10 +260,11 @@ async def count_prompt(request: Request, asked: ChatRequest) -> dict[str, int]:
     return {"input_tokens": len((await predict(request, asked)).layout.tokens)}
 
 
-async def _retrieve(request: Request, asked: ChatRequest) -> tuple[ChatRequest, SearchReport]:
+async def _retrieve(request: Request, asked: ChatRequest, *, computes: bool) -> tuple[ChatRequest, SearchReport]:
     """Return the chat with the documents that were found for it, and these.
 
-    While a later stage of the search runs, the chat with the documents so far is computed ahead.
+    What stands in front of the documents is computed while the search runs, and while a later stage of it does, the chat
+    with the documents so far. computes: nothing is for a dry run, nor for a chat that leaves the cache alone.
     """
     service, wish = service_of(request), wish_of(asked)
     folder_index = _folder_of(request, service) if wish.searches_folder else None
@@ -269,29 +279,34 @@ async def _retrieve(request: Request, asked: ChatRequest) -> tuple[ChatRequest, 
     if query is None:
         return with_documents(asked, ()), SearchReport((), index)
     files: Attachments = request.app.state.app.attachments
-    attached = await files.search(asked.cache_scope, wish.documents, replace(query, paths=()))
+    attached: dict[str, Stage] = {}
 
     async def fit(hits: Sequence[Hit]) -> list[Hit]:
-        rankings = [hits, *(stage.hits for stage in attached)]
+        rankings = [hits, *(stage.hits for stage in attached.values())]
         return await service.room_for(asked.cache_scope, interleaved(rankings, query.top_k))
 
     async def prefill(hits: Sequence[Hit]) -> None:
         await service.prefetch(key, with_documents(asked, await fit(hits)), num_bytes)
 
     ahead, hits, left_out = StagePrefetch(prefill, delay=STAGE), (), 0
+    computes = computes and service.submitter.caches(asked)
     try:
+        if computes and (front := without_documents(asked)) is not None:
+            ahead.begin(partial(service.warm_up, key, front, num_bytes))
+        attached |= await files.search(asked.cache_scope, wish.documents, replace(query, paths=()))
         if folder_index is not None:
             async for stage in folder_index.search().stages(query):
                 hits, left_out = stage.hits, stage.left_out
-                if not stage.is_last:
+                if computes and not stage.is_last:
                     ahead.show(hits)
     except BaseException:
         service.engine.drop_background((asked.cache_scope, key))
         raise
     finally:
         ahead.stop()
-    left_out += sum(stage.left_out for stage in attached)
-    found = SearchReport(await fit(hits), index, left_out)
+    left_out += sum(stage.left_out for stage in attached.values())
+    of_files: list[Fields] = [{"id": id, "stage": stage.name} for id, stage in attached.items()]
+    found = SearchReport(await fit(hits), index, left_out, of_files)
     return with_documents(asked, found.hits), found
 
 

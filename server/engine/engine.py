@@ -27,8 +27,10 @@ from ...models.llama import before_abort
 from ...models.runner import NO_SAMPLERS, Runner
 from ...models.sampling import Sampler
 from ...slots.check import check
+from ...slots.job import Phase
 from ...slots.plan import Plan
 from ...slots.record import Record
+from ...slots.request import Request
 from ...slots.scheduler import Scheduler
 from ...slots.store.fetches import Fetches
 from ...slots.store.tier import LowerTier, WriteBehind
@@ -480,7 +482,14 @@ class Engine:
             for sampler in samplers:
                 sampler.close()
             raise
-        self.runner.interrupt.set()
+        if not self._computes_for(generations[0].request):
+            self.runner.interrupt.set()
+
+    def _computes_for(self, request: Request) -> bool:
+        """Return whether the present step computes nothing but what this request begins with: it is not ended for it."""
+        jobs = tuple(self.scheduler.step.jobs)
+        present = all(job.phase is not Phase.DONE and not job.request.kind.is_client for job in jobs)
+        return bool(jobs) and present and all(job.request.leads_to(request) for job in jobs)
 
     def cancel(self, generation: Generation) -> Future[None]:
         """End a generation whose client has gone, before the next step. The future is done when the engine has ended it."""

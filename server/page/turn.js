@@ -73,6 +73,7 @@ export class TurnView {
     this._stream.finish();
     this._showWhole(!this._isFetched);
     if (this._turn.documents.length) this._showQuestion(); // they can be removed now
+    for (const one of this._question.querySelectorAll("[data-file]")) one.textContent = this._searchedBy(one.dataset.file);
     this._answer.removeAttribute("aria-busy");
     announce({ done: "The answer is complete.", stopped: "Stopped.", failed: "The answer failed." }[this._turn.state]);
     this._actions.ended();
@@ -90,9 +91,15 @@ export class TurnView {
   _showQuestion() {
     const { question, documents, searched = [] } = this._turn;
     const chips = documents.map((document) => this._chip(document));
-    chips.push(...searched.map(({ name }) => h("li.chip", {}, h("span.plain", {}, name), h("span.soft", {}, "searched"))));
+    chips.push(...searched.map(({ id, name }) => h("li.chip", {}, h("span.plain", {}, name), h("span.soft", { data: { file: id } }, this._searchedBy(id)))));
     const tools = h("div.tools", {}, this._branches(), button("Edit the question", () => this._edit(), { drawing: "edit" }));
     fill(this._question, h("h2", {}, question), chips.length > 0 && h("ul.chips", { "aria-label": "Documents" }, chips), tools);
+  }
+
+  /** By what a file was searched for this answer, once that is known. */
+  _searchedBy(id) {
+    const stage = this._turn.report?.files?.find((one) => one.id === id)?.stage;
+    return stage ? `searched by words${stage === "fused" ? " and vectors" : ""}` : "searched";
   }
 
   _chip(document) {

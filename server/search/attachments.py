@@ -5,11 +5,13 @@ tells of another one. Files are read one at a time, in turns of their clients; w
 
     quick   a1 b1 a2 a3 ...     `QUICK` seconds of processor time at most
     slow    a2 ...              what took more, once again, for as long as a file of a folder may take
+    vectors a1 b1 a2 a1 ...     those that are kept, in the gaps between requests: a batch of documents at a time
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import secrets
 import shutil
@@ -22,23 +24,26 @@ from dataclasses import replace
 from functools import partial
 from itertools import zip_longest
 from pathlib import Path, PurePosixPath
-from threading import Lock
+from threading import Event, Lock
 from time import monotonic
 
 import numpy as np
 
 from ...retrieval.files import MAX_BYTES, NEVER_READ, Folder
+from ...retrieval.index import embed_next, suits
 from ...retrieval.outline import Unreadable
 from ...retrieval.process import MOST_SECONDS, QUICK, EndedError, FileReader, ReadTask, SlowError, seconds_for
-from ...retrieval.ranking import Hit, Query, Search, Stage, VectorIndex
+from ...retrieval.ranking import BY_VECTORS, BY_WORDS, FUSED, LEXICAL, EmbedQuery, Hit, Query, Search, Stage, VectorIndex
 from ...retrieval.store import FilePart, Store
 from ...retrieval.terms import STEMMER
 from ...slots.store.private_folder import MOST_SERVERS, FolderError, lock, places
 from ..config.settings import Settings
 from ..http.api_errors import RequestError
-from ..http.threads import CLIENT, ClientLeft, Turns
-from .folder import index_folder
+from ..http.threads import CLIENT, ClientLeft, Turns, give_way
+from .folder import EMBEDDING, FAILED, OTHER_LANGUAGE, POLL, READY, index_folder
+from .vectors import Embedding
 
+logger = logging.getLogger("slotcache.docs")
 MOST_WAITING = 256 << 20  # bytes of files that are read or wait for it; a client may have half of them
 MOST_OF_SCOPE, MOST_FILES = 16, 64  # files that are kept
 MOST_KEPT = 1 << 30  # bytes on disk of all that are kept
@@ -52,7 +57,9 @@ class Attachment:
     """One file and its index, in a folder of its own. name: without control characters. size: bytes of the file.
 
     letters, tokens: of its text. num_bytes: on disk. left_out: letters that are in no part on purpose, by kind. scope, used:
-    of one that is kept; monotonic seconds. Any thread may read it once `read` has returned.
+    of one that is kept; monotonic seconds. state: embedding, ready, or failed with an `error`. num_vectors: so far, of
+    num_embedded documents that get one. embedding: what made them, once all are there. Any thread may read it once `read`
+    has returned.
     """
 
     def __init__(self, folder: Path, name: str, data: bytes, chunk_tokens: int) -> None:
@@ -61,6 +68,9 @@ class Attachment:
         self.letters = self.tokens = self.num_bytes = 0
         self.left_out: Mapping[str, int] = {}
         self.scope, self.used = "", monotonic()
+        self.state, self.error = READY, ""
+        self.num_vectors = self.num_embedded = 0
+        self.embedding: Embedding | None = None
         self._folder, self._chunk_tokens = folder / self.id, chunk_tokens
         self._folder.mkdir(mode=0o700)
         try:
@@ -69,7 +79,7 @@ class Attachment:
         except BaseException:  # the disk is full, say, and what was written would keep it so
             shutil.rmtree(self._folder, ignore_errors=True)
             raise
-        self._reader, self._lock, self._is_over = FileReader(self.store.path), Lock(), False
+        self._reader, self._lock, self._over = FileReader(self.store.path), Lock(), Event()
 
     @property
     def kind(self) -> str:
@@ -78,7 +88,7 @@ class Attachment:
     def read(self, seconds: float) -> None:
         """Have it read. seconds: of processor time, at most. Raises Unreadable, SlowError, sqlite3.Error, EndedError."""
         with self._lock:
-            if self._is_over:
+            if self._over.is_set():
                 raise EndedError
             task = ReadTask(
                 os.fsencode(self._folder / "file"),
@@ -90,12 +100,13 @@ class Attachment:
                 seconds=min(seconds, seconds_for(self.size)),
             )
             try:
-                self.store.written_elsewhere(lambda: self._reader.read(task, lambda: not self._is_over))
+                self.store.written_elsewhere(lambda: self._reader.read(task, lambda: not self._over.is_set()))
             finally:
                 self._reader.close()
             (self._folder / "file").unlink()
             self.left_out = self.store.files()[self.name].left_out
-            self.num_bytes = sum(one.stat().st_size for one in self._folder.iterdir())
+            self.num_embedded = self.store.num_chunks - self.store.num_by_words
+            self._measure()
 
     def parts(self) -> Iterator[FilePart]:
         """Yield its text with the places, in order."""
@@ -104,14 +115,52 @@ class Attachment:
             yield from batch
             first += BATCH
 
-    async def search(self, query: Query, threads: Executor) -> Stage:
-        """Search it by words. Raises sqlite3.ProgrammingError once it was removed."""
-        *_, last = [stage async for stage in Search(self.store, VectorIndex(*NO_VECTORS), threads=threads).stages(query)]
+    def embed(self, embedding: Embedding) -> None:
+        """Compute the vectors of its documents in the gaps between requests, in the turns of this thread's client.
+
+        None where the model does not know its language. Raises RequestError, sqlite3.Error, ClientLeft.
+        """
+        if suits(self.store, embedding.language):
+            numbers = [0]
+            while numbers:
+                self._wait_for_gap(embedding)
+                numbers, _ = embed_next(self.store, embedding.embed, after=numbers[-1])
+                self.num_vectors += len(numbers)
+            self._measure()
+            self.embedding = embedding
+        self.state = READY
+
+    def _wait_for_gap(self, embedding: Embedding) -> None:
+        """Return when the engine is idle, and it is this file's turn. Raises ClientLeft where the work is to end."""
+        give_way()
+        while embedding.is_busy() and not self._over.wait(POLL):
+            give_way()
+        if self._over.is_set():
+            raise ClientLeft
+
+    def fail(self, error: str) -> None:
+        """Note why it has no vectors. It is searched by words."""
+        self.state, self.error = FAILED, error
+
+    def _measure(self) -> None:
+        self.num_bytes = sum(one.stat().st_size for one in self._folder.iterdir())
+
+    async def search(self, query: Query, threads: Executor, embed: EmbedQuery | None) -> Stage:
+        """Search it by words, and with `embed` by its vectors, too, which are read for each search.
+
+        Raises sqlite3.ProgrammingError once it was removed.
+        """
+
+        def read() -> VectorIndex:
+            return VectorIndex(*(self.store.vectors() if embed else NO_VECTORS))
+
+        vectors = await asyncio.get_running_loop().run_in_executor(threads, read)
+        *_, last = [stage async for stage in Search(self.store, vectors, embed=embed, threads=threads).stages(query)]
         return last
 
     def stop(self) -> None:
-        """End its reading, or do not begin it."""
-        self._is_over = True
+        """End its reading and the work on its vectors, or do not begin them."""
+        self._over.set()
         self._reader.interrupt()
 
     def remove(self) -> None:
@@ -133,7 +182,9 @@ class Attachments:
         self._place: Path | None = None  # of the files, locked by `_locked`: made for the first one
         self._locked = -1
         self._quick, self._slow = Turns("quick-files"), Turns("slow-files")
-        self._threads = ThreadPoolExecutor(1, "attachments")
+        self._threads, self._searching = ThreadPoolExecutor(1, "attachments"), asyncio.Lock()
+        self._embedding: Embedding | None = None
+        self._vectors = Turns("attached-vectors")
         self._kept: OrderedDict[tuple[str, str], Attachment] = (
             OrderedDict()
         )  # by scope and id, the least recently used first
@@ -145,6 +196,15 @@ class Attachments:
     @property
     def num_kept(self) -> int:
         return len(self._kept)
+
+    @property
+    def num_vectors(self) -> int:
+        """Vectors of the files that are kept."""
+        return sum(file.num_vectors for file in self._kept.values())
+
+    def embed_with(self, embedding: Embedding | None) -> None:
+        """Search what is kept from now on by the vectors of this model, too. What other ones have made counts no more."""
+        self._embedding = embedding
 
     # ---- reading ---------------------------------------------------------------------------------------------------
 
@@ -231,9 +291,13 @@ class Attachments:
     def keep(self, scope: str, file: Attachment) -> None:
         """Keep a file that was read, for the chats of a scope. Others leave that are too many, the least recently used.
 
-        They leave the scope itself, if it has too many, then that which takes most of the disk.
+        They leave the scope itself, if it has too many, then that which takes most of the disk. It is searched by words at
+        once, and by vectors when they are there. Raises RequestError: the server shuts down.
         """
         file.scope, file.used = scope, monotonic()
+        if self._embedding is not None:
+            file.state = EMBEDDING
+            self._vectors.submit(partial(self._embed, file, self._embedding), (scope,))
         self._kept[scope, file.id] = file
         self._forget_old()
         while sum(1 for other, _ in self._kept if other == scope) > MOST_OF_SCOPE:
@@ -259,19 +323,60 @@ class Attachments:
         self.find(scope, id)
         self._remove(scope, id)
 
-    async def search(self, scope: str, ids: Sequence[str], query: Query) -> list[Stage]:
-        """Return what a search by words finds in each file, the best first. Raises RequestError 404."""
-        found: list[Stage] = []
-        for id in dict.fromkeys(ids):
-            where = f"retrieval.documents[{ids.index(id)}]"
-            file = self.find(scope, id, where)
+    def stages(self, file: Attachment) -> tuple[str, ...]:
+        """Return the stages of a search of a file: by words, and by vectors once all of them are there."""
+        return (LEXICAL, FUSED) if self._has_vectors(file) else (LEXICAL,)
+
+    def _has_vectors(self, file: Attachment) -> bool:
+        return file.embedding is not None and file.embedding is self._embedding
+
+    async def search(self, scope: str, ids: Sequence[str], query: Query) -> dict[str, Stage]:
+        """Return what a search finds in each file, the best first: one file at a time, so that memory has its vectors alone.
+
+        Raises RequestError: 404, and where vectors alone are to be searched that are not there.
+        """
+        files = {id: self.find(scope, id, _where(ids, id)) for id in ids}
+        if query.by == BY_VECTORS:
+            for file in files.values():
+                self._check_vectors(file)
+        vector: np.ndarray | None = None
+        if self._embedding is not None and query.by != BY_WORDS and any(map(self._has_vectors, files.values())):
+            vector = await self._embedding.query(query.text)
+        found: dict[str, Stage] = {}
+        for id, file in files.items():
             self.num_searches += 1
+            embed = None if vector is None or not self._has_vectors(file) else partial(_known, vector)
             try:
-                stage = await file.search(query, self._threads)
+                async with self._searching:
+                    stage = await file.search(query, self._threads, embed)
             except sqlite3.ProgrammingError:  # it was removed meanwhile
-                raise _gone(id, where) from None
-            found.append(replace(stage, hits=tuple(replace(hit, file=id) for hit in stage.hits)))
+                raise _gone(id, _where(ids, id)) from None
+            found[id] = replace(stage, hits=tuple(replace(hit, file=id) for hit in stage.hits))
         return found
+
+    def _check_vectors(self, file: Attachment) -> None:
+        """Raise RequestError where a file has no vectors to be searched by alone: 503 where they are still to come."""
+        if self._has_vectors(file):
+            return
+        wrong, param = f"retrieval.by is vectors, and {file.name} has none", "retrieval.by"
+        if file.state == EMBEDDING:
+            done = f"{file.num_vectors:,} of {file.num_embedded:,} documents have one so far: ask again, or by words"
+            raise RequestError(f"{wrong} yet: {done}", status=503, param=param, code="vectors_not_ready", retry_after=1)
+        lacks = OTHER_LANGUAGE if self._embedding else "expected a server with --embedding-model"
+        raise RequestError(f"{wrong}: {file.error or lacks}", param=param)
+
+    def _embed(self, file: Attachment, embedding: Embedding) -> None:
+        """Compute the vectors of a file, in a thread of `_vectors`. Whatever fails, it is searched by words."""
+        try:
+            file.embed(embedding)
+        except sqlite3.ProgrammingError:  # it was removed meanwhile
+            file.fail("the file was removed")
+        except (RequestError, sqlite3.Error, OSError) as error:
+            file.fail(str(error))
+            logger.warning("an attached file is searched by words alone: %s", error)
+        except Exception:
+            file.fail("the server failed on its vectors")
+            logger.exception("an attached file is searched by words alone")
 
     def _forget_old(self) -> None:
         while self._kept and next(iter(self._kept.values())).used < monotonic() - SECONDS_KEPT:
@@ -287,13 +392,13 @@ class Attachments:
     def stop(self) -> None:
         """End all reading, and take no more files."""
         self._is_stopped = True
-        for file in tuple(self._taken):
+        for file in (*tuple(self._taken), *tuple(self._kept.values())):
             file.stop()
 
     def close(self) -> None:
         """Delete all files. Nobody asks any more."""
         self.stop()
-        for turns in (self._quick, self._slow):
+        for turns in (self._quick, self._slow, self._vectors):
             turns.close()
         self._threads.shutdown()
         for file in (*self._taken, *self._kept.values()):
@@ -318,6 +423,15 @@ def interleaved(rankings: Sequence[Sequence[Hit]], top_k: int) -> list[Hit]:
 
 def _stopping() -> RequestError:
     return RequestError("the server is shutting down", status=503)
+
+
+async def _known(vector: np.ndarray, text: str) -> np.ndarray:
+    """Return the vector of a query that has one: the same for each file."""
+    return vector
+
+
+def _where(ids: Sequence[str], id: str) -> str:
+    return f"retrieval.documents[{ids.index(id)}]"
 
 
 def _gone(id: str, where: str) -> RequestError:

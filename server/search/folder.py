@@ -32,7 +32,7 @@ from ...slots.store.private_folder import MOST_SERVERS, FolderError, own_folder,
 from ..config.settings import Settings, SettingsError
 from ..engine.fit import WORDS_ALONE
 from ..http.api_errors import RequestError
-from .vectors import Embedding, Reranking, Vectors, can_search
+from .vectors import Embedding, Reranking, Vectors
 
 logger = logging.getLogger("slotcache.docs")
 P = ParamSpec("P")
@@ -285,10 +285,8 @@ def load_folder_index(settings: Settings, vectors: Vectors, is_busy: Callable[[]
     paths = [Path(path) for path in settings.docs.split("\n") if path]
     if not paths:
         return None
-    worker, ranker = vectors.embedding, vectors.reranking
-    embedding = Embedding.of(worker, settings) if worker and can_search(worker) else None
-    language = PACKAGED[OFFERED].language if not (settings.embedding_model or settings.embeddings) else ""
-    embedder = embedding.for_index(language) if embedding else None
+    embedding, ranker = vectors.for_search, vectors.reranking
+    embedder = embedding.for_index() if embedding else None
     try:
         real = [str(path.expanduser().resolve(strict=True)) for path in paths]
         name = f"{_name(real, embedder.name if embedder else '')}-{settings.chunk_tokens}"
@@ -303,7 +301,7 @@ def load_folder_index(settings: Settings, vectors: Vectors, is_busy: Callable[[]
         logger.info("--docs are searched by words alone: %s", OFFER)
     elif embedding and any(astuple(embedding.prefixes)):
         logger.info("queries are embedded after %r, documents after %r", *astuple(embedding.prefixes))
-    elif language:
+    elif embedding and embedding.language:
         logger.info("%s", BY_DEFAULT)
     bundled = paths == [bundled_folder()]
     return FolderIndex(

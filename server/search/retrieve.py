@@ -8,6 +8,7 @@ import os
 import re
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate, islice, takewhile
 from typing import Annotated, NamedTuple, Self
 
@@ -226,17 +227,18 @@ def results(hits: Sequence[Hit], with_text: bool) -> list[Fields]:
 class SearchReport:
     """The hits of a chat's search. index: a field that says how far the index was, if it was not up to date.
 
-    left_out: hits that are not among them for their scores.
+    left_out: hits that are not among them for their scores. files: the last stage of the search of each attached file.
     """
 
     hits: Sequence[Hit]
     index: Fields
     left_out: int = 0
+    files: Sequence[Fields] = ()
 
     @property
     def fields(self) -> Fields:
         """The fields of the report beside the hits."""
-        return {"left_out": self.left_out, **self.index}
+        return {"left_out": self.left_out, **({"files": self.files} if self.files else {}), **self.index}
 
 
 Found = SearchReport | None
@@ -292,20 +294,27 @@ class StagePrefetch:
         self._prefill, self._delay = prefill, delay
         self._shown: list[str] = []
         self._task: asyncio.Task[None] | None = None
+        self._front: asyncio.Task[None] | None = None
+
+    def begin(self, front: Callable[[], Awaitable[object]]) -> None:
+        """Have `front` compute what stands in front of all documents, at once. The first that are handed over end it."""
+        self._front = asyncio.ensure_future(_only_ahead(front))
 
     def show(self, hits: Sequence[Hit]) -> None:
         """Take the documents of the newest stage."""
         ids = [hit.chunk.id for hit in hits]
         if not ids or ids == self._shown:
             return
-        self.stop()
+        if self._task is not None:
+            self._task.cancel()
         self._shown = ids
         self._task = asyncio.ensure_future(self._run(hits))
 
     def stop(self) -> None:
         """Hand over nothing more. Prompts that were handed over are still computed."""
-        if self._task is not None:
-            self._task.cancel()
+        for task in (self._front, self._task):
+            if task is not None:
+                task.cancel()
 
     async def settled(self) -> None:
         """Return when the newest documents have been handed over."""
@@ -314,10 +323,17 @@ class StagePrefetch:
 
     async def _run(self, hits: Sequence[Hit]) -> None:
         await asyncio.sleep(self._delay)
-        try:
-            await self._prefill(hits)
-        except RequestError as error:  # only a head start is lost
-            logger.debug("documents could not be computed ahead: %s", error)
+        if self._front is not None:
+            self._front.cancel()
+        await _only_ahead(partial(self._prefill, hits))
+
+
+async def _only_ahead(work: Callable[[], Awaitable[object]]) -> None:
+    """Do work that saves time and nothing else."""
+    try:
+        await work()
+    except RequestError as error:
+        logger.debug("a prompt could not be computed ahead: %s", error)
 
 
 # ---- `POST /v1/search`: its fields. -------------------------------------------------------------------------------------
@@ -371,13 +387,9 @@ def wish_of(asked: ChatRequest) -> Retrieval:
 
 
 def check_by(wish: Retrieval | SearchRequest, folder_index: FolderIndex | None) -> None:
-    """Raise RequestError where vectors alone are to be searched, and there are none."""
-    if wish.by != BY_VECTORS:
-        return
-    where = "by" if isinstance(wish, SearchRequest) else "retrieval.by"
-    if folder_index is None or (isinstance(wish, Retrieval) and wish.documents):
-        raise RequestError(f"{where} is vectors, and attached files are searched by words alone", param=where)
-    if not folder_index.index.has_vectors:
+    """Raise RequestError where vectors alone are to be searched, and the folder has none."""
+    if wish.by == BY_VECTORS and folder_index is not None and not folder_index.index.has_vectors:
+        where = "by" if isinstance(wish, SearchRequest) else "retrieval.by"
         why = folder_index.advice or "expected a server with --embedding-model"
         raise RequestError(f"{where} is vectors, and these documents have none: {why}", param=where)
 
@@ -415,6 +427,17 @@ def fitting(hits: Sequence[Hit], room: int, length: Callable[[Document], int]) -
     """
     totals = accumulate(length(hit.document) for hit in hits)
     return list(hits[: max(sum(1 for _ in takewhile(lambda total: total <= room, totals)), 1)])
+
+
+def without_documents(asked: ChatRequest) -> ChatRequest | None:
+    """Return a chat whose last question is to get its documents: all that stands in front of these is known.
+
+    None: its last message is no question.
+    """
+    if not asked.messages or asked.messages[-1].get("role") != "user":
+        return None
+    question = {name: value for name, value in asked.messages[-1].items() if name != "documents"}
+    return msgspec.structs.replace(asked, messages=[*asked.messages[:-1], question], documents=None, retrieval=True)
 
 
 def with_documents(asked: ChatRequest, hits: Iterable[Hit]) -> ChatRequest:

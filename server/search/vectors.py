@@ -25,7 +25,7 @@ from ...models.embedding import EmbedderSettings, EmbeddingModel, Pairing
 from ...models.errors import ChangedFile, ModelError
 from ...models.hardware import fast_cores
 from ...models.model import Model
-from ...models.model_files import digest, files_of
+from ...models.model_files import OFFERED, PACKAGED, digest, files_of
 from ...retrieval.index import Embedder, Prefixes, prefixes_of
 from ..chat.decode import check_number
 from ..chat.prompt_length import MOST_COUNTED
@@ -84,7 +84,7 @@ class VectorQueue:
     """
 
     def __init__(self, embedder: EmbeddingModel, is_busy: Callable[[], bool], sleep_after: float = 0) -> None:
-        self._embedder, self._is_busy = embedder, is_busy
+        self._embedder, self.is_busy = embedder, is_busy
         self._usual = self._seconds = sleep_after or inf
         self.computed = Computed()
         self.failure = ""  # why the embedder could not come back, until it has
@@ -169,7 +169,7 @@ class VectorQueue:
         while batch := self._take():
             try:
                 self._open()
-                vectors = self._embedder.vectors([text for _, text in batch], threads=1 if self._is_busy() else 0)
+                vectors = self._embedder.vectors([text for _, text in batch], threads=1 if self.is_busy() else 0)
                 self._computes = False
             except ModelError as error:
                 self.failure = f"{error}: start again" if isinstance(error, ChangedFile) else str(error)
@@ -335,6 +335,10 @@ class EmbeddingWorker:
         """Return the vectors of texts, int32 each, while no request waits for some. Raises RequestError. Any thread's."""
         return self._queue.submit(texts, in_gaps=True).result()
 
+    def is_busy(self) -> bool:
+        """Return whether the engine generates. Any thread's."""
+        return self._queue.is_busy()
+
     @property
     def computed(self) -> Computed:
         return replace(self._queue.computed, in_memory=int(self.embedder.is_open))
@@ -406,8 +410,9 @@ class EmbeddingWorker:
 class Vectors:
     """All that a server does without generating: tokens, vectors, scores. The last two: None if not asked for.
 
-    model, name: the served model; texts: its tokeniser. beside: models that were loaded for vectors or scores alone.
-    threads: for texts that become tokens, and for numbers that become text.
+    model, name: the served model; texts: its tokeniser. for_search: the embedder, where it makes one vector of a text.
+    beside: models that were loaded for vectors or scores alone. threads: for texts that become tokens, and for numbers that
+    become text.
     """
 
     settings: Settings
@@ -416,6 +421,7 @@ class Vectors:
     texts: TextTokens
     embedding: EmbeddingWorker | None
     reranking: EmbeddingWorker | None
+    for_search: Embedding | None
     threads: PromptThreads
     beside: list[Model]
 
@@ -500,16 +506,20 @@ AUTO = "auto"  # a prefix that the model's name decides
 MOST_PREFIX = 0.5  # of the tokens that a model takes at once
 
 
-def can_search(worker: EmbeddingWorker | None) -> bool:
+def can_search(worker: EmbeddingWorker) -> bool:
     """Whether a model turns each text into one vector."""
-    return worker is not None and worker.embedder.pooling in POOLED
+    return worker.embedder.pooling in POOLED
 
 
 class Embedding:
-    """Turns texts of an index and queries into vectors. prefixes: in front of both, as the model was trained with."""
+    """Turns texts of an index and queries into vectors. prefixes: in front of both, as the model was trained with.
 
-    def __init__(self, worker: EmbeddingWorker, prefixes: Prefixes) -> None:
-        self._worker, self.prefixes = worker, prefixes
+    language: as in `Embedder`. is_busy: whether the engine generates.
+    """
+
+    def __init__(self, worker: EmbeddingWorker, prefixes: Prefixes, language: str) -> None:
+        self._worker, self.prefixes, self.language = worker, prefixes, language
+        self.is_busy = worker.is_busy
 
     @classmethod
     def of(cls, worker: EmbeddingWorker, settings: Settings) -> Self:
@@ -525,20 +535,18 @@ class Embedding:
                     f"--embedding-{kind}-prefix has {size} tokens, of {embedder.limit} that {worker.name} takes at once: "
                     "expected a short text"
                 )
-        return cls(worker, prefixes)
+        is_default = not (settings.embedding_model or settings.embeddings)
+        return cls(worker, prefixes, PACKAGED[OFFERED].language if is_default else "")
 
-    def for_index(self, language: str = "") -> Embedder:
-        """Return the embedder of an index. Its digest takes seconds the first time. Raises ModelError.
-
-        language: as in `Embedder`.
-        """
+    def for_index(self) -> Embedder:
+        """Return the embedder of an index. Its digest takes seconds the first time. Raises ModelError."""
         embedder = self._worker.embedder
         files, prefix = digest(files_of(embedder.model.path)), self.prefixes.document
         parts = [files, embedder.pooling, str(embedder.limit), *([repr(prefix)] if prefix else []), *embedder.model.altered]
-        return Embedder(" ".join(parts), self._embed, language)
+        return Embedder(" ".join(parts), self.embed, self.language)
 
-    def _embed(self, texts: Sequence[str]) -> np.ndarray:
-        """Compute texts while no request waits for vectors. The index's thread. Raises RequestError."""
+    def embed(self, texts: Sequence[str]) -> np.ndarray:
+        """Compute texts while no request waits for vectors. Not the event loop's. Raises RequestError."""
         embedder, prefix = self._worker.embedder, self.prefixes.document
         tokens = [embedder.shortened(embedder.tokens(prefix + text)) for text in texts]
         return np.stack(self._worker.compute_in_gaps(tokens))
@@ -584,20 +592,22 @@ TEXTS_ON_GPU = 64  # of a call; on a CPU, each text has its own
 
 
 def load_vectors(settings: Settings, model: Model, name: str, is_busy: Callable[[], bool]) -> Vectors:
-    """Load the models beside, and make the contexts. Raises ModelError.
+    """Load the models beside, and make the contexts. Raises ModelError, SettingsError.
 
     model, name: the served model, which may be one of these. is_busy: as in `VectorQueue`.
     """
     reranks = settings.reranking or (settings.embeddings and settings.pooling == "rank")
     embeds = settings.embeddings and not reranks
     loader = _Loader(settings, model, name, is_busy)
+    embedding = loader.load(embedding_file(settings), embeds, settings.pooling)
     return Vectors(
         settings=settings,
         model=model,
         name=name,
         texts=TextTokens(model),
-        embedding=loader.load(embedding_file(settings), embeds, settings.pooling),
+        embedding=embedding,
         reranking=loader.load(settings.rerank_model, reranks, "rank"),
+        for_search=Embedding.of(embedding, settings) if embedding and can_search(embedding) else None,
         threads=PromptThreads(LARGEST * settings.max_body << 20),
         beside=loader.beside,
     )

@@ -191,6 +191,20 @@ class Service:
             return False
         return await self.compute_ahead(key, await self.accept(asked.prefill_only(), num_bytes, open_turn, wake=Sleep.bring))
 
+    async def warm_up(self, key: Hashable, asked: ChatRequest, num_bytes: int) -> bool:
+        """Compute what stands in front of a chat's last documents ahead, if some of it is not cached. False: it is not.
+
+        Too few tokens would be rounded otherwise than at the front of a whole prompt. key, num_bytes: as in `prefetch`.
+        Raises RequestError.
+        """
+        if self.is_full:
+            return False
+        prepared = await self.accept(asked.prefill_only(), num_bytes, open_turn=True, wake=Sleep.bring)
+        if prepared.prompt.num_tokens < self.context.costs.recompute_last:
+            return False
+        missing = await self.view.missing(prepared.prompt, self.submitter.scope(asked))
+        return missing.tokens > 0 and await self.compute_ahead(key, prepared)
+
     async def compute_ahead(self, key: Hashable, prepared: Prepared) -> bool:
         """Compute a prompt ahead, one for each key, while a slot is idle. False: none is. Raises RequestError: too long."""
         (generation,) = self.submitter.generations(prepared, Kind.AHEAD)

@@ -115,7 +115,7 @@ def test_a_large_file_is_searched_for_each_question_until_it_is_removed(server, 
     assert "searched" in chip.inner_text()
     body, turn = asked(page, QUESTION)
     (id,) = body["retrieval"]["documents"]
-    assert "documents" not in body["messages"][-1] and "searched" in turn.locator(".question .chip").inner_text()
+    assert "documents" not in body["messages"][-1] and "searched by words" in turn.locator(".question .chip").inner_text()
     turn.locator("footer button", has_text="The crane").click()
     assert "nine tons of granite" in page.locator("#drawer").inner_text()
     page.keyboard.press("Escape")

@@ -1,6 +1,8 @@
 """Turns opened before their search is done: what was right is found in the cache, and nothing wrong is in the way."""
 
 import asyncio
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 
 import httpx
@@ -224,6 +226,48 @@ def test_a_request_is_not_kept_waiting_and_what_is_done_by_then_stays(server):
     answer = server.chat(messages=MESSAGES, documents=long, cache_scope="way")
     assert server.metric("slotcache_speculations_dropped_total") == before + 1
     assert cached(answer) < answer["usage"]["prompt_tokens"] - REST
+
+
+@contextmanager
+def paused(server):
+    """A step that no client waits for begins, and computes once it is let go on. Yields both events.
+
+    One that is ended before it begins, for what came before it, is none.
+    """
+    runner, began, go = server.service.engine.runner, threading.Event(), threading.Event()
+    compute = runner._decode
+
+    def decode(may_end_early):
+        if may_end_early and runner.interrupt._flag[0] == b"\0":
+            began.set()
+            assert go.wait(DEADLINE)
+        return compute(may_end_early)
+
+    runner._decode = decode
+    try:
+        yield began, go
+    finally:
+        go.set()
+        runner._decode = compute
+
+
+@pytest.mark.parametrize("name", ["right", "longer", "front", "wrong", "other"])
+def test_a_step_that_computes_what_a_request_begins_with_is_not_ended_for_it(server, name):
+    """The request waits for its end, and finds all of it: a step that is ended is lost."""
+    scope, ahead, documents = f"step {name}", DOCUMENTS[:3], DOCUMENTS[3:] if name == "wrong" else DOCUMENTS[:3]
+    question = {"longer": "What is it made of? And why?"}.get(name, "What is it made of?")
+    system = {"role": "system", "content": "Something else altogether."} if name == "other" else SYSTEM
+    asked = {"messages": [system, {"role": "user", "content": question}], "documents": documents, "cache_scope": scope}
+    with ThreadPoolExecutor(1) as pool, paused(server) as (began, go):
+        speculate(server, messages=MESSAGES, cache_scope=scope, **({} if name == "front" else {"documents": ahead}))
+        assert began.wait(DEADLINE)
+        answer = pool.submit(server.chat, **asked)
+        until(lambda: server.service.open)
+        go.set()
+        number = used(answer.result())
+    assert (number > 0) == (name in ("right", "longer", "front"))
+    plain = server.chat(**asked | {"cache_prompt": False, "document_order": "retrieval"})
+    assert plain["choices"] == answer.result()["choices"]
 
 
 def test_a_turn_that_will_not_come_can_be_dropped(server):

@@ -51,3 +51,49 @@ def test_nothing_is_handed_over_after_the_stop():
         return found
 
     assert asyncio.run(stopped()) == []
+
+
+def test_what_stands_in_front_is_begun_at_once_and_ends_where_documents_are_handed_over():
+    async def shown():
+        order = []
+
+        async def front():
+            order.append("front")
+            try:
+                await asyncio.Event().wait()
+            finally:
+                order.append("ended")
+
+        async def prefill(leading):
+            order.append("documents")
+
+        ahead = StagePrefetch(prefill, 0.01)
+        ahead.begin(front)
+        ahead.show(hits("a"))
+        await asyncio.sleep(0)
+        begun = [*order]
+        await ahead.settled()
+        await asyncio.sleep(0)
+        return begun, order
+
+    begun, order = asyncio.run(shown())
+    assert begun == ["front"] and sorted(order) == ["documents", "ended", "front"]
+
+
+def test_what_stands_in_front_ends_with_a_search_that_is_over():
+    async def stopped():
+        ended = asyncio.Event()
+
+        async def front():
+            try:
+                await asyncio.Event().wait()
+            finally:
+                ended.set()
+
+        ahead = StagePrefetch(front)  # type: ignore[arg-type]
+        ahead.begin(front)
+        await asyncio.sleep(0)
+        ahead.stop()
+        await ended.wait()
+
+    asyncio.run(asyncio.wait_for(stopped(), 60))
