@@ -8,13 +8,14 @@ from slotcache.models.demo import FILE
 from slotcache.retrieval.reader import RECORD_VECTORS
 from slotcache.server.http import threads
 from slotcache.server.http.api_errors import RequestError
+from support.dialects import CHATS
 from support.encoders import bert
 from support.on_device import loads_two
 
 from server.conftest import held, running, until
 
 from .test_attachments import BOOK, QUESTION, chat, kept, read, told
-from .test_retrieval_by import ROUTES
+from .test_retrieval_by import ask, every
 
 pytestmark = loads_two
 ROWS = "name,depth\n" + "".join(f"the harbour of the lamp {number},{number} fathoms at low tide\n" for number in range(9000))
@@ -86,10 +87,10 @@ def test_a_gap_is_a_time_without_a_request(server):
     until(lambda: not server.vectors.for_search.is_busy())
 
 
-@pytest.mark.parametrize("route", ROUTES)
-def test_each_api_says_by_what_a_file_was_searched(server, route):
+@every
+def test_each_api_says_by_what_a_file_was_searched(server, api):
     id = ready(server, kept(server))
-    answer = server.http.post(route, json=ROUTES[route] | {"retrieval": {"documents": [id]}})
+    answer = ask(server, api, {"documents": [id]})
     assert answer.status_code == 200, answer.text
     assert answer.json()["slotcache"]["files"] == [{"id": id, "stage": "fused"}]
 
@@ -178,7 +179,5 @@ def test_without_an_embedder_a_file_is_searched_by_words_and_says_so(tmp_path):
         id = kept(up, BOOK)
         assert (shown(up, id)["state"], shown(up, id)["stages"]) == ("ready", ["lexical"])
         assert stage_of(chat(up, id, question=QUESTION)["slotcache"]) == "lexical"
-        refused = up.http.post(
-            "/v1/chat/completions", json=ROUTES["/v1/chat/completions"] | {"retrieval": {"documents": [id], "by": "vectors"}}
-        )
+        refused = ask(up, CHATS[0], {"documents": [id], "by": "vectors"})
         assert "--embedding-model" in told(refused, 400)["message"]

@@ -264,7 +264,7 @@ def test_a_step_that_computes_what_a_request_begins_with_is_not_ended_for_it(ser
         answer = pool.submit(server.chat, **asked)
         until(lambda: server.service.open)
         go.set()
-        number = used(answer.result())
+        number = cached(answer.result())
     assert (number > 0) == (name in ("right", "longer", "front"))
     plain = server.chat(**asked | {"cache_prompt": False, "document_order": "retrieval"})
     assert plain["choices"] == answer.result()["choices"]
