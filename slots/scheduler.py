@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import logging
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import repeat
@@ -281,6 +281,11 @@ class Scheduler:
         if not job.request.keeps and all(other.request.scope != job.request.scope for other in self.running):
             self.drafts.forget(job.request.scope)
         self.waiting.unblock()
+
+    def startable(self, lacking: Mapping[Job, int]) -> set[Job]:
+        """Return which of these waiting requests would start now. lacking: the tokens that each would have to compute."""
+        may_take = {job: size for job, size in lacking.items() if self.slots.any_idle and self.slots.may_take(job)}
+        return self._late.startable(may_take, self.running)
 
     def take_rejected(self) -> list[tuple[Job, Exception]]:
         """Return the requests that could not be admitted since the last call, and why; they are finished."""

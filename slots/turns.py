@@ -59,6 +59,11 @@ class LateStarts:
         self._jobs.add(job)
         return True
 
+    def startable(self, lacking: Mapping[Job, int], running: Collection[Job]) -> set[Job]:
+        """Return which of these waiting requests would not start later. lacking: the tokens that each would compute."""
+        ends, now = self._ends(running) if lacking else {}, self._counters.prompt_tokens
+        return {job for job, size in lacking.items() if not _is_late(job, ends, now + size)}
+
     def _ends(self, running: Collection[Job]) -> dict[str, Turn]:
         """Return the turns from which on prompts start later, by their adapters; those of a set without one start at once.
 
@@ -81,5 +86,7 @@ class LateStarts:
         return ends
 
 
-def _is_late(job: Job, ends: Mapping[str, Turn]) -> bool:
-    return (end := ends.get(job.request.scope.adapters)) is not None and job.turn >= end
+def _is_late(job: Job, ends: Mapping[str, Turn], due: int = 0) -> bool:
+    """due: of a request that has none yet."""
+    end = ends.get(job.request.scope.adapters)
+    return end is not None and (True, -job.request.priority, job.due or due) >= end
