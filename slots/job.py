@@ -31,6 +31,9 @@ class Phase(Enum):
     DONE = "done"
 
 
+Turn = tuple[bool, int, int]
+"""The place of a prompt among those that run together: see `Job.turn`."""
+
 _COMPUTES = {Phase.READING, Phase.PREFILL, Phase.DECODE}
 NEXT_PHASES = {
     Phase.WAITING: {Phase.FETCHING, *_COMPUTES, Phase.DONE},
@@ -252,6 +255,11 @@ class Job:
     def answering(self) -> bool:
         """Whether only tokens of its answer are left to compute: the next one, or several that a grammar forced."""
         return self.computed >= self.num_prompt
+
+    @property
+    def turn(self) -> Turn:
+        """Its place among the prompts that run together: of a smaller one more is computed first."""
+        return not self.answering, -self.request.priority, self.due
 
     @property
     def num_lacking(self) -> int:

@@ -31,9 +31,9 @@ class Queue:
     share what an earlier one reuses may follow that one.
 
     strategy: chooses the way in which a request reuses KV, by its whole prompt.
-    may_start: whether a request could have a slot now. One that waits for a busy slot holds up no other; when the slot is
-    idle, it counts as overtaken by all that went before it. Blocked: the next request did not fit, and no cell has been
-    freed since.
+    may_start: whether a request could have a slot now. One that waits for a busy slot, or for running prompts, holds up no
+    other; when it may start, it counts as overtaken by all that went before it. Blocked: the next request did not fit, and
+    no cell has been freed since.
     """
 
     def __init__(

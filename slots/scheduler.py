@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import logging
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import repeat
@@ -85,7 +85,7 @@ class StepBuilder:
         passes a long one, and none that comes later passes one that is due (fair queueing, Demers et al. 1989).
         Tokens that a grammar forced on an answer go before all prompts: a stream waits for them.
         """
-        for job in sorted(jobs, key=lambda job: (not job.answering, -job.request.priority, job.due)):
+        for job in sorted(jobs, key=lambda job: job.turn):
             if not job.request.kind.is_client and self._leaders and self._leaders[0].request.kind.is_client:
                 return  # no prompt that a client waits for takes longer for one of them
             self._catch_up(job)
@@ -182,6 +182,7 @@ class StepBuilder:
 
 
 logger = logging.getLogger("slotcache.scheduler")
+MOST_LATE = 4  # waiting prompts that are laid out in one step although they start later
 TRIES = 3  # steps that may fail with a request until it counts as the cause: the first beside others, the rest alone
 
 
@@ -280,6 +281,11 @@ class Scheduler:
         if not job.request.keeps and all(other.request.scope != job.request.scope for other in self.running):
             self.drafts.forget(job.request.scope)
         self.waiting.unblock()
+
+    def startable(self, lacking: Mapping[Job, int]) -> set[Job]:
+        """Return which of these waiting requests would start now. lacking: the tokens that each would have to compute."""
+        may_take = {job: size for job, size in lacking.items() if self.slots.any_idle and self.slots.may_take(job)}
+        return self._late.startable(may_take, self.running)
 
     def take_rejected(self) -> list[tuple[Job, Exception]]:
         """Return the requests that could not be admitted since the last call, and why; they are finished."""
@@ -425,11 +431,14 @@ class Scheduler:
                 self._preempt()
             while self.tree.copies.save_ahead():
                 pass
-        while self._has_slot() and not self._late.is_known(self.waiting, self.running) and (job := self.waiting.next()):
+        self._late.update(self.running)
+        num_late = 0
+        while num_late < MOST_LATE and self._has_slot() and (job := self.waiting.next()):
             if self.fetcher.begins_late(job):
                 continue
-            if self._late.includes(job, self.waiting, self.running):
-                break
+            if self._late.add(job, self.running):
+                num_late += 1
+                continue
             if not self.cells.fits(job, self.waiting):
                 if self._give_way(job, slot=-1):
                     continue
@@ -452,7 +461,7 @@ class Scheduler:
         if not self.admits:
             return False
         for job in self.waiting if not all(one.request.kind.is_client for one in self.running) else ():
-            if job.request.kind.is_client and job.phase is not Phase.FETCHING:
+            if job.request.kind.is_client and job.phase is not Phase.FETCHING and job not in self._late:
                 if self.slots.any_idle and self.slots.may_take(job):
                     break
                 if self._give_way(job, slot=job.request.wanted_slot):
@@ -471,8 +480,8 @@ class Scheduler:
         return True
 
     def _may_start(self, job: Job) -> bool:
-        """Return whether a slot is idle for a request, and it does not wait for a lower tier."""
-        return job.phase is not Phase.FETCHING and self.slots.may_take(job)
+        """Return whether a slot is idle for a request, and it waits for no lower tier and no running prompt."""
+        return job.phase is not Phase.FETCHING and job not in self._late and self.slots.may_take(job)
 
     def _strategy(self, request: Request, whole: Layout) -> Strategy:
         """Return how a request reuses KV. whole: its prompt."""

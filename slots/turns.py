@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 
 from .cells import Cells
 from .costs import PrefillBudget
 from .counters import Counters
-from .job import Job, Phase
+from .job import Job, Phase, Turn
 
 
 def in_turn(running: Sequence[Job], last: str, *, decoding: bool) -> list[Job]:
@@ -23,54 +24,69 @@ def in_turn(running: Sequence[Job], last: str, *, decoding: bool) -> list[Job]:
 
 
 class LateStarts:
-    """Prompts that start once those that run are computed, although a slot is idle.
+    """Prompts that start once those before them are computed, although a slot is idle.
 
     An earlier start brings their first token no earlier. It fixes the order of their documents before the KV of the running
-    prompts can be reused, and attention passes over their cells meanwhile. A prompt that would be computed before a running
-    one starts at once, and so does one whose tokens share a step with the last ones of those that run.
+    prompts can be reused, and attention passes over their cells meanwhile. Before a prompt are those that run, have the same
+    set of adapters and are computed first. One whose tokens share a step with the last ones of these starts at once.
     """
 
     def __init__(self, budget: PrefillBudget, cells: Cells, counters: Counters, batch_size: int) -> None:
         self._budget, self._cells, self._counters, self._batch_size = budget, cells, counters, batch_size
-        self._last: tuple[Job, list[int]] | None = None  # one that starts later, and the ids of those that waited then
+        self._jobs: set[Job] = set()  # none of them is laid out anew until it starts
 
-    def is_known(self, waiting: Iterable[Job], running: Collection[Job]) -> bool:
-        """Return whether the last one starts later still, and no other one has come since: none is laid out anew for it."""
-        if self._last is None or self._last[1] != _ids(waiting) or not self._is_late(self._last[0], running):
-            self._last = None
-        return self._last is not None
+    def __contains__(self, job: Job) -> bool:
+        """Whether a waiting request starts later. What no client waits for starts behind all that do."""
+        return job in self._jobs or (bool(self._jobs) and not job.request.kind.is_client)
 
-    def includes(self, job: Job, waiting: Iterable[Job], running: Collection[Job]) -> bool:
+    def update(self, running: Collection[Job]) -> None:
+        """Forget those that may start now."""
+        if self._jobs:
+            ends = self._ends(running)
+            self._jobs = {job for job in self._jobs if job.phase is Phase.WAITING and _is_late(job, ends)}
+
+    def add(self, job: Job, running: Collection[Job]) -> bool:
         """Return whether a waiting request, whose prompt is laid out, starts later, and remember it."""
-        if is_late := self._is_late(job, running):
-            self._last = job, _ids(waiting)
-        return is_late
-
-    def _is_late(self, job: Job, running: Collection[Job]) -> bool:
-        prompts = [one for one in running if one.request.kind.is_client and one.phase is not Phase.DECODE]
-        if not prompts or not job.request.kind.is_client or job.has_begun or job.is_suspect:
+        if not job.request.kind.is_client or job.has_begun or job.is_suspect:
             return False
-        if any(job.request.priority > one.request.priority for one in prompts):
+        ends, is_new = self._ends(running), not job.due
+        if job.request.scope.adapters not in ends:
             return False
-        streams = any(one.phase is Phase.DECODE for one in running)
-        if sum(one.num_lacking for one in prompts) < self._alone(prompts, streams):
+        job.due = job.due or self._counters.prompt_tokens + self._cells.num_missing(job)
+        if not _is_late(job, ends):
             return False
-        if not job.due:
-            job.due = self._counters.prompt_tokens + self._cells.num_missing(job)
-            self._counters.late_starts += 1
-        return job.due >= min(one.due for one in prompts)
+        self._counters.late_starts += is_new
+        self._jobs.add(job)
+        return True
 
-    def _alone(self, prompts: list[Job], streams: bool) -> float:
-        """Return from how many tokens on prompts have a step for themselves.
+    def startable(self, lacking: Mapping[Job, int], running: Collection[Job]) -> set[Job]:
+        """Return which of these waiting requests would not start later. lacking: the tokens that each would compute."""
+        ends, now = self._ends(running) if lacking else {}, self._counters.prompt_tokens
+        return {job for job, size in lacking.items() if not _is_late(job, ends, now + size)}
 
-        Beside streams, which cut prompts into parts, a step is to be full. Else it is to see no other prompt's cells.
+    def _ends(self, running: Collection[Job]) -> dict[str, Turn]:
+        """Return the turns from which on prompts start later, by their adapters; those of a set without one start at once.
+
+        Those before have a step for themselves. Beside streams, which cut prompts into parts, a step is to be full. Else it
+        is to see no other prompt's cells.
         """
-        if streams:
-            return self._budget.limit(self._batch_size, partial(self._cells.swap.passed_over, prompts))
-        costs = self._budget.costs
-        return min(self._batch_size - costs.chunk, costs.swap_from_tokens) + 1
+        prompts = [one for one in running if one.request.kind.is_client and one.phase is not Phase.DECODE]
+        if not prompts:
+            return {}
+        most, costs = self._batch_size, self._budget.costs
+        if any(one.answering for one in running):
+            alone = self._budget.limit(most, partial(self._cells.swap.passed_over, prompts))
+        else:
+            alone = min(most - min(costs.chunk, most // 2), costs.swap_from_tokens) + 1
+        ends, lacking = dict[str, Turn](), Counter[str]()
+        for one in sorted(prompts, key=lambda one: one.turn):
+            lacking[adapters := one.request.scope.adapters] += one.num_lacking
+            if lacking[adapters] >= alone:
+                ends.setdefault(adapters, one.turn)
+        return ends
 
 
-def _ids(waiting: Iterable[Job]) -> list[int]:
-    """Return the ids of the requests that wait for nothing but a slot."""
-    return [job.request.id for job in waiting if job.phase is Phase.WAITING]
+def _is_late(job: Job, ends: Mapping[str, Turn], due: int = 0) -> bool:
+    """due: of a request that has none yet."""
+    end = ends.get(job.request.scope.adapters)
+    return end is not None and (True, -job.request.priority, job.due or due) >= end

@@ -168,8 +168,10 @@ class Fetches:
         for fetch in [fetch for fetch in self._open if self._by_job.get(fetch.job) is not fetch]:
             self._release(fetch)
         self._scheduler.index.host.num_aside = self._holes.forget_dropped({tier.name: tier for tier in self._lower})
-        for fetch in self._open if self._scheduler.slots.any_idle else ():
-            if not fetch.is_over and self._scheduler.slots.may_take(fetch.job):
+        going_on = [fetch for fetch in self._open if not fetch.is_over]
+        wanted = self._scheduler.startable({fetch.job: fetch.gained for fetch in going_on})
+        for fetch in going_on:
+            if fetch.job in wanted:
                 fetch.wanted_at = fetch.wanted_at or self._clock()
                 if fetch.patience_left(self._clock()) <= 0:
                     self.num_given_up += 1
@@ -291,7 +293,7 @@ class Fetches:
 
     def _start(self, fetch: Fetch, tier: LowerTier, entries: Sequence[RecordEntry]) -> None:
         fetch.began = self._clock()
-        if self._scheduler.slots.any_idle and self._scheduler.slots.may_take(fetch.job):
+        if self._scheduler.startable({fetch.job: fetch.gained}):
             fetch.wanted_at = fetch.began
         self._by_job[fetch.job] = fetch
         fetch.job.enter(Phase.FETCHING)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from slotcache.models import builds, gate, hardware, learning
@@ -177,3 +178,11 @@ def test_doctor_tells_that_the_device_passes(capsys):
     assert doctor(Settings()) == 0
     told = capsys.readouterr().out
     assert f"tried on {devices()[0]}: it computes there, too" in told and "GPU offload: yes" in told
+
+
+@pytest.mark.parametrize(("free", "lent"), [(9, 0), (13, 0), (14, 3)])
+def test_a_step_borrows_what_is_free_beside_a_full_host_tier(monkeypatch, free, lent):
+    """On the CPU, for a pool of 3 bytes beside a host tier of 8."""
+    monkeypatch.setattr(load, "free_memory", lambda: free)
+    assert load._lent_bytes(SimpleNamespace(device=None), 3, 8) == lent
+    assert not load._lent_bytes(SimpleNamespace(device=FIRST), 3, 8)

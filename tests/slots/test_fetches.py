@@ -41,13 +41,14 @@ class Lab:
     states: of a hybrid, the bytes of its runs and states, one a token and two a state.
     """
 
-    def __init__(self, host=100, cells=100, slots=2, ends=(10, 20, 30, 40), recompute_last=1, idle=0, states=0):
+    def __init__(self, host=100, cells=100, slots=2, ends=(10, 20, 30, 40), recompute_last=1, idle=0, states=0, batch=512):
         self.memory, self.remote, self.reads, self.now = Memory(cells, can_cut=not states), Remote(10_000), [], 1.0
         costs = replace(UNMEASURED, recompute_last=recompute_last)
         self.tree = PrefixTree(cells, 12, HostMemory(0 if states else host, cut=cut), costs=costs)
         of_states = HostMemory(states, sizes=CopySizes(run_token=1, state=2), cut=cut)
         self.snapshots = Snapshots(self.tree, of_states, spacing=4)
-        self.scheduler = Scheduler(self.tree, num_slots=slots, idle_cells=idle, **reuse_with(self.snapshots))
+        shape = {"num_slots": slots, "idle_cells": idle, "batch_size": batch}
+        self.scheduler = Scheduler(self.tree, **shape, **reuse_with(self.snapshots))
         self.behind = WriteBehind(self.scheduler.index.host, [self.remote])
         self.fetches = Fetches(
             self.scheduler, [self.remote], hand_over=lambda act: act(), read=self.reads.append, clock=lambda: self.now
@@ -239,6 +240,18 @@ def test_nobody_waits_longer_than_computing_and_a_tenth_more(arrived):
         lab.arrive()  # too late: nothing of it is taken
     lab.finish()
     assert job.reuse.cached == 10 * arrived
+
+
+def test_the_clock_stands_while_it_would_start_behind_a_running_prompt():
+    lab = Lab(batch=8)
+    lab.submit([4] * 30, 1)
+    lab.step()
+    job = lab.submit(PROMPT)
+    lab.now = 1000.0
+    assert lab.step() == [1] and lab.fetches.num_given_up == 0
+    lab.arrive(4)
+    lab.finish()
+    assert (job.reuse.cached, job.reuse.source) == (39, "remote")
 
 
 def test_the_clock_stands_while_no_slot_is_idle():

@@ -3,6 +3,7 @@
 import pytest
 from slotcache.slots.job import Phase
 from slotcache.slots.request import Kind
+from slotcache.slots.scope import Scope
 from support.fixed_prompt import Fixed
 from support.world import World
 
@@ -52,7 +53,7 @@ def test_a_prompt_that_would_be_computed_before_it_starts_at_once():
     world.submit(LONG)
     world.step()
     short = world.submit(range(2000, 2090))
-    assert computed(world.step(), short) == 90
+    assert computed(world.step(), short) == 90 and world.scheduler.counters.late_starts == 0
 
 
 def test_so_does_one_of_a_higher_priority_and_one_for_a_client_beside_work_ahead():
@@ -127,3 +128,111 @@ def test_an_equal_prompt_finds_all_of_it_computed():
     jobs = [world.submit(LONG) for _ in range(3)]
     world.finish()
     assert [job.reuse.cached for job in jobs] == [0, 499, 499]
+
+
+def test_prompts_of_one_step_start_together_where_a_step_is_no_longer_than_a_chunk():
+    world = World(batch=32)
+    for n in range(2):
+        world.submit(range(100 * n, 100 * n + 10))
+    assert world.step().admitted == (0, 1)
+
+
+def test_a_short_question_does_not_wait_behind_one_with_more_cached_that_starts_later():
+    world = World(cells=4000)
+    world.run(range(3000, 3800))
+    world.submit(LONG)
+    world.step()
+    chat = world.submit([*range(3000, 3800), *range(100, 700)])
+    world.step()
+    short = world.submit(range(2000, 2050))
+    assert computed(world.step(), short) == 50 and chat.phase is Phase.WAITING
+    world.finish()
+
+
+def test_short_questions_do_not_wait_once_one_that_starts_later_was_overtaken_often():
+    world = World(cells=9000, window=4)
+    world.submit(range(5000, 8000))
+    world.step()
+    late = world.submit(range(1000, 5000))
+    for n in range(8):
+        short = world.submit(range(100 * n, 100 * n + 20), limit=1)
+        assert computed(world.step(), short) == 20
+    assert late.phase is Phase.WAITING and late.reuse.num_overtaken == 8
+    world.finish()
+
+
+def test_a_short_question_shares_a_step_with_one_before_it():
+    world = World(cells=4000)
+    long = world.submit(range(1000, 3000))
+    world.step()
+    world.submit(range(4000, 4192))
+    world.step()
+    short = world.submit(range(5000, 5064))
+    plan = world.step()
+    assert computed(plan, short) == 64 and not computed(plan, long)
+
+
+def test_a_short_question_does_not_wait_for_tokens_that_a_grammar_forces_beside_a_long_prompt():
+    world = World(cells=4000)
+    stream = world.submit(range(20), limit=400)
+    for _ in range(2):
+        world.step()
+    world.submit(LONG)
+    world.step()
+    short = world.submit(range(2000, 2020))
+    for token in (5, 6):
+        stream.force(token)
+    assert computed(world.step(), short)
+
+
+def test_one_that_waits_for_its_slot_starts_once_that_is_idle():
+    world = World(cells=4000, slots=3)
+    stream = world.submit(range(20), limit=4, slot=0)
+    world.step()
+    world.submit(LONG, slot=1)
+    world.step()
+    late, short = world.submit(range(2000, 2600)), world.submit(range(700, 730), slot=0)
+    while stream.phase is not Phase.DONE:
+        world.step()
+    assert computed(world.step(), short) and late.phase is Phase.WAITING
+
+
+def test_no_prompt_waits_for_those_of_another_set_of_adapters():
+    world = World(cells=9000)
+    world.submit(LONG)
+    world.step()
+    other = world.submit(range(5000, 8000), scope=Scope.shared("", "lora"))
+    assert computed(world.step(), other)
+    late = world.submit(range(8000, 9000))
+    world.step()
+    assert late.phase is Phase.WAITING
+
+
+def test_what_no_client_waits_for_starts_behind_a_client_s_that_starts_later():
+    world = World(cells=4000)
+    world.submit(LONG)
+    world.step()
+    late = world.submit(range(2000, 2600))
+    ahead = world.submit(range(3000, 3100), kind=Kind.AHEAD)
+    while late.phase is Phase.WAITING:
+        world.step()
+        assert ahead.phase is Phase.WAITING or late.phase is not Phase.WAITING
+    world.finish()
+    assert not world.scheduler.counters.preemptions
+
+
+def test_few_prompts_are_laid_out_in_one_step():
+    world, laid_out = World(cells=9000), []
+
+    class Counted(Fixed):
+        def arrange(self, tree, scope, waiting=()):
+            laid_out.append(len(world.plans))
+            return super().arrange(tree, scope, waiting)
+
+    world.submit(range(1000, 4000))
+    world.step()
+    for n in range(10):
+        world.submit(Counted(range(10000 * n, 10000 * n + 3500)), limit=1)
+    for _ in range(8):
+        world.step()
+    assert laid_out == [1] * 4 + [2] * 4 + [3] * 2
