@@ -229,7 +229,9 @@ def test_a_run_makes_tables_and_goes_on_where_it_was_stopped(tiny, tmp_path, cap
     points = tmp_path / "points" / "answers.jsonl"
     before = points.read_text()
     assert main([*given, "--ways", "left out in silence,exact order + hint,separate"]) == 0
-    assert points.read_text().startswith(before) and len(points.read_text()) > len(before)
+    assert points.read_text().startswith(before)
+    measured = [row["point"] for row in map(json.loads, points.read_text().splitlines()) if "point" in row]
+    assert len({(one["kind"], one["talk"], one["way"]) for one in measured}) == len(measured) == 2 * 6
     report = json.loads(out.read_text())
     tables = report["tables"]
     names = [
