@@ -17,7 +17,7 @@ ID_LIKE = re.compile(r"[0-9a-f]{6,}")
 ARTICLES = re.compile(r"\b(a|an|the)\b")
 PUNCTUATION = str.maketrans(dict.fromkeys(string.punctuation, " "))
 ROUNDS = 2000  # samples of conversations
-NARROW = 0.05  # nats a token: docs/benchmarks.md has the rule
+NARROW, FEWEST = 0.05, 20  # nats a token, conversations: docs/benchmarks.md has the rule
 
 
 def words(text: str) -> list[str]:
@@ -52,8 +52,10 @@ class Effect:
     @property
     def verdict(self) -> str:
         """What the rule says of log-likelihoods."""
-        if not self.low <= 0 <= self.high:
-            return "better" if self.low > 0 else "worse" if self.high < 0 else "unknown"
+        if self.conversations < FEWEST:
+            return "unknown"
+        if self.low > 0 or self.high < 0:
+            return "better" if self.low > 0 else "worse"
         return "no effect" if self.high - self.low < NARROW else "unknown"
 
     def shown(self) -> str:

@@ -280,10 +280,8 @@ def _drawn(seed: str, documents: DocumentSet) -> tuple[int, ...]:
 
 # ---- The scenario ---------------------------------------------------------------------------------------------------------
 
-Figures = dict[str, list[dict[str, Any]]]
-"""Those of turns, by conversation."""
-Rows = dict[str, Figures]
-"""By way."""
+Figures = dict[str, list[dict[str, Any]]]  # of turns, by conversation
+Rows = dict[str, Figures]  # by way
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -321,7 +319,7 @@ def run(args: argparse.Namespace) -> Report:
         found = {kind: _measured(answerer, ways, kind, kept, args) for kind in kinds}
     tables, effects = list[Table](), list[dict[str, Any]]()
     for kind, rows in found.items():
-        tables.append(_table(f"{args.model.name}, {kind}, {args.k} documents a turn", rows, ways))
+        tables.append(ways_table(f"{args.model.name}, {kind}, {args.k} documents a turn", rows, ways))
         compared = [(way, than) for way in ways for than in dict.fromkeys((BASE, way.than)) if than != way.name]
         for way, than in compared:
             loss = effect(rows[way.name], rows[than], "likelihood", "tokens")
@@ -387,13 +385,15 @@ def _compared(rows: Rows, way: str, than: str) -> tuple[Cell, ...]:
     return loss.shown(), f1.shown(), loss.turns, loss.conversations, loss.verdict
 
 
-def _table(title: str, rows: Rows, ways: Sequence[ShownWay]) -> Table:
+def ways_table(title: str, rows: Rows, ways: Sequence[ShownWay]) -> Table:
+    """Return a line for each way: its figures over all turns, and what it makes of those in retrieval order."""
     columns = ("way", "log-likelihood", "F1", "exact", "cited, given, right", "reused %", "TTFT p50 ms", *COMPARED)
     lines: list[tuple[Cell, ...]] = []
     for way in ways:
         turns = [turn for talk in rows[way.name].values() for turn in talk]
         total = {name: sum(turn[name] for turn in turns) for name in ("likelihood", "tokens", "reused", "length")}
-        named = ", ".join(str(sum(turn[name] for turn in turns)) for name in ("cited", "given", "right"))
+        num, *found = (sum(turn[name] for turn in turns) for name in ("cited", "given", "right"))
+        named = ", ".join([str(num), *(f"{one / num:.0%}" for one in found if num)])
         if not turns:
             continue
         figures = (

@@ -14,7 +14,7 @@ import pytest
 from slotcache.bench.cli import main
 from slotcache.bench.offline.answer_scores import Effect, bootstrap, cited, token_f1, words
 from slotcache.bench.offline.answered_talks import AnsweredTalk, AnsweredTurn, made_up, of_mtrag
-from slotcache.bench.offline.answers import WAYS, Answerer, Recorder, effect
+from slotcache.bench.offline.answers import WAYS, Answerer, Recorder, effect, ways_table
 from slotcache.ordering.document import Document
 from slotcache.server.config.settings import Settings
 from slotcache.server.load import load
@@ -52,7 +52,8 @@ def test_the_interval_is_over_conversations_and_not_over_turns():
     [(-0.02, 0.02, "no effect"), (-0.03, 0.03, "unknown"), (-0.2, -0.1, "worse"), (0.001, 0.2, "better")],
 )
 def test_the_rule(low: float, high: float, verdict: str):
-    assert Effect((low + high) / 2, low, high, 9, 9).verdict == verdict
+    assert Effect((low + high) / 2, low, high, 20, 99).verdict == verdict
+    assert Effect((low + high) / 2, low, high, 19, 99).verdict == "unknown"
 
 
 def test_turns_with_the_same_prompt_do_not_count():
@@ -63,6 +64,23 @@ def test_turns_with_the_same_prompt_do_not_count():
     theirs = {"a": [turn("x", -9.0), turn("y", -4.0)], "b": [turn("x", -2.0)]}
     found = effect(ours, theirs, "likelihood", "tokens")
     assert (found.mean, found.turns, found.conversations) == (-1.0, 1, 1)
+
+
+def test_a_line_of_the_table_has_shares_over_all_turns():
+    def turn(tokens: int, likelihood: float, named: tuple[int, int, int], reused: int, ttft: float) -> dict[str, Any]:
+        counts = dict(zip(("cited", "given", "right"), named, strict=True))
+        told = {"prompt": "x", "tokens": tokens, "likelihood": likelihood, "f1": 0.5, "exact": tokens == 1}
+        return told | counts | {"reused": reused, "length": 100, "ttft": ttft}
+
+    turns = {
+        "a": [turn(1, -2.0, (3, 2, 1), 10, 0.1), turn(3, -2.0, (1, 1, 0), 30, 0.2)],
+        "b": [turn(4, -4.0, (0, 0, 0), 80, 9)],
+    }
+    none = turn(1, -1.0, (0, 0, 0), 0, 1.0)
+    rows = {WAYS[0].name: turns, WAYS[1].name: {"a": [none, none], "b": [none]}}
+    first, second = ways_table("a table", rows, WAYS[:2]).rows
+    assert first[:5] == ("retrieval order", "-1.000", 0.5, pytest.approx(1 / 3), "4, 75%, 25%")
+    assert first[5:7] == (pytest.approx(40.0), pytest.approx(200.0)) and second[4] == "0"
 
 
 def test_made_up_answers_are_in_the_documents_that_are_right_and_in_no_other():
