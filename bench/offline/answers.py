@@ -51,7 +51,6 @@ from .answered_talks import AnsweredTalk, made_up, of_mtrag
 
 LONGEST, MOST = 4096, 64  # tokens: of a prompt with its answer, of a greedy answer
 BASE, MTRAG = "retrieval order", "MT-RAG"
-SYSTEM = f"{SYSTEM_PROMPT} {ASK_FOR_IDS}"
 _text = partial(Fixed, label="the hints", ends=False)
 
 # ---- The ways to show documents: fields of requests; a change of the prompt, where no request can ask for it. -----------
@@ -156,8 +155,9 @@ class Answerer:
     def __init__(self, service: Service, most: int, seed: int) -> None:
         self._service, self._most, self._seed = service, most, seed
         self._model, self._scheduler, self._runner = service.model, service.engine.scheduler, service.engine.runner
-        if not self._runner.warm_up():
+        if not self._model.can_trim:
             raise BenchError(f"the KV of {self._model.path.name} cannot be cut: no order of documents would reuse any")
+        self._runner.warm_up()
         self.can_separate = isinstance(self._runner.states.rotation, Rotation)
         self._tokenize: Tokenize = partial(service.builder.tokens, "")
 
@@ -194,7 +194,7 @@ class Answerer:
 
     def _prompt(self, way: ShownWay, talk: AnsweredTalk, at: int) -> ChatPrompt:
         """Return the prompt of a turn as the server makes it."""
-        messages: list[dict[str, Any]] = [{"role": "system", "content": SYSTEM}]
+        messages: list[dict[str, Any]] = [{"role": "system", "content": f"{SYSTEM_PROMPT} {ASK_FOR_IDS}"}]
         for turn in talk.turns[: at + 1]:
             given = [{"id": one.id, "text": one.text, "title": one.title} for one in turn.documents]
             documents = {} if way.bare else {"documents": given[::-1] if way.best_last else given}
@@ -305,9 +305,9 @@ def run(args: argparse.Namespace) -> Report:
     """Measure the points that the folder lacks; return a table of the ways for each kind of turns."""
     ways = _ways(args.ways)
     kept = Points(args.out / "answers.jsonl", machine.describe)
-    shape = {"ctx_size": 2 * args.longest, "parallel": 1, "threads": args.threads, "gpu_layers": args.gpu_layers}
+    shape = {"ctx_size": 2 * args.longest, "threads": args.threads, "gpu_layers": args.gpu_layers}
     try:
-        service = load(Settings(model=str(args.model), **shape), args.model)
+        service = load(Settings(model=str(args.model), parallel=1, cache_ram=0, **shape), args.model)
     except ModelError as error:
         raise BenchError(str(error)) from None
     with closing(service):

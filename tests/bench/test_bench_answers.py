@@ -105,7 +105,7 @@ IDS = [document.id for document in DOCUMENTS]
 
 @pytest.fixture(scope="module")
 def service(tiny):
-    with closing(load(Settings(ctx_size=4096, parallel=1, threads=1, flash_attn="off"), tiny)) as service:
+    with closing(load(Settings(ctx_size=4096, cache_ram=0, parallel=1, threads=1, flash_attn="off"), tiny)) as service:
         yield service
 
 
