@@ -59,7 +59,8 @@ class Effect:
         return "no effect" if self.high - self.low < NARROW else "unknown"
 
     def shown(self) -> str:
-        return f"{self.mean:+.3f} [{self.low:+.3f}, {self.high:+.3f}]" if self.turns else "-"
+        interval = f" [{self.low:+.3f}, {self.high:+.3f}]" if self.conversations > 1 else ""
+        return f"{self.mean:+.3f}{interval}" if self.turns else "-"
 
 
 def bootstrap(conversations: Sequence[Sequence[tuple[float, float]]], seed: int = 0) -> Effect:

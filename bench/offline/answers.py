@@ -50,7 +50,7 @@ from .answer_scores import Effect, bootstrap, cited, token_f1, words
 from .answered_talks import AnsweredTalk, made_up, of_mtrag
 
 LONGEST, MOST = 4096, 64  # tokens: of a prompt with its answer, of a greedy answer
-BASE, MTRAG = "retrieval order", "MT-RAG"
+BASE, MTRAG, MADE_UP = "retrieval order", "MT-RAG", "made-up"
 _text = partial(Fixed, label="the hints", ends=False)
 
 # ---- The ways to show documents: fields of requests; a change of the prompt, where no request can ask for it. -----------
@@ -315,8 +315,7 @@ def run(args: argparse.Namespace) -> Report:
         if not answerer.can_separate and any(way.name == "separate" for way in ways):
             notes.append(f"no separate: the KV of {args.model.name} cannot be moved")
             ways = [way for way in ways if way.name != "separate"]
-        kinds = (MTRAG, "made-up") if args.data else ("made-up",)
-        found = {kind: _measured(answerer, ways, kind, kept, args) for kind in kinds}
+        found = {kind: _measured(answerer, ways, kind, kept, args) for kind in [MTRAG] * bool(args.data) + [MADE_UP]}
     tables, effects = list[Table](), list[dict[str, Any]]()
     for kind, rows in found.items():
         tables.append(ways_table(f"{args.model.name}, {kind}, {args.k} documents a turn", rows, ways))

@@ -44,7 +44,8 @@ def test_the_interval_is_over_conversations_and_not_over_turns():
     many = bootstrap([[(value, 1.0)] for value in (-1.0, 1.0) * 200])
     assert many.high - many.low == pytest.approx(2 * 1.96 / 20, rel=0.1)
     one, none = bootstrap([[(2.0, 4.0)]]), bootstrap([[]])
-    assert one.mean == 0.5 and isnan(one.low) and one.verdict == none.verdict == "unknown" and none.shown() == "-"
+    assert one.shown() == "+0.500" and isnan(one.low) and weighed.shown() == "+0.025 [+0.000, +0.100]"
+    assert one.verdict == none.verdict == "unknown" and none.shown() == "-"
 
 
 @pytest.mark.parametrize(
