@@ -55,7 +55,7 @@ _ALL = (
     Scenario("relay", ".scenarios.relaying", "what the front adds to a request and to a chunk"),
     Scenario("replicas", ".scenarios.replicas", "replicas on Ray Serve, with one router or another"),
     Scenario("paper", ".scenarios.paper", "the evaluations of the papers, in their shapes"),
-    Scenario("attention", ".offline.reading", "documents read separately: likelihood of human answers, without a server"),
+    Scenario("answers", ".offline.answers", "what reuse does to answers, with trained weights, without a server"),
     Scenario("retrieval", ".offline.retrieval", "search over documents: recall, time of index and search, without a server"),
     Scenario("replacement", ".offline.replacement", "eviction policies for idle KV, simulated"),
     Scenario("queue", ".offline.queueing", "many requests that wait for little memory, simulated"),

@@ -1,0 +1,83 @@
+"""How good an answer is: its words beside those expected, the documents that it cites, how sure a difference is."""
+
+from __future__ import annotations
+
+import re
+import string
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import nan
+
+import numpy as np
+
+from ...server.search.retrieve import BRACKETS, NAME
+
+ID_LIKE = re.compile(r"[0-9a-f]{6,}")
+ARTICLES = re.compile(r"\b(a|an|the)\b")
+PUNCTUATION = str.maketrans(dict.fromkeys(string.punctuation, " "))
+ROUNDS = 2000  # samples of conversations
+NARROW, FEWEST = 0.05, 20  # nats a token, conversations: docs/benchmarks.md has the rule
+
+
+def words(text: str) -> list[str]:
+    """Return the words of an answer as SQuAD's metrics have them: without case, articles, punctuation and cited ids."""
+    plain = BRACKETS.sub(lambda found: " " if cited(found[0]) else found[0], text)
+    return ARTICLES.sub(" ", plain.casefold().translate(PUNCTUATION)).split()
+
+
+def token_f1(answer: str, expected: str) -> float:
+    """Return the harmonic mean of precision and recall of an answer's words; of two empty ones 1."""
+    ours, theirs = words(answer), words(expected)
+    common = sum((Counter(ours) & Counter(theirs)).values())
+    return 2 * common / (len(ours) + len(theirs)) if ours or theirs else 1.0
+
+
+def cited(answer: str) -> list[str]:
+    """Return what an answer has in brackets that looks like the id of a document, each once, in order."""
+    names = (name for bracket in BRACKETS.finditer(answer) for name in NAME.findall(bracket[1]))
+    return list(dict.fromkeys(name for name in names if ID_LIKE.fullmatch(name)))
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """A mean difference and its 95 % interval. conversations, turns: on which it rests."""
+
+    mean: float
+    low: float
+    high: float
+    conversations: int
+    turns: int
+
+    @property
+    def verdict(self) -> str:
+        """What the rule says of log-likelihoods."""
+        if self.conversations < FEWEST:
+            return "unknown"
+        if self.low > 0 or self.high < 0:
+            return "better" if self.low > 0 else "worse"
+        return "no effect" if self.high - self.low < NARROW else "unknown"
+
+    def shown(self) -> str:
+        interval = f" [{self.low:+.3f}, {self.high:+.3f}]" if self.conversations > 1 else ""
+        return f"{self.mean:+.3f}{interval}" if self.turns else "-"
+
+
+def bootstrap(conversations: Sequence[Sequence[tuple[float, float]]], seed: int = 0) -> Effect:
+    """Return the mean over all turns, and its interval over conversations that are drawn again.
+
+    A turn has a sum and over how much it is one, such as the tokens of an answer. Conversations without a turn do not count.
+    Fewer than two have no interval.
+    """
+    groups = [turns for turns in conversations if turns]
+    num_turns = sum(map(len, groups))
+    if not groups:
+        return Effect(nan, nan, nan, 0, 0)
+    sums = np.array([np.sum(turns, axis=0) for turns in groups])
+    total, weight = sums.sum(axis=0)
+    if len(groups) < 2:
+        return Effect(total / weight, nan, nan, 1, num_turns)
+    drawn = np.random.default_rng(seed).integers(0, len(groups), (ROUNDS, len(groups)))
+    totals, weights = sums[drawn].sum(axis=1).T
+    low, high = np.percentile(totals / weights, (2.5, 97.5))
+    return Effect(float(total / weight), float(low), float(high), len(groups), num_turns)

@@ -1,0 +1,104 @@
+"""Conversations over documents with the answers that are expected: MT-RAG's, and made-up ones."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+
+from ...ordering.document import Document, parse_documents
+from ..report import BenchError
+from ..trace import Query, mtrag, prose
+
+TURNS = 4  # of a made-up conversation: a place each
+FILLER = 40  # words of a made-up document that say nothing
+PLACES = ("Bar Cor Dun Fel Gar Hol Kel Mer Nor Tal", "ba le mi ro sa", "dor ley nd rick ton")
+PEOPLE = (
+    "Anna Boris Clara David Edith Felix Greta Henry Irene Jacob",
+    "Abbot Baker Cooper Draper Fisher Glover Mason Potter",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class AnsweredTurn:
+    """documents: best ranked first. right: the ids of those that hold the answer, as people or the generator say."""
+
+    question: str
+    answer: str
+    documents: tuple[Document, ...]
+    right: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class AnsweredTalk:
+    """A conversation."""
+
+    name: str
+    turns: tuple[AnsweredTurn, ...]
+
+
+def of_mtrag(data: Path, k: int) -> Iterator[AnsweredTalk]:
+    """Yield MT-RAG's conversations with what a retriever found for each turn. Raises BenchError without the data."""
+    folder = data / "mtrag_retrieved" if (data / "mtrag_retrieved").is_dir() else data
+    try:
+        queries, rows = mtrag(folder, k=k), (folder / "tasks.jsonl").read_text("utf-8").splitlines()
+        marks = (folder / "qrels.tsv").read_text("utf-8").splitlines()[1:]
+    except OSError as error:
+        raise BenchError(f"no MT-RAG in {data}: {error}") from None
+    answers = {(row["session"], row["turn"]): row["answer"].strip() for row in map(json.loads, rows)}
+    right: defaultdict[tuple[str, int], set[str]] = defaultdict(set)
+    for session, turn, name in (line.split("\t") for line in marks):
+        right[session, int(turn)].add(name)
+    talks: defaultdict[str, list[Query]] = defaultdict(list)
+    for query in queries:
+        talks[query.session].append(query)
+    for session, asked in talks.items():
+        ids = {name: Document.parse(text).id for query in asked for name, text in query.documents}
+        turns: list[AnsweredTurn] = []
+        for query in asked:
+            marked = frozenset(ids[name] for name in right[session, query.turn] if name in ids)
+            documents = parse_documents([text for _, text in query.documents])
+            turns.append(AnsweredTurn(query.question, answers[session, query.turn], documents, marked))
+        yield AnsweredTalk(session, tuple(turns))
+
+
+def made_up(k: int, seed: int) -> Iterator[AnsweredTalk]:
+    """Yield conversations without end: turn by turn a fact of one document, then one that takes two of them.
+
+    One document has a place and its mayor, the other where the mayor was born. Each conversation has its own places and
+    people; turns share the documents that nobody needs.
+    """
+    for number in count():
+        rng = random.Random(f"answers {seed} {number}")
+        places = _drawn(rng, 2 * TURNS, PLACES, "")
+        people = _drawn(rng, TURNS, PEOPLE, " ")
+        facts: list[tuple[Document, Document]] = []
+        for at, (place, person) in enumerate(zip(places, people, strict=False)):
+            filler = [prose(f"{seed} {number} {at} {side}", FILLER) for side in "ab"]
+            texts = (
+                f"The mayor of {place} is {person}. {filler[0]}",
+                f"{person} was born in {places[TURNS + at]}. {filler[1]}",
+            )
+            facts.append((Document.parse(texts[0]), Document.parse(texts[1])))
+        turns: list[AnsweredTurn] = []
+        for at, own in enumerate(facts):
+            needed = own[: 1 + at % 2]
+            others = [one for pair in facts for one in pair if one not in needed]
+            documents = (*needed, *rng.sample(others, min(max(k - len(needed), 0), len(others))))
+            asked = (f"Who is the mayor of {places[at]}?", f"Where was the mayor of {places[at]} born?")[at % 2]
+            answer = (people[at], places[TURNS + at])[at % 2]
+            right = frozenset(one.id for one in needed)
+            turns.append(AnsweredTurn(f"{asked} Answer with the name alone.", answer, documents, right))
+        yield AnsweredTalk(f"made-up {number}", tuple(turns))
+
+
+def _drawn(rng: random.Random, size: int, parts: tuple[str, ...], between: str) -> list[str]:
+    """Return different names made of parts."""
+    names: dict[str, None] = {}
+    while len(names) < size:
+        names[between.join(rng.choice(part.split()) for part in parts)] = None
+    return list(names)
