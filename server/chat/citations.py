@@ -48,9 +48,11 @@ class Citations:
         An earlier list's number that a later list gives to another document says nothing any more: that id stays one.
         """
         number_of: dict[str, str] = {}
+        taken: set[str] = set()
         for one in reversed(sets):
-            taken = {*number_of.values()}
-            number_of = {id: number for id, number in one.number_of if number not in taken} | number_of
+            new = {id: number for id, number in one.number_of if number not in taken and id not in number_of}
+            number_of |= new
+            taken |= {*new.values()}
         return cls(number_of, trail)
 
     def read(self, make: Callable[[], AnswerReader]) -> Callable[[], AnswerReader]:

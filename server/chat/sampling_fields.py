@@ -98,6 +98,11 @@ class SamplingOptions(Numeric, frozen=True):
         given |= {"n_probs": self._num_probs(), "post_sampling_probs": self.post_sampling_probs}
         return defaults.changed(given)
 
+    @property
+    def tells_tokens(self) -> bool:
+        """Whether logprobs are asked for."""
+        return self._num_probs() is not None
+
     def _num_probs(self) -> int | None:
         """Return how many most probable tokens are listed for each token; None: logprobs are not asked for."""
         if self.n_probs:

@@ -88,12 +88,12 @@ def cut_lists(messages: Sequence[Message], given: Given, no_numbers: str = "") -
     for at, message in enumerate(messages):
         if message["role"] not in HOLDERS:
             continue
+        has_place = any(PLACE in text for _, text in _texts(message))
         for part, text in _texts(message):
             found, left = find_pasted(text, room)
             untouched += [TextList(at, one.format, left=one.why) for one in left]
             if found is None:
                 continue
-            has_place = any(PLACE in one for _, one in _texts(message))
             why = HAS_OWN if given.get(at) else ONE_LIST if at in lists else HAS_PLACE if has_place else ""
             if why or (found.number_of and no_numbers):
                 untouched.append(TextList(at, found.format, left=why or no_numbers))
@@ -111,7 +111,7 @@ def numbers_refused(request: ChatRequest) -> str:
     """Return why the numbers of lists have to stay; empty if they need not."""
     if request.is_constrained:
         return CONSTRAINED
-    return TOLD if request.logprobs or request.n_probs else ""
+    return TOLD if request.tells_tokens else ""
 
 
 def places(messages: Sequence[Message]) -> list[int]:

@@ -12,7 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from slotcache.models.demo import FILE
 from slotcache.ordering.pasted import find_pasted
-from slotcache.server.chat import builder
+from slotcache.server.chat import builder, text_documents
 from slotcache.server.chat.body import ChatRequest
 from slotcache.server.chat.chat_prompt import PLACE, DocumentSet
 from slotcache.server.chat.citations import Citations, CitedAnswers, NumberedText
@@ -159,6 +159,7 @@ def test_an_answer_goes_on_from_what_its_client_has(server):
     [
         ({"response_format": {"type": "json_object"}}, CONSTRAINED),
         ({"logprobs": True}, TOLD),
+        ({"logprobs": 0}, TOLD),
         ({"messages": [{"role": "user", "content": WEBUI, "documents": ["A text."]}]}, HAS_OWN),
         ({"messages": [{"role": "user", "content": WEBUI + PLACE}]}, HAS_PLACE),
     ],
@@ -181,6 +182,21 @@ def test_a_template_that_shows_no_place_gets_the_text(tiny, tmp_path):
         answer = up.chat(messages=messages)["slotcache"]
         assert answer["documents_in_text"] == [{"message": 0, "format": "open-webui", "left": REWRITTEN}]
         assert up.chat(messages=messages[:1])["slotcache"]["documents_in_text"][0]["documents"] == 3
+
+
+def test_many_lists_in_a_message_are_read_once(monkeypatch):
+    num_read, texts = 0, text_documents._texts
+
+    def count(message):
+        nonlocal num_read
+        for one in texts(message):
+            num_read += 1
+            yield one
+
+    monkeypatch.setattr(text_documents, "_texts", count)
+    parts = [{"type": "text", "text": WEBUI}] * 500
+    found = cut_lists([{"role": "user", "content": parts}], {})
+    assert len(found.lists) == 1 and num_read <= 2 * len(parts)
 
 
 @given(st.lists(st.sampled_from(PIECES), max_size=24).map("".join), st.sampled_from(["system", "user", "assistant"]))
@@ -256,6 +272,20 @@ def test_a_number_of_an_earlier_list_counts_until_a_later_one_takes_it():
 
     made = Citations.of([shown(("a", "1"), ("b", "2")), shown(("c", "1"), ("d", "1"))], b"")
     assert made.number_of == {"c": "1", "d": "1", "b": "2"}
+
+
+def test_the_numbers_of_many_lists_are_read_once():
+    num_hashed = 0
+
+    class Number(str):
+        def __hash__(self):
+            nonlocal num_hashed
+            num_hashed += 1
+            return super().__hash__()
+
+    shown = [DocumentSet((), (), "auto", None, in_text=True, number_of=((f"{at:010x}", Number(at)),)) for at in range(1000)]
+    assert len(Citations.of(shown, b"").number_of) == 1000
+    assert num_hashed <= 10_000
 
 
 def test_an_answer_comes_back_as_it_was_written():
