@@ -90,10 +90,10 @@ function branchText(turn, total) {
   return `${act} cost ${figure(turn.timings.prompt_n)} prompt tokens instead of ${figure(total)}.`;
 }
 
-/** The documents of a question as its prompt has them, with their ranks. */
+/** The documents that a question brings, in prompt order, with their ranks: not those that an earlier turn shows. */
 function ranks({ documents, report }, titleOf) {
   const own = new Set([...documents, ...(report.retrieved ?? [])].map(({ id }) => id));
-  const read = report.documents.filter(({ id }) => own.has(id));
+  const read = report.documents.filter(({ id }) => own.has(id) && !report.repeated.includes(id));
   const names = read.map(({ id, rank }) => `“${nameOf(`document ${id}`, titleOf)}” (rank ${rank})`);
   return names.length > 0 && h("p.ranks", {}, `Read in this order: ${names.join(", ")}.`);
 }

@@ -21,7 +21,7 @@ from docs.markdown import read, rows, section
 WINDOW = next(setting.default for setting in SETTINGS if setting.name == "window")
 WORDS = {2: "two", 3: "three", 4: "four", 5: "five"}
 TOLD = [
-    ("docs/how-it-works.md", "raises this for up to {} of those that share", groups.MOST_SHARING),
+    ("docs/how-it-works.md", "raises it for up to {} waiting requests that share", groups.MOST_SHARING),
     ("docs/how-it-works.md", "the same uncached text of {} tokens or more", CPU.min_shared),
     ("docs/how-it-works.md", "runs in steps of {} tokens", CPU.background_step),
     ("docs/how-it-works.md", "each is to end after {} ms", OTHER.background_ns / 1e6),

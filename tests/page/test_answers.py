@@ -274,12 +274,18 @@ def test_the_page_is_small_and_has_nothing_from_elsewhere(open_page):
 
 
 ORDERED = {
-    "retrieved": [{"id": "a", "title": "The lamp"}, {"id": "b", "title": "The <b>port</b>"}],
+    "retrieved": [
+        {"id": "y", "title": "The sea"},
+        {"id": "a", "title": "The lamp"},
+        {"id": "b", "title": "The <b>port</b>"},
+    ],
+    "repeated": ["y"],
     "citations": [],
     "documents": [
         {"id": "z", "tokens": 9, "cached_tokens": 9, "rank": 1, "moved": False},  # of an earlier turn
-        {"id": "b", "tokens": 9, "cached_tokens": 9, "rank": 2, "moved": True},
-        {"id": "a", "tokens": 9, "cached_tokens": 0, "rank": 1, "moved": True},
+        {"id": "y", "tokens": 9, "cached_tokens": 9, "rank": 2, "moved": False},  # likewise, and found again
+        {"id": "b", "tokens": 9, "cached_tokens": 9, "rank": 3, "moved": True},
+        {"id": "a", "tokens": 9, "cached_tokens": 0, "rank": 2, "moved": True},
     ],
 }
 
@@ -299,7 +305,7 @@ def test_an_order_that_saved_time_says_so_and_shows_the_ranks(open_page, gained_
         assert told in summary and ("another order" in summary) == bool(told)
         assert not account.locator(".ranks").is_visible()
         account.locator("summary").click()
-        wanted = "Read in this order: “The <b>port</b>” (rank 2), “The lamp” (rank 1)."
+        wanted = "Read in this order: “The <b>port</b>” (rank 3), “The lamp” (rank 2)."
         assert account.locator(".ranks").inner_text() == wanted
 
 
