@@ -274,7 +274,7 @@ def _serve(settings: Settings, model: Model, decision: Decision | None, made: Ex
     runner = Runner(context, adapters)
     policy, sizes = settings.eviction, CopySizes(run_token=max(token_bytes(settings, model), 1))
     host_bytes = _host_bytes(settings)
-    lent = _lent_bytes(model, context.num_cells * sizes.run_token, host_bytes)
+    lent = 0 if model.device else _lent_bytes(context.num_cells * sizes.run_token, host_bytes)
     host = HostMemory(host_bytes, EvictionPolicy(policy), sizes=sizes, cut=runner.states.cut, lent=lent)
     of_runs = host if model.can_trim else HostMemory()
     tree = PrefixTree(context.num_cells, context.scratch, of_runs, EvictionPolicy(policy), costs=context.costs)
@@ -507,12 +507,12 @@ def token_bytes(settings: Settings, model: Model) -> int:
     return model.kv_bytes(settings.cache_type_k, settings.cache_type_v)
 
 
-def _lent_bytes(model: Model, pool: int, host_bytes: int) -> int:
+def _lent_bytes(pool: int, host_bytes: int) -> int:
     """Return the bytes that a step may take for KV that it does not see: those of the pool, where both are host memory.
 
     0 where they are more than half of what is free beside the host tier, once that is full.
     """
-    return pool if model.device is None and pool <= (free_memory() - host_bytes) // 2 else 0
+    return pool if pool <= (free_memory() - host_bytes) // 2 else 0
 
 
 def _host_bytes(settings: Settings) -> int:

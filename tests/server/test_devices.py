@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 from slotcache.models import builds, gate, hardware, learning
@@ -182,7 +181,6 @@ def test_doctor_tells_that_the_device_passes(capsys):
 
 @pytest.mark.parametrize(("free", "lent"), [(9, 0), (13, 0), (14, 3)])
 def test_a_step_borrows_what_is_free_beside_a_full_host_tier(monkeypatch, free, lent):
-    """On the CPU, for a pool of 3 bytes beside a host tier of 8."""
+    """For a pool of 3 bytes beside a host tier of 8."""
     monkeypatch.setattr(load, "free_memory", lambda: free)
-    assert load._lent_bytes(SimpleNamespace(device=None), 3, 8) == lent
-    assert not load._lent_bytes(SimpleNamespace(device=FIRST), 3, 8)
+    assert load._lent_bytes(3, 8) == lent
