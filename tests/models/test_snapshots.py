@@ -185,8 +185,8 @@ def test_preempted_and_resumed_from_a_snapshot(model, prompt):
     answers = [lab.submit(one, limit=60, stops=(150,), cache=False, snapshots=S) for one in prompts]
     lab.finish()
     assert lab.scheduler.counters.preemptions and lab.snapshots.num_loaded
-    for answer, one in zip(answers, prompts, strict=True):
-        equal(answer, fresh(model, one, 60), rounding(model))
+    for answer, one in zip(answers, prompts, strict=True):  # in other cells than alone, which rounds a row differently
+        equal(answer, fresh(model, one, 60), NEAR)
     lab.close()
 
 

@@ -125,7 +125,7 @@ def test_a_model_whose_states_do_not_go_back_has_no_drafts(tmp_path, monkeypatch
         refused = up.http.post("/completion", json=ASKED | {"draft": "lookup"})
         assert refused.status_code == 400 and "cannot be cut" in refused.text
         assert up.http.get("/props").json()["draft"]["mode"] == "off"
-    assert "do not go back behind a wrong token: it has no drafts" in caplog.text
+    assert "do not go back to before a wrong token: it has no drafts" in caplog.text
 
 
 def test_the_states_to_go_back_to_are_counted(tmp_path):
