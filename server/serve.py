@@ -43,6 +43,7 @@ from .service.models import ModelEntry, Models, entries_of
 logger = logging.getLogger("slotcache")
 SWITCH_INTERVAL = 0.0005  # s; with Python's 5 ms the engine would wait that long for the interpreter after a step
 GRACE = 5  # s that answers already under way have to be written at shutdown
+KEEP_ALIVE = 15  # seconds of an idle connection: Python's clients use one for 5, and would meet its end
 
 Ready = Callable[[str], object]
 """Told the address of a server that has loaded its model, in a thread of its own; one on a socket file alone tells none."""
@@ -181,6 +182,7 @@ def make_server(settings: Settings, entries: Sequence[ModelEntry] = ()) -> tuple
         log_config=None,
         access_log=False,
         timeout_graceful_shutdown=GRACE,
+        timeout_keep_alive=KEEP_ALIVE,
     )
     if line := open_to(settings):
         logger.warning(line)

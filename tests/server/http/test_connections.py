@@ -298,3 +298,8 @@ def test_without_descriptors_it_logs_one_line_and_goes_on(tmp_path):
         process.wait(30)
     said = log.read_text()
     assert said.count("cannot be taken now") == 1 and "Traceback" not in said and len(said) < 2000
+
+
+def test_an_idle_connection_outlives_its_use_by_python_s_clients(server):
+    """A request on one that the server is about to close would fail."""
+    assert server.uvicorn.config.timeout_keep_alive > httpx.Limits().keepalive_expiry
