@@ -35,7 +35,7 @@ from .chat_prompt import PLACE, ChatPrompt, DocumentSet, Fixed, SeparatePrompt
 from .citations import Citations, CitedAnswers
 from .content import Breakpoints
 from .conversations import ConversationRef
-from .history import ChatHistory, History, HistoryMessage, Prefilled, continue_history, continues_answer
+from .history import ChatHistory, History, HistoryMessage, Prefilled, are_new, continue_history, continues_answer
 from .parts import ROLES
 from .prompt_length import PromptLength
 from .sessions import Sessions
@@ -316,7 +316,7 @@ class PromptBuilder:
         remembered, kind = (ref.entries, ref.kind) if ref else ((), "whole")
         given = parse_documents_of(request, auto=self.takes_tool_documents(request))
         messages, trails = request.messages, list[bytes]()
-        if self.takes_text_documents(request):
+        if self.takes_text_documents(request) and not (remembered and are_new(messages, kind)):
             messages, trails = self.cited.restore(request.cache_scope, messages)
         found = cut(messages, given)
         history = continue_history(found.messages, given | found.documents, remembered, kind)

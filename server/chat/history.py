@@ -227,7 +227,7 @@ def continue_history(
     remembered entries are kept up to the first message that differs. A message without the field keeps its documents.
     """
     plain = [{name: value for name, value in message.items() if name != "documents"} for message in messages]
-    if kind == "new" or (kind == "auto" and not _is_whole(plain)):
+    if are_new(plain, kind):
         shift = len(remembered)
         moved = {at + shift: given for at, given in documents.items()}
         return History(_paired([entry.message for entry in remembered], plain), moved, remembered, shift)
@@ -235,6 +235,11 @@ def continue_history(
     while same < min(len(plain), len(remembered)) and _is_same(remembered[same], plain[same], documents.get(same)):
         same += 1
     return History(plain, {at: given for at, given in documents.items() if at >= same}, remembered[:same])
+
+
+def are_new(messages: Sequence[Message], kind: HistoryKind) -> bool:
+    """Whether messages follow what is remembered, and are not the whole history."""
+    return kind == "new" or (kind == "auto" and not _is_whole(messages))
 
 
 def _paired(before: Sequence[Message], new: Sequence[Message]) -> list[Message]:

@@ -5,6 +5,7 @@ A list is found in the text of its message alone, so that it is the same in each
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -17,6 +18,7 @@ from .tool_results import text_of
 from .volatile import INSTRUCTIONS
 
 HOLDERS = (*INSTRUCTIONS, "user")
+DIGIT = re.compile(r"\d")
 MOST_UNTOUCHED = 32  # lists that a report names with a reason each
 HAS_OWN = "the message has documents of its own"
 HAS_PLACE = "the message has the character U+FDD0"
@@ -24,6 +26,7 @@ ONE_LIST = "another list of the message was taken"
 REWRITTEN = "the chat template changes the text around it"
 CONSTRAINED = "the answer has to fit a form, which may want its numbers"
 MORE = "lists from here on that are left alone, too"
+STOPS = "a stop string has a digit: it is looked for in what the model writes, which has ids"
 TOLD = "the tokens of the answer are asked for, which name no numbers"
 
 
@@ -111,6 +114,8 @@ def numbers_refused(request: ChatRequest) -> str:
     """Return why the numbers of lists have to stay; empty if they need not."""
     if request.is_constrained:
         return CONSTRAINED
+    if any(DIGIT.search(stop) for stop in request.stops()):
+        return STOPS
     return TOLD if request.tells_tokens else ""
 
 

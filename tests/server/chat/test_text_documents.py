@@ -18,7 +18,7 @@ from slotcache.server.chat.chat_prompt import PLACE, DocumentSet
 from slotcache.server.chat.citations import Citations, CitedAnswers, NumberedText
 from slotcache.server.chat.conversation_files import HistoryVocabulary, StoredAnswer, decode, encode
 from slotcache.server.chat.history import HistoryMessage
-from slotcache.server.chat.text_documents import CONSTRAINED, HAS_OWN, HAS_PLACE, REWRITTEN, TOLD, cut_lists
+from slotcache.server.chat.text_documents import CONSTRAINED, HAS_OWN, HAS_PLACE, REWRITTEN, STOPS, TOLD, cut_lists
 from slotcache.server.formats.answer import CallArguments, CallStart, ContentText, ReasoningText
 from support.pasted_texts import PIECES, RECORDED, WEBUI
 
@@ -160,6 +160,7 @@ def test_an_answer_goes_on_from_what_its_client_has(server):
         ({"response_format": {"type": "json_object"}}, CONSTRAINED),
         ({"logprobs": True}, TOLD),
         ({"logprobs": 0}, TOLD),
+        ({"stop": ["[2]"]}, STOPS),
         ({"messages": [{"role": "user", "content": WEBUI, "documents": ["A text."]}]}, HAS_OWN),
         ({"messages": [{"role": "user", "content": WEBUI + PLACE}]}, HAS_PLACE),
     ],
@@ -170,8 +171,9 @@ def test_a_list_that_cannot_be_exact_is_left_alone(server, fields, why):
     assert answer["documents_in_text"] == [{"message": 0, "format": "open-webui", "left": why}]
     asked = {"messages": messages} | fields
     messages = asked.pop("messages")
-    asked.pop("logprobs", None)
-    assert prompt(server, *messages, **asked, **({} if why == TOLD else ON)) == prompt(server, *messages, **asked)
+    for name in ("logprobs", "stop"):
+        asked.pop(name, None)
+    assert prompt(server, *messages, **asked, **({} if why in (TOLD, STOPS) else ON)) == prompt(server, *messages, **asked)
 
 
 def test_a_template_that_shows_no_place_gets_the_text(tiny, tmp_path):
@@ -399,6 +401,16 @@ def test_a_stored_conversation_knows_the_numbers(server, forced):
     whole = [SYSTEM, USER, {"role": "assistant", "content": SAID}, {"role": "user", "content": "And then?"}]
     kept = server.chat(messages=whole, **named | forced)["slotcache"]["conversation"]
     assert kept["messages_kept"] >= 3
+
+
+def test_a_part_of_a_conversation_lends_no_ids(server, forced):
+    """Two conversations whose new messages read alike: what one has of the other would be ids that it never showed."""
+    more = {"role": "user", "content": "And then?"}
+    named = {"conversation": "lender", "max_tokens": 200, "ignore_eos": False, "cache_scope": "lent"}
+    server.chat(messages=[SYSTEM, USER], **named | forced)
+    server.chat(messages=[more], **named | forced)
+    other = [more, {"role": "assistant", "content": SAID}, USER]
+    assert SAID in prompt(server, *other, cache_scope="lent", **ON)
 
 
 def test_a_file_keeps_the_place_and_the_numbers():
