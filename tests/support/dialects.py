@@ -5,6 +5,7 @@ events that an API's clients would not expect, or in another order, fail the tes
 """
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -51,7 +52,7 @@ class Said:
     warnings: tuple[str, ...]
 
 
-class Dialect:
+class Dialect(ABC):
     """One API. reply: what writes its answers. is_chat: a template stands around the question.
 
     names_word: whether an answer names the stop string that ended it. kinds: the types of its errors, by their status.
@@ -127,13 +128,13 @@ class Dialect:
         assert (answer.status_code, answer.headers["content-type"]) == (200, self.media_type), answer.text
         return [*self.events(answer.text.split("\n"))]
 
+    @abstractmethod
     def read(self, body: Body) -> Said:
         """Read a whole answer."""
-        raise NotImplementedError
 
+    @abstractmethod
     def join(self, events: Sequence[Body]) -> Said:
         """Read an answer from its events."""
-        raise NotImplementedError
 
     def refused(self, answer: httpx.Response, status: int = 400) -> str:
         """Return the message of a refusal, whose shape and type are those of the API."""
