@@ -29,11 +29,11 @@ FOREIGN = re.compile(r"^\| llama-server's flag \|.*?(?=^$|\Z)", re.M | re.S)
 def generated() -> dict[Path, str]:
     """Each file with generated parts, as it should be."""
     from slotcache.bench.chart import svg
-    from slotcache.front.settings import HOSTING, OWN
+    from slotcache.front.settings import OWN
 
     settings = _with(levels(), LEVELS, SETTINGS.read_text("utf-8"))
     settings = _with(llama_table(), FOREIGN, settings)
-    scale = _with(flags_table((*OWN, *HOSTING)), TABLE, SCALE.read_text("utf-8"))
+    scale = _with(flags_table(OWN), TABLE, SCALE.read_text("utf-8"))
     scale = _with(arguments_table(), ARGUMENTS, scale)
     return {CHART: svg(json.loads(RESULTS.read_text("utf-8"))), SETTINGS: settings, SCALE: scale}
 

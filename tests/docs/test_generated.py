@@ -4,14 +4,21 @@ import json
 import re
 
 from slotcache.bench.cli import SCENARIOS
+from slotcache.front.settings import HOSTING
 
 from docs.generated import RESULTS, generated
-from docs.markdown import ROOT, read, rows, section
+from docs.markdown import CODE, ROOT, read, rows, section
 
 
 def test_generated_parts_are_fresh():
     stale = [str(path.relative_to(ROOT)) for path, text in generated().items() if path.read_text("utf-8") != text]
     assert not stale, f"run `.venv/bin/python tests/docs/generated.py` to write {stale} anew"
+
+
+def test_the_front_s_page_names_the_server_s_flags_that_it_has():
+    prose = [line for line in section(read("docs/scale.md"), "## Settings").splitlines() if not line.startswith("|")]
+    named = {code for line in prose for code in CODE.findall(line) if code.startswith("--")}
+    assert named == {setting.flags[-1] for setting in HOSTING}
 
 
 def test_the_figures_of_the_chart_stand_in_the_benchmarks():
