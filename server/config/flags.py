@@ -59,7 +59,7 @@ SO_HERE: tuple[Row, ...] = (
 )
 
 WITHOUT_EFFECT: Mapping[str, tuple[Row, ...]] = {
-    "the weights are mapped from the file, and the system keeps them in memory": (
+    "weights are mapped from the file": (
         ("--mlock", 0, "MLOCK"),
         ("--no-mmap", 0, "NO_MMAP"),
         ("-lm --load-mode", 1, "LOAD_MODE"),
@@ -67,7 +67,7 @@ WITHOUT_EFFECT: Mapping[str, tuple[Row, ...]] = {
         ("--check-tensors", 0, ""),
         ("--no-host", 0, "NO_HOST"),
     ),
-    "--threads sets the threads, and the system places them": (
+    "--threads sets the threads, the system places them": (
         ("-tb --threads-batch", 1, ""),
         ("-C --cpu-mask", 1, ""),
         ("-Cr --cpu-range", 1, ""),
@@ -81,24 +81,24 @@ WITHOUT_EFFECT: Mapping[str, tuple[Row, ...]] = {
         ("--poll-batch", 1, ""),
         ("--numa", 1, "NUMA"),
     ),
-    "one thread serves all connections, each with limits of its own": (
+    "one thread serves all connections, each with limits": (
         ("--threads-http", 1, "THREADS_HTTP"),
         ("-to --timeout", 1, "TIMEOUT"),
         ("--reuse-port", 0, "REUSE_PORT"),
     ),
-    "slots share one pool of cells, and all requests of a step are one batch": (
+    "slots share one pool of cells, and a step is one batch": (
         ("-nocb --no-cont-batching", 0, ""),
         ("--no-cache-idle-slots", 0, ""),
         ("--no-warmup", 0, ""),
         ("-nkvo --no-kv-offload", 0, ""),
         ("--no-op-offload", 0, ""),
     ),
-    "reuse here is that of equal prefixes, and exact": (
+    "equal prefixes are reused, exactly": (
         ("--cache-reuse", 1, "CACHE_REUSE"),
         ("-ctxcp --ctx-checkpoints --swa-checkpoints", 1, "CTX_CHECKPOINTS"),
         ("-cms --checkpoint-min-step", 1, "CHECKPOINT_MIN_SPACING_NT"),
     ),
-    "the server finds out by itself how many drafted tokens pay, and answers are the same; --draft-model drafts": (
+    "the server measures how many drafted tokens pay; --draft-model drafts": (
         ("-hfd -hfrd --hf-repo-draft --spec-draft-hf", 1, "SPEC_DRAFT_HF_REPO"),
         ("-ngld --gpu-layers-draft --n-gpu-layers-draft --spec-draft-ngl", 1, "N_GPU_LAYERS_DRAFT"),
         ("-devd --device-draft --spec-draft-device", 1, ""),
@@ -118,22 +118,20 @@ WITHOUT_EFFECT: Mapping[str, tuple[Row, ...]] = {
 }
 
 REFUSED: Mapping[str, tuple[Row, ...]] = {
-    "a full context ends an answer with finish_reason `length`; -c makes it larger": (
+    "a full context ends an answer; -c makes it larger": (
         ("--context-shift --ctx-shift", 0, "CONTEXT_SHIFT"),
         ("--keep", 1, ""),
         ("--kv-unified-per-slot", 1, "KV_UNIFIED_PER_SLOT"),
     ),
-    "--n-cpu-moe keeps the experts of layers in host memory, and -ngl counts the layers on GPUs": (
-        ("-ncffn --n-cpu-ffn", 1, "N_CPU_FFN"),
-    ),
+    "use --n-cpu-moe or -ngl": (("-ncffn --n-cpu-ffn", 1, "N_CPU_FFN"),),
     "devices of other machines are not supported": (("--rpc", 1, "RPC"),),
     "`slotcache doctor` lists devices": (("--list-devices", 0, ""),),
-    "control vectors change every answer, and there are none here": (
+    "control vectors change every answer": (
         ("--control-vector", 1, ""),
         ("--control-vector-scaled", 1, ""),
         ("--control-vector-layer-range", 2, ""),
     ),
-    "download the file and name it with -m, or a repository with -hf": (
+    "download the file, or name a repository with -hf": (
         ("-mu --model-url", 1, "MODEL_URL"),
         ("-dr --docker-repo", 1, "DOCKER_REPO"),
         ("-cl --cache-list", 0, ""),
@@ -147,7 +145,7 @@ REFUSED: Mapping[str, tuple[Row, ...]] = {
         ("--image-min-tokens", 1, "IMAGE_MIN_TOKENS"),
         ("--image-max-tokens", 1, "IMAGE_MAX_TOKENS"),
     ),
-    "this server runs no tools: an agent beside it does, with the calls of its answers": (
+    "an agent beside the server runs tools": (
         ("--tools", 1, "TOOLS"),
         ("--tools-runtime", 1, "TOOLS_RUNTIME"),
         ("--mcp-servers-config", 1, "MCP_SERVERS_CONFIG"),
@@ -155,18 +153,18 @@ REFUSED: Mapping[str, tuple[Row, ...]] = {
         ("--ui-mcp-proxy --webui-mcp-proxy", 0, "UI_MCP_PROXY"),
         ("-ag --agent", 0, "AGENT"),
     ),
-    "a reverse proxy does it better; --allowed-hosts names it": (
+    "a reverse proxy does that; --allowed-hosts names it": (
         ("--api-prefix", 1, "API_PREFIX"),
         ("--path", 1, "STATIC_PATH"),
         ("--ui-config --webui-config", 1, "UI_CONFIG"),
         ("--ui-config-file --webui-config-file", 1, "UI_CONFIG_FILE"),
     ),
-    "--cors-origins names the pages that may ask; they may send any header, and use any method of a route": (
+    "pages of --cors-origins may use any header and method": (
         ("--cors-methods", 1, "CORS_METHODS"),
         ("--cors-headers", 1, "CORS_HEADERS"),
         ("--no-cors-credentials", 0, ""),
     ),
-    "all models have the same settings; -m and --models-dir name them": (("--models-preset", 1, "MODELS_PRESET"),),
+    "all models have the same settings": (("--models-preset", 1, "MODELS_PRESET"),),
     "send it with each request: `stop`": (("-r --reverse-prompt", 1, ""),),
     "send it with each request: `grammar` or `json_schema`": (
         ("--grammar", 1, ""),

@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
 CHART, RESULTS = ROOT / "docs/ttft.svg", ROOT / "docs/benchmarks/ttft.json"
 SETTINGS, SCALE = ROOT / "docs/settings.md", ROOT / "docs/scale.md"
-TABLE = re.compile(r"^\| flag \| environment \|.*?(?=^$|\Z)", re.M | re.S)
+TABLE = re.compile(r"^\| flag, variable \|.*?(?=^$|\Z)", re.M | re.S)
 LEVELS = re.compile(r"^## The settings that matter first$.*?(?=^## Flags of llama-server$)", re.M | re.S)
 ARGUMENTS = re.compile(r"^\| argument \| environment \|.*?(?=^$|\Z)", re.M | re.S)
 REPORT = re.compile(r"(?<=^```json\n).*?(?=^```$)", re.M | re.S)
@@ -61,16 +61,16 @@ def levels() -> str:
 
 
 def flags_table(settings) -> str:
-    """A table of settings that flags and variables give."""
+    """A table of settings that flags and variables give: these stand one below the other in its first column."""
     from slotcache.server.config.settings import written
 
     def code(names) -> str:
         return f"`{'`, `'.join(names)}`"
 
     rows = [
-        f"| {code(one.flags)} | {code(one.variables)} | {written(one.default) or '-'} | {one.help} |" for one in settings
+        f"| {code(one.flags)}<br>{code(one.variables)} | {written(one.default) or '-'} | {one.help} |" for one in settings
     ]
-    return _lines("| flag | environment | default | what it does |", "|---|---|---|---|", *rows)
+    return _lines("| flag, variable | default | what it does |", "|---|---|---|", *rows)
 
 
 def arguments_table() -> str:
