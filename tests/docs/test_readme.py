@@ -10,10 +10,9 @@ from docs.markdown import read, rows, section
 ORDER = [
     "You have a folder of documents",
     "You write a program",
-    "You want to change slotcache",
+    "You want to know how it works, to compare or to contribute",
     "Questions",
     "Five settings that matter",
-    "When it does not help",
     "More",
 ]
 MOST_LINES = 120
