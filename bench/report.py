@@ -18,6 +18,7 @@ from time import monotonic
 from types import TracebackType
 from typing import Any, TextIO
 
+from ..server.config.settings import VERSION
 from ..slots.child import run_child
 
 # ---- Errors that end a benchmark early. ---------------------------------------------------------------------------------
@@ -50,7 +51,7 @@ def describe(llama_server: str | None = None) -> dict[str, Any]:
         "gpus": (_output("nvidia-smi", ["--query-gpu=name,memory.total", "--format=csv,noheader"]) or "").splitlines(),
         "system": platform.platform(),
         "python": platform.python_version(),
-        "slotcache": _version("slotcache"),
+        "slotcache": VERSION,
         "llama_cpp_python": _version("llama-cpp-python"),
         "llama_server": _output(llama_server, ["--version"]) if llama_server else None,
         "git_commit": _commit(),

@@ -29,4 +29,4 @@ for question in QUESTIONS:
         if chunk.choices and chunk.choices[0].delta.content:
             print(chunk.choices[0].delta.content, end="", flush=True)
     report = chunk.slotcache
-    print(f"\n  {report['cached_tokens']} prompt tokens reused, source: {report['source']}")
+    print(f"\n  {report['cached_tokens']} prompt tokens cached, source: {report['source']}")

@@ -26,6 +26,6 @@ for question, documents in TURNS:
     )
     report = answer.slotcache
     print(f"> {question}\n{answer.choices[0].message.content}")
-    print(f"  turn {report['conversation']['turns']}, {report['cached_tokens']} prompt tokens reused")
+    print(f"  turn {report['conversation']['turns']}, {report['cached_tokens']} prompt tokens cached")
     if report["repeated"]:
         print(f"  not shown again: {', '.join(report['repeated'])}")

@@ -10,13 +10,14 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterable
-from importlib.metadata import files
+from importlib.metadata import files, version
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Timer
 from urllib.request import Request, urlopen
 
 ROOT = Path(__file__).parents[1]
+COMMAND = Path(sys.executable).with_name("slotcache")
 ROOMS = ("server", "slots", "ordering", "retrieval", "models", "front", "bench")
 QUESTION, ANSWER = "What is the entrance fee of the Clock Museum?", "The entrance fee of the Clock Museum is six francs."
 PATIENCE = 120  # seconds, of the server's whole life
@@ -28,12 +29,19 @@ def check_modules() -> None:
     assert installed == {str(path.relative_to(ROOT)) for room in ROOMS for path in (ROOT / room).rglob("*.py")}
 
 
+def check_version() -> None:
+    """Compare the wheel's number with the one that the installed command tells, and with the checkout's."""
+    told = subprocess.run([str(COMMAND), "--version"], capture_output=True, text=True, check=True).stdout
+    assert told == f"slotcache {version('slotcache')}\n"
+    assert f'\nVERSION = "{version("slotcache")}"\n' in (ROOT / "server/config/settings.py").read_text("utf-8")
+
+
 def check_server(folder: str) -> None:
     """Start a server in an empty home, ask it and its page, and stop it as ctrl-C does."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    command = [str(Path(sys.executable).with_name("slotcache")), "serve", "--port", str(port)]
+    command = [str(COMMAND), "serve", "--port", str(port)]
     environment = {"PATH": os.environ["PATH"], "HOME": folder}
     with subprocess.Popen(command, env=environment, cwd=folder, stderr=subprocess.PIPE, text=True) as server:
         assert server.stderr
@@ -69,5 +77,6 @@ def check_answers(url: str) -> None:
 
 if __name__ == "__main__":
     check_modules()
+    check_version()
     with TemporaryDirectory() as home:
         check_server(home)

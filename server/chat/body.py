@@ -280,7 +280,6 @@ class ChatFields(Options, frozen=True, kw_only=True):
     volatile: Volatile | None = None
     documents: list[JsonValue] | None = None
     documents_attention: Attention | None = None
-    link_tokens: int | None = None
     retrieval: bool | Retrieval | None = None
     tool_documents: Literal["auto", "off"] | None = None
     documents_in_text: Literal["auto", "off"] | None = None
@@ -325,7 +324,7 @@ class OpenAIFields(ChatFields, frozen=True, kw_only=True):
 class ChatRequest(OpenAIFields, frozen=True, kw_only=True):
     """`POST /v1/chat/completions`. documents: of the last user message; any user message may have its own.
 
-    documents_attention: whether documents see each other. link_tokens: gone, and 0 until the next release.
+    documents_attention: whether documents see each other.
     retrieval: whether the server's documents are searched for the last question, and how.
     conversation, previous_response_id: the history that the messages continue. store: store this answer, as in OpenAI's API.
     on_disconnect: whether a stream goes on when its client has gone.

@@ -68,8 +68,6 @@ def parse_documents_of(request: ChatRequest, auto: bool = False) -> dict[int, tu
 
 def check_attention(request: ChatRequest, *, separates: bool) -> None:
     """Refuse options that documents which are read separately would ignore. Raises RequestError."""
-    if request.link_tokens:
-        raise RequestError(f"link_tokens is {request.link_tokens}: the field is gone, leave it out", param="link_tokens")
     if separates and request.document_order not in (None, "retrieval"):
         wrong = f"document_order is {request.document_order}: documents that are read separately keep retrieval order"
         raise RequestError(wrong, param="document_order")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping
 from dataclasses import Field, dataclass, field, fields
-from importlib.metadata import PackageNotFoundError, version
 from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_type_hints
@@ -28,15 +27,8 @@ OF_LLAMA = ("temperature", "top_k", "top_p", "min_p", "repeat_penalty", "presenc
 """The parameters of sampling that llama-server reads from its variables, too."""
 
 
-def _version() -> str:
-    try:
-        return version("slotcache")
-    except PackageNotFoundError:  # a checkout that is not installed
-        return "0"
-
-
-VERSION = _version()
-"""Of slotcache, as pyproject.toml has it."""
+VERSION = "0.2.0"
+"""Of slotcache: the one place. A build reads it here (`dynamic` in pyproject.toml), so an older install tells no other one."""
 
 
 class SettingsError(Exception):

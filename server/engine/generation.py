@@ -522,33 +522,33 @@ class Generation:
 
 
 # ---- Account ------------------------------------------------------------------------------------------------------------
-# The figures of a request for the log: how much was reused, why not more, and how fast it was. None of its text.
+# The figures of a request for the log: how much was reused, why not more, and how fast it was. None of its text. Their names
+# are those of the report, of `timings`, of `GET /slots` and of the metrics.
 
 
 def account(generations: Sequence[Generation]) -> Fields:
     """Return the figures of a request's generations. Of several, the prompt's are those of the first that has ended."""
     ends = [(generation, generation.final) for generation in generations if isinstance(generation.final, End)]
-    finish: Fields = {"finish": ", ".join(dict.fromkeys(_finish(generation) for generation in generations))}
+    how: Fields = {"end": ", ".join(dict.fromkeys(_end(generation) for generation in generations))}
     if not ends:
-        return finish
+        return how
     generation, end = ends[0]
     report, steps = end.report, end.report.num_generated - 1
     return {
-        "prompt": report.num_prompt,
-        "cached": report.num_cached,
-        "source": report.source,
+        "prompt_tokens": report.num_prompt,
         "prefix_cache_tokens": report.num_cached,
         "prefix_cache_ratio": round(report.prefix_cache_ratio, 3),
+        "source": report.source,
         **_miss(generation, report),
-        "generated": sum(end.report.num_generated for _, end in ends),
+        "generated_tokens": sum(end.report.num_generated for _, end in ends),
         "ttft_ms": round(1000 * (report.queue_time + report.prompt_time), 1),
-        "tokens_per_second": round(steps / report.generation_time, 1) if steps > 0 else None,
+        "predicted_per_second": round(steps / report.generation_time, 1) if steps > 0 else None,
         **({"choices": len(generations)} if len(generations) > 1 else {}),
-        **finish,
+        **how,
     }
 
 
-def _finish(generation: Generation) -> str:
+def _end(generation: Generation) -> str:
     """Return how a generation ended."""
     if generation.final is None:
         return "unattended" if generation.is_unattended else "cancelled"

@@ -1,4 +1,4 @@
-/** The bar under an answer: its prompt, segment by segment, with what was reused from where and what was computed. */
+/** The bar under an answer: its prompt, segment by segment, with what was cached, and where, and what was computed. */
 
 import { duration, figure, h } from "./dom.js";
 import { PLACES, kindOf, missText, nameOf, placeOf } from "./names.js";
@@ -73,13 +73,13 @@ function summaryOf({ report, timings }, segments) {
   const sums = segments.reduce((sum, { parts }) => joined({ parts: sum }, { parts }).parts, {});
   const saved = segments.reduce((sum, segment) => sum + segment.saved, 0);
   const share = Math.floor((100 * timings.cache_n) / Math.max(timings.cache_n + timings.prompt_n, 1));
-  const reused = Object.keys(PLACES).filter((place) => sums[place]).map((place) => ({ place, text: `${figure(sums[place])} ${PLACES[place].text}` }));
+  const cached = Object.keys(PLACES).filter((place) => sums[place]).map((place) => ({ place, text: `${figure(sums[place])} ${PLACES[place].text}` }));
   return [
-    ...reused,
+    ...cached,
     { place: "computed", text: `${figure(timings.prompt_n)} computed` },
-    { text: `${share} % reused` },
+    { text: `${share} % cached` },
     saved >= 1 && { text: `${duration(saved)} saved` },
-    report.reordered?.gained_ms >= 1 && { text: `read in another order: ${duration(report.reordered.gained_ms)} earlier` },
+    report.reordered?.gained_ms >= 1 && { text: `documents moved: ${duration(report.reordered.gained_ms)} gained` },
     { text: `first token after ${duration(timings.queue_ms + timings.prompt_ms)}` },
     timings.predicted_n > 1 && { text: `${figure(timings.predicted_per_second)} tokens/s` },
   ].filter(Boolean);
@@ -95,7 +95,7 @@ function ranks({ documents, report }, titleOf) {
   const own = new Set([...documents, ...(report.retrieved ?? [])].map(({ id }) => id));
   const read = report.documents.filter(({ id }) => own.has(id) && !report.repeated.includes(id));
   const names = read.map(({ id, rank }) => `“${nameOf(`document ${id}`, titleOf)}” (rank ${rank})`);
-  return names.length > 0 && h("p.ranks", {}, `Read in this order: ${names.join(", ")}.`);
+  return names.length > 0 && h("p.ranks", {}, `Documents in prompt order: ${names.join(", ")}.`);
 }
 
 function swatch({ place, text }) {
@@ -132,23 +132,23 @@ function strip([place, tokens]) {
  */
 export function progressBar({ total, cache, processed }) {
   const parts = { device: cache, computed: processed - cache, ahead: total - processed };
-  const told = `Reading: ${figure(processed)} of ${figure(total)} tokens`;
+  const told = `Prefill: ${figure(processed)} of ${figure(total)} tokens`;
   const known = Object.fromEntries(Object.entries(parts).filter(([, number]) => number > 0));
   return h("div.account.reading", {}, drawn([{ name: told, kind: "question", tokens: total, parts: known, saved: 0 }], told),
-    h("span.figures", {}, h("span", {}, told), cache ? h("span", {}, `${figure(cache)} reused`) : null));
+    h("span.figures", {}, h("span", {}, told), cache ? h("span", {}, `${figure(cache)} cached`) : null));
 }
 
 function table(segments) {
   const row = ({ name, kind, tokens, parts, saved }) =>
     h("tr", {}, h("th", { scope: "row", data: { kind } }, name), h("td", {}, figure(tokens)), h("td", {}, textOf(parts)),
       h("td", {}, saved >= 1 ? duration(saved) : "–"));
-  const heads = ["Part of the prompt", "Tokens", "Computed or reused", "Saved"];
+  const heads = ["Part of the prompt", "Tokens", "Cached or computed", "Saved"];
   return h("div.wide", {}, h("table", {}, h("thead", {}, h("tr", {}, heads.map((head) => h("th", { scope: "col" }, head)))),
     h("tbody", {}, segments.map(row))));
 }
 
 function textOf(parts) {
-  const reused = Object.entries(parts).filter(([place]) => PLACES[place]);
-  const texts = reused.map(([place, tokens]) => `${figure(tokens)} ${PLACES[place].text}`);
+  const cached = Object.entries(parts).filter(([place]) => PLACES[place]);
+  const texts = cached.map(([place, tokens]) => `${figure(tokens)} ${PLACES[place].text}`);
   return [...texts, ...(parts.computed ? [`${figure(parts.computed)} computed`] : [])].join(", ") || "waiting";
 }

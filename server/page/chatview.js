@@ -234,7 +234,7 @@ export class ChatView {
       h("p", {}, folder
         ? "Answers come from the files of this server’s folder, and say where they stand."
         : "Drop files anywhere on this page: they are read once, and stay read for every later question."),
-      h("p.soft", {}, "Under each answer a bar shows what was reused from the cache, and what had to be computed."));
+      h("p.soft", {}, "Under each answer a bar shows what of the prompt was cached, and what was computed."));
   }
 
   /** Offer the folder's questions that this chat has not asked yet. */

@@ -37,7 +37,7 @@ export class History {
     return known.length ? known.reduce((sum, value) => sum + value, 0) / known.length : null;
   }
 
-  /** @param {number} number @returns {number|null} the share of prompt tokens that were reused lately */
+  /** @param {number} number @returns {number|null} the share of prompt tokens that were cached lately */
   hitRate(number) {
     const lately = this.points.slice(-number);
     const sum = (name) => lately.reduce((total, point) => total + point[name], 0);

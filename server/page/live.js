@@ -27,7 +27,7 @@ export class LiveView {
     this._tiers = h("div.tiers");
     this._problem = h("p.notice", { hidden: true, role: "alert" });
     this._tree = new TreeView();
-    const heads = ["Slot", "State", "Prompt", "Reused", "Answer"];
+    const heads = ["Slot", "State", "Prompt", "Cached", "Generated"];
     this.element = h("section.live", { "aria-label": "Live" }, this._problem,
       h("div.charts", {}, this._charts.map((chart) => chart.element)),
       h("section.panel", {}, h("h2", {}, "Memory"), this._tiers),

@@ -5,7 +5,7 @@ import { brief } from "./dom.js";
 const MESSAGE = /^message (\d+) \((\w+)\)(, which the template writes in other words,)?/;
 const DOCUMENT = /^document (.+)$/s;
 
-/** Where reused tokens came from: the sources of a report, in the order in which they are drawn. */
+/** Where cached tokens came from: the sources of a report, in the order in which they are drawn. */
 export const PLACES = {
   device: { sources: ["own", "fork"], text: "on the device" },
   host: { sources: ["host", "snapshot"], text: "from host memory" },
@@ -29,7 +29,7 @@ export function nameOf(label, titleOf = () => undefined) {
   if (role) return { user: "Question", assistant: "Answer" }[role] ?? role;
   const [, id] = DOCUMENT.exec(label) ?? [];
   if (id) return brief(titleOf(id) || id, 60);
-  return { "the chat template": "Chat template", "the hints": "Order of the documents" }[label] ?? label;
+  return { "the chat template": "Chat template", "the hints": "Hints" }[label] ?? label;
 }
 
 /** @param {string} label @returns {"system"|"question"|"answer"|"document"|"template"} */
@@ -49,12 +49,12 @@ export function kindOf(label) {
 export function missText(miss, titleOf, isFirst) {
   if (!miss) return "The whole prompt was cached; only its last tokens were computed, as always.";
   const [, label, differs] = /^(.*) (?:is|are) not cached here(?:: (.*) differs)?$/s.exec(miss.why) ?? [];
-  if (!label) return `Nothing was reused: ${miss.why}.`;
+  if (!label) return `Nothing came from the cache: ${miss.why}.`;
   const kind = kindOf(label);
   if (differs) return `Reuse ended inside “${nameOf(label, titleOf)}”, where ${differs} differs from what is cached.`;
   if (miss.at === 0) return "Nothing of this prompt is cached yet.";
   if (kind === "document") return `“${nameOf(label, titleOf)}” is not cached after this prefix: reuse ended there.`;
-  if (kind === "question" && !isFirst) return "Everything before the question was reused; the question is new.";
+  if (kind === "question" && !isFirst) return "Everything before the question was cached; the question is new.";
   if (kind === "question") return "Only the question is new.";
   if (kind === "answer") return "The prompt shows an earlier answer in other words than the model sampled: reuse ended there.";
   return `Reuse ended at “${nameOf(label, titleOf)}”.`;

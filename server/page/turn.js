@@ -177,7 +177,7 @@ export class TurnView {
     return { label: `Source ${number}: ${nameOf(source)}`, open: () => openSource(source, words) };
   }
 
-  /** The documents that the answer cites, and below them those that were read for it, too. */
+  /** The documents that the answer cites, and below them the others that were retrieved. */
   _sources(cited) {
     const found = (this._turn.report?.retrieved ?? []).map(({ id }) => id).filter((id) => !cited.includes(id));
     const link = (source) => button(nameOf(source), () => openSource(source), { class: "plain" });
@@ -193,8 +193,8 @@ export class TurnView {
     return [
       note,
       cited.length > 0 && h("ol.sources", { "aria-label": "Sources" }, cited.map((id, at) => item(sourceOf(id), at))),
-      others.length > 0 && h("div.read", {}, h("span", {}, cited.length ? "Also read" : "Read"),
-        h("ul", { "aria-label": "Documents that were read for the answer" }, others)),
+      others.length > 0 && h("div.read", {}, h("span", {}, cited.length ? "Also retrieved" : "Retrieved"),
+        h("ul", { "aria-label": "Documents that were retrieved for the answer" }, others)),
     ];
   }
 

@@ -1,4 +1,4 @@
-"""The README: short, in its order, and with the answer that its example really gets."""
+"""The README: short, in its order, and with the answer that its example really gets. The changes: short, too."""
 
 import re
 
@@ -10,10 +10,9 @@ from docs.markdown import read, rows, section
 ORDER = [
     "You have a folder of documents",
     "You write a program",
-    "You want to change slotcache",
+    "You want to know how it works, to compare or to contribute",
     "Questions",
     "Five settings that matter",
-    "When it does not help",
     "More",
 ]
 MOST_LINES = 120
@@ -44,3 +43,12 @@ def test_its_report_is_the_one_that_the_server_sends(demo_server, capsys):
     demo_server.http.delete("/v1/cache")
     page = read("README.md")
     assert with_report(page, asked_report(demo_server.url)) == page, "tests/docs/generated.py writes it anew"
+
+
+def test_each_release_is_short_for_those_who_upgrade():
+    """All that changed is in git: a section has what a user must know."""
+    text = read("CHANGELOG.md")
+    assert max(map(len, text.splitlines())) <= 140
+    newest, *releases = re.split(r"^## ", text, flags=re.M)[1:]
+    assert newest.startswith("Unreleased\n") and len(releases) >= 2
+    assert all(re.match(r"\d+\.\d+\.\d+ - \d{4}-\d\d-\d\d\n", one) and one.count("\n") <= 40 for one in releases)

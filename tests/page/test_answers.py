@@ -292,7 +292,7 @@ ORDERED = {
 
 @pytest.mark.parametrize(
     ("gained_ms", "told"),
-    [(412.3, "read in another order: 412 ms earlier"), (1400.0, "1.4 s earlier"), (0.0, ""), (-40.0, "")],
+    [(412.3, "documents moved: 412 ms gained"), (1400.0, "1.4 s gained"), (0.0, ""), (-40.0, "")],
 )
 def test_an_order_that_saved_time_says_so_and_shows_the_ranks(open_page, gained_ms, told):
     reordered = {"gained_tokens": 9, "gained_ms": gained_ms, "hint": "Most relevant: a"}
@@ -302,10 +302,10 @@ def test_an_order_that_saved_time_says_so_and_shows_the_ranks(open_page, gained_
         page.keyboard.press("Enter")
         account = ended(page).locator(".account")
         summary = account.locator("summary").inner_text()
-        assert told in summary and ("another order" in summary) == bool(told)
+        assert told in summary and ("documents moved" in summary) == bool(told)
         assert not account.locator(".ranks").is_visible()
         account.locator("summary").click()
-        wanted = "Read in this order: “The <b>port</b>” (rank 3), “The lamp” (rank 2)."
+        wanted = "Documents in prompt order: “The <b>port</b>” (rank 3), “The lamp” (rank 2)."
         assert account.locator(".ranks").inner_text() == wanted
 
 
@@ -316,4 +316,4 @@ def test_documents_that_stand_in_rank_are_not_told(open_page):
         page.keyboard.press("Enter")
         turn = ended(page)
         turn.locator(".account summary").click()
-        assert turn.locator(".ranks").count() == 0 and "another order" not in turn.inner_text()
+        assert turn.locator(".ranks").count() == 0 and "documents moved" not in turn.inner_text()

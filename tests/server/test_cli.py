@@ -4,6 +4,7 @@ import asyncio
 import json
 import logging
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,12 +16,13 @@ from pathlib import Path
 
 import httpx
 import pytest
+from slotcache.front.orders import FrontMetrics
 from slotcache.models import llama
 from slotcache.models.demo.corpus import SUGGESTED
 from slotcache.models.hardware import used_features
 from slotcache.server import load, serve
 from slotcache.server.cli import main
-from slotcache.server.config.settings import SETTINGS, Settings
+from slotcache.server.config.settings import SETTINGS, VERSION, Settings
 from slotcache.server.engine import fit
 from slotcache.server.serve import make_server
 from support.on_device import needs_cpu
@@ -311,9 +313,27 @@ def test_state_is_shown_without_text(tiny):
         assert server.metric("slotcache_ttft_seconds_count") == 1
 
 
-def test_the_version_is_the_project_s(capsys):
+def test_every_place_tells_the_one_version(server, capsys):
+    """The command, a server's routes and metrics, the front's, and the newest section of the changes."""
     with pytest.raises(SystemExit) as ended:
         main(["--version"])
-    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
     assert ended.value.code == 0
-    assert capsys.readouterr().out in (f"slotcache {project['version']}\n", "slotcache 0\n"), "0: it is not installed"
+    shown = {path: server.http.get(path).json() for path in ("/props", "/openapi.json", "/api/version")}
+    label = re.compile(r'^slotcache_build_info\{.*version="([^"]*)"\} 1\.0$', re.M)
+    told = {
+        "slotcache --version": capsys.readouterr().out.removeprefix("slotcache ").strip(),
+        "/props": shown["/props"]["build_info"].rpartition("-slotcache-")[2],
+        "/openapi.json": shown["/openapi.json"]["info"]["version"],
+        "/api/version": shown["/api/version"]["slotcache"],
+        "/metrics": "".join(label.findall(server.http.get("/metrics").text)),
+        "/metrics of the front": "".join(label.findall(FrontMetrics(lambda: 0).exposition().decode())),
+        "CHANGELOG.md": re.findall(r"^## (\d\S*) - ", (ROOT / "CHANGELOG.md").read_text("utf-8"), re.M)[0],
+    }
+    assert told == dict.fromkeys(told, VERSION)
+
+
+def test_a_build_reads_the_version_where_the_command_does():
+    """An environment that was made for an older checkout has older metadata: nothing asks for it."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+    assert "version" not in project["project"] and project["project"]["dynamic"] == ["version"]
+    assert project["tool"]["setuptools"]["dynamic"] == {"version": {"attr": f"{Settings.__module__}.VERSION"}}

@@ -56,6 +56,15 @@ def test_it_reads_the_reason_of_a_miss(segment):
         assert found and found.groups() == (segment.label, differs)
 
 
+def test_it_has_the_words_of_the_report():
+    """Tokens are cached or computed, documents are retrieved and moved: no second name for what a report counts."""
+    texts = {module.name: re.sub(r"(?m)^ *(/?\*|//).*$", "", module.read_text("utf-8")) for module in OWN}
+    second = re.compile(r"\breused?\b(?! ended)|in another order|Also read\b", re.I)
+    assert {name: found for name, text in texts.items() if (found := second.findall(text))} == {}
+    words = ("% cached", "computed", "saved", "documents moved", "gained", "rank ", "prompt order", "Prefill")
+    assert [word for word in words if word not in texts["bar.js"]] == [] and "Retrieved" in texts["turn.js"]
+
+
 def test_a_browser_that_has_a_file_gets_no_second_copy(server):
     first = server.http.get("/page/app.js")
     again = server.http.get("/page/app.js", headers={"If-None-Match": f'"other", {first.headers["etag"]}'})

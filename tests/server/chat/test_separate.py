@@ -84,9 +84,8 @@ def test_a_pin_keeps_the_documents_where_they_were_read(server):
 @pytest.mark.parametrize("api", CHATS, ids=str)
 def test_all_apis_have_them(server, api):
     asked = {"documents": DOCUMENTS[:2], "most": 2, "stream": False} | SEPARATE
-    answer = api.ask(server, link_tokens=0, **asked)
+    answer = api.ask(server, **asked)
     assert answer.status_code == 200 and answer.json()["slotcache"]["documents_attention"] == "separate"
-    assert "link_tokens is 8: the field is gone" in api.refused(api.ask(server, link_tokens=8, **asked))
 
 
 def test_scopes_do_not_share(server):
@@ -102,8 +101,6 @@ def test_the_choices_of_one_request(server):
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"link_tokens": 8}, "link_tokens"),
-        (SEPARATE | {"link_tokens": 8}, "link_tokens"),
         (SEPARATE | {"document_order": "auto"}, "document_order"),
         (SEPARATE | {"best": "last"}, "best"),
         ({"documents_attention": "none"}, "documents_attention"),

@@ -36,20 +36,24 @@ def test_a_request_leaves_one_line_with_its_figures(tiny, lines):
         line, report = the_line(lines), answer.json()
         fields = line.fields
         assert (fields["request_id"], fields["path"], fields["status"]) == ("mine-1", "/v1/chat/completions", 200)
-        assert fields["prompt"] == report["usage"]["prompt_tokens"] and fields["generated"] == 5
-        assert (fields["cached"], fields["source"], fields["miss_at"], fields["finish"]) == (0, "none", 0, "length")
-        assert fields["ttft_ms"] > 0 and fields["tokens_per_second"] > 0 and fields["seconds"] > 0
+        assert fields["prompt_tokens"] == report["usage"]["prompt_tokens"] and fields["generated_tokens"] == 5
+        assert fields["prefix_cache_tokens"] == 0 == fields["miss_at"] and fields["source"] == "none"
+        assert fields["predicted_per_second"] == round(report["timings"]["predicted_per_second"], 1) > 0
+        assert fields["ttft_ms"] > 0 and fields["seconds"] > 0 and fields["end"] == "length"
         body["documents"].append({"id": "another hidden name", "text": "More. " * 8})
-        server.http.post("/v1/chat/completions", json=body)
+        report = server.http.post("/v1/chat/completions", json=body).json()
         fields = the_line(lines, 2).fields
-        assert fields["cached"] > 20 and fields["source"] == "fork" and fields["miss"] == "a document"
-        assert fields["prefix_cache_tokens"] == fields["cached"]
-        assert fields["prefix_cache_ratio"] == round(fields["cached"] / fields["prompt"], 3) > 0
+        assert fields["prefix_cache_tokens"] > 20 and fields["source"] == "fork" and fields["miss"] == "a document"
         assert re.search(
-            r"POST /v1/chat/completions 200 in [\d.]+ s: prompt \d+, cached \d+, source fork, "
-            r"prefix_cache_tokens \d+, prefix_cache_ratio 0\.\d+",
+            r"POST /v1/chat/completions 200 in [\d.]+ s: prompt_tokens \d+, prefix_cache_tokens \d+, "
+            r"prefix_cache_ratio 0\.\d+, source fork, ",
             line_of(lines()[-1]),
         )
+        own = report["slotcache"] | {"prefix_cache_ratio": round(report["slotcache"]["prefix_cache_ratio"], 3)}
+        same = {"prefix_cache_tokens", "prefix_cache_ratio", "source", "miss"}
+        assert fields.keys() & own.keys() == same, "a figure of the report has its name in the log, too"
+        assert {name: fields[name] for name in same - {"miss"}} == {name: own[name] for name in same - {"miss"}}
+        assert fields["miss_at"] == own["miss"]["at"]
         told = "".join(line_of(line) + json.dumps(line.fields) for line in lines())
         assert "hidden" not in told and "secret" not in told and report["id"] not in told
 
@@ -82,7 +86,7 @@ def test_errors_and_cancelled_requests_leave_a_line_as_well(server, lines):
     with server.http.stream("POST", "/completion", json=body) as answer:
         next(answer.iter_lines())
     fields = the_line(lines, 4).fields
-    assert (fields["status"], fields["finish"]) == (200, "cancelled")
+    assert (fields["status"], fields["end"]) == (200, "cancelled")
     server.http.get("/health")
     assert the_line(lines, 5).levelno == logging.DEBUG
 
@@ -97,7 +101,7 @@ def test_a_client_s_text_makes_no_line_of_its_own(tiny, lines):
 def test_several_choices_are_one_line(server, lines):
     server.http.post("/v1/chat/completions", json=CHAT | {"n": 3})
     fields = the_line(lines).fields
-    assert (fields["generated"], fields["choices"], fields["finish"]) == (15, 3, "length")
+    assert (fields["generated_tokens"], fields["choices"], fields["end"]) == (15, 3, "length")
 
 
 def test_the_log_is_json_on_request_and_may_be_a_file(tiny, tmp_path):
@@ -120,7 +124,7 @@ def test_the_log_is_json_on_request_and_may_be_a_file(tiny, tmp_path):
     assert told[0]["level"] == "warning" and "--mlock" in told[0]["message"]
     assert all({"time", "level", "logger", "message"} <= set(line) for line in told)
     about = [line for line in told if line.get("request_id") == "r1"]
-    assert "max_tokens" in about[0]["message"] and (about[1]["generated"], about[1]["status"]) == (2, 200)
+    assert "max_tokens" in about[0]["message"] and (about[1]["generated_tokens"], about[1]["status"]) == (2, 200)
 
 
 def reaches(http):
