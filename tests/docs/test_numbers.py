@@ -89,7 +89,7 @@ def test_a_figure_in_bold_missed_its_target():
         if (said := re.match(r"(\*\*)?([\d.]+)(?:\*\*)? of ", ratio)) and re.fullmatch(r"[\d.]+", target):
             assert bool(said[1]) == (float(said[2]) > float(target)), cells
             found += 1
-    assert found >= 8
+    assert found >= 5
 
 
 def test_the_models_that_fit_follow_the_pages_own_arithmetic():
