@@ -39,7 +39,7 @@ TOLD = [
     ("docs/operations.md", "after {} s of grace (408)", Bodies.up_to(1).patience),
     ("docs/operations.md", "reads nothing for {} s is closed", Connection.patience),
     ("docs/retrieval.md", "takes longer than {} ms and a slot is idle", endpoint.STAGE * 1000),
-    ("docs/retrieval.md", "files above {} MiB", files.MAX_BYTES >> 20),
+    ("docs/formats.md", "files above {} MiB", files.MAX_BYTES >> 20),
     ("docs/retrieval.md", "first {} of that search", ranking.DEPTH),
     ("docs/retrieval.md", "those that quote {} words or more", retrieve.QUOTED_WORDS),
     ("docs/retrieval.md", "at most {} of each kind", retrieve.MOST),
@@ -89,7 +89,7 @@ def test_a_figure_in_bold_missed_its_target():
         if (said := re.match(r"(\*\*)?([\d.]+)(?:\*\*)? of ", ratio)) and re.fullmatch(r"[\d.]+", target):
             assert bool(said[1]) == (float(said[2]) > float(target)), cells
             found += 1
-    assert found >= 8
+    assert found >= 5
 
 
 def test_the_models_that_fit_follow_the_pages_own_arithmetic():
