@@ -23,6 +23,7 @@ VARIES = (
     "reordered",
 )  # of a report: they hang on time, as does whether earlier KV is still on the device
 WIDTH = 125  # of a line
+FLAGS_HEAD = ("| flag, variable | default | what it does |", "|---|---|---|")
 FOREIGN = re.compile(r"^\| llama-server's flag \|.*?(?=^$|\Z)", re.M | re.S)
 
 
@@ -46,31 +47,32 @@ def _with(table: str, place: re.Pattern[str], page: str) -> str:
 
 
 def levels() -> str:
-    """Return the settings of a server as `--help` has them, the first of each topic, and then the rest."""
+    """Return two tables of a server's settings as `--help` has them, the first of each topic, and then the rest."""
     from slotcache.server.config.settings import SETTINGS as ALL
     from slotcache.server.config.topics import TOPICS
 
     known = {setting.name: setting for setting in ALL}
     parts: list[str] = []
     for heading, level in (("The settings that matter first", "first"), ("All other settings", "rest")):
-        parts.append(f"## {heading}\n")
+        lines: list[str] = []
         for topic in TOPICS:
             if names := getattr(topic, level):
-                parts.append(f"**{topic.title.capitalize()}**\n\n{flags_table([known[name] for name in names])}")
+                lines += [f"| **{topic.title.capitalize()}** | | |", *map(flags_row, (known[name] for name in names))]
+        parts.append(f"## {heading}\n\n{_lines(*FLAGS_HEAD, *lines)}")
     return "\n".join(parts) + "\n"
 
 
 def flags_table(settings) -> str:
-    """A table of settings that flags and variables give: these stand one below the other in its first column."""
+    """A table of settings that flags and variables give."""
+    return _lines(*FLAGS_HEAD, *map(flags_row, settings))
+
+
+def flags_row(setting) -> str:
+    """A row of it: flags and variables stand one below the other in its first column."""
     from slotcache.server.config.settings import written
 
-    def code(names) -> str:
-        return f"`{'`, `'.join(names)}`"
-
-    rows = [
-        f"| {code(one.flags)}<br>{code(one.variables)} | {written(one.default) or '-'} | {one.help} |" for one in settings
-    ]
-    return _lines("| flag, variable | default | what it does |", "|---|---|---|", *rows)
+    flags, variables = ("`, `".join(names) for names in (setting.flags, setting.variables))
+    return f"| `{flags}`<br>`{variables}` | {written(setting.default) or '-'} | {setting.help} |"
 
 
 def arguments_table() -> str:

@@ -11,7 +11,7 @@ from docs.markdown import DOCUMENTS, FENCE, ROOT, blocks, read
 
 PAGES = ("docs/api.md", "docs/ollama.md")
 ADDRESS = "localhost:8080"  # of the pages' server
-OF_OTHER_MODELS = {"/infill": 501, "/v1/rerank": 501}
+OF_OTHER_MODELS = {"/v1/rerank": 501}
 """Paths that need another model than the built-in one, and their statuses without it."""
 
 

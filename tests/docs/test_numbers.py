@@ -32,7 +32,6 @@ TOLD = [
     ("docs/api.md", "It may have {} characters", json_schema.MAX_BYTES),
     ("docs/api.md", "its last {} tokens count", text_prompt.WINDOW * 3 // 4),
     ("docs/api.md", "its first {} tokens count", text_prompt.WINDOW // 4),
-    ("docs/api.md", "In a context of fewer than {} tokens half of it", 2 * text_prompt.WINDOW),
     ("docs/prompts.md", "Another text of {} characters or more", tool_results.LEAST),
     ("docs/operations.md", "may take {} times `--max-body`", LARGEST),
     ("docs/operations.md", "must arrive at {} kB/s", Bodies.up_to(1).rate / 1000),
