@@ -184,3 +184,20 @@ def test_the_hint_is_the_line_in_the_prompt(server):
 def test_what_cannot_be_ordered_is_refused(server, body, param):
     answer = server.http.post("/v1/documents/order", json=body)
     assert answer.status_code == 400 and answer.json()["error"]["param"] == param, answer.text
+
+
+OF_CHATS = {"document_order": "retrieval", "best": "last", "best_price_ms": 5, "dedup": "off", "order_hint": True, "keep_first": 1}
+TEXTS = {
+    "/v1/completions": {"prompt": "Hi", "max_tokens": 1},
+    "/completion": {"prompt": "Hi", "n_predict": 1},
+    "/api/generate": {"prompt": "Hi", "model": "tiny", "raw": True, "stream": False, "options": {"num_predict": 1}},
+}
+
+
+@pytest.mark.parametrize("field", OF_CHATS)
+@pytest.mark.parametrize("path", TEXTS)
+def test_a_text_has_no_documents_to_order(server, path, field):
+    """A field that decides nothing is named in a warning."""
+    answer = server.http.post(path, json=TEXTS[path] | {field: OF_CHATS[field]})
+    assert answer.json()["warnings"] == [f"{field} is no field of this route; it has no effect"], answer.text
+    assert "warnings" not in server.http.post(path, json=TEXTS[path]).json()
