@@ -30,6 +30,7 @@ from ..search.retrieve import AnswerSources
 
 T = TypeVar("T")
 CANNOT_DRAFT = "this model's state cannot be cut, so no wrong draft could leave it"
+CACHE_IS_OFF = "cache_prompt is off"
 TOLD = "the log-probabilities of the prompt were asked for, so all of it was computed"
 
 
@@ -126,6 +127,11 @@ class Submitter:
         """Return the scope of a request's KV if it is cached. Raises RequestError: an adapter that is not there."""
         name = self.adapters.name
         return Scope.shared(options.cache_scope, name() if options.lora is None else with_scales(options.lora, "lora", name))
+
+    def scope_of_dry_run(self, options: Options) -> Scope:
+        """Return the scope whose KV a request would reuse: an empty one if it refuses to. Raises RequestError."""
+        shared = self.scope(options)
+        return shared if options.caches(default=True) else Scope.private(0, shared.adapters)
 
     def sampling(self, options: Options) -> Sampling:
         """Return a request's sampling parameters. It may tokenise, so it runs in a prompt thread. Raises RequestError."""
@@ -259,7 +265,7 @@ class Submitter:
 
     def _no_cache_reason(self, caches: bool, cache: bool) -> str | None:
         if not caches:
-            return "cache_prompt is off"
+            return CACHE_IS_OFF
         if cache:
             return None
         if self._view.keeps_snapshots:

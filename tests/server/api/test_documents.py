@@ -44,6 +44,21 @@ def test_its_miss_reads_as_the_answer_s(server):
     assert server.chat(**fields, documents=shuffled)["slotcache"]["miss"] == told
 
 
+@pytest.mark.parametrize("caches", [True, False])
+def test_it_foresees_a_chat_that_leaves_the_cache_alone(server, caches):
+    fields = {"messages": MESSAGES, "cache_scope": "alone or not", "best": "last"}
+    server.chat(**fields, documents=DOCUMENTS[:3])
+    told = order(server, SWAPPED, **fields, cache_prompt=caches)
+    counted = server.http.post("/v1/chat/completions/input_tokens", json=fields | {"documents": SWAPPED, "cache_prompt": caches})
+    answer = server.chat(**fields, documents=SWAPPED, cache_prompt=caches)
+    report = answer["slotcache"]
+    assert {name: report[name] for name in ("documents", "cached_tokens", "miss")} == {
+        name: told[name] for name in ("documents", "cached_tokens", "miss")
+    }
+    assert told["reordered"]["gained_tokens"] == report["reordered"]["gained_tokens"]
+    assert counted.json()["input_tokens"] == told["prompt_tokens"] == answer["usage"]["prompt_tokens"]
+
+
 def test_documents_alone_are_those_of_a_first_question(server):
     server.chat("Who was it?", documents=DOCUMENTS[:2], cache_scope="alone")
     told = order(server, [DOCUMENTS[1], DOCUMENTS[0]], cache_scope="alone")
