@@ -156,9 +156,12 @@ class Submitter:
         made: list[Generation] = []
         for prompt in prepared.prompts:
             self._check_length(prompt)
-            first = next(self._ids)
-            for choice in range((prepared.options.n or 1) if kind.is_client else 1):
-                made.append(self._generation(prepared, prompt, (first, choice), kind))
+            number, choices = next(self._ids), (prepared.options.n or 1) if kind.is_client else 1
+            first = self._generation(prepared, prompt, (number, 0), kind)
+            others = [self._generation(prepared, prompt, (number, choice), kind) for choice in range(1, choices)]
+            for other in others:
+                other.first = first
+            made += [first, *others]
         _check_listed(prepared, made)
         return made
 

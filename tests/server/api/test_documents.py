@@ -49,7 +49,8 @@ def test_it_foresees_a_chat_that_leaves_the_cache_alone(server, caches):
     fields = {"messages": MESSAGES, "cache_scope": "alone or not", "best": "last"}
     server.chat(**fields, documents=DOCUMENTS[:3])
     told = order(server, SWAPPED, **fields, cache_prompt=caches)
-    counted = server.http.post("/v1/chat/completions/input_tokens", json=fields | {"documents": SWAPPED, "cache_prompt": caches})
+    body = fields | {"documents": SWAPPED, "cache_prompt": caches}
+    counted = server.http.post("/v1/chat/completions/input_tokens", json=body)
     answer = server.chat(**fields, documents=SWAPPED, cache_prompt=caches)
     report = answer["slotcache"]
     assert {name: report[name] for name in ("documents", "cached_tokens", "miss")} == {
@@ -177,6 +178,24 @@ def test_an_order_that_costs_reuse_says_so(server):
     assert report["reordered"]["gained_tokens"] < -100 and report["reordered"]["gained_ms"] < 0
 
 
+@pytest.mark.parametrize("caches", [True, False])
+def test_choices_share_their_prompt_in_any_order(server, caches):
+    """What a choice has from its sibling is no gain of the order that both have."""
+    fields = {"messages": MESSAGES, "cache_scope": "choices", "n": 3, "best": "last", "cache_prompt": caches}
+    choices = server.chat(**fields, documents=DOCUMENTS[:3])["choices"]
+    assert [one["slotcache"]["cached_tokens"] > 100 for one in choices] == [False, True, True]
+    assert [one["slotcache"]["reordered"]["gained_tokens"] for one in choices] == [0, 0, 0]
+    assert [one["slotcache"]["reordered"]["gained_ms"] for one in choices] == [0, 0, 0]
+
+
+def test_choices_tell_the_gain_of_the_first_one(server):
+    fields = {"messages": [{"role": "user", "content": "Who keeps it? " * 30}], "cache_scope": "gain of choices"}
+    server.chat(**fields, documents=DOCUMENTS[:3])
+    first, second = (one["slotcache"] for one in server.chat(**fields, documents=SWAPPED, n=2)["choices"])
+    assert second["reordered"] == first["reordered"] and first["reordered"]["gained_tokens"] > 100
+    assert second["cached_tokens"] > first["cached_tokens"]
+
+
 def test_the_hint_is_the_line_in_the_prompt(server):
     fields = {"messages": MESSAGES, "cache_scope": "line", "verbose": True}
     server.chat(**fields, documents=DOCUMENTS)
@@ -201,7 +220,14 @@ def test_what_cannot_be_ordered_is_refused(server, body, param):
     assert answer.status_code == 400 and answer.json()["error"]["param"] == param, answer.text
 
 
-OF_CHATS = {"document_order": "retrieval", "best": "last", "best_price_ms": 5, "dedup": "off", "order_hint": True, "keep_first": 1}
+OF_CHATS = {
+    "document_order": "sorted",
+    "best": "last",
+    "best_price_ms": 5,
+    "order_hint": True,
+    "keep_last": 1,
+    "dedup": "off",
+}
 TEXTS = {
     "/v1/completions": {"prompt": "Hi", "max_tokens": 1},
     "/completion": {"prompt": "Hi", "n_predict": 1},
