@@ -178,6 +178,15 @@ def test_an_order_that_costs_reuse_says_so(server):
     assert report["reordered"]["gained_tokens"] < -100 and report["reordered"]["gained_ms"] < 0
 
 
+def test_the_gain_is_the_difference_of_two_prompts(server):
+    """Also where all of the prompt is cached in rank: its last tokens are computed then, too."""
+    fields = {"messages": MESSAGES, "cache_scope": "difference", "documents": DOCUMENTS[:3]}
+    server.chat(**fields)
+    in_rank = server.chat(**fields)["slotcache"]
+    last = server.chat(**fields, best="last")["slotcache"]
+    assert last["reordered"]["gained_tokens"] == last["cached_tokens"] - in_rank["cached_tokens"]
+
+
 @pytest.mark.parametrize("caches", [True, False])
 def test_choices_share_their_prompt_in_any_order(server, caches):
     """What a choice has from its sibling is no gain of the order that both have."""
