@@ -390,7 +390,7 @@ class ChatRequest(OpenAIFields, frozen=True, kw_only=True):
     def prefill_only(self) -> Self:
         """Return a request that caches the prompt and generates nothing."""
         return msgspec.structs.replace(
-            self, cache_prompt=True, n=None, max_tokens=0, max_completion_tokens=None, n_predict=None
+            self, cache_prompt=True, n=None, n_cmpl=None, max_tokens=0, max_completion_tokens=None, n_predict=None
         )
 
     def without_texts(self) -> Self:
