@@ -394,6 +394,7 @@ class PromptTree(RadixTree[Node]):
         super().__init__(Node, Root.of)
         self._clock: int = 0
         self.costs, self.host, self.profile = costs, host, profile
+        self.recompute_last = costs.recompute_last
         self.pinned: set[Node] = set()  # runs that a client asked to keep
         host.index = self
 

@@ -115,9 +115,8 @@ class PrefixTree(PromptTree):
         costs: Costs = UNMEASURED,
     ) -> None:
         super().__init__(costs, host or HostMemory(), profile or Profile(costs.chunk))
-        self.recompute_last = costs.recompute_last
         self.device = DeviceCells(
-            num_cells, num_sequences, self.host.offer, policy=policy or EvictionPolicy(), recompute_last=self.recompute_last
+            num_cells, num_sequences, self.host.offer, policy=policy or EvictionPolicy(), recompute_last=costs.recompute_last
         )
         self.copies = Copies(self.device, self.host, costs)
         self.num_evicted = 0  # tokens that left the device, ever

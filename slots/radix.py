@@ -212,7 +212,12 @@ class Match(Generic[N]):
 
 
 class PrefixIndex(Protocol):
-    """What an order of documents asks: what a prompt would reuse. The cache answers it, and the index of a lower tier."""
+    """What an order of documents asks: what a prompt would reuse. The cache answers it, and the index of a lower tier.
+
+    recompute_last: how many of a prompt's last tokens are computed even if they are cached.
+    """
+
+    recompute_last: int
 
     @property
     def roots(self) -> Mapping[Scope, Run[Any]]: ...

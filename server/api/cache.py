@@ -17,6 +17,7 @@ from ..engine.generation import Generation
 from ..engine.usage import Fields, document_reuse
 from ..http.api_errors import RequestError
 from ..service.service import Service
+from ..service.submitter import CACHE_IS_OFF
 from .endpoint import predict, prepare, scope_of, service_of, services_of, while_connected
 from .reply import JsonReply
 from .stream import collect
@@ -154,6 +155,7 @@ async def order(request: Request, asked: DocumentsOrderRequest) -> Response:
     if not (given or asked.retrieves or predicted.layout.documents):
         raise RequestError("there are no documents to order: send some", param="documents")
     layout, reused, on_device = predicted.layout, predicted.reused, predicted.on_device
+    why = layout.segment_at(reused).miss if asked.caches(default=True) else CACHE_IS_OFF
     return JsonReply(
         {
             "object": "documents.order",
@@ -163,7 +165,7 @@ async def order(request: Request, asked: DocumentsOrderRequest) -> Response:
             "prompt_tokens": len(layout.tokens),
             "cached_tokens": reused,
             "tiers": {"device": on_device, "host": reused - on_device},
-            "miss": {"at": reused, "why": layout.segment_at(reused).miss},
+            "miss": {"at": reused, "why": why},
             **({"reordered": predicted.reordered} if predicted.reordered else {}),
         }
     )

@@ -252,7 +252,7 @@ async def prepare(
 async def predict(request: Request, asked: ChatRequest) -> Prediction:
     """Return the prompt that a chat would have now, and its reuse. A hint after its documents depends on their order."""
     service, prepared = service_of(request), await prepare(request, asked, wake=Sleep.expect)
-    return await service.view.predict(prepared.prompt, service.submitter.scope(asked))
+    return await service.view.predict(prepared.prompt, service.submitter.scope_of_dry_run(asked))
 
 
 async def count_prompt(request: Request, asked: ChatRequest) -> dict[str, int]:

@@ -170,6 +170,9 @@ class GenerateRequest(OllamaFields, frozen=True, kw_only=True):
             if is_wrong:
                 raise RequestError(f"{param}: {message}", param=param)
 
+    def unused(self) -> tuple[str, ...]:
+        return (*super().unused(), *(self.of_documents() if self.is_text else ()))
+
     @property
     def is_text(self) -> bool:
         """Whether no chat template is applied."""

@@ -149,6 +149,7 @@ Choices = Annotated[int, Meta(ge=1, le=128)]
 MAX_STOPS, MAX_STOP = 64, 1024  # stop strings, characters of one: each is looked for at every token
 
 MAX_OPERATIONS = 256  # `response_fields`: each is looked up in the body of each choice
+OF_DOCUMENTS = ("document_order", "best", "best_price_ms", "dedup", "order_hint", "keep_first", "keep_last")
 LEAST_PING = 1.0  # seconds between two pings of a stream
 SessionId = Annotated[str, Meta(min_length=1, max_length=MAX_NAME)]
 
@@ -230,6 +231,11 @@ class Options(GrammarOptions, Struct, frozen=True):
     def unused(self) -> tuple[str, ...]:
         """Return a warning for each field that has no effect here; --strict refuses it. Raises RequestError."""
         return ()
+
+    def of_documents(self) -> tuple[str, ...]:
+        """Return a warning for each field about documents that is given, for a text, which has none."""
+        given = (name for name in OF_DOCUMENTS if getattr(self, name) not in (None, 0))
+        return tuple(f"{name} is no field of this route; it has no effect" for name in given)
 
     @property
     def opts_in(self) -> bool:
@@ -383,7 +389,7 @@ class ChatRequest(OpenAIFields, frozen=True, kw_only=True):
     def prefill_only(self) -> Self:
         """Return a request that caches the prompt and generates nothing."""
         return msgspec.structs.replace(
-            self, cache_prompt=True, n=None, max_tokens=0, max_completion_tokens=None, n_predict=None
+            self, cache_prompt=True, n=None, n_cmpl=None, max_tokens=0, max_completion_tokens=None, n_predict=None
         )
 
     def without_texts(self) -> Self:
@@ -418,6 +424,9 @@ class CompletionRequest(Options, frozen=True, kw_only=True):
     """llama-server's `POST /completion`. prompt: a text or token ids."""
 
     prompt: str | list[JsonValue] | dict[str, JsonValue]
+
+    def unused(self) -> tuple[str, ...]:
+        return (*super().unused(), *self.of_documents())
 
     def without_texts(self) -> Self:
         return msgspec.structs.replace(self, prompt="")
@@ -466,6 +475,9 @@ class InfillRequest(Options, frozen=True, kw_only=True):
     input_suffix: str | list[JsonValue]
     prompt: str = ""
     input_extra: tuple[OtherFile, ...] = ()
+
+    def unused(self) -> tuple[str, ...]:
+        return (*super().unused(), *self.of_documents())
 
     @classmethod
     def between(cls, prompt: JsonValue, request: TextRequest) -> Self:

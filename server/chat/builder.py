@@ -42,7 +42,7 @@ from .sessions import Sessions
 from .text_documents import Cut, TextList, cut_lists, leave_lists, numbers_refused, places, put_back
 from .text_prompt import Infill, TextTokens, split_prompts
 from .tokens import AnswerMemory, Sampled, Shown, TokenCache, answer_key, place_answers
-from .tool_results import make_places
+from .tool_results import make_places, text_of
 from .tool_results import rewrite as rewrite_results
 from .tools import AllowedTools, Rendering, read_tools, settings_variables
 from .volatile import ChangedText
@@ -324,7 +324,7 @@ class PromptBuilder:
             chat = self._chat(history, request, open_turn, {at + history.shift: pin for at, pin in breakpoints.items()})
         except TemplateError as error:
             raise RequestError(str(error), param="messages") from None
-        return _with_citations(replace(chat, lists=(*more, *found.report), shift=history.shift), trails)
+        return _with_citations(replace(chat, lists=(*more, *found.report), shift=history.shift), trails, request)
 
     def ahead(self, request: ChatRequest, entries: Sequence[HistoryMessage]) -> ChatPrompt | None:
         """Build the prefix of every next turn after `entries`, up to the user's message; None if the template hides it."""
@@ -571,13 +571,15 @@ def _check_places(pieces: Sequence[TextPiece], sets: Mapping[int, DocumentSet], 
             raise _LeftOut(f"the chat template changes the text of {where}, which has documents", f"{where}.content")
 
 
-def _with_citations(chat: ChatHistory, trails: Sequence[bytes]) -> ChatHistory:
+def _with_citations(chat: ChatHistory, trails: Sequence[bytes], request: ChatRequest) -> ChatHistory:
     """Return a chat whose client reads its program's numbers.
 
     trails: in front of each message and behind the last; empty where answers are not put back.
     """
     sets = [entry.shown for entry in chat.entries if entry.shown is not None]
     citations = Citations.of(sets, trails[-2 if chat.prefilled else -1] if trails else b"")
+    if chat.prefilled is not None:
+        citations = citations.owing(chat.prefilled.content, text_of(request.messages[-1].get("content")))
     return replace(chat, citations=citations) if citations.number_of else chat
 
 

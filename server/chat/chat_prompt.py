@@ -367,7 +367,7 @@ class ChatPrompt:
         if (root := tree.roots.get(scope)) is None:
             return 0
         tokens = np.concatenate([NO_TOKENS, *(run for part in self.parts for run in _runs(part))])
-        return min(tree.continued(root, tree.match_from(root, tokens)), max(len(tokens) - 1, 0))
+        return min(tree.continued(root, tree.match_from(root, tokens)), max(len(tokens) - tree.recompute_last, 0))
 
     def _sharing(self, waiting: Collection[Prompt], index: int) -> list[frozenset[str]]:
         """Return the keys of other prompts' documents in place of part `index`, for prompts that are equal up to it.

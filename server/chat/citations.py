@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from ...models.template import Message
 from ...ordering.document import ID_DIGITS
-from ..formats.answer import AnswerReader, CallStart, Fragment
+from ..formats.answer import AnswerReader, CallStart, ContentText, Fragment
 from .chat_prompt import DocumentSet
 from .tokens import answer_key
 from .tool_results import text_of
@@ -24,17 +24,20 @@ from .volatile import INSTRUCTIONS
 
 ID = re.compile(rf"(?<![0-9A-Za-z_])[0-9a-f]{{{ID_DIGITS}}}(?![0-9A-Za-z_])")
 WORD_AT_END = re.compile(r"[0-9A-Za-z_]+\Z")
+LEAST_PART = 4  # digits of an id that is cut: fewer may be a word or a number
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Citations:
     """The program's numbers of a prompt's documents, by the ids that the model sees.
 
-    trail: of what was said so far; empty where the answer is not put back.
+    trail: of what was said so far; empty where the answer is not put back. owed: the end of the answer's beginning that the
+    client did not get, a part of an id.
     """
 
     number_of: Mapping[str, str]
     trail: bytes = b""
+    owed: str = ""
     beginnings: frozenset[str] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -55,9 +58,15 @@ class Citations:
             taken |= {*new.values()}
         return cls(number_of, trail)
 
-    def read(self, make: Callable[[], AnswerReader]) -> Callable[[], AnswerReader]:
-        """Return a maker of readers for the client. make: makes readers of what the model wrote."""
-        return lambda: _NumberedReader(make(), self)
+    def owing(self, written: str, sent: str) -> Citations:
+        """Return them for an answer that goes on. written: its beginning in the prompt. sent: the same from the client."""
+        text = NumberedText(self)
+        shown, part = text.push(written), text.held
+        return self if not part or text.finish(is_cut=True) or shown != sent else replace(self, owed=part)
+
+    def read(self, make: Callable[[], AnswerReader], owed: str = "") -> Callable[[], AnswerReader]:
+        """Return a maker of readers for the client. make: makes readers of what the model wrote. owed: stands before."""
+        return lambda: _NumberedReader(make(), self, owed)
 
     def shown(self, text: str) -> str:
         """Return a text, no part of a word, with numbers in place of ids."""
@@ -68,43 +77,47 @@ class Citations:
 
 
 class NumberedText:
-    """A text of an answer as it comes, with numbers in place of ids. A piece that may begin an id waits for the next one."""
+    """A text of an answer as it comes, with numbers in place of ids. A piece that may begin an id waits for the next one.
 
-    def __init__(self, citations: Citations) -> None:
-        self._citations = citations
-        self._held = self._before = ""  # before: an underscore behind a text that ends within a word
+    held: such a piece.
+    """
+
+    def __init__(self, citations: Citations, held: str = "") -> None:
+        self._citations, self.held = citations, held
+        self._before = ""  # the character in front of it; an underscore for one of a word
 
     def push(self, text: str) -> str:
         """Add text; return what is settled by it."""
-        text = self._before + self._held + text
+        text = self._before + self.held + text
         word = WORD_AT_END.search(text[-ID_DIGITS - 1 :])
-        self._held = word[0] if word and word[0] in self._citations.beginnings else ""
-        return self._shown(text[: len(text) - len(self._held)])
+        self.held = word[0] if word and word[0] in self._citations.beginnings else ""
+        return self._shown(text[: len(text) - len(self.held)])
 
-    def finish(self) -> str:
-        """Return what was held back."""
-        text, self._held = self._before + self._held, ""
+    def finish(self, is_cut: bool = False) -> str:
+        """Return what was held back; nothing of an id that was cut, which says nothing to a client."""
+        is_part = is_cut and len(self.held) < ID_DIGITS and (len(self.held) >= LEAST_PART or self._before == "[")
+        text, self.held = self._before + ("" if is_part else self.held), ""
         return self._shown(text)
 
     def _shown(self, text: str) -> str:
         """text: begins with what stands before."""
-        num_before, self._before = len(self._before), "_" if WORD_AT_END.search(text[-1:]) else ""
+        num_before, self._before = len(self._before), "_" if WORD_AT_END.search(text[-1:]) else text[-1:]
         return self._citations.shown(text)[num_before:]
 
 
 class _NumberedReader:
     """Reads an answer and shows numbers in place of ids: in its content, its reasoning and the arguments of its calls."""
 
-    def __init__(self, reader: AnswerReader, citations: Citations) -> None:
+    def __init__(self, reader: AnswerReader, citations: Citations, owed: str) -> None:
         self._reader, self._citations = reader, citations
-        self._text = NumberedText(citations)
-        self._last: Fragment | None = None  # the fragment that the text has come with
+        self._text = NumberedText(citations, owed)
+        self._last: Fragment | None = ContentText(owed) if owed else None  # the fragment that the text has come with
 
     def push(self, text: str) -> list[Fragment]:
         return self._numbered(self._reader.push(text))
 
     def finish(self, is_cut: bool = False) -> list[Fragment]:
-        return [*self._numbered(self._reader.finish(is_cut)), *self._end()]
+        return [*self._numbered(self._reader.finish(is_cut)), *self._end(is_cut)]
 
     def _numbered(self, fragments: Iterable[Fragment]) -> list[Fragment]:
         return [shown for fragment in fragments for shown in self._shown(fragment)]
@@ -118,9 +131,9 @@ class _NumberedReader:
         text = self._text.push(fragment.text)
         return [*shown, replace(fragment, text=text)] if text else shown
 
-    def _end(self) -> list[Fragment]:
+    def _end(self, is_cut: bool = False) -> list[Fragment]:
         """End a text, and return what is left of it."""
-        last, text = self._last, self._text.finish()
+        last, text = self._last, self._text.finish(is_cut)
         self._text, self._last = NumberedText(self._citations), None
         return [replace(last, text=text)] if text and last is not None and not isinstance(last, CallStart) else []
 

@@ -187,7 +187,9 @@ class ChatHistory:
     @property
     def shown_reader(self) -> Callable[[], AnswerReader]:
         """Makes a reader of the part of its answer that the client gets."""
-        return self._for_client(self.whole_reader if self.prefilled is None or self.prefilled.is_shown else self.form.reader)
+        if self.prefilled is None or self.prefilled.is_shown:
+            return self._for_client(self.whole_reader)
+        return self._for_client(self.form.reader, self.citations.owed if self.citations else "")
 
     @property
     def cited_reader(self) -> Callable[[], AnswerReader]:
@@ -198,8 +200,8 @@ class ChatHistory:
     def whole_reader(self) -> Callable[[], AnswerReader]:
         return self.form.reader if self.prefilled is None else self.prefilled.read_whole(self.form.reader)
 
-    def _for_client(self, make: Callable[[], AnswerReader]) -> Callable[[], AnswerReader]:
-        return make if self.citations is None else self.citations.read(make)
+    def _for_client(self, make: Callable[[], AnswerReader], owed: str = "") -> Callable[[], AnswerReader]:
+        return make if self.citations is None else self.citations.read(make, owed)
 
     def shown_lists(self, entries: Sequence[HistoryMessage]) -> list[dict[str, object]]:
         """Return the report of the lists of documents in texts. entries: as `place_entries` returns them."""

@@ -28,6 +28,7 @@ from .usage import (
     Change,
     Fields,
     Miss,
+    Reordering,
     Report,
     Reused,
     document_reuse,
@@ -277,7 +278,7 @@ class Generation:
     ids (int32) are exactly the bytes of a text; None where the answer's ids may not be kept. is_whole: nobody reads its text
     before the end. on_end: called in the event loop when the engine has ended it, before its client can read the end.
     outlives_client: it goes on when its client has gone; is_unattended: it does so now.
-    abandoned: its client has gone, and the engine is about to end it.
+    abandoned: its client has gone, and the engine is about to end it. first: the first choice of its prompt; None: itself.
     """
 
     id: str
@@ -304,6 +305,7 @@ class Generation:
     arrived: float = field(default_factory=perf_counter)
     admitted: float = 0.0
     is_primed: bool = False  # its sampler has seen the prompt
+    first: Generation | None = None
     question: bytes = b""  # the last message of the user, as JSON; empty for a text
     num_pushed: int = 0  # tokens of its answer that it has taken
     num_told: int = 0  # tokens of the prompt that were told with their logprobs
@@ -457,8 +459,13 @@ class Generation:
             num_accepted=self._drafts[1],
             fetch_time=reuse.fetch_seconds,
             segments=segment_reuse(layout, reuse.spans, self.request.scope.adapters) if self.wants_segments else None,
-            reordered=reordering(layout, reuse.cached, self._seconds),
+            reordered=self._reordered(),
         )
+
+    def _reordered(self) -> Reordering | None:
+        """Return what the order of documents gained: the gain of the first choice, with which all share KV in any order."""
+        told = self.first or self
+        return reordering(told.job.layout, told.job.reuse.cached, told._seconds if told.first_token else self._seconds)
 
     def _seconds(self, start: int, stop: int) -> float:
         """Return about how long the prompt's tokens at [start, stop) take: what reuse saved, and what the rest took."""

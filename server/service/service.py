@@ -211,10 +211,12 @@ class Service:
         generation.question, generation.sampling = prepared.question, GREEDY
         generation.on_end = self._resume_after
         self.idle.abort()
-        place = prepared.options.cache_scope, key
-        started = await asyncio.wrap_future(self.engine.submit_background(place, generation, beside=True))
-        if not started:
-            self.idle.resume()
+        place, started = (prepared.options.cache_scope, key), False
+        try:
+            started = await asyncio.wrap_future(self.engine.submit_background(place, generation, beside=True))
+        finally:  # also where nobody waits for it any more
+            if not started:
+                self.idle.resume()
         return started
 
     async def room_for(self, scope: str, hits: Sequence[Hit]) -> list[Hit]:

@@ -30,6 +30,7 @@ from ..search.retrieve import AnswerSources
 
 T = TypeVar("T")
 CANNOT_DRAFT = "this model's state cannot be cut, so no wrong draft could leave it"
+CACHE_IS_OFF = "cache_prompt is off"
 TOLD = "the log-probabilities of the prompt were asked for, so all of it was computed"
 
 
@@ -127,6 +128,11 @@ class Submitter:
         name = self.adapters.name
         return Scope.shared(options.cache_scope, name() if options.lora is None else with_scales(options.lora, "lora", name))
 
+    def scope_of_dry_run(self, options: Options) -> Scope:
+        """Return the scope whose KV a request would reuse: an empty one if it refuses to. Raises RequestError."""
+        shared = self.scope(options)
+        return shared if options.caches(default=True) else Scope.private(0, shared.adapters)
+
     def sampling(self, options: Options) -> Sampling:
         """Return a request's sampling parameters. It may tokenise, so it runs in a prompt thread. Raises RequestError."""
         return options.sampling(self._model, self.defaults.sampling).seeded()
@@ -150,9 +156,12 @@ class Submitter:
         made: list[Generation] = []
         for prompt in prepared.prompts:
             self._check_length(prompt)
-            first = next(self._ids)
-            for choice in range((prepared.options.n or 1) if kind.is_client else 1):
-                made.append(self._generation(prepared, prompt, (first, choice), kind))
+            number, choices = next(self._ids), (prepared.options.n or 1) if kind.is_client else 1
+            first = self._generation(prepared, prompt, (number, 0), kind)
+            others = [self._generation(prepared, prompt, (number, choice), kind) for choice in range(1, choices)]
+            for other in others:
+                other.first = first
+            made += [first, *others]
         _check_listed(prepared, made)
         return made
 
@@ -259,7 +268,7 @@ class Submitter:
 
     def _no_cache_reason(self, caches: bool, cache: bool) -> str | None:
         if not caches:
-            return "cache_prompt is off"
+            return CACHE_IS_OFF
         if cache:
             return None
         if self._view.keeps_snapshots:

@@ -88,6 +88,7 @@ class PricedIndex:
     def __init__(self, index: RecordIndex, live: PromptTree, scope: Scope, read_share: Callable[[IndexNode], float]) -> None:
         self.roots, self.match_from = index.roots, index.match_from
         self.continued, self.may_continue, self.seconds = index.continued, index.may_continue, live.seconds
+        self.recompute_last = live.recompute_last
         self._live, self._read_share = live, read_share
         self._ends: dict[IndexNode, tuple[Node, int] | None] = {}  # of runs: the live run that they end in, and where
         self._root = live.roots.get(scope)

@@ -201,7 +201,7 @@ class RecordIndex(RadixTree[IndexNode]):
         self.lock = threading.Lock()
         self.entries: dict[str, RecordEntry] = {}
         self.num_bytes = 0
-        self._num_states = 0
+        self._num_states, self.recompute_last = 0, 1
         self._age = 0.0  # PGDSF's clock: the priority of what left last
         self._heap: list[Place] | None = None  # once a record has to leave
 

@@ -65,6 +65,12 @@ def test_a_prompt_that_cannot_fit_cannot_be_warmed(server):
     assert answer.status_code == 400 and answer.json()["error"]["code"] == "context_length_exceeded"
 
 
+@pytest.mark.parametrize("field", ["n", "n_cmpl"])
+def test_a_prompt_is_warmed_once_for_all_its_choices(server, field):
+    answer = server.http.post("/v1/cache/warm", json={"messages": MESSAGES, field: 3})
+    assert answer.status_code == 200 and answer.json()["prompt_tokens"] > 0, answer.text
+
+
 def test_a_pinned_prompt_outlives_what_fills_the_cache(tiny):
     with running(tiny, ctx_size=1024, cache_ram=0) as up:
         body = {"messages": MESSAGES, "documents": DOCUMENTS}

@@ -44,6 +44,22 @@ def test_its_miss_reads_as_the_answer_s(server):
     assert server.chat(**fields, documents=shuffled)["slotcache"]["miss"] == told
 
 
+@pytest.mark.parametrize("caches", [True, False])
+def test_it_foresees_a_chat_that_leaves_the_cache_alone(server, caches):
+    fields = {"messages": MESSAGES, "cache_scope": "alone or not", "best": "last"}
+    server.chat(**fields, documents=DOCUMENTS[:3])
+    told = order(server, SWAPPED, **fields, cache_prompt=caches)
+    body = fields | {"documents": SWAPPED, "cache_prompt": caches}
+    counted = server.http.post("/v1/chat/completions/input_tokens", json=body)
+    answer = server.chat(**fields, documents=SWAPPED, cache_prompt=caches)
+    report = answer["slotcache"]
+    assert {name: report[name] for name in ("documents", "cached_tokens", "miss")} == {
+        name: told[name] for name in ("documents", "cached_tokens", "miss")
+    }
+    assert told["reordered"]["gained_tokens"] == report["reordered"]["gained_tokens"]
+    assert counted.json()["input_tokens"] == told["prompt_tokens"] == answer["usage"]["prompt_tokens"]
+
+
 def test_documents_alone_are_those_of_a_first_question(server):
     server.chat("Who was it?", documents=DOCUMENTS[:2], cache_scope="alone")
     told = order(server, [DOCUMENTS[1], DOCUMENTS[0]], cache_scope="alone")
@@ -162,6 +178,33 @@ def test_an_order_that_costs_reuse_says_so(server):
     assert report["reordered"]["gained_tokens"] < -100 and report["reordered"]["gained_ms"] < 0
 
 
+def test_the_gain_is_the_difference_of_two_prompts(server):
+    """Also where all of the prompt is cached in rank: its last tokens are computed then, too."""
+    fields = {"messages": MESSAGES, "cache_scope": "difference", "documents": DOCUMENTS[:3]}
+    server.chat(**fields)
+    in_rank = server.chat(**fields)["slotcache"]
+    last = server.chat(**fields, best="last")["slotcache"]
+    assert last["reordered"]["gained_tokens"] == last["cached_tokens"] - in_rank["cached_tokens"]
+
+
+@pytest.mark.parametrize("caches", [True, False])
+def test_choices_share_their_prompt_in_any_order(server, caches):
+    """What a choice has from its sibling is no gain of the order that both have."""
+    fields = {"messages": MESSAGES, "cache_scope": "choices", "n": 3, "best": "last", "cache_prompt": caches}
+    choices = server.chat(**fields, documents=DOCUMENTS[:3])["choices"]
+    assert [one["slotcache"]["cached_tokens"] > 100 for one in choices] == [False, True, True]
+    assert [one["slotcache"]["reordered"]["gained_tokens"] for one in choices] == [0, 0, 0]
+    assert [one["slotcache"]["reordered"]["gained_ms"] for one in choices] == [0, 0, 0]
+
+
+def test_choices_tell_the_gain_of_the_first_one(server):
+    fields = {"messages": [{"role": "user", "content": "Who keeps it? " * 30}], "cache_scope": "gain of choices"}
+    server.chat(**fields, documents=DOCUMENTS[:3])
+    first, second = (one["slotcache"] for one in server.chat(**fields, documents=SWAPPED, n=2)["choices"])
+    assert second["reordered"] == first["reordered"] and first["reordered"]["gained_tokens"] > 100
+    assert second["cached_tokens"] > first["cached_tokens"]
+
+
 def test_the_hint_is_the_line_in_the_prompt(server):
     fields = {"messages": MESSAGES, "cache_scope": "line", "verbose": True}
     server.chat(**fields, documents=DOCUMENTS)
@@ -184,3 +227,27 @@ def test_the_hint_is_the_line_in_the_prompt(server):
 def test_what_cannot_be_ordered_is_refused(server, body, param):
     answer = server.http.post("/v1/documents/order", json=body)
     assert answer.status_code == 400 and answer.json()["error"]["param"] == param, answer.text
+
+
+OF_CHATS = {
+    "document_order": "sorted",
+    "best": "last",
+    "best_price_ms": 5,
+    "order_hint": True,
+    "keep_last": 1,
+    "dedup": "off",
+}
+TEXTS = {
+    "/v1/completions": {"prompt": "Hi", "max_tokens": 1},
+    "/completion": {"prompt": "Hi", "n_predict": 1},
+    "/api/generate": {"prompt": "Hi", "model": "tiny", "raw": True, "stream": False, "options": {"num_predict": 1}},
+}
+
+
+@pytest.mark.parametrize("field", OF_CHATS)
+@pytest.mark.parametrize("path", TEXTS)
+def test_a_text_has_no_documents_to_order(server, path, field):
+    """A field that decides nothing is named in a warning."""
+    answer = server.http.post(path, json=TEXTS[path] | {field: OF_CHATS[field]})
+    assert answer.json()["warnings"] == [f"{field} is no field of this route; it has no effect"], answer.text
+    assert "warnings" not in server.http.post(path, json=TEXTS[path]).json()

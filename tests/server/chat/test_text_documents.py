@@ -22,7 +22,7 @@ from slotcache.server.chat.text_documents import CONSTRAINED, HAS_OWN, HAS_PLACE
 from slotcache.server.formats.answer import CallArguments, CallStart, ContentText, ReasoningText
 from support.pasted_texts import PIECES, RECORDED, WEBUI
 
-from server.conftest import running
+from server.conftest import running, text_of
 
 LIVES = int(os.environ.get("SLOTCACHE_LIVES", "200"))
 TEXTS = {name: f"Facts about {name}: it is blue and old. " * 3 for name in ("tides", "ports", "moon", "sun", "sand")}
@@ -234,6 +234,26 @@ def test_a_stream_reads_as_the_whole(pieces):
     assert numbered(pieces) == CITATIONS.shown("".join(pieces))
 
 
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        (f"Blue [{TIDES[:1]}", "Blue ["),
+        (f"Blue [{TIDES[:9]}", "Blue ["),
+        (f"Blue [{TIDES}", "Blue [1"),
+        (f"Blue {TIDES[:4]}", "Blue "),
+        (f"Blue {TIDES[:3]}", f"Blue {TIDES[:3]}"),
+        (f"x{TIDES[:4]}", f"x{TIDES[:4]}"),
+    ],
+)
+def test_a_part_of_an_id_at_the_end_of_a_cut_answer_is_not_shown(text, shown):
+    for size in range(1, len(text) + 1):
+        number = NumberedText(CITATIONS)
+        pieces = [number.push(text[at : at + size]) for at in range(0, len(text), size)]
+        assert "".join([*pieces, number.finish(is_cut=True)]) == shown
+    whole = NumberedText(CITATIONS)
+    assert whole.push(text) + whole.finish() == CITATIONS.shown(text), "one that ends by itself is whole"
+
+
 def test_no_more_is_held_back_than_may_be_an_id():
     text = NumberedText(CITATIONS)
     assert text.push("Blue [") == "Blue [" and text.push(TIDES[:6]) == ""
@@ -389,6 +409,42 @@ def test_the_answer_is_found_in_the_cache(server, forced):
     assert f"Blue [{TIDES}]" in prompt(server, *messages, **scope, **ON)
     assert said in prompt(server, *messages, **scope), "without the option nothing is put back"
     assert said in prompt(server, *messages, cache_scope="other", **ON), "nor in another scope"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_that_is_cut_within_an_id_goes_on_with_its_number(server, forced, stream):
+    text, cuts = f"Blue [{TIDES}] and old [{PORTS}].", 0
+    for length in range(1, 40):
+        asked = {"messages": [SYSTEM, USER], "cache_scope": f"cut {length} {stream}", "max_tokens": length} | forced
+        choice = server.chat(**asked, verbose=True)
+        said, wrote = choice["choices"][0]["message"]["content"] or "", choice["__verbose"]["content"]
+        assert SAID.startswith(said), "no part of an id is shown"
+        if not said or wrote == text:
+            continue
+        cuts += wrote[-1] not in " []."
+        asked["messages"] = [SYSTEM, USER, {"role": "assistant", "content": said}]
+        rest = {"regex": re.escape(text[len(wrote) :]).replace("\\ ", " "), "max_tokens": 200, "ignore_eos": False}
+        body = asked | rest | {"continue_final_message": True, "echo": False, "stream": stream}
+        answer = server.http.post("/v1/chat/completions", json=body)
+        deltas = [choice["delta"] for event in events(answer) for choice in event["choices"]]
+        more = "".join(delta.get("content") or "" for delta in deltas) if stream else text_of(answer.json())
+        assert said + more == SAID, wrote
+    assert cuts > 4
+
+
+def test_what_a_client_writes_itself_comes_once(server):
+    """The end of an answer that its client began may look like a part of an id."""
+    said = {"role": "assistant", "content": f"It is {TIDES[:5]}"}
+    body = {
+        "messages": [SYSTEM, USER, said],
+        "continue_final_message": True,
+        "echo": False,
+        "max_tokens": 4,
+        "temperature": 0,
+    }
+    plain = server.http.post("/v1/chat/completions", json=body).json()
+    answer = server.http.post("/v1/chat/completions", json=body | ON).json()
+    assert not text_of(answer).startswith(TIDES[:5]) and not text_of(plain).startswith(TIDES[:5])
 
 
 def test_a_stored_conversation_knows_the_numbers(server, forced):

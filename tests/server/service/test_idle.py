@@ -1,5 +1,6 @@
 """What is computed ahead in idle time: seen in the next turn's numbers, and never in a request's way."""
 
+import asyncio
 import itertools
 import json
 import threading
@@ -7,12 +8,13 @@ from contextlib import closing
 from http.client import HTTPConnection
 
 import pytest
+from slotcache.server.chat.body import ChatRequest
 from slotcache.server.http.api_errors import RequestError
 from slotcache.server.service import idle
 from support.architectures import hybrid
 from support.on_device import ON_DEVICE
 
-from server.conftest import DEADLINE, REST, idle_tokens, running, until
+from server.conftest import DEADLINE, REST, held, idle_tokens, running, until
 
 # History shows an answer otherwise than it was generated, as templates of reasoning models do.
 RESTATED = (
@@ -335,3 +337,19 @@ def test_what_gave_way_to_a_speculation_goes_on_when_that_is_done(eager):
     before = settled(eager)
     begun(eager, "without a turn to come")
     assert first >= settled(eager) - before - 200
+
+
+def test_idle_work_goes_on_where_a_prompt_ahead_of_its_turn_is_given_up(tiny, monkeypatch):
+    """The client of a search leaves while the engine is asked to begin with what stands in front of the documents."""
+    monkeypatch.setattr(idle, "PAUSE", 3600.0)
+    with running(tiny, idle_prefill=True) as up:
+        up.chat("What is it?", conversation="c")
+        engine, asked, submit = up.service.engine, threading.Event(), up.service.engine.submit_background
+        monkeypatch.setattr(engine, "submit_background", lambda *given, **named: (submit(*given, **named), asked.set())[0])
+        chat = ChatRequest(messages=[{"role": "user", "content": "And now?"}])
+        with held(up):
+            ahead = asyncio.run_coroutine_threadsafe(up.service.prefetch("a search", chat, 0), engine.outbox.loop)
+            assert asked.wait(DEADLINE)
+            monkeypatch.setattr(idle, "PAUSE", 0.0)
+            ahead.cancel()
+        until(lambda: up.service.idle.done)
