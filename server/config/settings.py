@@ -14,6 +14,7 @@ from ...models.sampling_params import NUMBER, NUMBERS, ORDER, SAMPLERS, Numbers
 from ...ordering.policy import BestPlace, Order
 from ...ordering.prompt import ASK_FOR_IDS
 from ...slots.eviction import POLICIES
+from ...slots.queue import WINDOW
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -254,7 +255,7 @@ class Settings(Numbers):
     slot_save_path: str = row("", ("--slot-save-path",), "folder for llama-server's `POST /slots/{id}?action=save` and `restore`, which only its owner may write to; without one they are refused")
     eviction: str = row("pgdsf", ("--eviction",), "which idle KV a full tier evicts first; pgdsf, RAGCache's policy, counts use, cost and age", choices=tuple(POLICIES))
     idle_cells: int = row(0, ("--idle-cells",), "cells on the device that may hold idle KV when a request starts; 0, since every step scans them. The rest is offloaded to host memory, from a GPU only if that saves time")
-    window: int = row(8, ("--window",), "how many later requests of its priority may overtake a waiting one because they reuse more of the cache or are shorter, and how many may follow an earlier one because they share what it reuses; more would help the median and hurt the slowest. A request waiting for a given slot, or for the running prompts, may be overtaken by any number")
+    window: int = row(WINDOW, ("--window",), "how many later requests of its priority may overtake a waiting one because they reuse more of the cache or are shorter, and how many may follow an earlier one because they share what it reuses; more would help the median and hurt the slowest. A request waiting for a given slot, or for the running prompts, may be overtaken by any number")
     max_queue: int = row(256, ("--max-queue",), "most requests that wait; one more is answered 429, so that waiting has a bound")
     threads: int = row(0, ("-t", "--threads"), "CPU threads; 0: one for each fast core that this process may use, since a step waits for the slowest", words={"-1": 0}, llama="LLAMA_ARG_THREADS")
     gpu_layers: int = row(-1, ("-ngl", "--gpu-layers", "--n-gpu-layers"), "layers on the GPU, the last ones of the model first; -1 or auto: as many as --fit chooses, else all; -2 or all: all", least=-2, words={"auto": -1, "all": -2}, llama="LLAMA_ARG_N_GPU_LAYERS")
