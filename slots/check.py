@@ -20,11 +20,13 @@ def check_tree(tree: PrefixTree) -> None:
     nodes = nodes_of(tree)
     sequences = {sequence for node in nodes for sequence in node.sequences} | set(device.idle.values())
     assert device.num_ready == sum(node.ready for node in nodes)
+    assert device.num_runs == sum(node.ready > 0 for node in nodes)
     assert device.num_pending == sum(len(node.tokens) - node.ready for node in nodes if node.in_use)
     assert device.num_in_use == sum(node.ready for node in nodes if node.in_use)
     assert 0 <= device.num_ready <= device.num_cells
     for holder in device.stretches.holders:
         assert holder.ready if isinstance(holder, Node) else holder.active, "stretches of cells that hold nothing"
+    assert device.stretches.total == sum(map(device.stretches.of, device.stretches.holders))
     for node in nodes:
         assert len(node.tokens) > 0
         assert node.parent is not None and node.parent.children[int(node.tokens[0])] is node

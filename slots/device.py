@@ -18,6 +18,7 @@ class Stretches:
 
     def __init__(self) -> None:
         self._counts: dict[Node | Sequence, int] = {}
+        self.total = 0  # of all holders
 
     def of(self, holder: Node | Sequence) -> int:
         """Return the count; 0: it stands in one piece."""
@@ -28,16 +29,16 @@ class Stretches:
         """The runs and sequences that stand in more than one."""
         return self._counts.keys()
 
-    def total(self, holders: Iterable[Node | Sequence]) -> int:
-        return sum(map(self.of, holders)) if self._counts else 0
-
     def add(self, sequence: Sequence) -> None:
         """Count a token that was computed beside those of other sequences."""
         self._counts[sequence] = self._counts.get(sequence, 0) + 1
+        self.total += 1
 
-    def join(self, holder: Node | Sequence) -> None:
-        """It comes back in one piece, or has left the device."""
-        self._counts.pop(holder, None)
+    def join(self, holder: Node | Sequence) -> int:
+        """It comes back in one piece, or has left the device. Return its count until now."""
+        count = self._counts.pop(holder, 0)
+        self.total -= count
+        return count
 
     def split(self, upper: Node, lower: Node) -> None:
         """Divide the count of a run that was cut in two."""
@@ -47,11 +48,14 @@ class Stretches:
 
     def settle(self, sequence: Sequence, nodes: Iterable[Node]) -> None:
         """The private tokens of a sequence have become these runs, or are gone."""
-        if count := self._counts.pop(sequence, 0):
-            self._counts.update((node, min(count, len(node.tokens))) for node in nodes if not node.ready)
+        if count := self.join(sequence):
+            found = {node: min(count, len(node.tokens)) for node in nodes if not node.ready}
+            self._counts |= found
+            self.total += sum(found.values())
 
     def clear(self) -> None:
         self._counts.clear()
+        self.total = 0
 
 
 class DeviceCells:
@@ -73,6 +77,7 @@ class DeviceCells:
     ) -> None:
         self.num_cells = num_cells
         self.num_ready = 0  # cells with KV of a run: every ready token is in exactly one
+        self.num_runs = 0  # that have any of these
         self.num_pending = 0  # claimed and not computed yet: cells that are promised
         self.num_in_use = 0  # ready cells that running requests need
         self.cells_end = 0  # no cell from this one on is in use, if those in front are filled first
@@ -88,7 +93,7 @@ class DeviceCells:
     def clear(self) -> None:
         """Forget everything, even in an inconsistent state. No cell or sequence is in use then."""
         self.idle, self._operations = {}, []
-        self.num_ready = self.num_pending = self.num_in_use = self.cells_end = 0
+        self.num_ready = self.num_runs = self.num_pending = self.num_in_use = self.cells_end = 0
         self.free_ids = list(range(self._num_sequences))[::-1]
         self.leaves.clear()
         self.stretches.clear()
@@ -247,6 +252,7 @@ class DeviceCells:
     def split(self, upper: Node, lower: Node) -> None:
         """Move the last node of an idle sequence that ends in the upper part of a run that was cut."""
         self.stretches.split(upper, lower)
+        self.num_runs += lower.ready > 0
         idle = self.idle.get(lower)  # active last nodes are always at a run's end
         if idle and idle.length <= upper.end:
             del self.idle[lower]
@@ -277,8 +283,10 @@ class DeviceCells:
 
     def count_ready(self, node: Node, change: int) -> None:
         """Count `change` more ready tokens of a run, or fewer, if it is negative."""
+        before = node.ready
         node.ready += change
         self.num_ready += change
+        self.num_runs += (node.ready > 0) - (before > 0)
         if change > 0:
             node.cells_end = self.cells_end = max(self.cells_end, self.num_ready)
         elif not node.ready:

@@ -17,6 +17,9 @@ from .host import PromptTree
 from .job import Job, Phase, Strategy
 from .request import Layout, Request
 
+WINDOW = 8
+"""The usual window of a queue: a larger one helps the median wait and hurts the longest."""
+
 
 class Rejected(Exception):
     """A request whose prompt cannot be laid out. It has left the queue."""

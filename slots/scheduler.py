@@ -25,7 +25,7 @@ from .host import PromptTree
 from .job import Job, Phase, Strategy
 from .plan import Plan, Span
 from .prefix_tree import Pins, PrefixTree
-from .queue import Queue
+from .queue import WINDOW, Queue
 from .radix import NO_TOKENS
 from .request import Layout, Request
 from .seams import Fetcher, NoDrafts, NoFetches, Proposer
@@ -235,7 +235,7 @@ class Scheduler:
         prefill_budget: int = 512,
         max_stall: float = math.inf,
         idle_cells: int = 0,
-        window: int = 32,
+        window: int = WINDOW,
         index: PromptTree | None = None,
         strategies: Iterable[StrategyMaker] = (),
         drafts: Proposer | None = None,

@@ -76,11 +76,11 @@ class Swap:
 
     def passed_over(self, computing: list[Job], num_tokens: int) -> int:
         """Return the cells that attention passes over in such a step: up to the highest in use, or fewer behind a swap."""
-        _, _, spared = self._to_swap(num_tokens, computing)
+        _, spared = self._to_swap(num_tokens, computing)
         return max(self._tree.device.cells_end, self.num_used) - spared
 
     def _swap(self, num_tokens: int, computing: list[Job]) -> tuple[Moves, Moves]:
-        runs, unseen, spared = self._to_swap(num_tokens, computing)
+        unseen, spared = self._to_swap(num_tokens, computing)
         device = self._tree.device
         self.num_passed = device.cells_end - spared
         if not spared:
@@ -92,15 +92,15 @@ class Swap:
         in_place = self._in_front == before and spared == unseen and not any(job.num_private for job in computing)
         if not in_place:
             device.cells_end = used
-        for node in runs:
+        for node in (runs := list(runs_on_device(self._tree, self._running))):
             if node.sequences.isdisjoint(needed):
                 node.cells_end = used + num_tokens  # it comes back behind them
             elif not in_place:
                 node.cells_end = used - unseen
         return swap_out(self._tree, runs, self._running, computing, in_place=in_place)
 
-    def _to_swap(self, num_tokens: int, computing: list[Job]) -> tuple[list[Node], int, int]:
-        """Return the runs on the device, the cells that a step does not see, and those that a swap spares it.
+    def _to_swap(self, num_tokens: int, computing: list[Job]) -> tuple[int, int]:
+        """Return the cells that a step does not see, and those that a swap spares it.
 
         It spares these, and the free ones below the highest cell in use; 0 where the step is no faster for it. The free ones
         are spared for good, so they count for each token of the answer to a prompt as well.
@@ -110,17 +110,18 @@ class Swap:
         limits = [job.request.limit for job in computing if job.num_tokens == job.num_prompt] if free else []
         num_steps = min(max(limits, default=0), USUAL_ANSWER)
         if num_tokens + num_steps <= costs.swap_from_tokens or not tree.host.could_lend(used):
-            return [], 0, 0
+            return 0, 0
         if not any(job.request.kind.is_client for job in computing):
-            return [], 0, 0  # a new request may abort the step; then it must not wait for moves
-        runs, needed = list(runs_on_device(tree, self._running)), {job.sequence for job in computing}
-        unseen = sum(node.ready for node in runs if node.sequences.isdisjoint(needed))
-        unseen += sum(job.num_private for job in self._running if job.sequence not in needed)
-        pieces = len(runs)  # of cells, each of which is moved by itself
+            return 0, 0  # a new request may abort the step; then it must not wait for moves
+        sequences = {job.sequence for job in computing if job.sequence}
+        needed = {node for one in sequences for node in path(one.last_node) if one in node.sequences}
+        unseen = tree.device.num_ready - sum(node.ready for node in needed)
+        unseen += sum(job.num_private for job in self._running if job.sequence not in sequences)
+        pieces = tree.device.num_runs  # of cells, each of which is moved by itself
         if costs.scattered_tokens:
-            pieces += tree.device.stretches.total((*runs, *(job.sequence for job in self._running if job.sequence)))
+            pieces += tree.device.stretches.total
         passed = unseen * num_tokens + free * (num_tokens + num_steps)
-        return runs, unseen, unseen + free if costs.pays_to_swap(passed, used, pieces) else 0
+        return unseen, unseen + free if costs.pays_to_swap(passed, used, pieces) else 0
 
 
 def swap_out(

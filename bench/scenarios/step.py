@@ -53,17 +53,27 @@ async def _seconds(client: Client, length: int, streams: int) -> tuple[float, fl
     """Return the time outside llama.cpp, the median of steps in which all streams generate, and the loop's time a token."""
     query = (await PromptSizer.of(client)).query(f"context {length}", length)
     (await client.ask(query, sampling=replace(client.sampling, max_tokens=1))).answered()
-    everyone = replace(client.sampling, max_tokens=1000)
-    tasks = [asyncio.create_task(client.ask(query, sampling=everyone)) for _ in range(streams)]
+
+    async def keep_asking() -> None:
+        while True:  # a small model ends its answers soon
+            (await client.ask(query, sampling=replace(client.sampling, max_tokens=1000))).answered()
+
+    tasks = [asyncio.create_task(keep_asking()) for _ in range(streams)]
+
+    async def pause(seconds: float) -> None:
+        ended, _ = await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        for task in ended:
+            task.result()
+
     try:
         readings: list[float] = []
         start = await client.gauge(GENERATED)
         while len(readings) < SAMPLES:
-            await asyncio.sleep(PAUSE)
+            await pause(PAUSE)
             if await client.gauge(GENERATED) > start + 4 * streams:  # all have started
                 readings.append(await client.gauge(HOST_SECONDS))
         tokens, loop = await client.gauge(GENERATED), await client.gauge(LOOP_SECONDS)
-        await asyncio.sleep(STREAMED)
+        await pause(STREAMED)
         tokens, loop = await client.gauge(GENERATED) - tokens, await client.gauge(LOOP_SECONDS) - loop
         host, each = median(readings), loop / tokens
         note(context=length, streams=streams, host_seconds=host, loop_seconds=each)

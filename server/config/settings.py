@@ -13,6 +13,7 @@ from ...models.sampling_params import NUMBER, NUMBERS, ORDER, SAMPLERS, Numbers
 from ...ordering.policy import BestPlace, Order
 from ...ordering.prompt import ASK_FOR_IDS
 from ...slots.eviction import POLICIES
+from ...slots.queue import WINDOW
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -246,7 +247,7 @@ class Settings(Numbers):
     slot_save_path: str = row("", ("--slot-save-path",), "folder for llama-server's `POST /slots/{id}?action=save` and `restore`, which only its owner may write to")
     eviction: str = row("pgdsf", ("--eviction",), "which idle KV a full tier evicts first", choices=tuple(POLICIES))
     idle_cells: int = row(0, ("--idle-cells",), "cells on the device that may hold idle KV when a request starts; the rest is offloaded")
-    window: int = row(8, ("--window",), "how many later requests may overtake a waiting one of their priority; more helps the median, hurts the slowest")
+    window: int = row(WINDOW, ("--window",), "how many later requests may overtake a waiting one of their priority; more helps the median, hurts the slowest")
     max_queue: int = row(256, ("--max-queue",), "most requests that wait; one more is a 429")
     threads: int = row(0, ("-t", "--threads"), "CPU threads; 0: one for each fast core that this process may use", words={"-1": 0}, llama="LLAMA_ARG_THREADS")
     gpu_layers: int = row(-1, ("-ngl", "--gpu-layers", "--n-gpu-layers"), "layers on the GPU; -1 or auto: as --fit chooses; -2 or all: all", least=-2, words={"auto": -1, "all": -2}, llama="LLAMA_ARG_N_GPU_LAYERS")

@@ -14,7 +14,7 @@ Handler = Callable[[str, dict[str, Any], Send], Awaitable[Any]]
 
 
 class FakeServer:
-    """Answers each POST with `handler(path, body, send)`: streams the sent events, or answers with the returned value.
+    """Answers each request with `handler(path, body, send)`: streams the sent events, or answers with the returned value.
 
     A returned (status, value) pair is an error answer. requests: (path, body) in order of arrival.
     """
@@ -59,8 +59,8 @@ class FakeServer:
         try:
             head = (await reader.readuntil(b"\r\n\r\n")).decode()
             path = head.split()[1]
-            length = next(int(line.split(":")[1]) for line in head.splitlines() if line.lower().startswith("content-length"))
-            body = json.loads(await reader.readexactly(length))
+            sizes = (int(line.split(":")[1]) for line in head.splitlines() if line.lower().startswith("content-length"))
+            body = json.loads(await reader.readexactly(next(sizes, 0)) or b"{}")
             self.requests.append((path, body))
             handling = asyncio.create_task(self._handle(path, body, writer))
             self._handling.add(handling)

@@ -1,6 +1,7 @@
 """`slotcache bench` from its command line, against a running server."""
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 from server.conftest import until
 from slotcache.bench.cli import SCENARIOS, main
+from slotcache.bench.scenarios.step import GENERATED, HOST_SECONDS, LOOP_SECONDS
 from slotcache.ordering.policy import arrange
 from slotcache.ordering.tree import KnowledgeTree
 from support.processes import DEADLINE, ended, watched
@@ -40,6 +42,36 @@ class Cache:
         prompt = sum(len(message["content"].split()) for message in body["messages"]) + TOKENS * len(keys)
         for event in self.chat_events(["a", "b", "c"] * 4, prompt=prompt, cached=cached, own=own):
             await send(event)
+
+
+class Figures:
+    """Answers of few tokens, which `/metrics` counts. fails_from: the number of the first request that fails."""
+
+    def __init__(self, chat_events: Callable[..., list[Any]], fails_from: float = math.inf) -> None:
+        self.chat_events, self.fails_from = chat_events, fails_from
+        self.num_asked = 0
+
+    async def __call__(self, path: str, body: Any, send: Any) -> Any:
+        if path == "/metrics":
+            await send(f"{GENERATED} {6 * self.num_asked}\n{HOST_SECONDS} 0.0002\n{LOOP_SECONDS} {self.num_asked / 1000}\n")
+            return None
+        self.num_asked += 1
+        if self.num_asked >= self.fails_from:
+            return 500, {"error": {"message": "no"}}
+        prompt = sum(len(message["content"].split()) for message in body["messages"])
+        for event in self.chat_events(["a", "b", "c"] * 2, prompt=prompt):
+            await send(event)
+        return None
+
+
+def test_steps_are_measured_while_short_answers_follow_each_other(serve: Any, chat_events: Any, capsys: Any) -> None:
+    assert main(["step", "--url", serve(Figures(chat_events)).url, "--contexts", "50,60"]) == 0
+    assert "host ms a step at 50 tokens of context: 0.20 ms" in capsys.readouterr().out
+
+
+def test_steps_are_not_waited_for_where_requests_fail(serve: Any, chat_events: Any, capsys: Any) -> None:
+    assert main(["step", "--url", serve(Figures(chat_events, fails_from=4)).url, "--contexts", "50"]) == 2
+    assert "no" in capsys.readouterr().err
 
 
 def test_burst_finds_the_reuse_it_predicts(serve: Any, chat_events: Any, tmp_path: Path, capsys: Any) -> None:

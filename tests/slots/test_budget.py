@@ -1,9 +1,12 @@
 """The prefill budget: what a step may compute beside running streams, by the time that earlier steps took."""
 
+import sys
+
 import numpy as np
 from slotcache.models.times import CPU
 from slotcache.slots.costs import PrefillBudget, Profile
 from slotcache.slots.plan import Plan, Span
+from support.world import World
 
 TOKEN = 0.001  # s
 
@@ -59,3 +62,23 @@ def test_a_machine_that_stays_slower_is_learnt():
     for _ in range(150):
         machine.step(512, pause=512 * 9 * TOKEN)
     assert machine.profile.seconds(0, 1) > 9 * TOKEN
+
+
+def test_to_look_at_a_swap_takes_no_longer_with_many_idle_runs():
+    """The budget looks at it several times a step, and so do prompts that start later."""
+
+    def num_calls(num_idle):
+        world, calls = World(cells=9000, slots=2, aside=10, lent=9000), []
+        for n in range(num_idle):
+            world.run([1, 2, *range(100 * n, 100 * n + 20)], limit=1, stops=[1, 2])
+        world.submit(range(5000, 5500))
+        world.step()
+        sys.setprofile(lambda frame, event, argument: calls.append(event) if event == "call" else None)
+        try:
+            passed = world.scheduler.cells.swap.passed_over(world.scheduler.running, 128)
+        finally:
+            sys.setprofile(None)
+        assert passed == world.scheduler.running[0].computed, "all idle runs are set aside"
+        return len(calls)
+
+    assert num_calls(3) == num_calls(7)

@@ -1,11 +1,13 @@
 """The table of settings is the only place they are written; whatever shows them is made from it."""
 
 import argparse
+import inspect
 import re
 
 import pytest
 from slotcache.server.config.flags import FOREIGN, add_arguments, notes_of, settings_of, with_dashes
 from slotcache.server.config.settings import SETTINGS, TENSOR
+from slotcache.slots.scheduler import Scheduler
 
 
 def parsed(*arguments):
@@ -24,6 +26,14 @@ def test_every_flag_is_parsed_into_its_kind():
     chosen = parse("-c", "4096", "-fa", "off", "--cache-prompt", "-np", "2", "--order-hint", "off")
     assert (chosen.ctx_size, chosen.flash_attn, chosen.cache_prompt, chosen.parallel) == (4096, "off", True, 2)
     assert chosen.order_hint is False
+
+
+def test_a_scheduler_and_the_settings_have_the_same_defaults():
+    shape = inspect.signature(Scheduler).parameters
+    usual = parse()
+    assert shape["window"].default == usual.window
+    assert shape["similarity"].default == usual.slot_prompt_similarity
+    assert shape["prefill_budget"].default == usual.prefill_budget
 
 
 def test_the_environment_is_read_and_the_command_line_wins(monkeypatch):
