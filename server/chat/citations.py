@@ -1,4 +1,4 @@
-"""Citations of pasted documents: the model writes ids, the client reads its program's numbers, later turns have the ids."""
+"""Citations of pasted documents: the model writes ids, the client reads the numbers of its program, later turns have ids."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ WORD_AT_END = re.compile(r"[0-9A-Za-z_]+\Z")
 class Citations:
     """The program's numbers of a prompt's documents, by the ids that the model sees.
 
-    trail: of what was said so far; empty where the answer is not put back.
+    trail: a digest of the messages so far; empty if the answer is not put back.
     """
 
     number_of: Mapping[str, str]
@@ -43,9 +43,9 @@ class Citations:
 
     @classmethod
     def of(cls, sets: Sequence[DocumentSet], trail: bytes) -> Citations:
-        """Return those of documents in the order of their turns.
+        """Return the citations of sets in the order of their turns.
 
-        An earlier list's number that a later list gives to another document says nothing any more: that id stays one.
+        If a later list gives a number to another document, the earlier document loses the number: its id stays as it is.
         """
         number_of: dict[str, str] = {}
         taken: set[str] = set()
@@ -56,11 +56,11 @@ class Citations:
         return cls(number_of, trail)
 
     def read(self, make: Callable[[], AnswerReader]) -> Callable[[], AnswerReader]:
-        """Return a maker of readers for the client. make: makes readers of what the model wrote."""
+        """Return a maker of readers for the client. make: makes readers of the model's text."""
         return lambda: _NumberedReader(make(), self)
 
     def shown(self, text: str) -> str:
-        """Return a text, no part of a word, with numbers in place of ids."""
+        """Return a text of whole words with numbers in place of ids."""
         return ID.sub(self._number, text)
 
     def _number(self, id: re.Match[str]) -> str:
@@ -68,37 +68,37 @@ class Citations:
 
 
 class NumberedText:
-    """A text of an answer as it comes, with numbers in place of ids. A piece that may begin an id waits for the next one."""
+    """A text of an answer as it comes, with numbers in place of ids. An end that may be part of an id waits for more."""
 
     def __init__(self, citations: Citations) -> None:
         self._citations = citations
-        self._held = self._before = ""  # before: an underscore behind a text that ends within a word
+        self._held = self._before = ""  # before: an underscore, if the settled text ends within a word
 
     def push(self, text: str) -> str:
-        """Add text; return what is settled by it."""
+        """Add text; return the text that is settled now."""
         text = self._before + self._held + text
         word = WORD_AT_END.search(text[-ID_DIGITS - 1 :])
         self._held = word[0] if word and word[0] in self._citations.beginnings else ""
         return self._shown(text[: len(text) - len(self._held)])
 
     def finish(self) -> str:
-        """Return what was held back."""
+        """Return the text that waited."""
         text, self._held = self._before + self._held, ""
         return self._shown(text)
 
     def _shown(self, text: str) -> str:
-        """text: begins with what stands before."""
+        """Return a text with numbers. text: starts with `_before`."""
         num_before, self._before = len(self._before), "_" if WORD_AT_END.search(text[-1:]) else ""
         return self._citations.shown(text)[num_before:]
 
 
 class _NumberedReader:
-    """Reads an answer and shows numbers in place of ids: in its content, its reasoning and the arguments of its calls."""
+    """Reads an answer with numbers in place of ids: in its content, its reasoning and the arguments of its calls."""
 
     def __init__(self, reader: AnswerReader, citations: Citations) -> None:
         self._reader, self._citations = reader, citations
         self._text = NumberedText(citations)
-        self._last: Fragment | None = None  # the fragment that the text has come with
+        self._last: Fragment | None = None  # the last fragment of the text
 
     def push(self, text: str) -> list[Fragment]:
         return self._numbered(self._reader.push(text))
@@ -119,7 +119,7 @@ class _NumberedReader:
         return [*shown, replace(fragment, text=text)] if text else shown
 
     def _end(self) -> list[Fragment]:
-        """End a text, and return what is left of it."""
+        """End a text; return its rest."""
         last, text = self._last, self._text.finish()
         self._text, self._last = NumberedText(self._citations), None
         return [replace(last, text=text)] if text and last is not None and not isinstance(last, CallStart) else []
@@ -131,7 +131,7 @@ def _is_same_text(one: Fragment, other: Fragment) -> bool:
 
 # ---- From numbers to ids, when an answer comes back. --------------------------------------------------------------------
 
-OVERHEAD = 200  # bytes that an answer takes beside its text, about
+OVERHEAD = 200  # bytes of an answer without its text, about
 AMBIGUOUS = b""
 
 
@@ -147,11 +147,11 @@ WRITTEN = msgspec.msgpack.Decoder(_Written)
 
 
 class CitedAnswers:
-    """Answers as the model wrote them, by the chat in front of them and the text that the client read. For all threads.
+    """Answers as the model wrote them, by the chat before them and the text that the client read. Safe from several threads.
 
-    A number of a text says nothing by itself, so an answer is known as a whole, behind the same questions and answers.
-    Instructions do not count: lists of documents come and go there. Two answers that read the same and were written with
-    other ids are not told apart, and their numbers stay. Of too many bytes the least recently used leave.
+    A number says nothing by itself: so an answer is found as a whole, after the same questions and answers. Instructions do
+    not count, because lists of documents come and go there. If two answers read the same but were written with different
+    ids, their numbers stay. max_bytes: the bound of all answers; the least recently used are dropped first.
     """
 
     def __init__(self, max_bytes: int = 8 << 20) -> None:
@@ -160,7 +160,7 @@ class CitedAnswers:
         self._lock = Lock()
 
     def remember(self, trail: bytes, shown: Message, written: Message) -> None:
-        """Keep an answer. trail: of the messages in front of it. shown: to the client. written: by the model."""
+        """Keep an answer. trail: of the messages before it. shown: to the client. written: by the model."""
         key, answer = _key(trail, shown), msgspec.msgpack.encode(_written(written))
         with self._lock:
             before = self._answers.pop(key, None)
@@ -174,7 +174,7 @@ class CitedAnswers:
                 self.num_bytes -= OVERHEAD + len(left)
 
     def restore(self, scope: str, messages: Sequence[Message]) -> tuple[list[Message], list[bytes]]:
-        """Return messages with our answers as the model wrote them, and the trail in front of each and behind the last."""
+        """Return messages with answers as the model wrote them, and the trails: before each message, and after the last."""
         hash = blake2b(scope.encode(errors="surrogatepass"), digest_size=16)
         restored: list[Message] = []
         trails = [hash.digest()]
@@ -194,7 +194,7 @@ class CitedAnswers:
 
 
 def _key(trail: bytes, message: Message) -> bytes:
-    """Return a digest of a message behind a trail: of its role, its text and its calls."""
+    """Return a digest of a message after a trail: of its role, its text and its calls."""
     content = message.get("content")
     said = answer_key({**message, "content": text_of(content) or content})
     return blake2b(f"{message['role']}{said}".encode(errors="surrogatepass"), key=trail, digest_size=16).digest()
@@ -210,7 +210,7 @@ def _written(answer: Message) -> _Written:
 
 
 def _as_written(message: Message, written: _Written) -> Message:
-    """Return a message that has come back with the texts that the model wrote. Reasoning that is gone stays away."""
+    """Return a message that came back, with the texts that the model wrote. Reasoning that the client dropped stays out."""
     restored = {**message, "content": written.content}
     if written.reasoning and message.get("reasoning_content"):
         restored["reasoning_content"] = written.reasoning
@@ -227,7 +227,7 @@ def _with_arguments(function: Mapping[str, object], arguments: str) -> Mapping[s
 
 
 def _functions(message: Message) -> list[Mapping[str, object]]:
-    """Return the functions that a message calls; none where a call has none."""
+    """Return the functions that a message calls; none if any call has no function."""
     calls = message.get("tool_calls")
     found = [call.get("function") for call in calls if isinstance(call, Mapping)] if isinstance(calls, list) else []
     functions = [function for function in found if isinstance(function, Mapping)]

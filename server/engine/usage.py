@@ -54,7 +54,7 @@ class DocumentUsage(TypedDict):
 
 
 class Reordering(TypedDict):
-    """What the order of documents gained over the retrieval order; negative: a loss. hint: the order's line in the prompt."""
+    """What the order of documents gained over the retrieval order; negative: a loss. hint: the line in the prompt."""
 
     gained_tokens: int
     gained_ms: float

@@ -424,7 +424,7 @@ class View:
     async def pin(self, generation: Generation, seconds: float) -> int:
         """Pin the prompt of a finished generation for `seconds`; return how many of its tokens are pinned now.
 
-        Documents that were read separately are pinned as well, each as its own prompt.
+        Documents that were read separately are pinned as well, where they were read.
         """
         pins, scope = self._scheduler.pins, generation.request.index_scope
         counts = await self._ask(lambda: [pins.pin(scope, text, seconds) for text in generation.job.layout.texts])
