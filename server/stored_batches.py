@@ -16,7 +16,7 @@ NAME = re.compile(r"file-[0-9a-f]{24}\.(json|data)|batch_[0-9a-f]{24}\.(json|par
 
 @dataclass(frozen=True, slots=True)
 class StoredBatches:
-    """The number and the size of these files, which have texts of clients."""
+    """The number and the size of such files. They have texts of clients."""
 
     num_files: int
     num_bytes: int

@@ -76,7 +76,7 @@ def _texts(message: Mapping[str, object]) -> list[str]:
 MOST_SESSIONS = 4096
 MOST_TOOLS = 64  # sets of tools of a session, each with its own instructions: those of sub-agents differ
 MOST_BYTES = 96 << 20  # of all sessions
-MOST_INSTRUCTIONS = 32 << 20  # of these for instructions, so that old ones do not crowd out what a session asks today
+MOST_INSTRUCTIONS = 32 << 20  # of `MOST_BYTES`, so that old instructions do not crowd out today's prompts
 
 SessionKey = tuple[str, str]
 """A scope, and a session's name in the scope."""

@@ -127,7 +127,7 @@ class DeviceTurns:
 
 
 class Sleep:
-    """When the model is on the device. Belongs to the engine's thread, except the methods marked as free for any thread.
+    """Decides when the model is on the device. It belongs to the engine's thread; any thread may call the first methods.
 
     A load runs in a thread of its own, so acts run meanwhile. The vocabulary and the cache stay in memory: a question to
     them needs no device, and neither gets nor keeps a shared one.
@@ -529,7 +529,7 @@ class Engine:
     # ---- the engine's own thread -----------------------------------------------------------------------------------
 
     def carry_out(self) -> None:
-        """Carry out the operations that the cache has decided, between two steps. Raises RequestError after the last one."""
+        """Carry out the cache's decided operations, between two steps. Raises RequestError if the engine has ended."""
         if self.failure is not None:
             raise RequestError(self.failure, status=503)
         if not self.sleep.is_awake:

@@ -431,7 +431,7 @@ def fitting(hits: Sequence[Hit], room: int, length: Callable[[Document], int]) -
 
 
 def without_documents(asked: ChatRequest) -> ChatRequest | None:
-    """Return a chat as it is before its last question gets documents; None: its last message is no question."""
+    """Return a chat before its last question gets documents; None: the last message is no question."""
     if not asked.messages or asked.messages[-1].get("role") != "user":
         return None
     question = {name: value for name, value in asked.messages[-1].items() if name != "documents"}
