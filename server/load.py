@@ -454,7 +454,7 @@ def described_place(parts: Sequence[DevicePart]) -> str:
 
 
 def _named_or_jinja(template: str) -> str:
-    """Return the source of a named template, else the text as Jinja. Raises SettingsError for a bare word that names none."""
+    """Return the source of a named template, else the text as Jinja. Raises SettingsError for an unknown name."""
     source = named_template(template) or template
     if source == template and not re.search(r"[\s{]", template):
         raise SettingsError(f"--chat-template {template}: expected Jinja or one of {', '.join(names())}")
