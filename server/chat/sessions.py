@@ -116,9 +116,9 @@ class Sessions:
     Instructions that are dropped while a thread uses them are marked: the thread makes its prompt, but the changes are
     neither counted nor written.
 
-    Bounds: too many sessions drop the least recently used ones. Too many bytes drop their prompts and compactions, which are
-    a cache. Instructions are dropped only if they alone are too large: without them, a session's next prompt continues no
-    earlier one. A session that alone is too large takes no other with it.
+    Bounds: of too many sessions the least recently used are dropped. Of too many bytes the prompts and compactions are
+    dropped, which are a cache. Instructions are dropped only if they alone are too large: without them, a session's next
+    prompt continues no earlier one. A session that alone is too large takes no other with it.
 
     Stored conversations have their own names and bounds: see `Conversations`. The ids of answers are found by a text, in any
     session of the scope: see `AnswerMemory`.
