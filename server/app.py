@@ -1,4 +1,4 @@
-"""The ASGI application: its routes, and the middleware around them."""
+"""The ASGI application: its state, its routes, and the middleware around them."""
 
 from __future__ import annotations
 
@@ -32,8 +32,7 @@ from .service.models import ModelEntry, Models
 from .service.repeats import Refusals, Repeats
 from .service.service import Service
 
-# ---- Page ---------------------------------------------------------------------------------------------------------------
-# The page: files of this package that a browser shows, with the headers that keep it to this server alone.
+# ---- The page: files of this package that a browser shows. Their headers keep it to this server. -------------------------
 
 FOLDER = Path(__file__).parent / "page"
 FIRST = "index.html"
@@ -47,8 +46,8 @@ KINDS = {
     ".webmanifest": "application/manifest+json",
 }
 
-# What a browser may do with the page. Scripts and styles come from this server's files only; no text can become a script:
-# `innerHTML` and the like take only what DOMPurify has made (Trusted Types).
+# What a browser may do with the page. Scripts and styles come from this server's files only. No text can become a script:
+# `innerHTML` and the like take only DOMPurify's output (Trusted Types).
 POLICY = "; ".join(
     (
         "default-src 'self'",
@@ -68,13 +67,13 @@ HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
-    "Cache-Control": "no-cache",  # a browser keeps the files, and asks whether they changed
+    "Cache-Control": "no-cache",  # a browser keeps the files, and asks whether they have changed
 }
 
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """A file of the page. tag: its ETag."""
+    """A file of the page. kind: its Content-Type. tag: its ETag."""
 
     content: bytes
     kind: str
@@ -89,7 +88,7 @@ def files() -> dict[str, File]:
 
 
 async def show(request: Request) -> Response:
-    """Show the page in a browser, or a file of it. Ollama's clients ask here whether it runs."""
+    """Answer with the page, or with a file of it. Ollama's clients ask here whether a server runs."""
     if request.scope["path"] == "/" and asks_whether_it_runs(request):
         return await greet(request)
     file = files().get(request.path_params.get("path", FIRST))
@@ -112,10 +111,10 @@ NO_PAGE = ApiRoute("GET", "/", greet, chooses=False)
 
 @dataclass(slots=True)
 class AppState:
-    """Holds all that serves while the server is up.
+    """The state of a running server.
 
-    entries: as in `Models`. started: seconds since 1970. doing: what is done while the model loads. refusals: of bodies
-    that were too long. repeats: of prompts that leave the cache alone. attachments: files that clients bring.
+    entries: as in `Models`. started: seconds since 1970. doing: the work while the model loads. refusals: of bodies that
+    were too long. repeats: of prompts without the cache. attachments: files that clients bring.
     """
 
     settings: Settings
@@ -133,38 +132,38 @@ class AppState:
 
     @property
     def service(self) -> Service | None:
-        """The first model's; None while it loads, and with an encoder, which generates no text."""
+        """The service of the first model; None while it loads, and for an encoder, which generates no text."""
         return self.models.served.service if self.models.served else None
 
     @property
     def vectors(self) -> Vectors | None:
-        """The models for vectors, and the first one; None while it loads."""
+        """The first model and the models for vectors; None while the first model loads."""
         return self.models.served.vectors if self.models.served else None
 
     @property
     def folder_index(self) -> FolderIndex | None:
-        """The server's documents; None while the model loads, and without --docs."""
+        """The server's documents; None while the first model loads, and without --docs."""
         return self.models.served.folder_index if self.models.served else None
 
     @property
     def failure(self) -> str | None:
-        """Why the engine has ended for good, if it has."""
+        """Why an engine has ended for good; None: none has."""
         return next((one.engine.failure for one in self.services if one.engine.failure), None)
 
     @property
     def services(self) -> list[Service]:
-        """The services of all models that were loaded."""
+        """The services of all loaded models that generate text."""
         return [one.service for one in self.models.opened() if one.service is not None]
 
     @property
     def is_asleep(self) -> bool:
-        """Whether all models have left memory."""
+        """Whether all models are unloaded, and no request wants one."""
         workers = self.vectors.workers if self.vectors else []
         engines = [service.engine.sleep for service in self.services]
         return all(one.is_asleep for one in (*engines, *workers))
 
     def loaded(self) -> Vectors:
-        """Return the models. Raises RequestError 503 while they load, and once the engine has ended."""
+        """Return the models. Raises RequestError 503 while the first one loads, and once an engine has ended."""
         if self.vectors is None:
             doing = f": {self.doing}" if self.doing else ""
             raise RequestError(f"the model is loading{doing}", status=503, code="loading_model", retry_after=1)
@@ -174,11 +173,11 @@ class AppState:
 
     @property
     def hanging(self) -> float:
-        """For how many seconds a step has run that should have ended long ago; else 0."""
+        """The seconds that a hanging step has run; 0: no step hangs."""
         return max((service.engine.watchdog.hanging for service in self.services), default=0.0)
 
     def ready(self) -> Service:
-        """Return the service. Raises RequestError as `loaded`, and 501 for an encoder."""
+        """Return the service of the first model. Raises RequestError as `loaded`, and 501 for an encoder."""
         vectors = self.loaded()
         if self.service is None:
             raise RequestError(f"{vectors.name} generates no text: it is served for vectors or scores only", status=501)
@@ -192,7 +191,7 @@ class AppState:
         return service.metrics.exposition(await service.view.stats(), computed, self.folder_index, self.attachments)
 
     def stop(self) -> None:
-        """End all requests with an error; the server shuts down."""
+        """End all requests with an error: the server is shutting down."""
         self.attachments.stop()
         for service in self.services:
             service.engine.stop()
@@ -213,9 +212,9 @@ class AppState:
 
 
 class TrailingSlash:
-    """Takes the slash off the end of a path that a route has without it: some clients add one, and follow no redirect.
+    """Removes a slash at the end of a path, if a route has the path without it: some clients add one.
 
-    A name that is the rest of a path, as of a model, may end with one.
+    There is no redirect, since these clients follow none. A name at the end of a path, such as a model's, may have a slash.
     """
 
     def __init__(self, app: ASGIApp, routes: Sequence[Route]) -> None:
@@ -230,9 +229,9 @@ class TrailingSlash:
 
 
 def make_app(state: AppState) -> Starlette:
-    """Return the ASGI application over its state. Raises SettingsError."""
+    """Return the ASGI application with this state. Raises SettingsError."""
     rows = (*ROUTES, PAGE if state.settings.ui else NO_PAGE)
-    ordered = sorted(rows, key=lambda row: row.opening is None)  # starlette tries one after the other: first what generates
+    ordered = sorted(rows, key=lambda row: row.opening is None)  # starlette tries one by one: generating routes first
     routes = [route for row in ordered for route in row.routes()]
     around = [Middleware(TrailingSlash, routes=routes), Middleware(Spelling), Middleware(RequestLog)]
     app = Starlette(

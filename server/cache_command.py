@@ -35,7 +35,7 @@ DAY = 86_400 * 10**9  # ns
 
 
 def main(argv: Sequence[str]) -> int:
-    """Carry out a command and return its exit code. 1: something is damaged. 2: it cannot be done; one line says why."""
+    """Run a command and return its exit code. 1: a record is damaged. 2: the command cannot be done; a line says why."""
     chosen = _parser().parse_args(argv)
     try:
         if not chosen.folder.is_dir() and chosen.command is not _import:
@@ -117,7 +117,7 @@ def _title(stored: StoredFolder) -> str:
     origin = stored.origin
     if origin is None:
         return f"{stored.path.name}  model {stored.model[:8] or 'unknown'}, build unknown"
-    words = json.dumps(f"{origin.model}, {origin.build}")[1:-1]  # as they may come from an archive
+    words = json.dumps(f"{origin.model}, {origin.build}")[1:-1]  # escaped: they may come from an archive
     return f"{stored.path.name}  {words}{', imported' if origin.is_imported else ''}"
 
 
@@ -192,7 +192,7 @@ def _import(chosen: argparse.Namespace) -> int:
 
 
 def _bar(what: str) -> Progress:
-    """Return what draws a bar on a terminal."""
+    """Return a function that draws a bar, if stderr is a terminal."""
 
     def show(done: int, total: int) -> None:
         share = done / total if total else 1.0

@@ -1,4 +1,4 @@
-"""The command `slotcache`, whose commands are serve, launch, order, batch, demo, doctor, install, cache, models and more."""
+"""The command line: serve, launch, order, batch, demo, doctor, install, cache, models and more."""
 
 from __future__ import annotations
 
@@ -44,19 +44,19 @@ ELSEWHERE = {
     "help": "`slotcache --help`",
     "version": "`slotcache --version`",
 }
-"""What other programs call their commands, and what these are here."""
+"""Commands of other programs, and what to use here."""
 INTERRUPTED, UNREAD = 130, 141  # exit codes, as shells have them for SIGINT and SIGPIPE
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run a command and return its exit code. 2: the command cannot be done; one line on stderr says why."""
+    """Run a command and return its exit code. 2: the command cannot be done; a line on stderr says why."""
     arguments = sys.argv[1:] if argv is None else argv
     try:
         return _run(arguments)
     except KeyboardInterrupt:
         return INTERRUPTED
-    except BrokenPipeError:  # nobody reads what this prints
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nor what it would print at exit
+    except BrokenPipeError:  # the reader of stdout has gone
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes stdout once more at exit
         return UNREAD
 
 
@@ -64,7 +64,7 @@ def _run(arguments: list[str]) -> int:
     if arguments[:1] and arguments[0] in WITH_OWN_PARSER:
         module = _bench_module(WITH_OWN_PARSER[arguments[0]])
         return module.main(arguments[1:]) if module else 2
-    # What follows -- is the agent's own.
+    # The arguments after -- are the agent's.
     cut = arguments.index("--") if arguments[:1] == ["launch"] and "--" in arguments else len(arguments)
     parser = _parser()
     if not arguments:
@@ -210,7 +210,7 @@ def _doctor(chosen: argparse.Namespace) -> int:
 
 
 def _bench_module(name: str) -> ModuleType | None:
-    """Import a module that needs the extra `bench`; None, and a line on stderr, where one is missing."""
+    """Import a module that may need an extra; None, and a line on stderr, if a package is missing."""
     try:
         return _module(name)
     except LibraryError as error:
@@ -221,7 +221,7 @@ def _bench_module(name: str) -> ModuleType | None:
 
 
 def _module(name: str) -> ModuleType:
-    """Import a module of another room. By name: those rooms stand above this one, and one may need a package of its own."""
+    """Import a module of another room by its name: such a room is above this one, and may need a package of its own."""
     return import_module(f"..{name}", __package__)
 
 

@@ -1,4 +1,4 @@
-"""Completion of the command line in a shell, from the parser: `slotcache completion bash`, `zsh` or `fish`."""
+"""Completion of the command line in a shell, made from the parser: `slotcache completion bash`, `zsh` or `fish`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ complete -o default -F _slotcache slotcache
 """
 
 Commands = Mapping[str, argparse.ArgumentParser]
-"""The commands of a parser, by their names."""
+"""The parsers of commands, by name."""
 
 
 def script_of(shell: str, commands: Commands) -> str:
@@ -43,7 +43,7 @@ def _bash(commands: Commands) -> str:
 
 
 def _choices(action: argparse.Action) -> list[str]:
-    """Return the values that a flag may have, where they are few; a setting's stand in its metavar."""
+    """Return the values of a flag with few of them; a setting has its values in the metavar."""
     shown = action.metavar if isinstance(action.metavar, str) else ""
     return [str(choice) for choice in action.choices or ()] or (shown.split("|") if "|" in shown else [])
 
@@ -66,7 +66,7 @@ def _fish_flag(flag: str) -> str:
 
 
 def _flags(parser: argparse.ArgumentParser) -> Iterator[str]:
-    """Yield the flags that have a help text, also those that only --help-all shows, and the choices of what has no flag."""
+    """Yield the flags with a help text, also of --help-all, and the choices of positional arguments."""
     for action in parser._actions:
         if action.help != argparse.SUPPRESS or getattr(action, "whole_help", ""):
             yield from action.option_strings or map(str, action.choices or ())

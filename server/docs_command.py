@@ -16,7 +16,7 @@ DAY = 86_400  # s
 
 
 def main(argv: Sequence[str]) -> int:
-    """Carry out a command and return its exit code. 2: it cannot be done; one line says why."""
+    """Run a command and return its exit code. 2: the command cannot be done; a line says why."""
     chosen = _parser().parse_args(argv)
     folder = Path(chosen.docs_db).expanduser() if chosen.docs_db else cache_folder() / "docs"
     try:

@@ -1,4 +1,4 @@
-"""`slotcache doctor`: llama.cpp's library and its speed, the devices, offload to a GPU, a model's template, how it fits."""
+"""`slotcache doctor`: llama.cpp's library and its speed, the devices, offload to a GPU, a model's template and fit."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from .load import describe_template, open_template
 
 
 def doctor(settings: Settings, times: bool = False) -> int:
-    """Print the report and return the exit code; 2: llama.cpp is refused, the model cannot be read, or does not fit.
+    """Print the report and return the exit code. 2: llama.cpp is refused, or the model cannot be read or does not fit.
 
-    times: whether to time the libraries of llama.cpp, too.
+    times: also time the libraries of llama.cpp.
     """
     try:
         _print_library(settings)
@@ -43,9 +43,9 @@ def doctor(settings: Settings, times: bool = False) -> int:
 
 
 def _print_library(settings: Settings) -> None:
-    """Print the library of llama.cpp, the parts of it in use, and what of the CPU it leaves unused. Raises ModelError.
+    """Print llama.cpp's library, its parts in use, and the features of the CPU that it does not use. Raises ModelError.
 
-    A card that it finds is tried, as at a start with these settings.
+    A GPU is tried, as at a start with these settings.
     """
     print(f"{llama.LIBRARY}: llama.cpp {llama.llama_version().decode()}, {llama.LIBRARY.path}")
     gate.check()
@@ -82,7 +82,7 @@ def _print_devices(settings: Settings) -> None:
 
 
 def _print_fit(settings: Settings) -> None:
-    """Print the model's template, and how it would be fitted at a start now. Raises ModelError and SettingsError."""
+    """Print the model's template, and how a start would fit the model now. Raises ModelError and SettingsError."""
     path = Path(settings.model).expanduser()
     model = open_model(settings, path, is_simulated=True)
     per_token = model.kv_bytes(settings.cache_type_k, settings.cache_type_v)
@@ -99,7 +99,7 @@ def _print_fit(settings: Settings) -> None:
 
 
 def _print_times(settings: Settings) -> None:
-    """Print the speed of each library of llama.cpp that is installed, and what would be faster than the one in use."""
+    """Print the speed of each installed library of llama.cpp, and which would be faster than the one in use."""
     path = Path(settings.model).expanduser() if settings.model else FILE
     threads = settings.threads or fast_cores()
     offload = settings.gpu_layers, settings.device, settings.split_mode, settings.tensor_split, settings.main_gpu

@@ -28,16 +28,16 @@ REGISTRY = "https://registry.npmjs.org"
 GLOBAL = ("/usr/local/etc/npmrc", "/etc/npmrc")
 SCOPE = "@node-llama-cpp"
 PIECE = 1 << 20  # bytes
-PATIENCE = 60  # s for a registry to say anything
+PATIENCE = 60  # s until a registry has to answer
 OFFLINE = "without a network, SLOTCACHE_LLAMA names a folder with a build that was brought along"
 
 
 class InstallError(Exception):
-    """The message is one line."""
+    """A build that cannot be installed. The message is one line."""
 
 
 def main(argv: Sequence[str]) -> int:
-    """Install a build and return the exit code. 1: no build could be installed. 2: npm has none for this machine."""
+    """Install a build and return the exit code. 1: no build could be installed. 2: npm has no build for this machine."""
     parser = argparse.ArgumentParser(prog="slotcache install", description=__doc__, allow_abbrev=False)
     parser.add_argument(
         "build", nargs="?", default="auto", choices=("auto", *cards.BUILDS), help="auto: by this machine's cards"
@@ -54,7 +54,10 @@ def main(argv: Sequence[str]) -> int:
 
 
 def install(asked: str) -> int:
-    """Install the first build that can be had and passes its trial, and that for the CPU beside it. Raises OSError."""
+    """Install the first build that can be fetched and passes its trial, and the CPU's build beside it. Raises OSError.
+
+    Return the exit code.
+    """
     root = cards.root_folder()
     if asked == "auto":
         choice = cards.choose(cards.find_cards(root), cards.find_libraries(root))
@@ -84,7 +87,7 @@ def _described(build: str) -> str:
 
 
 def _take(build: str, is_asked: bool) -> None:
-    """Fetch a build and try it on a card. is_asked: by its name: CUDA's libraries are fetched, too. Raises InstallError."""
+    """Fetch a build and try it on a GPU. is_asked: the user named it: fetch CUDA's libraries, too. Raises InstallError."""
     fetch(build)
     if build == "cpu":
         return
@@ -94,15 +97,15 @@ def _take(build: str, is_asked: bool) -> None:
     if reason := builds.failure_on_card(build, again=True):
         raise InstallError(reason)
     try:
-        fetch("cpu")  # where the card is gone at a later start
+        fetch("cpu")  # for a later start without the GPU
     except InstallError as error:
         print(f"cpu is not beside it: {error}")
 
 
 def fetch(build: str) -> None:
-    """Put a build into this environment, unless it is there. Raises InstallError, and OSError."""
+    """Put a build into this environment, unless it is there. Raises InstallError and OSError."""
     folder, lock = builds.FOLDER / build, LOCKS / build / "package-lock.json"
-    there = folder / "fetched.json"  # a copy of the lock, once all is there
+    there = folder / "fetched.json"  # a copy of the lock: the build is complete
     if there.is_file() and there.read_bytes() == lock.read_bytes() and builds.library_folder(build).is_dir():
         return
     folder.mkdir(parents=True, exist_ok=True)
@@ -136,7 +139,7 @@ def _locked(lock: Path) -> Iterator[tuple[str, str, str]]:
 
 
 def registry() -> str:
-    """Return npm's registry of this user, by its environment and its files, without a slash at the end."""
+    """Return this user's npm registry, from the environment and npm's files, without a slash at the end."""
     given = {name.lower(): value for name, value in os.environ.items() if value}
     if url := given.get("npm_config_registry"):
         return url.rstrip("/")
@@ -152,7 +155,7 @@ def registry() -> str:
 
 
 def _fetch_package(name: str, version: str, integrity: str, modules: Path) -> None:
-    """Download a package and unpack it. Raises InstallError for other bytes than the lock's, and OSError."""
+    """Download a package and unpack it. Raises OSError, and InstallError for bytes that do not match the lock."""
     url = f"{registry()}/{name}/-/{name.rpartition('/')[2]}-{version}.tgz"
     target = modules / name
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -164,14 +167,14 @@ def _fetch_package(name: str, version: str, integrity: str, modules: Path) -> No
         with tarfile.open(tarball) as archive:
             archive.extraction_filter = getattr(
                 tarfile, "data_filter", None
-            )  # older ones have none, and the bytes are known
+            )  # older Pythons have no filter; the bytes are checked
             archive.extractall(folder)
         shutil.rmtree(target, ignore_errors=True)
         Path(folder, "package").replace(target)
 
 
 def _download(url: str, file: Path) -> bytes:
-    """Write what is at an address to a file, with a progress bar, and return its SHA-512. Raises InstallError."""
+    """Download an address to a file, with a progress bar; return the SHA-512. Raises InstallError."""
     summed, done = hashlib.sha512(), 0
     try:
         with urlopen(url, timeout=PATIENCE) as answer, file.open("wb") as out:
@@ -195,7 +198,7 @@ def _show(done: int, size: int) -> None:
 
 
 def _fetch_runtime(build: str) -> None:
-    """Have pip install the libraries of CUDA that a build needs. Raises InstallError."""
+    """Install the libraries of CUDA that a build needs, with pip. Raises InstallError."""
     version, size = cards.RUNTIMES[build]
     try:
         of_extra = [row.partition(";") for row in requires("slotcache") or ()]

@@ -1,8 +1,8 @@
-"""Coding agents: started with settings of their own, and a server if none runs (`slotcache launch CLIENT`).
+"""`slotcache launch CLIENT`: start a coding agent with settings for this server, and the server if none runs.
 
-What a client is told, and where, stands in its own documentation: Claude Code's variables and --settings, Codex's
-config.toml under CODEX_HOME, OpenCode's OPENCODE_CONFIG, Qwen Code's model providers in its system settings, Crush's
-crush.json under CRUSH_GLOBAL_CONFIG, Cline's providers.json under CLINE_DIR.
+The documentation of each client describes its settings: Claude Code's variables and --settings, Codex's config.toml under
+CODEX_HOME, OpenCode's OPENCODE_CONFIG, Qwen Code's model providers in its system settings, Crush's crush.json under
+CRUSH_GLOBAL_CONFIG, Cline's providers.json under CLINE_DIR.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from .config.settings import SETTINGS, Settings, SettingsError, listed, written
 from .engine.fit import Decision, fit, mib
 from .serve import model_path
 
-# ---- The clients: what each is told of the server, in files of its folder, variables and arguments. ---------------------
+# ---- The clients, and the settings of each: files of its folder, variables and arguments. -------------------------------
 
-KEY = "SLOTCACHE_API_KEY"  # the variable in which clients find the server's key
-PATIENCE = 3_600_000  # ms that a client waits for an answer; pings show it that the server lives
+KEY = "SLOTCACHE_API_KEY"  # the variable with the server's key, for clients
+PATIENCE = 3_600_000  # ms that a client waits for an answer; pings show that the server is alive
 MOST_OUTPUT = 8192  # tokens of an answer
 
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """What a client has to know. url: without a path. context: tokens of a request. key: "none" where none is wanted."""
+    """The model of a server, for a client. url: without a path. context: tokens of a request. key: "none": no key."""
 
     url: str
     name: str
@@ -53,13 +53,13 @@ class ServedModel:
 
     @property
     def output(self) -> int:
-        """The tokens that an answer may have: a quarter of the context at most, so that room for the question stays."""
+        """The most tokens of an answer: at most a quarter of the context, so that the question has room."""
         return min(MOST_OUTPUT, self.context // 4)
 
 
 @dataclass(frozen=True, slots=True)
 class AgentSetup:
-    """How a client is started. files: their texts, by their names in its folder. kept: those it adds to, written once."""
+    """How a client is started. files: texts by their names in its folder. kept: files that it changes, written only once."""
 
     files: Mapping[str, str]
     variables: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -68,9 +68,10 @@ class AgentSetup:
 
 
 def claude(model: ServedModel, folder: Path) -> AgentSetup:
-    """The attribution header would change the front of each prompt, and reminders of the tokens left its messages.
+    """Return the setup of Claude Code, which does not know the window of a foreign model.
 
-    The window of a foreign model is not known to it.
+    Two features are off: the attribution header would change the prefix of each prompt, and reminders of the remaining
+    tokens would change its messages.
     """
     names = ("ANTHROPIC_MODEL", "CLAUDE_CODE_SUBAGENT_MODEL")
     names += tuple(f"ANTHROPIC_DEFAULT_{size}_MODEL" for size in ("OPUS", "SONNET", "HAIKU"))
@@ -89,9 +90,10 @@ def claude(model: ServedModel, folder: Path) -> AgentSetup:
 
 
 def codex(model: ServedModel, folder: Path) -> AgentSetup:
-    """It notes trusted folders in its file, so what differs from start to start goes into arguments.
+    """Return the setup of Codex. It notes trusted folders in its file, so settings that change are arguments.
 
-    It has a provider of this name alone compact the history: then the summary's prompt goes on from the KV of that.
+    Codex lets only a provider named OpenAI compact the history. Then the prompt of the summary continues the KV of the
+    history.
     """
     provider = {
         "name": "slotcache",
@@ -112,9 +114,9 @@ def codex(model: ServedModel, folder: Path) -> AgentSetup:
 
 
 def opencode(model: ServedModel, folder: Path) -> AgentSetup:
-    """The key of the cache opts in to it, also where the server was started without --cache-prompt.
+    """Return the setup of OpenCode. The cache key opts in to the cache, even of a server without --cache-prompt.
 
-    OpenCode replaces {env:...} and {file:...} in the text of its file: their brace is written as an escape.
+    OpenCode replaces {env:...} and {file:...} in the text of its file, so their brace is written as an escape.
     """
     limit = {"context": model.context, "output": model.output}
     provider = {
@@ -131,9 +133,9 @@ def opencode(model: ServedModel, folder: Path) -> AgentSetup:
 
 
 def qwen(model: ServedModel, folder: Path) -> AgentSetup:
-    """Variables that it also reads win over its files, so those of OpenAI are set, too.
+    """Return the setup of Qwen Code. Variables win over its files, so those of OpenAI are set, too.
 
-    It replaces $NAME in its files, once: a name with a $ comes from such a variable.
+    Qwen Code replaces $NAME in its files, once: a model's name with a $ comes from such a variable.
     """
     name = "$OPENAI_MODEL" if "$" in model.name else model.name
     entry = {
@@ -159,9 +161,9 @@ def qwen(model: ServedModel, folder: Path) -> AgentSetup:
 
 
 def crush(model: ServedModel, folder: Path) -> AgentSetup:
-    """Its data has a folder of its own as well: the model that was chosen last is kept there, and wins.
+    """Return the setup of Crush. Its data also gets a folder: it stores the last chosen model there, and that one wins.
 
-    It reads a key as a shell would, $(commands) as well, so the key stands in a variable.
+    Crush reads a key as a shell does, even $(commands), so the key is in a variable.
     """
     entry = {
         "id": model.name,
@@ -181,10 +183,10 @@ def crush(model: ServedModel, folder: Path) -> AgentSetup:
 
 
 def cline(model: ServedModel, folder: Path) -> AgentSetup:
-    """Its whole state has a folder of its own, its sessions as well."""
+    """Return the setup of Cline. Its whole state, sessions included, is in this folder."""
     kind = "openai-compatible"
-    told = {"provider": kind, "baseUrl": model.v1, "apiKey": model.key, "model": model.name, "timeout": PATIENCE}
-    entry = {"settings": told, "updatedAt": "2026-01-01T00:00:00.000Z", "tokenSource": "manual"}
+    given = {"provider": kind, "baseUrl": model.v1, "apiKey": model.key, "model": model.name, "timeout": PATIENCE}
+    entry = {"settings": given, "updatedAt": "2026-01-01T00:00:00.000Z", "tokenSource": "manual"}
     settings = {"version": 1, "lastUsedProvider": kind, "providers": {kind: entry}}
     variables = {"CLINE_DIR": str(folder), "CLINE_DATA_DIR": str(folder / "data")}
     return AgentSetup({"data/settings/providers.json": _json(settings)}, variables)
@@ -195,7 +197,7 @@ def _json(settings: object) -> str:
 
 
 def _toml(value: str | int) -> str:
-    """Return a value as TOML. It has JSON's escapes, but no pairs of surrogates, and U+007F has to be one."""
+    """Return a value as TOML, which has JSON's escapes, but no pairs of surrogates; U+007F has to be escaped."""
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
@@ -207,10 +209,10 @@ CLIENTS: dict[str, tuple[Callable[[ServedModel, Path], AgentSetup], str]] = {
     "crush": (crush, "npm install -g @charmland/crush"),
     "cline": (cline, "npm install -g cline"),
 }
-"""By the name of its command: how it is set up, and how it is installed."""
+"""By the name of a client's command: its setup, and how to install it."""
 
 
-# ---- Its folder ---------------------------------------------------------------------------------------------------------
+# ---- A client's folder --------------------------------------------------------------------------------------------------
 
 MARK = "README"
 NOTE = "Written by `slotcache launch`, anew at each start: change nothing here.\n"
@@ -221,14 +223,14 @@ class LaunchError(Exception):
 
 
 def folder_of(client: str) -> Path:
-    """Return the folder of a client's settings. Raises FolderError: the user has no home."""
+    """Return the folder of a client's settings. Raises FolderError if the user has no home."""
     return user_folder("XDG_CONFIG_HOME", ".config") / "slotcache" / "launch" / client
 
 
 def make_folder(folder: Path) -> None:
     """Make the folder of a client, for its owner alone, unless it is there.
 
-    Raises FolderError where others could lead it elsewhere: the folder, or one above it in the user's, is not their own.
+    Raises FolderError if others could redirect it: the folder, or one above it in the user's home, is not the user's own.
     """
     base = folder.parents[2]
     if not os.path.isabs(os.environ.get("XDG_CONFIG_HOME", "")):
@@ -239,9 +241,9 @@ def make_folder(folder: Path) -> None:
 
 
 def write(folder: Path, setup: AgentSetup) -> None:
-    """Write the files of a client, which only their owner may read, each whole or not at all.
+    """Write the files of a client, each whole or not at all, readable by their owner alone.
 
-    Raises LaunchError: one there is somebody else's.
+    Raises LaunchError if the folder has a file that this command did not write.
     """
     mark = folder / MARK
     if not mark.exists() and (others := [name for name in setup.files if (folder / name).exists()]):
@@ -255,9 +257,9 @@ def write(folder: Path, setup: AgentSetup) -> None:
 
 
 def _place_of(file: Path) -> Path:
-    """Return where a file is to be written: behind links, as a user makes who keeps settings in a folder of dotfiles.
+    """Return the place to write a file: the target of a link, as users have who keep dotfiles in one folder.
 
-    Raises LaunchError where a link leads to a place that is not the user's own alone: the file may hold a key.
+    Raises LaunchError for a link to a place that others may change: the file may have a key.
     """
     if not file.is_symlink():
         return file
@@ -275,19 +277,19 @@ def _place_of(file: Path) -> Path:
     return place
 
 
-# ---- The server that runs already, or the one to start. -----------------------------------------------------------------
+# ---- A running server, or one to start. ---------------------------------------------------------------------------------
 
-LEAST_CONTEXT = 32768  # tokens: Claude Code opens with 25,000
-LAST_LINES = 5  # of a server's log, where it cannot be started
-LAST_SECONDS = 30.0  # that a server has to end in
-CLIENT_SECONDS = 5.0  # that a client has, where this command is to end before it
-POLL = 0.2  # s between two looks at a server that loads its model
+LEAST_CONTEXT = 32768  # tokens: Claude Code starts with 25,000
+LAST_LINES = 5  # lines of a server's log to show if it cannot be started
+LAST_SECONDS = 30.0  # for a server to end
+CLIENT_SECONDS = 5.0  # for a client to end, if this command has to end first
+POLL = 0.2  # s between two checks of a server that loads its model
 
-_open = build_opener(ProxyHandler({})).open  # a proxy would not know this machine's addresses
+_open = build_opener(ProxyHandler({})).open  # without a proxy, which does not know this machine's addresses
 
 
 def address_of(settings: Settings) -> str:
-    """Return the address at which a client on this machine reaches the server of these settings. Raises LaunchError."""
+    """Return the address of the server with these settings, for a client on this machine. Raises LaunchError."""
     if settings.ssl_key_file or settings.ssl_cert_file or not settings.hosts:
         wrong = "--ssl-key-file and --ssl-cert-file" if settings.hosts else f"--host {settings.host}"
         raise LaunchError(f"agents are started for plain HTTP on this machine: leave out {wrong}")
@@ -318,7 +320,7 @@ def _get(url: str, path: str, key: str) -> Any:
 
 
 def served_model(url: str, key: str) -> tuple[ServedModel, bool]:
-    """Return the model that a server generates with, and whether it caches by default. Raises LaunchError."""
+    """Return the model of a server that generates text, and whether the server caches by default. Raises LaunchError."""
     for entry in _get(url, "/v1/models", key).get("data", ()):
         if entry.get("owned_by") == "slotcache" and "n_ctx" in entry["meta"]:
             caches = _get(url, "/props", key)["settings"]["cache_prompt"]
@@ -327,9 +329,9 @@ def served_model(url: str, key: str) -> tuple[ServedModel, bool]:
 
 
 def fitted(settings: Settings) -> tuple[Settings, int, str]:
-    """Return the settings of a server to start, the context of a request, and what it costs on this machine.
+    """Return the settings of a server to start, the context of a request, and the cost of the context in words.
 
-    Raises LaunchError: the context is too small; and ModelError.
+    Raises ModelError, and LaunchError for a context that is too small.
     """
     path = model_path(settings)
     fitted, decision = fit(settings, path)
@@ -346,7 +348,7 @@ def _too_small(context: int, name: str) -> str:
 
 
 def _remedy(settings: Settings, decision: Decision | None) -> str:
-    """Say what would give a context that is large enough, and what it takes."""
+    """Return, in words, what would give a large enough context, and its cost."""
     if decision is None:
         return "choose a model that generates text"
     placed = decision.chosen.placement.cells
@@ -359,13 +361,13 @@ def _remedy(settings: Settings, decision: Decision | None) -> str:
 
 @contextmanager
 def _serving(settings: Settings, url: str, log: Path) -> Iterator[None]:
-    """Run a server while the context lasts. Raises LaunchError where it does not come up."""
+    """Run a server while the block runs. Raises LaunchError if the server does not come up."""
     given = {one.variable: written(getattr(settings, one.name)) for one in SETTINGS if settings.is_given(one.name)}
     script = shutil.which("slotcache", path=str(Path(sys.executable).parent))
     command = [script] if script else [sys.executable, "-m", "slotcache.server.cli"]
-    log.unlink(missing_ok=True)  # a link, or a file that others may read
+    log.unlink(missing_ok=True)  # it may be a link, or a file that others may read
     with open(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as out:
-        # A session of its own: ctrl-C is the client's.
+        # A session of its own: ctrl-C goes to the client alone.
         process = start_child(
             [*command, "serve"], is_asked=True, env=os.environ | given, stdout=out, stderr=out, start_new_session=True
         )
@@ -377,7 +379,7 @@ def _serving(settings: Settings, url: str, log: Path) -> Iterator[None]:
 
 
 def _wait(url: str, lives: Callable[[], bool], log: Path | None = None) -> None:
-    """Wait until a server has loaded its model. Raises LaunchError: it has ended before."""
+    """Wait until a server has loaded its model. Raises LaunchError if it ends before, or is no slotcache."""
     while (status := _status(url)) != 200:
         if not lives():
             lines = log.read_text("utf-8", "replace").splitlines()[-LAST_LINES:] if log else []
@@ -393,7 +395,7 @@ def _wait(url: str, lives: Callable[[], bool], log: Path | None = None) -> None:
 def launch(settings: Settings, client: str, arguments: Sequence[str], *, prints: bool) -> int:
     """Start a client and return its exit code; 2: it cannot be started.
 
-    arguments: its own. prints: show its settings, and write and start nothing.
+    arguments: for the client. prints: only show the settings; write and start nothing.
     """
     try:
         with ends_in_order(_end):
@@ -406,7 +408,7 @@ def launch(settings: Settings, client: str, arguments: Sequence[str], *, prints:
 
 
 def _end(number: int, frame: object) -> None:
-    """End by an exception, which ends the client and the server on its way."""
+    """End by an exception, so that the client and the server end, too."""
     sys.exit(128 + number)
 
 
@@ -432,7 +434,7 @@ def _launch(settings: Settings, client: str, arguments: Sequence[str], prints: b
 
 
 def _checked(url: str, key: str) -> tuple[ServedModel, str]:
-    """Return the model of a server that runs, and a note on it. Raises LaunchError: its context is too small."""
+    """Return the model of a running server, and a note on it. Raises LaunchError if the context is too small."""
     model, caches = served_model(url, key)
     if model.context < LEAST_CONTEXT:
         raise LaunchError(f"{_too_small(model.context, model.name)}: start the server at {url} with -c {LEAST_CONTEXT}")
@@ -448,7 +450,7 @@ def _with_model(
     command: Sequence[str],
     prints: bool,
 ) -> int:
-    """Start a client with its settings, or print these. Raises LaunchError: a name or a key that none can have."""
+    """Start a client with its settings, or print them. Raises LaunchError for a name or a key that no setting can have."""
     for name, text in (("name of the model", model.name), ("key", model.key)):
         if re.search("[\0\ud800-\udfff]", text):  # in a variable, a file or an argument
             raise LaunchError(f"the {name} is no text, {text!r}: choose another one with --alias or --api-key")
@@ -467,7 +469,7 @@ def _with_model(
 
 
 def _run(command: Sequence[str], variables: Mapping[str, str]) -> int:
-    """Run a client in this terminal, whose ctrl-C is the client's; return its exit code."""
+    """Run a client in this terminal, where ctrl-C is the client's; return its exit code."""
     before = signal.signal(signal.SIGINT, lambda number, frame: None)  # a function: a client would inherit SIG_IGN
     try:
         process = start_child(command, is_asked=True, stdin=None, env=variables)

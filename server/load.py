@@ -1,4 +1,4 @@
-"""Builds a service from settings: the model, the tree, its tiers, the search."""
+"""Build a service from settings: the model, the tree, its tiers, the search."""
 
 from __future__ import annotations
 
@@ -73,19 +73,19 @@ from .service.models import Loaded
 from .service.service import Service
 from .service.submitter import CANNOT_DRAFT, Submitter
 
-SAMPLE = 1 << 16  # bytes
-SLOW = 1.0  # s a token, from which on the user is told before the first request
+SAMPLE = 1 << 16  # bytes at the end of a model's file, for its fingerprint
+SLOW = 1.0  # s a token: a slower model is a warning at the start
 
 
 def build_info() -> str:
-    """Return the build: of llama.cpp, and of this server."""
+    """Return the builds of llama.cpp and of this server."""
     return f"b{llama.LIBRARY.version}-slotcache-{VERSION}"
 
 
 def fingerprint_of(settings: Settings, model: Model, template: str) -> str:
-    """Return OpenAI's `system_fingerprint`: the same for every server of this build, this model and these settings.
+    """Return OpenAI's `system_fingerprint`: the same for all servers with this build, this model and these settings.
 
-    It begins with the build, as llama-server's does. Of the weights it reads only the end of the file.
+    It starts with the build, as llama-server's does. Only the end of the model's file is read.
     """
     with model.path.open("rb") as file:
         file.seek(max(model.path.stat().st_size - SAMPLE, 0))
@@ -95,7 +95,7 @@ def fingerprint_of(settings: Settings, model: Model, template: str) -> str:
 
 
 def provenance_of(settings: Settings, model: Model, context: Context) -> Provenance:
-    """Return the provenance of this server's KV. Reads the whole model the first time. Raises ModelError."""
+    """Return the provenance of this server's KV. The first call reads the whole model. Raises ModelError."""
     parts = (
         context.num_cells if model.rope_depends_on_context else 0,
         gate.identity(),
@@ -144,9 +144,10 @@ def _asked(settings: Settings, model: Model) -> tuple[object, ...]:
 
 
 def _spread(model: Model, context: Context) -> tuple[object, ...]:
-    """Return what tells which device has which layers, where several have some: without --tensor-split by free memory.
+    """Return which of several devices has which layers: without --tensor-split, free memory decides that at each start.
 
-    Each has a range of them, so that the bytes of its weights say which. Where none are counted, no later start is alike.
+    A device has a range of layers, so the bytes of its weights identify the range. If they cannot be counted, a random value
+    makes the KV of each start unlike that of all others.
     """
     if len(model.devices) < 2:
         return ()
@@ -156,14 +157,13 @@ def _spread(model: Model, context: Context) -> tuple[object, ...]:
         return () if model.split.shares else (os.urandom(16),)
 
 
-# ---- Loading ------------------------------------------------------------------------------------------------------------
-# Makes a service from settings and a file: the model, the context, the cache with its tiers, the engine.
+# ---- From settings and a file to a service: the model, the context, the cache with its tiers, the engine. ----------------
 
 logger = logging.getLogger("slotcache")
 
 
 def load_all(settings: Settings, path: Path, progress: LoadProgress | None = None) -> Loaded:
-    """Load the served model and those beside it, and open the documents. progress: as in `Model`.
+    """Load the served model and the models beside it, and open the documents. progress: as in `Model`.
 
     Raises ModelError, FolderError and SettingsError.
     """
@@ -184,7 +184,7 @@ def load_all(settings: Settings, path: Path, progress: LoadProgress | None = Non
 
 
 def _with_search(settings: Settings, model: Model, service: Service | None, path: Path) -> Loaded:
-    """Load the models beside a served one, and open the documents."""
+    """Load the models beside the served one, and open the documents."""
     name = settings.names(path)[0]
 
     def is_busy() -> bool:
@@ -192,7 +192,7 @@ def _with_search(settings: Settings, model: Model, service: Service | None, path
 
     vectors = load_vectors(settings, model, name, is_busy)
     if service is None:
-        vectors.beside.append(model)  # no service closes it
+        vectors.beside.append(model)  # without a service, `vectors` closes the model
     folder_index = load_folder_index(settings, vectors, is_busy)
     if service is not None and folder_index is not None and settings.read_ahead:
         prefix = SharedPrefix.first(Scope.shared(folder_index.scope, service.submitter.adapters.name()))
@@ -208,7 +208,7 @@ def _with_search(settings: Settings, model: Model, service: Service | None, path
 
 @cache
 def _tell_unused() -> None:
-    """Say once in a process why a card, or a backend for one, is not used."""
+    """Log once in a process why a GPU, or a backend for it, is not used."""
     if line := unused_card():
         logger.warning("%s", line)
         return
@@ -217,12 +217,12 @@ def _tell_unused() -> None:
 
 
 def load(settings: Settings, path: Path, progress: LoadProgress | None = None) -> Service:
-    """Load a model and make everything around it, the engine not yet started. Raises ModelError and FolderError."""
+    """Load a model and make all parts around it, without a start of the engine. Raises ModelError and FolderError."""
     return _service_of(*_open(settings, path, progress), progress)
 
 
 def _open(settings: Settings, path: Path, progress: LoadProgress | None = None) -> tuple[Settings, Model, Decision | None]:
-    """Return the settings that fit, the model loaded with them, and why they fit."""
+    """Return settings that fit, the model loaded with them, and the decision on what fits."""
     return_large_blocks()
     gate.check()
     if settings.gpu_layers == ALL_LAYERS and not settings.device:  # not given
@@ -251,7 +251,7 @@ def _open(settings: Settings, path: Path, progress: LoadProgress | None = None) 
 
 
 def _service_of(settings: Settings, model: Model, decision: Decision | None, progress: LoadProgress | None) -> Service:
-    """Make everything around a model. Where that fails nothing stays of it: a later try needs its memory and its folders."""
+    """Make all parts around a model. After a failure nothing stays: a later try needs the memory and the folders."""
     with ExitStack() as made:
         made.callback(model.close)
         service = _serve(settings, model, decision, made, lambda doing: progress is None or progress(0.0, doing))
@@ -260,7 +260,7 @@ def _service_of(settings: Settings, model: Model, decision: Decision | None, pro
 
 
 def _serve(settings: Settings, model: Model, decision: Decision | None, made: ExitStack, goes_on: MayGoOn) -> Service:
-    """made: gets what frees each part. goes_on: as in `learn_costs`."""
+    """Make the service. made: gets a callback for each part, which frees it. goes_on: as in `learn_costs`."""
     template = open_template(settings, model)
     files = adapter_files(settings)
     scales = [0.0 if settings.lora_init_without_apply else scale for _, scale in files]
@@ -284,7 +284,7 @@ def _serve(settings: Settings, model: Model, decision: Decision | None, made: Ex
         made.callback(draft_model.close)
     elif model.num_heads:
         _tell_of_head(model)
-    rows = min(context.max_rows, context.batch, settings.ubatch_size)  # of drafts: one kernel computes them
+    rows = min(context.max_rows, context.batch, settings.ubatch_size)  # the most rows of drafts that one kernel computes
     scheduler = Scheduler(
         tree,
         num_slots=settings.parallel,
@@ -339,7 +339,7 @@ def _serve(settings: Settings, model: Model, decision: Decision | None, made: Ex
     next_turns, num_sets = settings.idle_prefill, settings.idle_sets
     idle = IdlePrefill(ahead, sessions, open=running, next_turns=next_turns, num_sets=num_sets)
     grammars = Grammars(model)
-    made.callback(grammars.close)  # before the model's: its thread reads the vocabulary
+    made.callback(grammars.close)  # runs before the model's: the thread of grammars reads the vocabulary
     service = Service(
         settings=settings,
         name=settings.names(model.path)[0],
@@ -368,7 +368,7 @@ def _serve(settings: Settings, model: Model, decision: Decision | None, made: Ex
 
 
 def _longest(settings: Settings, context: Context) -> int:
-    """Return the most tokens of a request. Raises ModelError: there are more slots than the model can have."""
+    """Return the most tokens of a request. Raises ModelError for more slots than the model can have."""
     if settings.parallel > (most := (context.scratch - 1) // 2):
         raise ModelError(f"--parallel {settings.parallel}: at most {most} slots with this model")
     most = context.num_cells if settings.kv_unified else max(context.num_cells // settings.parallel, 1)
@@ -382,7 +382,7 @@ SPEC_TYPES = (  # of llama-server
 
 
 def _draft_model(settings: Settings, served: Context, runner: Runner, goes_on: MayGoOn) -> DraftModel | None:
-    """Load the draft model, if there is one and the served model can have drafts. Raises ModelError and SettingsError."""
+    """Load the draft model, if there is one and the served model can use drafts. Raises ModelError and SettingsError."""
     for kind in listed(settings.spec_type):
         if kind not in SPEC_TYPES:
             raise SettingsError(f"--spec-type {kind}: expected one of {', '.join(SPEC_TYPES)}")
@@ -420,7 +420,7 @@ def _draft_model(settings: Settings, served: Context, runner: Runner, goes_on: M
 
 
 def _recommended(model: Model) -> dict[str, Any]:
-    """Return how the file says that its model is sampled."""
+    """Return the sampling that the model's file recommends."""
     of_file = recommended(model.metadata)
     if of_file:
         shown = {**of_file, "samplers": ";".join(of_file["samplers"])} if "samplers" in of_file else of_file
@@ -434,7 +434,7 @@ def _tell_of_head(model: Model) -> None:
 
 
 def describe(context: Context, settings: Settings, parts: Sequence[DevicePart]) -> str:
-    """Describe the loaded model in one line: its size, the place of its layers, and the bytes of KV a token."""
+    """Describe the loaded model in one line: its size, the devices of its layers, the bytes of KV a token, the slots."""
     model, per_token = context.model, token_bytes(settings, context.model)
     return (
         f"{model.path.name}: {model.description}, {mib(model.size)}, {described_place(parts)}; KV "
@@ -444,17 +444,17 @@ def describe(context: Context, settings: Settings, parts: Sequence[DevicePart]) 
 
 
 def described_place(parts: Sequence[DevicePart]) -> str:
-    """Say how many layers are on which GPU, with the weights there: overrides put tensors elsewhere than their layers."""
-    total, told = sum(part.layers or 0 for part in parts), list[str]()
+    """Return the number of layers on each GPU, with the bytes of weights: overrides may place tensors off their layers."""
+    total, shown = sum(part.layers or 0 for part in parts), list[str]()
     for part in parts:
         if part.device.is_gpu and (part.layers != 0 or (part.use and part.use.weights)):
             layers = f"{part.layers} of {total} layers" if part.layers is not None else "layers"
-            told.append(f"{layers} on {part.device}" + (f" with {mib(part.use.weights)} of weights" if part.use else ""))
-    return ", ".join(told) or "all layers on the CPU"
+            shown.append(f"{layers} on {part.device}" + (f" with {mib(part.use.weights)} of weights" if part.use else ""))
+    return ", ".join(shown) or "all layers on the CPU"
 
 
 def _named_or_jinja(template: str) -> str:
-    """Return the source of a named template, or Jinja as it is: a word alone is a name. Raises SettingsError."""
+    """Return the source of a named template, else the text as Jinja. Raises SettingsError for an unknown name."""
     source = named_template(template) or template
     if source == template and not re.search(r"[\s{]", template):
         raise SettingsError(f"--chat-template {template}: expected Jinja or one of {', '.join(names())}")
@@ -468,13 +468,13 @@ def adapter_files(settings: Settings) -> list[tuple[Path, float]]:
         file, _, scale = entry.rpartition(":")
         try:
             found.append((Path(file).expanduser(), convert(float(scale), Scale)))
-        except ValueError:  # msgspec's errors are such, too
+        except ValueError:  # also msgspec's errors
             raise ModelError(f"--lora-scaled {entry}: expected FILE:SCALE, {-MOST_SCALE:g} to {MOST_SCALE:g}") from None
     return found
 
 
 def open_template(settings: Settings, model: Model) -> ChatTemplate:
-    """Return the chat template that a server uses. Raises ModelError and SettingsError."""
+    """Return the chat template of a server. Raises ModelError and SettingsError."""
     try:
         return ChatTemplate(_template_source(settings, model), model.bos, model.eos, model.tokenizer.controls, give_way)
     except TemplateError as error:
@@ -482,7 +482,7 @@ def open_template(settings: Settings, model: Model) -> ChatTemplate:
 
 
 def describe_template(settings: Settings, model: Model, template: ChatTemplate) -> str:
-    """Describe a chat template in one line: where it comes from, and which one it is."""
+    """Describe a chat template in one line: its origin, its length and its digest."""
     given = "the model's file" if model.chat_template else "slotcache, since the model's file has none"
     given = "--chat-template" if settings.chat_template else given
     given = "--chat-template-file" if settings.chat_template_file else given
@@ -508,9 +508,9 @@ def token_bytes(settings: Settings, model: Model) -> int:
 
 
 def _lent_bytes(pool: int, host_bytes: int) -> int:
-    """Return the bytes that a step may take for KV that it does not see: those of the pool, where both are host memory.
+    """Return the bytes of host memory that a step may borrow for the KV of other requests: the size of the pool.
 
-    0 where they are more than half of what is free beside the host tier, once that is full.
+    0 if that is more than half of the memory that stays free with a full host tier.
     """
     return pool if pool <= (free_memory() - host_bytes) // 2 else 0
 
@@ -524,14 +524,14 @@ def _host_bytes(settings: Settings) -> int:
 
 
 def _provenance(settings: Settings, model: Model, context: Context) -> Provenance | None:
-    """The provenance of what this server saves, if it may save anything. Reads the whole model the first time."""
+    """Return the provenance of saved KV; None if this server saves none. The first call reads the whole model."""
     return provenance_of(settings, model, context) if settings.cache_dir or settings.slot_save_path else None
 
 
 def lower_tiers(settings: Settings, made_by: Provenance | None, origin_of: Callable[[], Origin]) -> list[LowerTier]:
-    """Make the tiers below host memory. made_by: the provenance of their records; origin_of: tells it in words.
+    """Make the tiers below host memory. made_by: the provenance of their records. origin_of: returns it in words.
 
-    Where the common scope has imported KV, all that it computes is kept with that: it may stand on it.
+    If the common scope has imported KV, all its new KV is stored with the imported KV, since it may build on that.
     """
     if not settings.cache_dir or made_by is None:
         return []
@@ -548,7 +548,7 @@ def lower_tiers(settings: Settings, made_by: Provenance | None, origin_of: Calla
 
 
 def _conversation_files(settings: Settings, model: Model, made_by: Provenance | None) -> ConversationFiles | None:
-    """Make the folder of stored conversations, one for each model: the tokens in them are the model's, with its metadata."""
+    """Make the folder of stored conversations, one for each model and its overridden metadata: these decide the tokens."""
     if not settings.cache_dir or made_by is None:
         return None
     name = "-".join(

@@ -25,10 +25,10 @@ MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:
-    """What is known of a model that is not loaded. problem: why it cannot be; then little else is.
+    """What is known of a model without its load. problem: why the model cannot be served; empty: it can.
 
-    size: bytes of its files. context: tokens that fit now; 0: it generates no text, or none do. memory: how they fit, in
-    lines. kv_*: what --cache-dir has of it, under all settings.
+    size: bytes of the files. context: tokens that fit now; 0: the model generates no text, or no context fits. memory: lines
+    on how the context fits. kv_*: the model's KV in --cache-dir, under all settings.
     """
 
     name: str
@@ -49,7 +49,7 @@ class ModelFacts:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Carry out a command and return its exit code. 2: it cannot be done; one line says why."""
+    """Run a command and return its exit code. 2: the command cannot be done; a line says why."""
     chosen = _parser().parse_args(with_dashes(argv))
     try:
         return chosen.command(chosen, settings_of(chosen))
@@ -131,7 +131,7 @@ def _remove_kv(chosen: argparse.Namespace, settings: Settings) -> int:
     return 0
 
 
-# ---- what is known of them ----------------------------------------------------------------------------------------------
+# ---- the models ---------------------------------------------------------------------------------------------------------
 
 
 def _models(settings: Settings) -> list[tuple[str, Settings, Path]]:
@@ -143,7 +143,7 @@ def _models(settings: Settings) -> list[tuple[str, Settings, Path]]:
 
 
 def _named(settings: Settings, name: str) -> tuple[str, Settings, Path]:
-    """Return one of them. Raises RequestError: there is no such one."""
+    """Return the name, the settings and the file of one model. Raises RequestError if there is none of this name."""
     known = {one[0]: one for one in _models(settings)}
     if name not in known:
         raise unknown_model(name, known)
@@ -156,7 +156,7 @@ def _stored(settings: Settings) -> list[StoredFolder]:
 
 
 def _of(stored: Sequence[StoredFolder], path: Path) -> Iterator[StoredFolder]:
-    """Yield the folders of one model. Reads the whole model the first time. Raises ModelError."""
+    """Yield the cache folders of a model. The first call reads the whole model. Raises ModelError."""
     of_model = digest(files_of(path)) if stored else ""
     return (one for one in stored if one.model == of_model)
 

@@ -1,4 +1,4 @@
-"""`slotcache batch IN -o OUT`: a file of requests is answered in this process, and no port is open."""
+"""`slotcache batch IN -o OUT`: answer a file of requests in this process, without a port."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ NO_LIMIT = 1 << 31
 
 
 def answer_file(settings: Settings, source: Path, target: Path) -> int:
-    """Answer the lines of a file that another file has no answers of; the exit code.
+    """Answer the lines of `source` that have no answer in `target`; return the exit code.
 
-    1: some lines failed, or not all are answered. 2: it cannot be done.
+    1: a line failed, or not all lines are answered. 2: the command cannot be done.
     """
     try:
         lines = read_lines(source.read_bytes())
@@ -57,17 +57,16 @@ def answer_file(settings: Settings, source: Path, target: Path) -> int:
 
 
 def unattended(settings: Settings) -> Settings:
-    """Return the settings of a process in which nobody waits for a single answer.
+    """Return the settings of a process in which no client waits for a single answer.
 
-    Prompts need not leave room for running streams, no line is one too many for the queue, and no next turn will come. The
-    lines share what is computed.
+    Prefill need not spare running streams, the queue takes all lines, and no next turn will come. The lines share KV.
     """
     shared = replace(settings, cache_prompt=True, idle_prefill=False, idle_sets=0)
     return replace(shared, prefill_budget=NO_LIMIT, max_stall=0, max_queue=NO_LIMIT)
 
 
 async def _answer(settings: Settings, path: Path, lines: Sequence[BatchLine], results: Results) -> None:
-    """Load the model and answer what is left. Ends early where the engine cannot go on."""
+    """Load the model, and answer the remaining lines. End early if the engine cannot go on."""
     state = AppState(settings, Bodies.up_to(settings.max_body << 20))
     app = make_app(state)
     loaded = await asyncio.to_thread(load.load_all, settings, path)
@@ -94,7 +93,7 @@ async def _answer(settings: Settings, path: Path, lines: Sequence[BatchLine], re
 
 
 def asking(app: Starlette) -> Ask:
-    """Return what asks a route of the application for a line, without a connection."""
+    """Return a function that answers a line by a route of the application, without a connection."""
     routes = ExceptionMiddleware(app.router, handlers=app.exception_handlers)
 
     async def ask(line: BatchLine) -> LineAnswer:
@@ -103,7 +102,7 @@ def asking(app: Starlette) -> Ask:
         answer: list[Message] = []
 
         async def receive() -> Message:
-            return body.pop() if body else await asyncio.Future()  # its client never leaves
+            return body.pop() if body else await asyncio.Future()  # the client never disconnects
 
         async def send(message: Message) -> None:
             answer.append(message)
@@ -126,7 +125,7 @@ def asking(app: Starlette) -> Ask:
 
 
 class Bar:
-    """Shows how many lines are answered, on a terminal alone. done: those of an earlier run."""
+    """Shows how many lines are answered, if stderr is a terminal. done: lines answered by earlier runs."""
 
     def __init__(self, total: int, done: int) -> None:
         self._total, self._before, self._done = total, done, done

@@ -1,4 +1,4 @@
-"""Runs the server: the port is open at once, /health says 503 until the model is loaded, ctrl-C ends it cleanly."""
+"""Run the server: the port opens at once, /health says 503 until the model is loaded, ctrl-C ends it cleanly."""
 
 from __future__ import annotations
 
@@ -41,25 +41,25 @@ from .search.folder import bundled_folder
 from .service.models import ModelEntry, Models, entries_of
 
 logger = logging.getLogger("slotcache")
-SWITCH_INTERVAL = 0.0005  # s; with Python's 5 ms the engine would wait that long for the interpreter after a step
-GRACE = 5  # s that answers already under way have to be written at shutdown
-KEEP_ALIVE = 15  # seconds of an idle connection: Python's clients use one for 5, and would meet its end
+SWITCH_INTERVAL = 0.0005  # s; with Python's 5 ms the engine would wait so long for the interpreter after a step
+GRACE = 5  # s to write running answers at shutdown
+KEEP_ALIVE = 15  # s of an idle connection: Python's clients reuse one for 5 s, and must not find it closed
 
 Ready = Callable[[str], object]
-"""Told the address of a server that has loaded its model, in a thread of its own; one on a socket file alone tells none."""
+"""Called with a server's address once its model is loaded, in its own thread; not for a server on a socket file alone."""
 
 
 class Server(ListeningServer):
-    """uvicorn, which tells the engine first when it shuts down, so that every open stream gets its final event."""
+    """uvicorn, but a shutdown first stops the engine, so that every open stream gets its final event."""
 
     def __init__(self, config: uvicorn.Config, state: AppState) -> None:
         super().__init__(config, most_connections(), state.settings)
         self._state = state
-        self.reload: asyncio.Task[None] | None = None  # since the file holds another model
-        self.ended_by = 0  # the signal
+        self.reload: asyncio.Task[None] | None = None  # a load anew: the file holds another model
+        self.ended_by = 0  # the signal that ended it
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Begin to end. uvicorn would raise the signal again before `run` has closed the index and the files."""
+        """Start the shutdown. Later, uvicorn must not raise the signal again before `run` has closed index and files."""
         super().handle_exit(sig, frame)
         self.ended_by = self.ended_by or sig
         self._captured_signals.clear()
@@ -71,7 +71,7 @@ class Server(ListeningServer):
 
 
 def serve(settings: Settings, when_ready: Ready | None = None) -> int:
-    """Serve until a signal; the exit code. 1: the engine failed for good. 2: the model cannot be served, or not there."""
+    """Serve until a signal; return the exit code. 1: the engine ended for good. 2: model or settings cannot be served."""
     if settings.opens_page and settings.ui and when_ready is None:
         when_ready = open_page
     try:
@@ -86,7 +86,7 @@ def serve(settings: Settings, when_ready: Ready | None = None) -> int:
         if state.failure:
             print(f"slotcache: {state.failure}", file=sys.stderr)
         if server.ended_by == signal.SIGTERM:
-            signal.raise_signal(signal.SIGTERM)  # as who sent it expects, now that all is closed
+            signal.raise_signal(signal.SIGTERM)  # now that all is closed: the sender expects this end
         return 1 if state.failure else 0
     except (ModelError, FolderError, SettingsError) as error:
         print(f"slotcache: {error}", file=sys.stderr)
@@ -96,18 +96,18 @@ def serve(settings: Settings, when_ready: Ready | None = None) -> int:
 
 
 SCREENS = ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")
-"""Variables of Linux, one of which is set where a browser has a screen or is named."""
+"""Variables of Linux: one of them is set if there is a screen or a named browser."""
 
 
 def open_page(url: str) -> None:
-    """Print the address of a server's page, and open it in the browser where there is a screen."""
+    """Print the address of a server's page, and open the page in a browser if there is a screen."""
     print(f"the page is at {url}/", flush=True)
     if sys.platform != "linux" or any(map(os.environ.get, SCREENS)):  # else `webbrowser` opens a browser in the terminal
         webbrowser.open(f"{url}/")
 
 
 def prepare(settings: Settings) -> tuple[Settings, Path]:
-    """Make this process ready to serve. Return the settings and the path of the model's file. Raises ModelError."""
+    """Prepare this process for serving; return the settings and the path of the model's file. Raises ModelError."""
     path = model_path(settings)
     check_file(path)
     if is_packaged(settings.embedding_model):
@@ -116,15 +116,15 @@ def prepare(settings: Settings) -> tuple[Settings, Path]:
         logger.warning("%s", line)
     sys.setswitchinterval(SWITCH_INTERVAL)
     gc.collect()
-    gc.freeze()  # the modules are never garbage: a prompt of 10,000 messages had them looked at again and again
+    gc.freeze()  # the modules are never garbage: a prompt of 10,000 messages made the collector scan them repeatedly
     if not faulthandler.is_enabled():
         with suppress(OSError, ValueError, RuntimeError):  # stderr is closed, or no file
-            faulthandler.enable()  # a crash inside a library tells where each thread was
+            faulthandler.enable()  # a crash in a library shows where each thread was
     return with_bundled_documents(settings, path), path
 
 
 def serve_bundled(model: str, port: int, when_ready: Ready) -> int:
-    """Serve a model, "" for the built-in one, with the bundled documents. The rest is as for `serve`."""
+    """Serve a model with the bundled documents. model: "" for the built-in one. when_ready, exit code: as for `serve`."""
     try:
         settings = Settings(model=model, docs=_bundled_documents(), embedding_model=WORDS_ALONE, port=port)
     except OSError as error:
@@ -134,7 +134,7 @@ def serve_bundled(model: str, port: int, when_ready: Ready) -> int:
 
 
 def model_path(settings: Settings) -> Path:
-    """Return the path of the model's file, which is downloaded or made first if it is missing.
+    """Return the path of the model's file; a missing file of a registry is downloaded first.
 
     Raises ModelError, and SettingsError for several models.
     """
@@ -153,7 +153,7 @@ def model_path(settings: Settings) -> Path:
 
 
 def with_bundled_documents(settings: Settings, model: Path) -> Settings:
-    """Return the settings with the documents of the built-in model, where it is served and no others are named."""
+    """Return the settings with the bundled documents, if the built-in model is served and --docs names no others."""
     if settings.docs or model != DEMO_MODEL:
         return settings
     try:
@@ -164,12 +164,12 @@ def with_bundled_documents(settings: Settings, model: Path) -> Settings:
 
 
 def _bundled_documents() -> str:
-    """Write the bundled documents, unless they stand there, and return their folder. Raises OSError."""
+    """Return the folder of the bundled documents, written if need be. Raises OSError."""
     return str(Corpus.load().write(bundled_folder()))
 
 
 def make_server(settings: Settings, entries: Sequence[ModelEntry] = ()) -> tuple[Server, AppState]:
-    """Make a server, not running yet, and its state. entries: models that share a device, the first one has `settings`."""
+    """Make a server, which does not run yet, and its state. entries: models that share a device, the first by `settings`."""
     state = AppState(settings, Bodies.up_to(settings.max_body << 20), entries)
     config = uvicorn.Config(
         make_app(state),
@@ -190,7 +190,7 @@ def make_server(settings: Settings, entries: Sequence[ModelEntry] = ()) -> tuple
 
 
 async def run(server: Server, state: AppState, path: Path, when_ready: Ready | None = None) -> None:
-    """Serve the model at `path` until the server is told to exit. Raises ModelError and FolderError."""
+    """Serve the model at `path` until the server has to exit. Raises ModelError and FolderError."""
     load = asyncio.create_task(_load(state, path, server))
     if when_ready is not None:
         load.add_done_callback(lambda done: _tell_ready(done, when_ready))
@@ -200,7 +200,7 @@ async def run(server: Server, state: AppState, path: Path, when_ready: Ready | N
         await server.reload
     state.models.close()
     await state.models.settled()
-    await asyncio.to_thread(state.stop)  # one whose load has just ended, too
+    await asyncio.to_thread(state.stop)  # again: a load may have just ended
     for service in state.services:
         service.idle.stop()
     await asyncio.to_thread(state.close)
@@ -212,7 +212,7 @@ def _tell_ready(load: asyncio.Task[str], when_ready: Ready) -> None:
 
 
 async def _load(state: AppState, path: Path, server: Server) -> str:
-    """Load in a thread while the port already answers; return the address; "": a socket file's, or the server is to exit.
+    """Load in a thread while the port answers. Return the address; "": a socket file alone, or the server has to exit.
 
     A model that cannot be served ends the server.
     """
@@ -220,7 +220,7 @@ async def _load(state: AppState, path: Path, server: Server) -> str:
 
     def progress(share: float, doing: str = "") -> bool:
         state.doing = doing
-        if share and sys.stderr.isatty():  # before, lines of the log may follow
+        if share and sys.stderr.isatty():  # while share is 0, the log may still write lines
             print(f"\rloading {path.name} {share:4.0%}", end="\n" if share >= 1 else "", file=sys.stderr, flush=True)
         return not server.should_exit
 
@@ -243,7 +243,7 @@ async def _load(state: AppState, path: Path, server: Server) -> str:
 
 
 def _start(state: AppState, path: Path, server: Server, loaded: load.Loaded) -> None:
-    """Start what was loaded. One model alone, which may sleep, is loaded anew where its file holds another one by then."""
+    """Start the loaded parts. A single model is loaded anew if, after a sleep, its file holds another model."""
 
     def reload() -> None:
         if server.reload is None or server.reload.done():
@@ -253,10 +253,10 @@ def _start(state: AppState, path: Path, server: Server, loaded: load.Loaded) -> 
 
 
 async def _load_anew(state: AppState, path: Path, server: Server) -> None:
-    """Serve the model that the file holds now, and nothing of the cache of the one before.
+    """Serve the model that the file holds now; drop the cache of the model before.
 
-    Until then the server says that it loads, as at its start; a model that cannot be served ends it, too. A file that is no
-    whole model, since it is still copied, say, is left alone until the next request.
+    Meanwhile the server says that it loads, as at its start, and a model that cannot be served ends it. A file that is not a
+    whole model, such as one in the making, changes nothing before the next request.
     """
     loaded = state.models.served
     if loaded is None or server.should_exit:
@@ -279,7 +279,7 @@ async def _load_anew(state: AppState, path: Path, server: Server) -> None:
 
 
 class ModelOpener:
-    """Loads and starts the models that share the device. Made in the event loop."""
+    """Loads and starts the models that share a device. Make it in the event loop."""
 
     def __init__(self, state: AppState, models: Models, server: Server) -> None:
         self._state, self._models, self._server, self._loop = state, models, server, asyncio.get_running_loop()
@@ -304,10 +304,7 @@ def start(
     on_failure: Callable[[], None] = lambda: None,
     on_changed: Callable[[], None] = lambda: None,
 ) -> None:
-    """Start the engine and the work on the index, and let the application serve.
-
-    on_failure, on_changed: as in `Engine.start`.
-    """
+    """Start the engine and the work on the index, and let the application serve. on_failure, on_changed: as in `Engine`."""
     service, folder_index, loop = loaded.service, loaded.folder_index, asyncio.get_running_loop()
 
     def look_again() -> None:

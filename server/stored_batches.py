@@ -1,4 +1,4 @@
-"""What `/v1/files` and `/v1/batches` of earlier versions stored in a cache folder: named at a start, deleted on command."""
+"""Files of `/v1/files` and `/v1/batches` in a cache folder, from earlier versions: named at a start, deleted on command."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ NAME = re.compile(r"file-[0-9a-f]{24}\.(json|data)|batch_[0-9a-f]{24}\.(json|par
 
 @dataclass(frozen=True, slots=True)
 class StoredBatches:
-    """Files with the texts of clients, and their size."""
+    """The number and the size of such files. They have texts of clients."""
 
     num_files: int
     num_bytes: int
 
     @classmethod
     def of(cls, root: Path) -> StoredBatches:
-        """Return what a cache folder has of them. Raises OSError."""
+        """Count such files in a cache folder. Raises OSError."""
         sizes = [path.lstat().st_size for folder in _folders(root) for path in _files(folder)]
         return cls(len(sizes), sum(sizes))
 
@@ -32,10 +32,10 @@ class StoredBatches:
 
 
 def at_start(cache_dir: str) -> str:
-    """Return the line that names what is there and how to delete it; empty: nothing is. cache_dir: the setting."""
+    """Return a line that names the files and how to delete them; empty: there are none. cache_dir: the setting."""
     if not cache_dir:
         return ""
-    with suppress(OSError):  # the start itself refuses a folder that it cannot use
+    with suppress(OSError):  # the start itself refuses an unusable folder
         root = Path(cache_dir).expanduser()
         if (stored := StoredBatches.of(root)).num_files:
             return f"{root}: {stored}, which are not served any more: `slotcache cache prune {root} --batches` deletes them"
@@ -43,7 +43,7 @@ def at_start(cache_dir: str) -> str:
 
 
 def delete(root: Path) -> None:
-    """Delete them, and nothing else in their folders. Raises BlockingIOError: a server serves them; FolderError, OSError."""
+    """Delete the files, and nothing else in their folders. Raises FolderError, OSError; BlockingIOError if in use."""
     for folder in _folders(root):
         _, lock = locked_folder(folder)
         try:
@@ -52,7 +52,7 @@ def delete(root: Path) -> None:
             (folder / "lock").unlink()
         finally:
             os.close(lock)
-        with suppress(OSError):  # something else is there
+        with suppress(OSError):  # the folder has other files
             folder.rmdir()
 
 

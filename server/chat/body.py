@@ -20,7 +20,7 @@ from .sampling_fields import JsonValue, SamplingOptions, Window
 
 # ---- The LoRA adapters that a request asks for. -------------------------------------------------------------------------
 
-MOST_ADAPTERS, MOST_SCALE = 64, 1e4  # adapters of a request, the scale of one
+MOST_ADAPTERS, MOST_SCALE = 64, 1e4  # adapters of a request; the scale of an adapter
 
 Scale = Annotated[float, Meta(ge=-MOST_SCALE, le=MOST_SCALE)]
 
@@ -36,7 +36,7 @@ AdapterList = Annotated[list[AdapterScale], Meta(max_length=MOST_ADAPTERS)]
 
 
 class AdapterScales(Struct, frozen=True):
-    """`POST /lora-adapters`: a list of these alone, as llama-server has it, or in this field. Others get a scale of 0."""
+    """`POST /lora-adapters`: a bare list as in llama-server, or this object. Adapters not listed get a scale of 0."""
 
     adapters: AdapterList
 
@@ -44,11 +44,11 @@ class AdapterScales(Struct, frozen=True):
 # ---- The fields of a request that say what its answer must be. ----------------------------------------------------------
 
 TEXT_KINDS: dict[str, Kind] = {"grammar": "gbnf", "lark_grammar": "lark", "regex": "regex"}
-"""The fields that hold a grammar as text, and its language."""
+"""The fields with a grammar as text, and the language of each."""
 
 
 class GrammarOptions(SamplingOptions, Struct, frozen=True):
-    """How tokens are sampled, and what they must make: at most one of these fields, in OpenAI's and llama-server's names."""
+    """How tokens are sampled, and what they must form: at most one of these fields, by OpenAI's and llama-server's names."""
 
     response_format: dict[str, JsonValue] | None = None
     json_schema: dict[str, JsonValue] | bool | None = None
@@ -58,11 +58,11 @@ class GrammarOptions(SamplingOptions, Struct, frozen=True):
 
     @property
     def is_constrained(self) -> bool:
-        """Whether the answer has to fit anything."""
+        """Whether the answer must fit a grammar or a schema."""
         return bool(self._given())
 
     def grammar_spec(self) -> GrammarSpec | None:
-        """Return the grammar that the answer must fit. It may write a large schema as text. Raises RequestError."""
+        """Return the grammar that the answer must fit, if any. Raises RequestError. Encoding a large schema takes time."""
         given = self._given()
         if not given:
             return None
@@ -82,7 +82,7 @@ class GrammarOptions(SamplingOptions, Struct, frozen=True):
         return given if form.get("type") == "text" and not _has_schema(form) else ["response_format", *given]
 
     def _response_format(self, given: dict[str, JsonValue]) -> GrammarSpec:
-        """Return the grammar of a response_format: its schema, or as in OpenAI's API the one in its json_schema."""
+        """Return the grammar of a response_format: the schema in it, or, as in OpenAI's API, in its json_schema."""
         field, kind = "response_format", given.get("type")
         if kind == "text":
             raise RequestError(
@@ -124,10 +124,10 @@ SearchBy = Literal["words", "vectors"]
 
 
 class Retrieval(Struct, frozen=True, kw_only=True):
-    """How a chat's documents are searched. query: in place of the last question. paths: of files and folders to look in.
+    """How a chat's documents are searched. query: in place of the last question. paths: the files and folders to search.
 
-    by: words or vectors alone. documents: files that were attached, by their ids. folder: whether the folders are searched;
-    None: if there are no such.
+    by: words or vectors alone. documents: ids of attached files. folder: whether the folders are searched; None: only if
+    there are no `documents`.
     """
 
     top_k: TopK | None = None
@@ -146,7 +146,7 @@ class Retrieval(Struct, frozen=True, kw_only=True):
 HistoryKind = Literal["auto", "whole", "new"]
 MAX_MESSAGE = 4096  # characters of a text that ends reasoning
 Choices = Annotated[int, Meta(ge=1, le=128)]
-MAX_STOPS, MAX_STOP = 64, 1024  # stop strings, characters of one: each is looked for at every token
+MAX_STOPS, MAX_STOP = 64, 1024  # stop strings, and characters of one: all are searched for at every token
 
 MAX_OPERATIONS = 256  # `response_fields`: each is looked up in the body of each choice
 OF_DOCUMENTS = ("document_order", "best", "best_price_ms", "dedup", "order_hint", "keep_first", "keep_last")
@@ -199,14 +199,14 @@ class Options(GrammarOptions, Struct, frozen=True):
     draft: Draft | None = None
 
     def __post_init__(self) -> None:
-        """Take llama-server's name of `n`, and opencode's of `prompt_cache_key`."""
+        """Take llama-server's name for `n`, and opencode's for `prompt_cache_key`."""
         if self.n is None and self.n_cmpl is not None:
             msgspec.structs.force_setattr(self, "n", self.n_cmpl)
         if self.prompt_cache_key is None and self.promptCacheKey is not None:
             msgspec.structs.force_setattr(self, "prompt_cache_key", self.promptCacheKey)
 
     def check(self) -> None:
-        """Refuse options that the server would ignore although they change the answer. Raises RequestError."""
+        """Check the options that their types do not check. Raises RequestError."""
         for name, known in (("document_order", ORDERS), ("best", BEST_PLACES)):
             if (given := getattr(self, name)) is not None and given not in known:
                 wrong = f"{name} is {reprlib.repr(given)}: expected one of {', '.join(known)}"
@@ -225,7 +225,7 @@ class Options(GrammarOptions, Struct, frozen=True):
         self.check_sampling()
 
     def warnings(self) -> Iterator[str]:
-        """Yield a warning for each wish that has no effect and is no unknown field. Raises RequestError."""
+        """Yield a warning for each known field whose wish has no effect. Raises RequestError."""
         yield from ()
 
     def unused(self) -> tuple[str, ...]:
@@ -239,24 +239,24 @@ class Options(GrammarOptions, Struct, frozen=True):
 
     @property
     def opts_in(self) -> bool:
-        """Whether the request asks for the cache in another way than by `cache_prompt`."""
+        """Whether the request asks for the cache by other fields than `cache_prompt`."""
         return bool(self.prompt_cache_key or self.prompt_cache_options or self.session_id)
 
     def caches(self, default: bool) -> bool:
-        """Return whether the request may read and fill the cache. default: of `cache_prompt`."""
+        """Return whether the request may read and fill the cache. default: for `cache_prompt`."""
         return default or self.opts_in if self.cache_prompt is None else self.cache_prompt
 
     @property
     def session(self) -> str:
-        """The client's own name for the requests that go on from each other; empty if it gives none."""
+        """The client's name for a series of requests that continue each other; empty: none given."""
         return self.session_id or self.prompt_cache_key or ""
 
     def without_texts(self) -> Self:
-        """Return the options without the texts that they belong to, which may take much memory."""
+        """Return the options without the request's texts, which may take much memory."""
         return self
 
     def limit(self, default: int = -1) -> int:
-        """Return the most tokens to generate: the default, if the request sets no limit; -1: no limit."""
+        """Return the most tokens to generate; `default` if the request sets no limit. -1: no limit."""
         for name in ("max_completion_tokens", "max_tokens", "n_predict"):
             if (value := getattr(self, name)) is not None:
                 if value < -1:
@@ -271,16 +271,16 @@ class Options(GrammarOptions, Struct, frozen=True):
 
 
 class ConversationReference(Struct, frozen=True):
-    """A conversation by its id. history: whether `messages` are all of it or only the new ones; auto: by their roles."""
+    """A conversation by its id. history: whether `messages` are the whole history or only new; auto: by their roles."""
 
     id: str
     history: HistoryKind = "auto"
 
 
 class ChatFields(Options, frozen=True, kw_only=True):
-    """The fields of a chat that each API of chats has: our own, and those about reasoning, by the names of all APIs.
+    """The fields that every API of chats has: our own, and reasoning by the names of all APIs.
 
-    volatile: what is done with instructions that change.
+    volatile: what becomes of instructions that change.
     """
 
     volatile: Volatile | None = None
@@ -304,7 +304,7 @@ class ChatFields(Options, frozen=True, kw_only=True):
 
     @property
     def asked_reasoning(self) -> AskedReasoning:
-        """What all these fields ask of reasoning. Raises RequestError."""
+        """What the fields about reasoning ask for together. Raises RequestError."""
         return read_reasoning(self)
 
     def unused(self) -> tuple[str, ...]:
@@ -312,12 +312,12 @@ class ChatFields(Options, frozen=True, kw_only=True):
 
     @property
     def is_named(self) -> bool:
-        """Whether its instructions are told from those of others: by a session, or by a scope with a name."""
+        """Whether a session or a named scope keeps its instructions apart from those of other clients."""
         return bool(self.session or self.cache_scope)
 
 
 class OpenAIFields(ChatFields, frozen=True, kw_only=True):
-    """The fields that OpenAI's chats and responses have both."""
+    """The fields that OpenAI's chats and responses share."""
 
     conversation: str | ConversationReference | None = None
     previous_response_id: str | None = None
@@ -356,27 +356,27 @@ class ChatRequest(OpenAIFields, frozen=True, kw_only=True):
 
     @property
     def outlives_client(self) -> bool:
-        """Whether its answer is finished although its client has gone."""
+        """Whether the answer is finished although the client has gone."""
         return self.on_disconnect == "finish"
 
     def check_outliving(self, stores: bool) -> None:
-        """Raise RequestError for an answer that nobody could fetch once its client has gone. stores: it is stored."""
+        """Raise RequestError if the answer goes on without its client and nobody could fetch it. stores: it is stored."""
         if self.outlives_client and not (stores and self.stream and (self.n or 1) == 1):
             wrong = "on_disconnect is finish: expected a stream with one choice whose answer is stored with its conversation"
             raise RequestError(wrong, param="on_disconnect")
 
     @property
     def retrieves(self) -> bool:
-        """Whether the server's documents are searched for it."""
+        """Whether the server's documents are searched."""
         return self.retrieval not in (None, False)
 
     @property
     def shows_prefilled(self) -> bool:
-        """Whether the answer has the text of the message that it continues: as in llama-server, unless `echo` says."""
+        """Whether the answer starts with the text of the message that it continues: `echo`, by default as llama-server."""
         return not (self.stream and self.continue_final_message) if self.echo is None else self.echo
 
     def for_next_turn(self) -> Self:
-        """Return the request without its messages, and without what it says of them."""
+        """Return the request without its messages, and without the fields about them."""
         return msgspec.structs.replace(
             self, messages=[], documents=None, add_generation_prompt=None, continue_final_message=None
         )
@@ -433,7 +433,7 @@ class CompletionRequest(Options, frozen=True, kw_only=True):
 
 
 class TextRequest(CompletionRequest, frozen=True, kw_only=True):
-    """`POST /v1/completions`. echo: the answer begins with the prompt. suffix: the text behind the answer."""
+    """`POST /v1/completions`. echo: the answer starts with the prompt. suffix: the text after the answer."""
 
     echo: bool = False
     suffix: str | None = None
@@ -448,7 +448,7 @@ class TextRequest(CompletionRequest, frozen=True, kw_only=True):
 
 
 def check_scope(scope: str, where: str) -> None:
-    """Raise RequestError for a scope that is too long."""
+    """Raise RequestError for a scope that has a NUL or is too long."""
     if SEPARATOR in scope:
         raise RequestError(f"{where} has a NUL: expected a name", param=where)
     if len(scope) > MAX_NAME:
@@ -459,16 +459,16 @@ def check_scope(scope: str, where: str) -> None:
 
 
 class OtherFile(Struct, frozen=True):
-    """Another text of the same project."""
+    """Another file of the same project."""
 
     text: str
     filename: str = "tmp"
 
 
 class InfillRequest(Options, frozen=True, kw_only=True):
-    """`POST /infill`: the text in front of a gap and behind it. prompt: the start of what fills it.
+    """`POST /infill`: the texts before and after a gap. prompt: the start of the text that fills the gap.
 
-    Each is a text; the two around the gap may also be token ids, or both mixed. input_extra: other files of the project.
+    The texts around the gap may also be token ids, or both mixed. input_extra: other files of the project.
     """
 
     input_prefix: str | list[JsonValue]
@@ -481,12 +481,12 @@ class InfillRequest(Options, frozen=True, kw_only=True):
 
     @classmethod
     def between(cls, prompt: JsonValue, request: TextRequest) -> Self:
-        """Return the request to fill the gap between a prompt and the suffix of its completion."""
+        """Return the request that fills the gap between a prompt and the suffix of its completion."""
         suffix, scope = request.suffix or "", request.cache_scope
         return cls(input_prefix=prompt, input_suffix=suffix, max_tokens=request.limit(), cache_scope=scope)
 
     def without_texts(self) -> Self:
-        """Return the options without the texts that they belong to, which may take much memory."""
+        """Return the options without the request's texts, which may take much memory."""
         return msgspec.structs.replace(self, input_prefix="", input_suffix="", prompt="", input_extra=())
 
 
@@ -508,7 +508,7 @@ class OllamaOptions(SamplingOptions, frozen=True, kw_only=True, omit_defaults=Tr
     num_ctx: int | None = None
 
     def for_chat(self) -> dict[str, JsonValue]:
-        """Return them as fields of a chat. As in Ollama, an answer of 0 tokens has no limit."""
+        """Return the options as fields of a chat. As in Ollama, `num_predict` of 0 or less sets no limit."""
         given = msgspec.to_builtins(self)
         given.pop("num_ctx", None)
         if (most := given.pop("num_predict", None)) is not None:
@@ -517,7 +517,7 @@ class OllamaOptions(SamplingOptions, frozen=True, kw_only=True, omit_defaults=Tr
 
 
 class TextFormat(Struct, frozen=True):
-    """The form of the answer. name, description, strict, schema: of a json_schema."""
+    """The form of an answer. name, description, strict, schema: of a json_schema."""
 
     type: Literal["text", "json_object", "json_schema"]
     name: str | None = None
@@ -526,7 +526,7 @@ class TextFormat(Struct, frozen=True):
     schema: dict[str, JsonValue] | None = None
 
     def for_chat(self) -> dict[str, JsonValue]:
-        """Return it as the `response_format` of a chat. Raises RequestError."""
+        """Return the form as the `response_format` of a chat. Raises RequestError."""
         if self.type != "json_schema":
             return {"type": self.type, "schema": self.schema}
         if self.schema is None:
@@ -541,7 +541,7 @@ class TextConfig(Struct, frozen=True):
 
 
 class ResponseChat(ChatRequest, frozen=True, kw_only=True):
-    """The chat that a response asks for: its messages are the new ones. instructions: of this turn only."""
+    """The chat that a response asks for. messages: only the new ones. instructions: for this turn only."""
 
     instructions: str | None = None
 

@@ -47,13 +47,13 @@ from .tool_results import rewrite as rewrite_results
 from .tools import AllowedTools, Rendering, read_tools, settings_variables
 from .volatile import ChangedText
 
-# ---- The documents that the messages of a request bring. ----------------------------------------------------------------
+# ---- The documents in the messages of a request. ------------------------------------------------------------------------
 
 
 def parse_documents_of(request: ChatRequest, auto: bool = False) -> dict[int, tuple[Document, ...]]:
-    """Return the documents of each message with a `documents` field; check the messages, too. Raises RequestError.
+    """Check the messages, and return the documents of each message with a `documents` field. Raises RequestError.
 
-    auto: and of each tool's message whose content is a list of documents.
+    auto: also return those of each tool message whose content is a list of documents.
     """
     if not request.messages:
         raise RequestError("messages is empty: expected at least one", param="messages")
@@ -88,7 +88,7 @@ def _check(message: Message, where: str, is_last: bool) -> None:
 
 
 def _check_arguments(messages: Sequence[Message]) -> None:
-    """Refuse calls whose arguments, of which a template is given the values, have more of them than a body may have."""
+    """Refuse calls with more values in their arguments than a body may have: a template gets the values decoded."""
     calls = [call for message in messages if isinstance(given := message.get("tool_calls"), list) for call in given]
     functions = [call.get("function") for call in calls if isinstance(call, Mapping)]
     given = [function.get("arguments") for function in functions if isinstance(function, Mapping)]
@@ -97,11 +97,11 @@ def _check_arguments(messages: Sequence[Message]) -> None:
         check_elements(*map(str.encode, texts), what="the text of all arguments of calls", param="messages")
 
 
-# ---- How the answers of a loaded model are read, and the grammar that they must fit. ------------------------------------
+# ---- How a model's answers are read, and the grammar that they must fit. ------------------------------------------------
 
 
 class Answers:
-    """The form of a model's answers. source: of its chat template. settings: the defaults of a request's options."""
+    """The form of a model's answers. source: of the chat template. settings: the defaults of a request's options."""
 
     def __init__(self, source: str, model: Model, settings: Settings) -> None:
         self._settings = settings
@@ -111,12 +111,12 @@ class Answers:
         self._ids = {spelling: int(model.tokenize(spelling, special=True)[0]) for spelling in self.spelt}
 
     def of(self, request: ChatRequest, use: AllowedTools, pieces: Sequence[TextPiece]) -> AnswerFormat:
-        """Return the form of a request's answers. pieces: the prompt's; its end may open reasoning. Raises RequestError."""
+        """Return the form of a request's answers. pieces: the prompt, which may open reasoning. Raises RequestError."""
         asked = request.asked_reasoning
         reader = partial(
             self.format.reader,
             use.types(),
-            seed=secrets.token_hex(16),  # all readers of an answer find the same ids of calls
+            seed=secrets.token_hex(16),  # all readers of an answer make the same ids of calls
             thinks=(asked.format or self._settings.reasoning_format) != "none" or asked.is_shown is False,
             opened=_opening(pieces),
             controls=self.spelt,
@@ -124,7 +124,7 @@ class Answers:
         return AnswerFormat(reader, self.spelt, self._grammar_spec(request, use, pieces), self._limit(request, use, pieces))
 
     def _grammar_spec(self, request: ChatRequest, use: AllowedTools, pieces: Sequence[TextPiece]) -> GrammarSpec | None:
-        """Return the grammar of an answer, if it must fit one: behind reasoning, its calls or the form of its content.
+        """Return the grammar that an answer must fit, if any: for its calls or its content, after any reasoning.
 
         Raises RequestError.
         """
@@ -157,9 +157,9 @@ class Answers:
         return GrammarSpec("tools" if given is None else given.field, source)
 
     def closing(self, request: ChatRequest, pieces: Sequence[TextPiece]) -> list[TextPiece]:
-        """Return the end of reasoning that the prompt opens, where the answer may have none.
+        """Return the pieces that close the reasoning that a prompt opens, if the answer may have no reasoning.
 
-        It has no token for one, or its reasoning would have to fit a client's own grammar.
+        That is so for a budget of 0 tokens, and for a client's own grammar, which the reasoning would have to fit.
         """
         reasoning, (most, message) = self.format.reasoning(_opening(pieces)), self._budget(request)
         if not reasoning or not reasoning[2] or (most and not self._has_own_grammar(request)):
@@ -167,7 +167,7 @@ class Answers:
         return [*([TextPiece(message, None, is_plain=True)] if message else []), TextPiece(f"{reasoning[1]}\n\n", None)]
 
     def _limit(self, request: ChatRequest, use: AllowedTools, pieces: Sequence[TextPiece]) -> ReasoningLimit | None:
-        """Return the limit of an answer's reasoning. A client's own grammar leaves no place for it. Raises RequestError."""
+        """Return the limit of an answer's reasoning; None with a client's own grammar. Raises RequestError."""
         reasoning, (most, message) = self.format.reasoning(_opening(pieces)), self._budget(request)
         if most < 0 or not reasoning or self._has_own_grammar(request):
             return None
@@ -186,19 +186,19 @@ class Answers:
         )
 
     def _has_own_grammar(self, request: ChatRequest) -> bool:
-        """Whether the client sent a grammar that is no schema: the whole answer must fit it."""
+        """Return whether the client sent a grammar that is no schema: the whole answer must fit it."""
         given = request.grammar_spec() if request.is_constrained else None
         return given is not None and given.source.kind != "json_schema"
 
     def _budget(self, request: ChatRequest) -> tuple[int, str]:
-        """Return the most tokens of reasoning, -1 for no limit, and the text in front of its end."""
+        """Return the most tokens of reasoning, -1 for no limit, and the message before the end of reasoning."""
         asked, message = request.asked_reasoning.most, request.reasoning_budget_message
         most = self._settings.reasoning_budget if asked is None else asked
         return most, self._settings.reasoning_budget_message if message is None else message
 
 
 def _opening(pieces: Sequence[TextPiece]) -> str:
-    """Return the end of a prompt: the last text of the template's own, and what stands behind it."""
+    """Return the end of a prompt, from the template's last own text on."""
     last = next((at for at in reversed(range(len(pieces))) if pieces[at].message is None and not pieces[at].is_plain), 0)
     return "".join(piece.text for piece in pieces[last:])
 
@@ -210,10 +210,10 @@ NEXT_TURN = {"role": "user", "content": "?"}  # a stand-in for the user's next m
 
 
 class PromptBuilder:
-    """Renders, cuts and tokenises. Safe from several threads: callers run it in `threads`.
+    """Builds prompts: renders, cuts and tokenises. Safe from several threads; callers run it in `threads`.
 
-    settings: the defaults of a request's options. sessions: what they began with. limit: tokens that a prompt and its answer
-    may have. room: bytes of requests that may wait for its threads.
+    settings: the defaults of a request's options. sessions: the instructions that each session began with. limit: the
+    tokens of a prompt and its answer. room: the bytes of requests that may wait for a thread.
     """
 
     def __init__(
@@ -243,7 +243,7 @@ class PromptBuilder:
         self.threads.close()
 
     def prompts(self, request: CompletionRequest | InfillRequest) -> tuple[ChatPrompt, ...]:
-        """Build the prompts of a request that is no chat: one, or a list of them. Raises RequestError."""
+        """Build the prompts of a request that is no chat. Raises RequestError."""
         if isinstance(request, InfillRequest):
             return (self.infill(request),)
         given = list(split_prompts(request.prompt))
@@ -254,12 +254,12 @@ class PromptBuilder:
         return tuple(self.text(item, where) for where, item in given)
 
     def spelt(self, prompt: ChatPrompt) -> str:
-        """Return the text of a prompt that has no documents, with its control tokens."""
+        """Return the text of a prompt without documents, control tokens included."""
         tokens = np.concatenate([NO_TOKENS, *(part.tokens for part in prompt.parts if isinstance(part, Fixed))])
         return self._model.detokenize(tokens, special=True)
 
     def infill(self, request: InfillRequest) -> ChatPrompt:
-        """Build the prompt that fills a gap in a text. Raises RequestError 501 for a model that cannot."""
+        """Build the prompt that fills a gap in a text. Raises RequestError, 501 for a model that cannot."""
         if self._infill is None:
             raise RequestError("this model has no tokens for filling in the middle of a text", status=501)
         length = PromptLength(self._model, self._limit)
@@ -278,9 +278,9 @@ class PromptBuilder:
         return Infill(special, tokenizer, self.texts, limit=self._limit, suffix_first=suffix_first)
 
     def text(self, prompt: object, where: str = "prompt") -> ChatPrompt:
-        """Build a prompt from a text, in which control tokens count, token ids, or both mixed. Raises RequestError."""
+        """Build a prompt from a text with control tokens, from token ids, or from both mixed. Raises RequestError."""
         tokens = self.texts.tokens(prompt, where, limit=self._limit)
-        if len(tokens) >= self._limit:  # of many prompts none is tokenised behind the first one that is too long
+        if len(tokens) >= self._limit:  # here, so that no prompt after the first too long one is tokenised
             raise too_long(len(tokens), self._limit)
         return ChatPrompt([Fixed(tokens, "the prompt")])
 
@@ -291,10 +291,10 @@ class PromptBuilder:
         open_turn: bool = False,
         breakpoints: Breakpoints = NO_BREAKPOINTS,
     ) -> ChatHistory:
-        """Build the prompt of a chat with documents. Raises RequestError.
+        """Build the prompt of a chat. Raises RequestError.
 
-        ref: the point of a conversation that it continues. open_turn: more documents of the last message, a user's,
-        are still to come, so the prompt ends with its documents.
+        ref: the point of a conversation that the chat continues. open_turn: more documents of the last message, a user's,
+        are to come; so the prompt ends with the documents that are there.
         """
         check_attention(request, separates=self.separates(request))
         takes = self.takes_text_documents(request)
@@ -327,7 +327,7 @@ class PromptBuilder:
         return _with_citations(replace(chat, lists=(*more, *found.report), shift=history.shift), trails, request)
 
     def ahead(self, request: ChatRequest, entries: Sequence[HistoryMessage]) -> ChatPrompt | None:
-        """Build the prefix of every next turn after `entries`, up to the user's message; None if the template hides it."""
+        """Build the prefix of any next turn after `entries`, up to the user's message; None if the template shows none."""
         messages = [*(entry.message for entry in entries), NEXT_TURN]
         try:
             parts = self._chat(History(messages, {}, entries), request).prompt.parts
@@ -346,9 +346,9 @@ class PromptBuilder:
     def _chat(
         self, history: History, request: ChatRequest, open_turn: bool = False, breakpoints: Breakpoints = NO_BREAKPOINTS
     ) -> ChatHistory:
-        """Build a chat from its whole history. breakpoints: by the index of a message in it.
+        """Build a chat from its whole history. breakpoints: by the index of a message in the history.
 
-        Raises TemplateError; _LeftOut if the template leaves out documents.
+        Raises RequestError and TemplateError; _LeftOut if the template drops documents.
         """
         numbers = {at: len(entry.keys) for at, entry in enumerate(history.kept)}
         numbers |= {at: len(given) for at, given in history.documents.items()}
@@ -386,7 +386,7 @@ class PromptBuilder:
                         length.add(parts[-1].num_tokens)
                         shown = replace(shown, piece=replace(piece, text=after))
                     else:
-                        documents = None  # it stands in another part of the message
+                        documents = None  # they stand in another part of the message
                 if documents:
                     parts.append(sets.pop(piece.message))
                 if piece.message == end and piece.message not in sets:
@@ -412,7 +412,7 @@ class PromptBuilder:
     def _settled(
         self, messages: Sequence[Message], request: ChatRequest
     ) -> tuple[Sequence[Message], tuple[ChangedText, ...]]:
-        """Return the messages with the instructions that the session began with, where it wants that, and what changed."""
+        """Return the messages with the first instructions of the session, if the request wants that, and the changes."""
         moves = (request.volatile or self._settings.volatile) == "move"
         if not (moves and request.is_named and request.caches(self._settings.cache_prompt)):
             return messages, ()
@@ -421,11 +421,11 @@ class PromptBuilder:
         return (settled, moved) if places(settled) == places(messages) else (messages, ())
 
     def separates(self, request: ChatRequest) -> bool:
-        """Whether the documents of a chat are read separately."""
+        """Return whether the documents of a chat are read separately."""
         return (request.documents_attention or self._settings.documents_attention) == "separate"
 
     def _fitting(self, parts: Sequence[Fixed | DocumentSet], request: ChatRequest) -> ChatPrompt:
-        """Make the prompt, without hints of the ranking if it is too long with them."""
+        """Make the prompt; drop the hints of the ranking if it is too long with them."""
         if self.separates(request):
             return SeparatePrompt(parts)
         prompt = ChatPrompt(parts)
@@ -440,7 +440,7 @@ class PromptBuilder:
         return Fixed(kept(scope, piece.text, tokenise), "the chat template", ends=False)
 
     def _with_answers(self, pieces: Sequence[TextPiece], messages: Sequence[Message], scope: str) -> list[Shown]:
-        """Find answers of the model that are more than their content: reasoning, calls."""
+        """Put in the sampled ids of answers with more than content: with reasoning or calls."""
         known: dict[int, Sampled] = {}
         for at, message in enumerate(messages):
             if message["role"] == "assistant" and (tokens := self._answers.recall(scope, answer_key(message))) is not None:
@@ -450,7 +450,7 @@ class PromptBuilder:
     def _content(
         self, shown: Shown, *, message: Message, sampled: np.ndarray | None, scope: str, length: PromptLength
     ) -> Fixed:
-        """Tokenise a message, an answer of ours as it was sampled. Control tokens in it are only text."""
+        """Return the tokens of a message: as sampled, if the model wrote it. Else control tokens in it are only text."""
         piece, tokens = shown.piece, self._known_tokens(shown, message, sampled, scope)
         if tokens is None:
             tokens = self.tokens(scope, piece.text, length.tokenise) if piece.text else NO_TOKENS
@@ -458,20 +458,20 @@ class PromptBuilder:
         return Fixed(tokens, _label(piece.message, message), is_question=message["role"] == "user")
 
     def _known_tokens(self, shown: Shown, message: Message, sampled: np.ndarray | None, scope: str) -> np.ndarray | None:
-        """Return the ids of a message that is an answer of ours, as it was sampled; None: it is to be tokenised."""
+        """Return the sampled ids of a message that the model wrote; None: the message has to be tokenised."""
         piece = shown.piece
         if shown.tokens is not None or message["role"] != "assistant":
             return shown.tokens
-        # The sampled ids spell the whole answer: they are of no use if the template shows only a part of it.
+        # The sampled ids spell the whole answer, so the template must show all of it.
         is_whole = sampled is not None and piece.part == "content" and piece.text == message.get("content")
         return sampled if is_whole else self._answers.recall(scope, piece.text)
 
     def length(self, scope: str, document: Document) -> int:
-        """Return the tokens of a document in a prompt."""
+        """Return the number of tokens of a document in a prompt."""
         return len(self.tokens(scope, document_text(document)))
 
     def _document_sets(self, history: History, options: Options, length: PromptLength) -> dict[int, DocumentSet]:
-        """Return the documents of each message that has some: of kept messages as they stood, of new ones made here."""
+        """Return the documents by message: as they stood for kept messages, newly made for new ones."""
         sets = {at: entry.shown for at, entry in enumerate(history.kept) if entry.shown}
         held: set[str] | None = None
         if (options.dedup or self._settings.dedup) == "auto":
@@ -496,7 +496,7 @@ class PromptBuilder:
     ) -> DocumentSet:
         """Tokenise documents. held: keys of earlier turns' documents, not shown again (RAGBoost, 6); None: show all.
 
-        pasted: the list in the text of their message; without names for them, nothing can refer to its documents.
+        pasted: the list in the message's text. Nothing can refer to its documents if the list does not name them.
         """
         hint = self._settings.order_hint if options.order_hint is None else options.order_hint
         if pasted is not None and not pasted.is_named:
@@ -511,7 +511,7 @@ class PromptBuilder:
         for text in texts:
             tokens.append(self.tokens(options.cache_scope, text, length.tokenise))
             length.add(len(tokens[-1]))
-        is_here = documents[:1] == given[:1]  # an earlier turn may show the best one, where it stays
+        is_here = documents[:1] == given[:1]  # else an earlier turn shows the best document, and it stays there
         price = self._settings.best_price_ms if options.best_price_ms is None else options.best_price_ms
         return DocumentSet(
             documents,
@@ -531,7 +531,7 @@ class PromptBuilder:
 
 
 def _entries(history: History, sets: Mapping[int, DocumentSet]) -> list[HistoryMessage]:
-    """Return all messages as they are remembered: those that were, and the new ones with their documents."""
+    """Return the entries of all messages: the kept ones, and new ones with their documents."""
     new = enumerate(history.messages[len(history.kept) :], len(history.kept))
     keys = {at: tuple(document.key for document in given) for at, given in history.documents.items()}
     kept = [
@@ -542,7 +542,7 @@ def _entries(history: History, sets: Mapping[int, DocumentSet]) -> list[HistoryM
 
 
 def _cut_instructions(history: History, cut: Cut) -> tuple[History, tuple[TextList, ...]]:
-    """Cut the list out of a response's instructions, which are no message of the request; return the report, too."""
+    """Cut the list out of a response's instructions, which are no message of the request. Return a report as well."""
     if not (history.kept and history.kept[0].one_turn):
         return history, ()
     found = cut(history.messages[:1], {})
@@ -553,14 +553,14 @@ def _cut_instructions(history: History, cut: Cut) -> tuple[History, tuple[TextLi
 
 
 class _LeftOut(RequestError):
-    """The template leaves out documents."""
+    """The template drops documents."""
 
     def __init__(self, message: str, param: str) -> None:
         super().__init__(message, param=param)
 
 
 def _check_places(pieces: Sequence[TextPiece], sets: Mapping[int, DocumentSet], shift: int) -> None:
-    """Raise _LeftOut unless each message with documents in its text has one place for them in the rendered prompt."""
+    """Raise _LeftOut unless the rendered prompt has one place for the documents of each message with some in its text."""
     counts = {at: 0 for at, documents in sets.items() if documents.in_text}
     for piece in pieces if counts else ():
         if piece.message in counts:
@@ -574,7 +574,7 @@ def _check_places(pieces: Sequence[TextPiece], sets: Mapping[int, DocumentSet], 
 def _with_citations(chat: ChatHistory, trails: Sequence[bytes], request: ChatRequest) -> ChatHistory:
     """Return a chat whose client reads its program's numbers.
 
-    trails: in front of each message and behind the last; empty where answers are not put back.
+    trails: before each message and after the last; empty if answers are not put back.
     """
     sets = [entry.shown for entry in chat.entries if entry.shown is not None]
     citations = Citations.of(sets, trails[-2 if chat.prefilled else -1] if trails else b"")
@@ -584,12 +584,12 @@ def _with_citations(chat: ChatHistory, trails: Sequence[bytes], request: ChatReq
 
 
 def _begins(pieces: Sequence[TextPiece]) -> bool:
-    """Whether the first piece is the template's: such a piece contains BOS or gets it put in front."""
+    """Return whether the first piece is the template's: that piece contains BOS or gets it."""
     return bool(pieces) and pieces[0].message is None and not pieces[0].is_plain
 
 
 def _mark(parts: list[Fixed | DocumentSet], ends: Mapping[int, int], breakpoints: Breakpoints) -> None:
-    """Note the breakpoints of messages in their last parts. ends: by message, the index of that part."""
+    """Note the breakpoint of each message in its last part. ends: the index of the last part, by message."""
     for message, pin in breakpoints.items():
         if message in ends and isinstance(part := parts[ends[message]], Fixed):
             parts[ends[message]] = replace(part, pin=pin)

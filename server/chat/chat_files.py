@@ -1,9 +1,8 @@
-"""Files about chats, in a folder that one server has: each with a checksum, written by a thread, whole or not at all.
+"""Files about chats, in a folder of one server. A thread writes each file whole or not at all, with a checksum.
 
     magic | digest | content
 
-Nothing is synchronised: the newest files may be lost when the machine fails, and one that is torn then is noticed when it
-is read.
+Nothing is synchronised: a failing machine may lose the newest files. A torn file is noticed when it is read.
 """
 
 from __future__ import annotations
@@ -25,15 +24,15 @@ DIGEST = 16  # bytes
 logger = logging.getLogger("slotcache.conversations")
 
 Make = Callable[[], Iterable[bytes]]
-"""Returns a file in parts."""
+"""Returns the parts of a file."""
 
 
 class DamagedFile(ValueError):
-    """A file with other content than was written."""
+    """A file whose content is not what was written."""
 
 
 def with_checksum(magic: bytes, content: bytes) -> list[bytes]:
-    """Return the file of a content, in parts."""
+    """Return the parts of a file with this content."""
     return [magic, _digest(content), content]
 
 
@@ -55,50 +54,50 @@ def _digest(content: bytes | memoryview) -> bytes:
 class ChatFiles:
     """The files of a folder, and the thread that writes them.
 
-    Raises FolderError if the folder cannot be used, and BlockingIOError if another server has it. A change that waits is
-    replaced by the next one of the same file, so no more waits than is kept.
+    Raises FolderError if the folder cannot be used, and BlockingIOError if another server has it. A new change replaces the
+    waiting change of the same file, so no more changes wait than there are files.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder, self._lock = locked_folder(folder)
         self._waiting: dict[str, Make | None] = {}  # by the file's name; None: delete it
-        self._changed = threading.Condition()  # guards what waits; never held during file access
+        self._changed = threading.Condition()  # guards `_waiting`; never locked during file access
         self._busy = self._closing = self._failing = False
         self._thread = threading.Thread(target=self._write_behind, name="conversations", daemon=True)
         try:
             remove_stale(self.folder)
             self._thread.start()
-        except BaseException:  # the system gives no thread: the next try would find the folder locked
+        except BaseException:  # such as no thread from the system: the next try must not find the folder locked
             if self._lock >= 0:
                 os.close(self._lock)
             raise
 
     def write(self, name: str, make: Make) -> None:
-        """Queue a file to be written. make: called by the thread that writes. From any thread."""
+        """Queue a file to write. make: called by the writing thread. From any thread."""
         self.change({name: make})
 
     def drop(self, names: Iterable[str]) -> None:
-        """Queue files to be deleted. From any thread."""
+        """Queue files to delete. From any thread."""
         self.change(dict.fromkeys(names))
 
     def change(self, makes: Mapping[str, Make | None]) -> None:
-        """Queue files to be written, or to be deleted: None. From any thread."""
+        """Queue files to write, and with None files to delete. From any thread."""
         with self._changed:
             self._waiting |= makes
             self._changed.notify_all()
 
     def settle(self, seconds: float = 10.0) -> bool:
-        """Wait until nothing waits; return whether that came about in time. From any thread but the event loop's."""
+        """Wait until all changes are done; return whether they were in time. From any thread but the event loop's."""
         with self._changed:
             return self._changed.wait_for(lambda: not (self._waiting or self._busy), seconds)
 
     def load(
         self, suffix: str, max_bytes: int, decode: Callable[[bytes], T], name: Callable[[T], str]
     ) -> list[tuple[T, float]]:
-        """Return what the newest files hold whose names end so and that have `max_bytes` together, each with its time.
+        """Return the decoded content and the time of the newest files, `max_bytes` in all, whose names end with `suffix`.
 
-        decode: reads a file. Raises DamagedFile. name: of the file that it belongs in. Older files are deleted, and so are
-        damaged ones and copies with another name, with one warning for all of these.
+        decode: reads a file; raises DamagedFile. name: returns the file name that a content belongs to. Older files are
+        deleted. So are damaged files and copies under another name, with one warning for all of them.
         """
         found: list[tuple[T, float]] = []
         refused: list[str] = []
@@ -118,9 +117,9 @@ class ChatFiles:
         return found
 
     def _newest_first(self, suffix: str, max_bytes: int) -> list[tuple[Path, float]]:
-        """Return the newest files whose names end so and that have `max_bytes` together, with their times.
+        """Return the newest files, `max_bytes` in all, whose names end with `suffix`, each with its time.
 
-        Older files are deleted, and so is one that alone has more: the server writes none like it.
+        Older files are deleted. So is a file that alone is larger: the server writes no such file.
         """
         files: list[tuple[Path, int, float]] = []
         for path in self.folder.glob(f"*{suffix}"):
@@ -139,7 +138,7 @@ class ChatFiles:
         return found
 
     def close(self, seconds: float = 10.0) -> None:
-        """Carry out what waits, for `seconds` at most."""
+        """Carry out the waiting changes, for `seconds` at most."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
@@ -171,7 +170,7 @@ class ChatFiles:
                     "cannot write to %s: %s; answers are stored in memory only", self.folder, error.strerror or error
                 )
             self._failing = True
-        except Exception:  # a thread that ends would never write again
+        except Exception:  # the thread must not end
             logger.exception("a file could not be written; the next one may be")
         else:
             if self._failing:
@@ -179,7 +178,7 @@ class ChatFiles:
             self._failing = False
 
     def _change(self, path: Path, make: Make | None) -> None:
-        """Write a file aside and rename it, or delete it. Raises OSError."""
+        """Write a file under another name and rename it, or delete it. Raises OSError."""
         if make is None:
             path.unlink(missing_ok=True)
             return

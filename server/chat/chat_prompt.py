@@ -1,4 +1,4 @@
-"""A prompt in parts: fixed text, documents, messages, with cached token counts."""
+"""A prompt in parts: fixed text and sets of documents, whose order is chosen by what is cached."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from ...slots.scope import Scope
 from ...slots.separate import MovedDocument, SeparateLayout
 
 Tokenize = Callable[[str], np.ndarray]
-PLACE = "\ufdd0"  # stands in a message's text where its documents do: no character of Unicode
+PLACE = "\ufdd0"  # marks the place of documents in a message's text: no character of Unicode
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Fixed:
     """Tokens (int32) in a fixed place. label: their origin, in words. ends: whether a node of the prefix tree ends here.
 
-    repeated: names of earlier texts to which these refer, instead of showing them again. pin: there is a breakpoint behind
-    it, which pins all in front of it for so many seconds; 0: it pins nothing; None: there is none. is_question: it is a
-    user's own text.
+    repeated: names of earlier texts that are referred to instead of shown again. pin: the seconds for which a breakpoint
+    after these tokens pins the prompt so far; 0: the breakpoint pins nothing; None: no breakpoint. is_question: the text is
+    a user's.
     """
 
     tokens: np.ndarray
@@ -47,15 +47,15 @@ class Fixed:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DocumentSet:
-    """The documents of one turn in retrieval rank. tokens: of each. hint: tokenises an order hint; None for no hints.
+    """The documents of one turn in retrieval rank. tokens: of each document. hint: tokenises an order hint; None: no hints.
 
-    repeated: ids of documents that an earlier turn holds and that are left out here; location: tokens that say so.
-    ranking: the ids of all documents, repeated ones included, in rank; empty where none is repeated.
+    repeated: ids of documents that an earlier turn shows and this one omits. location: the tokens that say so.
+    ranking: the ids of all documents in rank, repeated ones included; empty if none is repeated.
     order: the ranks in the order of an earlier prompt, which stays; None: the order is not chosen yet.
-    in_text: they stand at PLACE in the text of their message, and not in front of it. number_of: pairs of the ids of all
-    documents, repeated ones included, and the numbers that a program gave them.
-    best: the place of the first document; best_price_ms: the gain for which it leaves that place, under `free` the first;
-    0: `best` alone decides.
+    in_text: the documents stand at PLACE in the message's text, else before it. number_of: pairs of a document's id and the
+    number that a program gave it, for all documents, repeated ones included.
+    best: the place of the first document. best_price_ms: the gain for which the first document may stand elsewhere; under
+    `free` its place is the first. 0: `best` alone decides.
     """
 
     documents: tuple[Document, ...]
@@ -84,22 +84,21 @@ class DocumentSet:
 
     @property
     def num_tokens(self) -> int:
-        """The most tokens that it can take; the exact number once its order is chosen."""
+        """The most tokens that the set can take; the exact number once its order is chosen."""
         hints = self.longest_hint + len(self.location) if self.order is None else len(self.hint_tokens(self.order))
         return sum(map(len, self.tokens)) + hints
 
     def hint_tokens(self, order: Sequence[int]) -> np.ndarray:
-        """Return the tokens behind documents in this order: int32, empty if nothing moved and nothing is repeated."""
+        """Return the tokens (int32) after documents in this order; empty if no document moved or is repeated."""
         _, hint = self.hint_of(order)
         return np.concatenate([self.location, hint]) if len(hint) else self.location
 
     def hint_of(self, order: Sequence[int]) -> tuple[str, np.ndarray]:
-        """Return the line that tells the ranking behind documents in this order, with its tokens; empty if nothing moved.
+        """Return the line that names the ranking, and its tokens; both empty if no document moved.
 
-        A hint ranks the repeated documents, too: "most relevant" is not the best of the new ones alone.
-
-        A hint of more than `longest_hint` tokens is left out, because the prompt has no room for it: in an odd vocabulary
-        a hint may name fewer documents in more tokens.
+        The hint ranks repeated documents, too: "most relevant" is not the best of the new documents alone. A hint longer
+        than `longest_hint` is dropped, because the prompt has no room for it: in an odd vocabulary a hint may name fewer
+        documents in more tokens.
         """
         if self.hint is None or _in_rank(order):
             return "", NO_TOKENS
@@ -108,18 +107,18 @@ class DocumentSet:
         return (text, hint) if len(hint) <= self.longest_hint else ("", NO_TOKENS)
 
     def placed(self, order: Sequence[int]) -> Iterator[tuple[Document, np.ndarray, int, bool]]:
-        """Yield the documents in this order: each with its tokens, its retrieval rank from 1, and whether it has moved."""
+        """Yield each document in this order, with its tokens, its retrieval rank from 1, and whether it has moved."""
         ranks = {id: rank for rank, id in enumerate(self.ranking, 1)}
         for place, at in enumerate(order):
             document = self.documents[at]
             yield document, self.tokens[at], ranks.get(document.id, at + 1), at != place
 
     def without_hint(self) -> DocumentSet:
-        """Return the set without a hint of the ranking; unchanged if its order is chosen already."""
+        """Return the set without a hint; unchanged if its order is chosen already."""
         return self if self.order is not None else replace(self, hint=None, longest_hint=0)
 
     def _longest_hint(self) -> int:
-        """Count the tokens of the hint of the reversed ranking, which names the most documents: all, or all but one."""
+        """Count the tokens of the hint for the reversed ranking: it names the most documents, all or all but one."""
         is_still = self.policy == "retrieval" and self.best != "last"
         if self.hint is None or is_still or len(self.documents) < 2:
             return 0
@@ -136,16 +135,16 @@ Part = Fixed | DocumentSet
 
 # ---- The cached part of a prompt whose sets of documents have no order yet. ---------------------------------------------
 #
-# The order of one set decides how far the rest of the prompt is cached, the next sets included. So the sets are searched
-# twice: forwards for the nodes that each may follow, then backwards for the tokens that are cached behind each. Both take
-# time in proportion to the prompt and to the cached paths of its documents, for any number of sets.
+# The order of one set decides how much of the rest of the prompt is cached, the next sets included. So there are two
+# searches: forwards for the nodes that each set may follow, then backwards for the tokens that are cached after each node.
+# Both take time in proportion to the prompt and to the cached paths of its documents, for any number of sets.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CachedPlace:
-    """The end of placed documents of a set: `node` ends the one of this rank, and the places before it lead there.
+    """A cached path of a set's documents. node, rank: the end and the rank of the last document. before: the path to it.
 
-    gap: the last tokens before it that a prompt reuses only if it is cached further; 0 if a prompt may continue here.
+    gap: the last tokens of the path that a prompt reuses only if more is cached after them; 0: a prompt may continue here.
     """
 
     node: Run
@@ -154,7 +153,7 @@ class CachedPlace:
     gap: int = 0
 
     def order(self) -> list[int]:
-        """Return the ranks of the documents that lead here, in order."""
+        """Return the ranks of the documents on the path, in order."""
         ranks: list[int] = []
         place: CachedPlace = self
         while place.before is not None:
@@ -164,21 +163,22 @@ class CachedPlace:
 
 
 class CachedPrompt:
-    """One prompt's parts against the tree. Valid for as long as the tree does not change: one arrangement."""
+    """One prompt's parts against the tree. Valid while the tree does not change, so for one arrangement."""
 
     def __init__(self, tree: PrefixIndex, parts: Sequence[Part]) -> None:
         self.tree, self._parts = tree, parts
         sets = [at for at, part in enumerate(parts) if isinstance(part, DocumentSet)]
         self._next_set = dict(pairwise([*sets, None]))  # by the index of a set
-        self._found: dict[tuple[int, Run], Arrangement] = {}  # by the index of a set and the node that it follows
-        self._worth: dict[tuple[int, Run], int] = {}  # likewise: tokens cached behind that node
+        self._found: dict[tuple[int, Run], Arrangement] = {}  # by the index of a set and the node before it
+        self._worth: dict[tuple[int, Run], int] = {}  # by the same: the tokens cached after the node
         self._ends: dict[tuple[int, Run], tuple[Run | None, int]] = {}  # by the index of a set and its last node
-        self._texts: dict[int, np.ndarray] = {}  # by the index of a set: the fixed text behind it
+        self._texts: dict[int, np.ndarray] = {}  # by the index of a set: the fixed text after it
 
     def order(self, index: int, node: Run | None, waiting: Sequence[AbstractSet[str]]) -> Sequence[int]:
-        """Return the best order of the set at `index` behind `node`: ranks.
+        """Return the best order, as ranks, of the set at `index` after `node`.
 
-        node: None if nothing is cached that far. waiting: keys of the documents of requests that would share this order.
+        node: None if the prompt is not cached so far. waiting: for each request that would share this order, the keys of
+        its documents.
         """
         part = self._set(index)
         if node is not None and self._next_set[index] is not None and (index, node) not in self._found:
@@ -189,7 +189,7 @@ class CachedPrompt:
         return self._arrange(index, node, waiting).order
 
     def beyond(self, index: int, place: CachedPlace) -> int:
-        """Count the reusable tokens behind a set which is placed as a whole, with its gap; its hint is the first of them."""
+        """Count the reusable tokens after a wholly placed set, from its hint on, together with the gap of its place."""
         (node, length), following = self._end(index, place), self._next_set[index]
         worth = 0 if node is None or following is None else self._worth.get((following, node), 0)
         if node is not None and worth:
@@ -197,10 +197,9 @@ class CachedPrompt:
         return place.gap + length if length else 0
 
     def end(self, index: int, node: Run, order: Sequence[int]) -> tuple[Run | None, int]:
-        """Return the node in front of the next set, None if that is not cached, and the reusable tokens behind `node`.
+        """Return the node before the next set, None if it is not cached, and the number of reusable tokens after `node`.
 
-        They belong to the hint of the set at `index`, which is placed as a whole and ends with `node`, and to the text
-        behind the set.
+        The set at `index` is wholly placed and ends with `node`. The reusable tokens are its hint and the text after it.
         """
         if (end := self._ends.get((index, node))) is None:
             run = np.concatenate([self._set(index).hint_tokens(order), self._text(index)])
@@ -212,7 +211,7 @@ class CachedPrompt:
         return self._ends.get((index, place.node)) or self.end(index, place.node, place.order())
 
     def _survey(self, index: int, node: Run) -> None:
-        """Fill the tables for the set at `index` behind `node`, and for all sets that follow."""
+        """Fill the tables for the set at `index` after `node`, and for all later sets."""
         levels: list[tuple[int, Collection[Run]]] = [(index, {node: None})]
         while levels[-1][1] and (following := self._next_set[index]) is not None:
             places = (place for origin in levels[-1][1] for place in self._placed(index, origin))
@@ -224,7 +223,7 @@ class CachedPrompt:
                 self._settle(index, origin)
 
     def _settle(self, index: int, origin: Run) -> None:
-        """Choose the order of a set behind `ref`, now that all sets behind it are settled."""
+        """Choose the order of a set after `origin`; all later sets are settled by now."""
         part = self._set(index)
         found = self._found[index, origin] = self._arrange(index, origin, ())
         worth = found.reused_tokens
@@ -255,13 +254,13 @@ class CachedPrompt:
         )
 
     def _pays(self, price_ms: float, node: Run | None, held: float, free: float) -> bool:
-        """Return whether to save `free` tokens behind a node instead of `held` ones saves more than `price_ms`."""
+        """Return whether `free` reused tokens after a node, instead of `held` ones, save more than `price_ms`."""
         if node is None or free <= held:
             return False
         return 1000 * self.tree.seconds(node.end + round(held), round(free - held)) > price_ms
 
     def _placed(self, index: int, origin: Run) -> Iterator[CachedPlace]:
-        """Yield the end of every cached path behind `ref` that holds the whole set at `index`."""
+        """Yield every cached path after `origin` that has the whole set at `index`."""
         part = self._set(index)
         cached, ranks = CachedDocuments(self, index, origin), {key: rank for rank, key in enumerate(part.keys)}
         stack = [(CachedPlace(origin), 0)]
@@ -286,9 +285,9 @@ class CachedPrompt:
 
 
 class CachedDocuments:
-    """One set of documents behind a node: an `ordering.Index` whose positions are places.
+    """One set of documents after a node: an `ordering.Index` whose positions are `CachedPlace`s.
 
-    A document counts as cached where a running request is about to compute it, too: the later request waits and shares.
+    A document that a running request is about to compute counts as cached: the later request waits and shares it.
     """
 
     def __init__(self, prompt: CachedPrompt, index: int, origin: Run | None) -> None:
@@ -315,10 +314,10 @@ class CachedDocuments:
         return float(self._prompt.beyond(self._index, position))
 
 
-# ---- A prompt as parts, and its layout once its documents have an order. ------------------------------------------------
+# ---- A prompt as parts, and its layout with ordered documents. ----------------------------------------------------------
 #
-# The order is chosen at admission, by the prefix tree as it is then, over the whole conversation. Documents of an earlier
-# turn keep their order, because the rest of the conversation is cached behind that order only.
+# The order is chosen at admission, over the whole conversation, by the prefix tree at that time. Documents of an earlier
+# turn keep their order, because the rest of the conversation is cached after that order only.
 
 
 class ChatPrompt:
@@ -337,8 +336,8 @@ class ChatPrompt:
         """Choose the order of each set of documents by the tree and the waiting prompts, and join all parts."""
         layout, cached = _LayoutBuilder(), CachedPrompt(tree, self.parts)
         node = tree.roots.get(scope)
-        before: list[np.ndarray] = []  # tokens in front of the first set
-        previous: int | None = None  # the set before
+        before: list[np.ndarray] = []  # tokens before the first set
+        previous: int | None = None  # index of the set before
         order: Sequence[int] = ()
         has_moved = False
         for index, part in enumerate(self.parts):
@@ -363,16 +362,16 @@ class ChatPrompt:
         return layout.build(self._cached_in_rank(tree, scope) if has_moved else None)
 
     def _cached_in_rank(self, tree: PrefixIndex, scope: Scope) -> int:
-        """Count the tokens that the prompt would reuse if documents without an order stood in retrieval rank."""
+        """Count the tokens that the prompt would reuse with its unordered documents in retrieval rank."""
         if (root := tree.roots.get(scope)) is None:
             return 0
         tokens = np.concatenate([NO_TOKENS, *(run for part in self.parts for run in _runs(part))])
         return min(tree.continued(root, tree.match_from(root, tokens)), max(len(tokens) - tree.recompute_last, 0))
 
     def _sharing(self, waiting: Collection[Prompt], index: int) -> list[frozenset[str]]:
-        """Return the keys of other prompts' documents in place of part `index`, for prompts that are equal up to it.
+        """Return, for each waiting prompt that is equal up to part `index`, the keys of its documents there.
 
-        Only the first set without an order qualifies: the tokens in front of a later one depend on the order of that one.
+        Only the first set without an order qualifies: its order decides the tokens before all later sets.
         """
         if index != self._first_free:
             return []
@@ -381,9 +380,9 @@ class ChatPrompt:
 
 
 class SeparatePrompt(ChatPrompt):
-    """A prompt whose documents are read separately, each behind the text in front of the first of them.
+    """A prompt whose documents are read separately, each directly after the text before the first document.
 
-    They stand in retrieval rank, or as an earlier turn has shown them: their order does not decide what is reused.
+    The documents keep retrieval rank or the order of an earlier turn: reuse does not depend on their order.
     """
 
     def __init__(self, parts: Sequence[Part]) -> None:
@@ -392,7 +391,7 @@ class SeparatePrompt(ChatPrompt):
         self.beginning = self._layout.tokens
 
     def arrange(self, tree: PrefixIndex, scope: Scope, waiting: Collection[Prompt] = ()) -> Layout:
-        """Return its one layout."""
+        """Return the only layout."""
         return self._layout
 
     def _lay_out(self) -> Layout:
@@ -413,19 +412,19 @@ def _in_rank(order: Sequence[int]) -> bool:
 
 
 def _kept_in_rank(documents: DocumentSet) -> DocumentSet:
-    """Return documents in retrieval rank, unless they have an order."""
+    """Return the set in retrieval rank, unless it has an order."""
     return documents if documents.order is not None else replace(documents, order=tuple(range(len(documents.documents))))
 
 
 def _follow(tree: PrefixIndex, node: Run, runs: Sequence[np.ndarray]) -> Run | None:
-    """Return the node that ends exactly where `runs` end behind `node`, if one does."""
+    """Return the node that ends exactly with `runs` after `node`, if there is one."""
     if not runs:
         return node
     return tree.match_from(node, np.concatenate(runs)).exact_end
 
 
 def _runs(part: Part) -> Iterator[np.ndarray]:
-    """Yield the tokens of a part; documents without an order stand in retrieval rank."""
+    """Yield the tokens of a part, unordered documents in retrieval rank."""
     if isinstance(part, Fixed):
         yield part.tokens
     else:
@@ -444,14 +443,14 @@ class _LayoutBuilder:
         self._segments: list[Segment] = []
         self._repeated: list[str] = []
         self._length = 0
-        self._prefix: np.ndarray | None = None  # in front of documents that are read separately
+        self._prefix: np.ndarray | None = None  # the text before documents that are read separately
         self._moved: list[MovedDocument] = []
         self._breakpoints: list[tuple[int, float]] = []
-        self._opening: int | None = None  # the tokens in front of the first question
+        self._opening: int | None = None  # the number of tokens before the first question
         self.hint = ""
 
     def add_text(self, part: Fixed) -> None:
-        """Add a text in a fixed place, and note the breakpoint and the question that it is."""
+        """Add a text in a fixed place; note its breakpoint, and whether it is the first question."""
         if part.is_question and self._opening is None:
             self._opening = self._length
         if part.pin is not None:
@@ -504,7 +503,7 @@ class _LayoutBuilder:
         )
 
     def _end_in_text(self) -> None:
-        """Count the last token as text behind the last document: a prompt ends in a token that is computed."""
+        """Count the last token of the last document as text: the last token of a prompt is always computed."""
         last = self._moved.pop()
         self._tokens[-1] = np.concatenate((self._tokens[-1][:-1], last.tokens[-1:]))
         if last.moves_from < last.stop - 1:

@@ -1,4 +1,4 @@
-"""Citations of pasted documents: the model writes ids, the client reads its program's numbers, later turns have the ids."""
+"""Citations of pasted documents: the model writes ids, the client reads the numbers of its program, later turns have ids."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ class Citations:
 
     @classmethod
     def of(cls, sets: Sequence[DocumentSet], trail: bytes) -> Citations:
-        """Return those of documents in the order of their turns.
+        """Return the citations of sets in the order of their turns.
 
-        An earlier list's number that a later list gives to another document says nothing any more: that id stays one.
+        If a later list gives a number to another document, the earlier document loses the number: its id stays as it is.
         """
         number_of: dict[str, str] = {}
         taken: set[str] = set()
@@ -69,7 +69,7 @@ class Citations:
         return lambda: _NumberedReader(make(), self, owed)
 
     def shown(self, text: str) -> str:
-        """Return a text, no part of a word, with numbers in place of ids."""
+        """Return a text of whole words with numbers in place of ids."""
         return ID.sub(self._number, text)
 
     def _number(self, id: re.Match[str]) -> str:
@@ -106,7 +106,7 @@ class NumberedText:
 
 
 class _NumberedReader:
-    """Reads an answer and shows numbers in place of ids: in its content, its reasoning and the arguments of its calls."""
+    """Reads an answer with numbers in place of ids: in its content, its reasoning and the arguments of its calls."""
 
     def __init__(self, reader: AnswerReader, citations: Citations, owed: str) -> None:
         self._reader, self._citations = reader, citations
@@ -144,7 +144,7 @@ def _is_same_text(one: Fragment, other: Fragment) -> bool:
 
 # ---- From numbers to ids, when an answer comes back. --------------------------------------------------------------------
 
-OVERHEAD = 200  # bytes that an answer takes beside its text, about
+OVERHEAD = 200  # bytes of an answer without its text, about
 AMBIGUOUS = b""
 
 
@@ -160,11 +160,11 @@ WRITTEN = msgspec.msgpack.Decoder(_Written)
 
 
 class CitedAnswers:
-    """Answers as the model wrote them, by the chat in front of them and the text that the client read. For all threads.
+    """Answers as the model wrote them, by the chat before them and the text that the client read. Safe from several threads.
 
-    A number of a text says nothing by itself, so an answer is known as a whole, behind the same questions and answers.
-    Instructions do not count: lists of documents come and go there. Two answers that read the same and were written with
-    other ids are not told apart, and their numbers stay. Of too many bytes the least recently used leave.
+    A number says nothing by itself: so an answer is found as a whole, after the same questions and answers. Instructions do
+    not count, because lists of documents come and go there. If two answers read the same but were written with different
+    ids, their numbers stay. max_bytes: the bound of all answers; the least recently used are dropped first.
     """
 
     def __init__(self, max_bytes: int = 8 << 20) -> None:
@@ -173,7 +173,7 @@ class CitedAnswers:
         self._lock = Lock()
 
     def remember(self, trail: bytes, shown: Message, written: Message) -> None:
-        """Keep an answer. trail: of the messages in front of it. shown: to the client. written: by the model."""
+        """Keep an answer. trail: of the messages before it. shown: to the client. written: by the model."""
         key, answer = _key(trail, shown), msgspec.msgpack.encode(_written(written))
         with self._lock:
             before = self._answers.pop(key, None)
@@ -187,7 +187,7 @@ class CitedAnswers:
                 self.num_bytes -= OVERHEAD + len(left)
 
     def restore(self, scope: str, messages: Sequence[Message]) -> tuple[list[Message], list[bytes]]:
-        """Return messages with our answers as the model wrote them, and the trail in front of each and behind the last."""
+        """Return messages with answers as the model wrote them, and the trails: before each message, and after the last."""
         hash = blake2b(scope.encode(errors="surrogatepass"), digest_size=16)
         restored: list[Message] = []
         trails = [hash.digest()]
@@ -207,7 +207,7 @@ class CitedAnswers:
 
 
 def _key(trail: bytes, message: Message) -> bytes:
-    """Return a digest of a message behind a trail: of its role, its text and its calls."""
+    """Return a digest of a message after a trail: of its role, its text and its calls."""
     content = message.get("content")
     said = answer_key({**message, "content": text_of(content) or content})
     return blake2b(f"{message['role']}{said}".encode(errors="surrogatepass"), key=trail, digest_size=16).digest()
@@ -223,7 +223,7 @@ def _written(answer: Message) -> _Written:
 
 
 def _as_written(message: Message, written: _Written) -> Message:
-    """Return a message that has come back with the texts that the model wrote. Reasoning that is gone stays away."""
+    """Return a message that came back, with the texts that the model wrote. Reasoning that the client dropped stays out."""
     restored = {**message, "content": written.content}
     if written.reasoning and message.get("reasoning_content"):
         restored["reasoning_content"] = written.reasoning
@@ -240,7 +240,7 @@ def _with_arguments(function: Mapping[str, object], arguments: str) -> Mapping[s
 
 
 def _functions(message: Message) -> list[Mapping[str, object]]:
-    """Return the functions that a message calls; none where a call has none."""
+    """Return the functions that a message calls; none if any call has no function."""
     calls = message.get("tool_calls")
     found = [call.get("function") for call in calls if isinstance(call, Mapping)] if isinstance(calls, list) else []
     functions = [function for function in found if isinstance(function, Mapping)]

@@ -1,8 +1,8 @@
-"""Histories that clients shorten: what follows is known once a client has done it before, and is computed ahead.
+"""Histories that clients shorten: the next request is learnt, and computed ahead.
 
-Such a client asks for a summary of all that was said, and goes on with a new history, which begins with that summary
-between words of its own. The words are learnt from the first time that an answer comes back so; when the same question is
-answered again, the beginning of the new history is known before the client sends it.
+A client asks for a summary of all messages. Then it goes on with a new history, which starts with the summary between the
+client's own words. These words are learnt the first time that an answer comes back so. When the same question is answered
+again, the start of the new history is known before the client sends it.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from .history import INSTRUCTIONS, HistoryMessage
 from .shortened_history import Kept, follows
 
 SHORTEST_SUMMARY = 200  # characters of a summary: shorter answers are quoted by chance
-FEW_ANSWERS = 4  # answers that are remembered of a session
-HASH = 100  # bytes that a hash of a message takes in a set, about
-LONGEST_SUMMARY = 64 << 10  # bytes of an answer, and of a beginning, that are remembered
-INNER = re.compile("<summary>(.*)</summary>", re.DOTALL)  # the part that some clients go on with
+FEW_ANSWERS = 4  # answers remembered of a session
+HASH = 100  # bytes of a message's hash in a set, about
+LONGEST_SUMMARY = 64 << 10  # bytes of an answer that is remembered; the start of a history may have four times as many
+INNER = re.compile("<summary>(.*)</summary>", re.DOTALL)  # the part with which some clients go on
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """An answer that may come back. question: that it answers, as JSON. texts: all of it, and the part in its tag."""
+    """An answer that may come back. question: the answered message, as JSON. texts: its text, and the part in a tag."""
 
     question: bytes
     texts: tuple[str, ...]
@@ -36,10 +36,10 @@ class Summary:
 
 @dataclass(frozen=True, slots=True)
 class Shortened:
-    """A history that began with an answer. question: to which it was one. options: of the request, as JSON.
+    """A history that started with an answer. question: the message that was answered. options: of the request, as JSON.
 
-    first: its messages in front of the one with the answer; before, after: that one, around the answer. All are JSON.
-    place: of the text that came back, among those of the answer.
+    first: the messages before the one with the answer. before, after: the text of that message around the answer. All are
+    JSON. place: the index of the text that came back in `Summary.texts`.
     """
 
     question: bytes
@@ -50,16 +50,16 @@ class Shortened:
     place: int
 
     def chat(self, text: str) -> ChatRequest:
-        """Return the request that begins with another answer."""
+        """Return the request whose history starts with another answer."""
         messages = map(msgspec.json.decode, (*self.first, self.before + _escaped(text) + self.after))
         return msgspec.structs.replace(decode(self.options, ChatRequest), messages=list(messages))
 
 
 @dataclass(slots=True, eq=False)
 class Compaction:
-    """How a session shortens its history. answers: its newest ones. shortened: what it began with the last time.
+    """How a session shortens its history. answers: the newest. shortened: the last history that started with an answer.
 
-    kept: what it keeps where this server shortens the history.
+    kept: what the client keeps of a history that this server shortens.
     """
 
     answers: tuple[Summary, ...] = ()
@@ -68,16 +68,16 @@ class Compaction:
 
     @property
     def num_bytes(self) -> int:
-        """Memory that it takes, about."""
+        """The bytes of memory, about."""
         texts = [text for one in self.answers for text in (one.question, *one.texts)]
         if (found := self.shortened) is not None:
             texts += [found.question, found.options, *found.first, found.before, found.after]
         return sum(map(getsizeof, texts)) + HASH * self.kept.num_hashes
 
     def note(self, options: bytes, entries: Sequence[HistoryMessage]) -> ChatRequest | None:
-        """Take an answered chat; return what the client is likely to ask next, if it has shortened its history like this.
+        """Take an answered chat; return the likely next request, if the client has shortened a history like this before.
 
-        options: the request as JSON, without its messages. entries: these, and the answer.
+        options: the request as JSON, without its messages. entries: the messages and the answer.
         """
         *asked, answer = entries
         self.kept = self.kept.learnt(entries)
@@ -95,7 +95,7 @@ class Compaction:
         return known.chat(texts[known.place])
 
     def _find(self, options: bytes, asked: Sequence[HistoryMessage]) -> Shortened | None:
-        """Return how a chat begins, if the first message behind its instructions has an earlier answer in it."""
+        """Return how a chat starts, if the first message after its instructions has an earlier answer in it."""
         at = next((at for at, entry in enumerate(asked) if entry.role not in INSTRUCTIONS), None)
         if at is None or asked[at].role != "user" or sum(len(entry.said) for entry in asked[: at + 1]) > 4 * LONGEST_SUMMARY:
             return None
@@ -109,7 +109,7 @@ class Compaction:
 
 
 def _texts(answer: HistoryMessage) -> tuple[str, ...]:
-    """Return the texts by which an answer may come back; none of a short or a very long one."""
+    """Return the texts by which an answer may come back; none for a short or a very long answer."""
     if len(answer.said) > LONGEST_SUMMARY or not isinstance(text := answer.message.get("content"), str):
         return ()
     inner = INNER.search(text)
@@ -118,5 +118,5 @@ def _texts(answer: HistoryMessage) -> tuple[str, ...]:
 
 
 def _escaped(text: str) -> bytes:
-    """Return a text as it stands within a string of JSON."""
+    """Return a text as it is written within a JSON string."""
     return msgspec.json.encode(text)[1:-1]

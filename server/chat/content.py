@@ -1,4 +1,4 @@
-"""What clients write in a chat, in this server's words: refusals, images, calls of the old form, marks of the cache."""
+"""Translate what clients write in a chat into this server's words: refusals, images, old calls, marks of the cache."""
 
 from __future__ import annotations
 
@@ -31,28 +31,29 @@ from .sampling_fields import JsonValue
 from .volatile import INSTRUCTIONS
 
 MARKS = frozenset({"cache_control", "prompt_cache_breakpoint"})
-"""Fields that mark how far a prompt may be cached. They are no part of it: a client moves them from turn to turn."""
+"""Fields that mark how far a prompt may be cached. They are no part of the prompt: a client moves them from turn to turn."""
 NOT_SHOWN = "messages: parts that are no text are not shown to the model, a line of text stands for each"
 LEFT_OUT = "messages: parts that cannot be read were left out"
 AS_USER = "messages: roles that are not known count as a user's"
 NOT_RUN = "tools: {} left out: this server runs no tools, and the model was told nothing of them"
-ON = "call_{}"  # the id of a call of the old form, by its message
+ON = "call_{}"  # the id of a call of the old form, by the index of its message
 TTL = re.compile("([0-9]{1,6})([smhd])")
 SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 LONGEST_PIN = 7 * 86_400.0  # seconds
 
 Fields = dict[str, JsonValue]
 Breakpoints = Mapping[int, float]
-"""By the index of a message: how many seconds the prompt up to its end is pinned; 0: not at all."""
+"""By the index of a message: the seconds for which the prompt up to its end is pinned; 0: no pin."""
 
 
 def take(request: ChatRequest, takes_documents: bool = False) -> tuple[ChatRequest, Breakpoints, tuple[str, ...]]:
     """Return a chat in this server's words, its breakpoints, and a warning for what the model is not shown.
 
-    A part of the last message that cannot be read is refused, if that is a user's, since the question may be about it.
-    Elsewhere a line of text stands for it, or nothing: a thread that once had one must go on. takes_documents: a result that
-    is a list of documents stays one. A breakpoint counts at the end of its message, that of a tool at the end of the
-    instructions, that of the request at the end of the last message. Raises RequestError.
+    An unreadable part is refused in a user's last message, since the question may be about it. Elsewhere a line of text
+    replaces the part, or nothing: the thread must go on. takes_documents: a result that is a list of documents stays one.
+
+    A breakpoint counts at the end of its message. A tool's breakpoint counts at the end of the instructions, a request's at
+    the end of the last message. Raises RequestError.
     """
     request, hosted = _without_hosted(request)
     taken = _Taken(request, takes_documents)
@@ -79,10 +80,10 @@ def take(request: ChatRequest, takes_documents: bool = False) -> tuple[ChatReque
 
 
 class _Taken:
-    """The messages of a chat as they are taken. is_marked: any has a mark.
+    """The translated messages of a chat. is_marked: a message has a mark.
 
-    not_shown, left_out: by kind, the parts for which a line stands, and nothing. unconstrained: the tools whose free text
-    should fit a grammar.
+    not_shown: parts replaced by a line, counted by kind. left_out: dropped parts, by kind. unconstrained: tools whose free
+    text should fit a grammar.
     """
 
     def __init__(self, request: ChatRequest, takes_documents: bool) -> None:
@@ -102,7 +103,7 @@ class _Taken:
         return tuple(said)
 
     def functions(self, tools: Sequence[Fields]) -> list[Fields]:
-        """Return the tools, each with free text as a function."""
+        """Return the tools, those with free text as functions."""
         return [self._function(tool) if _custom_of(tool) else tool for tool in tools]
 
     def _function(self, tool: Fields) -> Fields:
@@ -114,7 +115,7 @@ class _Taken:
         return {name: value for name, value in tool.items() if name != "custom"} | {"type": "function", "function": function}
 
     def mark(self, at: int, control: JsonValue) -> None:
-        """Note a breakpoint behind a message. control: may have a time; of several ones the longest counts."""
+        """Note a breakpoint after a message. control: may have a time; the longest time of a message counts."""
         times = (control.get("ttl") if isinstance(control, dict) else None, self._ttl)
         self.breakpoints[at] = max(self.breakpoints.get(at, 0.0), *map(seconds_of, times))
 
@@ -152,7 +153,7 @@ class _Taken:
         return self._pairs.answer(message) if role in TOOLS else message
 
     def _calls(self, message: Fields, more: Sequence[Fields], at: int) -> Fields:
-        """Return the calls of a message as its field, if that changes. more: those that are parts of its content."""
+        """Return the field of a message's calls, if it changes. more: calls that are parts of the content."""
         given = message.get("tool_calls")
         if isinstance(old := message.get("function_call"), dict) and not given:
             given = [{"id": ON.format(at), "type": "function", "function": old}]
@@ -167,11 +168,11 @@ class _Taken:
         return {} if calls == message.get("tool_calls") else {"tool_calls": calls or None}
 
     def _content(self, message: Fields, role: str, at: int) -> Fields:
-        """Return a content that is no text as one, or as parts that are texts, with the calls and the reasoning in it."""
+        """Return the changed fields for a content that is no text: a text or parts of text, its reasoning and its calls."""
         content, is_result, is_question = message["content"], role in TOOLS, at == self._last and role == "user"
         if not isinstance(content, list):
             if is_question:
-                return {}  # which is refused
+                return {}  # it is refused later
             if not isinstance(content, dict):
                 return {"content": json_text(content)}
             content = [content]
@@ -197,7 +198,7 @@ class _Taken:
         return changed | ({"tool_calls": calls} if calls else {})
 
     def _call(self, call: JsonValue) -> list[Fields]:
-        """Return a call as a chat has it, if it names a function."""
+        """Return a call in a chat's form, if it names a function."""
         read = read_call(_function_call(call))
         if read is None:
             self.left_out["tool_calls"] += 1
@@ -210,7 +211,7 @@ class _Taken:
         return _without_marks(part)
 
     def _part(self, part: JsonValue, where: str, is_question: bool) -> list[JsonValue]:
-        """Return what stands for a part: a part that is a text, or none."""
+        """Return the text part that replaces a part, or none. Raises RequestError for an unreadable part of the question."""
         if isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str):
             return [part]
         read = read_part(part)
@@ -223,26 +224,26 @@ class _Taken:
 
 
 def _is_data(part: JsonValue) -> bool:
-    """Whether a part of a result is a value that a tool returned, and no part that says what it is."""
+    """Return whether a part of a result is a bare value from a tool, without a type."""
     if isinstance(part, dict):
         return not isinstance(part.get("type"), str) and part.keys() != {"text"}
     return part is not None and not isinstance(part, str)
 
 
 def seconds_of(ttl: JsonValue) -> float:
-    """Return the seconds of a time such as 5m; 0 if it is none."""
+    """Return the seconds of a time such as 5m, at most `LONGEST_PIN`; 0 for any other value."""
     found = TTL.fullmatch(ttl) if isinstance(ttl, str) else None
     return min(float(found[1]) * SECONDS[found[2]], LONGEST_PIN) if found else 0.0
 
 
 def _lives(options: dict[str, JsonValue] | None) -> bool:
-    """Whether the end of the prompt is a breakpoint with a time, as it is where a request says nothing else."""
+    """Return whether the end of the prompt is a breakpoint with a time: the default for options with a ttl."""
     return bool(options) and options.get("mode") != "explicit" and seconds_of(options.get("ttl")) > 0
 
 
-# ---- Tools whose calls are a free text: for the model, functions with one text among their arguments. --------------------
+# ---- Tools whose calls are free text: the model sees functions with a text as their argument. ----------------------------
 
-INPUT = "input"  # the argument that holds a free text
+INPUT = "input"  # the argument with the free text
 TEXT_ARGUMENT: Fields = {
     "type": "object",
     "properties": {INPUT: {"type": "string"}},
@@ -254,21 +255,21 @@ UNCONSTRAINED = "tools: the grammar of {} is shown to the model and not enforced
 
 
 def described(tool: Mapping[str, JsonValue]) -> tuple[str, bool]:
-    """Return the description of a tool with free text, and whether that has to fit a grammar, which then stands in it."""
+    """Return the description of a tool with free text, and whether it has a grammar, which the description then shows."""
     text, form = str(tool.get("description") or ""), tool.get("format")
     if not isinstance(form, dict) or form.get("type") != "grammar":
         return text, False
-    grammar = nested if isinstance(nested := form.get("grammar"), dict) else form  # in a chat, and in a response
+    grammar = nested if isinstance(nested := form.get("grammar"), dict) else form  # a chat's form, and a response's
     return f"{text}\n\nThe input fits this grammar ({grammar.get('syntax')}):\n{grammar.get('definition')}".strip(), True
 
 
 def custom_names(tools: Sequence[JsonValue] | None) -> frozenset[str]:
-    """Return the names of the tools of a chat whose calls are a free text."""
+    """Return the names of the tools whose calls are free text."""
     return frozenset(str(custom.get("name")) for tool in tools or () if (custom := _custom_of(tool)))
 
 
 def _custom_of(tool: JsonValue) -> Fields:
-    """Return what a tool with free text, a call of one or a choice of one says of itself; nothing for all others."""
+    """Return the field `custom` of a tool with free text, of its call or of its choice; empty for all others."""
     custom = tool.get("custom") if isinstance(tool, dict) and tool.get("type") == "custom" else None
     return custom if isinstance(custom, dict) else {}
 
@@ -281,7 +282,7 @@ def _function_call(call: JsonValue) -> JsonValue:
 
 
 def _function_choice(choice: JsonValue) -> JsonValue:
-    """Return a choice among the tools by the functions that stand for them."""
+    """Return a choice among the tools, with functions in place of tools with free text."""
     if custom := _custom_of(choice):
         return {"type": "function", "function": {"name": custom.get("name")}}
     match choice:
@@ -291,7 +292,7 @@ def _function_choice(choice: JsonValue) -> JsonValue:
 
 
 def _without_hosted(request: ChatRequest) -> tuple[ChatRequest, str]:
-    """Return a chat without the tools that only another server runs, and what they are."""
+    """Return a chat without the tools that only another server runs, and the names of these tools' kinds."""
     hosted = [str(tool["type"]) for tool in request.tools or () if _is_hosted(tool)]
     if not hosted:
         return request, ""
@@ -304,19 +305,19 @@ def _without_hosted(request: ChatRequest) -> tuple[ChatRequest, str]:
 
 
 def _is_hosted(tool: JsonValue) -> bool:
-    """Whether a tool is one that another server runs: neither a function nor a tool with free text."""
+    """Return whether another server runs a tool: it is neither a function nor a tool with free text."""
     kind = tool.get("type") if isinstance(tool, dict) else None
     own = ("function", "custom")
     return isinstance(kind, str) and kind not in own and not any(isinstance(tool.get(name), dict) for name in own)
 
 
 def _of_functions(request: ChatRequest) -> Fields:
-    """Return the fields of a chat that mean what `functions` and `function_call` mean. Raises RequestError."""
+    """Return the fields that replace `functions` and `function_call`. Raises RequestError."""
     if request.tools:
         raise RequestError("functions and tools: send one of them", param="functions")
     choice = request.function_call
     return {
-        "functions": [],  # which says that calls go back in the old form
+        "functions": [],  # not None: the answer shows calls in the old form
         "tools": [{"type": "function", "function": function} for function in request.functions or ()],
         "tool_choice": {"type": "function", "function": choice} if isinstance(choice, dict) else choice,
         "parallel_tool_calls": False,

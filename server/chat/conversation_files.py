@@ -1,7 +1,7 @@
-"""Stored conversations on disk: written behind, read at the start.
+"""Stored conversations on disk: a thread writes them, and the start reads them.
 
-An entry of a history stands in the file of the answer that it was first stored with; the other answers of the conversation
-refer to it by its number.
+An entry of a history is in the file of the first answer that was stored with it. Other answers of the conversation refer to
+the entry by its number.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ Length = Annotated[int, Meta(ge=0, lt=1 << 31)]
 class StoredAnswer:
     """An answer with its place in a conversation.
 
-    number: counts the answers and entries of the conversation, and the heads that it has had. headed: the number with which
-    it became the head, the last time; 0: it never was. parent: the id of the answer that it continues; empty: none that is
-    stored. history: the numbers of its entries, in order. entries: those that were first stored with it, by number.
-    record: the answer's own object, as JSON, for APIs that show it again.
+    number: from the count of the conversation's answers, entries and changes of the head. headed: the number of the last
+    change that made the answer the head; 0: it never was. parent: the id of the stored answer that this one continues;
+    empty: none. history: the numbers of its entries, in order. entries: by number, those first stored with this answer.
+    record: the answer's API object as JSON, for APIs that show it again.
     """
 
     scope: str
@@ -65,14 +65,14 @@ class StoredAnswer:
 
 @dataclass(frozen=True, slots=True)
 class HistoryVocabulary:
-    """The model's part in a history: its number of tokens, and how a text of a scope becomes tokens (int32)."""
+    """The model's part in a history: the size of its vocabulary, and how a text of a scope becomes tokens (int32)."""
 
     num_tokens: int
     tokenize: Callable[[str, str], np.ndarray]
 
 
 def file_name(scope: str, answer: str) -> str:
-    """Return a name that is the same for the same answer of the same scope, and that reveals neither."""
+    """Return the name of an answer's file: always the same for a scope and an answer, and revealing neither."""
     return hashlib.blake2b(msgspec.msgpack.encode([scope, answer]), digest_size=16).hexdigest() + SUFFIX
 
 
@@ -96,7 +96,7 @@ class _Documents(_Strict, frozen=True, kw_only=True):
     keep_first: Length
     keep_last: Length
     longest_hint: Length
-    ranking: tuple[str, ...] = ()  # files of earlier versions lack it, and what follows
+    ranking: tuple[str, ...] = ()  # files of earlier versions lack this field and the next ones
     in_text: bool = False
     number_of: tuple[tuple[str, str], ...] = ()
 
@@ -111,7 +111,7 @@ class _Documents(_Strict, frozen=True, kw_only=True):
         )
 
     def read(self, scope: str, vocabulary: HistoryVocabulary) -> DocumentSet:
-        """Raises DamagedFile."""
+        """Return the DocumentSet. Raises DamagedFile."""
         ranks = list(range(len(self.documents)))
         fits = len(self.tokens) == len(ranks) and (self.order is None or sorted(self.order) == ranks)
         if not fits or self.policy not in ORDERS:
@@ -130,7 +130,7 @@ AS_THEY_ARE = ("policy", "repeated", "order", "keep_first", "keep_last", "longes
 
 
 class _Entry(_Strict, frozen=True, kw_only=True):
-    """An Entry. said: JSON."""
+    """A HistoryMessage. said: JSON."""
 
     said: bytes
     keys: tuple[str, ...]
@@ -144,7 +144,7 @@ class _Entry(_Strict, frozen=True, kw_only=True):
         return cls(said=entry.said, keys=entry.keys, shown=shown, sampled=sampled, one_turn=entry.one_turn)
 
     def read(self, scope: str, vocabulary: HistoryVocabulary) -> HistoryMessage:
-        """Raises DamagedFile and MsgspecError."""
+        """Return the HistoryMessage. Raises DamagedFile and MsgspecError."""
         return HistoryMessage(
             intern(MESSAGES.decode(self.said).role),
             self.said,
@@ -171,7 +171,7 @@ class _File(_Strict, frozen=True, kw_only=True):
     number: Number
     headed: Number = 0
     parent: Name = ""
-    is_head: bool = False  # in files of earlier versions, which have neither of both
+    is_head: bool = False  # in files of earlier versions, which lack `headed` and `parent`
     history: tuple[Number, ...]
     entries: dict[Number, _Entry]
     record: bytes | None
@@ -181,7 +181,7 @@ MESSAGES, FILES = msgspec.json.Decoder(_Message), msgspec.msgpack.Decoder(_File)
 
 
 def encode(stored: StoredAnswer) -> list[bytes]:
-    """Return a stored answer's file, in parts."""
+    """Return the parts of a stored answer's file."""
     entries = {number: _Entry.of(entry) for number, entry in stored.entries.items()}
     return with_checksum(MAGIC, msgspec.msgpack.encode(_File(**_fields_of(stored, STORED), entries=entries)))
 
@@ -224,23 +224,23 @@ logger = logging.getLogger("slotcache.conversations")
 
 
 class ConversationFiles(ChatFiles):
-    """Stored answers in a folder, so that conversations outlive a restart. Each answer is a file of its own.
+    """Stored answers in a folder, a file for each, so that conversations outlive a restart.
 
-    The folder is one server's: entries are numbered by the one that has them in memory.
+    The folder belongs to one server: the server that has the entries in memory numbers them.
     """
 
     def put(self, stored: StoredAnswer) -> None:
-        """Queue an answer to be written. From any thread."""
+        """Queue an answer to write. From any thread."""
         self.write(stored.file_name, partial(encode, stored))
 
     def answers(self, vocabulary: HistoryVocabulary, max_bytes: int) -> list[tuple[StoredAnswer, float]]:
-        """Return the newest answers whose files have `max_bytes` together, each with the time of its file: see `load`."""
+        """Return the newest answers, with files of `max_bytes` in all, each with the time of its file: see `load`."""
         read = partial(decode, vocabulary=vocabulary)
         return self.load(SUFFIX, max_bytes, read, lambda stored: stored.file_name)
 
 
 def free_conversation_files(folder: Path) -> ConversationFiles:
-    """Return the files of a folder, or of the first one beside it that no other server has. Raises FolderError."""
+    """Return the files of a folder, or of the first folder next to it that no other server has. Raises FolderError."""
     for place in places(folder):
         with contextlib.suppress(BlockingIOError):
             files = ConversationFiles(place)
@@ -251,5 +251,5 @@ def free_conversation_files(folder: Path) -> ConversationFiles:
 
 
 def seconds_since(written: float) -> float:
-    """Return the age of a file; 0 for one of the future, which a clock that was set back has left."""
+    """Return the age of a file; 0 for a time in the future, which remains after a clock is set back."""
     return max(time.time() - written, 0.0)

@@ -1,7 +1,7 @@
 """Stored conversations in memory: where a turn continues, what it adds, what is evicted.
 
-A conversation is a tree of answers: an answer that two requests continue is the start of two branches. With each answer
-its whole history is stored, in entries that branches share. Scopes never share a conversation.
+A conversation is a tree of answers: two requests that continue one answer start two branches. Each answer is stored with its
+whole history, in entries that branches share. Scopes never share a conversation.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ from .conversation_files import ConversationFiles, HistoryVocabulary, StoredAnsw
 from .history import ChatHistory, HistoryMessage
 from .tokens import answer_key
 
-# ---- One conversation: a tree of answers, and the point of it that a request continues. ---------------------------------
+# ---- One conversation: a tree of answers, and the point in it that a request continues. ---------------------------------
 
-OVERHEAD = 1000  # bytes that a conversation takes beside its answers, about
-ANSWER = 300  # and an answer, beside its history
-SHARE = 100  # and an entry, beside itself: its places in the tables of entries
+OVERHEAD = 1000  # bytes of a conversation without its answers, about
+ANSWER = 300  # bytes of an answer without its history, about
+SHARE = 100  # bytes that an entry takes in the tables of entries, about
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class Conversation:
     """One conversation, from its first request on.
 
-    answers: by id, the history up to and including each answer; empty before the first answer ends and after the store
-    has dropped the conversation. records: of the answers that have one, their own objects as JSON. head: the answer that
-    requests which name only the conversation continue; when it is deleted, the answer that it continued is the head again.
-    used: the time of its last use on the store's clock. num_bytes: of memory.
+    answers: by id, the history up to and including each answer; empty before the first answer ends, and after the store
+    drops the conversation. records: by id, the API objects of answers as JSON. head: the answer that a request continues if
+    it names only the conversation; after a deletion of the head, the answer before it is the head again. used: the time of
+    the last use, by the store's clock. num_bytes: of memory.
     """
 
     scope: str
@@ -56,20 +56,20 @@ class Conversation:
     head: str = ""
     num_bytes: int = 0
     forgotten: bool = False
-    _numbers: dict[HistoryMessage, int] = field(default_factory=dict)  # of the entries, and below those of the answers
-    _places: dict[str, int] = field(default_factory=dict)
+    _numbers: dict[HistoryMessage, int] = field(default_factory=dict)  # of the entries
+    _places: dict[str, int] = field(default_factory=dict)  # the numbers of the answers
     _first: dict[str, tuple[HistoryMessage, ...]] = field(
         default_factory=dict
-    )  # by answer: entries that were first stored with it
-    _parents: dict[str, str] = field(default_factory=dict)  # by answer: the stored one that it continues; empty: none is
-    _headed: dict[str, int] = field(default_factory=dict)  # by answer that has been the head: the larger, the later it was
+    )  # by answer: the entries first stored with it
+    _parents: dict[str, str] = field(default_factory=dict)  # by answer: the stored answer before it; empty: none
+    _headed: dict[str, int] = field(default_factory=dict)  # by former head: the number of the change, rising with time
     _next: int = 0
 
     def __post_init__(self) -> None:
         self.clear()
 
     def add(self, answer: str, entries: tuple[HistoryMessage, ...], is_head: bool, parent: str = "") -> None:
-        """Store a finished answer. parent: the one that it continues; empty: none."""
+        """Store a finished answer. parent: the answer that it continues; empty: none."""
         new = tuple(entry for entry in dict.fromkeys(entries) if entry not in self._numbers)
         self._numbers.update(zip(new, range(self._next, self._next + len(new)), strict=True))
         self._next += len(new) + 1
@@ -78,12 +78,12 @@ class Conversation:
             self._choose(answer)
 
     def attach(self, answer: str, record: bytes) -> None:
-        """Store an answer's own object."""
+        """Store an answer's API object, as JSON."""
         self.num_bytes += getsizeof(record) - getsizeof(self.records.get(answer, b"")) * (answer in self.records)
         self.records[answer] = record
 
     def stored(self, answer: str) -> StoredAnswer:
-        """Return an answer as its file has it."""
+        """Return an answer in the form of its file."""
         return StoredAnswer(
             scope=self.scope,
             conversation=self.id,
@@ -98,7 +98,7 @@ class Conversation:
         )
 
     def restore(self, found: Iterable[StoredAnswer]) -> tuple[list[str], list[str]]:
-        """Store the answers that files have. Returns the answers to write again, and those whose history is not whole."""
+        """Store the answers of files. Return the answers to write again, and those dropped for gaps in their history."""
         answers = sorted(found, key=lambda stored: stored.number)
         entries = {number: entry for stored in answers for number, entry in stored.entries.items()}
         self._numbers = {entry: number for number, entry in entries.items()}
@@ -118,7 +118,7 @@ class Conversation:
         return [heir for heir in dict.fromkeys(heirs) if heir in self.answers], [stored.id for stored in lost]
 
     def remove(self, answer: str) -> list[str]:
-        """Drop one answer; return those whose files change: they get its entries, its parent, or its place as the head."""
+        """Drop an answer. Return the answers whose files change: they get its entries, its parent, or its place as head."""
         gone, entries, parent = self._first.pop(answer), self.answers.pop(answer), self._parents.pop(answer)
         del self._places[answer]
         self._headed.pop(answer, None)
@@ -159,7 +159,7 @@ class Conversation:
         self._next += 1
 
     def _last_head(self) -> str:
-        """Return the stored answer that was the head last; if none ever was, the newest."""
+        """Return the stored answer that was the head last; if none was, the newest."""
         return max(self.answers, key=lambda answer: (self._headed.get(answer, 0), self._places[answer]))
 
     def _add(
@@ -172,10 +172,10 @@ class Conversation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConversationRef:
-    """The point of a conversation that a request continues, as it was when the request came.
+    """The point of a conversation that a request continues, as of the request's arrival.
 
-    answer: the id of the answer before it, empty for a new conversation. branches: the request named that answer and not
-    the conversation. stores: whether the new answer is to be stored.
+    answer: the id of the answer before the request; empty for a new conversation. branches: the request named that answer,
+    not the conversation. stores: whether the new answer is to be stored.
     """
 
     conversation: Conversation
@@ -192,21 +192,21 @@ class ConversationRef:
 
 
 def with_instructions(entries: tuple[HistoryMessage, ...], instructions: str | None) -> tuple[HistoryMessage, ...]:
-    """Return a history with the instructions of the next turn in front, and without those of the turn before."""
+    """Return a history with the instructions of the next turn at its start, in place of those of the turn before."""
     kept = tuple(entry for entry in entries if not entry.one_turn)
     if instructions is None:
         return kept
     new = HistoryMessage.of({"role": "system", "content": instructions}, one_turn=True)
-    same = (entry for entry in entries if entry.one_turn and entry.said == new.said)  # the entry itself: it is stored once
+    same = (entry for entry in entries if entry.one_turn and entry.said == new.said)  # the same object: it is stored once
     return (next(same, new), *kept)
 
 
-# ---- One turn of a chat, from the request to the history that is stored when its answer is complete. --------------------
+# ---- One turn of a chat, from the request to the history that is stored with its complete answer. -----------------------
 
 
 @dataclass(frozen=True, slots=True)
 class PendingTurn:
-    """A request for an answer. id: the answer's. ref: of its conversation; None if it belongs to none.
+    """A request for an answer. id: of the answer. ref: into its conversation; None: it belongs to no conversation.
 
     options: the request as JSON, without its messages and documents, which are in `chat`.
     """
@@ -222,9 +222,9 @@ class PendingTurn:
         return cls(id, msgspec.json.encode(asked.for_next_turn()), chat, ref)
 
     def read(self, text: str, is_cut: bool = False) -> tuple[Message, str, bool]:
-        """Return the whole message of an answer, the key of its ids, and whether it is content alone. text: the model's.
+        """Return the whole message of an answer, the key for its ids, and whether it is content alone. text: the model's.
 
-        is_cut: it reached its limit. Ids of content alone may be found by its text, as they hold no control token.
+        is_cut: the answer reached its limit. For content alone the key is its text, as its ids have no control token.
         """
         reader = self.chat.whole_reader()
         answer = message([*reader.push(text), *reader.finish(is_cut)])
@@ -235,20 +235,20 @@ class PendingTurn:
         return answer, whole if is_content else answer_key(answer), is_content
 
     def read_shown(self, text: str, is_cut: bool = False) -> Message:
-        """Return the whole message of an answer as its client has it: with the numbers of the client's program."""
+        """Return the whole message of an answer as its client reads it: with the numbers of the client's program."""
         reader = self.chat.cited_reader()
         return message([*reader.push(text), *reader.finish(is_cut)])
 
     def ids(self, sampled: np.ndarray) -> np.ndarray:
-        """Return the ids (int32) of the whole answer, as far as they are known. sampled: those of the model's text."""
+        """Return the ids (int32) of the whole answer, as far as they are known. sampled: the ids of the model's text."""
         return self.chat.prefilled.join(sampled) if self.chat.prefilled else sampled
 
     def entries(self, layout: Layout, answer: Message, sampled: np.ndarray | None) -> tuple[HistoryMessage, ...]:
-        """Return the conversation with its answer. sampled: the ids (int32) of its content, if it is nothing more."""
+        """Return the history with its answer. sampled: the ids (int32) of the answer, if that is content alone."""
         return (*self.chat.place_entries(layout), HistoryMessage.of(answer, sampled=sampled))
 
     def report(self, remembered: bool) -> dict[str, object] | None:
-        """Return the answer's `conversation` field. messages: in the prompt; messages_kept: of these, from the store."""
+        """Return the answer's field `conversation`. messages: in the prompt. messages_kept: those from the store."""
         if self.ref is None:
             return None
         return {
@@ -265,10 +265,10 @@ logger = logging.getLogger("slotcache.conversations")
 
 
 class Conversations:
-    """The store. Not thread-safe: the event loop's. max_age: seconds since the last use; 0: no limit. clock: in seconds.
+    """The store of conversations. It belongs to the event loop and is not thread-safe.
 
-    files: the answers' files; None: they are held in memory only. turns: returns those that the engine has not ended yet.
-    num_evicted: that left since there was no room.
+    max_age: seconds since the last use; 0: no limit. clock: in seconds. files: the answers' files; None: memory only.
+    turns: returns the turns that the engine has not ended yet. num_evicted: conversations dropped for lack of room.
     """
 
     def __init__(
@@ -286,7 +286,7 @@ class Conversations:
         self._turns, self._entering = turns, list[ConversationRef]()
         self._max_number, self._max_bytes, self._max_age, self._clock = max_number, max_bytes, max_age, clock
         self._files = files
-        # `held` are stored, the least recently used first. `known` are also those that only unfinished requests refer to.
+        # `_held`: stored ones, the least recently used first. `_known`: also those that only unfinished requests refer to.
         self._held: OrderedDict[tuple[str, str], Conversation] = OrderedDict()
         self._known: WeakValueDictionary[tuple[str, str], Conversation] = WeakValueDictionary()
         self._by_answer: dict[tuple[str, str], Conversation] = {}
@@ -302,7 +302,7 @@ class Conversations:
         return self._held.get((scope, id))
 
     def known(self, scope: str, id: str) -> Conversation | None:
-        """Return a conversation by its id, stored or only begun."""
+        """Return a conversation by its id, stored or in its first request."""
         return self._known.get((scope, id))
 
     def find_answer(self, scope: str, answer: str) -> Conversation | None:
@@ -315,8 +315,8 @@ class Conversations:
     def ref(self, asked: ChatRequest, caches: bool) -> ConversationRef | None:
         """Return the point that a chat continues; None for a chat outside of conversations.
 
-        caches: whether the request may be cached; if not, the answer of a chat is not stored either. A response is stored
-        unless its request says otherwise. Raises RequestError, with 404 for an answer that is not stored.
+        caches: whether the request may be cached; the answer of an uncached chat is not stored. A response is stored unless
+        its request forbids it. Raises RequestError, 404 for an answer that is not stored.
         """
         if not isinstance(asked, ResponseChat):
             return self._ref(asked, caches and asked.store is not False)
@@ -341,7 +341,7 @@ class Conversations:
         return ConversationRef(conversation=conversation, kind=kind, answer=head, entries=entries, stores=stores)
 
     def restore(self, vocabulary: HistoryVocabulary) -> None:
-        """Take back the conversations of the files. Called once, before any other method."""
+        """Load the conversations of the files. Called once, before any other method."""
         if self._files is None:
             return
         groups: dict[tuple[str, str], list[tuple[StoredAnswer, float]]] = {}
@@ -361,20 +361,20 @@ class Conversations:
         logger.info("%d conversations are back, with %d answers", len(self._held), len(self._by_answer))
 
     def close(self) -> None:
-        """Write what waits for it."""
+        """Finish the pending writes."""
         if self._files is not None:
             self._files.close()
 
     def settle(self) -> None:
-        """Wait until the files are as the store is. From any thread but the event loop's."""
+        """Wait until the files match the store. From any thread but the event loop's."""
         if self._files is not None:
             self._files.settle()
 
     def remember(self, ref: ConversationRef, answer: str, entries: tuple[HistoryMessage, ...]) -> bool:
-        """Store a complete answer; whether it is stored now.
+        """Store a complete answer; return whether it is stored now.
 
-        An answer to a request that named the conversation becomes its head: of several, the last to end. An answer to a
-        request that named an answer becomes the head only if that answer was the head; else it is a branch, found by its id.
+        If the request named the conversation, the answer becomes the head; of several, the last to end. If the request named
+        an answer, the new answer becomes the head only if the named one was; else it is a branch, found by its id.
         """
         conversation = ref.conversation
         if not ref.stores or conversation.forgotten:
@@ -395,7 +395,7 @@ class Conversations:
         return key in self._held
 
     def attach(self, scope: str, answer: str, record: bytes) -> None:
-        """Store a stored answer's own object, if the answer is still stored."""
+        """Store an answer's API object as JSON, if the answer is still stored."""
         conversation = self._by_answer.get((scope, answer))
         if conversation is None:
             return
@@ -406,9 +406,9 @@ class Conversations:
         self._make_room(conversation)
 
     def forget_answer(self, scope: str, answer: str) -> bool:
-        """Drop one answer; whether it was stored. Answers that continue it keep their whole history.
+        """Drop an answer; return whether it was stored. Answers that continue it keep their whole history.
 
-        The one that it continued is the head, if it was.
+        If it was the head, the answer before it becomes the head.
         """
         conversation = self.find_answer(scope, answer)
         if conversation is None:
@@ -425,7 +425,7 @@ class Conversations:
 
     @contextmanager
     def entering(self, ref: ConversationRef | None) -> Iterator[None]:
-        """Count a request as unfinished while its prompt is made."""
+        """Count a request as unfinished while the block makes its prompt."""
         entering = [] if ref is None else [ref]
         self._entering += entering
         try:
@@ -435,7 +435,7 @@ class Conversations:
                 self._entering.remove(one)
 
     def forget(self, scope: str, id: str) -> bool:
-        """Drop a conversation with all its answers, unfinished ones included; whether there was any."""
+        """Drop a conversation with all its answers, unfinished ones included; return whether there was any."""
         self._expire()
         conversation = self._known.pop((scope, id), None)
         if conversation is None:
@@ -452,7 +452,7 @@ class Conversations:
         return ConversationRef(conversation=self._begin(scope, f"conv-{secrets.token_hex(12)}"), stores=stores)
 
     def _begin(self, scope: str, id: str) -> Conversation:
-        """Return the conversation of this id that is not stored: not yet, or no longer. Requests may be running in it."""
+        """Return the unstored conversation of this id, a new one if need be. Requests may be running in it."""
         key = (scope, id)
         if (begun := self._known.get(key)) is None:
             begun = self._known[key] = Conversation(scope, id)
@@ -478,7 +478,7 @@ class Conversations:
         self._held.move_to_end((conversation.scope, conversation.id))
 
     def share(self, stores: Sequence[Conversations]) -> None:
-        """Be bound together with these stores of other models, and itself: the least recently used of all leave first."""
+        """Share the bounds among these stores, this one included: the least recently used of all is dropped first."""
         self._stores = stores
         self._make_room()
 
@@ -488,7 +488,7 @@ class Conversations:
             self._leave(first, "it is too old")
 
     def _make_room(self, newest: Conversation | None = None) -> None:
-        """Let the least recently used leave. newest: leaves first if it alone takes more than there is room for."""
+        """Drop the least recently used conversations. newest: is dropped first if it alone is larger than the bound."""
         if newest is not None and newest.num_bytes > self._max_bytes:
             self._evict(newest, "alone it takes more than there is room for")
         while any(self._stores) and (
@@ -499,7 +499,7 @@ class Conversations:
 
     @property
     def _oldest(self) -> Conversation:
-        """The least recently used one; there are some."""
+        """The least recently used conversation; the store must have one."""
         return next(iter(self._held.values()))
 
     def _evict(self, conversation: Conversation, why: str) -> None:

@@ -1,9 +1,11 @@
-"""Decodes JSON into structs; errors name the field.
+"""Decode JSON into structs; errors name the field.
 
-A field of a body is a field of its struct; these tables begin where the structs end. A field that a program relies on is
-refused, unless its value asks for nothing: what the answer is made of, its form, what it must heed. A wish that an answer
-can do without (style, length, cost, the tools of others) is a warning in the answer. What changes no answer is accepted.
-All others are unknown: each is a warning, with the name that it resembles.
+A struct lists the known fields of a body. The tables here sort all other fields into four kinds:
+
+- A field that a program relies on (content, form or rules of the answer) is refused, unless its value asks for nothing.
+- A wish that an answer can do without (style, length, cost, the tools of others) is a warning in the answer.
+- A field that changes no answer is accepted.
+- An unknown field is a warning, with the known name that it resembles.
 """
 
 from __future__ import annotations
@@ -28,22 +30,22 @@ from .body import ChatRequest, Options, TextRequest
 from .sampling_fields import JsonValue, SamplingOptions
 
 NO_EFFECT = "; it has no effect"
-MAX_WARNINGS = 8  # of a request; more unknown fields are counted
-MAX_FIELDS = 512  # of a body: each unknown one takes a few microseconds
-MAX_NEUTRAL = 64  # bytes of a value that may ask for nothing; a longer one asks for something
-MAX_COMPARED = 40  # characters of a name that is compared with all known ones
+MAX_WARNINGS = 8  # of a request; further unknown fields are only counted
+MAX_FIELDS = 512  # of a body: each unknown field takes a few microseconds
+MAX_NEUTRAL = 64  # bytes of a value that may ask for nothing; a longer value asks for something
+MAX_COMPARED = 40  # characters of a name that is compared with all known names
 
 HARMLESS = frozenset({
-    # OpenAI's: for its bills, its caches and its watch over abuse
+    # OpenAI's: for bills, caches and the watch over abuse
     "user", "metadata", "service_tier", "safety_identifier", "prompt_cache_retention", "prediction", "moderation",
     # Anthropic's, likewise
     "inference_geo", "user_profile_id", "workspace_id", "diagnostics", "billing_policy", "fallback_credit_token",
-    # llama-server's: what it computes faster with, or keeps when it shifts a full context, which is never shifted here
+    # llama-server's: for its speed, and for the shift of a full context, which this server never does
     "backend_sampling", "n_cache_reuse", "n_keep", "n_discard", "speculative.n_max", "speculative.n_min",
     "speculative.p_min", "speculative.type", "speculative.ngram_size_n", "speculative.ngram_size_m",
     "speculative.ngram_min_hits",
     "stream_options.include_obfuscation",
-    # Ollama's: how it loads and computes, which flags of the server decide here
+    # Ollama's: how a model is loaded and computed; here the server's flags decide that
     "options.num_keep", "options.num_batch", "options.num_gpu", "options.main_gpu", "options.num_thread", "options.use_mmap",
     "options.use_mlock", "options.low_vram", "options.numa", "options.f16_kv", "options.vocab_only", "options.logits_all",
     "options.embedding_only",
@@ -82,7 +84,7 @@ REFUSED: Mapping[str, tuple[tuple[JsonValue, ...], str]] = {
     "tfs_z": ((1,), OUTDATED),
     "penalize_nl": ((False,), OUTDATED),
 }
-"""Fields that a program relies on: the values that ask for nothing, and what to do instead."""
+"""Fields that a program relies on, each with the values that ask for nothing, and with what to do instead."""
 
 WHOLE = "nothing is left out of a prompt: one that is too long is a 400"
 LENGTH = "say in the messages how long the answer shall be"
@@ -98,7 +100,7 @@ WISHES: Mapping[str, tuple[tuple[JsonValue, ...], str]] = {
     "speed": (("standard",), "each answer is as fast as it can be"),
     "fallbacks": (([],), "one model is served"),
 }
-"""Fields that an answer can do without: the values that ask for nothing, and what is so instead."""
+"""Fields that an answer can do without, each with the values that ask for nothing, and with what holds instead."""
 
 
 class ToolChoiceFields(Struct):
@@ -124,7 +126,7 @@ class JsonSchemaFields(Struct):
 
 
 class ResponseFormatFields(JsonSchemaFields):
-    """The fields of a `response_format`, whose schema may stand beside its type."""
+    """The fields of a `response_format`; a schema may stand next to the type."""
 
     type: JsonValue = None
     json_schema: JsonSchemaFields | None = None
@@ -151,7 +153,7 @@ OPEN: Mapping[str, type[Struct]] = {
     "prompt_cache_options": CacheOptionFields,
     "cache_control": CacheOptionFields,
 }
-"""Fields that may be objects and are decoded into no struct, with the fields that they have. A body's `OPEN` has its own."""
+"""Objects that are decoded into no struct, with their known fields. A body adds its own by a table `OPEN`."""
 
 ELSEWHERE = frozenset({*ChatRequest.__struct_encode_fields__, *TextRequest.__struct_encode_fields__})
 """Fields of the routes that most clients use."""
@@ -162,21 +164,21 @@ _shown.maxstring = MAX_COMPARED
 
 @cache
 def nested(kind: type[Struct]) -> Mapping[str, type[Struct]]:
-    """Return the fields of a kind of body that are objects of their own."""
+    """Return the fields of a kind of body that are objects with known fields."""
     inner = {name: _takes(field.type, StructType) for name, field in _fields_of(kind).items()}
     opened = {**OPEN, **getattr(kind, "OPEN", {})}
     return {name: about.cls if about else opened[name] for name, about in inner.items() if about or name in opened}
 
 
 def has_nested(body: Struct, kind: type[Struct]) -> bool:
-    """Return whether a body has a field with fields of its own."""
+    """Return whether a body has an object with known fields."""
     return any(isinstance(getattr(body, name, None), Struct | dict) for name in nested(kind))
 
 
 def unread(body: Mapping[str, Raw], kind: type[Struct], strict: bool) -> tuple[str, ...]:
-    """Return a warning for each field that the server does not know. strict: refuse it instead.
+    """Return a warning for each unknown field. strict: refuse it instead.
 
-    Raises RequestError for a field that would change the answer and cannot.
+    Raises RequestError for a field that a program relies on and that is not supported.
     """
     if len(body) > MAX_FIELDS:
         raise RequestError(f"the body has {len(body):,} fields: expected at most {MAX_FIELDS}")
@@ -190,7 +192,7 @@ def unread(body: Mapping[str, Raw], kind: type[Struct], strict: bool) -> tuple[s
 
 
 def _unread(body: Mapping[str, Raw], kind: type[Struct], within: str = "") -> Iterator[str]:
-    """Yield the names of unknown fields, those of nested objects behind a dot. Raises RequestError."""
+    """Yield the names of unknown fields; `outer.inner` for a field of a nested object. Raises RequestError."""
     known, objects = _names(kind), nested(kind)
     for name, value in body.items():
         path = within + name
@@ -205,7 +207,7 @@ def _unread(body: Mapping[str, Raw], kind: type[Struct], within: str = "") -> It
 
 
 def _asks_for_nothing(name: str, value: Raw) -> bool:
-    """Return whether a field of these tables has a value that asks for nothing. Raises RequestError if it is refused."""
+    """Return whether a field is in these tables and its value asks for nothing. Raises RequestError if it is refused."""
     if name not in REFUSED and name not in WISHES:
         return False
     neutral, instead = REFUSED.get(name) or WISHES[name]
@@ -231,28 +233,28 @@ def _names(kind: type[Struct]) -> frozenset[str]:
 
 @lru_cache(maxsize=256)
 def _nearest(name: str, kind: type[Struct]) -> str | None:
-    """Return the known field that a name resembles most, if any does."""
+    """Return the known field that a name resembles most; None: it resembles no field."""
     parts = {f"{outer}.{inner}" for outer, inners in nested(kind).items() for inner in inners.__struct_encode_fields__}
     found = get_close_matches(name, [*kind.__struct_encode_fields__, *parts, *REFUSED, *WISHES, *HARMLESS], n=1, cutoff=0.75)
     return found[0] if found else None
 
 
-# ---- Decodes bodies with their types checked. A wrong type is a 400 that names the field. -------------------------------
+# ---- Decode bodies and check types. A wrong type is a 400 that names the field. -----------------------------------------
 
-LARGE = 64 << 10  # bytes of a body that takes long to decode: not in the event loop
+LARGE = 64 << 10  # bytes of a body that is decoded outside the event loop, because it takes long
 COLLECTOR = Lock()
-"""Held while the garbage collector is off: two decoders must not turn it on for each other. It also guards the first use of
-each kind of body, which msgspec does not (`slots.store.record_file.HEADS`)."""
-MAX_COLONS = 1 << 17  # in a body whose fields are looked at one by one: this many take 0.1 s
+"""Locked while the garbage collector is off: two decoders must not turn it on for each other. The lock also guards the first
+use of each kind of body, which msgspec does not (`slots.store.record_file.HEADS`)."""
+MAX_COLONS = 1 << 17  # in a body whose fields are checked one by one: so many take 0.1 s
 UNCHECKED = "the body is too large to look for unknown fields in it"
-LOOSE = re.compile("got `(null|float)`")  # values that llama-server takes where msgspec does not
+LOOSE = re.compile("got `(null|float)`")  # values that llama-server takes and msgspec does not
 R = TypeVar("R", bound=Struct)
 T = TypeVar("T")
 A = TypeVar("A", bound=Type)
 
 
 def decode_request(body: bytes, kind: type[R], strict: bool = False) -> tuple[R, tuple[str, ...]]:
-    """Decode a client's body; return it, and a warning for each wish that has no effect. strict: as in `unread`.
+    """Decode a client's body; return it with a warning for each field that has no effect. strict: as in `unread`.
 
     Raises RequestError.
     """
@@ -266,10 +268,10 @@ def decode_request(body: bytes, kind: type[R], strict: bool = False) -> tuple[R,
 
 
 def _decode_request(body: bytes, kind: type[R], strict: bool) -> tuple[R, tuple[str, ...]]:
-    """Decode a body; return a warning for each field that is not known, too. Raises RequestError."""
+    """Decode a body; return it with a warning for each unknown field. Raises RequestError."""
     check_elements(body)
     with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        # Most bodies are as they should be, and need no second look.
+        # Most bodies have known fields only: one pass is enough.
         decoded: R = _decode(body, _exact(kind))  # type: ignore[assignment]
         if not has_nested(decoded, kind):
             return decoded, ()
@@ -282,18 +284,18 @@ def _decode_request(body: bytes, kind: type[R], strict: bool) -> tuple[R, tuple[
 
 @cache
 def _exact(kind: type[Struct]) -> type[Struct]:
-    """Return a kind of body that has no other fields than this one."""
+    """Return the same kind of body, but one that refuses unknown fields."""
     return msgspec.defstruct(kind.__name__, (), bases=(kind,), forbid_unknown_fields=True)
 
 
 def decode(body: bytes, kind: type[R]) -> R:
-    """Decode a body. Raises RequestError that names the wrong field and the expected type."""
+    """Decode a body. Raises RequestError, which names the wrong field and the expected type."""
     check_elements(body)
     return _decode_loosely(as_unicode(body), kind)
 
 
 def _decode_loosely(body: bytes, kind: type[R]) -> R:
-    """Decode a body, with what llama-server takes where msgspec does not. Raises RequestError, as `decode`."""
+    """Decode a body; also take values that llama-server takes and msgspec does not. Raises RequestError, as `decode`."""
     try:
         try:
             return _decode(body, kind)
@@ -312,7 +314,7 @@ def _decode_loosely(body: bytes, kind: type[R]) -> R:
 
 
 def _decode(body: bytes, kind: type[T]) -> T:
-    """Decode with the garbage collector off: it would scan all objects each time that their number grows by a quarter."""
+    """Decode without the garbage collector, which would scan all objects whenever their number grows by a quarter."""
     with COLLECTOR:
         enabled = gc.isenabled()
         gc.disable()
@@ -324,10 +326,10 @@ def _decode(body: bytes, kind: type[T]) -> T:
 
 
 def tightened(values: dict[str, JsonValue], kind: type) -> dict[str, JsonValue]:
-    """Return the fields of a body as msgspec takes them, where llama-server takes more.
+    """Return the fields of a body as msgspec takes them; llama-server takes more.
 
-    null is a field that is not set, or nothing in a list, and 4.0 is the integer 4. So it is in the body itself and in its
-    objects of known fields. A list of texts to embed keeps its nulls, which are refused: each has a place in the answer.
+    null is an unset field, or nothing in a list; 4.0 is the integer 4. This holds for the body and for its objects of known
+    fields. A list of texts to embed keeps its nulls, so that they are refused: each text has a place in the answer.
     """
     for name, field in _fields_of(kind).items():
         value = values.get(name)
@@ -343,7 +345,7 @@ def tightened(values: dict[str, JsonValue], kind: type) -> dict[str, JsonValue]:
 
 
 def _tightened_list(values: list[JsonValue], item: Type, *, keeps_texts: bool) -> list[JsonValue]:
-    """Return a list without nulls, its objects as `tightened` has them. keeps_texts: a list of texts stays as it is."""
+    """Return a list without nulls and with `tightened` objects. keeps_texts: a list of texts stays as it is."""
     if isinstance(item, AnyType) or (keeps_texts and isinstance(item, StrType)):
         return values
     inner = _takes(item, StructType)
@@ -358,7 +360,7 @@ def _fields_of(kind: type) -> dict[str, Field]:
 
 
 def _takes(about: Type, wanted: type[A]) -> A | None:
-    """Return the type among those of a field that is of the wanted kind, if any."""
+    """Return the first type of a field that is of the wanted kind, if there is one."""
     if isinstance(about, UnionType):
         return next((each for each in about.types if isinstance(each, wanted)), None)
     return about if isinstance(about, wanted) else None
@@ -373,7 +375,7 @@ MAX_TEXTS = 2048  # of a request, as in OpenAI's API
 
 
 def check_number(num_texts: int, name: str) -> None:
-    """Raise RequestError for no text, or for more than a request may have. name: of the field that holds them."""
+    """Raise RequestError for no text, or for more than a request may have. name: of the field with the texts."""
     if not num_texts:
         raise RequestError(f"{name} is empty: expected at least one text", param=name)
     if num_texts > MAX_TEXTS:

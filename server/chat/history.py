@@ -1,4 +1,4 @@
-"""Earlier turns found again: the order of documents, the thread, a prefilled answer."""
+"""Earlier turns in a new prompt: the messages, the order of their documents, a prefilled answer."""
 
 from __future__ import annotations
 
@@ -25,15 +25,14 @@ from .parts import CallPairs
 from .text_documents import TextList
 from .volatile import INSTRUCTIONS, ChangedText
 
-# ---- Prefilled answers --------------------------------------------------------------------------------------------------
-# An answer that goes on with the last message: whether it does, what it begins with, and the reader of the whole.
+# ---- Prefilled answers: an answer that continues the last message. ------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prefilled:
-    """The beginning of an answer. is_shown: to the client.
+    """The part of an answer that the request brings. is_shown: to the client.
 
-    content: of the message so far. tokens: its ids (int32) in the prompt; None where they spell something else, too.
+    content: of the message so far. tokens: the ids (int32) of the content in the prompt; None if they spell more than it.
     """
 
     reasoning: str
@@ -43,7 +42,7 @@ class Prefilled:
 
     @classmethod
     def of(cls, message: Message, piece: TextPiece, part: Part, is_shown: bool) -> Self:
-        """Make the beginning of a message. piece: the last of the prompt. part: the same as tokens."""
+        """Take the message that is continued. piece: the last of the prompt. part: the piece as tokens."""
         content, reasoning = prefilled_content(message, "the last message's content"), message.get("reasoning_content")
         is_whole = piece.message is not None and piece.part == "content" and piece.text == content
         tokens = part.tokens if is_whole and isinstance(part.tokens, np.ndarray) else None
@@ -55,16 +54,16 @@ class Prefilled:
         return [*reasoning, ContentText(self.content)] if self.content else reasoning
 
     def read_whole(self, rest: Callable[[], AnswerReader]) -> Callable[[], AnswerReader]:
-        """Return a maker of readers of the whole answer. rest: makes readers of the text that the model adds."""
+        """Return a maker of readers of the whole answer. rest: makes readers of the model's text."""
         return lambda: _PrefilledReader(self.fragments, rest())
 
     def join(self, sampled: np.ndarray) -> np.ndarray:
-        """Return the ids (int32) of the beginning, as far as they are known, and of what the model added."""
+        """Return the ids (int32) of the whole content; if those of the prefilled part are unknown, only the model's."""
         return sampled if self.tokens is None else np.concatenate([self.tokens, sampled])
 
 
 class _PrefilledReader:
-    """Reads an answer from its beginning."""
+    """Reads a whole answer: the prefilled part, then the model's text."""
 
     def __init__(self, prefilled: Sequence[Fragment], rest: AnswerReader) -> None:
         self._prefilled, self._rest = list(prefilled), rest
@@ -78,9 +77,9 @@ class _PrefilledReader:
 
 
 def continues_answer(request: ChatRequest, messages: Sequence[Message], *, prefills: bool) -> bool:
-    """Return whether the model is to go on with the last message. Raises RequestError if it cannot.
+    """Return whether the model is to continue the last message. Raises RequestError if it cannot.
 
-    messages: the whole history. prefills: an answer at the end is gone on with although the request does not say so.
+    messages: the whole history. prefills: continue a last message of the assistant even if the request does not say so.
     """
     last, asked = messages[-1], bool(request.continue_final_message)
     if not asked and not (prefills and last["role"] == "assistant"):
@@ -104,10 +103,10 @@ Documents = tuple[Document, ...]
 class HistoryMessage:
     """A message as it stood in a prompt.
 
-    said: the message as the client sent it, without documents, as JSON: decoded it takes up to 20 times as much memory.
-    keys: of all its documents, in retrieval rank. shown: the documents that stood in the prompt, with their hints.
-    sampled: the ids (int32) of an answer, if they spell exactly its text. one_turn: these are instructions that later turns
-    do not keep. num_bytes: of memory, for all of these.
+    said: the client's message without documents, as JSON: decoded it takes up to 20 times as much memory. keys: of all its
+    documents, in retrieval rank. shown: the documents in the prompt, with their hints. sampled: the ids (int32) of an
+    answer, if they spell its text exactly. one_turn: these are instructions that later turns do not keep. num_bytes: of
+    memory, in total.
     """
 
     role: str
@@ -130,13 +129,13 @@ class HistoryMessage:
         sampled: np.ndarray | None = None,
         one_turn: bool = False,
     ) -> Self:
-        """Make an entry of a decoded message."""
+        """Make the entry for a decoded message."""
         role = intern(str(message["role"]))
         return cls(role, msgspec.json.encode(message), keys, shown=shown, sampled=sampled, one_turn=one_turn)
 
     @property
     def message(self) -> dict[str, object]:
-        """Decode the message; it is not kept decoded."""
+        """The message, decoded at each call."""
         return msgspec.json.decode(self.said)
 
     def public(self) -> dict[str, object]:
@@ -153,8 +152,8 @@ class HistoryMessage:
 class History:
     """All messages of a prompt: first the `kept` ones, as they stood in an earlier prompt, then the new ones.
 
-    messages: kept and new, without documents. documents: of the new messages, by index. shift: an index here minus the
-    index of the same message in the client's request. lists: of the documents that stood in the text of messages, by index.
+    messages: kept and new, without documents. documents: of the new messages, by index. shift: the index of a message here,
+    minus its index in the client's request. lists: the lists of documents cut out of the messages' texts, by index.
     """
 
     messages: Sequence[Message]
@@ -168,10 +167,9 @@ class History:
 class ChatHistory:
     """A chat as a prompt. entries: one for each message; the first `num_kept` come from the remembered history.
 
-    form: of the text that the model writes. prefilled: the beginning of the answer, which is the last of the entries.
-    moved: what is said behind the last message instead of in front. citations: the numbers that the client's program gave
-    the documents; None: it numbered none. lists: those of documents in the request's texts, for the report. shift: as in
-    `History`.
+    form: of the model's text. prefilled: the part of the answer that the request brings, which is the last entry. moved:
+    changed instructions, which stand after the last message. citations: the numbers that the client's program gave the
+    documents; None: no numbers. lists: of documents in the request's texts, for the report. shift: as in `History`.
     """
 
     prompt: ChatPrompt
@@ -193,7 +191,7 @@ class ChatHistory:
 
     @property
     def cited_reader(self) -> Callable[[], AnswerReader]:
-        """Makes a reader of the whole answer as it comes back from the client."""
+        """A maker of readers for the whole answer as the client may send it back."""
         return self._for_client(self.whole_reader)
 
     @property
@@ -204,14 +202,14 @@ class ChatHistory:
         return make if self.citations is None else self.citations.read(make, owed)
 
     def shown_lists(self, entries: Sequence[HistoryMessage]) -> list[dict[str, object]]:
-        """Return the report of the lists of documents in texts. entries: as `place_entries` returns them."""
+        """Return the report on the lists of documents in texts. entries: from `place_entries`."""
         sets = (entries[one.message + self.shift].shown for one in self.lists)
         return [
             one.shown(shown.order or () if shown is not None else ()) for one, shown in zip(self.lists, sets, strict=True)
         ]
 
     def place_entries(self, layout: Layout) -> tuple[HistoryMessage, ...]:
-        """Return the entries before the answer, with the order of documents that the layout chose; later turns keep it."""
+        """Return the entries before the answer, with documents in the layout's order, which later turns keep."""
         placed = iter(layout.documents)
         entries = self.entries[:-1] if self.prefilled else self.entries
         return tuple(_place_documents(entry, placed) for entry in entries)
@@ -223,10 +221,10 @@ def continue_history(
     remembered: Sequence[HistoryMessage] = (),
     kind: HistoryKind = "auto",
 ) -> History:
-    """Join the remembered history of a conversation with the messages that the client sent.
+    """Join the remembered history of a conversation with the client's messages.
 
-    documents: of the messages that have a `documents` field, by index. If the client sends its whole history, the
-    remembered entries are kept up to the first message that differs. A message without the field keeps its documents.
+    documents: of the messages with a field `documents`, by index. If the client sends its whole history, the remembered
+    entries are kept up to the first message that differs. A message without the field keeps its documents.
     """
     plain = [{name: value for name, value in message.items() if name != "documents"} for message in messages]
     if are_new(plain, kind):
@@ -240,12 +238,12 @@ def continue_history(
 
 
 def are_new(messages: Sequence[Message], kind: HistoryKind) -> bool:
-    """Whether messages follow what is remembered, and are not the whole history."""
+    """Return whether messages continue the remembered history, and are not a whole history."""
     return kind == "new" or (kind == "auto" and not _is_whole(messages))
 
 
 def _paired(before: Sequence[Message], new: Sequence[Message]) -> list[Message]:
-    """Return messages with new ones behind them, whose results have the ids of the calls that they answer."""
+    """Return messages with new ones after them. New tool results get the ids of the calls that they answer."""
     pairs, messages = CallPairs(), list[Message]()
     for at, message in enumerate([*before, *new]):
         if isinstance(calls := message.get("tool_calls"), list):
@@ -256,7 +254,7 @@ def _paired(before: Sequence[Message], new: Sequence[Message]) -> list[Message]:
 
 
 def _is_whole(messages: Sequence[Message]) -> bool:
-    """Whether messages look like a conversation from its beginning: they have instructions or answers."""
+    """Return whether messages look like a whole conversation: they start with instructions or have answers."""
     return messages[0]["role"] in INSTRUCTIONS or any(message["role"] == "assistant" for message in messages)
 
 
@@ -267,12 +265,12 @@ def _is_same(entry: HistoryMessage, message: Message, documents: Documents | Non
 
 
 def _filled_fields(message: Message) -> dict[str, object]:
-    """Return the fields of a message that are not empty: some clients send empty ones, some leave them out."""
+    """Return the fields of a message without null and empty lists: some clients send these, some do not."""
     return {name: value for name, value in message.items() if value is not None and value != []}
 
 
 def _place_documents(entry: HistoryMessage, placed: Iterator[PlacedDocument]) -> HistoryMessage:
-    """Give an entry's documents the order of the next placed ones, which are the same documents."""
+    """Give an entry's documents the order of the next placed documents, which are the same."""
     if entry.shown is None:
         return entry
     ranks = {key: rank for rank, key in enumerate(entry.shown.keys)}
@@ -281,7 +279,7 @@ def _place_documents(entry: HistoryMessage, placed: Iterator[PlacedDocument]) ->
 
 
 def _size(entry: HistoryMessage) -> int:
-    """Estimate the bytes of memory that an entry takes; parts shared with other entries count in each of them."""
+    """Estimate the bytes of memory of an entry; a part shared by several entries counts in each."""
     size = getsizeof(entry) + getsizeof(entry.said) + getsizeof(entry.keys)
     if entry.sampled is not None:
         size += getsizeof(entry.sampled)

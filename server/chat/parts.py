@@ -1,7 +1,7 @@
-"""Parts of messages, whatever server wrote them: the text that stands for each, calls, and the results that belong to them.
+"""Parts of messages, whichever server wrote them: the text that replaces a part, calls, and the results of calls.
 
-A thread that began elsewhere has parts that this server does not know, and goes on. What becomes of a part depends on that
-part alone, so that it is the same in each turn.
+A thread from another server may have unknown parts and still goes on. The text for a part depends on the part alone, so it
+is the same in each turn.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ UNREADABLE: Mapping[str, str] = {
     "video_url": "video", "input_video": "video", "file": "file", "input_file": "file", "document": "file",
     "computer_screenshot": "image", "image_generation_call": "image",
 }  # fmt: skip
-"""Parts of a content that are no text, and what they are."""
+"""Types of parts that are no text, and their kinds."""
 TEXTS = {
     "text": "text", "input_text": "text", "output_text": "text", "summary_text": "text", "reasoning_text": "text",
     "refusal": "refusal", "compaction": "content",
 }  # fmt: skip
-"""Parts that are a text, and the field that has it."""
+"""Types of parts that are a text, and the field with the text."""
 REASONING = frozenset({"thinking", "reasoning", "reasoning_content", "reasoning_text"})
-SILENT = frozenset({"redacted_thinking"})  # only the server that wrote it can read it
+SILENT = frozenset({"redacted_thinking"})  # sealed: only the server that wrote it can read it
 SHOWN = frozenset({
     "name", "tool_name", "title", "filename", "description", "url", "uri", "query", "text", "thinking", "reasoning",
     "summary", "content", "output", "result", "stdout", "stderr", "lines", "message", "error_code", "queries", "code",
     "logs",
 })  # fmt: skip
-"""Fields of a part of another server whose texts a model could have read. All others are ids, numbers, or sealed."""
-WRITTEN = frozenset({"input", "arguments", "action"})  # fields that a model wrote: they are shown as JSON
-MOST_SHOWN = 8192  # characters of a part of another server
-MOST_LEVELS = 16  # of a part, within which texts are looked for
-MOST_KINDS, LONGEST_NAME = 8, 64  # that a warning names, and the characters of one
+"""Fields of another server's part whose texts a model could have read. All other fields are ids, numbers, or sealed."""
+WRITTEN = frozenset({"input", "arguments", "action"})  # fields that a model wrote: shown as JSON
+MOST_SHOWN = 8192  # characters of another server's part
+MOST_LEVELS = 16  # levels of a part that are searched for texts
+MOST_KINDS, LONGEST_NAME = 8, 64  # kinds that a warning names; characters of a name
 OTHER = "other"  # the kind of a part without a name
 NAME = re.compile(r"[\w.:-]{1,64}", re.ASCII)
 
@@ -53,20 +53,20 @@ def unsupported(kind: str) -> str:
 
 
 def stand_in(kind: str) -> str:
-    """Return the line of text that stands for a part of this kind."""
+    """Return the line of text that replaces a part of this kind."""
     return f"[{UNREADABLE[kind]}: not shown, since this model reads text only]"
 
 
 @dataclass(frozen=True, slots=True)
 class ReadPart:
-    """What stands for a part. text: empty for nothing. kind: as warnings count it; empty for a part that is a text."""
+    """A part as the model sees it. text: empty: nothing. kind: as warnings count it; empty for a part that is a text."""
 
     text: str
     kind: str = ""
 
 
 def read_part(part: JsonValue) -> ReadPart:
-    """Return what stands for a part: its text; of another server's part `[kind: texts in it]`, if there are any."""
+    """Return the text for a part: its own text, a line for an image or a file, else `[kind: the texts in it]`."""
     if part is None or isinstance(part, str):
         return ReadPart(part or "")
     if not isinstance(part, dict):
@@ -90,7 +90,7 @@ def read_part(part: JsonValue) -> ReadPart:
 
 
 def kind_name(kind: str) -> str:
-    """Return the type of a part or of a tool for a line and a warning."""
+    """Return the type of a part or a tool as a name for lines and warnings."""
     return kind if NAME.fullmatch(kind) else OTHER
 
 
@@ -101,14 +101,14 @@ def counted(kinds: Counter[str]) -> str:
 
 
 def listed(names: Iterable[str]) -> str:
-    """Return names for a warning: each once, and not too many of them."""
+    """Return names for a warning: each once, and at most `MOST_KINDS`."""
     known = list(dict.fromkeys(names))
     shown = [name if len(name) <= LONGEST_NAME else f"{name[:LONGEST_NAME]}..." for name in known[:MOST_KINDS]]
     return ", ".join([*shown, f"{len(known) - MOST_KINDS:,} more"] if len(known) > MOST_KINDS else shown)
 
 
 def texts_in(value: JsonValue) -> str:
-    """Return the texts in a value that a model could have read, each on lines of its own."""
+    """Return the texts in a value that a model could have read, each on a new line."""
     return "\n".join(filter(str.strip, _texts(value, "text", MOST_LEVELS)))
 
 
@@ -127,12 +127,12 @@ def _texts(value: JsonValue, field: str, levels: int) -> Iterator[str]:
 
 
 def _is_text(source: JsonValue) -> bool:
-    """Whether the source of a document is text."""
+    """Return whether the source of a document is text."""
     return isinstance(source, dict) and source.get("type") in ("text", "content")
 
 
 def json_text(value: JsonValue) -> str:
-    """Return a value as JSON; nothing for one that is nested too deeply."""
+    """Return a value as JSON; empty for one that is nested too deeply."""
     try:
         return msgspec.json.encode(value).decode()
     except RecursionError:
@@ -143,7 +143,7 @@ def json_text(value: JsonValue) -> str:
 
 
 def read_call(call: JsonValue) -> Fields | None:
-    """Return a call as a chat has it; None if it names no function. A part of type tool_use is one, too."""
+    """Return a call, which may be a part of type tool_use, in a chat's form; None if it names no function."""
     if not isinstance(call, dict):
         return None
     function = call.get("function", call)
@@ -158,15 +158,15 @@ def read_call(call: JsonValue) -> Fields | None:
 
 
 class CallPairs:
-    """The calls of the newest answer with some, each with an id, and which of them a result answers."""
+    """The calls of the newest answer with calls, each with an id, and the calls that still have no result."""
 
     def __init__(self) -> None:
-        self._names: dict[str, str] = {}  # of the answer's calls, by their ids
-        self._open: dict[str, None] = {}  # ids of those without a result, in their order
-        self._waiting: dict[str | None, deque[str]] = {}  # the same by the name of the tool; None: of all
+        self._names: dict[str, str] = {}  # the names of the called tools, by the ids of the calls
+        self._open: dict[str, None] = {}  # ids of the calls without a result, in order
+        self._waiting: dict[str | None, deque[str]] = {}  # ids by the name of the tool; None: of all tools
 
     def call(self, calls: Sequence[Fields], at: int) -> list[Fields]:
-        """Take the calls of an answer, and return them, each with an id. at: the index of its message."""
+        """Take the calls of an answer; return them, each with an id. at: the index of the message."""
         # Ids of 9 letters and digits, as Mistral's templates demand.
         named = [_with_id(call, f"call{at:03}{number:02}") for number, call in enumerate(calls)]
         self._names = {call["id"]: call["function"]["name"] for call in named}
@@ -179,7 +179,7 @@ class CallPairs:
     def answer(self, result: Fields) -> Fields:
         """Return a tool's message with the id of the call that it answers.
 
-        That is the one that it names; else the first without a result, of its tool if it names one.
+        The call is the one that the message names by id, else the first call without a result, of the tool that it names.
         """
         given, name = result.get("tool_call_id"), result.get("name")
         id = given if isinstance(given, str) else "" if given is None else json_text(given)
@@ -193,7 +193,7 @@ class CallPairs:
         return rest | ({"tool_call_id": id} if id else {})
 
     def _first(self, name: str | None) -> str | None:
-        """Return the id of the first call without a result, of the tool of this name; None: of any tool."""
+        """Return the id of the first call of a tool without a result, if any. name: None: of any tool."""
         waiting = self._waiting.get(name, deque())
         while waiting and waiting[0] not in self._open:
             waiting.popleft()
@@ -201,7 +201,7 @@ class CallPairs:
 
 
 def _with_id(call: Fields, made: str) -> Fields:
-    """Return a call with an id that is a text. made: for one that has none."""
+    """Return a call whose id is a text. made: the id for a call without one."""
     id = call.get("id")
     if isinstance(id, str) and id:
         return call

@@ -1,4 +1,4 @@
-"""Prompts that are too long: refused before their texts are tokenised, or as soon as enough of them is.
+"""Refuse a prompt that is too long before all of its text is tokenised.
 
 A prompt of up to `MOST_COUNTED` bytes is tokenised to its end, so that its refusal says how many tokens it has.
 """
@@ -15,22 +15,22 @@ from ..http.api_errors import too_long
 from ..http.threads import give_way
 
 MOST_COUNTED = 1 << 20  # bytes: this many take about a second
-SAMPLE = 1 << 18  # characters of a larger prompt, by which its tokens are estimated
+SAMPLE = 1 << 18  # characters that are tokenised to estimate the tokens of a larger prompt
 
 
 class PromptLength:
-    """The length of one prompt, while it is tokenised. limit: what it and its answer may have; None: there is no limit."""
+    """The length of one prompt while it is tokenised. limit: the tokens of prompt and answer; None: no limit."""
 
     def __init__(self, model: Model, limit: int | None) -> None:
         self._model, self._limit = model, limit
-        self._size = self._num_tokens = 0  # bytes of all texts; tokens that are counted
+        self._size = self._num_tokens = 0  # bytes of all texts; tokens counted so far
         self._longest = ""
         self._stops = False
 
     def extend(self, texts: Sequence[str], num_ids: int = 0) -> None:
-        """Count texts to come by their bytes, and ids. Raises RequestError if all of it must be too long.
+        """Count coming texts by their bytes, and ids. Raises RequestError if the prompt is too long in any case.
 
-        An id is a token, and so is a text at least; a large prompt has at least as many as of the longest token.
+        Each id is a token, and each text at least one. A large prompt has at least its bytes over the longest token's.
         """
         sizes = [_num_bytes(text) for text in texts]
         self._size += sum(sizes)
@@ -45,7 +45,7 @@ class PromptLength:
             self._refuse()
 
     def tokenise(self, text: str, special: bool = False, begin: bool = False) -> np.ndarray:
-        """Return the ids of a text, int32. Those of a large prompt count at once: see `add`. Raises RequestError."""
+        """Return the ids of a text, int32; the caller has to `add` them. Raises RequestError if the prompt is too long."""
         if not self._stops:
             return self._model.tokenize(text, special=special, begin=begin)
         runs, made = [np.empty(0, np.int32)], 0
@@ -56,7 +56,7 @@ class PromptLength:
         return np.concatenate(runs)
 
     def add(self, num_tokens: int) -> None:
-        """Count tokens that were made. Raises RequestError for a large prompt once it is too long."""
+        """Count tokens of the prompt. Raises RequestError for a large prompt once it is too long."""
         give_way()
         self._num_tokens += num_tokens
         self._check()
@@ -70,7 +70,7 @@ class PromptLength:
         raise too_long(max(self._num_tokens, self._estimate(), self._limit), self._limit, about=True)
 
     def _estimate(self) -> int:
-        """Estimate the tokens of all texts by the first ones of a long one."""
+        """Estimate the tokens of all texts from the start of a long text."""
         sample = self._longest[:SAMPLE]
         return self._size * len(self._model.tokenize(sample)) // _num_bytes(sample) if sample else 0
 

@@ -1,7 +1,7 @@
-"""What a request asks of reasoning: the fields of all APIs, read into one meaning for every route.
+"""What a request asks of reasoning: the fields of all APIs, with one meaning for every route.
 
-Two fields that contradict each other are a 400 that names both. But a field that says how much has no effect beside one that
-switches reasoning off, and is named in `warnings`: programs send both.
+Two fields that contradict each other are a 400 that names both. There is an exception, because programs send both: next to a
+field that switches reasoning off, a field that says how much has no effect and is named in `warnings`.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from ..http.api_errors import RequestError
 Effort = Annotated[str, Meta(max_length=32)]
 Count = Annotated[int, Meta(ge=0)]
 T = TypeVar("T")
-OFF = "none"  # an effort that is none; the reasoning format that leaves reasoning in the content
+OFF = "none"  # as an effort: no reasoning; as a format: reasoning stays in the content
 SWITCH = "enable_thinking"  # the variable of chat templates
 
 
 class ReasoningField(Struct, frozen=True):
-    """OpenAI's and OpenRouter's `reasoning`. max_tokens: the most tokens of it. exclude: the answer leaves it out."""
+    """OpenAI's and OpenRouter's `reasoning`. max_tokens: the most tokens of reasoning. exclude: the answer omits it."""
 
     effort: Effort | None = None
     enabled: bool | None = None
@@ -32,7 +32,7 @@ class ReasoningField(Struct, frozen=True):
 
 
 class ThinkingField(Struct, frozen=True):
-    """Anthropic's `thinking`, which others have as well. display: omitted leaves the text of the reasoning out."""
+    """Anthropic's `thinking`, which other APIs have as well. display: omitted: the answer has no text of the reasoning."""
 
     type: Literal["enabled", "disabled", "adaptive", "between_tools"]
     budget_tokens: Count | None = None
@@ -40,7 +40,7 @@ class ThinkingField(Struct, frozen=True):
 
 
 class ReasoningFields(Protocol):
-    """The fields of a chat that say something of reasoning."""
+    """The fields of a chat about reasoning."""
 
     @property
     def reasoning_format(self) -> ReasoningFormat | None: ...
@@ -68,11 +68,11 @@ class ReasoningFields(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class AskedReasoning:
-    """What a request asks of reasoning; None: it says nothing, so that the settings and the chat template decide.
+    """What a request asks of reasoning. None in a field: the request says nothing; settings and chat template decide.
 
-    is_on: whether the model reasons. effort: how much, for templates that know it. most: its tokens. is_shown: whether the
-    answer has it. format: where it stands there. wish: the field that asks for reasoning, if one does. unused: a warning for
-    each field that has no effect.
+    is_on: whether the model reasons. effort: how much, for templates that know it. most: the most tokens of reasoning.
+    is_shown: whether the answer has the reasoning. format: where in the answer. wish: the field that asks for reasoning;
+    empty: none. unused: a warning for each field that has no effect.
     """
 
     is_on: bool | None = None
@@ -85,7 +85,7 @@ class AskedReasoning:
 
     @property
     def asks(self) -> bool:
-        """Whether it asks for more than that the model does not reason."""
+        """Whether the request asks for anything but no reasoning."""
         return bool(self.is_on or self.effort or self.most is not None or self.is_shown is False or self.format)
 
 
@@ -141,7 +141,7 @@ def read_reasoning(fields: ReasoningFields) -> AskedReasoning:
 
 
 def _agreed(*said: tuple[str, T | None]) -> tuple[str, T] | None:
-    """Return the first field that says something, and what. Raises RequestError: another one says something else."""
+    """Return the first field with a value, and the value. Raises RequestError if another field has another value."""
     first: tuple[str, T] | None = None
     for name, value in said:
         if value is None:
@@ -157,11 +157,11 @@ def _contradiction(one: str, other: str) -> RequestError:
 
 
 def _least(budget: int | None) -> int | None:
-    """Return a budget; -1 says nothing."""
+    """Return a budget; None for -1, which says nothing."""
     return None if budget is None or budget < 0 else budget
 
 
 def warnings_of(asked: AskedReasoning, *, knows_reasoning: bool) -> Iterable[str]:
-    """Yield a warning where a chat template does not know what is asked for. A permission to reason is no such wish."""
+    """Yield a warning if the chat template knows no reasoning but the request asks for it. A permission asks for nothing."""
     if asked.wish and asked.wish != "thinking.type" and not knows_reasoning:
         yield f"{asked.wish} has no effect: the chat template knows no reasoning"

@@ -19,10 +19,10 @@ from ..http.api_errors import RequestError
 JsonValue = Any  # a decoded value whose type is not checked here: msgspec knows no `object`
 Int32 = Annotated[int, Meta(ge=-(1 << 31), lt=1 << 31)]
 Window = Annotated[int, Meta(ge=-1, lt=1 << 31)]  # of tokens or of time; -1: the longest
-MAX_BIASES = 1 << 15  # tokens of a logit_bias: their logits are changed at every token
-MAX_PROBS, MAX_TOP = 100, 20  # the most probable tokens listed for each token: llama-server's field, OpenAI's
-MOST_LISTED = 4_000_000  # tokens with their probabilities in an answer that is sent whole: 80 bytes each
-MAX_SAMPLERS, MAX_BREAKERS, MAX_BREAKER = 32, 64, 256  # names; texts that end a repetition, characters of one
+MAX_BIASES = 1 << 15  # tokens of a logit_bias: their logits change at every token
+MAX_PROBS, MAX_TOP = 100, 20  # the most probable tokens listed for each token, by llama-server's field and by OpenAI's
+MOST_LISTED = 4_000_000  # tokens with probabilities in an unstreamed answer: 80 bytes each
+MAX_SAMPLERS, MAX_BREAKERS, MAX_BREAKER = 32, 64, 256  # names; texts that end a repetition; characters of such a text
 
 
 class SamplingVocabulary(Protocol):
@@ -37,7 +37,7 @@ class SamplingVocabulary(Protocol):
 
 
 def _given(name: str) -> tuple[str, Any, None]:
-    """Return the field by which a request gives a number: of its range, where one outside is refused."""
+    """Return the field for a number; its type has the range only if a number outside the range is refused."""
     parameter = NUMBERS[name]
     kind: Any = Int32
     if not isinstance(getattr(UNSET, name), int):
@@ -52,9 +52,9 @@ Numeric = defstruct("Numeric", [_given(name) for name in NUMBERS], frozen=True)
 
 
 class SamplingOptions(Numeric, frozen=True):
-    """A number outside the range of its parameter becomes the nearest one in it, unless its type here refuses it.
+    """The sampling fields. A number outside its parameter's range is clamped, unless its type here refuses it.
 
-    Of the numbers, those are written out that OpenAI has too, and that have another range in requests.
+    Two kinds of numbers are written out here: OpenAI's, and those with another range in requests.
     """
 
     temperature: float | None = None
@@ -83,7 +83,7 @@ class SamplingOptions(Numeric, frozen=True):
             )
 
     def sampling(self, vocabulary: SamplingVocabulary, defaults: Sampling) -> Sampling:
-        """Return the sampling parameters: these fields, and the defaults for the rest. Raises RequestError."""
+        """Return the sampling parameters: the given fields, and defaults for the rest. Raises RequestError."""
         given: dict[str, JsonValue] = {name: value for name in NUMBERS if (value := getattr(self, name)) is not None}
         if given.get("dry_base", 1) < 1:
             del given["dry_base"]
@@ -100,11 +100,11 @@ class SamplingOptions(Numeric, frozen=True):
 
     @property
     def tells_tokens(self) -> bool:
-        """Whether logprobs are asked for."""
+        """Whether the request asks for logprobs."""
         return self._num_probs() is not None
 
     def _num_probs(self) -> int | None:
-        """Return how many most probable tokens are listed for each token; None: logprobs are not asked for."""
+        """Return how many of the most probable tokens are listed for each token; None: the request asks for no logprobs."""
         if self.n_probs:
             return self.n_probs
         if self.logprobs is None or self.logprobs is False:
@@ -113,7 +113,7 @@ class SamplingOptions(Numeric, frozen=True):
 
 
 def _names_of(samplers: str | Sequence[str], vocabulary: SamplingVocabulary) -> tuple[str, ...]:
-    """Return the names that a list of names or a text of letters stands for."""
+    """Return the samplers' names, given a list of names or a text of letters. Raises RequestError."""
     if len(samplers) > MAX_SAMPLERS:
         raise RequestError(f"samplers: expected at most {MAX_SAMPLERS} of them", param="samplers")
     known = {letter: name for name, letter in SAMPLERS.items()} if isinstance(samplers, str) else ALIASES
@@ -128,7 +128,7 @@ def _names_of(samplers: str | Sequence[str], vocabulary: SamplingVocabulary) -> 
 
 
 def _biases(given: dict[str, JsonValue] | Sequence[JsonValue], vocabulary: SamplingVocabulary) -> dict[int, float]:
-    """Return the bias of each token. A text stands for all its tokens; biases of the same token add up."""
+    """Return the bias of each token. A text means all its tokens; biases of the same token add up. Raises RequestError."""
     if len(given) > MAX_BIASES:
         raise _wrong_bias(f"it has {len(given):,} entries: expected at most {MAX_BIASES:,}")
     biases: dict[int, float] = {}
@@ -172,12 +172,12 @@ def _wrong_bias(why: str) -> RequestError:
     return RequestError(f"logit_bias: {why}", param="logit_bias")
 
 
-# ---- The values of fields that a request leaves out, as the settings say them. ------------------------------------------
+# ---- The defaults of a request's fields, from the settings. -------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Defaults:
-    """caches: of `cache_prompt`. draft: of `draft`. limit: of `max_tokens`; -1: no limit. sampling: of all its fields."""
+    """Defaults of fields. caches: `cache_prompt`. draft: `draft`. limit: `max_tokens`; -1: none. sampling: its fields."""
 
     caches: bool
     draft: Draft
@@ -186,9 +186,9 @@ class Defaults:
 
     @classmethod
     def of(cls, settings: Settings, vocabulary: SamplingVocabulary, of_file: Mapping[str, Any] | None = None) -> Self:
-        """Return the defaults that the settings say. Raises SettingsError.
+        """Return the defaults from the settings. Raises SettingsError.
 
-        of_file: the sampling that the model's file recommends, for the settings that are not given.
+        of_file: the sampling that the model's file recommends; it replaces settings that are not given.
         """
         unset = {name: value for name, value in (of_file or {}).items() if not settings.is_given(name)}
         samplers = unset.pop("samplers", settings.samplers.split(";"))
@@ -208,7 +208,7 @@ class Defaults:
 
 
 def _breakers(text: str) -> list[str] | None:
-    """Return the texts of --dry-sequence-breaker; None: llama-server's."""
+    """Return the texts of --dry-sequence-breaker; None: llama-server's texts."""
     if not text or text == "none":
         return [] if text else None
     return [line.replace("\\n", "\n").replace("\\t", "\t") for line in text.split("\n")]

@@ -1,4 +1,4 @@
-"""The sessions that clients name: how their instructions began, what they asked last, and how they shorten a history."""
+"""The sessions that clients name: their first instructions, their newest prompts, and how they shorten a history."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from .volatile import ChangedText, Instructions, Lineage, encode, restore
 
 # ---- The prompts of a session -------------------------------------------------------------------------------------------
 
-MOST_BRANCHES = 16  # of a session: its own thread, and those of its sub-agents
-OPENING = 32  # tokens at the end of a prompt that open the answer: in the next turn they may read another way
-LEAST_QUOTE = 40  # characters of an answer: a shorter one may stand elsewhere by chance
+MOST_BRANCHES = 16  # of a session: its own thread and those of its sub-agents
+OPENING = 32  # tokens at the end of a prompt that open the answer: the next turn may have others there
+LEAST_QUOTE = 40  # characters of an answer that is recognised: a shorter one may occur elsewhere by chance
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Branch:
-    """A prompt of a session. scope: where it was cached. tokens: its own and those of its answer (int32).
+    """A prompt of a session. scope: of its KV. tokens: of the prompt and its answer (int32).
 
-    answer: the text that it ended with, if it called nothing and is long enough to be known again.
+    answer: its text, if it has no calls and is long enough to be recognised.
     """
 
     scope: Scope
@@ -44,13 +44,13 @@ class Branch:
         return self.tokens.nbytes + getsizeof(self.answer)
 
     def is_continued_by(self, other: Branch) -> bool:
-        """Whether another prompt goes on from this one; its answer may come back in other tokens."""
+        """Return whether another prompt continues this one; the answer may have come back in other tokens."""
         prompt = self.tokens[: max(self.num_prompt - OPENING, 1)]
         return self.scope == other.scope and common_prefix(prompt, other.tokens) == len(prompt)
 
 
 def spoken(entries: Sequence[HistoryMessage]) -> tuple[str, list[str]]:
-    """Return the text that a chat ends with, none for a call, and what stands between it and the answer before."""
+    """Return the text of a chat's last message, empty for a call or a short text, and the texts since the answer before."""
     if not entries:
         return "", []
     *before, last = entries
@@ -74,20 +74,20 @@ def _texts(message: Mapping[str, object]) -> list[str]:
 # ---- Sessions -----------------------------------------------------------------------------------------------------------
 
 MOST_SESSIONS = 4096
-MOST_TOOLS = 64  # sets of tools of a session, each with instructions of its own: its sub-agents have others
+MOST_TOOLS = 64  # sets of tools of a session, each with its own instructions: those of sub-agents differ
 MOST_BYTES = 96 << 20  # of all sessions
-MOST_INSTRUCTIONS = 32 << 20  # of these, so that old ones leave room for what a session asks today
+MOST_INSTRUCTIONS = 32 << 20  # of `MOST_BYTES`, so that old instructions do not crowd out today's prompts
 
 SessionKey = tuple[str, str]
-"""A scope, and the session's name in it."""
+"""A scope, and a session's name in the scope."""
 
 
 @dataclass(slots=True, eq=False)
 class Session:
     """What is known of one session.
 
-    instructions: by its tools; these outlive a restart. branches: its newest prompts. compaction: how it shortens its
-    history. counted: the bytes of its instructions and those of all else, as the store has counted them.
+    instructions: by a digest of the tools; they outlive a restart. branches: the newest prompts. compaction: how the session
+    shortens its history. counted: the bytes of instructions, and of all else, that the store has counted.
     """
 
     instructions: OrderedDict[str, Instructions] = field(default_factory=OrderedDict)
@@ -103,24 +103,27 @@ class Session:
 
     @property
     def is_too_large(self) -> bool:
-        """Whether it alone takes more than there is room for."""
+        """Whether the session alone is larger than a bound of the store."""
         return self.counted[0] > MOST_INSTRUCTIONS or sum(self.counted) > MOST_BYTES
 
 
 class Sessions:
     """The store of sessions, by scope and name. Safe from several threads.
 
-    Its lock guards all but the texts of instructions, and is held only for work that is bounded and waits for nothing: the
-    event loop takes it. Threads that make prompts compare instructions, which may take long: each under the lock of these
-    instructions, within which it may take the store's, never the other way round. Instructions that leave while a thread has
-    them are marked: it makes its prompt, and what it has learnt is neither counted nor written.
+    Locks: the store's lock guards all but the texts of instructions. The event loop takes it, so it is locked only for
+    bounded work that waits for nothing. A comparison of instructions may take long: a thread that makes a prompt does it
+    under the lock of these instructions. Under that lock it may take the store's lock, never the other way round.
+    Instructions that are dropped while a thread uses them are marked: the thread makes its prompt, but the changes are
+    neither counted nor written.
 
-    Of too many sessions the least recently used leave. Of too many bytes it is their prompts and compactions, which are a
-    cache. Without its instructions a session's next prompt goes on from no earlier one, so they leave only where they alone
-    are too much. A session that alone is too large takes no other with it. Stored conversations have names and bounds of
-    their own: see `Conversations`. The ids of answers are found by a text, in any session of the scope: see `AnswerMemory`.
+    Bounds: of too many sessions the least recently used are dropped. Of too many bytes the prompts and compactions are
+    dropped, which are a cache. Instructions are dropped only if they alone are too large: without them, a session's next
+    prompt continues no earlier one. A session that alone is too large takes no other with it.
 
-    files: of instructions, read at once; None: they are held in memory only.
+    Stored conversations have their own names and bounds: see `Conversations`. The ids of answers are found by a text, in any
+    session of the scope: see `AnswerMemory`.
+
+    files: of instructions, read at once; None: memory only.
     """
 
     def __init__(self, files: ChatFiles | None = None) -> None:
@@ -138,12 +141,12 @@ class Sessions:
         return len(self._sessions)
 
     def knows(self, key: SessionKey) -> bool:
-        """Return whether anything is known of a session: its prompts are forgotten before its instructions."""
+        """Return whether anything is known of a session."""
         session = self._sessions.get(key)
         return session is not None and any(session.counted)
 
     def settle(self, lineage: Lineage, messages: Sequence[Message]) -> tuple[list[Message], tuple[ChangedText, ...]]:
-        """Go on from the instructions of a session: see `Instructions.settle`. From any thread but the event loop's.
+        """Give messages the first instructions of their session: see `Instructions.settle`. Not for the event loop.
 
         Raises TemplateError for contents that are no text.
         """
@@ -161,10 +164,10 @@ class Sessions:
         return settled
 
     def note_prompt(self, key: SessionKey, branch: Branch, heard: Sequence[str] = ()) -> list[Branch]:
-        """Remember an answered prompt, in place of the one that it goes on from.
+        """Remember an answered prompt, in place of the one that it continues.
 
-        heard: what it was told behind its answer before. Return the prompts whose answer stands there, now forgotten: a
-        sub-agent whose last message its parent has taken over is done.
+        heard: the texts since the answer before. Return the prompts whose answer is in these texts, and forget them: a
+        sub-agent is done once its parent has its last message.
         """
         with self._lock:
             session = self._used(key)
@@ -176,7 +179,7 @@ class Sessions:
         return done
 
     def note_chat(self, key: SessionKey, options: bytes, entries: Sequence[HistoryMessage]) -> ChatRequest | None:
-        """Take an answered chat; return what the client is likely to ask next: see `Compaction.note`."""
+        """Take an answered chat; return the likely next request, if there is one: see `Compaction.note`."""
         with self._lock:
             session = self._used(key)
             likely = session.compaction.note(options, entries)
@@ -185,9 +188,9 @@ class Sessions:
         return likely
 
     def forget(self, scope: str, name: str | None = None) -> list[Branch]:
-        """Forget a session, and return its prompts; without a name, what the sessions of a scope have said.
+        """Forget a session, and return its prompts. Without a name: forget the texts of all sessions of a scope.
 
-        The prompts of these stay known: what a running request has in the cache is not dropped with the scope.
+        Their prompts stay known then: KV of a running request is not dropped with its scope.
         """
         ended: list[Branch] = []
         with self._lock:
@@ -201,7 +204,7 @@ class Sessions:
                 self._count(session)
         return ended
 
-    # ---- with the lock held ------------------------------------------------------------------------------------------
+    # ---- under the lock ----------------------------------------------------------------------------------------------
 
     def _used(self, key: SessionKey) -> Session:
         session = self._sessions.setdefault(key, Session())
@@ -209,7 +212,7 @@ class Sessions:
         return session
 
     def _keep(self, session: Session, instructions: Instructions) -> None:
-        """Count and write what a request has brought."""
+        """Count and write the changes of a request."""
         changed, instructions.changed = instructions.changed, {}
         if instructions.is_forgotten:
             return
@@ -222,7 +225,7 @@ class Sessions:
         self._make_room(session)
 
     def _drop_instructions(self, session: Session, most: int = 0) -> None:
-        """Drop the instructions of a session, and their files. most: sets of tools whose instructions stay."""
+        """Drop the oldest instructions of a session, and their files. most: sets of tools whose instructions stay."""
         while len(session.instructions) > most:
             _, instructions = session.instructions.popitem(last=False)
             instructions.is_forgotten = True
@@ -235,7 +238,7 @@ class Sessions:
         self._num_cached += session.counted[1] - cached
 
     def _make_room(self, newest: Session) -> None:
-        """Let the least recently used leave. newest: goes first if it alone takes more than there is room for."""
+        """Drop what was least recently used. newest: is emptied first if it alone is larger than a bound."""
         while len(self._sessions) > MOST_SESSIONS:
             self._empty(self._sessions.popitem(last=False)[1])
         if newest.is_too_large:
@@ -249,11 +252,11 @@ class Sessions:
 
     @property
     def _lacks_room(self) -> tuple[bool, bool]:
-        """Whether instructions take too much, and whether all together does."""
+        """Whether instructions are too large, and whether all together is."""
         return self._num_kept > MOST_INSTRUCTIONS, self._num_kept + self._num_cached > MOST_BYTES
 
     def _empty(self, session: Session, *, instructions: bool = True, prompts: bool = True) -> None:
-        """Forget the instructions of a session, or its prompts and how it shortens its history, or both."""
+        """Forget a session's instructions, or its prompts and its compaction, or both."""
         if instructions:
             self._drop_instructions(session)
         if prompts:

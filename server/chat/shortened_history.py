@@ -1,4 +1,4 @@
-"""Histories that this server shortens: the question for a summary, and the messages that the shortened one begins with."""
+"""Histories that this server shortens: the question for a summary, and the messages of the shortened history."""
 
 from __future__ import annotations
 
@@ -21,30 +21,31 @@ QUESTION: Mapping[str, JsonValue] = {
     "done, the next step first. Call no tools, answer no question, and write nothing but the summary.",
 }
 SAID = msgspec.json.encode(QUESTION)
-"""The question as a history has it."""
+"""The question, as JSON."""
 FORM = "Summary of the conversation so far, in place of all but the user's messages:\n\n{}"
-MOST_TOKENS = 4096  # of a summary, with the reasoning in front of it, unless the request says otherwise
-LONGEST, MOST = 256 << 10, 1000  # bytes and number of the messages that stay, for what follows to be known ahead
+MOST_TOKENS = 4096  # of a summary and its reasoning, unless the request says otherwise
+LONGEST, MOST = 256 << 10, 1000  # bytes and number of the messages that stay: more are not computed ahead
 NO_SUMMARY = "the model wrote no summary of the conversation"
 SUMMARY = msgspec.json.encode({"role": "user", "content": FORM.format("")})[:-2]
-"""What a message with a summary begins with, as a history has it."""
+"""The start of a message with a summary, as JSON."""
 
 
 def summary_message(text: str) -> Fields:
-    """Return the message that stands for a conversation. text: its summary."""
+    """Return the message that replaces a conversation. text: the summary."""
     return {"role": "user", "content": FORM.format(text)}
 
 
 def kept(entries: Sequence[HistoryMessage]) -> list[HistoryMessage]:
-    """Return what stays of a history: no instructions of one turn, and no summary, which the next one is made of."""
+    """Return the messages of a history that stay: no instructions of one turn, and no summary, as the next contains it."""
     return [e for e in entries if e.role in KEPT and not e.one_turn and not e.said.startswith(SUMMARY)]
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What a client keeps of a history. said: hashes of what stayed at the last summary, in order, until it has come back.
+    """What a client keeps of a shortened history, as hashes of messages.
 
-    late: of messages that it moves in front of the last one. dropped: that it leaves out, though they could stay.
+    said: messages that stayed at the last summary, in order; empty once the shortened history has come back. late: messages
+    that the client moves before the last one. dropped: messages that could stay but that the client drops.
     """
 
     said: tuple[int, ...] = ()
@@ -56,7 +57,7 @@ class Kept:
         return len(self.said) + len(self.late) + len(self.dropped)
 
     def learnt(self, entries: Sequence[HistoryMessage]) -> Kept:
-        """Return it with what a history shows that goes on from the summary: some clients move the context of a turn."""
+        """Return it with what a history after the summary shows: some clients move the context of a turn."""
         if not self.said:
             return self
         end = next((at for at, entry in enumerate(entries) if entry.said.startswith(SUMMARY)), None)
@@ -72,7 +73,7 @@ class Kept:
         return Kept((), frozenset(late), frozenset(places) - frozenset(back))
 
     def order(self, stays: Sequence[HistoryMessage]) -> list[HistoryMessage]:
-        """Return what the client is likely to keep of the messages that could stay."""
+        """Return the messages that the client is likely to keep, in its order. stays: those that could stay."""
         here = [entry for entry in stays if hash(entry.said) not in self.dropped]
         late = [entry for entry in here if hash(entry.said) in self.late]
         early = [entry for entry in here if hash(entry.said) not in self.late]
@@ -80,9 +81,9 @@ class Kept:
 
 
 def follows(entries: Sequence[HistoryMessage], known: Kept) -> tuple[list[Mapping[str, JsonValue]], Kept] | None:
-    """Return the messages with which a history goes on that was just summarised; None if it was not, or is too large.
+    """Return the messages that continue a history after its summary; None without a summary, or if they are too large.
 
-    entries: the history with this server's question for a summary, and the answer. known: what the client kept before.
+    entries: the history, this server's question for a summary, and the answer. known: what the client kept before.
     """
     if len(entries) < 2 or entries[-2].said != SAID:
         return None

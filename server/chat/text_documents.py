@@ -1,6 +1,6 @@
-"""Documents in the text of messages, on request: a list that a program has pasted becomes documents in its place.
+"""Documents in the text of messages, on request: a pasted list becomes documents in its place.
 
-A list is found in the text of its message alone, so that it is the same in each turn.
+A list is found by the text of its message alone, so the same list is found in each turn.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .volatile import INSTRUCTIONS
 
 HOLDERS = (*INSTRUCTIONS, "user")
 DIGIT = re.compile(r"\d")
-MOST_UNTOUCHED = 32  # lists that a report names with a reason each
+MOST_UNTOUCHED = 32  # untouched lists that a report names, each with a reason
 HAS_OWN = "the message has documents of its own"
 HAS_PLACE = "the message has the character U+FDD0"
 ONE_LIST = "another list of the message was taken"
@@ -32,9 +32,9 @@ TOLD = "the tokens of the answer are asked for, which name no numbers"
 
 @dataclass(frozen=True, slots=True)
 class TextList:
-    """A list for the report. count: its documents. left: why it is left alone, if it is.
+    """A list for the report. count: of its documents. left: why the list is left alone; empty: it is not.
 
-    message: its index in the request; negative: it is the instructions of a response, which stand in front.
+    message: the index in the request; negative: the instructions of a response, which come before the messages.
     """
 
     message: int
@@ -43,7 +43,7 @@ class TextList:
     left: str = ""
 
     def shown(self, order: Sequence[int]) -> dict[str, object]:
-        """Return it as JSON. order: the ranks of the documents that the prompt shows, in their places."""
+        """Return the list for the answer. order: the ranks of the shown documents, in prompt order."""
         where = self.message if self.message >= 0 else "instructions"
         fields: dict[str, object] = {"message": where, "format": self.format}
         if self.left:
@@ -53,7 +53,7 @@ class TextList:
 
 @dataclass(frozen=True, slots=True)
 class CutMessages:
-    """Messages without their lists. lists: by the index of the message, which has PLACE where its list was."""
+    """Messages with PLACE where a list was. lists: by the index of the message."""
 
     messages: Sequence[Message]
     lists: Mapping[int, PastedList]
@@ -65,25 +65,25 @@ class CutMessages:
 
 
 Given = Mapping[int, Sequence[Document]]
-"""The documents that messages have by themselves, by their indexes."""
+"""The documents in fields of messages, by the index of the message."""
 Cut = Callable[[Sequence[Message], Given], CutMessages]
 
 
 def leave_lists(messages: Sequence[Message], given: Given) -> CutMessages:
-    """Return messages as they are, where nobody asked for more."""
+    """Return messages unchanged, for a request that wants no cut."""
     return CutMessages(messages, {})
 
 
 def put_back(cut: Cut, messages: Sequence[Message], given: Given) -> CutMessages:
-    """Return messages as they are, for a template that does not show the places of the lists that `cut` finds."""
+    """Return messages unchanged, for a template that does not show the places of the lists that `cut` finds."""
     report = [one if one.left else TextList(one.message, one.format, left=REWRITTEN) for one in cut(messages, given).report]
     return CutMessages(messages, {}, tuple(report))
 
 
 def cut_lists(messages: Sequence[Message], given: Given, no_numbers: str = "") -> CutMessages:
-    """Find the lists in messages, one in each at most, and cut them out.
+    """Find the lists in messages, at most one in each, and cut them out.
 
-    no_numbers: why lists with numbers are left alone, if they are.
+    no_numbers: why numbered lists are left alone; empty: they are not.
     """
     shown, lists = list(messages), dict[int, PastedList]()
     report, untouched = list[TextList](), list[TextList]()
@@ -111,7 +111,7 @@ def cut_lists(messages: Sequence[Message], given: Given, no_numbers: str = "") -
 
 
 def numbers_refused(request: ChatRequest) -> str:
-    """Return why the numbers of lists have to stay; empty if they need not."""
+    """Return why the numbers of lists have to stay; empty: they may be replaced."""
     if request.is_constrained:
         return CONSTRAINED
     if any(DIGIT.search(stop) for stop in request.stops()):
@@ -125,7 +125,7 @@ def places(messages: Sequence[Message]) -> list[int]:
 
 
 def _texts(message: Message) -> Iterator[tuple[int | None, str]]:
-    """Yield the texts of a content, each with the index of its part; None: the content is one text."""
+    """Yield the texts of a message's content, each with the index of its part; None: the content is one text."""
     content = message.get("content")
     if isinstance(content, str):
         yield None, content

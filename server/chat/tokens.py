@@ -1,4 +1,4 @@
-"""The tokens of messages; an answer keeps the tokens that were generated."""
+"""The tokens of messages. An answer keeps its generated tokens."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ import numpy as np
 from ...models.marks import TextPiece
 from ...models.template import Message
 
-# ---- Answered -----------------------------------------------------------------------------------------------------------
-# Answers of the model in later prompts: the ids that were sampled for them, where the template writes the same text.
+# ---- The model's answers in later prompts -------------------------------------------------------------------------------
+# Where the template writes the same text again, the prompt gets the sampled ids.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sampled:
-    """An answer's text with all its tags, and the ids (int32) that were sampled for it."""
+    """An answer: its text with all tags, and its sampled ids (int32)."""
 
     text: str
     tokens: np.ndarray
@@ -30,7 +30,10 @@ class Sampled:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Shown:
-    """A piece of a prompt. tokens: its ids, where the model itself wrote it. rewritten: a known answer, in other words."""
+    """A piece of a prompt. tokens: its ids, if the model wrote it.
+
+    rewritten: the index of a known answer, if the template writes the answer in other words around here.
+    """
 
     piece: TextPiece
     tokens: np.ndarray | None = None
@@ -38,7 +41,7 @@ class Shown:
 
 
 def answer_key(message: Message) -> str:
-    """Return a text that is the same for an answer as it was given and as it comes back: its content and its calls."""
+    """Return the key of an answer, from its content and its calls: the same when the answer comes back."""
     calls = message.get("tool_calls")
     functions = [call.get("function") for call in calls if isinstance(call, dict)] if isinstance(calls, list) else []
     named = [(each.get("name"), each.get("arguments")) for each in functions if isinstance(each, dict)]
@@ -48,9 +51,9 @@ def answer_key(message: Message) -> str:
 def place_answers(
     pieces: Sequence[TextPiece], answers: Mapping[int, Sampled], touches_control: Callable[[str], bool]
 ) -> list[Shown]:
-    """Put the sampled ids of answers, by their message, in place of the pieces that spell the same text.
+    """Replace the pieces that spell an answer by the answer's sampled ids. answers: by the index of the message.
 
-    touches_control: whether a text holds or may complete a control token: where a client's text does, nothing is replaced.
+    touches_control: whether a text has, or may complete, a control token. A client's text that does is never replaced.
     """
     shown, regions, end = [Shown(piece) for piece in pieces], _Regions(pieces), len(pieces)
     for message, answer in sorted(answers.items(), reverse=True):
@@ -68,23 +71,23 @@ def place_answers(
 
 
 class _Regions:
-    """The pieces between those of earlier and those of later messages."""
+    """Finds the pieces of a message: those between the pieces of earlier and of later messages."""
 
     def __init__(self, pieces: Sequence[TextPiece]) -> None:
         owned = [(at, piece.message) for at, piece in enumerate(pieces) if piece.message is not None]
         self._places, self._num_pieces = [at for at, _ in owned], len(pieces)
-        self._latest = list(accumulate((owner for _, owner in owned), max))  # of all owners so far
-        self._earliest = list(accumulate((owner for _, owner in reversed(owned)), min))[::-1]  # of all to come
+        self._latest = list(accumulate((owner for _, owner in owned), max))  # the latest message up to each piece
+        self._earliest = list(accumulate((owner for _, owner in reversed(owned)), min))[::-1]  # the earliest from each on
 
     def of(self, message: int) -> tuple[int, int]:
-        """Return the first piece behind the earlier messages, and the first one of the later messages."""
+        """Return the range of a message's pieces: after those of earlier messages, before those of later ones."""
         before, after = bisect_left(self._earliest, message), bisect_right(self._latest, message)
         first = self._places[before - 1] + 1 if before else 0
         return first, self._places[after] if after < len(self._places) else self._num_pieces
 
 
 def _find(shown: Sequence[Shown], text: str, touches_control: Callable[[str], bool]) -> int | None:
-    """Return where a text stands in pieces joined."""
+    """Return the position of a text in the joined pieces; None: it is not there, or must not be replaced."""
     place, at = "".join(each.piece.text for each in shown).find(text), 0
     if place < 0:
         return None
@@ -98,7 +101,7 @@ def _find(shown: Sequence[Shown], text: str, touches_control: Callable[[str], bo
 
 
 def _replaced(shown: Sequence[Shown], place: int, answered: tuple[int, Sampled]) -> list[Shown]:
-    """Return pieces with an answer of a message at a place of their text."""
+    """Return the pieces with an answer in place of its text. place: in the joined pieces. answered: message and answer."""
     message, answer = answered
     end, at = place + len(answer.text), 0
     before: list[Shown] = []
@@ -112,7 +115,7 @@ def _replaced(shown: Sequence[Shown], place: int, answered: tuple[int, Sampled])
     return [part for part in parts if part.piece.text]
 
 
-OVERHEAD = 500  # bytes that an entry takes beside its texts and tokens, about
+OVERHEAD = 500  # bytes of an entry without its texts and tokens, about
 
 ScopedText = tuple[str, str]
 
@@ -120,7 +123,7 @@ ScopedText = tuple[str, str]
 class TokensByText:
     """Tokens (int32) by scope and text. Safe from several threads.
 
-    Bounded by the bytes of all it holds, the texts counted; the least recently used entry leaves first.
+    max_bytes: the bound of all texts and tokens; the least recently used entry is dropped first.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -130,7 +133,7 @@ class TokensByText:
         self._lock = Lock()
 
     def recall(self, scope: str, text: str) -> np.ndarray | None:
-        """Return the ids of a text in this scope, if they are known."""
+        """Return the ids of a text in a scope; None: unknown."""
         key = scope, text
         with self._lock:
             if (tokens := self._entries.get(key)) is not None:
@@ -138,7 +141,7 @@ class TokensByText:
             return tokens
 
     def remember(self, scope: str, text: str, tokens: np.ndarray) -> None:
-        """Keep the ids of a text, unless they alone are more than `max_bytes`."""
+        """Keep the ids of a text, unless its entry alone takes more than `max_bytes`."""
         key = scope, text
         size = _size(key, tokens)
         if size > self._max_bytes:
@@ -160,7 +163,7 @@ def _size(key: ScopedText, tokens: np.ndarray) -> int:
 class TokenCache(TokensByText):
     """Tokenises each text once: documents, and messages that come back with every turn.
 
-    Each scope has its own, so the time that a text takes says nothing about other scopes.
+    Scopes share no entry, so the time of a call reveals nothing about other scopes.
     """
 
     def __init__(self, tokenize: Callable[[str], np.ndarray], max_bytes: int = 64 << 20) -> None:
@@ -168,7 +171,7 @@ class TokenCache(TokensByText):
         self._tokenize = tokenize
 
     def __call__(self, scope: str, text: str, tokenise: Callable[[str], np.ndarray] | None = None) -> np.ndarray:
-        """Return the ids of `text`, int32; do not write to them. tokenise: makes the same ids, and may refuse the text."""
+        """Return the ids of `text`, int32; read only. tokenise: makes the same ids, but may refuse the text."""
         tokens = self.recall(scope, text)
         if tokens is None:
             tokens = (tokenise or self._tokenize)(text)
@@ -177,9 +180,9 @@ class TokenCache(TokensByText):
 
 
 class AnswerMemory(TokensByText):
-    """The ids that were sampled for an answer, which spell exactly the bytes of its text.
+    """The sampled ids of answers; they spell exactly the bytes of the text.
 
-    Only the sampled ids have KV. When the text comes back as history, tokenising it anew may give different ids.
+    Only the sampled ids have KV. Tokenising the text again, when it comes back as history, may give other ids.
     """
 
     def __init__(self, max_bytes: int = 32 << 20) -> None:

@@ -1,6 +1,6 @@
-"""Tool results as documents, on request: lists of documents are ordered, and text that stands above is not shown again.
+"""Tool results as documents, on request: lists of documents are ordered, and text of an earlier result is not shown again.
 
-A result depends on the messages before it and on nothing else, so a conversation's prompts have common prefixes as before.
+The text of a result depends only on the messages before it, so the prompts of a conversation keep their common prefixes.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from ...models.template import Message
 from ...ordering.document import TOOLS, beside_documents, documents_in
 
 LEAST = 200  # characters of a repetition: a reference takes 30 tokens
-EVERY, LONGEST = 4, 64  # lines of a block: about the mean where no line is blank, and at most
+EVERY, LONGEST = 4, 64  # lines of a block: the mean without blank lines, about; and the most
 QUOTE = 40  # characters of a line that a reference quotes
-VALUE = 100  # characters of a line that is a name and a value, at most
+VALUE = 100  # the most characters of a line that is a name and a value
 
 
 def rewrite(messages: Sequence[Message]) -> tuple[list[Message], dict[int, tuple[str, ...]]]:
-    """Return the messages as a prompt shows them, and for each shortened one the results that it refers to."""
+    """Return the messages as a prompt shows them, and by index the results that a shortened message refers to."""
     shown, referred = list(messages), dict[int, tuple[str, ...]]()
     texts = ResultTexts()
     for at, message in enumerate(messages):
@@ -37,9 +37,9 @@ def rewrite(messages: Sequence[Message]) -> tuple[list[Message], dict[int, tuple
 
 
 def make_places(messages: Sequence[Message], documents: Mapping[int, int]) -> list[Message]:
-    """Return the messages with a content where a tool's message has only documents: templates leave out an empty one.
+    """Return the messages with a content for tool messages that have only documents: templates drop an empty message.
 
-    documents: their number, by index of the message.
+    documents: the number of documents, by the index of the message.
     """
     shown = list(messages)
     for at, number in documents.items():
@@ -54,7 +54,7 @@ def _place_of(number: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class WrittenResult:
-    """A text as a prompt shows it. results: the names of those that it refers to."""
+    """A text as a prompt shows it. results: the names of the results that it refers to."""
 
     text: str
     results: tuple[str, ...] = ()
@@ -62,7 +62,7 @@ class WrittenResult:
 
 @dataclass(frozen=True, slots=True)
 class RepeatedLines:
-    """Lines [start, stop) of result `number`, which stand there first."""
+    """Lines [start, stop) of result `number`, the first result with them."""
 
     number: int
     start: int
@@ -92,10 +92,10 @@ class ResultTexts:
         return WrittenResult("".join(pieces), tuple(results))
 
     def _runs(self, text: str) -> Iterator[tuple[RepeatedLines | None, list[tuple[str, int]]]]:
-        """Yield the blocks of a text with their first lines, in runs that an earlier result has in the same order.
+        """Yield runs of blocks, each run with the lines of an earlier result that are the same; None: the run is new.
 
-        Lists of values count as new, unless all of the text stands above: a model that looks for a value of this file finds
-        it best in this file, and they are short.
+        Lists of values count as new, unless an earlier result has every block: they are short, and a model that looks for a
+        value of this file finds it best in this file.
         """
         blocks = list(blocks_of(text))
         is_known = all(block in self._seen for block, _ in blocks)
@@ -117,8 +117,8 @@ class ResultTexts:
 def blocks_of(text: str) -> Iterator[tuple[str, int]]:
     """Yield a text in blocks of lines, each with the number of its first line, from 0.
 
-    A block is a paragraph with the blank line behind it. A long paragraph is cut behind lines whose checksum says so: by
-    their content and not by their place, so equal passages of two texts fall into equal blocks.
+    A block is a paragraph with the blank line after it. A long paragraph is cut after lines with a certain checksum. Content
+    decides the cut, not position, so equal passages of two texts fall into equal blocks.
     """
     lines: list[str] = []
     start = filled = 0  # filled: lines of the block that are not blank
@@ -136,7 +136,7 @@ def blocks_of(text: str) -> Iterator[tuple[str, int]]:
 
 
 def lists_values(block: str) -> bool:
-    """Whether at least half of a block's lines are a name and a value, such as `Availability: 99.9 %`."""
+    """Return whether at least half of a block's lines are a name and a value, such as `Availability: 99.9 %`."""
     lines = [line for line in block.splitlines() if line.strip()]
     return 2 * sum(map(_has_value, lines)) >= len(lines) > 0
 
@@ -155,7 +155,7 @@ def _reference(source: RepeatedLines, text: str) -> str:
 
 
 def text_of(content: object) -> str:
-    """Return a content that is a text or a list of text parts; empty for another one."""
+    """Return the text of a content that is a text or a list of text parts; empty for any other content."""
     if isinstance(content, str):
         return content
     parts = content if isinstance(content, list) else ()

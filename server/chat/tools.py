@@ -42,8 +42,8 @@ class ToolDefinition:
 class AllowedTools:
     """What an answer may do with the tools of its request.
 
-    tools: those that it may call. mode: whether it may, must, or must not call. parallel: it may call several at once.
-    parses: calls are told from content.
+    tools: the callable ones. mode: whether the answer may, must, or must not call. parallel: several calls at once are
+    allowed. parses: the reader separates calls from content.
     """
 
     tools: tuple[ToolDefinition, ...] = ()
@@ -52,14 +52,14 @@ class AllowedTools:
     parses: bool = True
 
     def types(self) -> dict[str, Types]:
-        """Return the types of the parameters of each tool that a reader looks for."""
+        """Return the types of the parameters of each tool; none if a reader looks for no calls."""
         if self.mode == "none" or not self.parses:
             return {}
         return {tool.name: parameter_types(tool.parameters) for tool in self.tools}
 
 
 def read_tools(request: ChatRequest) -> AllowedTools:
-    """Check the tools of a request, and its choice among them. Raises RequestError."""
+    """Return a request's tools and its choice among them, checked. Raises RequestError."""
     given = request.tools or []
     if len(given) > MAX_TOOLS:
         raise RequestError(f"tools: {len(given):,} tools, expected at most {MAX_TOOLS:,}", param="tools")
@@ -103,10 +103,7 @@ def _read_tool(definition: Mapping[str, object], where: str) -> ToolDefinition:
 
 
 def _read_choice(choice: object, tools: Mapping[str, ToolDefinition]) -> tuple[Mode, Sequence[str]]:
-    """Return the mode, and the names of the tools that may be called. Raises RequestError.
-
-    OpenAI's words and Anthropic's are taken alike.
-    """
+    """Return the mode and the names of the callable tools, from OpenAI's words or Anthropic's. Raises RequestError."""
     match choice:
         case None | "auto" | {"type": "auto"}:
             return "auto", tuple(tools)
@@ -146,9 +143,9 @@ def _known(names: Sequence[str], tools: Mapping[str, ToolDefinition]) -> Sequenc
 def with_definitions(
     messages: Sequence[Message], tools: Sequence[Mapping[str, object]], written: CallNotation
 ) -> tuple[list[Message], bool]:
-    """Return messages whose first is a system message that defines tools, for templates that show none.
+    """Return messages whose system message defines the tools, and whether that message is new.
 
-    And whether that message is a new one. written: how calls are written.
+    It serves templates that show no tools. written: how calls are written.
     """
     definitions = "\n".join(json.dumps(_definition(tool), ensure_ascii=False) for tool in tools)
     example = written.text([("<function-name>", "<args-json-object>")]).replace('"<function-name>"', "<function-name>")
@@ -157,7 +154,7 @@ def with_definitions(
 
 
 def with_instruction(messages: Sequence[Message], text: str) -> tuple[list[Message], bool]:
-    """Return messages whose system message ends with a text, and whether that message is a new one."""
+    """Return messages whose system message ends with a text, and whether that message is new."""
     if not messages or messages[0]["role"] not in ("system", "developer"):
         return [{"role": "system", "content": text}, *messages], True
     first, *rest = messages
@@ -168,14 +165,14 @@ def with_instruction(messages: Sequence[Message], text: str) -> tuple[list[Messa
 
 
 def _definition(tool: Mapping[str, object]) -> dict[str, object]:
-    """Return what a model needs to know of a tool, and no field that only the client reads."""
+    """Return the fields of a tool that a model needs."""
     function = cast("Mapping[str, object]", tool["function"])
     shown = {name: function[name] for name in ("name", "description", "parameters") if function.get(name) is not None}
     return {"type": "function", "function": shown}
 
 
 def with_calls(message: Message, written: CallNotation) -> Message:
-    """Return a message with its tool calls as text, for templates that show none."""
+    """Return a message with its tool calls as text, for templates that show no calls."""
     calls = message.get("tool_calls")
     if not isinstance(calls, list) or not calls:
         return message
@@ -190,7 +187,7 @@ def _name_and_arguments(function: Mapping[str, object]) -> tuple[str, str]:
     return str(function.get("name")), argument_text(function.get("arguments"))
 
 
-# As Qwen's and Hermes's templates put it: more models were trained on it than on any other wording.
+# The wording of Qwen's and Hermes's templates: more models were trained on it than on any other.
 _WORDING = """# Tools
 
 You may call one or more functions to assist with the user query.
@@ -205,16 +202,16 @@ For each function call, {form}:
 _FORM = "return a json object with function name and arguments within <tool_call></tool_call> XML tags"
 
 
-# ---- The variables that a request and the settings give to the chat template. -------------------------------------------
+# ---- The chat template's variables, from a request and from the settings. -----------------------------------------------
 
 OWN_FIELDS = ("messages", "tools", "add_generation_prompt")
-"""Variables that are fields of a request."""
+"""Variables that come from fields of a request."""
 
 SWITCHES = (SWITCH, "preserve_reasoning")
 
 
 def settings_variables(settings: Settings) -> dict[str, object]:
-    """Return the variables of every request, which a request may change. Raises SettingsError."""
+    """Return the variables from the settings, which a request may change. Raises SettingsError."""
     variables: dict[str, object] = {"preserve_reasoning": settings.reasoning_preserve}
     if settings.reasoning != "auto":
         variables[SWITCH] = settings.reasoning == "on"
@@ -250,35 +247,35 @@ def request_variables(request: ChatRequest, defaults: Mapping[str, object]) -> d
     return variables
 
 
-# ---- A chat as the template writes it. Tools and calls that it does not show stand in contents. -------------------------
+# ---- A chat as the template writes it. Tools and calls that the template does not show are put into contents. -----------
 
 TRIAL = {"name": "trial_tool", "description": "", "parameters": {"type": "object", "properties": {}}}
 QUESTION = {"role": "user", "content": "?"}
 
 
 class Rendering:
-    """The chat template of a loaded model, and what it does not do by itself. written: how the model writes calls."""
+    """Renders chats by a model's template, and adds what the template cannot show. written: how the model writes calls."""
 
     def __init__(
         self, template: ChatTemplate, written: CallNotation, variables: Variables, *, retrieval_prompt: str = ""
     ) -> None:
-        """variables: of every request, which a request may change. retrieval_prompt: for chats whose documents are found."""
+        """variables: from the settings; a request may change them. retrieval_prompt: for chats that search documents."""
         self._template, self._written, self._variables = template, written, variables
         self._retrieval_prompt = retrieval_prompt
         self._shows_tools = self._shows([QUESTION], tools=[{"type": "function", "function": TRIAL}])
         self._shows_calls = template.shows_calls
 
     def pieces(self, messages: Sequence[Message], request: ChatRequest, continues: bool = False) -> list[TextPiece]:
-        """Render a chat. continues: up to the end of its last message, which the model is to go on with.
+        """Render a chat. continues: end with the last message, which the model is to continue.
 
-        Raises TemplateError; RequestError for variables that are fields of the request.
+        Raises TemplateError; RequestError for wrong variables of the request.
         """
         variables = request_variables(request, self._variables)
         prompts = request.add_generation_prompt is not False
         render = self._template.continued if continues else partial(self._template.pieces, add_generation_prompt=prompts)
         if not self._shows_calls:
             messages = [with_calls(message, self._written) for message in messages]
-        is_instructed = is_defined = False  # by a message that the client did not send
+        is_instructed = is_defined = False  # True: by a message that the client did not send
         if request.retrieves and self._retrieval_prompt:
             messages, is_instructed = with_instruction(messages, self._retrieval_prompt)
         tools = request.tools
@@ -289,7 +286,7 @@ class Rendering:
         return [_moved(piece) for piece in pieces] if is_instructed or is_defined else pieces
 
     def _shows(self, messages: Sequence[Message], tools: Tools | None = None) -> bool:
-        """Whether the template shows the trial tool. A refusal shows nothing."""
+        """Return whether the template shows the trial tool; False if it refuses the messages."""
         try:
             pieces = self._template.pieces(messages, tools=tools, add_generation_prompt=False)
         except TemplateError:
@@ -298,7 +295,7 @@ class Rendering:
 
 
 def _moved(piece: TextPiece) -> TextPiece:
-    """Return a piece of messages behind a new first one, which no client wrote, as a piece of the messages alone."""
+    """Return a piece with its index as if the first message, which no client sent, were not there; its text is plain."""
     if piece.message is None:
         return piece
     return replace(piece, message=piece.message - 1) if piece.message else TextPiece(piece.text, None, is_plain=True)

@@ -1,11 +1,11 @@
-"""Instructions that change from one request to the next: what differs is said behind the last message instead.
+"""Instructions that change from one request to the next: the prompt keeps the old text and gets the change at its end.
 
-A date or a counter in front of a prompt lets nothing behind it be reused. So the instructions of a lineage stay as its first
-request had them, and what a later request has in their place is a line at the end of its last message. The line stays there
-in the history, since a prompt goes on from the KV of the one before.
+A changed date or counter at the start of a prompt makes all KV after it useless. So the instructions of a lineage stay as in
+its first request, and a line at the end of the last message names the change. The line stays there in later prompts, because
+a prompt continues the KV of the one before.
 
-So does a reminder: tagged blocks that a user's message ended with, and that are gone, or others, when it comes again.
-Nothing else is ever compared or changed.
+Reminders are treated alike: tagged blocks at the end of a user's message, which are gone or changed when the message comes
+again. Nothing else is ever compared or changed.
 """
 
 from __future__ import annotations
@@ -25,38 +25,40 @@ from msgspec import Struct
 from ...models.template_messages import Message, content_texts
 from .chat_files import ChatFiles, DamagedFile, checked_content, with_checksum
 
-INSTRUCTIONS = ("system", "developer")  # roles that a conversation begins with
+INSTRUCTIONS = ("system", "developer")  # roles that a conversation starts with
 UNIT = re.compile(r"(?<=\n)|(?<=[.!?;] )")  # a piece is some lines or sentences
-MOST_PIECES, LONGEST = 8, 1000  # of the instructions of one request; characters of a piece
-LEAST_SAME = 0.8  # of the text; with less of it, these are other instructions
-MOST_UNITS = 200  # between the first and the last difference: more are not compared, in time that grows with their square
-MOST_FRONTS, MOST_LINES = 8, 1024  # that are remembered: fronts of a lineage, lines of a front
-OVERHEAD = 512  # bytes that a line takes beside its texts: its key, its objects, its file's name
-MOST_IN_FILES = 256 << 20  # bytes of all files: 8 for each that memory may have, since a file has its names and its checksum
+MOST_PIECES, LONGEST = 8, 1000  # changed pieces of one request's instructions; characters of a piece
+LEAST_SAME = 0.8  # of the text; with less in common, these are other instructions
+MOST_UNITS = 200  # from the first to the last difference: more are not compared, as the time grows with their square
+MOST_FRONTS, MOST_LINES = 8, 1024  # remembered fronts of a lineage; lines of a front
+OVERHEAD = 512  # bytes of a line without its texts: its key, its objects, the name of its file
+MOST_IN_FILES = 256 << 20  # bytes of all files: 8 times the bound in memory, since each file has names and a checksum
 MAGIC, SUFFIX = b"slotcache instructions 1\n", ".instructions"
 TAG = re.compile(r"</([A-Za-z][\w-]{0,63})>\s*\Z")
 LONGEST_TAG = 80  # characters that an end tag is looked for in
-AT_END, OWN_PART = b"at the end", b"own part"  # of a message: where its blocks stand
-QUOTED = 80  # characters of the text that stands in front
+AT_END, OWN_PART = b"at the end", b"own part"  # the place of blocks in a message
+QUOTED = 80  # characters of the old text that a line quotes
 TARGETS = ("user", "tool", "function")
 
 Lineage = tuple[str, ...]
-"""Who may share instructions: a scope, and a name that the client gave. Nobody else's text may come into a prompt."""
+"""The requests that may share instructions: a scope, the session's name, and a digest of the tools. A prompt must not get
+another client's text.
+"""
 Texts = tuple[tuple[str, ...], ...]
-"""The parts of each instruction."""
+"""The texts of each instruction's parts."""
 Place = tuple[int, int, int]
-"""The message, its part, and the character where a piece begins in the first request's text."""
+"""The message, its part, and the first character of a piece in the first request's text."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChangedText:
-    """A piece of the instructions. before: what stands in the prompt. after: what this request has in its place."""
+    """A changed piece of the instructions. before: the text in the prompt. after: the text of this request."""
 
     before: str
     after: str
 
     def line(self, is_known: bool, where: str = "In the instructions") -> str:
-        """Return the line that says so. is_known: the prompt has said before where the piece belongs."""
+        """Return the line that names the change. is_known: an earlier line names the place of the piece."""
         before, after = " ".join(self.before.split())[:QUOTED], self.after.strip()
         if not after:
             return f'[{where}, "{before}" does not hold any more.]'
@@ -70,9 +72,9 @@ Changes = Mapping[Place, ChangedText]
 
 @dataclass(slots=True, eq=False)
 class Front:
-    """The instructions of a lineage's first request. lines: what was said at the end of messages, by a digest up to each.
+    """The instructions of a lineage's first request. lines: at the ends of messages, by a digest of the messages so far.
 
-    id: says which file it is kept in; the same for the same texts. num_bytes: of memory, about.
+    id: part of the names of its files; the same for the same texts. num_bytes: of memory, about.
     """
 
     lineage: Lineage
@@ -86,7 +88,7 @@ class Front:
         self.num_bytes = OVERHEAD + sum(getsizeof(text) for parts in self.texts for text in parts)
 
     def put(self, key: bytes, line: str, changes: Changes) -> list[bytes]:
-        """Remember a line; without any, that there is none. Return the keys of lines that are gone."""
+        """Remember a line; an empty one removes the line. Return the keys of the removed lines."""
         old = self.lines.pop(key, None)
         self.num_bytes -= _size(old) if old else 0
         if line:
@@ -101,7 +103,7 @@ class Front:
 
 
 def _size(said: tuple[str, Changes]) -> int:
-    """Return the bytes that a line takes, with the pieces of which it says what they are now."""
+    """Return the bytes of a line and its changed pieces."""
     line, changes = said
     pieces = sum(OVERHEAD + getsizeof(change.before) + getsizeof(change.after) for change in changes.values())
     return OVERHEAD + getsizeof(line) + pieces
@@ -109,10 +111,10 @@ def _size(said: tuple[str, Changes]) -> int:
 
 @dataclass(slots=True)
 class _Reminders:
-    """The blocks at the end of users' messages. start: the first message behind the instructions.
+    """The blocks at the end of users' messages. start: the first message after the instructions.
 
-    keys: a digest of the messages from there up to each, without their blocks. changes: blocks that are others now, or gone.
-    replaced: those that are gone, and whose tag a later message ends with.
+    keys: for each message, a digest of all messages from `start` to it, without blocks. changes: changed and missing blocks.
+    replaced: missing blocks whose tag ends a later message.
     """
 
     start: int
@@ -123,11 +125,11 @@ class _Reminders:
 
 @dataclass(slots=True, eq=False)
 class Instructions:
-    """What the requests of a lineage had in front, and what was said at the end of their messages.
+    """The instructions of a lineage's requests, and the lines at the ends of their messages.
 
-    lock: of the thread that goes on from it: one request at a time does. changed: by the names of files, what these are to
-    hold since the store has last asked; None: they go. The store's own are the names of all files, the bytes of memory as it
-    has counted them, and whether all this is forgotten.
+    lock: one request at a time uses them. changed: new contents of files by name, for the store to write; None: delete the
+    file. The store alone sets the other three: files: the names of all files; num_bytes: the bytes of memory that it has
+    counted; is_forgotten: it has dropped these instructions.
     """
 
     lineage: Lineage
@@ -139,7 +141,7 @@ class Instructions:
     is_forgotten: bool = False
 
     def settle(self, messages: Sequence[Message]) -> tuple[list[Message], tuple[ChangedText, ...]]:
-        """Return the messages with the instructions of the first request, and what is said elsewhere instead.
+        """Return the messages with the first request's instructions and with lines for the changes; and the changes.
 
         Raises TemplateError for contents that are no text.
         """
@@ -159,7 +161,7 @@ class Instructions:
         return shown, (*changes.values(), *kept[-MOST_PIECES:])
 
     def _front(self, texts: Texts) -> tuple[Front, Changes]:
-        """Return the instructions that a request has most of, and its changes; its own, if it is the first like this."""
+        """Return the known instructions with the fewest changes, and the changes; without any alike, the request's own."""
         found = [(changes, front) for front in self.fronts if (changes := _changes(front.texts, texts)) is not None]
         changes, front = min(found, key=lambda pair: len(pair[0]), default=({}, None))
         if front is not None:
@@ -174,7 +176,7 @@ class Instructions:
         return front, changes
 
     def _keep_reminders(self, front: Front, shown: list[Message], messages: range) -> _Reminders:
-        """Give the user's messages the blocks that they ended with when they came first."""
+        """Give the user's messages the blocks that they had when they first came."""
         found, digest = _Reminders(messages.start), blake2b(digest_size=16)
         parted = [_parted(shown[at]) if shown[at]["role"] == "user" else None for at in messages]
         later = {tag: at for at, parts in zip(messages, parted, strict=True) if parts and (tag := _tag(parts[1]))}
@@ -193,7 +195,7 @@ class Instructions:
         return found
 
     def _say(self, front: Front, shown: list[Message], changes: Changes, reminders: _Reminders) -> None:
-        """Add to each message the line that it had before, and to the last one what is new since these."""
+        """Add to each message its earlier line, and to the last message the new changes."""
         said: Changes = {}
         for at, key in enumerate(reminders.keys, reminders.start):
             if key is reminders.keys[-1]:
@@ -204,7 +206,7 @@ class Instructions:
                 shown[at] = _with_line(shown[at], line)
 
     def _put(self, front: Front, key: bytes, said: tuple[str, Changes]) -> None:
-        """Remember what is said at the end of a message, and in a file if it is new."""
+        """Remember the line at the end of a message, and note it for a file if it is new."""
         is_new = said != front.lines.get(key, ("", said[1]))
         gone = front.put(key, *said)
         self.changed |= dict.fromkeys(_name(front.id, one) for one in gone)
@@ -215,7 +217,7 @@ class Instructions:
 
 
 def _changes(old: Texts, new: Texts) -> Changes | None:
-    """Return what differs. None: too much."""
+    """Return the changed pieces; None: the texts differ too much."""
     if [*map(len, old)] != [*map(len, new)]:
         return None
     pairs = [
@@ -236,7 +238,7 @@ def _changes(old: Texts, new: Texts) -> Changes | None:
 
 
 def _news(said: Changes, changes: Changes, reminders: _Reminders) -> Iterator[str]:
-    """Yield a line for all that the prompt does not say yet: what has changed since, and what is again as it began."""
+    """Yield a line for each piece that the prompt does not name yet: changed since, or back to its first text."""
 
     def line(place: Place, change: ChangedText, is_known: bool) -> str:
         is_block = place[0] >= reminders.start
@@ -251,7 +253,7 @@ def _news(said: Changes, changes: Changes, reminders: _Reminders) -> Iterator[st
 
 
 def _overlap(place: Place, change: ChangedText, other: Place, other_change: ChangedText) -> bool:
-    """Whether two pieces share a part of the text in front."""
+    """Return whether two pieces overlap in the first request's text."""
     if place[:2] != other[:2]:
         return False
     return place == other or max(place[2], other[2]) < min(
@@ -260,7 +262,7 @@ def _overlap(place: Place, change: ChangedText, other: Place, other_change: Chan
 
 
 def _compared(before: str, after: str) -> Iterator[tuple[int, ChangedText]]:
-    """Yield the pieces in which two texts differ, each with its place in the first."""
+    """Yield the pieces in which two texts differ, each with its place in `before`."""
     if before == after:
         return
     old, new = UNIT.split(before), UNIT.split(after)
@@ -287,7 +289,7 @@ def _with_texts(message: Message, texts: Sequence[str]) -> Message:
 
 
 def _parted(message: Message) -> tuple[Message, str, bytes]:
-    """Return a message without the tagged blocks at its end, these blocks, and where they stand."""
+    """Return a message without the tagged blocks at its end, the blocks, and their place."""
     content = message.get("content")
     parts = content if isinstance(content, list) else [{"type": "text", "text": content}]
     last = parts[-1] if parts else None
@@ -302,7 +304,7 @@ def _parted(message: Message) -> tuple[Message, str, bytes]:
 
 
 def _blocks_begin(text: str) -> int:
-    """Return where the tagged blocks begin that a text ends with; its length without one."""
+    """Return the start of the tagged blocks at the end of a text; its length if there are none."""
     begin = len(text)
     while end := TAG.search(text, max(begin - LONGEST_TAG, 0), begin):
         least = max(len(text) - LONGEST, 0)
@@ -314,12 +316,12 @@ def _blocks_begin(text: str) -> int:
 
 
 def _tag(blocks: str) -> str:
-    """Return the tag of the last of some blocks."""
+    """Return the tag of the last block; empty without blocks."""
     return found[1] if (found := TAG.search(blocks)) else ""
 
 
 def _with_block(message: Message, block: str, where: bytes) -> Message:
-    """Return a message that ends with some blocks."""
+    """Return a message with blocks at its end."""
     content = message.get("content")
     if not isinstance(content, list):
         return {**message, "content": f"{content}{block}"}
@@ -329,7 +331,7 @@ def _with_block(message: Message, block: str, where: bytes) -> Message:
 
 
 def _with_line(message: Message, line: str) -> Message:
-    """Return a message that ends with a line."""
+    """Return a message with a line at its end."""
     content = message.get("content")
     if isinstance(content, list):
         return {**message, "content": [*content, {"type": "text", "text": line}]}
@@ -337,11 +339,11 @@ def _with_line(message: Message, line: str) -> Message:
 
 
 # ---- Files ---------------------------------------------------------------------------------------------------------------
-# One for the instructions of a lineage's first request, and one for each line: the store writes what a request has brought.
+# A file for the instructions of a lineage's first request, and a file for each line. The store writes them.
 
 
 class StoredInstructions(Struct, frozen=True, forbid_unknown_fields=True):
-    """The texts of a front, or with a `key` a line of it."""
+    """A front's texts, or with a `key` one of its lines."""
 
     lineage: Lineage
     front: bytes
@@ -355,12 +357,12 @@ STORED = msgspec.msgpack.Decoder(StoredInstructions)
 
 
 def encode(stored: StoredInstructions) -> list[bytes]:
-    """Return a file, in parts."""
+    """Return the parts of a file."""
     return with_checksum(MAGIC, msgspec.msgpack.encode(stored))
 
 
 def decode(data: bytes) -> StoredInstructions:
-    """Return what a file holds. Raises DamagedFile."""
+    """Return the content of a file. Raises DamagedFile."""
     try:
         return STORED.decode(checked_content(MAGIC, data))
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
@@ -368,7 +370,7 @@ def decode(data: bytes) -> StoredInstructions:
 
 
 def restore(files: ChatFiles) -> Iterable[Instructions]:
-    """Return the instructions that files have, those used last at the end. What belongs to none of these is deleted."""
+    """Return the instructions of files, the last written at the end. A line without its front is deleted."""
     loaded = files.load(SUFFIX, MOST_IN_FILES, decode, lambda stored: _name(stored.front, stored.key))
     oldest_first = [stored for stored, _ in reversed(loaded)]
     fronts = {stored.front: Front(stored.lineage, stored.texts) for stored in oldest_first if not stored.key}
@@ -391,5 +393,5 @@ def restore(files: ChatFiles) -> Iterable[Instructions]:
 
 
 def _name(front: bytes, key: bytes) -> str:
-    """Return a name that reveals nothing."""
+    """Return a file's name, which reveals nothing."""
     return blake2b(front + key, digest_size=16).hexdigest() + SUFFIX

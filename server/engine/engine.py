@@ -1,7 +1,7 @@
 """The one thread that computes: inbox, steps, sleep, background work.
 
-Other threads put callables into its inbox, which run between two steps. Its events go out once a step for all streams
-together, as one call into the event loop.
+Callables of other threads come through the inbox and run between two steps. The events of a step go to the event loop in
+one call, for all streams together.
 """
 
 from __future__ import annotations
@@ -45,27 +45,27 @@ Act = Callable[[], None]
 
 
 class Inbox:
-    """Any thread puts acts in, the engine's thread takes them out. An act that was accepted is always run."""
+    """Acts from any thread for the engine's thread. An accepted act always runs."""
 
     def __init__(self) -> None:
         self._acts: SimpleQueue[Act] = SimpleQueue()
         self._lock = Lock()
-        self._closed: str | None = None  # why, once it is; guarded by the lock
+        self._closed: str | None = None  # the reason, once the inbox is closed; guarded by the lock
 
     def put(self, act: Act) -> bool:
         """Queue an act. False: the inbox is closed, and the act will not run."""
-        with self._lock:  # an act is queued before the last act, or not at all
+        with self._lock:  # nothing is queued after the last act
             if self._closed is None:
                 self._acts.put(act)
             return self._closed is None
 
     def ask(self, question: Callable[[], T]) -> Future[T]:
-        """Run a function between two steps; its result or exception goes to the future. 503 once the inbox is closed."""
+        """Run a function between two steps. The future gets its result or its exception; 503 once the inbox is closed."""
         future: Future[T] = Future()
 
         def answer() -> None:
             if not future.set_running_or_notify_cancel():
-                return  # the asker has cancelled it
+                return  # the caller cancelled it
             try:
                 future.set_result(question())
             except Exception as error:
@@ -76,11 +76,11 @@ class Inbox:
         return future
 
     def refusal(self) -> RequestError:
-        """Return the error for callers that come after `close`."""
+        """Return the error for calls after `close`."""
         return RequestError(self._closed or "the engine accepts nothing", status=503)
 
     def close(self, last: Act, why: str) -> None:
-        """Accept nothing more after `last`. A later call only changes the reason."""
+        """Accept no act after `last`. A later call only changes the reason."""
         with self._lock:
             if self._closed is None:
                 self._acts.put(last)
@@ -91,7 +91,7 @@ class Inbox:
         return self._acts.empty()
 
     def wait(self, seconds: float) -> Act | None:
-        """Wait for the next act and take it out. None: none came in time."""
+        """Wait for the next act and take it out. None: no act came in time."""
         try:
             return self._acts.get(timeout=None if seconds == inf else seconds)
         except Empty:
@@ -106,17 +106,18 @@ class Inbox:
 
 
 # ---- Sleep --------------------------------------------------------------------------------------------------------------
-# Sleep: after some seconds without a request the model leaves memory, and the next request brings it back.
+# A model is unloaded after some seconds without a request. The next request loads it again.
 
 sleep_logger = logging.getLogger("slotcache")
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceTurns:
-    """What a model tells whoever shares the device out, in its engine's thread.
+    """What a model reports to the scheduler of a shared device. The calls come from the model's engine thread.
 
-    on_want: it has a request and is not on the device. on_load: it is there now, or the error. on_free: it has left.
-    make_room: it may not fit; called in the load's thread. True: something has left memory for it.
+    on_want: the model is needed and not on the device. on_load: the model is loaded, or its load failed with this error.
+    on_free: the model is unloaded. make_room: a load failed, maybe for lack of room; called in the load's thread. True:
+    something was unloaded, so a second try may fit.
     """
 
     on_want: Callable[[], None]
@@ -126,12 +127,13 @@ class DeviceTurns:
 
 
 class Sleep:
-    """Belongs to the engine's thread, but for what any thread may call. A load has a thread of its own: acts run meanwhile.
+    """Decides when the model is on the device. Any thread may call the methods up to `keep`, only the engine's the others.
 
-    seconds: without a step until sleep; 0: never. on_wake: called in the engine's thread behind a load; with its error, if
-    it failed. is_awake: whether steps can be computed. last_use: when one ended, or a request came. A model that is only
-    asked what its vocabulary and its cache tell, which stay, needs no device: it neither gets nor keeps one that others
-    share.
+    A load runs in a thread of its own, so acts run meanwhile. The vocabulary and the cache stay in memory: a question to
+    them needs no device, and neither gets nor keeps a shared one.
+
+    seconds: without a step until sleep; 0: never. on_wake: called in the engine's thread after a load, with the error of a
+    failed one. is_awake: steps can be computed. last_use: when the last step ended or the last request came.
     """
 
     def __init__(
@@ -145,24 +147,25 @@ class Sleep:
         self.is_awake, self._is_wanted = True, False
         self.last_use = perf_counter()
         self.num_wakes = 0
-        self.failure = ""  # why the last load failed, until one does not
+        self.failure = ""  # why the last load failed; empty after a load that did not
         self._usual = self._seconds = seconds or inf
         self._runner, self._inbox, self._on_wake, self._draft_model = runner, inbox, on_wake, draft_model
         self._load: Thread | None = None  # until its end is noted
-        self.device: DeviceTurns | None = None  # which other models may have; None: it belongs to this one
+        self.device: DeviceTurns | None = None  # None: the device is not shared
         self._is_granted = True  # this model may be on the device
-        self.is_used = True  # by a step since the last load: each turn answers something, however short it is
+        self.is_used = True  # a step ran since the last load: even a short turn answers something
         self._loaded_at = 0.0
-        self._load_seconds = 0.0  # of the last load; so long a turn goes on without a request, where that was of use
-        self._lingers, self._was_asked = True, False  # the last: since another model waits
-        self._too_early = 0.0  # a request that comes until then would have found it, had it waited
-        self._ends: float | None = None  # when the turn is over, since another model waits
+        self._load_seconds = 0.0  # of the last load: as long as a turn lingers without a request
+        self._lingers = True  # False: the last lingering was in vain
+        self._was_asked = False  # a request came since another model waits
+        self._too_early = 0.0  # a request before this time shows that lingering would have paid
+        self._ends: float | None = None  # the end of the turn; None: no other model waits
 
     # ---- from any thread -------------------------------------------------------------------------------------------
 
     @property
     def is_asleep(self) -> bool:
-        """Whether the model has left memory and no request wants it back."""
+        """Whether the model is unloaded and no request wants it."""
         return not (self.is_awake or self._is_wanted)
 
     @property
@@ -170,44 +173,44 @@ class Sleep:
         return self._usual < inf or self.device is not None
 
     def share(self, device: DeviceTurns, seconds: float) -> None:
-        """Ask from now on before each load. Called before the engine starts, awake. seconds: that this load took."""
+        """Ask `device` before each load. Called awake, before the engine starts. seconds: of the load that just ended."""
         self.device, self._load_seconds, self.is_used = device, seconds, False
 
     def grant(self) -> None:
-        """Let it load: the device is its own now."""
+        """Give the model its turn on the device, and load it."""
         self._inbox.put(self._take_device)
 
     def refuse(self, error: Exception) -> None:
-        """Let the load that it asked for fail, which cannot begin."""
+        """Fail the load that the model asked for and that cannot begin."""
         self._inbox.put(lambda: self._end_load(error, 0))
 
     def leave(self, seconds: float) -> None:
-        """Let it leave memory for another model: in so many seconds, or once it is without a request for as long as a load.
+        """End the turn for another model: after `seconds`, or after a load's time without a request.
 
-        What runs then is answered; what waits is answered in the next turn. Where the last wait for a request was in vain,
-        the next one is left out, until a request comes that it would have been for.
+        Running requests are answered; waiting ones are answered in the next turn. A turn whose wait for a request was in
+        vain lets the next turns end without that wait, until a request comes that the wait would have caught.
         """
         self._inbox.put(lambda: self._end_turn(seconds))
 
     def wake(self) -> None:
-        """Load the model, if it is asleep, for a request that will want it; keep it for another `seconds`."""
+        """Load a sleeping model for a request that follows at once; keep it awake for another `seconds`."""
         if self.can_sleep:
             self._is_wanted = True
             self._inbox.put(self._wake)
 
     def bring(self) -> None:
-        """Load the model, if it is asleep, where no request follows at once: its turn lasts no longer for that."""
+        """Load a sleeping model although no request follows at once. A turn on a shared device lasts no longer for it."""
         if self.can_sleep:
             self._is_wanted = True
             self._inbox.put(self._bring)
 
     def expect(self) -> None:
-        """Load the model, if it is asleep and has the device to itself, for a request that is likely to follow."""
+        """Load a sleeping model for a request that is likely to follow, unless other models share the device."""
         if self.device is None:
             self.bring()
 
     def keep(self, seconds: float) -> None:
-        """Let it sleep after so many seconds without a step, if it sleeps at all, until another request wakes it."""
+        """Set the seconds without a step until sleep, if the model sleeps at all. The next request resets them."""
         if self.can_sleep:
             self._inbox.put(lambda: self._set(seconds))
 
@@ -240,7 +243,7 @@ class Sleep:
         self.load()
 
     def _end_turn(self, seconds: float) -> None:
-        if self.is_awake:  # else it has left by itself meanwhile
+        if self.is_awake:  # else it fell asleep meanwhile
             self._ends, self._was_asked = perf_counter() + seconds, False
 
     def _set(self, seconds: float) -> None:
@@ -260,12 +263,12 @@ class Sleep:
         self.load()
 
     def begin(self) -> None:
-        """Free the memory of the device, where nothing is left to save."""
+        """Free the memory of the device. All KV is saved or dropped by now."""
         self._is_wanted = False
         self._runner.unload()
         if self._draft_model is not None:
             self._draft_model.unload()
-        self.is_awake = False  # last: who sees a server asleep finds its memory free
+        self.is_awake = False  # last: the memory of a server that says it sleeps is free
         if self._ends is None:
             sleep_logger.info("asleep after %g s without a request", self._seconds)
         elif perf_counter() < self._ends:
@@ -280,7 +283,7 @@ class Sleep:
             self.device.on_free()
 
     def load(self) -> None:
-        """Begin to load the model, unless it is awake or on its way."""
+        """Start a load, unless the model is awake or loading. On a shared device, ask for a turn first."""
         self._is_wanted = not self.is_awake
         if self.device is not None and not (self.is_awake or self._is_granted):
             self.device.on_want()
@@ -288,7 +291,7 @@ class Sleep:
             load = Thread(target=self._open, name="wake", daemon=True)
             try:
                 load.start()
-            except RuntimeError as error:  # the system gives no thread
+            except RuntimeError as error:  # the system has no thread to give
                 self._end_load(error, 0)
             else:
                 self._load = load
@@ -299,7 +302,7 @@ class Sleep:
             self._load.join()
 
     def _open(self) -> None:
-        """Runs in the load's thread."""
+        """Load the model; the load's thread runs this."""
         began = perf_counter()
         error: Exception | None = None
         try:
@@ -313,7 +316,7 @@ class Sleep:
                 self._draft_model.open()
         except Exception as failed:
             error = failed
-            if self._runner.context.handle:  # else the next load would leave this context where it is
+            if self._runner.context.handle:  # else the next load would leak this context
                 self._runner.context.unload()
         self._inbox.put(lambda: self._end_load(error, perf_counter() - began))
 
@@ -332,38 +335,38 @@ class Sleep:
             self.device.on_load(error)
         if error:
             self._free_device()
-        self._on_wake(error)  # last: whatever fails in it, other models know whether the device is free
+        self._on_wake(error)  # last: an error in it must not keep other models from the device
 
 
-# ---- The watchdog: it tells of a step that does not end. ----------------------------------------------------------------
+# ---- The watchdog: it reports a step that does not end. -----------------------------------------------------------------
 
 logger = logging.getLogger("slotcache.engine")
-TOKEN_SECONDS = 1.0  # s that each token of a step may take beside: no machine that serves a model is slower
+TOKEN_SECONDS = 1.0  # s more for each token of a step: no machine that serves a model is slower
 LOOK = 0.25  # of the patience: the watchdog's pause between two looks
 
 
 class Watchdog:
-    """Watches the steps of one thread. seconds: the patience with a step, beside a second for each of its tokens; 0: no end.
+    """Watches the steps of one thread, but no load, no warm-up at the start and no wait for requests.
 
-    Nothing else is watched: neither a load of the model nor the warm-up at the start, and no wait for requests.
+    seconds: the patience with a step, plus a second for each of its tokens; 0: no limit.
     """
 
     def __init__(self, seconds: float) -> None:
         self.num_hangs = 0  # ever
         self._seconds = seconds or inf
-        self._step: tuple[float, float] | None = None  # when the present one began, and when it counts as hanging
+        self._step: tuple[float, float] | None = None  # the present step: its start, and when it counts as hanging
         self._ended = Event()
         self._thread: Thread | None = None
 
     @property
     def hanging(self) -> float:
-        """For how many seconds the present step has run, if that is too long; else 0. From any thread."""
+        """The seconds that the present step has run, if these are too many; else 0. For any thread."""
         step, now = self._step, perf_counter()
         return now - step[0] if step is not None and now > step[1] else 0.0
 
     @contextmanager
     def step(self, num_tokens: int) -> Iterator[None]:
-        """Watch a step."""
+        """Watch a step while the block runs."""
         began = perf_counter()
         self._step = began, began + self._seconds + TOKEN_SECONDS * num_tokens
         try:
@@ -375,7 +378,7 @@ class Watchdog:
                 logger.warning("the step that hung has ended after %.0f s", seconds)
 
     def watch(self, thread: int | None) -> None:
-        """Begin to write to the log where a thread hangs. thread: its number."""
+        """Start to log where a thread hangs. thread: its number, as of `get_ident`."""
         if self._seconds < inf:
             self._thread = Thread(target=self._look, args=(thread,), name="watchdog", daemon=True)
             self._thread.start()
@@ -387,28 +390,29 @@ class Watchdog:
             self._thread.join()
 
     def _look(self, thread: int | None) -> None:
-        told: tuple[float, float] | None = None
+        logged: tuple[float, float] | None = None
         while not self._ended.wait(LOOK * self._seconds):
             step, seconds = self._step, self.hanging
-            if seconds and step is not told:
-                told = step
+            if seconds and step is not logged:
+                logged = step
                 frame = sys._current_frames().get(thread or 0)
                 where = "".join(traceback.format_stack(frame)) if frame else ""
                 logger.error("a step hangs: it has taken %.0f s so far\n%s", seconds, where)
 
 
-LAST_SAVE = 5.0  # seconds to save idle KV in when the server ends
-LAST_WORDS, MOST_WORDS = 0.2, 3.0  # seconds for clients to get their last event before llama.cpp ends the process; at most
+LAST_SAVE = 5.0  # seconds to save idle KV when the server ends
+LAST_WORDS, MOST_WORDS = 0.2, 3.0  # seconds for the last events before llama.cpp ends the process: usual, and at most
 
 
 def lost() -> RequestError:
-    """Return the error of requests that cannot go on behind a failed step; each raise of it makes its traceback longer."""
+    """Return the error of requests that a failed step ended. A new one each time: every raise lengthens its traceback."""
     return RequestError("the engine failed while computing this", status=500)
 
 
 class Engine:
-    """Runs generations. Acts of other threads run after its current step; some end a background step early. Most that only
-    look use a `View`.
+    """Runs generations in one thread. Acts of other threads run after the current step; some end a background step early.
+
+    A `View` answers most questions of other threads.
 
     is_end: whether a token ends an answer. checks: verify the cache's invariants when idle. sleep_after: as in `Sleep`.
     hang_after: as in `Watchdog`. draft_model: the scheduler's, if it has one. failure: why the thread has ended for good.
@@ -440,7 +444,7 @@ class Engine:
         self.num_failed_steps = 0
         self._behind = WriteBehind(scheduler.index.host, lower)
         self._checks, self._stopping = checks, False
-        self._failed_idle = False  # the last failure was no request's, and no step has been computed since
+        self._failed_idle = False  # the last failed step had no request, and no step has succeeded since
         self._on_failure: Callable[[], None] = lambda: None
         self._on_changed: Callable[[], None] = lambda: None
         self._thread = Thread(target=self._live, name="engine", daemon=True)
@@ -453,16 +457,16 @@ class Engine:
         on_failure: Callable[[], None] = lambda: None,
         on_changed: Callable[[], None] = lambda: None,
     ) -> None:
-        """Begin to run; events go to `loop`.
+        """Start the thread; events go to `loop`.
 
-        on_failure: called there if the thread cannot continue. on_changed: called there if the file is not what was
-        loaded.
+        on_failure: called in `loop` when the thread has ended for good. on_changed: called in `loop` when a load found
+        another model in the file.
         """
         self.outbox.loop, self._on_failure, self._on_changed = loop, on_failure, on_changed
         self._thread.start()
 
     def stop(self, why: str = "the server is shutting down") -> None:
-        """End every open generation with a Failure and the thread with it. Returns when it has ended."""
+        """End every open generation with a Failure, then the thread. Return once the thread has ended."""
         self.inbox.close(partial(self._stop, why), why)
         if self._thread.is_alive():
             self._thread.join()
@@ -486,27 +490,27 @@ class Engine:
             self.runner.interrupt.set()
 
     def _computes_for(self, request: Request) -> bool:
-        """Return whether the present step computes nothing but what this request begins with: it is not ended for it."""
+        """Return whether the present step computes only a prefix of this request: then the step need not end for it."""
         jobs = tuple(self.scheduler.step.jobs)
         present = all(job.phase is not Phase.DONE and not job.request.kind.is_client for job in jobs)
         return bool(jobs) and present and all(job.request.leads_to(request) for job in jobs)
 
     def cancel(self, generation: Generation) -> Future[None]:
-        """End a generation whose client has gone, before the next step. The future is done when the engine has ended it."""
-        self.inbox.put(lambda: self.generations.end(generation))  # an error in it is a failed step, not the asker's
+        """End a generation whose client has gone, before the next step. The future is done once the generation has ended."""
+        self.inbox.put(lambda: self.generations.end(generation))  # an error here is the engine's, not the caller's
         return self.inbox.ask(lambda: None)
 
     def submit_background(self, key: Hashable, generation: Generation, *, beside: bool = False) -> Future[bool]:
-        """Compute a generation's prompt in idle time. False: requests are open, or too many of these wait.
+        """Compute a generation's prompt in idle time. False: clients' requests are open, or too many prompts wait.
 
-        It replaces an earlier one of the same key, and ends, part computed, when a generation is submitted. beside:
-        open requests may leave it a slot: see `Background.put`.
+        It replaces an earlier generation of the same key. A submitted request ends it, and its computed part stays cached.
+        beside: it may use a slot that open requests do not need: see `Background.put`.
         """
         sampler = Sampler(self.runner.context.model, generation.sampling)
         return self.inbox.ask(lambda: self._enter_background(key, generation, sampler, beside))
 
     def drop_background(self, key: Hashable) -> Future[bool]:
-        """End the background generation of `key`. True: it was not done yet. Its computed tokens stay in the cache."""
+        """End the background generation of `key`; its computed tokens stay cached. True: it was not done yet."""
         dropped = self.inbox.ask(lambda: self.background.drop(key))
         self.runner.interrupt.set()
         return dropped
@@ -517,7 +521,7 @@ class Engine:
             self.inbox.put(partial(tree.host.resize, max_bytes))
 
     def accepts(self, record: Record) -> bool:
-        """Return whether a record is of this model's layout, to its last byte. Once the engine has warmed up."""
+        """Return whether a record has this model's layout, to its last byte. Valid once the engine has warmed up."""
         states, stop = self.runner.states, len(record.tokens)
         is_state = record.state is None or states.accepts_recurrent(record.state, stop)
         return is_state and states.accepts(record.data, record.start, stop)
@@ -525,15 +529,15 @@ class Engine:
     # ---- the engine's own thread -----------------------------------------------------------------------------------
 
     def carry_out(self) -> None:
-        """Carry out the operations that the cache has decided, before the next step. Raises RequestError at the end."""
+        """Carry out the cache's decided operations, between two steps. Raises RequestError if the engine has ended."""
         if self.failure is not None:
             raise RequestError(self.failure, status=503)
         if not self.sleep.is_awake:
-            return  # none touches KV: all of it has left the device
+            return  # the device has no KV that an operation could touch
         try:
             self._run(Plan(self.scheduler.tree.device.take_operations()))
         except Exception:
-            self._recover()  # the tree counts operations as done that were not
+            self._recover()  # the tree counts operations as done that failed
             raise
 
     def _run(self, plan: Plan, samplers: Mapping[int, Sampler] = NO_SAMPLERS) -> list[int]:
@@ -570,25 +574,25 @@ class Engine:
         self.outbox.send()
 
     def _has_left(self) -> bool:
-        """Leave the device to another model once this one's turn is over and what ran has ended. True: it has left."""
+        """Unload the model once its turn is over and its running requests have ended. True: it is unloaded."""
         self.background.drop_all()
         self.scheduler.admits = not self.sleep.is_over
         if self.scheduler.admits or self.scheduler.running:
             return False
         self._fall_asleep()
-        if not self.scheduler.idle:  # what waits has its turn later
+        if not self.scheduler.idle:  # waiting requests need another turn
             self.sleep.load()
         return True
 
     def _read_inbox(self) -> None:
-        """Run the acts of other threads. With nothing to compute, save idle KV, then wait for an act, or fall asleep."""
+        """Run the acts of other threads. With nothing to compute: save idle KV, then wait for an act or fall asleep."""
         self.runner.interrupt.clear()
         if self.scheduler.idle or not self.sleep.is_awake:
             self._use_idle_time()
             if self._checks and self.scheduler.idle:
                 check(self.scheduler)
             seconds = self.sleep.seconds_left
-            # Its turn is over: it leaves, however many acts come that need no device.
+            # At the end of a turn it sleeps, however many acts come that need no device.
             act = None if self.sleep.is_leaving and not seconds else self.inbox.wait(seconds)
             act() if act else self._fall_asleep()
         elif (seconds := self._seconds_left) is not None and (act := self.inbox.wait(seconds)) is not None:
@@ -598,7 +602,7 @@ class Engine:
 
     @property
     def _seconds_left(self) -> float | None:
-        """As in `Fetches`; None where there is no lower tier to wait for."""
+        """As in `Fetches`; None without a lower tier."""
         return self.fetches.seconds_left if self._behind.lower else None
 
     def _step(self) -> None:
@@ -615,10 +619,10 @@ class Engine:
                 raise
             return
         except Interrupted:
-            return  # a step that no client waits for ended early for an act in the inbox
+            return  # an act in the inbox ended a step that no client waits for
         ran = perf_counter()
         self._behind.write()
-        if self.sleep.is_used:  # the first step behind a load maps the weights, too
+        if self.sleep.is_used:  # the first step after a load also maps the weights: its time would mislead
             self.scheduler.observe(plan, ran - planned)
         self.generations.tell_prompts(plan.spans)
         for job, token in self.scheduler.commit(plan, sampled):
@@ -631,26 +635,26 @@ class Engine:
         self.host_seconds = self.step_seconds - (ran - planned) - self.scheduler.drafts.model_seconds
 
     def _use_idle_time(self, until: float = inf) -> None:
-        """Copy idle KV to host memory, and from host memory to disk, until an act arrives; then let a draft model read."""
+        """Copy idle KV to host memory and on to disk, then let a draft model read ahead. An arriving act ends it."""
         while self.inbox.empty and perf_counter() < until:
             work = self.scheduler.plan_idle_work() if self.sleep.is_awake else None
             if work is not None:
                 self._run(work)
-            self._behind.write()  # what an act has brought from a file, too
+            self._behind.write()  # also records that an act read from a file
             if work is None and not (until == inf and self._read_ahead()):
                 return
 
     def _read_ahead(self) -> bool:
-        """Let a draft model read a piece of what idle slots hold. False: nothing is left, or it would soon be lost."""
+        """Let a draft model read a piece of an idle slot's history. False: nothing is left, or sleep would discard it."""
         if not self.sleep.is_awake or self.sleep.is_leaving:
             return False
         with self.watchdog.step(0):
             return self.scheduler.read_ahead()
 
     def _warm_up(self) -> None:
-        # Here, not where the model was loaded: OpenMP keeps workers for every thread that ever computed, and once these
-        # are more than the cores, all of them sleep at each barrier instead of spinning (a token took 1.13 times
-        # llama-server's time, and 1.03 times since).
+        # In this thread, not in the one that loaded the model: OpenMP keeps workers for every thread that ever computed.
+        # With more workers than cores, all sleep at each barrier instead of spinning: a token took 1.13 times
+        # llama-server's time, and 1.03 times since.
         runs, *of_states = (tree.host for tree in self.scheduler.trees)
         try:
             can_move = self.runner.warm_up()
@@ -669,7 +673,7 @@ class Engine:
             can_move = False
             for states in of_states:
                 states.max_bytes = 0
-            self.runner.clear()  # or its cells would stay in use, unknown to the tree
+            self.runner.clear()  # else cells stay in use that the tree does not know
             if self.runner.context.rollback < inf:
                 self._end_drafts()
         if not can_move:
@@ -681,7 +685,7 @@ class Engine:
         self.runner.context.rollback = self.scheduler.drafts.longest = 0
 
     def _fall_asleep(self) -> None:
-        """Move the KV on the device to host memory, as far as that has room, and free the device."""
+        """Move the device's KV to host memory, as far as that has room, and free the device."""
         tree = self.scheduler.tree
         for one in self.scheduler.trees:
             for scope in [scope for scope in one.roots if not scope.is_lasting]:
@@ -689,13 +693,16 @@ class Engine:
         tree.evict(tree.device.num_ready)
         self._run(Plan(tree.device.take_operations()))
         self._behind.write()
-        if tree.device.num_ready:  # held for a request that waits: it begins anew
+        if tree.device.num_ready:  # KV in use by waiting requests
             self.generations.fail(self.scheduler.recover().failed, lost())
         self.scheduler.admits = True
         self.sleep.begin()
 
     def _end_sleep(self, error: Exception | None) -> None:
-        """Let what waits fail without the model; the next request tries again. What a warm-up learns is known by now."""
+        """Handle the end of a load. After a failed one the waiting requests fail, and the next request tries again.
+
+        No warm-up follows: its results hold from the first load.
+        """
         if error is not None:
             self.generations.fail(list(self.scheduler.waiting), not_loaded(error))
         if isinstance(error, ChangedFile) and self.sleep.device is None:
@@ -706,7 +713,8 @@ class Engine:
     def _recover(self) -> None:
         """Start again with an empty device: after an error, tree and memory may disagree. See `Scheduler.recover`.
 
-        Copies in host memory stay. Where it fails twice in a row without a request to blame, they may be why, and go.
+        Copies in host memory stay. After two failures in a row without a running request they may be the cause, and are
+        dropped.
         """
         self.num_failed_steps += 1
         is_idle = not self.scheduler.running
@@ -725,18 +733,18 @@ class Engine:
         self.generations.fail_rejected()
 
     def _stop(self, why: str) -> None:
-        """Fail all open generations and leave the loop; the inbox's last act."""
+        """Fail all open generations and end the loop; the inbox's last act."""
         self._stopping = True
         self.generations.close(why)
 
     def _end_for_good(self, error: BaseException) -> None:
-        """Fail every open generation, once: the last resort of a thread that cannot continue."""
+        """Fail every open generation: the last resort of a thread that cannot continue."""
         logger.critical("%s", why := f"the engine has ended: {type(error).__name__}: {error}", exc_info=error)
         self._give_up(why)
         self.outbox.call(self._on_failure)
 
     def _give_up(self, why: str) -> None:
-        """Give each open generation its Failure, those that are on their way here, too."""
+        """Send a Failure to each open generation, and to those still in the inbox."""
         self.failure = why
         self.inbox.close(lambda: None, why)
         self._stopping = True
@@ -748,7 +756,7 @@ class Engine:
         self.outbox.send()
 
     def _abort(self, reason: str) -> None:
-        """Let clients know, in any thread, that llama.cpp is about to end the process."""
+        """Tell clients that llama.cpp is about to end the process. Any thread may call it."""
         self._give_up(f"llama.cpp has ended the server: {reason}")
         if loop := self.outbox.loop:
             sent = Event()

@@ -1,4 +1,4 @@
-"""How much fits: measures, and decides context and layers; the doctor."""
+"""How much fits: count the memory of a model, and choose its context and its layers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from ..http.threads import give_way
 class MemoryPlacement:
     """The quantities that memory may limit.
 
-    gpu_layers: with the output as one of them; gpu_experts: of these layers, those whose experts may be on a GPU. Both are
+    gpu_layers: layers on a GPU, the output counted as one. gpu_experts: layers whose experts may be on a GPU. Both are
     counted from the last layer, and mean nothing without a GPU.
     """
 
@@ -41,7 +41,7 @@ class MemoryPlacement:
 
 @dataclass(frozen=True, slots=True)
 class Concession:
-    """A quantity that may be lowered. name: a field of Placement. step: between its values, counted from the least."""
+    """A quantity that may be lowered. name: a field of `MemoryPlacement`. step: between values, counted from the least."""
 
     name: str
     least: int
@@ -49,13 +49,13 @@ class Concession:
 
 
 Excess = Callable[[MemoryPlacement], float]
-"""Bytes that a placement takes beyond what it may, on the device that lacks most; at most 0: it fits."""
+"""The bytes that a placement lacks on the device that lacks most; 0 or less: it fits."""
 
 
 def search(wanted: MemoryPlacement, concessions: Sequence[Concession], excess: Excess) -> MemoryPlacement | None:
-    """Return the placement nearest to the wanted one that fits; None: not even the least does.
+    """Return the fitting placement nearest to the wanted one; None: not even the least fits.
 
-    Quantities are lowered in the order of the concessions, each wholly, until all fits. Then they are raised again in the
+    Quantities are lowered to their least, in the order of the concessions, until all fits. Then they are raised in the
     opposite order, each as far as it fits.
     """
     found, lowered = wanted, []
@@ -72,10 +72,10 @@ def search(wanted: MemoryPlacement, concessions: Sequence[Concession], excess: E
 
 
 def _raised(found: MemoryPlacement, concession: Concession, most: int, excess: Excess) -> MemoryPlacement:
-    """Return a placement that fits with one quantity raised as far as it still fits.
+    """Return a fitting placement with one quantity raised as far as it still fits.
 
-    Memory grows evenly with most quantities, so the first tries lie on a line: each may load a model anew. Tries that bring
-    little are followed by a halving.
+    Each try may load a model anew, so tries are few: memory grows evenly with most quantities, and a try is interpolated.
+    After a try that brings little, the next one halves the range.
     """
 
     def at(step: int) -> MemoryPlacement:
@@ -100,14 +100,14 @@ def _raised(found: MemoryPlacement, concession: Concession, most: int, excess: E
 # ---- From settings to the context of a model. ---------------------------------------------------------------------------
 
 DEFAULT_CONTEXT = 16384  # cells without --ctx-size, for models that were trained for more
-LONG_CONTEXT = 65536  # the most that --fit chooses instead: agents open with 25,000 tokens and more
+LONG_CONTEXT = 65536  # the most that --fit chooses instead: agents start with 25,000 tokens and more
 
 
-ROLLBACK = 4  # tokens of a draft that a recurrent state can go back: as many states more for each sequence
+ROLLBACK = 4  # tokens of a draft that a recurrent state can go back; each costs one more state for each sequence
 
 
 def num_cells(settings: Settings, model: Model, most: int = DEFAULT_CONTEXT) -> int:
-    """Return the cells that a server wants. most: without --ctx-size."""
+    """Return the number of cells that a server wants. most: the bound without --ctx-size."""
     return settings.ctx_size or min(model.context_train or DEFAULT_CONTEXT, most)
 
 
@@ -133,10 +133,11 @@ MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """Of one device, in bytes. free: infinite where the device does not tell it. cap: --device-memory; 0: none.
+    """The memory of one device, in bytes. free: infinite if the device does not report it. cap: --device-memory; 0: none.
 
-    counts_weights: False for host memory behind a card with its own: weights there are mapped from the file, and the system
-    may drop and read them again. aside: that stay free in any case. lent: the integrated GPUs whose memory this is.
+    counts_weights: False for host memory next to a GPU with memory of its own: the weights in host memory are mapped from
+    the file, and the system may drop and read them again. aside: bytes that stay free in any case. lent: the integrated
+    GPUs that use this memory.
     """
 
     free: float
@@ -146,19 +147,19 @@ class Limit:
     lent: tuple[str, ...] = ()
 
     def most(self, margin: int) -> float:
-        """Return the bytes that may be taken. margin: those that stay free where the cap does not hold."""
+        """Return the bytes that may be taken. margin: the bytes that stay free, unless the cap is lower."""
         return min(max(self.free - max(margin, self.aside), 0), self.cap or math.inf)
 
     def excess(self, use: Use, others: Sequence[Use], margin: int) -> float:
-        """Return the bytes by which a use is too large; at most 0 if it fits. others: of all devices."""
+        """Return the bytes by which a use is too large; 0 or less: it fits. others: the uses of all devices."""
         return use.total - (0 if self.counts_weights else use.weights) + self.shared(others) - self.most(margin)
 
     def shared(self, uses: Sequence[Use]) -> int:
-        """Return the bytes that other devices take of this memory."""
+        """Return the bytes that integrated GPUs take of this memory."""
         return sum(use.total for use in uses if use.device in self.lent)
 
     def why(self, margin: int) -> str:
-        """Say where the most comes from."""
+        """Return the reason for `most`, in words."""
         if self.cap and self.most(margin) == self.cap:
             return "--device-memory"
         stay = max(margin, self.aside)
@@ -166,10 +167,10 @@ class Limit:
 
 
 def limits(settings: Settings) -> dict[str, Limit]:
-    """Return the limit of each GPU and of host memory, by ggml's name.
+    """Return the limit of host memory and of each GPU that may have layers, by ggml's name.
 
-    Of the GPUs those that may have layers. --device-memory holds for them, or for host memory where there is none. An
-    integrated GPU has what its driver gives it of host memory, so what it takes counts there, too.
+    --device-memory limits the GPUs, or host memory if there is no GPU. An integrated GPU uses host memory, so its use counts
+    there, too.
     """
     gpus = split_of(settings).devices()
     cap, others = settings.device_memory * MIB, beside(settings)
@@ -179,14 +180,14 @@ def limits(settings: Settings) -> dict[str, Limit]:
 
 
 def excesses(limits: Mapping[str, Limit], uses: Sequence[Use], margin: int) -> dict[str, float]:
-    """Return the bytes by which the use of each device is too large, by its name; at most 0 where it fits."""
+    """Return the bytes by which each device's use is too large, by its name; 0 or less: it fits."""
     return {use.device: limits[use.device].excess(use, uses, margin) for use in uses if use.device in limits}
 
 
 def beside(settings: Settings) -> int:
-    """Return the bytes of the files that are loaded beside the served model: each of them needs about its size.
+    """Return the bytes of the models and adapters beside the served model: about the sizes of their files.
 
-    A draft model has KV as well, of as many tokens as the served one may have cells for.
+    A draft model also has KV, for as many tokens as the served model may have cells.
     """
     files = [embedding_file(settings), settings.rerank_model, settings.draft_model, *settings.lora.split(",")]
     files += [entry.rpartition(":")[0] for entry in settings.lora_scaled.split(",")]
@@ -205,7 +206,7 @@ WORDS_ALONE = "none"
 def embedding_file(settings: Settings) -> str:
     """Return the file of the embedder beside the served model; empty: there is none.
 
-    --docs has the packaged one without being told, where an earlier start has fetched it.
+    With --docs the packaged embedder is the default, if an earlier start has fetched it.
     """
     if settings.embedding_model == WORDS_ALONE:
         return ""
@@ -216,13 +217,14 @@ def embedding_file(settings: Settings) -> str:
     return str(fetched) if is_default else settings.embedding_model
 
 
-ASIDE = 2 << 30  # bytes of host memory that a long context leaves to the system
+ASIDE = 2 << 30  # bytes of host memory that stay free for the system in spite of a long context
 
 
 def aside(settings: Settings) -> int:
-    """Return the bytes of host memory that a long context leaves free: the system's, and the host tier's beside them.
+    """Return the bytes of host memory that stay free in spite of a long context: for the system, and for the host tier.
 
-    The tier takes at most half of what is free behind the start, so with as much as the system's it has its part.
+    The tier takes at most half of the memory that is free after the start. With `ASIDE` for the system and up to as much for
+    the tier, each has its part.
     """
     return ASIDE + min(settings.cache_ram * MIB, ASIDE)
 
@@ -231,12 +233,12 @@ def mib(size: float) -> str:
     return f"{size / MIB:,.0f} MiB"
 
 
-# ---- What was chosen, and why, as lines for the log and `doctor` and as values for `/props`. ----------------------------
+# ---- What was chosen, and why: lines for the log and `doctor`, values for `/props`. -------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counted:
-    """A placement with the use of each device. error: llama.cpp's, where it could not count."""
+    """A placement with the use of each device. error: of llama.cpp, if it could not make the context."""
 
     placement: MemoryPlacement
     uses: tuple[Use, ...]
@@ -245,10 +247,10 @@ class Counted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """The wanted placement and the chosen one. margin: bytes that stay free on each device. notes: what else to know.
+    """The wanted placement and the chosen one. margin: bytes that stay free on each device. notes: further lines.
 
-    num_layers: with the output as one of them; 0: no GPU is there. has_experts: some of the layers are mixtures.
-    has_overrides: some tensors are where -ot puts them.
+    num_layers: the output counted as one; 0: no GPU. has_experts: some layers are mixtures. has_overrides: -ot places some
+    tensors.
     """
 
     wanted: Counted
@@ -261,7 +263,7 @@ class Decision:
     notes: Sequence[str] = ()
 
     def lines(self) -> Iterator[str]:
-        """Yield the account: limits, the wanted placement with what it lacks, the chosen one, the use of each device."""
+        """Yield the account: the limits, the wanted placement and what it lacks, the chosen one, the use of each device."""
         for name, limit in self.limits.items():
             names = " and of ".join((name, *limit.lent))
             yield f"memory of {names}: at most {mib(limit.most(self.margin))} ({limit.why(self.margin)})"
@@ -318,14 +320,14 @@ def described_use(use: Use) -> str:
     return f"{use.device}: {mib(use.total)}: weights {mib(use.weights)}, KV {mib(use.kv)}, compute buffer {mib(use.compute)}"
 
 
-# ---- What settings take, counted by llama.cpp without taking it. --------------------------------------------------------
+# ---- The memory that settings take, as llama.cpp counts it without an allocation. ---------------------------------------
 
 MOST_COUNTED = 1 << 20
-"""Cells of a context that is counted. Each cell takes time and memory even so; the use of more cells lies on a line."""
+"""The most cells of a context that is counted: each cell costs time and memory. The use of more cells is extrapolated."""
 
 
 class LoadProgress(Protocol):
-    """Is told the share of the weights that is loaded, 0 to 1, or what else is done; returns False to give up."""
+    """Called with the loaded share of the weights, 0 to 1, or with other work that is done; returns False to give up."""
 
     def __call__(self, share: float, doing: str = "") -> bool: ...
 
@@ -358,10 +360,7 @@ def open_model(
 
 
 def open_beside(settings: Settings, file: str, *, is_simulated: bool = False) -> Model:
-    """Load a model beside the served one: on the same devices, its metadata and its positions as its own file says.
-
-    Raises ModelError.
-    """
+    """Load a model beside the served one, on the same devices. Metadata and positions are its file's. Raises ModelError."""
     return Model(
         Path(file).expanduser(),
         settings.gpu_layers,
@@ -379,7 +378,7 @@ def split_of(settings: Settings) -> Split:
 
 
 def card_flag(settings: Settings) -> str:
-    """Return the flag that asks for layers on a card; "": none does, and the CPU may have them all."""
+    """Return the flag that asks for layers on a GPU; "": no flag does, and the CPU may have all layers."""
     if settings.gpu_layers not in (ALL_LAYERS, 0):
         return f"-ngl {'all' if settings.gpu_layers < 0 else settings.gpu_layers}"
     return "" if settings.device in ("", NO_DEVICE) or not settings.gpu_layers else f"--device {settings.device}"
@@ -402,7 +401,7 @@ def rope_scaling_of(settings: Settings) -> RopeScaling:
 
 
 class Measure:
-    """Simulated models, of which the last one stays open: each of its contexts is counted in milliseconds."""
+    """Counts the memory of contexts with simulated models. The last model stays open, so its contexts take milliseconds."""
 
     def __init__(self, settings: Settings, path: Path) -> None:
         self._path, self._settings = path, settings
@@ -413,7 +412,7 @@ class Measure:
         self.model.close()
 
     def __call__(self, settings: Settings) -> tuple[Use, ...]:
-        """Return the use of each device. Raises ModelError where llama.cpp cannot make the context, for any reason."""
+        """Return the use of each device. Raises ModelError if llama.cpp cannot make the context, for any reason."""
         if settings.ctx_size <= MOST_COUNTED:
             return self._counted(settings)
         half, most = (self._counted(replace(settings, ctx_size=cells)) for cells in (MOST_COUNTED // 2, MOST_COUNTED))
@@ -455,22 +454,22 @@ class Measure:
 
 
 def _further(one: Use, other: Use, steps: float) -> Use:
-    """Return the use of a context with more cells: from one use to the other is a step, and it is `steps` steps further."""
+    """Extrapolate: return the use that lies `steps` steps past `other`, where a step leads from `one` to `other`."""
     kv, compute = (int(b + (b - a) * steps) for a, b in ((one.kv, other.kv), (one.compute, other.compute)))
     return replace(other, kv=kv, compute=compute)
 
 
 logger = logging.getLogger("slotcache")
 CELLS = 256  # llama.cpp pads the pool to a multiple of it
-SHARES = (1, 0.5, 0.25, 0.125, 0)  # of --fit-target that stay free, where no more can
+SHARES = (1, 0.5, 0.25, 0.125, 0)  # of --fit-target that stay free: the first that fits
 READ_AGAIN = "the weights are larger than the free memory: the system reads them again and again, which is slow"
 DEFAULTS = Settings()
 
 
 def fit(settings: Settings, path: Path) -> tuple[Settings, Decision | None]:
-    """Return the settings with which the model fits, and the decision; None for an encoder, or where nothing is told.
+    """Return settings with which the model fits, and the decision; None for an encoder, or if memory cannot be counted.
 
-    What a flag gives stays as it is given. With --fit off nothing changes. Raises ModelError where the model does not fit.
+    A setting given by a flag stays. With --fit off no setting changes. Raises ModelError if the model does not fit.
     """
     measure = Measure(settings, path)
     try:
@@ -499,14 +498,14 @@ class Fitting:
             gpu_layers=on_gpu,
             gpu_experts=0 if settings.cpu_moe else max(self.num_layers - settings.n_cpu_moe, 0),
         )
-        self.count(self.wanted)  # a device's own needs, such as CUDA's, are no longer free from here on
+        self.count(self.wanted)  # before `limits`: from now on a device's own needs, such as CUDA's, are not free
         self.limits = limits(settings)
         self.has_gpu = len(self.limits) > 1
         self.counts_weights = self.limits[HOST].counts_weights
         self.flags = [*model.described_flags()]
 
     def decide(self) -> Decision:
-        """Choose a placement. Raises ModelError: none fits."""
+        """Choose a placement. Raises ModelError if none fits."""
         if not self.settings.ctx_size and self.wanted.cells > DEFAULT_CONTEXT:
             if (decision := self._lengthened()) is not None:
                 return decision
@@ -520,7 +519,7 @@ class Fitting:
         raise ModelError(self._complaint())
 
     def _lengthened(self) -> Decision | None:
-        """Choose the most cells beyond the usual ones; None: memory has no room for any, or for all else as it is wanted."""
+        """Choose a context longer than usual; None: no longer one fits with all else as wanted."""
         host, margin = self.limits[HOST], self.settings.fit_target * MIB
         self.limits[HOST] = replace(host, counts_weights=self.counts_weights, aside=aside(self.settings))
         longer = Concession("cells", DEFAULT_CONTEXT, CELLS)
@@ -531,7 +530,7 @@ class Fitting:
         return None
 
     def _rungs(self) -> Iterator[tuple[int, bool, str]]:
-        """Yield what must hold: a margin, whether weights in host memory count; and a note on what no longer holds."""
+        """Yield conditions, the strictest first: a margin, whether weights in host memory count, a note on what is lost."""
         target = self.settings.fit_target * MIB if self.settings.fit else 0
         for share in SHARES if target else (0,):
             note = f"of --fit-target only {mib(target * share)} stay free" if target and share < 1 else ""
@@ -542,7 +541,7 @@ class Fitting:
                 yield int(max(host.free, 0) * share), False, READ_AGAIN
 
     def _concessions(self) -> Iterator[Concession]:
-        """Yield what may be lowered, the least painful first: all that no flag gives."""
+        """Yield the quantities that no flag gives and that may be lowered, the least painful first."""
         given, unset = self.settings, DEFAULTS
         is_given = {
             "cells": given.ctx_size != unset.ctx_size,
@@ -553,7 +552,7 @@ class Fitting:
         return (concession for concession in self._possible(given.fit_ctx) if not is_given[concession.name])
 
     def _possible(self, least_cells: int) -> Iterator[Concession]:
-        """Yield all that could be lowered on this machine."""
+        """Yield the quantities that could be lowered on this machine, whatever the flags."""
         yield Concession("cells", least_cells, CELLS)
         yield Concession("slots", 1)
         if self.has_gpu and self.has_experts:
@@ -562,7 +561,7 @@ class Fitting:
             yield Concession("gpu_layers", 0)
 
     def placed(self, placement: MemoryPlacement) -> Settings:
-        """Return the settings for a placement. Flags that it does not change stay as they are."""
+        """Return the settings for a placement. Unchanged flags stay as they are given."""
         changed: dict[str, int] = {"ctx_size": placement.cells, "parallel": placement.slots}
         if placement.gpu_layers != self.wanted.gpu_layers:
             changed["gpu_layers"] = placement.gpu_layers
@@ -571,7 +570,7 @@ class Fitting:
         return replace(self.settings, **changed)
 
     def excess(self, placement: MemoryPlacement, margin: int) -> float:
-        """Return the bytes that the device which lacks most lacks; at most 0: all fits."""
+        """Return the bytes that the placement lacks on the device that lacks most; 0 or less: all fits."""
         counted = self.count(placement)
         lacking = excesses(self.limits, counted.uses, margin).values()
         return math.inf if counted.error else max(lacking, default=0)
@@ -597,7 +596,7 @@ class Fitting:
         )
 
     def _complaint(self) -> str:
-        """Say in one line what is missing, and which flags would help."""
+        """Return one line: what is missing, and which flags would help."""
         wanted = self._decision(self.wanted, 0, "")
         would = self._any_that_fits()
         if wanted.wanted.error and would is None:
@@ -610,14 +609,14 @@ class Fitting:
         return f"{self.name} does not fit with {wanted.described(self.wanted)}: {lacks}; {self._advice(would)}"
 
     def _taken(self, use: Use, uses: Sequence[Use]) -> str:
-        """Say what is taken of a device, with what integrated GPUs take of its memory."""
+        """Describe the use of a device, with the use of the integrated GPUs that share its memory."""
         parts = f"weights {mib(use.weights)}, KV {mib(use.kv)}, compute buffer {mib(use.compute)}"
         limit = self.limits[use.device]
         lent = f", {', '.join(limit.lent)} {mib(limit.shared(uses))}" if limit.lent else ""
         return f"{mib(use.total + limit.shared(uses))} ({parts}{lent})"
 
     def _any_that_fits(self) -> MemoryPlacement | None:
-        """Search without regard to flags, down to --fit-ctx and then below it."""
+        """Search for a placement whatever the flags, down to --fit-ctx and then below it."""
         for cells in (self.settings.fit_ctx, CELLS):
             if found := search(self.wanted, list(self._possible(cells)), lambda placement: self.excess(placement, 0)):
                 return found
@@ -642,9 +641,9 @@ class Fitting:
 
 
 def with_layout(settings: Settings, path: Path, progress: LoadProgress | None = None) -> Settings:
-    """Return the settings with the layout that is faster, where no promise of exact bits and no GPU is in the way.
+    """Return the settings with the faster layout, unless exact bits are promised or a GPU computes.
 
-    With --cache-dir that of the first start, so that its KV is found. progress: as in `Model`.
+    With --cache-dir the choice of the first start stays, so that its KV is found. progress: as in `Model`.
     """
     if settings.repack != "auto":
         return settings

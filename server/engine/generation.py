@@ -1,7 +1,7 @@
 """One generation: tokens in; text, stops and events out to its event loop.
 
-Every generation ends in exactly one final event, an End or a Failure, unless its client has gone. It is closed when the
-engine sends that event: a client that does not read cannot keep a generation open.
+Every generation ends with one final event, an End or a Failure, unless its client has gone. The engine closes a generation
+as it sends that event: a client that does not read cannot keep it open.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ from .usage import (
 
 # ---- Events of a generation, and the mailbox where its client finds them. -----------------------------------------------
 
-MAX_PROGRESS = 8  # unread events of it
-MAX_PIECES = 8  # unread pieces of text that are sent one by one
-MAX_HELD = 64  # pieces of an answer that nobody reads before its end, which wake the event loop once
+MAX_PROGRESS = 8  # unread events of progress
+MAX_PIECES = 8  # unread pieces of text that are sent one by one; more are joined
+MAX_HELD = 64  # pieces of an unstreamed answer that wake the event loop once
 
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """More text of the answer, and the tokens that it became known with.
+    """More text of the answer, and its tokens.
 
-    logprobs: of each of these tokens, where they were asked for. num_generated: tokens so far, these counted. is_last: the
-    answer ends with it. kept: how many characters of the last of these tokens are in the answer; None: all.
+    logprobs: one for each token, where the request wants them. num_generated: tokens of the answer so far, these included.
+    is_last: the answer ends here. kept: how many characters of the last token are in the answer; None: all.
     """
 
     text: str
@@ -64,7 +64,7 @@ class Delta:
 
 @dataclass(frozen=True, slots=True)
 class PromptProgress:
-    """How far the prompt is: tokens in all, from the cache, and done so far (cached ones counted). Time in ms."""
+    """How far the prompt is, in tokens: in total, from the cache, and done so far, cached ones included. Time in ms."""
 
     total: int
     cache: int
@@ -85,11 +85,11 @@ class PromptProgress:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """The last piece of a whole answer, with its tokens. reason: stop or length.
+    """The last piece of an answer, with its tokens. reason: stop or length.
 
-    logprobs, kept: as in `Delta`, but none of tokens that only belong to a stop string. sampled: the ids (int32) of the
-    whole answer, where they spell its text exactly and may be kept. prompt: its text, for answers that show it; whoever
-    reads the event adds it.
+    logprobs, kept: as in `Delta`; tokens that lie wholly in a stop string have no logprobs. sampled: the ids (int32) of the
+    whole answer, where they spell its text exactly and may be kept. prompt: its text, for answers that show it; the reader
+    of the event adds it.
     """
 
     text: str
@@ -107,14 +107,14 @@ class End:
         return self.reason == "length"
 
     def delta(self) -> Delta:
-        """Return the piece as if the answer went on."""
+        """Return the piece as a Delta."""
         num_generated = self.report.num_generated
         return Delta(self.text, self.tokens, self.logprobs, num_generated=num_generated, is_last=True, kept=self.kept)
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """The answer ends here, with an error."""
+    """The end of an answer with an error."""
 
     error: RequestError
 
@@ -126,10 +126,10 @@ Event = Delta | PromptProgress | Final
 class Unread:
     """A client's unread events: some progress, the pieces of text, and the end. It belongs to the event loop.
 
-    A slow client gets longer pieces, and the unread events of a client that never reads are no larger than its answer.
+    A slow client gets longer pieces. The unread events of a client that never reads are no larger than its answer.
 
-    take_now: is offered each piece of text for which `get` waits, so that it needs no turn of the event loop of its own. It
-    returns whether it took the piece; else that has to be read.
+    take_now: called with a piece of text while `get` waits, which saves a turn of the event loop. True: the piece is taken;
+    False: `get` returns it.
     """
 
     __slots__ = ("_arrived", "_final", "_is_awaited", "_is_closed", "_progress", "_text", "take_now")
@@ -148,7 +148,7 @@ class Unread:
         return len(self._progress) + num_pieces + (self._final is not None)
 
     def close(self) -> None:
-        """Keep nothing from now on: nobody will read."""
+        """Drop all events from now on: nobody will read them."""
         self._is_closed, self.take_now = True, None
         self._progress.clear()
         self._text.clear()
@@ -167,7 +167,7 @@ class Unread:
                     self._progress.pop()
                 self._progress.append(event)
             case End() | Failure():
-                self._final = self._final or event  # a failure on the event's way here was the end
+                self._final = self._final or event  # an earlier failure was the end
         self._arrived.set()
 
     async def get(self) -> Event:
@@ -184,7 +184,7 @@ class Unread:
 
     def _take(self) -> Event:
         event: Event | None
-        if self._progress:  # it comes before all text
+        if self._progress:  # progress precedes all text
             event = self._progress.popleft()
         elif self._text:
             event = self._take_text()
@@ -194,7 +194,7 @@ class Unread:
         return event
 
     def _take_text(self) -> Delta:
-        """Take the first piece, or all of them as one for a client that has fallen behind."""
+        """Take the first piece; for a slow client, all of them as one."""
         if len(self._text) <= MAX_PIECES:
             return self._text.pop(0)
         joined, self._text = _join(self._text), []
@@ -208,16 +208,16 @@ def _join(deltas: Sequence[Delta]) -> Delta:
     return Delta("".join(delta.text for delta in deltas), tokens, logprobs, deltas[-1].num_generated)
 
 
-# ---- The end of an answer that is not sent yet: text, and the tokens that it belongs to. --------------------------------
+# ---- The unsent end of an answer: text and its tokens. ------------------------------------------------------------------
 
 
 @dataclass(slots=True)
 class Pending:
-    """Tokens, and text of them that is known.
+    """Unsent tokens, and as much of their text as is known.
 
-    tells: the answer tells the logprobs of its tokens. Then text leaves with whole tokens only, so that the texts of the
-    tokens that are told are the text that is sent; without, all of it leaves with all tokens. logprobs: of each token. ends:
-    where the text of each token ends, in characters of `text`. A part of the last ones may be held back.
+    tells: the answer shows logprobs. Then text is sent in whole tokens only, so that the sent tokens spell the sent text;
+    else all text is sent with all tokens. logprobs: one for each token. ends: where the text of each token ends, in
+    characters of `text`. The text of the last tokens may still be kept back.
     """
 
     tells: bool
@@ -227,19 +227,19 @@ class Pending:
     text: str = ""
 
     def push(self, token: int, logprobs: Logprobs | None) -> None:
-        """Add a token; one that no sampler chose has no logprobs."""
+        """Add a token. logprobs: None for a token that no sampler chose."""
         self.tokens.append(token)
         if self.tells:
             self.logprobs.append(logprobs or Logprobs.certain(token))
 
     def settle(self, text: str, num_held: int) -> None:
-        """Add the text that became known with the last token. num_held: characters behind it that are held back."""
+        """Add the text that became known with the last token. num_held: the characters after it that are kept back."""
         self.text += text
         if self.tells:
             self.ends.append(len(self.text) + num_held)
 
     def take(self) -> tuple[str, tuple[int, ...], tuple[Logprobs, ...]]:
-        """Return text with its tokens and their logprobs; without text, the tokens wait for some."""
+        """Take text with its tokens and their logprobs. Tokens without text wait for it."""
         text, number = self.text, len(self.tokens)
         if self.tells:
             number = sum(end <= len(text) for end in self.ends)
@@ -252,9 +252,9 @@ class Pending:
         return taken
 
     def cut(self) -> int | None:
-        """Leave out the logprobs of tokens that begin behind the text. Return how much of the last one's text is in it.
+        """Drop the logprobs of tokens that start after the text; return how many characters of the last token remain.
 
-        None: none has a part of the text, or none is told.
+        None: no token has a part of the text, or the answer shows no logprobs.
         """
         begins = [0, *self.ends][: len(self.logprobs)]
         number = sum(begin < len(self.text) for begin in begins)
@@ -263,22 +263,23 @@ class Pending:
 
 
 AROUND = 32  # tokens on either side of a miss that are searched for volatile text
-OPENING = 8  # tokens in front of a changed piece that are quoted with it: it may begin within a word
+OPENING = 8  # tokens before a changed piece that are quoted with it: the piece may start within a word
 
 OnEnd = Callable[["Generation", Final], Final]
-"""Accounts for a generation's end; returns the final event for its client."""
+"""Called with a generation and its final event; returns the final event for the client."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Generation:
-    """The engine's view of a request beside the scheduler's. limit 0: compute the prompt, generate nothing.
+    """One answer to a request, as the engine keeps it; the scheduler keeps the request's `Job`.
 
-    wanted: the most tokens that the request asks for, which may be more than the context holds; -1: it sets no limit.
-    id: the answer's, which its client gets. no_cache_reason: why nothing may be reused, where that is so. spells: whether
-    ids (int32) are exactly the bytes of a text; None where the answer's ids may not be kept. is_whole: nobody reads its text
-    before the end. on_end: called in the event loop when the engine has ended it, before its client can read the end.
-    outlives_client: it goes on when its client has gone; is_unattended: it does so now.
-    abandoned: its client has gone, and the engine is about to end it. first: the first choice of its prompt; None: itself.
+    limit: the most tokens to generate; 0: only compute the prompt. wanted: the limit that the request asks for, maybe more
+    than the context takes; -1: none. id: of the answer, as its client sees it. no_cache_reason: why nothing may be reused,
+    if that is so. spells: whether ids (int32) spell a text byte for byte; None: the ids of the answer may not be kept.
+    is_whole: the text is read only at the end. on_end: called in the event loop after the engine has ended the generation,
+    before its client can read the end. outlives_client: it goes on after its client has gone; is_unattended: its client
+    has gone. abandoned: its client has gone, and the engine is about to end it.
+    first: the first choice of the same prompt; None: this one.
     """
 
     id: str
@@ -299,20 +300,20 @@ class Generation:
     on_end: OnEnd = lambda generation, event: event
     events: Unread = field(default_factory=Unread)
     parts: list[str] = field(default_factory=list)  # the text so far
-    held: list[Delta] = field(default_factory=list)  # pieces of a whole answer that are not sent yet
-    job: Job = field(init=False)  # from its submission on
+    held: list[Delta] = field(default_factory=list)  # unsent pieces of an answer that is read at the end
+    job: Job = field(init=False)  # set by its submission
     pending: Pending = field(init=False)
     arrived: float = field(default_factory=perf_counter)
     admitted: float = 0.0
     is_primed: bool = False  # its sampler has seen the prompt
     first: Generation | None = None
     question: bytes = b""  # the last message of the user, as JSON; empty for a text
-    num_pushed: int = 0  # tokens of its answer that it has taken
-    num_told: int = 0  # tokens of the prompt that were told with their logprobs
+    num_pushed: int = 0  # tokens of the answer that came here
+    num_told: int = 0  # tokens of the prompt that were sent with their logprobs
     first_token: float = 0.0
-    patience: float = 0.0  # seconds for the answer after its first token, if it has a whole line by then; 0: no limit
+    patience: float = 0.0  # seconds after the first token until the answer ends, once it has a line; 0: no limit
     has_line: bool = False
-    final: Final | None = None  # once its client can read it
+    final: Final | None = None  # set when its client can read it
     done: bool = False
     abandoned: bool = False
 
@@ -320,7 +321,7 @@ class Generation:
         self.pending = Pending(tells=self.sampling.n_probs is not None)
 
     def deliver(self, event: Event) -> None:
-        """Put an event where the client reads it; runs in the event loop."""
+        """Put an event into the client's unread ones; runs in the event loop."""
         if isinstance(event, End | Failure):
             event = self.final = self.on_end(self, event)
         self.events.put(event)
@@ -331,24 +332,27 @@ class Generation:
 
     @property
     def num_echoed(self) -> int:
-        """The tokens of its prompt, if the answer begins with them and their logprobs."""
+        """The number of prompt tokens, if the answer starts with them and their logprobs; else 0."""
         return self.request.prompt.num_tokens if self.request.tells_prompt else 0
 
     @property
     def is_past_half(self) -> bool:
-        """Whether more than half of its prompt is computed, and not all of it, now that it has ended."""
+        """Whether it ended with more than half of its prompt computed, but not all."""
         if not self.admitted or self.job.is_reading:
             return False
         return self.job.num_prompt < 2 * self.job.computed < 2 * self.job.num_prompt
 
     def is_turn_of(self, request: Generation) -> bool:
-        """Return whether a request asks what this one was computed ahead for, or goes on with it: people type."""
+        """Return whether this one was computed ahead for a request: the same question, or one that starts so.
+
+        People go on typing.
+        """
         return request.scope == self.scope and request.question.startswith(self.question.removesuffix(b'"}'))
 
     def push(self, token: int, is_end: bool, logprobs: Logprobs | None = None) -> Event | None:
-        """Take the next token (already appended to the request); return its event. An End ends the generation.
+        """Take the next token, which its job has already; return its event. An End ends the generation.
 
-        logprobs: its own; a token that no sampler chose has none.
+        logprobs: of the token; None for a token that no sampler chose.
         """
         self.num_pushed += 1
         if not self.first_token:
@@ -370,23 +374,23 @@ class Generation:
         return Delta(sent, tokens, told, num_generated=num_generated) if sent else None
 
     def hold(self, delta: Delta) -> Delta | None:
-        """Keep a piece of a whole answer; return those that are kept as one, once there are enough of them."""
+        """Keep a piece of an answer that is read at the end; return all kept pieces as one, once there are `MAX_HELD`."""
         self.held.append(delta)
         return self.take_held() if len(self.held) >= MAX_HELD else None
 
     def take_held(self) -> Delta | None:
-        """Return the pieces that are kept, as one."""
+        """Take the kept pieces as one; None: there are none."""
         held, self.held = self.held, []
         return _join(held) if held else None
 
     def tell(self, start: int, logprobs: Sequence[Logprobs]) -> Delta:
-        """Return the prompt's tokens from position `start` on that are new: a request that is paused computes some again."""
+        """Return the unsent prompt tokens among those from position `start` on: a paused request computes some again."""
         new = tuple(logprobs[self.num_told - start :])
         self.num_told += len(new)
         return Delta("", tuple(one.token for one in new), new)
 
     def _is_late(self, text: str) -> bool:
-        """Whether the answer has had its time, and has a whole line. text: its newest piece."""
+        """Return whether the answer is out of time and has a whole line. text: its newest piece."""
         if not self.patience:
             return False
         self.has_line = self.has_line or "\n" in text
@@ -412,7 +416,7 @@ class Generation:
 
     @property
     def _drafts(self) -> tuple[int, int]:
-        """Tokens drafted, and accepted."""
+        """The numbers of tokens drafted and accepted."""
         draft = self.request.draft
         return (0, 0) if draft is None else (draft.num_drafted, draft.num_accepted)
 
@@ -427,9 +431,9 @@ class Generation:
         )
 
     def _sampled(self, is_end: bool) -> np.ndarray | None:
-        """Return the answer's ids without the end token, if as plain text they spell exactly the text that was sent.
+        """Return the answer's ids without the end token, if they spell the sent text exactly.
 
-        A loop over the whole answer, so it runs here, once, and not in the event loop, which serves every stream.
+        It loops over the whole answer: so it runs once, in this thread, and not in the event loop, which serves all streams.
         """
         if self.spells is None:
             return None
@@ -468,7 +472,7 @@ class Generation:
         return reordering(told.job.layout, told.job.reuse.cached, told._seconds if told.first_token else self._seconds)
 
     def _seconds(self, start: int, stop: int) -> float:
-        """Return about how long the prompt's tokens at [start, stop) take: what reuse saved, and what the rest took."""
+        """Return about how many seconds the prompt's tokens at [start, stop) take: saved by reuse, and spent on the rest."""
         saved, reused = 0.0, 0
         for span in self.job.reuse.spans:
             shared = max(min(span.stop, stop) - max(span.start, start), 0)
@@ -477,18 +481,18 @@ class Generation:
 
     @property
     def _seconds_each(self) -> float:
-        """The time that each computed token of the prompt took."""
+        """The seconds that each computed token of the prompt took."""
         return (self.first_token - self.admitted) / max(self.job.num_prompt - self.job.reuse.cached, 1)
 
     def _reused(self, layout: Layout) -> Reused:
-        """Return where reuse counts: at the beginning, as many tokens as were cached, unless it came in pieces."""
+        """Return the reused positions: a prefix of as many tokens as were cached, unless reuse came in pieces."""
         reuse = self.job.reuse
         return (
             [(span.start, span.stop) for span in reuse.spans] if layout.in_pieces or reuse.has_hole else [(0, reuse.cached)]
         )
 
     def _miss(self) -> Miss | None:
-        """Return where reuse ended and why; None where only the last tokens, which are always computed, were not reused."""
+        """Return where reuse ended, and why. None: all was reused but the last tokens, which are always computed."""
         job, layout, cached = self.job, self.job.layout, self.job.reuse.cached
         if cached >= job.num_prompt - job.recompute_last:
             return None
@@ -505,7 +509,7 @@ class Generation:
     def _change(self, at: int) -> Change | None:
         """Return the piece that differs from an earlier prompt of the scope, if the same text follows in both.
 
-        The earlier text is shown in a scope with a name, which a client has to know: others may share the nameless one.
+        The earlier text is shown only in a named scope, whose name a client has to know: anyone may use the nameless one.
         """
         job = self.job
         if job.sequence is None or job.layout.in_pieces:
@@ -522,7 +526,7 @@ class Generation:
         return change
 
     def _volatile(self, at: int) -> str | None:
-        """Return the text at a token's place in the prompt, if it is of a kind that changes with each request."""
+        """Return the text around a position of the prompt, with its kind, if that kind changes with each request."""
         tokens = self.job.ids(0, self.job.num_prompt)
         before = self.detokenize(tokens[max(at - AROUND, 0) : at])
         return volatile_span(before + self.detokenize(tokens[at : at + AROUND]), len(before))
@@ -534,7 +538,7 @@ class Generation:
 
 
 def account(generations: Sequence[Generation]) -> Fields:
-    """Return the figures of a request's generations. Of several, the prompt's are those of the first that has ended."""
+    """Return the figures of a request's generations. The prompt's figures are those of the first one with an End."""
     ends = [(generation, generation.final) for generation in generations if isinstance(generation.final, End)]
     how: Fields = {"end": ", ".join(dict.fromkeys(_end(generation) for generation in generations))}
     if not ends:
@@ -563,7 +567,7 @@ def _end(generation: Generation) -> str:
 
 
 def _miss(generation: Generation, report: Report) -> Fields:
-    """Return where reuse ended, and in what part of the prompt. A document's id is the client's text, and is left out."""
+    """Return where reuse ended, and in what part of the prompt. A document's id stays out: it is the client's text."""
     layout = generation.job.layout
     if report.miss is None:
         return {}
@@ -574,13 +578,13 @@ def _miss(generation: Generation, report: Report) -> Fields:
 
 
 # ---- Outbox -------------------------------------------------------------------------------------------------------------
-# Events on their way out of the engine: one call into the event loop a step, for all streams together.
+# Events from the engine to the event loop: one call a step, for all streams together.
 
 logger = logging.getLogger("slotcache.engine")
 
 
 class Outbox:
-    """Events of a step, in order. The engine's thread puts them in and sends them."""
+    """The events of a step, in order. The engine's thread fills and sends it."""
 
     def __init__(self) -> None:
         self.loop: asyncio.AbstractEventLoop | None = None
@@ -590,14 +594,14 @@ class Outbox:
         self._events.append((generation, event))
 
     def send(self) -> None:
-        """Hand the events to the event loop, if any."""
+        """Pass the events to the event loop, if there are any."""
         if not self._events:
             return
         events, self._events = self._events, []
         self.call(_deliver, events)
 
     def call(self, act: Callable[..., object], *arguments: object) -> None:
-        """Have the event loop call a function."""
+        """Call a function in the event loop."""
         assert self.loop is not None
         try:
             self.loop.call_soon_threadsafe(act, *arguments)
@@ -606,7 +610,7 @@ class Outbox:
 
 
 def _deliver(events: Sequence[tuple[Generation, Event]]) -> None:
-    """Hand events to their streams; runs in the event loop. A failure in one stream must not reach the next."""
+    """Deliver events to their streams; runs in the event loop. A failure in one stream must not reach the next."""
     for generation, event in events:
         try:
             generation.deliver(event)

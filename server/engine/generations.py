@@ -1,4 +1,4 @@
-"""The open generations of the engine, and those whose prompts are computed in idle time. All belong to its thread."""
+"""The engine's open generations, and the prompts that it computes in idle time. All belong to the engine's thread."""
 
 from __future__ import annotations
 
@@ -15,35 +15,34 @@ from .generation import Delta, End, Failure, Generation, Outbox
 
 logger = logging.getLogger("slotcache.engine")
 
-# ---- Prompts that are computed in idle time, ahead of their requests. It belongs to the engine's thread. ----------------
+# ---- Prompts that are computed in idle time, ahead of their requests. ---------------------------------------------------
 
 MAX_GENERATIONS = 64
-GAVE_WAY = "gave_way"  # of the failure of one that is not done: no fault of its own
+GAVE_WAY = "gave_way"  # the code of its failure, where a request took its place
 
 
 class Background:
-    """One generation for each key: a later one of the same key replaces it.
+    """Generations ahead of time, one for each key: a later one replaces it.
 
-    end: takes a generation out of the engine; what of it is computed stays in the cache. max_generations: that are not
-    done yet.
+    end: takes a generation out of the engine; its computed part stays cached. max_generations: the most that are not done.
     """
 
     def __init__(self, scheduler: Scheduler, end: Callable[[Generation], None]) -> None:
         self._scheduler, self._end = scheduler, end
         self._generations: dict[Hashable, Generation] = {}
-        self._beside: set[Hashable] = set()  # the keys of those that may run beside requests of clients
+        self._beside: set[Hashable] = set()  # keys of generations that may run beside clients' requests
         self.max_generations = MAX_GENERATIONS
         self.num_dropped = 0
 
     def __len__(self) -> int:
-        """Generations that are not done yet."""
+        """Return the number of generations that are not done yet."""
         self._forget_done()
         return len(self._generations)
 
     def put(self, key: Hashable, generation: Generation, *, beside: bool = False) -> bool:
-        """Replace the generation of a key. False: requests of clients run or wait, or too many are not done.
+        """Replace the generation of a key. False: clients' requests run or wait, or too many generations are not done.
 
-        beside: it may run while those of clients do, if an idle slot is left and none waits.
+        beside: it may run next to clients' requests, if a slot is idle and none of them waits.
         """
         self.drop(key)
         if not self._may_run(generation, beside):
@@ -71,14 +70,14 @@ class Background:
             self.drop(key)
 
     def drop_all(self) -> None:
-        """End all."""
+        """End all generations."""
         for key in list(self._generations):
             self.drop(key)
 
     def give_way(self, new: Sequence[Generation]) -> None:
-        """End those that are in the way of requests of clients. new: those that come now.
+        """End the generations that are in the way of clients' requests. new: the requests that come now.
 
-        What may run beside them goes on while it has a slot, unless its turn has come.
+        A generation put with `beside` goes on while a slot is left for it, unless a new request is its own turn.
         """
         clients = [job.request for job in (*self._scheduler.running, *self._scheduler.waiting) if job.request.kind.is_client]
         left = len(self._scheduler.slots) - len(clients) - len(new)
@@ -96,7 +95,7 @@ class Background:
         running = [job.request for job in self._scheduler.running if job.request.kind.is_client]
         if not (self._scheduler.admits and not any(job.request.kind.is_client for job in self._scheduler.waiting)):
             return False
-        # Requests of other adapters would take turns with it.
+        # Requests with other adapters would take turns with it.
         adapters = {generation.request.scope.adapters, *(request.scope.adapters for request in running)}
         return not running or (beside and len(running) < len(self._scheduler.slots) and len(adapters) == 1)
 
@@ -105,14 +104,14 @@ class Background:
             self.drop(key)
 
 
-# ---- The open generations of the engine: each ends once, with a final event unless its client has gone. -----------------
+# ---- The open generations. Each ends once, with a final event unless its client has gone. -------------------------------
 
 
 class Generations:
-    """Open generations and their samplers, by request id. It belongs to the engine's thread.
+    """Open generations and their samplers, by request id.
 
     is_end: whether a token ends an answer. samplers: made by callers, closed here. is_closed: new generations only fail.
-    on_wait: told of each request that begins to wait.
+    on_wait: called with the job of each request that starts to wait.
     """
 
     def __init__(
@@ -124,12 +123,12 @@ class Generations:
     ) -> None:
         self.samplers: dict[int, Sampler] = {}
         self.is_closed = False
-        self._why = ""  # it is closed
+        self._why = ""  # the reason, once it is closed
         self._scheduler, self._outbox, self._is_end, self._on_wait = scheduler, outbox, is_end, on_wait
         self._open: dict[int, Generation] = {}
 
     def enter(self, generation: Generation, sampler: Sampler) -> None:
-        """Queue a generation. Once the generations are closed it only gets its Failure."""
+        """Queue a generation. After `close` it only gets a Failure."""
         if self.is_closed:
             sampler.close()
             self._outbox.put(generation, Failure(RequestError(self._why, status=503)))
@@ -140,7 +139,7 @@ class Generations:
         self._on_wait(generation.job)
 
     def admit(self, ids: Iterable[int]) -> None:
-        """Start the clock of requests that left the queue, unless they were preempted and only come back."""
+        """Start the clock of requests that were admitted; that of a preempted one runs already."""
         now = perf_counter()
         for id in ids:
             generation = self._open[id]
@@ -154,10 +153,10 @@ class Generations:
                 self.samplers[id].prime(generation.job.ids(0, generation.job.num_prompt))
 
     def push(self, job: Job, token: int) -> None:
-        """Give a generation its next token, which may end it, and those that must follow. An error ends only this one."""
+        """Give a generation its next token, and those that follow without a choice. An error ends only this generation."""
         generation, sampler = self._open[job.request.id], self.samplers[job.request.id]
         if not generation.first_token:
-            self._report_progress(generation, perf_counter())  # the whole prompt
+            self._report_progress(generation, perf_counter())  # the prompt is complete
         try:
             if sampler.error:
                 raise RequestError(sampler.error, code="invalid_grammar")
@@ -189,12 +188,12 @@ class Generations:
             self._outbox.put(generation, event)
 
     def tell_prompts(self, spans: Sequence[Span]) -> None:
-        """Send the logprobs of prompt tokens that were computed, to the clients that want them."""
+        """Send the logprobs of the computed prompt tokens to the clients that want them."""
         for span in spans:
             if span.told is not None:
                 generation = self._open[span.request]
-                told = self.samplers[span.request].take_told()
-                self._outbox.put(generation, generation.tell(span.start + 1, told))
+                logprobs = self.samplers[span.request].take_told()
+                self._outbox.put(generation, generation.tell(span.start + 1, logprobs))
 
     def report_progress(self) -> None:
         """Send the progress of unfinished prompts to the clients that want it."""
@@ -219,28 +218,28 @@ class Generations:
             self._scheduler.finish(generation.job)
 
     def goes_on(self, job: Job) -> bool:
-        """Return whether a request can go on where a step failed: all tokens that its sampler chose have come to it."""
+        """Return whether a request can go on after a failed step: every token that its sampler chose has come to it."""
         if (generation := self._open.get(job.request.id)) is None:
             return False
         return self.samplers[job.request.id].num_chosen == generation.num_pushed == job.num_generated
 
     def drop(self, generation: Generation) -> None:
-        """End what is computed ahead, which gives way; whoever waits for it is told so."""
+        """End a generation ahead of time for a request. Its waiting caller gets a Failure with the code `GAVE_WAY`."""
         if not generation.done:
             self._fail(generation, RequestError("it gave way", status=503, code=GAVE_WAY))
 
     def restart(self, jobs: Iterable[Job]) -> None:
-        """Let the samplers of requests that run again from their start forget what they have seen and chosen."""
+        """Replace the samplers of requests that start over: they have seen and chosen nothing."""
         for job in jobs:
             id = job.request.id
             if generation := self._open.get(id):
                 generation.is_primed = False
                 self.samplers[id] = self.samplers[id].anew()
-            else:  # it has ended, and only its end failed
+            else:  # it has ended, and its end failed
                 self._scheduler.finish(job)
 
     def fail(self, jobs: Iterable[Job], error: RequestError) -> None:
-        """End the open generations among these requests with a Failure."""
+        """End the open generations of these requests with a Failure."""
         for generation in [self._open[job.request.id] for job in jobs if job.request.id in self._open]:
             self._fail(generation, error)
 
@@ -268,7 +267,7 @@ class Generations:
     def _fail(self, generation: Generation, error: RequestError) -> None:
         try:
             self.end(generation)
-        finally:  # whatever fails in it, its client waits for this
+        finally:  # its client waits for this, even if the end fails
             self._outbox.put(generation, Failure(error))
 
     def _fail_alone(self, generation: Generation, error: Exception) -> None:

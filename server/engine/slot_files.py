@@ -1,4 +1,4 @@
-"""Slots are saved, restored and erased, as in llama-server."""
+"""Save, restore and erase slots, as llama-server does."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from ..http.threads import WaitingThread
 from .engine import Engine
 
 logger = logging.getLogger("slotcache.engine")
-ADOPT_SECONDS = 60.0  # that a record may wait for the engine
+ADOPT_SECONDS = 60.0  # the longest wait of a record for the engine
 
 
 class Arrivals:
-    """For threads that may wait: not the engine's, and not the event loop's."""
+    """Brings records into host memory. It waits: never call it from the engine's thread or the event loop."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine, self._is_warm = engine, False
 
     def adopt(self, record: Record) -> bool:
-        """Put a record into host memory. True: it is in host memory now. Waits for the current step."""
+        """Put a record into host memory after the current step. True: it is in host memory now."""
         self._await_warm_up()
         engine = self._engine
         if not engine.accepts(record):
@@ -36,17 +36,20 @@ class Arrivals:
         return engine.inbox.ask(lambda: engine.scheduler.index.host.put(record.used_once())).result(ADOPT_SECONDS)
 
     def _await_warm_up(self) -> None:
-        """Wait until the engine takes acts: before, neither the layout of KV nor the budgets are known."""
+        """Wait until the engine takes acts: the layout of KV and the budgets are known from then on."""
         if not self._is_warm:
             self._engine.inbox.ask(lambda: None).result(ADOPT_SECONDS)
             self._is_warm = True
 
 
-# ---- The history of a slot in a file: saved, restored, and erased. ------------------------------------------------------
+# ---- The history of a slot in a file. -----------------------------------------------------------------------------------
 
 
 class SlotStore:
-    """Safe from any thread. made_by: provenance of this server's KV; None without --slot-save-path."""
+    """The histories of slots in files. Safe from any thread.
+
+    made_by: the provenance of this server's KV; None without --slot-save-path.
+    """
 
     def __init__(self, engine: Engine, made_by: Provenance | None) -> None:
         self._inbox, self._scheduler, self._background = engine.inbox, engine.scheduler, engine.background
@@ -56,19 +59,19 @@ class SlotStore:
         self._thread = WaitingThread("slot-files")  # one file at a time: each copy of a history may take gigabytes
 
     async def save(self, number: int, path: Path) -> tuple[int, int]:
-        """Write a slot's history; return its tokens, and the file's bytes. Raises RequestError."""
+        """Write a slot's history to a file; return its number of tokens and the file's bytes. Raises RequestError."""
         return await self._thread.run(self._save, number, path)
 
     async def restore(self, number: int, path: Path) -> tuple[int, int]:
-        """Make a file a slot's history; return the tokens that came back, and the file's bytes. Raises RequestError."""
+        """Make a file a slot's history; return the number of tokens restored and the file's bytes. Raises RequestError."""
         return await self._thread.run(self._restore, number, path)
 
     def close(self) -> None:
-        """Wait until a file that is being written or read is done with."""
+        """Wait for the file that is being written or read."""
         self._thread.close()
 
     async def erase(self, number: int) -> int:
-        """Forget the KV that only a slot's history holds; return its tokens. Raises RequestError."""
+        """Forget the KV that only a slot needs, for its history or next turn; return its tokens. Raises RequestError."""
         return await asyncio.wrap_future(self._inbox.ask(lambda: self._histories.erase(self._slot(number))))
 
     # ---- in the thread of the files --------------------------------------------------------------------------------
@@ -96,7 +99,7 @@ class SlotStore:
         return self._made_by
 
     def _adopt_all(self, path: Path) -> tuple[Record | None, int]:
-        """Put a file's records back, up to the first that does not fit; return the last one tried, and the file's size."""
+        """Restore a file's records up to the first that does not fit; return the last one tried and the file's bytes."""
         last = None
         with _request_errors(path):
             record_file.check(path, self._provenance)  # the whole file, before its first record is used
@@ -106,7 +109,7 @@ class SlotStore:
             return last, path.stat().st_size
 
     def _adopt(self, record: Record) -> bool:
-        """Put a record into host memory. Raises RequestError if the engine is busy for too long: the file is good."""
+        """Put a record into host memory. Raises RequestError if the engine is busy for too long, though the file is good."""
         try:
             return self._arrivals.adopt(record)
         except TimeoutError:
@@ -123,7 +126,7 @@ class SlotStore:
         return slot
 
     def _records(self, number: int) -> list[Record]:
-        """Return a slot's history as far as it has KV, from its beginning."""
+        """Return the records of a slot's history: its longest prefix with KV."""
         slot = self._slot(number)
         if slot.scope is not None and not slot.scope.is_lasting:
             raise RequestError("KV of several LoRA adapters cannot be saved: it is another one when they are loaded again")
@@ -132,13 +135,13 @@ class SlotStore:
         return self._histories.save(slot)
 
     def _remember(self, number: int, record: Record) -> int:
-        """Make a record a slot's history, as far as it is cached; return its tokens."""
+        """Make a record's tokens a slot's history, as far as they are cached; return their number."""
         return self._histories.remember(self._slot(number), record.scope, record.tokens)
 
 
 @contextmanager
 def _request_errors(path: Path) -> Iterator[None]:
-    """Raise RequestError for the errors of reading a file."""
+    """Turn the errors of reading a file into RequestError."""
     try:
         yield
     except OSError as error:

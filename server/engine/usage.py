@@ -1,4 +1,4 @@
-"""What a request took: timings, cached tokens by source, misses."""
+"""What an answer cost: timings, cached tokens by source, misses."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ ID_BYTES = 8
 
 
 def empty_prefix(adapters: str) -> blake2b:
-    """Return the hash of no tokens, of KV that these LoRA adapters compute. `followed_by` goes on."""
+    """Return the hash of an empty prefix whose KV these LoRA adapters compute. `followed_by` extends it."""
     return blake2b(adapters.encode(), digest_size=ID_BYTES)
 
 
 def followed_by(before: blake2b, tokens: np.ndarray) -> blake2b:
-    """Return the hash of a prefix and the tokens (int32) behind it."""
+    """Return the hash of a prefix and the tokens (int32) after it."""
     hash = before.copy()
     hash.update(np.ascontiguousarray(tokens).data)
     return hash
@@ -44,7 +44,7 @@ Fields = dict[str, object]
 
 
 class DocumentUsage(TypedDict):
-    """How much of a document in a prompt came from the cache. rank: in retrieval, from 1; moved: out of that order."""
+    """How much of a document came from the cache. rank: in retrieval, from 1. moved: it is out of the retrieval order."""
 
     id: str
     tokens: int
@@ -54,7 +54,7 @@ class DocumentUsage(TypedDict):
 
 
 class Reordering(TypedDict):
-    """What the order of documents gained against retrieval order; negative: it cost that. hint: its line in the prompt."""
+    """What the order of documents gained over the retrieval order; negative: a loss. hint: the line in the prompt."""
 
     gained_tokens: int
     gained_ms: float
@@ -62,9 +62,9 @@ class Reordering(TypedDict):
 
 
 class SegmentReuse(TypedDict):
-    """A part of a prompt. label: its origin, in words. id: of the prompt up to its end. cached_tokens: by source.
+    """A part of a prompt. label: its origin, in words. id: of the prompt up to the part's end. cached_tokens: by source.
 
-    saved_ms: an estimate, from the steps that ran, of the time that reuse saved; 0 before the first.
+    saved_ms: the time that reuse saved, estimated from earlier steps; 0 before the first step.
     """
 
     label: str
@@ -75,10 +75,10 @@ class SegmentReuse(TypedDict):
 
 
 class Change(TypedDict):
-    """Text that stands where an earlier prompt had other text, in front of the same as there.
+    """A piece of text that differs from an earlier prompt, while the same text follows it in both.
 
-    before: that other text, where it is shown; both with a few words in front. tokens, ms: what the same text behind it
-    took to compute again.
+    after: the new piece. before: the old piece, where it may be shown. Both have a few words before them. tokens, ms: the
+    same text after the piece, which had to be computed again.
     """
 
     before: NotRequired[str]
@@ -97,12 +97,11 @@ class Miss(TypedDict):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """Times in seconds, lengths in tokens.
+    """The cost of one answer. Times in seconds, lengths in tokens.
 
-    fetch_time: for which it waited for KV from a tier below host memory. segments: where the request asks for them.
-    reordered: where documents have moved.
-    conversation, retrieval, moved, documents_in_text: added by the service, for a chat that belongs to one, for one whose
-    documents were found, for one whose instructions have changed, and for one with documents in its texts.
+    fetch_time: the wait for KV from a tier below host memory. segments: if the request asks for them. reordered: if
+    documents have moved. Four fields come from the service: conversation, for a chat that belongs to one; retrieval, if
+    documents were searched; moved, if changing instructions were moved; documents_in_text, if a text has documents in it.
     """
 
     slot: int
@@ -131,7 +130,7 @@ class Report:
 
     @property
     def prefix_cache_ratio(self) -> float:
-        """The share of the prompt that was not computed."""
+        """The share of the prompt that came from the cache."""
         return prefix_cache_ratio(self.num_cached, self.num_prompt)
 
     def timings(self) -> Fields:
@@ -147,10 +146,10 @@ class Report:
         )
 
     def slotcache(self) -> Fields:
-        """Return our own object in the answer: the slot, the reuse, and where it ended."""
+        """Return the object `slotcache` of the answer: the slot, the reuse, and where it ended."""
         fields: Fields = {
             "slot": self.slot,
-            "lane": self.slot,  # its name before 0.2, for one release
+            "lane": self.slot,  # the name before 0.2, for one more release
             "source": self.source,
             "cached_tokens": self.num_cached,
             "prefix_cache_tokens": self.num_cached,
@@ -174,11 +173,11 @@ class Report:
 
 
 Reused = Sequence[tuple[int, int]]
-"""Positions [start, stop) of a prompt that were not computed, in order."""
+"""The reused positions [start, stop) of a prompt, in order."""
 
 
 def document_reuse(layout: Layout, reused: Reused) -> list[DocumentUsage]:
-    """Return how much of each document was not computed."""
+    """Return how much of each document was reused."""
     return [
         {
             "id": document.id,
@@ -192,9 +191,9 @@ def document_reuse(layout: Layout, reused: Reused) -> list[DocumentUsage]:
 
 
 def reordering(layout: Layout, cached: int, seconds: Callable[[int, int], float]) -> Reordering | None:
-    """Return what the order of documents gained; None where none has moved. cached: tokens that were reused in it.
+    """Return what the order of documents gained; None if no document has moved. cached: the tokens reused in this order.
 
-    seconds: of the prompt's tokens at positions [start, stop).
+    seconds: the time that the prompt's tokens at positions [start, stop) take.
     """
     if (in_rank := layout.in_rank) is None:
         return None
@@ -204,7 +203,7 @@ def reordering(layout: Layout, cached: int, seconds: Callable[[int, int], float]
 
 
 def first_gap(reused: Reused) -> int:
-    """Return the first position that was computed."""
+    """Return the first position that was not reused."""
     at = 0
     for start, stop in reused:
         if start > at:
@@ -214,7 +213,7 @@ def first_gap(reused: Reused) -> int:
 
 
 def segment_reuse(layout: Layout, reused: Sequence[ReusedSpan], adapters: str = "") -> list[SegmentReuse]:
-    """Return the parts of a prompt in order, each with the tokens of it that were not computed. adapters: as in `Scope`."""
+    """Return the parts of a prompt in order, each with its reused tokens. adapters: as in `Scope`."""
     stops = [segment.stop for segment in layout.segments]
     ids = ids_at(layout.tokens, stops, adapters)
     segments: list[SegmentReuse] = []
@@ -245,11 +244,11 @@ def timings(
     generation_time: float,
     drafts: tuple[int, int] = (0, 0),
 ) -> Fields:
-    """Return llama-server's `timings`. cache_n: prompt tokens that were not computed; prompt_n: those that were.
+    """Return llama-server's `timings`. cache_n: reused prompt tokens. prompt_n: computed prompt tokens.
 
-    drafts: tokens drafted, and accepted; an answer without drafts does not show them.
+    drafts: the numbers of tokens drafted and accepted; they are shown only if there were drafts.
     """
-    decoded = max(num_generated - 1, 0)  # the first token comes with the end of the prompt
+    decoded = max(num_generated - 1, 0)  # prefill gives the first token
     return {
         "cache_n": num_cached,
         "prompt_n": num_computed,
@@ -269,8 +268,8 @@ def _rates(name: str, tokens: int, seconds: float) -> dict[str, float]:
     }
 
 
-# ---- Volatile -----------------------------------------------------------------------------------------------------------
-# Names text that changes from one request to the next and so ends the common prefix: dates, counters, ids.
+# ---- Volatile text ------------------------------------------------------------------------------------------------------
+# Text that changes from one request to the next, and so ends the common prefix: dates, counters, ids.
 
 SPANS = (
     ("a billing line", r"x-anthropic-billing-header:[^\n]*"),
@@ -282,15 +281,15 @@ SPANS = (
     ("a time", r"\b\d{1,2}:\d\d(?::\d\d)?\b"),
     ("a counter", r"\b\d+\b"),
 )
-"""The kinds of such text, the surest first."""
+"""The kinds of volatile text and their patterns, the surest first."""
 COMPILED = tuple((name, re.compile(pattern, re.IGNORECASE)) for name, pattern in SPANS)
-LONGEST = 80  # characters that are quoted
+LONGEST = 80  # characters of a quote
 
 
 def volatile_span(text: str, at: int) -> str | None:
-    """Return the kind and the text of the volatile span that covers position `at` of a text; None without one.
+    """Return the kind and the text of the volatile span that covers position `at` of a text; None: there is none.
 
-    A span counts from one character before its first: tokens may begin with the blank in front.
+    A span counts from the character before it: a token may start with the blank before a word.
     """
     for name, pattern in COMPILED:
         for found in pattern.finditer(text):

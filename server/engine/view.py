@@ -1,7 +1,6 @@
-"""A frozen view of the cache, the slots and the statistics, for other threads.
+"""The cache, the slots and the statistics as frozen values, for other threads.
 
-The cache belongs to the engine's thread. Every question runs in that thread, between two steps, where nothing else changes
-the cache; the caller only waits.
+The cache belongs to the engine's thread. A question runs in that thread, between two steps, while its caller waits.
 """
 
 from __future__ import annotations
@@ -31,19 +30,20 @@ from .generation import Generation
 from .slot_files import SlotStore
 from .usage import Reordering, empty_prefix, followed_by, reordering
 
-# ---- The engine's counters and gauges, for Prometheus. Read in the engine's thread, between two steps. ------------------
+# ---- The engine's counters and gauges, for Prometheus. ------------------------------------------------------------------
 
 Described = dict[str, tuple[str, float]]
-"""Values by name, each with its help text."""
+"""Help text and value, by name."""
 
 Tiers = Mapping[str, LowerTier | None]
-"""The tiers below host memory by name; None: there is none, and its metrics are 0."""
+"""The tiers below host memory, by name; None: no such tier, and its metrics are 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStats:
-    """Counts, cells, tokens, bytes and seconds. cached_tokens: prompt tokens reused, by source. num_running, num_waiting:
-    requests of clients.
+    """The engine's figures at one moment: counts, cells, tokens, bytes and seconds.
+
+    cached_tokens: reused prompt tokens, by source. num_running, num_waiting: clients' requests.
     """
 
     gauges: Described
@@ -54,7 +54,7 @@ class EngineStats:
 
     @classmethod
     def of(cls, engine: Engine, lower: Sequence[LowerTier], token_bytes: int) -> EngineStats:
-        """lower: the tiers below host memory; imported KV is within the disk's bound. token_bytes: of one token's KV."""
+        """lower: the tiers below host memory; imported KV has no metrics of its own. token_bytes: of one token's KV."""
         tiers: Tiers = {Source.DISK: None, **{tier.name: tier for tier in lower if tier.name != Source.IMPORTED}}
         return cls(
             gauges=_gauges(engine, tiers, token_bytes),
@@ -158,17 +158,16 @@ def _counters(engine: Engine, tiers: Tiers) -> Described:
     }
 
 
-# ---- Holdings -----------------------------------------------------------------------------------------------------------
-# The state of the cache and of the slots as frozen values, read in the engine's thread between two steps.
+# ---- The state of the cache and of the slots. ---------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CachedRun:
-    """A run of the prefix tree. id: of the prompt up to its end; parent: of the run in front of it.
+    """A run of the prefix tree. id: of the prompt up to the run's end. parent: the id of the run before.
 
-    adapters: the set of LoRA adapters that computed its KV, as a text; empty: none. disk: it was written to disk, too.
-    document: the key of a document that ends with it. pinned: by a client. sequences: those of running requests that hold
-    its KV.
+    adapters: the set of LoRA adapters that computed the KV, as a text; empty: none. disk: a tier below host memory has it,
+    too. document: the key of a document that ends with the run. pinned: by a client. sequences: of running requests that
+    use the KV.
     """
 
     id: str = ""
@@ -212,9 +211,10 @@ class WholeState:
 
 @dataclass(frozen=True, slots=True)
 class CacheContents:
-    """The KV that a scope has cached, of all sets of LoRA adapters. tokens: by tier.
+    """The cached KV of a scope, for all sets of LoRA adapters. tokens: by tier.
 
-    runs: parents first, without ids until `identified`. texts: the tokens of each, and the place of its parent in the list.
+    runs: parents first, without ids until `identified`. texts: for each run its tokens, and the place of its parent in
+    `runs`.
     """
 
     tokens: dict[str, int]
@@ -224,7 +224,7 @@ class CacheContents:
 
     @classmethod
     def of(cls, scheduler: Scheduler, scope: str) -> CacheContents:
-        """scope: by the clients' name."""
+        """scope: the name that clients use."""
         scopes, roots, memory = scopes_of(scheduler, scope), scheduler.index.roots, scheduler.index.host
         found = [(node, one.adapters) for one in scopes if one in roots for node in descendants(roots[one])]
         nodes = [node for node, _ in found]
@@ -237,7 +237,7 @@ class CacheContents:
         return cls({"device": device, "host": host}, runs, states, texts)
 
     def identified(self) -> CacheContents:
-        """Return the same with the ids of the runs. It reads all tokens, so it is no work for the engine's thread."""
+        """Return the same with the ids of the runs. It hashes all tokens: call it outside the engine's thread."""
         hashes: list[blake2b] = []  # of each run
         runs: list[CachedRun] = []
         for run, (tokens, place) in zip(self.runs, self.texts, strict=True):
@@ -248,16 +248,16 @@ class CacheContents:
 
 
 def scopes_of(scheduler: Scheduler, name: str) -> list[Scope]:
-    """Return the scopes with KV that clients know by a name: one for each set of LoRA adapters."""
+    """Return the scopes with KV of a client's name: one for each set of LoRA adapters."""
     known = scheduler.index.roots
     return sorted((scope for scope in known if scope.is_shared and scope.name == name), key=lambda scope: scope.adapters)
 
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """A prompt laid out as if it were admitted now. reused: its cached tokens. on_device: those with KV on the device.
+    """A prompt laid out as if it were admitted now. reused: its cached tokens. on_device: the cached tokens on the device.
 
-    reordered: what the order of its documents gains.
+    reordered: what the order of the documents gains.
     """
 
     layout: Layout
@@ -280,7 +280,7 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotTask:
-    """A request on a slot, in the words of `GET /slots`."""
+    """A request on a slot, as `GET /slots` names it."""
 
     id_task: int
     sequence: int
@@ -315,9 +315,9 @@ class SlotTask:
 
 @dataclass(frozen=True, slots=True)
 class SlotState:
-    """A slot. sequence: the one with the history of its last request. last: that request; -1: none. tokens: of the history.
+    """A slot. last: the id of its last request; -1: none. sequence, tokens: of the history of the last request.
 
-    prefix_cache_tokens, prefix_cache_ratio: of that request. task: the request that it runs.
+    prefix_cache_tokens, prefix_cache_ratio: of the last request. task: the running request.
     """
 
     id: int
@@ -346,9 +346,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """The part of a prompt that is on no tier. tokens: to compute. fits: free cells suffice.
+    """The part of a prompt that no tier has. tokens: to compute. fits: free cells suffice.
 
-    idle: the engine has no request, and the model is in memory: idle work wakes no model.
+    idle: the engine has no request and the model is loaded: idle work never wakes a model.
     """
 
     tokens: int
@@ -357,10 +357,10 @@ class Missing:
 
 
 class View:
-    """Safe from any thread. Scopes are given by the clients' names.
+    """Answers questions about the cache and the slots. Safe from any thread. A scope is a client's name.
 
     lower: the tiers below host memory. token_bytes: of one token's KV. made_by: as in `SlotStore`. slot_store: the
-    histories of slots in files. disk_thread: for what waits until a disk is as the cache is, or as the conversations are.
+    histories of slots in files. disk_thread: for requests that wait for a disk.
     """
 
     def __init__(self, engine: Engine, lower: Sequence[LowerTier], *, token_bytes: int, made_by: Provenance | None) -> None:
@@ -371,12 +371,12 @@ class View:
 
     @property
     def keeps_snapshots(self) -> bool:
-        """Whether snapshots are kept: the model's state cannot be cut, and --cache-ram has room."""
+        """Whether snapshots are kept: the model's memory cannot be cut, and --cache-ram has room."""
         return any(states.host.max_bytes > 0 for states in self._scheduler.trees[1:])
 
     @property
     def can_cut(self) -> bool:
-        """Whether a wrong draft can leave a sequence again."""
+        """Whether a wrong draft can be cut from a sequence."""
         return self._engine.runner.context.rollback > 0
 
     @property
@@ -385,7 +385,7 @@ class View:
 
     @property
     def state_tokens(self) -> int:
-        """The tokens whose KV takes as many bytes as one recurrent state; 0 for a model without."""
+        """The number of tokens whose KV takes as many bytes as one recurrent state; 0 for a model without such states."""
         return self._scheduler.index.host.sizes.state // max(self._token_bytes, 1)
 
     @property
@@ -398,16 +398,16 @@ class View:
         return found if isinstance(found, str) else ""
 
     async def contents(self, scope: str) -> CacheContents:
-        """Return the KV that a scope has cached."""
+        """Return the cached KV of a scope."""
         found = await self._ask(lambda: CacheContents.of(self._scheduler, scope))
         return await asyncio.to_thread(found.identified)
 
     async def predict(self, prompt: Prompt, scope: Scope) -> Prediction:
-        """Lay out a prompt as if it were submitted now. A dry run: nothing changes."""
+        """Lay out a prompt as if it were submitted now. Nothing changes."""
         return await self._ask(lambda: Prediction.of(self._scheduler, prompt, scope))
 
     async def missing(self, prompt: Prompt, scope: Scope) -> Missing:
-        """Return the part of a prompt that idle prefill would compute. A dry run as well."""
+        """Return the part of a prompt that idle prefill would compute. Nothing changes."""
 
         def question() -> Missing:
             is_idle = self._scheduler.idle and self._engine.sleep.is_awake and not self._engine.sleep.is_leaving
@@ -422,9 +422,9 @@ class View:
         return await self._ask(lambda: scheduler.idle and sleep.is_awake and scheduler.cells.make_room(prompt, scope))
 
     async def pin(self, generation: Generation, seconds: float) -> int:
-        """Keep the prompt of a finished generation in the cache for `seconds`; return its tokens that are pinned now.
+        """Pin the prompt of a finished generation for `seconds`; return how many of its tokens are pinned now.
 
-        So are documents that were read separately, where they were read.
+        Documents that were read separately are pinned as well, where they were read.
         """
         pins, scope = self._scheduler.pins, generation.request.index_scope
         counts = await self._ask(lambda: [pins.pin(scope, text, seconds) for text in generation.job.layout.texts])
@@ -436,7 +436,7 @@ class View:
         await self._ask(lambda: [pins.unpin(scope, text) for text in generation.job.layout.texts])
 
     def retire(self, session: str, branches: Sequence[tuple[Scope, np.ndarray]]) -> Future[int]:
-        """Let what only a session's prompts (int32) have leave the cache first; the result is how many tokens that are."""
+        """Evict KV that only a session's prompts (int32) use before all other KV. The result: how many tokens that are."""
         index, counters = self._scheduler.index, self._scheduler.counters
 
         def retire_all() -> int:
@@ -447,20 +447,20 @@ class View:
         return self._engine.inbox.ask(retire_all)
 
     async def drop(self, scope: str) -> int:
-        """Drop a scope from all tiers, except KV that running requests use; return the tokens dropped."""
+        """Drop a scope from all tiers, except KV that running requests use; return the number of dropped tokens."""
         dropped = await self._ask(lambda: self._drop(scope))
         for tier in self._lower:
             await self.disk_thread.run(tier.drop, Scope.shared(scope))
-            # Again: a run that was fetched may have been adopted before it was dropped from the tier.
+            # Again: a fetch may have brought a run back before the tier dropped it.
             await self._ask(lambda: self._drop(scope))
         return dropped
 
     async def slots(self) -> list[SlotState]:
-        """Return the slots, with the progress of the request on each."""
+        """Return the slots, with the progress of the running requests."""
         return await self._ask(lambda: [SlotState.of(slot) for slot in self._scheduler.slots])
 
     def close(self) -> None:
-        """Wait for the threads of requests that wait for a disk."""
+        """Wait for the threads that work on files and disks."""
         self.slot_store.close()
         self.disk_thread.close()
 
@@ -472,7 +472,10 @@ class View:
         return await asyncio.wrap_future(self._engine.inbox.ask(question))
 
     def _drop(self, scope: str) -> int:
-        """Runs in the engine's thread. The background ends first, or it would fill the scope again."""
+        """Drop a scope from device and host memory; runs in the engine's thread.
+
+        Its prompts ahead of time end first: else they would fill the scope again.
+        """
         self._engine.background.drop_scope(scope)
         scopes = scopes_of(self._scheduler, scope)
         for one in scopes:

@@ -1,11 +1,11 @@
-"""Files that clients attach to a chat: read as those of a folder are, and kept for a while where they are to be searched.
+"""Files that clients attach to a chat: read like those of a folder, and kept for a while if they are to be searched.
 
-Each has a folder of its own, a process that reads it, and an index: nothing of a file, not even how frequent its words are,
-tells of another one. Files are read one at a time, in turns of their clients; what takes long is read beside the others:
+Each file has its own folder, reading process and index: nothing of a file, not even the frequency of its words, affects the
+search of another. There are three queues, each with turns for its clients; long work does not stop short work:
 
-    quick   a1 b1 a2 a3 ...     `QUICK` seconds of processor time at most
-    slow    a2 ...              what took more, once again, for as long as a file of a folder may take
-    vectors a1 b1 a2 a1 ...     those that are kept, in the gaps between requests: a batch of documents at a time
+    quick   a1 b1 a2 a3 ...     one file at a time, for at most `QUICK` seconds of processor time
+    slow    a2 ...              files that took longer, read again, for as long as a file of a folder may take
+    vectors a1 b1 a2 a1 ...     kept files, in the gaps between requests: a batch of documents at a time
 """
 
 from __future__ import annotations
@@ -44,22 +44,22 @@ from .folder import EMBEDDING, FAILED, OTHER_LANGUAGE, POLL, READY, index_folder
 from .vectors import Embedding
 
 logger = logging.getLogger("slotcache.docs")
-MOST_WAITING = 256 << 20  # bytes of files that are read or wait for it; a client may have half of them
-MOST_OF_SCOPE, MOST_FILES = 16, 64  # files that are kept
-MOST_KEPT = 1 << 30  # bytes on disk of all that are kept
+MOST_WAITING = 256 << 20  # bytes of files that are being read or wait; a client may have half of them
+MOST_OF_SCOPE, MOST_FILES = 16, 64  # kept files, of a scope and in total
+MOST_KEPT = 1 << 30  # bytes on disk of all kept files
 SECONDS_KEPT = 24 * 3600.0  # since the last use
-MAX_NAME = 200  # characters of a file's name that are kept, the last ones
+MAX_NAME = 200  # the last characters of a file's name, which are kept
 BATCH = 64  # chunks that are read from an index at a time
 NO_VECTORS = (np.zeros(0, np.int64), np.zeros((0, 0), np.float32))
 
 
 class Attachment:
-    """One file and its index, in a folder of its own. name: without control characters. size: bytes of the file.
+    """One file and its index, in their own folder. Any thread may use it after `read`.
 
-    letters, tokens: of its text. num_bytes: on disk. left_out: letters that are in no part on purpose, by kind. scope, used:
-    of one that is kept; monotonic seconds. state: embedding, ready, or failed with an `error`. num_vectors: so far, of
-    num_embedded documents that get one. embedding: what made them, once all are there. Any thread may read it once `read`
-    has returned.
+    name: without control characters. size: bytes of the file. letters, tokens: of the text. num_bytes: on disk. left_out:
+    letters dropped on purpose, by kind. scope, used: of a kept file, the scope and the time of the last use in monotonic
+    seconds. state: embedding, ready, or failed with an `error`. num_vectors: so far. num_embedded: documents that get a
+    vector. embedding: the model that made the vectors, once all are there.
     """
 
     def __init__(self, folder: Path, name: str, data: bytes, chunk_tokens: int) -> None:
@@ -76,7 +76,7 @@ class Attachment:
         try:
             (self._folder / "file").write_bytes(data)
             self.store = Store(self._folder / "index.db", {"chunks": f"{chunk_tokens} tokens, {STEMMER}", "vectors": ""})
-        except BaseException:  # the disk is full, say, and what was written would keep it so
+        except BaseException:  # such as a full disk, which the written part would keep full
             shutil.rmtree(self._folder, ignore_errors=True)
             raise
         self._reader, self._lock, self._over = FileReader(self.store.path), Lock(), Event()
@@ -86,7 +86,10 @@ class Attachment:
         return PurePosixPath(self.name).suffix.lower().removeprefix(".") or "txt"
 
     def read(self, seconds: float) -> None:
-        """Have it read. seconds: of processor time, at most. Raises Unreadable, SlowError, sqlite3.Error, EndedError."""
+        """Read the file in a process. seconds: of processor time, at most.
+
+        Raises Unreadable, SlowError, sqlite3.Error, EndedError.
+        """
         with self._lock:
             if self._over.is_set():
                 raise EndedError
@@ -109,16 +112,16 @@ class Attachment:
             self._measure()
 
     def parts(self) -> Iterator[FilePart]:
-        """Yield its text with the places, in order."""
+        """Yield the text in parts, each with its place, in order."""
         first = 1
         while batch := self.store.parts(self.name, first, first + BATCH - 1):
             yield from batch
             first += BATCH
 
     def embed(self, embedding: Embedding) -> None:
-        """Compute the vectors of its documents in the gaps between requests, in the turns of this thread's client.
+        """Compute the vectors of the documents in the gaps between requests, in the turns of this thread's client.
 
-        None where the model does not know its language. Raises RequestError, sqlite3.Error, ClientLeft.
+        A file in a language that the model does not know gets no vectors. Raises RequestError, sqlite3.Error, ClientLeft.
         """
         if suits(self.store, embedding.language):
             numbers = [0]
@@ -131,7 +134,7 @@ class Attachment:
         self.state = READY
 
     def _wait_for_gap(self, embedding: Embedding) -> None:
-        """Return when the engine is idle, and it is this file's turn. Raises ClientLeft where the work is to end."""
+        """Wait until the engine is idle and it is this file's turn. Raises ClientLeft if the work is to end."""
         give_way()
         while embedding.is_busy() and not self._over.wait(POLL):
             give_way()
@@ -139,16 +142,16 @@ class Attachment:
             raise ClientLeft
 
     def fail(self, error: str) -> None:
-        """Note why it has no vectors. It is searched by words."""
+        """Note why the file has no vectors. It is still searched by words."""
         self.state, self.error = FAILED, error
 
     def _measure(self) -> None:
         self.num_bytes = sum(one.stat().st_size for one in self._folder.iterdir())
 
     async def search(self, query: Query, threads: Executor, embed: EmbedQuery | None) -> Stage:
-        """Search it by words, and with `embed` by its vectors, too, which are read for each search.
+        """Search the file by words, and with `embed` also by vectors, which are read anew for each search.
 
-        Raises sqlite3.ProgrammingError once it was removed.
+        Raises sqlite3.ProgrammingError for a removed file.
         """
 
         def read() -> VectorIndex:
@@ -159,12 +162,12 @@ class Attachment:
         return last
 
     def stop(self) -> None:
-        """End its reading and the work on its vectors, or do not begin them."""
+        """End the reading of the file and the work on its vectors, or keep both from starting."""
         self._over.set()
         self._reader.interrupt()
 
     def remove(self) -> None:
-        """Delete all of it."""
+        """Delete the file and its index."""
         self.stop()
         with self._lock:
             self.store.close()
@@ -172,14 +175,14 @@ class Attachment:
 
 
 class Attachments:
-    """Reads files, and keeps those that are to be searched, for one scope each. The event loop's.
+    """Reads files, and keeps each file that is to be searched for one scope. It belongs to the event loop.
 
-    num_read, num_failed: files that were read, and that could not be. num_searches: in files that are kept.
+    num_read, num_failed: files that were read, and files that could not be. num_searches: in kept files.
     """
 
     def __init__(self, settings: Settings) -> None:
         self._settings, self._opening = settings, Lock()
-        self._place: Path | None = None  # of the files, locked by `_locked`: made for the first one
+        self._place: Path | None = None  # the folder of the files, made for the first file and locked by `_locked`
         self._locked = -1
         self._quick, self._slow = Turns("quick-files"), Turns("slow-files")
         self._threads, self._searching = ThreadPoolExecutor(1, "attachments"), asyncio.Lock()
@@ -188,9 +191,9 @@ class Attachments:
         self._kept: OrderedDict[tuple[str, str], Attachment] = (
             OrderedDict()
         )  # by scope and id, the least recently used first
-        self._taken: set[Attachment] = set()  # and not released
+        self._taken: set[Attachment] = set()  # not released yet
         self._is_stopped = False
-        self._waiting: Counter[tuple[object, ...]] = Counter()  # bytes of files that are to be read, by client
+        self._waiting: Counter[tuple[object, ...]] = Counter()  # bytes of files to read, by client
         self.num_read = self.num_failed = self.num_searches = 0
 
     @property
@@ -199,26 +202,26 @@ class Attachments:
 
     @property
     def num_vectors(self) -> int:
-        """Vectors of the files that are kept."""
+        """The number of vectors of kept files."""
         return sum(file.num_vectors for file in self._kept.values())
 
     def embed_with(self, embedding: Embedding | None) -> None:
-        """Search what is kept from now on by the vectors of this model, too. What other ones have made counts no more."""
+        """Also search by vectors of this model, in files kept from now on. Vectors of another model no longer count."""
         self._embedding = embedding
 
     # ---- reading ---------------------------------------------------------------------------------------------------
 
     async def take(self, name: str, data: bytes) -> Attachment:
-        """Write a file to the disk, to be read and released. name: as the client has it.
+        """Write a file to the disk; the caller has to `read` and `release` it. name: from the client.
 
-        Raises RequestError: 400 empty, 413 too large, 503 no room now, or none on the disk.
+        Raises RequestError: 400 empty, 413 too large, 503 no room among waiting files or on the disk.
         """
         name = Folder(Path()).shown((PurePosixPath(name.replace("\\", "/")).name[-MAX_NAME:] or "file",))
         if not data:
             raise unreadable(name, "it is empty")
         if len(data) > MAX_BYTES:
-            told = f"{name} has {len(data) >> 20:,} MiB: at most {MAX_BYTES >> 20} are read"
-            raise RequestError(told, status=413, param="file")
+            wrong = f"{name} has {len(data) >> 20:,} MiB: at most {MAX_BYTES >> 20} are read"
+            raise RequestError(wrong, status=413, param="file")
         client, size = CLIENT.get(), len(data)
         if self._is_stopped:
             raise _stopping()
@@ -227,7 +230,7 @@ class Attachments:
         self._waiting[client] += size
         try:
             file = await asyncio.to_thread(self._write, name, data)
-        except BaseException as error:  # also of a caller that is cancelled, or where the system gives no thread
+        except BaseException as error:  # also a cancelled caller, or no thread from the system
             self._free(size)
             if isinstance(error, OSError | FolderError | sqlite3.Error):
                 raise RequestError(f"files cannot be stored here: {error}", status=503) from None
@@ -236,7 +239,7 @@ class Attachments:
         return file
 
     async def read(self, file: Attachment) -> None:
-        """Have a file read, in its client's turn. Raises RequestError 400: the file cannot be read, and why."""
+        """Read a file, in its client's turn. Raises RequestError, 400 for a file that cannot be read."""
         try:
             try:
                 await self._in_turn(self._quick, file, QUICK)
@@ -275,24 +278,21 @@ class Attachments:
         return Attachment(self._own_folder(), name, data, self._settings.chunk_tokens)
 
     def _own_folder(self) -> Path:
-        """Return the folder of this server's files. What a server has left there that was killed is deleted.
-
-        Raises OSError, FolderError.
-        """
+        """Return the folder of this server's files. Files of a killed server are deleted. Raises OSError, FolderError."""
         with self._opening:
             if self._place is None:
                 self._place, self._locked = _free_folder(index_folder(self._settings) / "attached")
                 shutil.rmtree(self._place, ignore_errors=True)
-            self._place.mkdir(mode=0o700, exist_ok=True)  # it may have failed before, or be gone since
+            self._place.mkdir(mode=0o700, exist_ok=True)  # each time: an earlier try may have failed
             return self._place
 
     # ---- keeping and searching -------------------------------------------------------------------------------------
 
     def keep(self, scope: str, file: Attachment) -> None:
-        """Keep a file that was read, for the chats of a scope. Others leave that are too many, the least recently used.
+        """Keep a read file for the chats of a scope. Raises RequestError when the server shuts down.
 
-        They leave the scope itself, if it has too many, then that which takes most of the disk. It is searched by words at
-        once, and by vectors when they are there. Raises RequestError: the server shuts down.
+        The file is searched by words at once, and by vectors once they are there. Too many files drop the least recently
+        used: first of this scope, if it has too many, then of the scope that takes most of the disk.
         """
         file.scope, file.used = scope, monotonic()
         if self._embedding is not None:
@@ -309,7 +309,7 @@ class Attachments:
             self._forget_of(max(takes, key=takes.__getitem__))
 
     def find(self, scope: str, id: str, where: str = "id") -> Attachment:
-        """Return a file that is kept for a scope, which counts as a use. Raises RequestError 404. where: the id's field."""
+        """Return a kept file of a scope; this counts as a use. where: the field of the id. Raises RequestError 404."""
         self._forget_old()
         file = self._kept.get((scope, id))
         if file is None:
@@ -319,21 +319,21 @@ class Attachments:
         return file
 
     def forget(self, scope: str, id: str) -> None:
-        """Remove a file that is kept for a scope. Raises RequestError 404."""
+        """Remove a kept file of a scope. Raises RequestError 404."""
         self.find(scope, id)
         self._remove(scope, id)
 
     def stages(self, file: Attachment) -> tuple[str, ...]:
-        """Return the stages of a search of a file: by words, and by vectors once all of them are there."""
+        """Return the stages of a search in a file: by words, and also by vectors once all of them are there."""
         return (LEXICAL, FUSED) if self._has_vectors(file) else (LEXICAL,)
 
     def _has_vectors(self, file: Attachment) -> bool:
         return file.embedding is not None and file.embedding is self._embedding
 
     async def search(self, scope: str, ids: Sequence[str], query: Query) -> dict[str, Stage]:
-        """Return what a search finds in each file, the best first: one file at a time, so that memory has its vectors alone.
+        """Return the last stage of a search in each file, by id. One file at a time: memory has the vectors of one only.
 
-        Raises RequestError: 404, and where vectors alone are to be searched that are not there.
+        Raises RequestError: 404, and for a search by missing vectors alone.
         """
         files = {id: self.find(scope, id, _where(ids, id)) for id in ids}
         if query.by == BY_VECTORS:
@@ -349,13 +349,13 @@ class Attachments:
             try:
                 async with self._searching:
                     stage = await file.search(query, self._threads, embed)
-            except sqlite3.ProgrammingError:  # it was removed meanwhile
+            except sqlite3.ProgrammingError:  # the file was removed meanwhile
                 raise _gone(id, _where(ids, id)) from None
             found[id] = replace(stage, hits=tuple(replace(hit, file=id) for hit in stage.hits))
         return found
 
     def _check_vectors(self, file: Attachment) -> None:
-        """Raise RequestError where a file has no vectors to be searched by alone: 503 where they are still to come."""
+        """Raise RequestError for a file without vectors, if only these are to be searched: 503 if they are still to come."""
         if self._has_vectors(file):
             return
         wrong, param = f"retrieval.by is vectors, and {file.name} has none", "retrieval.by"
@@ -366,10 +366,10 @@ class Attachments:
         raise RequestError(f"{wrong}: {file.error or lacks}", param=param)
 
     def _embed(self, file: Attachment, embedding: Embedding) -> None:
-        """Compute the vectors of a file, in a thread of `_vectors`. Whatever fails, it is searched by words."""
+        """Compute the vectors of a file, in a thread of `_vectors`. After a failure the file is searched by words."""
         try:
             file.embed(embedding)
-        except sqlite3.ProgrammingError:  # it was removed meanwhile
+        except sqlite3.ProgrammingError:  # the file was removed meanwhile
             file.fail("the file was removed")
         except (RequestError, sqlite3.Error, OSError) as error:
             file.fail(str(error))
@@ -383,20 +383,20 @@ class Attachments:
             self._remove(*next(iter(self._kept)))
 
     def _forget_of(self, scope: str) -> None:
-        """Remove the file of a scope that was used least recently."""
+        """Remove the least recently used file of a scope."""
         self._remove(*next(key for key in self._kept if key[0] == scope))
 
     def _remove(self, scope: str, id: str) -> None:
         self._threads.submit(self._kept.pop((scope, id)).remove)
 
     def stop(self) -> None:
-        """End all reading, and take no more files."""
+        """End all reading; take no more files."""
         self._is_stopped = True
         for file in (*tuple(self._taken), *tuple(self._kept.values())):
             file.stop()
 
     def close(self) -> None:
-        """Delete all files. Nobody asks any more."""
+        """Delete all files. No request may come after this."""
         self.stop()
         for turns in (self._quick, self._slow, self._vectors):
             turns.close()
@@ -409,12 +409,12 @@ class Attachments:
 
 
 def unreadable(name: str, why: str) -> RequestError:
-    """Make the error of a file that cannot be read."""
+    """Return the error for a file that cannot be read."""
     return RequestError(f"{name} cannot be read: {why}", param="file", code="unreadable_file")
 
 
 def interleaved(rankings: Sequence[Sequence[Hit]], top_k: int) -> list[Hit]:
-    """Return the first hits of several searches, the best of each first: their scores do not compare."""
+    """Return the first hits of several searches, in turn by rank: scores of different searches do not compare."""
     first: dict[str, Hit] = {}
     for hit in (hit for rank in zip_longest(*rankings) for hit in rank if hit is not None):
         first.setdefault(hit.chunk.id, hit)
@@ -426,7 +426,7 @@ def _stopping() -> RequestError:
 
 
 async def _known(vector: np.ndarray, text: str) -> np.ndarray:
-    """Return the vector of a query that has one: the same for each file."""
+    """Return the known vector of a query, the same for each file."""
     return vector
 
 

@@ -1,4 +1,4 @@
-"""The indexed folder of this server: loaded, watched, indexed again."""
+"""The indexed folders of this server: opened, watched, indexed again."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ logger = logging.getLogger("slotcache.docs")
 P = ParamSpec("P")
 T = TypeVar("T")
 OPENING, READING, EMBEDDING, READY, FAILED = "opening", "reading", "embedding", "ready", "failed"
-NICENESS = 10  # the engine's threads come first where both want a core
-POLL = 0.02  # seconds between two looks whether the engine is idle
+NICENESS = 10  # so that the engine's threads get a core first
+POLL = 0.02  # seconds between two checks whether the engine is idle
 EVERY = 10.0  # seconds between two lines of progress in the log
-REST, LONGEST_REST = 4.0, 10.0  # times as long as a look at the folders took, and seconds, until the next one
-RETRY_AFTER = 30.0  # seconds until work that failed is tried again
-UNUSED = 90  # days without a server, after which an index is removed
+REST, LONGEST_REST = 4.0, 10.0  # pause after a scan of the folders: times its duration, and the most seconds
+RETRY_AFTER = 30.0  # seconds until failed work is tried again
+UNUSED = 90  # days without a server until an index is removed
 
 
 class DocumentPrefetch(Protocol):
-    """Documents that are computed before anybody asks about them: how many so far, and their tokens."""
+    """Documents that are prefilled before any question: their number so far, and their tokens."""
 
     num_documents: int
     num_tokens: int
@@ -59,11 +59,11 @@ class DocumentPrefetch(Protocol):
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class FolderIndex:
-    """Folders that may be searched by one scope. It belongs to the event loop; its index, to any thread.
+    """Folders that one scope may search. It belongs to the event loop; any thread may use its index.
 
-    top_k: hits of a search that does not say how many. questions: to suggest to readers, in place of its own. watcher:
-    keeps the index up to date. lock: the descriptor of the index's lock. offers: whether a way to vectors may be shown.
-    num_searches: that were begun. prefixes: of likely prompts, with --read-ahead.
+    top_k: the default number of hits. questions: suggested to readers; empty: questions from headings. watcher: keeps the
+    index up to date. lock: the descriptor of the index's lock. offers: whether `advice` may name a way to vectors.
+    num_searches: started so far. prefixes: of likely prompts, with --read-ahead.
     """
 
     index: Index
@@ -80,21 +80,21 @@ class FolderIndex:
 
     @property
     def stages(self) -> tuple[str, ...]:
-        """The stages of a search, in their order. Where vectors are in clusters there are provisional ones."""
+        """The stages of a search, in order. Vectors in clusters add a provisional stage."""
         provisional = (PROVISIONAL,) if self.index.progress.clusters else ()
         fused, reranked = (*provisional, FUSED) if self.index.has_vectors else (), (RERANKED,) if self.reranking else ()
         return (LEXICAL, *fused, *reranked)
 
     @property
     def advice(self) -> str:
-        """What would add vectors to documents that have none; empty where they have some, or none are wanted."""
+        """What would add vectors to documents without vectors; empty: they have some, or no vectors are wanted."""
         if self.index.has_vectors or not self.offers:
             return ""
         return OFFER if self.index.is_in(PACKAGED[OFFERED].language) else OTHER_LANGUAGE
 
     @property
     def suggested(self) -> Sequence[str]:
-        """Questions to begin with; those about headings of documents come once all files are read."""
+        """Questions to start with; those from headings are known once all files are read."""
         return self.questions or [_question(heading) for heading in self.index.headings]
 
     @property
@@ -102,13 +102,13 @@ class FolderIndex:
         return self.index.folders
 
     def search(self) -> Search:
-        """Begin a search."""
+        """Start a search."""
         self.num_searches += 1
         embedding, reranking = self.embedding, self.reranking
         return self.index.search(embedding.query if embedding else None, reranking.scores if reranking else None)
 
     async def ask(self, work: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
-        """Return what `work` on the index returns, in one of its threads."""
+        """Return the result of `work`, run in a thread of the index."""
         return await asyncio.get_running_loop().run_in_executor(self.index.threads, partial(work, *arguments, **named))
 
     def check_scope(self, scope: str, where: str) -> None:
@@ -129,15 +129,15 @@ class FolderIndex:
 
 
 def _question(heading: str) -> str:
-    """Return a question about a heading: of other words than the heading's, only such as a search leaves out."""
+    """Return a question about a heading. A search ignores all words that it adds."""
     return heading if heading.endswith("?") else f"What is “{heading}” about?"
 
 
 class FolderWatcher:
-    """Keeps an index up to date, in threads of its own: files first, then vectors in the gaps between requests.
+    """Keeps an index up to date in its own threads: files first, then vectors in the gaps between requests.
 
-    state: opening, reading, embedding, ready or failed, for any thread to read. error: of the last failure. watches:
-    whether it notices changes. is_busy: whether the engine computes for a request.
+    state: opening, reading, embedding, ready or failed; any thread may read it. error: of the last failure. watches: notice
+    changes of files. is_busy: whether the engine computes for a request.
     """
 
     def __init__(self, index: Index, *, watches: bool, is_busy: Callable[[], bool]) -> None:
@@ -145,12 +145,12 @@ class FolderWatcher:
         self.state, self.error = OPENING, ""
         self._wanted, self._stopping, self._settling = Event(), Event(), Lock()
         self._threads: list[Thread] = []
-        self._pause = 0.0  # seconds until the next look
+        self._pause = 0.0  # seconds until the next scan
         self._told = monotonic()
         self._on_read: Callable[[], None] = lambda: None
 
     def start(self, on_read: Callable[[], None] = lambda: None) -> None:
-        """Begin to work. on_read: called in a thread whenever all files are read again; vectors may be missing yet."""
+        """Start to work. on_read: called in a thread whenever all files are read; vectors may still be missing."""
         self._on_read = on_read
         self.refresh()
         jobs = [("docs", self._work), *([("docs-watch", self._watch)] if self._watches else [])]
@@ -159,7 +159,7 @@ class FolderWatcher:
             thread.start()
 
     def refresh(self) -> None:
-        """Have the folders compared with the index, now or after what runs. It is not ready before that is done."""
+        """Compare the folders with the index soon, after the current work. The index is not ready until then."""
         with self._settling:
             self._wanted.set()
             if self.state in (READY, FAILED):
@@ -172,7 +172,7 @@ class FolderWatcher:
         self._index.interrupt()
 
     def close(self) -> None:
-        """Return when the threads have ended."""
+        """End all work, and wait for the threads."""
         self.stop()
         for thread in self._threads:
             thread.join()
@@ -183,21 +183,21 @@ class FolderWatcher:
         try:
             for _ in changes(self._index.folders, self._stopping):
                 self.refresh()
-        except (OSError, UnicodeError) as error:  # too many watches, or a folder whose name is no UTF-8
+        except (OSError, UnicodeError) as error:  # too many watches, or a folder's name is not UTF-8
             logger.warning("changes of --docs are not noticed: %s; POST /v1/sources/refresh looks for them", error)
 
     def _work(self) -> None:
-        with contextlib.suppress(OSError, AttributeError):  # Linux alone has a niceness of threads
+        with contextlib.suppress(OSError, AttributeError):  # only Linux has a niceness of threads
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
         wait = None
         while not self._stopping.is_set():
             self._wanted.wait(wait)
-            self._stopping.wait(self._pause)  # one file that changes all the time must not cost a core in a large folder
+            self._stopping.wait(self._pause)  # in a large folder, a file that keeps changing must not cost a core
             self._wanted.clear()
             wait = None if self._refresh() else RETRY_AFTER
 
     def _refresh(self) -> bool:
-        """Bring the index up to date, as far as it goes. False: something failed, and is to be tried again."""
+        """Bring the index up to date as far as possible. False: it failed, and has to be tried again."""
         try:
             if self._read():
                 self._on_read()
@@ -217,7 +217,7 @@ class FolderWatcher:
         return False
 
     def _settle(self, state: str, error: str = "") -> bool:
-        """Take the state at the end of the work. False: a new look at the folders is wanted by now."""
+        """Take the state at the end of the work. False: a new scan of the folders is wanted by now."""
         with self._settling:
             if self._wanted.is_set():
                 return False
@@ -225,7 +225,7 @@ class FolderWatcher:
             return True
 
     def _read(self) -> bool:
-        """Read the files that have changed. False: it was ended."""
+        """Read the changed files. False: the work was stopped."""
         index, began = self._index, monotonic()
         self.state = READING
         scan = index.scan()
@@ -239,7 +239,7 @@ class FolderWatcher:
         return True
 
     def _embed(self) -> bool:
-        """Embed what has no vector yet, in gaps. False: it was ended, or files have changed."""
+        """Embed the documents without vectors, in gaps. False: the work was stopped, or files have changed."""
         while self._gap_comes():
             if not self._index.embed_some():
                 return True
@@ -252,13 +252,13 @@ class FolderWatcher:
         return not self._stopping.is_set()
 
     def _gap_comes(self) -> bool:
-        """Wait until the engine is idle. False: the work is to end, or files come first."""
+        """Wait until the engine is idle. False: the work has to stop, or files come first."""
         while not (gives_up := self._stopping.is_set() or self._wanted.is_set()) and self._is_busy():
             self._wanted.wait(POLL)
         return not gives_up
 
     def _tell(self) -> None:
-        """Write a line of progress to the log now and then."""
+        """Log the progress every `EVERY` seconds."""
         if monotonic() - self._told > EVERY:
             self._told, now = monotonic(), self._index.progress
             numbers = (now.files - now.files_left, now.files, now.vectors, now.chunks - now.by_words)
@@ -318,7 +318,7 @@ def load_folder_index(settings: Settings, vectors: Vectors, is_busy: Callable[[]
 
 
 def check_read_ahead(settings: Settings, model: Model) -> None:
-    """Raise SettingsError for --read-ahead where nothing could be read ahead."""
+    """Raise SettingsError for --read-ahead if nothing could be read ahead."""
     hindrances = {
         "it needs documents: --docs": not settings.docs,
         "it needs host memory, and --cache-ram is 0": not settings.cache_ram,
@@ -329,9 +329,9 @@ def check_read_ahead(settings: Settings, model: Model) -> None:
 
 
 def index_folder(settings: Settings) -> Path:
-    """Return the folder of indexes, which hold the text of documents. Raises FolderError: --docs-db cannot be used.
+    """Return the folder of indexes, which have the text of documents. Raises FolderError if --docs-db cannot be used.
 
-    A user whose cache folder cannot be written to gets one that ends with the process.
+    A user without a usable cache folder gets a temporary one, removed at the end of the process.
     """
     if settings.docs_db:
         return own_folder(Path(settings.docs_db).expanduser(), "--docs-db")
@@ -351,17 +351,17 @@ def _temporary_folder() -> Path:
 
 
 def bundled_folder() -> Path:
-    """Return the folder of the documents that come with the built-in model."""
+    """Return the folder of the built-in model's documents."""
     return cache_folder() / "demo"
 
 
 def _name(paths: list[str], embedder: str) -> str:
-    """Return a name for the index of folders, another one for each embedder."""
+    """Return a name for the index of folders; each embedder has another."""
     return hashlib.blake2b("\0".join([*paths, embedder]).encode(errors="surrogateescape"), digest_size=8).hexdigest()
 
 
 def _free_file(folder: Path, name: str, paths: Sequence[str]) -> tuple[Path, int]:
-    """Return a file for an index of `paths` that no running server has, and the descriptor of its lock. Raises OSError."""
+    """Return a free file for an index of `paths`, and the descriptor of its lock. Raises OSError if servers have all."""
     for place in places(folder / name):
         with suppress(BlockingIOError):
             return (database := place.with_suffix(".db")), lock_index(database, paths)
@@ -369,7 +369,7 @@ def _free_file(folder: Path, name: str, paths: Sequence[str]) -> tuple[Path, int
 
 
 def _remove_unused(folder: Path) -> None:
-    """Remove the indexes that no server had for a long time: they hold the text of folders."""
+    """Remove the indexes that no server used for `UNUSED` days: they have the text of folders."""
     try:
         for gone in remove_unused(folder, time() - UNUSED * 86_400):
             size = gone.num_bytes / 2**20

@@ -1,4 +1,4 @@
-"""The question of a chat, the passages for it, their citations, and what the search took."""
+"""From a chat's question to its passages, and from an answer to its citations."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ from ..formats.answer import AnswerReader, ContentText
 from ..http.api_errors import RequestError
 from .folder import EMBEDDING, READY, FolderIndex
 
-MOST = 1000  # citations of an answer by ids, and as many by words: the account of an answer is made in the event loop
-QUOTED_WORDS = 5  # that a quotation has at least
+MOST = 1000  # citations of an answer by ids, and as many by words: they are found in the event loop
+QUOTED_WORDS = 5  # words of the shortest quotation
 BRACKETS = re.compile(r"\[([^\][\n]{1,400})\]")
 NAME = re.compile(r"[^\s,;]+")
 WORD = re.compile(r"\w+")
@@ -40,7 +40,7 @@ FREQUENT = frozenset(word for words in WORDS.values() for word in words.split())
 
 @dataclass(frozen=True, slots=True)
 class Citation:
-    """A span of an answer, in characters, and the document that it cites. quote: by its words, else by its id."""
+    """A span of an answer, in characters, and the id of the cited document. quote: by its words; else by its id."""
 
     id: str
     start: int
@@ -59,9 +59,9 @@ class _Word(NamedTuple):
 
 
 class Sources:
-    """Documents, by the words that follow each other in them. It takes memory and time as their text is long.
+    """Finds the documents that an answer cites. Memory and time grow with the length of the documents.
 
-    questions: of the chat. What an answer repeats of them stands in a document as well, and proves nothing.
+    questions: of the chat. Words of a question prove nothing: an answer may repeat them, and a document may have them.
     """
 
     def __init__(self, documents: Iterable[Document], questions: Iterable[str] = ()) -> None:
@@ -69,18 +69,18 @@ class Sources:
         self._asked = {stem for question in questions for word in _words(question) for stem in stems(word.text, "en")}
         self._ids = {document.id for document in self._documents}
         self._words = [[word.text for word in _words(document.text)] for document in self._documents]
-        self._places: dict[str, tuple[int, int]] = {}  # of the first words: the document, and the first word's number
+        self._places: dict[str, tuple[int, int]] = {}  # by `QUOTED_WORDS` words: the document, and the first word's index
         for at, words in enumerate(self._words):
             for first in range(len(words) - QUOTED_WORDS + 1):
                 self._places.setdefault(_key(words[first : first + QUOTED_WORDS]), (at, first))
 
     def cited(self, text: str) -> list[Citation]:
-        """Return the citations of an answer, in their order."""
+        """Return the citations of an answer, in order."""
         found = [*islice(self._named(text), MOST), *islice(self._quoted(text), MOST)]
         return sorted(found, key=lambda one: (one.start, one.stop))
 
     def _named(self, text: str) -> Iterator[Citation]:
-        """Yield the ids in brackets: alone with them, and of several each by itself."""
+        """Yield the ids in brackets: an id alone with its brackets, several ids each without."""
         for bracket in BRACKETS.finditer(text):
             if bracket[1] in self._ids:
                 yield Citation(bracket[1], bracket.start(), bracket.end())
@@ -104,7 +104,7 @@ class Sources:
             at += length
 
     def _is_new(self, word: str) -> bool:
-        """Whether a word says something that no question has said."""
+        """Return whether a word is neither frequent nor in a question."""
         return word not in FREQUENT and self._asked.isdisjoint(stems(word, "en"))
 
 
@@ -117,19 +117,19 @@ def _key(words: Sequence[str]) -> str:
 
 
 def _common_length(words: Sequence[str], at: int, others: Sequence[str], first: int) -> int:
-    """Return how many words are the same from a place of each on."""
+    """Return how many words are the same from position `at` of one text and `first` of the other."""
     most = min(len(words) - at, len(others) - first)
     return next((n for n in range(most) if words[at + n] != others[first + n]), most)
 
 
-# ---- The documents of `--docs` as JSON: folders, files, and one document with its neighbours. ---------------------------
+# ---- The documents of `--docs` as JSON: folders, files, and a document with its neighbours. -----------------------------
 
 Fields = dict[str, object]
-NEIGHBOURS = 2  # on each side of a document
+NEIGHBOURS = 2  # on either side of a document
 
 
 def collections(folder_index: FolderIndex, after: str, limit: int) -> Fields:
-    """Return the folders with the files of a page, by path: `limit` of those after a path. Reads the index."""
+    """Return the folders with a page of their files: at most `limit`, by path, after the path `after`. Reads the index."""
     files = list(folder_index.index.store.files(after, limit + 1).values())
     page = files[:limit]
     shown: Fields = {
@@ -159,7 +159,7 @@ def _collection(folder_index: FolderIndex, folder: Folder, files: Iterable[Store
 
 
 def index_state(folder_index: FolderIndex | None) -> Fields:
-    """Return how far an index is that is not up to date, as a field of an answer; no field for one that is."""
+    """Return the progress of an index as a field of an answer; no field for an index that is up to date."""
     if folder_index is None:
         return {}
     state = folder_index.watcher.state
@@ -172,7 +172,7 @@ def _is_in(folder: Folder, path: str) -> bool:
 
 
 def _progress(folder_index: FolderIndex) -> Fields:
-    """Return how far the index of all folders is: in documents while vectors are computed, else in files."""
+    """Return the progress of the index: in documents while vectors are computed, else in files."""
     now = folder_index.index.progress
     if folder_index.watcher.state == EMBEDDING:
         return {"unit": "documents", "done": now.vectors, "total": now.chunks - now.by_words}
@@ -183,8 +183,8 @@ def _file(file: StoredFile) -> Fields:
     shown: Fields = {"path": file.path, "state": file.state}
     if file.state != INDEXED:
         return shown | {"error": file.reason}
-    told: Fields = {"by_words": file.num_by_words, "left_out": {**file.left_out}}
-    return shown | {"chunks": file.num_chunks, "vectors": file.num_vectors} | {k: v for k, v in told.items() if v}
+    rest: Fields = {"by_words": file.num_by_words, "left_out": {**file.left_out}}
+    return shown | {"chunks": file.num_chunks, "vectors": file.num_vectors} | {k: v for k, v in rest.items() if v}
 
 
 def document(folder_index: FolderIndex, id: str) -> Fields:
@@ -209,7 +209,7 @@ def place_of(chunk: StoredChunk) -> Fields:
 
 
 def results(hits: Sequence[Hit], with_text: bool) -> list[Fields]:
-    """Return what a search found, in rank. What is of an attached file has its text: its place may be gone any time."""
+    """Return the hits of a search as JSON, in rank. A hit in an attached file has its text: the file may be gone soon."""
     return [
         {"id": hit.chunk.id, "title": hit.chunk.title}
         | ({"text": hit.chunk.text} if with_text or hit.file else {})
@@ -220,14 +220,14 @@ def results(hits: Sequence[Hit], with_text: bool) -> list[Fields]:
     ]
 
 
-# ---- The sources of a chat whose documents were found: what was found, and what the answer cites. -----------------------
+# ---- The sources of an answer: the documents from the search, and those that the answer cites. --------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class SearchReport:
-    """The hits of a chat's search. index: a field that says how far the index was, if it was not up to date.
+    """The hits of a chat's search. index: the progress of the index, if it was not up to date.
 
-    left_out: hits that are not among them for their scores. files: the last stage of the search of each attached file.
+    left_out: the number of hits dropped for their scores. files: the last stage of the search in each attached file.
     """
 
     hits: Sequence[Hit]
@@ -237,18 +237,19 @@ class SearchReport:
 
     @property
     def fields(self) -> Fields:
-        """The fields of the report beside the hits."""
+        """The fields of the report without the hits."""
         return {"left_out": self.left_out, **({"files": self.files} if self.files else {}), **self.index}
 
 
 Found = SearchReport | None
-"""What was found for a chat; None for a chat that asks for no search."""
+"""The result of a chat's search; None: the chat asks for no search."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AnswerSources:
-    """found: the ids of the documents that were found, in rank. retrieved: the same for the client. sources: all of the
-    prompt. reader: makes readers of an answer. about: more fields of the report.
+    """The sources of an answer. found: ids of the documents from the search, in rank. retrieved: the same for the client.
+
+    sources: all documents of the prompt. reader: makes readers of an answer. about: more fields of the report.
     """
 
     found: Sequence[str]
@@ -259,7 +260,7 @@ class AnswerSources:
 
     @classmethod
     def of(cls, found: SearchReport, chat: ChatHistory) -> Self:
-        """Make the sources of a chat, in a thread: it takes time as the documents are long."""
+        """Make the sources of a chat. Call it in a thread: the time grows with the documents."""
         sets = [part for part in chat.prompt.parts if isinstance(part, DocumentSet)]
         questions = (_text_in(entry.message.get("content")) for entry in chat.entries if entry.role == "user")
         sources = Sources((document for one in sets for document in one.documents), questions)
@@ -267,7 +268,7 @@ class AnswerSources:
         return cls(ids, retrieved, sources, chat.shown_reader, about=found.fields)
 
     def fields(self, text: str) -> Fields:
-        """Return the fields of the report. text: of the model; the citations' places are those in its content."""
+        """Return the fields of the report. text: the model's; the spans of citations are positions in its content."""
         reader = self.reader()
         fragments = [*reader.push(text), *reader.finish()]
         content = "".join(fragment.text for fragment in fragments if isinstance(fragment, ContentText))
@@ -276,18 +277,18 @@ class AnswerSources:
 
 
 # ---- Pipelining ---------------------------------------------------------------------------------------------------------
-# The leading documents of a search, computed while it goes on (RAGCache, section 5.3: dynamic speculative pipelining).
+# Prefill the leading documents of a search that still runs (RAGCache, section 5.3: dynamic speculative pipelining).
 
 logger = logging.getLogger("slotcache.docs")
 
 Prefill = Callable[[Sequence[Hit]], Awaitable[object]]
-"""Computes a prompt with documents ahead, if the server is idle."""
+"""Computes a prompt with these documents ahead, if the server is idle."""
 
 
 class StagePrefetch:
-    """Hands the documents of a stage to `prefill` where they are others than before. A later stage wins.
+    """Passes the documents of a stage to `prefill` if they are new. A later stage wins.
 
-    delay: seconds that a stage has to last: a prompt is not worth its making for a search that is about to end.
+    delay: seconds that a stage has to last: a prompt does not pay for a search that is about to end.
     """
 
     def __init__(self, prefill: Prefill, delay: float = 0.0) -> None:
@@ -297,7 +298,7 @@ class StagePrefetch:
         self._front: asyncio.Task[None] | None = None
 
     def begin(self, front: Callable[[], Awaitable[object]]) -> None:
-        """Have `front` compute what stands in front of all documents, at once. The first that are handed over end it."""
+        """Start `front`, which computes the text before all documents. The first documents passed to `prefill` cancel it."""
         self._front = asyncio.ensure_future(_only_ahead(front))
 
     def show(self, hits: Sequence[Hit]) -> None:
@@ -311,13 +312,13 @@ class StagePrefetch:
         self._task = asyncio.ensure_future(self._run(hits))
 
     def stop(self) -> None:
-        """Hand over nothing more. Prompts that were handed over are still computed."""
+        """Pass no more documents. Prompts that are already submitted are still computed."""
         for task in (self._front, self._task):
             if task is not None:
                 task.cancel()
 
     async def settled(self) -> None:
-        """Return when the newest documents have been handed over."""
+        """Wait until the newest documents have been passed to `prefill`."""
         if self._task is not None:
             await asyncio.wait([self._task])
 
@@ -329,7 +330,7 @@ class StagePrefetch:
 
 
 async def _only_ahead(work: Callable[[], Awaitable[object]]) -> None:
-    """Do work that saves time and nothing else."""
+    """Do work that only saves time: an error is no more than a line of the log."""
     try:
         await work()
     except RequestError as error:
@@ -348,7 +349,7 @@ class ChatToCome(ChatRequest, frozen=True, kw_only=True):
 class SearchRequest(Struct, frozen=True, kw_only=True):
     """`POST /v1/search`. stream: an event for each stage. speculate: a name for the turn whose documents are computed ahead.
 
-    chat: of that turn; without it, the conversation of that name, or else a new chat.
+    chat: of this turn; without it, the conversation of the same name, else a new chat.
     """
 
     query: str
@@ -362,17 +363,17 @@ class SearchRequest(Struct, frozen=True, kw_only=True):
     cache_scope: str = ""
 
     def check(self) -> None:
-        """Raise RequestError for a scope that is too long."""
+        """Raise RequestError for a scope that has a NUL or is too long."""
         check_scope(self.cache_scope, "cache_scope")
 
 
-# ---- From a chat with `retrieval` to the query, and from what was found to the chat with its documents. -----------------
+# ---- From a chat with `retrieval` to the query, and from the hits to the chat with its documents. -----------------------
 
 
 def query_of(asked: ChatRequest, top_k: int) -> Query | None:
-    """Return the query of a chat: its own, or the last question. Raises RequestError where there is none.
+    """Return the query of a chat: the one that it names, or the last question. Raises RequestError if there is neither.
 
-    None: the chat goes on with results of tools alone, behind a question whose documents it has. top_k: if it says none.
+    None: the chat goes on with tool results alone, and its question has documents already. top_k: the default.
     """
     wish = wish_of(asked)
     text = _last_question(asked) if wish.query is None else wish.query
@@ -387,7 +388,7 @@ def wish_of(asked: ChatRequest) -> Retrieval:
 
 
 def check_by(wish: Retrieval | SearchRequest, folder_index: FolderIndex | None) -> None:
-    """Raise RequestError where vectors alone are to be searched, and the folder has none."""
+    """Raise RequestError for a search by vectors alone in a folder without vectors."""
     if wish.by == BY_VECTORS and folder_index is not None and not folder_index.index.has_vectors:
         where = "by" if isinstance(wish, SearchRequest) else "retrieval.by"
         why = folder_index.advice or "expected a server with --embedding-model"
@@ -416,24 +417,21 @@ def _text_in(content: object) -> str:
 
 
 def _last(asked: ChatRequest, *roles: str) -> int | None:
-    """Return the index of the last message of some roles."""
+    """Return the index of the last message with one of these roles; None: there is none."""
     return max((at for at, message in enumerate(asked.messages) if message.get("role") in roles), default=None)
 
 
 def fitting(hits: Sequence[Hit], room: int, length: Callable[[Document], int]) -> list[Hit]:
-    """Return the first hits, at least one, that have no more tokens together than there is room for.
+    """Return the first hits, at least one, that have at most `room` tokens together.
 
-    length: returns the tokens of a document in the prompt. The index only estimates them.
+    length: returns the tokens of a document in the prompt; the index only estimates them.
     """
     totals = accumulate(length(hit.document) for hit in hits)
     return list(hits[: max(sum(1 for _ in takewhile(lambda total: total <= room, totals)), 1)])
 
 
 def without_documents(asked: ChatRequest) -> ChatRequest | None:
-    """Return a chat whose last question is to get its documents: all that stands in front of these is known.
-
-    None: its last message is no question.
-    """
+    """Return a chat before its last question gets documents; None: the last message is no question."""
     if not asked.messages or asked.messages[-1].get("role") != "user":
         return None
     question = {name: value for name, value in asked.messages[-1].items() if name != "documents"}
@@ -441,9 +439,9 @@ def without_documents(asked: ChatRequest) -> ChatRequest | None:
 
 
 def with_documents(asked: ChatRequest, hits: Iterable[Hit]) -> ChatRequest:
-    """Return a chat whose last question has more documents, behind those that the client sent.
+    """Return a chat with documents added to its last question, after those that the client sent.
 
-    Without a question they belong to the last result of a tool.
+    Without a question the last tool result gets them.
     """
     chunks = [hit.chunk for hit in hits]
     found: list[JsonValue] = [{"id": chunk.id, "title": chunk.title, "text": chunk.text} for chunk in chunks]

@@ -1,4 +1,4 @@
-"""The embedding and the reranking model, each in a thread of its own: queue, batches, texts."""
+"""The embedding and the reranking model, each with its own thread: queue, batches, texts."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ from ..http.api_errors import RequestError, not_loaded
 from ..http.bodies import LARGEST
 from ..http.threads import PromptThreads
 
-# ---- Texts that wait to become vectors, and the thread that computes them while any wait. -------------------------------
+# ---- Texts that wait for their vectors, and the thread that computes them. ----------------------------------------------
 
 logger = logging.getLogger("slotcache.vectors")
-NICENESS = 10  # the engine's threads come first where both want a core
+NICENESS = 10  # so that the engine's threads get a core first
 
 
 @dataclass(slots=True, eq=False)
 class VectorJob:
-    """The texts of one request. vectors: of its first texts, so far."""
+    """The texts of one request. vectors: of the first texts, so far. num_taken: texts in a batch so far."""
 
     texts: Sequence[np.ndarray]
     vectors: list[np.ndarray] = field(default_factory=list)
@@ -54,9 +54,9 @@ class VectorJob:
 
 @dataclass(slots=True)
 class Computed:
-    """The texts that became vectors or scores, their tokens, the steps that this took, and the loads behind a sleep.
+    """Counts of texts that became vectors or scores, of their tokens, of steps, and of loads after a sleep.
 
-    in_memory: models that are in memory now.
+    in_memory: models in memory now.
     """
 
     texts: int = 0
@@ -73,21 +73,23 @@ Batch = list[tuple[VectorJob, np.ndarray]]
 
 
 class VectorQueue:
-    """Computes texts of several requests in turn, a call of the embedder at a time. Safe from any thread.
+    """Computes texts of several requests in turn, one call of the embedder at a time. Safe from any thread.
 
-    A request of one text waits for at most one call, however many texts wait in front of it. The thread lives only while
-    texts wait: the workers that OpenMP keeps for a thread would slow the engine's own down as long as it lives. While the
-    engine generates, it computes on one core.
+    A request of one text waits for at most one call, however many texts wait before it. Texts in gaps wait until no other
+    texts do.
 
-    Texts in gaps wait until no others do. is_busy: whether the engine generates; called in the queue's thread. sleep_after:
-    seconds without a text after which the embedder leaves memory; 0: not before it is told to. computed: in all.
+    The thread lives only while texts wait: OpenMP keeps workers for each thread, and they would slow the engine's workers.
+    While the engine generates, the thread computes on one core.
+
+    is_busy: whether the engine generates; called in the queue's thread. sleep_after: seconds without a text until the
+    embedder is unloaded; 0: only on request. computed: in total.
     """
 
     def __init__(self, embedder: EmbeddingModel, is_busy: Callable[[], bool], sleep_after: float = 0) -> None:
         self._embedder, self.is_busy = embedder, is_busy
         self._usual = self._seconds = sleep_after or inf
         self.computed = Computed()
-        self.failure = ""  # why the embedder could not come back, until it has
+        self.failure = ""  # why the last load failed; empty after a load that did not
         self._lock = Lock()
         self._jobs: deque[VectorJob] = deque()
         self._in_gaps: deque[VectorJob] = deque()
@@ -97,11 +99,11 @@ class VectorQueue:
 
     @property
     def seconds_left(self) -> float:
-        """Seconds until the embedder leaves, if no text comes."""
+        """Seconds until the embedder is unloaded, if no text comes."""
         return max(self._ends - perf_counter(), 0)
 
     def keep(self, seconds: float) -> None:
-        """Let the embedder leave memory once it has had no text for so many seconds. The next one brings it back."""
+        """Unload the embedder after so many seconds without a text. The next text loads it, and resets the seconds."""
         with self._lock:
             self._seconds, self._ends = seconds, perf_counter() + seconds
             if self._thread is None:
@@ -109,21 +111,21 @@ class VectorQueue:
                 self._timer, self._ends = self._start_timer()
 
     def leave_now(self) -> bool:
-        """Let the embedder leave memory at once, unless it computes; whether it has left. Not the event loop's."""
+        """Unload the embedder at once, unless it computes; return whether it was unloaded. Not for the event loop."""
         was_open = self._embedder.is_open
         with self._lock:
             ending = None if self._jobs or self._in_gaps or self._computes else self._thread
         if ending:
             ending.join()
-        leaving = Thread(target=self._fall_asleep, name="vectors", daemon=True)  # its own, for which `close` may wait
+        leaving = Thread(target=self._fall_asleep, name="vectors", daemon=True)  # a thread that `close` may join
         leaving.start()
         leaving.join()
         return was_open and not self._embedder.is_open
 
     def submit(self, texts: Sequence[np.ndarray], *, in_gaps: bool = False) -> Future[list[np.ndarray]]:
-        """Queue texts (int32, at least one); the future's result is as of `EmbeddingModel.vectors`. Cancel it to drop them.
+        """Queue texts (int32, at least one). The future gets the result of `EmbeddingModel.vectors`; cancel it to drop them.
 
-        in_gaps: they give way to all other texts. Raises RequestError once the queue is closed.
+        in_gaps: the texts give way to all others. Raises RequestError once the queue is closed.
         """
         job = VectorJob(texts)
         with self._lock:
@@ -137,7 +139,7 @@ class VectorQueue:
         return job.future
 
     def close(self) -> None:
-        """Fail the texts that wait, and return when the thread has ended."""
+        """Fail the waiting texts, and wait for the thread."""
         with self._lock:
             self._closed, thread = True, self._thread
             self._timer.cancel()
@@ -151,11 +153,11 @@ class VectorQueue:
 
     def _start(self) -> None:
         thread = Thread(target=self._work, name="vectors", daemon=True)
-        thread.start()  # it waits for the lock; without a thread the next text tries again
+        thread.start()  # it waits for the lock; if it cannot start, the next text tries again
         self._thread = thread
 
     def _open(self) -> None:
-        """Bring the embedder back, if it has left. Raises ModelError."""
+        """Load the embedder, if it is unloaded. Raises ModelError."""
         if not self._embedder.is_open:
             began = perf_counter()
             self._embedder.open()
@@ -164,7 +166,7 @@ class VectorQueue:
             logger.info("%s is back in memory after %.1f s", self._embedder.model.path.name, perf_counter() - began)
 
     def _work(self) -> None:
-        with contextlib.suppress(OSError, AttributeError):  # Linux alone has a niceness of threads
+        with contextlib.suppress(OSError, AttributeError):  # only Linux has a niceness of threads
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
         while batch := self._take():
             try:
@@ -186,7 +188,7 @@ class VectorQueue:
                     job.future.set_result(job.vectors)
 
     def _take(self) -> Batch:
-        """Take one text of each job in turn, as many as a call holds. An empty batch ends the thread."""
+        """Take one text of each job in turn, as many as a call takes. An empty batch ends the thread."""
         batch: Batch = []
         room = self._embedder.limit
         with self._lock:
@@ -223,7 +225,7 @@ class VectorQueue:
     # ---- sleep -----------------------------------------------------------------------------------------------------
 
     def _start_timer(self) -> tuple[Timer, float]:
-        """Return a timer for the embedder's sleep, which runs if it is in memory and may leave it, and when it ends."""
+        """Return a timer for the embedder's sleep, and its end. It runs only if the embedder is loaded and may sleep."""
         timer = Timer(self._seconds, self._fall_asleep)
         timer.daemon = True
         if self._seconds < inf and self._embedder.is_open and not self._closed:
@@ -231,7 +233,7 @@ class VectorQueue:
         return timer, perf_counter() + self._seconds
 
     def _fall_asleep(self) -> None:
-        """Runs in a thread of its own."""
+        """Unload the embedder, if no other thread uses it; runs in its own thread."""
         with self._lock:
             if self._thread is not None or self._closed or not self._embedder.is_open:
                 return
@@ -259,10 +261,10 @@ def tokens_of(
 ) -> Iterator[tuple[str, np.ndarray]]:
     """Yield the tokens of each text, int32, with its place in the body. Raises RequestError.
 
-    given: a text, a list of token ids or of both mixed, `{"prompt_string": text}`, `{"content": [parts]}`, or a list of
-    these. name: of the field. Only a text alone gets the tokens that the model expects around it; ids stay as they are.
-    cut: the end of a text that will be cut off where it is too long; None: such a text will be refused. A text whose end
-    will be cut off, or one of more than `MOST_COUNTED` letters that will be refused, is tokenised to the limit only.
+    given: a text, a list of ids, both mixed, `{"prompt_string": text}`, `{"content": [parts]}`, or a list of these. name: of
+    the field. Only a text alone gets the tokens that the model expects around it; ids stay as they are. cut: the end at
+    which the caller cuts a text that is too long; None: the caller refuses it. Only the first tokens are made of a text
+    whose end will be cut, and of a text to be refused with more than `MOST_COUNTED` letters.
     """
     if isinstance(given, list):
         check_number(len(given), name)
@@ -276,7 +278,7 @@ def tokens_of(
 
 
 def _plain(one: object, where: str) -> object:
-    """Return the text of an object with a text, else the object."""
+    """Return the text of an object that has one, else the object."""
     match one:
         case {"content": list(parts)}:
             return "".join(_text(part, f"{where}.content[{at}]") for at, part in enumerate(parts))
@@ -296,9 +298,9 @@ RETRY_AFTER = 1  # s
 
 
 class EmbeddingWorker:
-    """One such model. It belongs to the event loop.
+    """An embedding or reranking model. It belongs to the event loop.
 
-    name: the model's, in answers. num_open: requests that wait for it; max_open: how many may.
+    name: of the model, in answers. num_open: requests that wait for it. max_open: the most of them.
     """
 
     def __init__(self, name: str, embedder: EmbeddingModel, queue: VectorQueue, max_open: int) -> None:
@@ -308,16 +310,16 @@ class EmbeddingWorker:
 
     @property
     def is_asleep(self) -> bool:
-        """Whether the model has left memory and no request wants it back."""
+        """Whether the model is unloaded and no request wants it."""
         return not (self.num_open or self.embedder.is_open)
 
     @property
     def failure(self) -> str:
-        """Why the model could not come back when a text asked for it; empty: it could."""
+        """Why the last load of the model failed; empty: it did not."""
         return self._queue.failure
 
     async def compute(self, texts: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """Return the vectors of texts, int32 each. Cancelling it drops the texts. Raises RequestError: the queue is full."""
+        """Return the vectors of texts (int32). A cancelled call drops the texts. Raises RequestError: the queue is full."""
         if self.num_open >= self._max_open:
             raise RequestError(
                 f"{self.num_open} requests wait for {self.name}, of at most {self._max_open}: try again later",
@@ -332,11 +334,11 @@ class EmbeddingWorker:
             self.num_open -= 1
 
     def compute_in_gaps(self, texts: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """Return the vectors of texts, int32 each, while no request waits for some. Raises RequestError. Any thread's."""
+        """Return the vectors of texts (int32), computed while no request waits. From a thread. Raises RequestError."""
         return self._queue.submit(texts, in_gaps=True).result()
 
     def is_busy(self) -> bool:
-        """Return whether the engine generates. Any thread's."""
+        """Return whether the engine generates. From any thread."""
         return self._queue.is_busy()
 
     @property
@@ -345,15 +347,15 @@ class EmbeddingWorker:
 
     @property
     def seconds_left(self) -> float:
-        """Seconds until the model leaves memory, if no request comes."""
+        """Seconds until the model is unloaded, if no request comes."""
         return self._queue.seconds_left
 
     def keep(self, seconds: float) -> None:
-        """Let the model leave memory once it was not asked for so many seconds, until the next request."""
+        """Unload the model after so many seconds without a request. The next request loads it."""
         self._queue.keep(seconds)
 
     def leave_now(self) -> bool:
-        """Let the model leave memory for another one, unless it computes; whether it has left. Not the event loop's."""
+        """Unload the model for another one, unless it computes; return whether it was unloaded. Not for the event loop."""
         return self._queue.leave_now()
 
     # ---- in a thread -----------------------------------------------------------------------------------------------
@@ -361,7 +363,7 @@ class EmbeddingWorker:
     def tokens(self, given: object, name: str, cut: Literal["start", "end"] | None) -> list[np.ndarray]:
         """Return the tokens of each text of a request: see `tokens_of`. Raises RequestError.
 
-        cut: the end of a text that is cut off where it is too long; None: that is an error.
+        cut: the end at which a text that is too long is cut; None: that is an error.
         """
         texts: list[np.ndarray] = []
         for where, tokens in tokens_of(self.embedder, given, name, cut=cut):
@@ -374,12 +376,12 @@ class EmbeddingWorker:
         """Return the tokens of the query with each document. Raises RequestError. name: of the documents' field."""
         pairs: list[np.ndarray] = []
         for at, pair in enumerate(self._pairing(query, documents)):
-            self._check_length(pair, f"{name}[{at}]")  # before the next one is tokenised
+            self._check_length(pair, f"{name}[{at}]")  # before the next pair is tokenised
             pairs.append(pair)
         return pairs
 
     def pair(self, query: str, document: str) -> np.ndarray:
-        """Return the tokens of the query with a document, however many they are."""
+        """Return the tokens of the query with a document, of any number."""
         return next(self._pairing(query, [document]))
 
     def _check_length(self, tokens: np.ndarray, where: str) -> None:
@@ -408,11 +410,11 @@ class EmbeddingWorker:
 
 @dataclass(slots=True, kw_only=True)
 class Vectors:
-    """All that a server does without generating: tokens, vectors, scores. The last two: None if not asked for.
+    """All that a server does without generating: tokens, vectors, scores.
 
-    model, name: the served model; texts: its tokeniser. for_search: the embedder, where it makes one vector of a text.
-    beside: models that were loaded for vectors or scores alone. threads: for texts that become tokens, and for numbers that
-    become text.
+    model, name: the served model. texts: its tokeniser. embedding, reranking: None: not asked for. for_search: the
+    embedder, if it makes one vector of a text. threads: for tokenising, and for writing numbers as text. beside: models
+    loaded only for vectors or scores.
     """
 
     settings: Settings
@@ -442,7 +444,7 @@ class Vectors:
         return {self.name: self.model} | {worker.name: worker.embedder.model for worker in self.workers}
 
     def properties(self) -> dict[str, object]:
-        """Return what `/props` says of vectors and of the model itself."""
+        """Return the fields of `/props` about vectors and the model."""
         embedding, reranking = self.embedding, self.reranking
         return {
             "model_path": str(self.model.path),
@@ -472,7 +474,7 @@ class Vectors:
 
     @property
     def computed(self) -> Computed:
-        """What the embedder and the reranker computed."""
+        """The counts of the embedder and the reranker together."""
         return sum((worker.computed for worker in self.workers), Computed())
 
     @property
@@ -481,7 +483,7 @@ class Vectors:
 
 
 def about(model: Model) -> dict[str, object]:
-    """Return the sizes and kinds of a model, as llama-server names them."""
+    """Return the sizes and kinds of a model by llama-server's names."""
     return {
         "n_vocab": model.num_vocab,
         "n_ctx_train": model.context_train,
@@ -497,22 +499,22 @@ def _not_asked_for(kind: str, remedy: str) -> RequestError:
     return RequestError(f"this server was started without {kind}: start it with {remedy}", status=501)
 
 
-# ---- The embedder and the reranker of the server, as an index and its searches use them. --------------------------------
+# ---- The embedder and the reranker for an index and its searches. -------------------------------------------------------
 
-POOLED = ("mean", "cls", "last")  # ways in which a text becomes one vector
-MAX_LETTERS = 8192  # of a query, from its end: a long message asks its question last
-MARGIN = 0.9  # of the length that fits, in letters: they are no tokens
-AUTO = "auto"  # a prefix that the model's name decides
+POOLED = ("mean", "cls", "last")  # poolings with one vector for a text
+MAX_LETTERS = 8192  # the last letters of a query that count: a long message asks its question last
+MARGIN = 0.9  # of the letters that would fit by their share of tokens
+AUTO = "auto"  # the model's name decides the prefix
 MOST_PREFIX = 0.5  # of the tokens that a model takes at once
 
 
 def can_search(worker: EmbeddingWorker) -> bool:
-    """Whether a model turns each text into one vector."""
+    """Return whether a model turns each text into one vector."""
     return worker.embedder.pooling in POOLED
 
 
 class Embedding:
-    """Turns texts of an index and queries into vectors. prefixes: in front of both, as the model was trained with.
+    """Turns texts of an index and queries into vectors. prefixes: before texts and queries, as in the model's training.
 
     language: as in `Embedder`. is_busy: whether the engine generates.
     """
@@ -523,7 +525,7 @@ class Embedding:
 
     @classmethod
     def of(cls, worker: EmbeddingWorker, settings: Settings) -> Self:
-        """Take the prefixes from the settings, else from the model's name. Raises SettingsError for a long one."""
+        """Take the prefixes from the settings, else by the model's name. Raises SettingsError for a long prefix."""
         model, embedder = worker.embedder.model, worker.embedder
         usual = prefixes_of(*(model.metadata(f"general.{key}") or "" for key in ("name", "architecture")))
         given = (settings.embedding_query_prefix, settings.embedding_document_prefix)
@@ -546,7 +548,7 @@ class Embedding:
         return Embedder(" ".join(parts), self.embed, self.language)
 
     def embed(self, texts: Sequence[str]) -> np.ndarray:
-        """Compute texts while no request waits for vectors. Not the event loop's. Raises RequestError."""
+        """Return the vectors of texts, computed while no request waits. Not for the event loop. Raises RequestError."""
         embedder, prefix = self._worker.embedder, self.prefixes.document
         tokens = [embedder.shortened(embedder.tokens(prefix + text)) for text in texts]
         return np.stack(self._worker.compute_in_gaps(tokens))
@@ -557,7 +559,7 @@ class Embedding:
         return vector
 
     def _query_tokens(self, text: str) -> np.ndarray:
-        """Return the tokens of the prefix and a query. One that is too long loses its start."""
+        """Return the tokens of the prefix and a query. A query that is too long loses its start."""
         embedder = self._worker.embedder
         while len(tokens := embedder.tokens(self.prefixes.query + text)) > embedder.limit:
             text = text[len(text) - int(MARGIN * embedder.limit / len(tokens) * len(text)) :]
@@ -571,14 +573,14 @@ class Reranking:
         self._worker = worker
 
     async def scores(self, query: str, texts: Sequence[str]) -> list[float]:
-        """Return a score for each text; a higher one is better. Raises RequestError."""
+        """Return a score for each text; higher is better. Raises RequestError."""
         if not texts:
             return []
         pairs = await asyncio.to_thread(lambda: [self._pair(query[-MAX_LETTERS:], text) for text in texts])
         return [float(scores[0]) for scores in await self._worker.compute(pairs)]
 
     def _pair(self, query: str, text: str) -> np.ndarray:
-        """Return the tokens of both. What is too long loses the end of the text and the start of the query."""
+        """Return the tokens of both. If they are too many, the text loses its end and the query its start."""
         limit = self._worker.embedder.limit
         while len(pair := self._worker.pair(query, text)) > limit:
             share = MARGIN * limit / len(pair)
@@ -586,15 +588,15 @@ class Reranking:
         return pair
 
 
-# ---- Makes the embedder and the reranker that the settings ask for. -----------------------------------------------------
+# ---- From the settings to the embedder and the reranker. ----------------------------------------------------------------
 
-TEXTS_ON_GPU = 64  # of a call; on a CPU, each text has its own
+TEXTS_ON_GPU = 64  # texts of a call on a GPU; on a CPU a call has one text
 
 
 def load_vectors(settings: Settings, model: Model, name: str, is_busy: Callable[[], bool]) -> Vectors:
-    """Load the models beside, and make the contexts. Raises ModelError, SettingsError.
+    """Load the models for vectors and scores, and make their contexts. Raises ModelError, SettingsError.
 
-    model, name: the served model, which may be one of these. is_busy: as in `VectorQueue`.
+    model, name: the served model, which may be one of them. is_busy: as in `VectorQueue`.
     """
     reranks = settings.reranking or (settings.embeddings and settings.pooling == "rank")
     embeds = settings.embeddings and not reranks
@@ -622,7 +624,7 @@ class _Loader:
     beside: list[Model] = field(default_factory=list)
 
     def load(self, file: str, is_served: bool, pooling: str) -> EmbeddingWorker | None:
-        """Make the worker of one kind: of a model beside, or of the served one; None: of neither."""
+        """Make a worker, of a file's model or of the served model; None: the settings ask for neither."""
         if file and is_served:
             raise ModelError(f"{file} beside {self.model.path}, or that model itself: choose one of the two")
         if is_served:

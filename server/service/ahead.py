@@ -1,6 +1,6 @@
-"""What is computed ahead of requests: prompts whose clients left, next turns, shortened histories, likely prompts.
+"""Prefill ahead of requests: prompts whose clients have gone, next turns, shortened histories, likely prompts.
 
-Each kind of work computes itself, with what `Ahead` gives it: it makes its prompt, and has the engine prefill it.
+Each kind of work makes its prompt and lets `Ahead` prefill it.
 """
 
 from __future__ import annotations
@@ -30,30 +30,30 @@ from ..http.threads import LARGE
 from .submitter import Submitter
 
 logger = logging.getLogger("slotcache.idle")
-KEY = "idle"  # of the one generation that the engine has of it
+KEY = "idle"  # of the only generation ahead that the engine has from here
 
 
 class AheadFailed(Exception):
-    """A step of work ahead has failed: it would fail again."""
+    """A prefill ahead of time failed, and would fail again."""
 
 
 class Ahead:
-    """Computes prompts that nobody waits for, one at a time, in the engine's background. It belongs to the event loop."""
+    """Prefills prompts that no client waits for, one at a time, in the engine's background. It belongs to the event loop."""
 
     def __init__(self, engine: Engine, view: View, builder: PromptBuilder, submitter: Submitter) -> None:
         self.view, self.builder = view, builder
         self._engine, self._submitter = engine, submitter
 
     def drop(self) -> None:
-        """Take the current generation out of the engine. What it has computed stays cached."""
+        """Take the current generation out of the engine. Its computed tokens stay cached."""
         self._engine.drop_background(KEY)
 
     async def prefill(
         self, prompt: Prompt, scope: Scope, kind: Kind = Kind.AHEAD, follows: int | None = None, session: str = ""
     ) -> bool:
-        """Prefill `prompt` into the cache. False: stop for now (a request came, or it would evict). Raises AheadFailed.
+        """Prefill a prompt into the cache. False: stop for now, for a request or for lack of cells. Raises AheadFailed.
 
-        True where it can never be cached, too: then the next one has its turn.
+        True also for a prompt that cannot be cached at all: go on with the next one.
         """
         if prompt.num_tokens >= self._submitter.limit:
             return True
@@ -77,12 +77,12 @@ class Ahead:
     async def prefill_made(
         self, size: int, make: Callable[[], ChatPrompt | None], scope: Scope, follows: int | None = None, session: str = ""
     ) -> bool:
-        """Prefill a prompt that is made first, if it can be. False: stop for now. Raises AheadFailed.
+        """Make a prompt, and prefill it if there is one. False: stop for now. Raises AheadFailed.
 
-        size: bytes that it counts for among the prompts that are made.
+        size: the bytes that it counts for among waiting prompts.
         """
         try:
-            # In the builder's threads, since those end before the model is freed.
+            # In the builder's threads, which end before the model is freed.
             prompt = await self.builder.threads.run(size, make)
             return prompt is None or await self.prefill(prompt, scope, follows=follows, session=session)
         except (RequestError, AheadFailed):
@@ -93,7 +93,7 @@ class Ahead:
 
 
 class Work(Protocol):
-    """Work that waits for idle time. num_bytes: of memory that it keeps, about."""
+    """Work that waits for idle time. num_bytes: of memory, about."""
 
     @property
     def scope(self) -> Scope: ...
@@ -101,13 +101,13 @@ class Work(Protocol):
     def num_bytes(self) -> int: ...
 
     async def compute(self, ahead: Ahead) -> bool:
-        """Compute it, or what is left of it. False: stop for now; it stays."""
+        """Do the work, or the rest of it. False: stop for now; the work stays."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class AbandonedPrompt:
-    """A prompt whose client left while it was computed. The choices of a request have the same one."""
+    """A prompt whose client has gone before the prompt was computed. All choices of a request have the same prompt."""
 
     prompt: Prompt
     scope: Scope
@@ -115,11 +115,11 @@ class AbandonedPrompt:
 
     @property
     def num_bytes(self) -> int:
-        """Memory that its tokens take."""
+        """The bytes of its tokens."""
         return 4 * self.prompt.num_tokens
 
     async def compute(self, ahead: Ahead) -> bool:
-        """Compute the rest of the prompt, unless it would evict."""
+        """Prefill the rest of the prompt, if free cells suffice."""
         missing = await ahead.view.missing(self.prompt, self.scope)
         has_room = missing.fits or not missing.idle
         return not has_room or await ahead.prefill(self.prompt, self.scope, kind=Kind.PREFETCH, session=self.session)
@@ -127,10 +127,10 @@ class AbandonedPrompt:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AnsweredChat:
-    """A conversation up to an answer. request: the one that was answered; options: as JSON, without its messages.
+    """A conversation up to an answer. request: the id of the answered request.
 
-    found: the ids of the documents that the server found for it; None if the request did not ask for them. session: its
-    name.
+    options: of the request, as JSON, without its messages. found: ids of the documents from the server's search; None: the
+    request wanted no search. session: the client's name for it.
     """
 
     request: int
@@ -142,13 +142,13 @@ class AnsweredChat:
 
     @property
     def num_bytes(self) -> int:
-        """Memory that it takes, about."""
+        """The bytes of memory, about."""
         return getsizeof(self.options) + getsizeof(self.entries) + sum(entry.num_bytes for entry in self.entries)
 
     async def compute(self, ahead: Ahead) -> bool:
         """Prefill the prefix of the turn after the answer."""
-        # The backlog bounds the bytes that wait, so here an answer counts as the smallest large request, and leaves the room
-        # to the prompts of clients.
+        # The backlog bounds the waiting bytes already. So an answer counts at most as the smallest large request, and the
+        # prompts of clients have the room.
         size = min(self.num_bytes, LARGE)
 
         def make() -> ChatPrompt | None:
@@ -159,7 +159,7 @@ class AnsweredChat:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ShortenedChat:
-    """A chat that a client is likely to ask when it has shortened its history."""
+    """The likely next chat of a client that shortens its history."""
 
     scope: Scope
     chat: ChatRequest
@@ -179,14 +179,14 @@ class ShortenedChat:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LikelyPrompts:
-    """Prompts that new chats of a scope may begin with, the likeliest first."""
+    """Prompts with which new chats of a scope may start, the likeliest first."""
 
     scope: Scope
     prompts: deque[ChatPrompt]
     num_bytes: int
 
     async def compute(self, ahead: Ahead) -> bool:
-        """Prefill what is left of the prompts."""
+        """Prefill the remaining prompts."""
         while self.prompts:
             if not await ahead.prefill(self.prompts[0], self.scope, kind=Kind.PREFETCH):
                 return False
@@ -195,10 +195,10 @@ class LikelyPrompts:
 
 
 def likely_prompts(prompt: ChatPrompt) -> Iterator[ChatPrompt]:
-    """Yield prompts that begin with some of the first documents of `prompt`: each alone, then pairs, and larger sets.
+    """Yield prompts with some documents of the first set of `prompt`: each document alone, then pairs, then larger sets.
 
-    Each has at most one document more than an earlier one. Nothing where the order of documents may not be chosen, nor where
-    they are read separately: no chat would use a set of them.
+    Each prompt has at most one document more than an earlier one. No prompt is yielded if the order of documents is fixed or
+    if they are read separately: no chat would use such a set.
     """
     if isinstance(prompt, SeparatePrompt):
         return

@@ -1,7 +1,7 @@
-"""A batch: lines of requests that nobody waits for, in the order that shares the most, and their answers in a file.
+"""A batch: answer lines of requests that no client waits for, in the order that shares the most, into a file.
 
-The lines and the answers are OpenAI's. An answer is written when it is known, so whoever starts again after a kill computes
-no finished line twice. A line that cannot be read costs itself alone.
+Lines and answers have OpenAI's form. Each answer is written at once, so a new start after a kill computes no finished line
+again. A line that cannot be read fails alone.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from ..http.api_errors import RequestError
 from ..http.json_body import as_unicode, check_elements
 
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings")
-AHEAD = 64  # lines that wait in the queue beside those that run: it looks at as many that share documents
-BUSY = (429, 503)  # statuses of a server that will have room
-PAUSE = 1.0  # s until such a line is tried again
-COSTLY = b'"code":"loading_failed"'  # where each try loads a model: the pause doubles
-LONGEST = 60.0  # s of such a pause
-MOST_ORDERED = 16  # documents of a line that its place depends on: planning takes time that grows with their square
+AHEAD = 64  # lines in the queue beside the running ones: it chooses among as many that share documents
+BUSY = (429, 503)  # statuses of a server that will have room later
+PAUSE = 1.0  # s until a line is tried again after such a status
+COSTLY = b'"code":"loading_failed"'  # each try loads a model: the pause doubles
+LONGEST = 60.0  # s: the longest pause
+MOST_ORDERED = 16  # documents of a line that decide its place: the time to plan grows with their square
 
 encode = msgspec.json.Encoder().encode
 
 
 class LineError(Struct, frozen=True):
-    """What is wrong with a line, as OpenAI tells it. line: from 1."""
+    """What is wrong with a line, in OpenAI's form. line: from 1."""
 
     code: str
     message: str
@@ -41,11 +41,11 @@ class LineError(Struct, frozen=True):
 
 
 class NoLines(Exception):
-    """A file of which no line can be asked. The message says what is wrong with the first one."""
+    """A file without a valid line. The message says what is wrong with the first line."""
 
 
 class _Line(Struct, frozen=True):
-    """A line, as OpenAI has it."""
+    """A line in OpenAI's form."""
 
     custom_id: str
     method: Literal["POST"]
@@ -58,7 +58,7 @@ LINES, STREAMS = msgspec.json.Decoder(_Line), Raw(b"true")
 
 @dataclass(frozen=True, slots=True)
 class BatchLine:
-    """A line of a batch. number: from 1. body: JSON. error: why it cannot be asked."""
+    """A line of a batch. number: from 1. body: JSON. error: why the line is not valid."""
 
     number: int
     custom_id: str | None = None
@@ -68,12 +68,12 @@ class BatchLine:
 
     @property
     def key(self) -> str | int:
-        """What its answer is found by: a line that cannot be read has no name."""
+        """The key of its answer: `custom_id`, or the number of a line that is not valid."""
         return self.number if self.custom_id is None or self.error else self.custom_id
 
 
 def read_lines(data: bytes) -> list[BatchLine]:
-    """Return the lines of a batch; blank ones are left out. Raises NoLines if none can be asked."""
+    """Return the lines of a batch without blank ones. Raises NoLines if no line is valid."""
     lines: list[BatchLine] = []
     seen: set[str] = set()
     for number, text in enumerate(data.splitlines(), 1):
@@ -112,7 +112,7 @@ def _read_line(number: int, text: bytes, seen: set[str]) -> BatchLine:
 
 
 class _Texts(Struct, frozen=True):
-    """What a body's prompt is made of, as far as its order is concerned."""
+    """The fields of a body's prompt that decide its place in the order."""
 
     messages: list[dict[str, object]] = []
     documents: list[object] | None = None
@@ -127,7 +127,7 @@ TEXTS = msgspec.json.Decoder(_Texts)
 
 
 def in_order(lines: Iterable[BatchLine]) -> list[BatchLine]:
-    """Return lines so that those follow one another whose prompts begin alike, and then those that share documents."""
+    """Return lines in order: those whose prompts start alike are together, and among these those that share documents."""
     groups: dict[bytes, list[tuple[bytes, BatchLine, Mapping[str, float]]]] = {}
     for line in lines:
         beginning, lengths, rest = _parts(line)
@@ -140,9 +140,9 @@ def in_order(lines: Iterable[BatchLine]) -> list[BatchLine]:
 
 
 def _parts(line: BatchLine) -> tuple[bytes, dict[str, float], bytes]:
-    """Return the text of a prompt up to its first documents, their lengths by key, and the text behind them.
+    """Return the text of a prompt up to its first documents, the documents' lengths by key, and the text after them.
 
-    Of a body that is not as expected, the whole is text.
+    An unexpected body is text as a whole.
     """
     try:
         texts = TEXTS.decode(line.body)
@@ -171,11 +171,11 @@ class LineAnswer(Struct, frozen=True):
 
 
 Ask = Callable[[BatchLine], Awaitable[LineAnswer]]
-"""Answers a line, as the server does a client's request."""
+"""Answers a line as the server answers a client's request."""
 
 
 class Result(Struct, frozen=True):
-    """A line of the answers, as OpenAI has it."""
+    """A line of the answers in OpenAI's form."""
 
     id: str
     custom_id: str | None
@@ -191,13 +191,13 @@ RESULTS = msgspec.json.Decoder(Result)
 
 
 class NotAnswers(Exception):
-    """A file that holds something else than the answers of a batch."""
+    """A file that has something else than the answers of a batch."""
 
 
 class Results:
     """The file of a batch's answers, a line each. Raises NotAnswers and OSError.
 
-    What a killed process has left of a line is cut off. done: the keys of the lines with an answer.
+    Part of a line, from a killed process, is cut off. done: the keys of the answered lines.
     """
 
     def __init__(self, path: Path) -> None:
@@ -217,7 +217,7 @@ class Results:
             raise
 
     def add(self, line: BatchLine, answered: LineAnswer | None) -> None:
-        """Write the answer of a line, or what is wrong with it."""
+        """Write the answer of a line, or its error."""
         error = line.error if answered is None else None
         result = Result(f"batch_req_{secrets.token_hex(12)}", None if error else line.custom_id, answered, error)
         text = encode(result) + b"\n"
@@ -244,9 +244,10 @@ def _result(text: bytes, number: int) -> Result:
 async def run(
     lines: Sequence[BatchLine], results: Results, ask: Ask, *, num_slots: int, on_answer: Callable[[], None] = lambda: None
 ) -> None:
-    """Answer the lines that have no answer yet. num_slots: requests that run at a time. on_answer: called after each one.
+    """Answer the lines without an answer. num_slots: requests that run at a time. on_answer: called after each line.
 
-    So many wait in the queue that it can choose among those that share documents. A line that finds no room tries again.
+    `AHEAD` more lines wait in the queue, which chooses among those that share documents. A line that finds no room is tried
+    again.
     """
     left = [line for line in lines if line.key not in results.done]
     ordered = await asyncio.to_thread(in_order, [line for line in left if not line.error])
@@ -255,7 +256,7 @@ async def run(
     async def work() -> None:
         for line in waiting:
             if line.error:
-                await asyncio.sleep(0)  # others go on between two lines
+                await asyncio.sleep(0)  # let other work run between two lines
             results.add(line, None if line.error else await _patiently(ask, line))
             on_answer()
 

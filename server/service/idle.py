@@ -1,16 +1,15 @@
 """Work for idle time: abandoned prompts, follow-up turns, document sets, popular prefixes.
 
-First the rest of each prompt whose client left when more than half of it was computed: it will ask again. Then the
-beginning of a history that a client is about to shorten (`Compaction`).
+The work, in order:
 
-Then the next turn of each conversation: its history as the template shows it then, up to the user's message. That is the
-answer's last token, the tokens that end it, and the whole answer where the template changes it (drops its reasoning, say).
-
-After these, with --idle-sets, likely prompts of new chats. Only a prefix can be reused: a chat that read documents 1 to 5
-does not help a new chat that starts with document 3. So idle prefill brings sets of the documents to the front of a prompt:
-each document alone, then pairs, and larger sets.
-
-Last, with --read-ahead, documents of the server that no chat has asked about yet (`LikelyPrefixes`).
+1. The rest of a prompt whose client has gone when more than half of it was computed: the client will ask again.
+2. The start of a history that a client is about to shorten (`Compaction`).
+3. The next turn of each conversation, up to the user's message. New in it are the answer's last token, the tokens that end
+   the answer, and the whole answer if the template changes it, such as by dropping its reasoning.
+4. With --idle-sets, likely prompts of new chats. Only a prefix can be reused: a chat with documents 1 to 5 does not help a
+   chat that starts with document 3. So idle prefill computes prompts that start with each document alone, then with pairs,
+   then with larger sets.
+5. With --read-ahead, documents of the server that no chat has asked about yet (`LikelyPrefixes`).
 """
 
 from __future__ import annotations
@@ -30,18 +29,18 @@ from .ahead import AbandonedPrompt, Ahead, AheadFailed, AnsweredChat, LikelyProm
 from .likely_prefixes import LikelyPrefixes, SharedPrefix
 
 logger = logging.getLogger("slotcache.idle")
-MAX_WAITING = 64  # answers in the backlog; beyond that the oldest leave
-MAX_BYTES = 32 << 20  # of memory that the backlog may keep
-PAUSE = 0.05  # s without a request before work begins: programs ask again sooner, and a step may take as long to end early
+MAX_WAITING = 64  # items of a backlog; the oldest of more are dropped
+MAX_BYTES = 32 << 20  # of memory for a backlog
+PAUSE = 0.05  # s without a request until work starts: programs ask again sooner, and an interrupted step takes as long
 
 
 class Backlog:
-    """Work in order of arrival, bounded in number and in bytes, since idle time may never come: the oldest leaves."""
+    """Work in order of arrival, bounded in number and in bytes: idle time may never come. The oldest is dropped first."""
 
     def __init__(self, max_number: int, max_bytes: int, *, oldest_first: bool = False) -> None:
         self.num_bytes = 0
         self._max_number, self._max_bytes, self._oldest_first = max_number, max_bytes, oldest_first
-        self._items: dict[Work, int] = {}  # with the bytes of each
+        self._items: dict[Work, int] = {}  # the bytes of each item
 
     def __len__(self) -> int:
         return len(self._items)
@@ -55,11 +54,11 @@ class Backlog:
 
     @property
     def next(self) -> Work:
-        """The item whose turn it is."""
+        """The item to compute next."""
         return self.oldest if self._oldest_first else next(reversed(self._items))
 
     def add(self, item: Work) -> None:
-        """Add an item, unless it alone exceeds the bound in bytes."""
+        """Add an item, unless it alone is larger than the bound."""
         self.remove(item)
         num_bytes = item.num_bytes
         if num_bytes > self._max_bytes:
@@ -70,7 +69,7 @@ class Backlog:
             self.remove(self.oldest)
 
     def remove(self, item: Work) -> None:
-        """Remove an item, if it is still here."""
+        """Remove an item, if it is still there."""
         self.num_bytes -= self._items.pop(item, 0)
 
     def forget(self, scope: str) -> None:
@@ -84,15 +83,14 @@ class Backlog:
 
 
 class IdlePrefill:
-    """Computes abandoned prompts, next turns in the order of the answers, then likely prompts, the newest answer's first.
+    """Does the work of this module in idle time: next turns oldest first, all other work newest first.
 
-    Last come prefixes of prompts about the server's documents. Its generations are in the engine's background, one at a
-    time. A request that arrives aborts the current one; idle prefill resumes when the server is idle. It belongs to the
-    event loop.
+    It has one generation at a time, in the engine's background. An arriving request aborts it, and idle prefill resumes when
+    the server is idle. It belongs to the event loop.
 
-    sessions: how each shortens its history. open: requests that the engine has not ended yet. num_arriving: those
-    whose prompts are being made. next_turns: whether to compute abandoned prompts and next turns. num_sets: most sets of an
-    answer's documents to bring to the front. prefixes: of prompts about the server's documents, once these are open.
+    sessions: know how histories are shortened. open: requests that the engine has not ended yet. num_arriving: requests
+    whose prompts are being made. next_turns: whether to do the work 1 to 3. num_sets: the most sets of an answer's
+    documents. prefixes: of prompts about the server's documents, once these are open.
     """
 
     def __init__(
@@ -118,11 +116,11 @@ class IdlePrefill:
 
     @property
     def num_bytes(self) -> int:
-        """Memory that the backlog takes, about."""
+        """The bytes of memory of all backlogs, about."""
         return sum(backlog.num_bytes for backlog in self._backlogs)
 
     def add(self, answered: AnsweredChat, prompt: ChatPrompt) -> None:
-        """Queue what may follow an answer. prompt: the one that was answered."""
+        """Queue the likely prompts after an answer. prompt: the answered one."""
         if self.prefixes and answered.found is not None:
             self.prefixes.note(SharedPrefix.of(answered.scope, answered.options, answered.entries), answered.found)
         if self._next_turns:
@@ -135,34 +133,34 @@ class IdlePrefill:
             self._sets.add(LikelyPrompts(answered.scope, prompts, answered.num_bytes))
 
     def add_abandoned(self, generation: Generation) -> None:
-        """Queue the rest of a prompt whose client has gone, where more than half of it is computed and may be kept."""
+        """Queue the rest of a prompt whose client has gone, if more than half of it is computed and it may be cached."""
         request = generation.request
         abandoned = AbandonedPrompt(request.prompt, request.index_scope, request.session)
         if self._next_turns and abandoned.scope.is_shared and generation.is_past_half:
             self._abandoned.add(abandoned)
 
     def resume(self) -> None:
-        """Start to compute, unless a request is open or arrives, nothing is left, or it runs already."""
+        """Start to compute, unless a request is open or arriving, no work is left, or the work runs already."""
         is_idle = not (self._open or self.num_arriving)
         if is_idle and self._task is None and self._has_work:
             self._task = asyncio.get_running_loop().create_task(self._work())
 
     def look_again(self) -> None:
-        """Read ahead what is likely now: the server's documents have changed, or KV of an earlier start is back."""
+        """Read ahead what is likely now, after a change of the server's documents."""
         if self.prefixes is not None:
             self.abort()
             self.prefixes.renew()
             self.resume()
 
     def stop(self) -> None:
-        """Stop for a request that is about to be submitted: the engine drops its background by itself then."""
+        """Stop for a request that was submitted: the engine drops its background by itself."""
         if self._task is not None:
             self._task.cancel()
             self._task = None
 
     @contextmanager
     def giving_way(self) -> Iterator[None]:
-        """Leave all cores to a request that arrives, while its prompt is made. It may be refused, or its client may go."""
+        """Stop while the block makes the prompt of an arriving request, so that it has all cores; then try to resume."""
         self.num_arriving += 1
         if self._task is not None:
             self.abort()
@@ -173,7 +171,7 @@ class IdlePrefill:
             self.resume()
 
     def abort(self) -> None:
-        """Stop, and take the current generation out of the engine. What it has computed stays cached."""
+        """Stop, and take the current generation out of the engine. Its computed tokens stay cached."""
         self.stop()
         self._ahead.drop()
 
@@ -200,7 +198,7 @@ class IdlePrefill:
             logger.debug("nothing more is computed ahead: %s", error)
         except AheadFailed:
             self._clear()
-        except Exception:  # what failed would be the next to be tried, for ever
+        except Exception:  # else the same work would be tried for ever
             logger.exception("what waited for idle time is not computed ahead")
             self._clear()
         finally:

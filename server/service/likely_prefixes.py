@@ -1,7 +1,7 @@
-"""The prefixes of likely prompts: what each chat about the server's documents begins with, then one document.
+"""The prefixes of likely prompts: the common start of chats about the server's documents, then one document.
 
-Only a prefix can be reused, so a document helps a new question only at the front of its prompt, behind the same system
-message. The prefixes follow the newest chats that searched; before any chat, they have no system message.
+Only a prefix can be reused. So a document helps a new question only as the first document, after the same system message.
+The prefixes follow the newest chats that searched; before the first chat they have no system message.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from ..http.api_errors import RequestError
 from .ahead import Ahead
 
 logger = logging.getLogger("slotcache.docs")
-QUESTION: Mapping[str, JsonValue] = {"role": "user", "content": "?"}  # a stand-in: a prefix ends before it
-TRIES, AGAIN = 50, 0.1  # times that a document without room is tried again before a request comes, and s between them
-MARGIN = 2  # times the budget in tokens as the index counts them: the model's are other ones
+QUESTION: Mapping[str, JsonValue] = {"role": "user", "content": "?"}  # a placeholder: a prefix ends before it
+TRIES, AGAIN = 50, 0.1  # tries for a document without room, and s between two
+MARGIN = 2  # times the budget, for tokens as the index estimates them
 
 
 @dataclass(frozen=True, slots=True)
 class SharedPrefix:
-    """The prefix that chats share. options: of a request, as JSON, without messages; instructions: its first messages."""
+    """The prefix that chats share. options: of a request, as JSON, without messages. instructions: its first messages."""
 
     scope: Scope
     options: bytes
@@ -48,7 +48,7 @@ class SharedPrefix:
 
     @classmethod
     def first(cls, scope: Scope) -> SharedPrefix:
-        """Return the prefix of chats before one was seen: they search, and ask for nothing else."""
+        """Return the prefix before the first chat: that of a chat which only asks for a search."""
         return cls(scope, msgspec.json.encode(ChatRequest(messages=[], retrieval=True, cache_scope=scope.name)))
 
     @classmethod
@@ -62,17 +62,17 @@ class SharedPrefix:
         return (self.scope, self.instructions) == (other.scope, other.instructions)
 
     def chat(self, chunks: Sequence[StoredChunk]) -> ChatRequest:
-        """Return a chat of one question about these. It takes time as the options and the instructions are long."""
+        """Return a chat of one question about documents. The time grows with the options and the instructions."""
         messages: list[dict[str, JsonValue]] = [*map(msgspec.json.decode, self.instructions), dict(QUESTION)]
         found: list[JsonValue] = [{"id": chunk.id, "title": chunk.title, "text": chunk.text} for chunk in chunks]
-        # A document that is read separately is read behind the prefix alone, as here: no mode of its own is needed.
+        # A document that is read separately follows the prefix alone, as here: no other mode is needed.
         options = decode(self.options, ChatRequest)
         return msgspec.structs.replace(options, messages=messages, documents=found, documents_attention="joint")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LikelyPrefix:
-    """A prompt that ends with a document. number: of the document in the index; num_tokens: of the document alone."""
+    """A prompt that ends with a document. number: of the document in the index. num_tokens: of the document alone."""
 
     prompt: ChatPrompt
     scope: Scope
@@ -83,10 +83,9 @@ class LikelyPrefix:
 class LikelyPrefixes:
     """The prefixes of prompts, the likeliest first. It belongs to the event loop.
 
-    prefix: of chats before the first one. most_tokens: that all prefixes may have together. state_tokens: those that the
-    recurrent state behind a document counts for, known once the model is warm. num_documents: that are at the
-    front of a prompt by now; num_tokens: of these. has_files: whether all files were read, so that the likeliest documents
-    are known.
+    prefix: before the first chat. most_tokens: the budget of all prefixes. state_tokens: returns the tokens that the
+    recurrent state after a document counts for, known once the model is warm. num_documents, num_tokens: computed so far.
+    has_files: all files are read, so that the likeliest documents are known.
     """
 
     def __init__(
@@ -101,22 +100,22 @@ class LikelyPrefixes:
         self.most_tokens, self.has_files = most_tokens, False
         self.num_documents = self.num_tokens = 0
         self._index, self._builder, self._state_tokens = index, builder, state_tokens
-        self._prefix = prefix  # that is followed
+        self._prefix = prefix  # the one in use
         self._last: SharedPrefix | None = None  # of the newest chat
-        self._shared, self._shared_scope = NO_TOKENS, prefix.scope  # the tokens of the prefix
-        self._uses: Counter[str] = Counter()  # of documents, by their ids; not yet in the index
-        self._left: deque[int] | None = None  # the documents to come; None: to be looked up
-        self._tokens: dict[int, int] = {}  # of the documents that were computed behind this prefix
+        self._shared, self._shared_scope = NO_TOKENS, prefix.scope  # the tokens of the prefix, and its scope
+        self._uses: Counter[str] = Counter()  # uses of documents, by id, that the index does not have yet
+        self._left: deque[int] | None = None  # the next documents; None: look them up
+        self._tokens: dict[int, int] = {}  # by document computed after this prefix: its tokens
 
     @property
     def has_more(self) -> bool:
-        """Whether documents may be left to compute."""
+        """Whether there may be documents left to compute."""
         return self.has_files and (self._left is None or bool(self._left))
 
     def note(self, prefix: SharedPrefix, found: Sequence[str]) -> None:
-        """Follow a chat that searched. found: the ids of the documents that its prompt got.
+        """Learn from a chat that searched. found: the ids of the documents in its prompt.
 
-        Other instructions than before are followed from the second chat on: a prefix with the time of day never comes back.
+        New instructions count from their second chat on: a prefix with the time of day never comes back.
         """
         if self._last is None or self._last.is_like(prefix):
             self._prefix = prefix
@@ -125,28 +124,28 @@ class LikelyPrefixes:
         self.renew()
 
     def renew(self) -> None:
-        """Look for likelier documents: a chat has used some, or files have changed."""
+        """Look up the likeliest documents again: a chat has used some, or files have changed."""
         self._left = None
 
     def forget(self, scope: str) -> None:
-        """Compute nothing before the next change, if this scope was dropped."""
+        """Compute nothing until the next change, if this scope was dropped."""
         if scope == self._prefix.scope.name:
             self._left, self._tokens = deque(), {}
             self.num_documents = self.num_tokens = 0
 
     async def compute(self, ahead: Ahead) -> None:
-        """Compute prefixes until the budget has no room for more, or host memory has none for long."""
+        """Compute prefixes until the budget is used up, or host memory has no room for long."""
         tries = TRIES
         while tries and (likely := await self.next()):
             if await self._is_computed(likely, ahead):
                 self._count(likely.number, likely.num_tokens)
                 tries = TRIES
-            else:  # host memory has room again once its copies are on disk
+            else:  # host memory gets room as its copies are written to disk
                 tries -= 1
                 await asyncio.sleep(AGAIN)
 
     async def next(self) -> LikelyPrefix | None:
-        """Return the next prefix; the same one again, unless it was counted. None: the budget has no room for more."""
+        """Return the next prefix, the same one until it is counted. None: the budget is used up, or no document is left."""
         if not self.has_more:
             return None
         if self._left is None:
@@ -169,13 +168,13 @@ class LikelyPrefixes:
         return None
 
     async def _is_computed(self, likely: LikelyPrefix, ahead: Ahead) -> bool:
-        """Compute a prefix that no client has asked for, unless a tier has it. False: stop for now."""
+        """Compute a prefix, unless a tier has it. False: stop for now."""
         prompt, scope, view = likely.prompt, likely.scope, ahead.view
         if not (await view.missing(prompt, scope)).tokens:
             return True
         if not (await view.make_room(prompt, scope) and await ahead.prefill(prompt, scope, kind=Kind.PREFETCH)):
             return False
-        await view.make_room(prompt, scope)  # saves it: no later one may come
+        await view.make_room(prompt, scope)  # so that the prefix is saved, even if it is the last one
         return True
 
     def shown(self) -> dict[str, int | bool]:
@@ -183,7 +182,7 @@ class LikelyPrefixes:
         return {"documents": self.num_documents, "tokens": self.num_tokens, "done": self.has_files and not self.has_more}
 
     def _has_room_for(self, num_tokens: int) -> bool:
-        """Return whether a document of that many tokens fits beside those that are counted."""
+        """Return whether the budget has room for one more document of so many tokens."""
         states = (self.num_documents + 1) * self._state_tokens()
         return len(self._shared) + self.num_tokens + num_tokens + states <= self.most_tokens
 
@@ -195,7 +194,7 @@ class LikelyPrefixes:
         self.num_tokens += tokens
 
     async def _look_up(self) -> deque[int]:
-        """Return the likeliest documents, those that are computed included."""
+        """Return the likeliest documents, computed ones included."""
         uses, self._uses = self._uses, Counter()
         numbers = await asyncio.to_thread(self._choose, uses)
         shared = await self._builder.threads.run(0, self._make_shared)
@@ -211,7 +210,7 @@ class LikelyPrefixes:
         try:
             count_uses(self._index.store, uses)
             return likeliest(self._index.store, MARGIN * self.most_tokens)
-        except sqlite3.Error as error:  # the disk is full, or the index is closed: only a head start is lost
+        except sqlite3.Error as error:  # such as a full disk or a closed index: only a head start is lost
             logger.debug("no documents are read ahead: %s", error)
             return []
 
@@ -225,7 +224,7 @@ class LikelyPrefixes:
         return np.concatenate([NO_TOKENS, *(part.tokens for part in parts if isinstance(part, Fixed))])
 
     def _make(self, number: int) -> LikelyPrefix | None:
-        """Make the prefix of a document; None if the document is gone, or the template refuses the chat."""
+        """Make the prefix of a document; None if the document is gone or the template refuses the chat."""
         try:
             prompt = self._prompt(list(self._index.store.chunks([number]).values()))
         except (RequestError, sqlite3.Error) as error:

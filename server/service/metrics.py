@@ -1,4 +1,4 @@
-"""Prometheus metrics: counters and gauges read from the engine when asked, and histograms of latencies."""
+"""Prometheus metrics: counters and gauges, read from the engine at each request for them, and histograms of latencies."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ from .idle import IdlePrefill
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 SHARES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 1.0)
-SMOOTHING = 0.1  # weight of the newest request in the mean time a request takes
-RECENT = 64  # finished requests that a rate is the mean of
+SMOOTHING = 0.1  # weight of the newest request in the mean time of a request
+RECENT = 64  # finished requests in the mean of a rate
 OF_LLAMA_SERVER = (
     ("counter", "prompt_tokens_total", "Prompt tokens computed"),
     ("counter", "prompt_tokens_cached_total", "Prompt tokens reused"),
@@ -54,7 +54,7 @@ OF_LLAMA_SERVER = (
 
 @dataclass(slots=True)
 class Rate:
-    """Tokens, and the seconds that they took: in all, and of the requests that finished last."""
+    """Tokens and their seconds. seconds: in total. recent: of the last finished requests."""
 
     seconds: float = 0.0
     recent: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=RECENT))
@@ -64,15 +64,15 @@ class Rate:
         self.recent.append((tokens, seconds))
 
     def per_second(self) -> float:
-        """Return the tokens a second of the requests that finished last."""
+        """Return the tokens a second of the last finished requests."""
         tokens, seconds = map(sum, zip(*self.recent, strict=True)) if self.recent else (0, 0.0)
         return tokens / seconds if seconds else 0.0
 
 
 class Metrics:
-    """One server's metrics; each server has its own registry. open: requests that the engine has not ended yet.
+    """One server's metrics, in a registry of its own. open: requests that the engine has not ended yet.
 
-    parts, times: of the devices, as they were at the start. None is asked again, since one may be computing.
+    parts, times: of the devices at the start. No device is asked again, as it may be computing.
     """
 
     def __init__(
@@ -125,13 +125,13 @@ class Metrics:
         self._requests.labels(end).inc()
 
     def seconds_until_room(self, slots: int) -> int:
-        """Return about how long until one of the slots has finished a request, for Retry-After."""
+        """Return about how many seconds it takes until a slot finishes a request, for Retry-After."""
         return max(1, ceil(self._mean_seconds / slots))
 
     def exposition(
         self, stats: EngineStats, computed: Computed, folder_index: FolderIndex | None, attachments: Attachments
     ) -> bytes:
-        """Return all metrics in Prometheus' text format. computed: texts that became vectors or scores."""
+        """Return all metrics in Prometheus' text format. computed: the texts that became vectors or scores."""
         self._stats, self._computed = stats, computed
         self._folder_index, self._attachments = folder_index, attachments
         return generate_latest(self._registry) + _written(self._as_llama_server(stats, computed))
@@ -177,7 +177,7 @@ class Metrics:
         for name, (help, value) in {"loop_seconds": loop, "conversations_evicted": evicted, **counters}.items():
             yield CounterMetricFamily(f"slotcache_{name}", help, value)
         cached = CounterMetricFamily("slotcache_cached_tokens", "Prompt tokens reused, by source", labels=["source"])
-        tokens = dict.fromkeys(Source, 0) | self._stats.cached_tokens  # and of every tier that has a name of its own
+        tokens = dict.fromkeys(Source, 0) | self._stats.cached_tokens  # also of tiers with other names
         del tokens[Source.NONE]
         for source, number in tokens.items():
             cached.add_metric([source], number)
@@ -191,7 +191,7 @@ class Metrics:
 
 
 def _of_build() -> Metric:
-    """Return the versions of what computes, as labels of a metric that is always 1."""
+    """Return the versions of server, llama.cpp and Python, as labels of a metric that is always 1."""
     versions = {"version": VERSION, "llama_cpp": llama.LIBRARY.version, "python": python_version()}
     info = GaugeMetricFamily("slotcache_build_info", "The versions of this server", labels=list(versions))
     info.add_metric(list(versions.values()), 1)
@@ -210,11 +210,11 @@ OF_A_DEVICE: tuple[tuple[str, str, Callable[[DevicePart], float | None]], ...] =
     ("kv_bytes", "Bytes of the pool of KV cells on a device, with recurrent states", lambda part: part.use and part.use.kv),
     ("compute_bytes", "Bytes of the compute buffer on a device", lambda part: part.use and part.use.compute),
 )
-"""The metrics of each device: name, help, and the value; None: it is not told."""
+"""The metrics of each device: name, help, and value; None: unknown."""
 
 
 def _of_devices(parts: Sequence[DevicePart]) -> Iterator[Metric]:
-    """Yield the metrics of the devices that have a part of the model, as they were at the start."""
+    """Yield the metrics of the devices with a part of the model, as of the start."""
     info = GaugeMetricFamily(
         "slotcache_device_info", "A device that has a part of the model", labels=["device", "description", "kind"]
     )
@@ -230,7 +230,7 @@ def _of_devices(parts: Sequence[DevicePart]) -> Iterator[Metric]:
 
 
 def _of_times(parts: Sequence[DevicePart], times: Times | None) -> Iterator[Metric]:
-    """Yield the times of the first device with layers, if it was timed: now, or at an earlier start."""
+    """Yield the times of the first device with layers, if this or an earlier start has timed it."""
     step = GaugeMetricFamily("slotcache_device_step_seconds", "Seconds of a token, as a device was timed", labels=["device"])
     labels = ["device", "tokens"]
     chunk = GaugeMetricFamily(
@@ -286,7 +286,7 @@ def _of_attachments(files: Attachments | None) -> Iterator[Metric]:
 
 
 class _VectorMetrics:
-    """The metrics of a server that generates no text. prometheus_client asks an object for them."""
+    """The metrics of a server that generates no text, as the object that prometheus_client collects from."""
 
     def __init__(self, computed: Computed) -> None:
         self._computed = computed
@@ -305,7 +305,7 @@ def exposition_of_vectors(computed: Computed) -> bytes:
 
 
 def _written(values: Mapping[str, float]) -> bytes:
-    """Return llama-server's metrics in Prometheus' text format; one without a value is 0, as drafts are."""
+    """Return llama-server's metrics in Prometheus' text format. A metric without a value is 0."""
     return "".join(
         f"# HELP llamacpp:{name} {help}\n# TYPE llamacpp:{name} {kind}\nllamacpp:{name} {float(values.get(name, 0))!r}\n"
         for kind, name, help in OF_LLAMA_SERVER

@@ -1,8 +1,8 @@
-"""The served models: one alone, or several that share a device, which one is on it, who is next, how long its turn is.
+"""The served models: one alone, or several that take turns on a device.
 
-A model that was loaded once keeps its engine, its queue, its tree and its KV in host memory. What leaves is what `Sleep`
-lets go: the weights and the device's cells. A request is queued in its own model's engine, which asks for the device. Turns
-are given in the order in which models asked.
+A model keeps its engine, its queue, its tree and its KV in host memory after its first load. `Sleep` frees only the weights
+and the device's cells. A request waits in the engine of its model, and the engine asks for the device. Models get turns in
+the order in which they asked.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ from .service import Service
 
 logger = logging.getLogger("slotcache.models")
 RETRY_AFTER = 1  # s
-LATEST = ":latest"  # a tag that a name may carry, as Ollama's clients write it
+LATEST = ":latest"  # a tag that Ollama's clients may add to a name
 OF_FIRST = (
     *("docs", "docs_db", "read_ahead", "lora", "lora_scaled", "draft_model", "spec_type"),
     *("embedding_model", "rerank_model", "slot_save_path"),
 )
-"""Settings that belong to the first model alone."""
+"""Settings of the first model alone."""
 REFUSED = ("alias", "chat_template", "chat_template_file", "embeddings", "reranking", "pooling", "hf_repo")
 """Settings of one model that several cannot share."""
 LISTED = {"unloaded": "unloaded", "loading": "loading", "loaded": "loaded", "failed": "unloaded"}
-"""The words of llama-server's router, which lists a failed model as unloaded, and beside it that it failed."""
+"""The words of llama-server's router; it lists a failed model as unloaded, and its failure in a field of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class Loaded:
     folder_index: FolderIndex | None
 
     async def close(self, why: str, *, keeps_vocabulary: bool) -> None:
-        """Free all while the server goes on; why: for what still waits for it. keeps_vocabulary: as in `Service.close`."""
+        """Free all while the server goes on. why: the error of waiting requests. keeps_vocabulary: as in `Service.close`."""
         if self.service is not None:
             self.service.idle.stop()
             await asyncio.to_thread(self.service.engine.stop, why)
@@ -72,7 +72,7 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True)
 class FileHead:
-    """What the file of a model that was never loaded says of it. problem: why it cannot be read; then nothing is known."""
+    """What is known of a model from its file alone. problem: why the file cannot be read; empty: it can."""
 
     stamps: dict[Path, Stamp]
     told: dict[str, Any]
@@ -81,11 +81,11 @@ class FileHead:
 
 @dataclass(slots=True, eq=False)
 class ModelEntry:
-    """A model by its name. loaded: once it was loaded for the first time. opening: done when that is so, or has failed.
+    """A model by its name. loaded: set by its first load. opening: the first load's result or failure.
 
-    checking: the look at its files before it comes back. closing: the end of what its file held before.
-    value: unloaded, loading, loaded or failed. failure: why. stamps: of the files when they were tried last. num_turns:
-    that it has had. num_bytes: of its weights and its cells, once it was loaded. head: see `Models.look`.
+    checking: the check of its files before a later load. closing: the end of the model that the file held before. value:
+    unloaded, loading, loaded or failed. failure: why it failed. stamps: of the files at the last try. num_turns: so far.
+    num_bytes: of weights and cells, known after a load. head: see `Models.look`.
     """
 
     name: str
@@ -113,17 +113,17 @@ class ModelEntry:
 
     @property
     def is_placed(self) -> bool:
-        """Whether it takes a place on the device."""
+        """Whether the model takes a place on the device."""
         return self.value in ("loading", "loaded")
 
     def status(self) -> dict[str, object]:
-        """Return its status as llama-server's router has it, and why it failed."""
-        told: dict[str, object] = {"value": LISTED[self.value]}
-        return told | {"failed": True, "reason": self.failure} if self.value == "failed" else told
+        """Return the status in the form of llama-server's router, with the reason of a failure."""
+        status: dict[str, object] = {"value": LISTED[self.value]}
+        return status | {"failed": True, "reason": self.failure} if self.value == "failed" else status
 
 
 def named_files(settings: Settings) -> dict[str, Path]:
-    """Return the files of -m and of --models-dir by their names. Raises SettingsError: two have one name."""
+    """Return the files of -m and of --models-dir by their names. Raises SettingsError if two have the same name."""
     given = [_named(text) for text in filter(None, settings.model.split("\n"))]
     if settings.models_dir:
         folder = Path(settings.models_dir).expanduser()
@@ -145,7 +145,7 @@ def _named(text: str) -> tuple[str, Path]:
 
 
 def _in_folder(folder: Path) -> list[Path]:
-    """Return the models of a folder: its GGUF files, and the first one of each folder in it."""
+    """Return the models of a folder: its GGUF files, and the first GGUF file of each folder in it."""
     found: list[Path] = []
     for entry in sorted(folder.iterdir()):
         if entry.is_dir():
@@ -157,7 +157,7 @@ def _in_folder(folder: Path) -> list[Path]:
 
 
 def entries_of(settings: Settings) -> list[ModelEntry]:
-    """Return the models that share the device, the first one first; none where one is served alone. Raises SettingsError."""
+    """Return the models that share the device, in order; empty if one model is served alone. Raises SettingsError."""
     if not (settings.models_dir or "\n" in settings.model or ("=" in settings.model and not Path(settings.model).exists())):
         return []
     files = named_files(settings)
@@ -176,23 +176,23 @@ def entries_of(settings: Settings) -> list[ModelEntry]:
 
 
 class Opener(Protocol):
-    """Loads a model for the first time. The rest of its life is between it and its engine."""
+    """Loads a model for the first time. Later loads are the engine's."""
 
     def open(self, entry: ModelEntry) -> Loaded:
-        """Load a model. Runs in a thread. Raises ModelError and FolderError."""
+        """Load a model, in a thread. Raises ModelError and FolderError."""
         ...
 
     def start(self, loaded: Loaded) -> None:
-        """Start the engine of a model that was adopted."""
+        """Start the engine of an adopted model."""
         ...
 
 
 class Models:
-    """Gives the device to models in turn. It belongs to the event loop; engines tell it of themselves through the loop.
+    """Gives the device to models in turn. It belongs to the event loop; engines report through the loop.
 
-    entries: of several models; none: one is served alone, which keeps the device, and has an entry once it is loaded.
-    served: what is loaded of the first model; while that is replaced beside others, what was. takes_turns: there may be
-    several.
+    entries: of several models; empty: one model is served alone, keeps the device, and has an entry once it is loaded.
+    served: the loaded first model, or its former version while it is replaced beside others. takes_turns: there may be
+    several models.
     """
 
     def __init__(self, entries: Sequence[ModelEntry], settings: Settings) -> None:
@@ -204,10 +204,10 @@ class Models:
         self._places, self._turn = settings.models_loaded, settings.model_turn
         self._any = settings.any_model or not self.takes_turns
         self._waiting: deque[ModelEntry] = deque()
-        self._last: ModelEntry | None = None  # that left the device
+        self._last: ModelEntry | None = None  # the last that left the device
         self._tasks: set[asyncio.Task[None]] = set()
         self._most_arriving = settings.parallel + settings.max_queue
-        self._budget = 0  # bytes of host memory, of all together
+        self._budget = 0  # bytes of host memory for all models together
         self._conversations: list[Conversations] = []  # of the models that were loaded so far
         self._closed = False
         self._looking = asyncio.Lock()
@@ -219,7 +219,7 @@ class Models:
         return next(iter(self.entries.values()))
 
     def find(self, name: str | None) -> ModelEntry:
-        """Return a model by its name; the first one where none is named, or where one is alone. Raises RequestError 404."""
+        """Return a model by its name; the first if no name is given or any name is accepted. Raises RequestError 404."""
         if not name:
             return self.first
         entry = self.entries.get(name) or self.entries.get(name.removesuffix(LATEST))
@@ -229,17 +229,17 @@ class Models:
 
     @property
     def beside(self) -> dict[str, EmbeddingWorker]:
-        """The embedder and the reranker, which stand beside the first model, by their names."""
+        """The embedder and the reranker beside the first model, by their names."""
         loaded = self.first.loaded
         return {one.name: one for one in loaded.vectors.workers if one.name not in self.entries} if loaded else {}
 
     def find_beside(self, name: str | None) -> EmbeddingWorker | None:
-        """Return the embedder or the reranker of this name; None: there is no such one."""
+        """Return the embedder or the reranker of this name; None: there is none."""
         return self.beside.get((name or "").removesuffix(LATEST))
 
     @property
     def failure(self) -> str:
-        """Why no model can answer; empty: some can."""
+        """Why no model can answer; empty: a model can."""
         if self.served is not None and not self.takes_turns:
             sleepers = [self.served.service.engine.sleep] if self.served.service else self.served.vectors.workers
             return next((one.failure for one in sleepers if one.failure), "")
@@ -247,17 +247,16 @@ class Models:
         return self.first.failure if all(entry.value == "failed" for entry in entries) else ""
 
     def opened(self) -> list[Loaded]:
-        """Return what serves the models that were loaded so far."""
+        """Return the models that were loaded so far."""
         return [entry.loaded for entry in self.entries.values() if entry.loaded is not None]
 
     # ---- act -------------------------------------------------------------------------------------------------------
 
     async def ready(self, entry: ModelEntry) -> Loaded:
-        """Return what serves a model, which is loaded for the first time if need be. Raises RequestError: 503; 429 where
-        as many wait for that as may be open.
+        """Return a model, after its first load if need be. Raises RequestError: 503, or 429 if too many wait for the load.
 
-        The caller may be cancelled: the load goes on for the others. One that failed is tried again once its files change,
-        and one whose file holds another model by now is loaded for the first time.
+        The load goes on for others if the caller is cancelled. A failed model is tried again once its files change. A file
+        that holds another model by now counts as never loaded.
         """
         if self._closed:
             raise _shutting_down()
@@ -275,8 +274,8 @@ class Models:
             entry.opening = asyncio.get_running_loop().create_future()
             self.want(entry)
         if entry.num_arriving >= self._most_arriving:
-            told = f"{entry.num_arriving} requests wait for the first load of {entry.name}: try again later"
-            raise RequestError(told, status=429, code="queue_full", retry_after=RETRY_AFTER)
+            wrong = f"{entry.num_arriving} requests wait for the first load of {entry.name}: try again later"
+            raise RequestError(wrong, status=429, code="queue_full", retry_after=RETRY_AFTER)
         entry.num_arriving += 1
         try:
             return await asyncio.shield(entry.opening)
@@ -284,9 +283,9 @@ class Models:
             entry.num_arriving -= 1
 
     async def look(self, entry: ModelEntry, tell: Callable[[Model], dict[str, Any]]) -> FileHead:
-        """Return what `tell`, the same for all calls, says of a file: its metadata and vocabulary, without the weights.
+        """Return what `tell` finds in a model's metadata and vocabulary, read without the weights.
 
-        A file is read once, in a thread, and one after the other; again when it has changed.
+        tell: the same for all calls. A thread reads one file at a time, each once, and again after a change.
         """
         async with self._looking:
             if entry.head is None or entry.head.stamps != _stamps(entry.path):
@@ -294,28 +293,28 @@ class Models:
             return entry.head
 
     def retry(self, entry: ModelEntry) -> None:
-        """Let a model that failed be tried again."""
+        """Let the next request try a failed model again."""
         if entry.value == "failed":
             entry.value, entry.stamps = "unloaded", {}
 
     def serve(self, loaded: Loaded | None) -> None:
-        """Serve what was loaded of the first model. None: it is served alone, and loaded anew."""
+        """Serve the loaded first model. None: the model is alone, and is being loaded anew."""
         self.served = loaded
         if not self.takes_turns:
             self.entries = {} if loaded is None else {loaded.vectors.name: ModelEntry.alone(loaded)}
 
     def lose_documents(self) -> None:
-        """Serve no documents: those of the first model, which is loaded anew."""
+        """Serve no documents any more: they belong to the first model, which is being loaded anew."""
         if self.served is not None:
             self.served = replace(self.served, folder_index=None)
 
     def begin(self, opener: Opener, first: Loaded, seconds: float) -> None:
-        """Serve the first model, as in `adopt`, and the others from now on."""
+        """Serve the first model, as in `adopt`, and from now on the others."""
         self.opener = opener
         self.adopt(self.first, first, seconds)
 
     def adopt(self, entry: ModelEntry, loaded: Loaded, seconds: float) -> None:
-        """Take a model that was loaded in this many seconds and whose engine has not started. It has a turn."""
+        """Take a model whose engine has not started, and give it a turn. seconds: of its load."""
         entry.loaded, entry.value, entry.failure = loaded, "loaded", ""
         entry.began, entry.num_turns = perf_counter(), entry.num_turns + 1
         if loaded.service is None:
@@ -326,7 +325,7 @@ class Models:
 
         def tell(act: Callable[[], None]) -> None:
             if not self._closed:
-                loop.call_soon_threadsafe(lambda: act() if entry.loaded is loaded else None)  # not one that was replaced
+                loop.call_soon_threadsafe(lambda: act() if entry.loaded is loaded else None)  # unless it was replaced
 
         turns = DeviceTurns(
             on_want=lambda: tell(partial(self.want, entry)),
@@ -347,36 +346,36 @@ class Models:
             service.engine.resize_host(self._budget // len(services))
 
     def want(self, entry: ModelEntry) -> None:
-        """Put a model in line for the device, unless it is there or on its way."""
+        """Queue a model for the device, unless it is there or about to be."""
         if self._closed or entry in self._waiting or (entry.is_placed and not entry.is_leaving):
             return
         self._waiting.append(entry)
         self._next()
 
     def unload(self, entry: ModelEntry) -> None:
-        """Let a model leave memory once what it runs is answered."""
+        """Unload a model once its running requests are answered."""
         if entry.loaded is not None and entry.loaded.service is not None and entry.value == "loaded":
             entry.is_leaving = True
             entry.loaded.service.engine.sleep.leave(0)
 
     def close(self) -> None:
-        """Give no more turns; requests that wait for a first load end with an error."""
+        """Give no more turns. Requests that wait for a first load end with an error."""
         self._closed = True
         self._waiting.clear()
         for entry in self.entries.values():
             if entry.opening is not None and not entry.opening.done():
                 entry.opening.set_exception(_shutting_down())
-                entry.opening.exception()  # it may be that nobody waits any more
+                entry.opening.exception()  # read it: maybe no request waits any more
 
     async def settled(self) -> None:
-        """Return when no load runs any more."""
+        """Wait until no load runs any more."""
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     # ---- turns -----------------------------------------------------------------------------------------------------
 
     def _next(self) -> None:
         placed = [entry for entry in self.entries.values() if entry.is_placed]
-        ready = [entry for entry in self._waiting if not entry.is_placed]  # who is about to leave comes later
+        ready = [entry for entry in self._waiting if not entry.is_placed]  # a leaving model first has to be unloaded
         for entry in ready[: max(self._places - len(placed), 0)]:
             self._waiting.remove(entry)
             self._grant(entry)
@@ -397,7 +396,7 @@ class Models:
         task.add_done_callback(self._tasks.discard)
 
     async def _load(self, entry: ModelEntry) -> None:
-        """Load a model again. Where that cannot even begin, its requests end with the error, and a later one tries again."""
+        """Load a model again. If the load cannot even begin, its requests fail, and a later one tries again."""
         assert entry.loaded is not None and entry.loaded.service is not None
         sleep = entry.loaded.service.engine.sleep
         try:
@@ -409,7 +408,7 @@ class Models:
             sleep.grant()
 
     async def _make_room_for(self, entry: ModelEntry, model: Model) -> None:
-        """Let the embedder and the reranker leave, where they and a model are too many or too large."""
+        """Unload the embedder and the reranker if there are too many models with this one, or memory is short."""
         beside = [one for one in self.beside.values() if one.embedder.is_open]
         num_placed = sum(one.is_placed for one in self.entries.values())
         is_short = model.device is None and entry.num_bytes > free_memory()
@@ -417,7 +416,7 @@ class Models:
             await asyncio.to_thread(self._make_room)
 
     def _make_room(self) -> bool:
-        """Let the embedder and the reranker leave memory, unless they compute; whether one has. Not the event loop's."""
+        """Unload the embedder and the reranker, unless they compute; return whether one was. Not for the event loop."""
         return any([worker.leave_now() for worker in self.beside.values()])
 
     def _loaded(self, entry: ModelEntry, error: Exception | None) -> None:
@@ -433,16 +432,16 @@ class Models:
             logger.info("%s has left memory; its KV stays", entry.name)
             self._last = entry
         self._next()
-        if entry.failure and entry is not self._last:  # one that cannot come back is not tried again by itself
+        if entry.failure and entry is not self._last:  # a model that failed is not brought back
             self._bring_back()
 
     async def _open(self, entry: ModelEntry) -> None:
-        """Load a model for the first time. Where that fails, the one that left for it comes back."""
+        """Load a model for the first time. After a failure the model that left for it comes back."""
         assert entry.opening is not None
         if entry.closing is not None:
             await asyncio.wait([entry.closing])  # an error in it is in the log
         began = perf_counter()
-        entry.stamps = _stamps(entry.path)  # before: a file that is still copied may be whole once this load has failed
+        entry.stamps = _stamps(entry.path)  # before the load: a file in the making may be whole when the load has failed
         try:
             loaded = await asyncio.to_thread(self._open_beside, entry)
             if loaded.service is None:
@@ -463,10 +462,10 @@ class Models:
             logger.exception("%s could not be loaded", entry.name)
             try:
                 await self._give_up(entry, loaded)
-            except Exception:  # its requests wait, and so do all other models
+            except Exception:  # go on: its requests wait, and all other models
                 logger.exception("%s may have left something in memory", entry.name)
             self._fail(entry, error)
-            entry.stamps = {}  # no fault of its files: the next request tries again
+            entry.stamps = {}  # the files are not to blame: the next request tries again
             return
         if entry.opening.done():  # the server is shutting down
             return
@@ -475,22 +474,22 @@ class Models:
         self._next()
 
     async def _give_up(self, entry: ModelEntry, loaded: Loaded) -> None:
-        """Free a model that was loaded and cannot start."""
+        """Free a loaded model that cannot start."""
         entry.loaded, entry.value = None, "loading"
         await self._free(loaded)
 
     async def _free(
         self, loaded: Loaded, why: str = "the server is shutting down", *, keeps_vocabulary: bool = False
     ) -> None:
-        """Free what was loaded of a model, which is not among the others any more: see `Loaded.close`."""
+        """Free a model that is no longer among the others: see `Loaded.close`."""
         self._share_host()
         if loaded.service is not None:
-            with suppress(ValueError):  # `adopt` has not come so far
+            with suppress(ValueError):  # `adopt` did not get so far
                 self._conversations.remove(loaded.service.conversations)
         await loaded.close(why, keeps_vocabulary=keeps_vocabulary)
 
     def _open_beside(self, entry: ModelEntry) -> Loaded:
-        """Load a model beside the embedder and the reranker, fitted to what they leave free; if that fails, alone."""
+        """Load a model into the memory that the embedder and the reranker leave free; if that fails, without them."""
         assert self.opener is not None
         try:
             return self.opener.open(entry)
@@ -505,17 +504,17 @@ class Models:
         opening, entry.opening = entry.opening, None
         if opening is not None and not opening.done():
             opening.set_exception(_not_loaded(entry))
-            opening.exception()  # it may be that nobody waits any more
+            opening.exception()  # read it: maybe no request waits any more
         self._next()
         self._bring_back()
 
     def _bring_back(self) -> None:
-        """Let the model that left for one that failed come back, if no other one wants its place."""
+        """Bring back the model that left for a failed one, if no other model wants the place."""
         if self._last is not None and self._last.loaded and self._last.loaded.service and not self._waiting:
             self._last.loaded.service.engine.sleep.bring()
 
     async def _look_at_files(self, entry: ModelEntry, loaded: Loaded) -> None:
-        """Look whether a model that comes back is the one that left. Raises RequestError 503."""
+        """Check that a model's file still holds the model; if not, replace the model. Raises RequestError 503."""
         try:
             await asyncio.to_thread(loaded.vectors.model.weights.check)
         except ChangedFile:
@@ -532,12 +531,12 @@ class Models:
             entry.checking = None
 
     def _replace(self, entry: ModelEntry, loaded: Loaded) -> None:
-        """Forget a model whose file holds another one now, with its cache. What waits for it ends with an error."""
+        """Forget a model whose file holds another model now, and its cache. Its waiting requests end with an error."""
         logger.info("%s is another model by now: it is loaded anew", entry.name)
         entry.loaded, entry.opening, entry.value, entry.failure = None, None, "unloaded", ""
         if self._last is entry:
             self._last = None
-        if entry in self._waiting:  # for requests of the old one, which end now
+        if entry in self._waiting:  # for requests to the old model, which end now
             self._waiting.remove(entry)
         if entry is self.first:
             self.lose_documents()
@@ -547,7 +546,7 @@ class Models:
         entry.closing.add_done_callback(self._tasks.discard)
 
     def _check(self, entry: ModelEntry) -> None:
-        """Refuse at once, while the loaded model stays, what cannot be loaded. Raises RequestError 503."""
+        """Raise RequestError 503 for a model that cannot be loaded, before the loaded model has to leave for it."""
         stamps = _stamps(entry.path)
         if entry.value == "failed" and entry.stamps == stamps:
             raise _not_loaded(entry)
@@ -560,23 +559,23 @@ class Models:
     # ---- shown -----------------------------------------------------------------------------------------------------
 
     def shown(self) -> dict[str, object]:
-        """Return the models and their status, by name, and those that stand beside them; of one alone nothing."""
+        """Return the status of the models, the embedder and the reranker, by name; empty for one model alone."""
         if not self.takes_turns:
             return {}
-        told: dict[str, object] = {"models": {entry.name: entry.value for entry in self.entries.values()}}
+        shown: dict[str, object] = {"models": {entry.name: entry.value for entry in self.entries.values()}}
         failures = {entry.name: entry.failure for entry in self.entries.values() if entry.value == "failed"}
         failures |= {name: worker.failure for name, worker in self.beside.items() if worker.failure}
-        told |= {"failed": failures} if failures else {}
+        shown |= {"failed": failures} if failures else {}
         beside = {name: _status(worker) for name, worker in self.beside.items()}
-        return told | {"beside": beside} if beside else told
+        return shown | {"beside": beside} if beside else shown
 
     def status_beside(self, name: object) -> dict[str, object]:
         """Return the status of an embedder or a reranker in the words of llama-server's router."""
         if (worker := self.beside.get(str(name))) is None:
             return {}
-        told: dict[str, object] = {"value": LISTED[_status(worker)]}
-        told |= {"failed": True, "reason": worker.failure} if worker.failure else {}
-        return {"path": str(worker.embedder.model.path), "status": told}
+        status: dict[str, object] = {"value": LISTED[_status(worker)]}
+        status |= {"failed": True, "reason": worker.failure} if worker.failure else {}
+        return {"path": str(worker.embedder.model.path), "status": status}
 
 
 def _status(worker: EmbeddingWorker) -> str:
@@ -603,7 +602,7 @@ def _read_head(entry: ModelEntry, tell: Callable[[Model], dict[str, Any]]) -> Fi
 
 
 def _stamps(path: Path) -> dict[Path, Stamp]:
-    """Return the stamps of a model's files; none where one cannot be read."""
+    """Return the stamps of a model's files; empty if a file cannot be read."""
     try:
         return {file: stamp(file) for file in files_of(path)}
     except OSError:

@@ -1,4 +1,4 @@
-"""Requests that repeat what an earlier one had: the beginning of its prompt, or a whole body that was refused."""
+"""Requests that repeat an earlier one: the prefix of its prompt, or a whole body that was refused."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ from ..chat.chat_prompt import ChatPrompt, Fixed
 from ..http.api_errors import TOO_LONG, RequestError
 
 # ---- Repeats ------------------------------------------------------------------------------------------------------------
-# Prompts that repeat the beginning of an earlier one and leave the cache alone: how much it would have saved.
+# Uncached prompts that repeat a prefix of an earlier one: how much the cache would have saved.
 #
-# The cache is for requests that ask for it, and many clients could ask and do not know. Each is told once, of its own
-# prompts.
+# The cache is for requests that ask for it, and many clients do not know that they could. Each client gets one note, about
+# its own prompts.
 
-STRIDE = 1000  # tokens: beginnings of these lengths are compared
-LONGEST = 64_000  # tokens of a prompt that are looked at
-MOST_KEPT, MOST_TOLD = 4096, 1024  # beginnings, and clients, that are remembered: 16 bytes each, and a name
+STRIDE = 1000  # tokens: prefixes of multiples of this length are compared
+LONGEST = 64_000  # tokens of a prompt that are compared
+MOST_KEPT, MOST_TOLD = 4096, 1024  # remembered prefixes and clients: 16 bytes each, and a name
 
 Client = tuple[str, ...]
-"""Who asked, and in which scope: nobody is told of the prompts of others."""
+"""Who asked, and in which scope: a note must not reveal the prompts of others."""
 
 
 class Repeats:
-    """Digests of the beginnings of the newest prompts. It belongs to the event loop."""
+    """Digests of the prefixes of the newest prompts. It belongs to the event loop."""
 
     def __init__(self) -> None:
         self._kept: OrderedDict[bytes, None] = OrderedDict()
         self._told: OrderedDict[Client, None] = OrderedDict()
 
     def note(self, client: Client, prompt: ChatPrompt, model: str = "") -> int:
-        """Remember a prompt; return how many of its first tokens an earlier one had, at least. Later ones of it: 0.
+        """Remember a prompt; return the length of the prefix that an earlier one had, rounded down to `STRIDE`.
 
-        model: the name of the one that is asked: another one's tokens may be the same, and its KV is not.
+        After a client's first such prompt: 0. model: its name; two models may have the same tokens, but never the same KV.
         """
         if client in self._told:
             return 0
@@ -57,7 +57,7 @@ class Repeats:
 
 
 def _digests(client: Client, prompt: ChatPrompt) -> Iterator[bytes]:
-    """Yield a digest of each beginning, up to the first documents, whose order is not known yet."""
+    """Yield a digest of each prefix, up to the first documents, whose order is not known yet."""
     digest = blake2b("\0".join(client).encode("utf-8", "replace"), digest_size=16)
     tokens = _first_tokens(prompt)
     for end in range(STRIDE, len(tokens) + 1, STRIDE):
@@ -85,17 +85,17 @@ def _shorten(kept: OrderedDict[K, V], most: int) -> None:
 
 
 # ---- Refusals -----------------------------------------------------------------------------------------------------------
-# Bodies whose prompts were too long: an equal one is refused again without a look at its text.
+# Bodies whose prompts were too long: an equal body is refused again without building its prompt.
 #
-# Some clients send the same body again and again. A body that goes on from what is stored, or whose documents are searched,
-# may fit the next time.
+# Some clients send the same body again and again. A body that continues a stored answer or searches for documents may fit
+# the next time.
 
 logger = logging.getLogger("slotcache")
-MOST_REFUSED = 32  # bodies that are remembered, by their digests
+MOST_REFUSED = 32  # remembered bodies, by digest
 
 
 class Refusals:
-    """The newest refusals, by the digest of the path, the model and the body, each with the times that it was repeated."""
+    """The newest refusals, by a digest of path, model and body, each with the number of its repetitions."""
 
     def __init__(self) -> None:
         self._kept: OrderedDict[bytes, tuple[RequestError, int]] = OrderedDict()  # the least recently used first
@@ -104,7 +104,7 @@ class Refusals:
         return bool(self._kept)
 
     def find(self, key: bytes, path: str) -> RequestError | None:
-        """Return the error of an equal body, if it was refused. The log says so at the 1st, 10th, 100th, ... time."""
+        """Return the error of an equal body that was refused. The log notes the 1st, 10th, 100th, ... time."""
         if key not in self._kept:
             return None
         error, count = self._kept.pop(key)
@@ -115,16 +115,16 @@ class Refusals:
         return copy(error)
 
     def note(self, key: bytes, error: RequestError) -> None:
-        self._kept[key] = copy(error), 0  # without its traceback, which holds the body
+        self._kept[key] = copy(error), 0  # without the traceback, which keeps the body in memory
         _shorten(self._kept, MOST_REFUSED)
 
 
 def is_lasting(asked: Options, error: RequestError) -> bool:
-    """Whether a body that was refused with this error will be refused as long as the server runs."""
+    """Return whether a body refused with this error will be refused as long as the server runs."""
     continues = isinstance(asked, OpenAIFields) and (asked.conversation, asked.previous_response_id) != (None, None)
     return error.code == TOO_LONG and not continues and not (isinstance(asked, ChatRequest) and asked.retrieves)
 
 
 def key_of(place: str, asked: Options) -> bytes:
-    """Return the digest of a body. place: the path, and the model that is asked there."""
+    """Return the digest of a body. place: the path and the model."""
     return blake2b(place.encode() + b"\0" + msgspec.json.encode(asked), digest_size=16).digest()

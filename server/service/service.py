@@ -1,4 +1,4 @@
-"""A loaded model with all parts that serve it: made once at start, handed to the routes."""
+"""A loaded model with all parts that serve it, for the routes."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ from .metrics import Metrics
 from .submitter import Prepared, Submitter
 
 logger = logging.getLogger("slotcache")
-ROOM = 0.5  # of a prompt's tokens, for the documents that are found for a question
+ROOM = 0.5  # of a prompt's tokens, for documents from a search
 MOST_NAMED = 8  # keywords of a schema in one warning
-MOST_GRAMMARS = 32  # that wait to be compiled: each may take two seconds
+MOST_GRAMMARS = 32  # waiting grammars: each may take two seconds to compile
 NAMELESS = "volatile has no effect: a prompt takes no text of other sessions: send a `session_id` or a `cache_scope`"
 
 
@@ -52,12 +52,11 @@ NAMELESS = "volatile has no effect: a prompt takes no text of other sessions: se
 class Service:
     """What routes call: a request is accepted, submitted, and read or abandoned. It belongs to the event loop.
 
-    name: of the model, in answers. build: of llama.cpp and of this server. fingerprint: OpenAI's, of the build, the model
-    and its settings. parts: what each device has of the model. decision: how it was fitted to memory; None: llama.cpp could
-    not count it. template: of chats.
-    open: generations that were submitted and that the engine has not ended yet, each with the turn to remember, if any.
-    Of these, those that go on without a client, who has left each, in that order; those whose whole answers are kept; and
-    by their ids the whole answers that are made.
+    name: of the model, in answers. build: of llama.cpp and of this server. fingerprint: OpenAI's, from the build, the model
+    and the settings. parts: the model's share on each device. decision: how the model was fitted to memory; None: llama.cpp
+    could not count it. template: of chats. open: submitted generations that the engine has not ended yet, each with its
+    turn to remember, if any. _left: generations that go on without a client, oldest first, each with its client. _wholes:
+    generations whose whole answer is kept. _keeping: by id, the whole answers in the making.
     """
 
     settings: Settings
@@ -97,10 +96,10 @@ class Service:
         found: Found = None,
         wake: Callable[[Sleep], None] = Sleep.wake,
     ) -> Prepared:
-        """Check a request, and build its prompts in a thread; a chat goes on from a stored answer. Raises RequestError.
+        """Check a request, and build its prompts in a thread. A chat may continue a stored answer. Raises RequestError.
 
-        num_bytes: of its body. open_turn: as in `PromptBuilder.chat`. id: the answer's. found: what the server found for
-        it. wake: `Sleep.bring` where no client waits for an answer, `Sleep.expect` where nothing is computed.
+        num_bytes: of the body. open_turn: as in `PromptBuilder.chat`. id: of the answer. found: documents from the server's
+        search. wake: `Sleep.bring` if no client waits for an answer, `Sleep.expect` if nothing is computed.
         """
         wake(self.engine.sleep)
         asked.check()
@@ -120,7 +119,7 @@ class Service:
             return await self._constrained(await self.builder.threads.run(num_bytes, build))
 
     async def _taken(self, asked: ChatRequest, num_bytes: int) -> tuple[ChatRequest, Breakpoints, tuple[str, ...]]:
-        """Return a chat in this server's words, where its prompt may end, and warnings. Raises RequestError."""
+        """Return a chat in this server's words, its breakpoints, and warnings. Raises RequestError."""
         taken = partial(take, asked, self.builder.takes_tool_documents(asked))
         asked, breakpoints, warnings = taken() if num_bytes < LARGE else await asyncio.to_thread(taken)
         if asked.volatile == "move" and not asked.is_named:
@@ -156,7 +155,7 @@ class Service:
         return Prepared(id, prompts, asked, sampling, echoes=echoes, tells_prompts=tells, grammar_spec=grammar_spec)
 
     async def _constrained(self, prepared: Prepared) -> Prepared:
-        """Return a request with the grammar of its answers, if it has one. Raises RequestError: it cannot be used."""
+        """Return a request with its compiled grammar, if it has one. Raises RequestError for a grammar that is no use."""
         grammar_spec = prepared.grammar_spec
         if grammar_spec is None:
             return prepared
@@ -170,7 +169,7 @@ class Service:
         return replace(prepared, sampling=prepared.sampling.changed({"grammar": grammar}), warnings=warnings)
 
     def submit(self, prepared: Prepared) -> list[Generation]:
-        """Hand a request to the engine; return the generations of its choices. Raises RequestError: too long, no room."""
+        """Submit a request to the engine; return the generations of its choices. Raises RequestError: too long, no room."""
         self._check_queue(prepared.num_choices)
         generations = self.submitter.generations(prepared)
         for generation in generations:
@@ -179,23 +178,23 @@ class Service:
         self.engine.submit(generations)
         self.idle.stop()
         self.open.update(dict.fromkeys(generations))
-        self.open[generations[0]] = prepared.turn  # of several answers, the conversation goes on from the first
+        self.open[generations[0]] = prepared.turn  # a conversation continues from the first of several answers
         return generations
 
     async def prefetch(self, key: Hashable, asked: ChatRequest, num_bytes: int, *, open_turn: bool = False) -> bool:
         """Compute the prompt of a chat ahead. False: no slot is idle. Raises RequestError.
 
-        key: as in `compute_ahead`. num_bytes: as in `accept`. open_turn: only as far as its documents.
+        key: as in `compute_ahead`. num_bytes: as in `accept`. open_turn: end with the documents.
         """
         if self.is_full:
             return False
         return await self.compute_ahead(key, await self.accept(asked.prefill_only(), num_bytes, open_turn, wake=Sleep.bring))
 
     async def warm_up(self, key: Hashable, asked: ChatRequest, num_bytes: int) -> bool:
-        """Compute what stands in front of a chat's last documents ahead, if some of it is not cached. False: it is not.
+        """Compute the text before a chat's last documents ahead. False: it is cached or short, or no slot is idle.
 
-        Too few tokens would be rounded otherwise than at the front of a whole prompt. key, num_bytes: as in `prefetch`.
-        Raises RequestError.
+        A short text is left out: alone, its tokens would be rounded differently than as a prefix of a whole prompt. key,
+        num_bytes: as in `prefetch`. Raises RequestError.
         """
         if self.is_full:
             return False
@@ -206,7 +205,7 @@ class Service:
         return missing.tokens > 0 and await self.compute_ahead(key, prepared)
 
     async def compute_ahead(self, key: Hashable, prepared: Prepared) -> bool:
-        """Compute a prompt ahead, one for each key, while a slot is idle. False: none is. Raises RequestError: too long."""
+        """Compute a prompt ahead on an idle slot, one for each key. False: none is idle. Raises RequestError: too long."""
         (generation,) = self.submitter.generations(prepared, Kind.AHEAD)
         generation.question, generation.sampling = prepared.question, GREEDY
         generation.on_end = self._resume_after
@@ -220,25 +219,26 @@ class Service:
         return started
 
     async def room_for(self, scope: str, hits: Sequence[Hit]) -> list[Hit]:
-        """Return the first hits of a search, as far as a chat has room for them."""
+        """Return as many first hits of a search as a chat has room for."""
         length, room = partial(self.builder.length, scope), int(ROOM * self.submitter.limit)
         return await self.builder.threads.run(0, partial(fitting, hits, room, length))
 
     @property
     def is_full(self) -> bool:
-        """Whether the open requests take all slots: nothing is computed ahead then."""
+        """Whether open requests take all slots, so that nothing is computed ahead."""
         return len(self.open) >= self.view.num_slots
 
     async def prompt_text(self, generation: Generation) -> str:
-        """Return the text of a prompt that was computed."""
+        """Return the text of a generation's prompt."""
         return await asyncio.to_thread(self.model.detokenize, generation.job.layout.ids, special=True)
 
     # ---- a request ends --------------------------------------------------------------------------------------------
 
     def leave(self, generation: Generation) -> None:
-        """Deal with a stream whose client has gone: end it, unless it is to be finished. Of a conversation one goes on.
+        """End a stream whose client has gone, unless it is to be finished. In a conversation only one stream goes on.
 
-        All that go on take half of the queue's places at most: of the client with the most, the one that it left first ends.
+        Such streams may take half of the places for open requests. Beyond that, the client with the most of them loses its
+        oldest.
         """
         turn = self.open.get(generation)
         if not generation.outlives_client or turn is None or turn.ref is None or turn.ref.conversation.forgotten:
@@ -253,26 +253,26 @@ class Service:
             self.abandon(next(one for one, whose in self._left.items() if whose == client))
 
     def stop_unattended(self, conversation: Conversation) -> None:
-        """End the answer of a conversation that goes on without a client, if one does."""
+        """End the answer that goes on without a client in a conversation, if there is one."""
         for generation in list(self._left):
             turn = self.open[generation]
             if turn and turn.ref and turn.ref.conversation is conversation:
                 self.abandon(generation)
 
     def find_open(self, scope: str, id: str) -> Generation | None:
-        """Return the generation of an answer that has not ended, and that its client may still want."""
+        """Return the open generation of an answer, unless it was abandoned; None: there is none."""
         found = (one for one in self.open if one.id == id and one.scope == scope and not one.abandoned)
         return next(found, None)
 
     def stop(self, generation: Generation) -> None:
-        """End an answer for good, whoever still reads it."""
+        """End an answer for good; a client that still reads it gets a Failure."""
         generation.events.put(Failure(RequestError("the answer was stopped", code="answer_stopped")))
         self.abandon(generation)
 
     def abandon(self, generation: Generation) -> None:
         """End a generation whose client has gone, unless it has ended or is about to.
 
-        It stays open, and counts for the queue, until the engine has ended it: at most one step.
+        The generation counts as open until the engine has ended it: at most one step.
         """
         if generation not in self.open or generation.abandoned:
             return
@@ -283,15 +283,15 @@ class Service:
         ended.add_done_callback(lambda ended: self._close_abandoned(generation, ended))
 
     def _close_abandoned(self, generation: Generation, ended: asyncio.Future[None]) -> None:
-        """Close a generation that the engine has ended, for its client or because the engine stopped."""
+        """Close an abandoned generation once the engine has ended it, or has stopped."""
         if not (ended.cancelled() or ended.exception()):
             self.idle.add_abandoned(generation)
         self._close(generation)
 
     def _conclude(self, answer_sources: AnswerSources | None, session: str, generation: Generation, event: Final) -> Final:
-        """Account for a generation that the engine has ended, and store its answer; return the event for its client.
+        """Count a generation that the engine has ended, and store its answer; return the event for its client.
 
-        This runs before the client can read the event, so that its next request finds the answer stored.
+        This runs before the client can read the event: so the client's next request finds the answer.
         """
         turn = self.open.get(generation)
         try:
@@ -321,7 +321,7 @@ class Service:
     def _remember(
         self, generation: Generation, turn: PendingTurn, end: End, answer_sources: AnswerSources | None, *, session: str
     ) -> End:
-        """Store a finished turn and queue idle prefill for the next one. Returns `end` with the conversation's report."""
+        """Store a finished turn, and queue idle prefill for the next one. Return `end` with the conversation's report."""
         request, layout = generation.request, generation.job.layout
         text = "".join(generation.parts)
         answer, key, is_content = turn.read(text, end.is_cut)
@@ -343,7 +343,7 @@ class Service:
         return replace(end, report=report)
 
     def keep_whole(self, generation: Generation, make: Callable[[End], bytes]) -> None:
-        """Store the whole answer with its conversation once it has ended. make: returns it as JSON, in a thread."""
+        """Have the whole answer stored with its conversation at its end. make: returns the answer as JSON, in a thread."""
         self._wholes[generation] = make
 
     async def _keep(self, generation: Generation, make: Callable[[], bytes]) -> None:
@@ -356,22 +356,22 @@ class Service:
             del self._keeping[generation.id]
 
     async def kept(self, id: str) -> None:
-        """Return once a whole answer is stored that has ended."""
+        """Wait until an ended answer is stored whole."""
         if id in self._keeping:
             await asyncio.wait([self._keeping[id]])
 
     def _note(self, generation: Generation, session: str, entries: Sequence[HistoryMessage] = ()) -> None:
-        """Remember a session's prompt. entries: its messages and the answer. What they quote to the end leaves first."""
+        """Remember a session's prompt. entries: its messages and the answer. Prompts whose answer they quote are retired."""
         job, scope = generation.job, generation.request.index_scope
         if session and scope.is_shared:
             answer, heard = spoken(entries)
-            tokens = job.tokens[: job.computed].copy()  # a part would keep the room for the whole answer
+            tokens = job.tokens[: job.computed].copy()  # a view would keep the memory of the longest answer
             branch = Branch(scope, tokens, job.num_prompt, answer)
             if done := self.sessions.note_prompt((generation.scope, session), branch, heard):
                 self.view.retire(session, [(one.scope, one.tokens) for one in done])
 
     def _resume_after(self, generation: Generation, event: Final) -> Final:
-        """Resume the idle prefill that gave way to a prompt that was computed ahead."""
+        """Resume the idle prefill that a prompt computed ahead has interrupted."""
         self.idle.resume()
         return event
 
@@ -382,7 +382,7 @@ class Service:
         self.idle.resume()
 
     def close(self, why: str = "the server is shutting down", *, keeps_vocabulary: bool = False) -> None:
-        """End what is open, and free all. keeps_vocabulary: routes that are still served may read it."""
+        """End all open requests, and free all. keeps_vocabulary: running routes may still read the model's vocabulary."""
         self.engine.stop(why)
         self.view.close()
         self.builder.close()
@@ -400,7 +400,7 @@ class Service:
 
     @property
     def max_open(self) -> int:
-        """How many requests may run or wait."""
+        """The most requests that may run or wait."""
         return self.settings.parallel + self.settings.max_queue
 
     def _check_queue(self, num_new: int) -> None:
@@ -418,7 +418,7 @@ class Service:
 
 
 def _not_enforced(field: str, left_out: tuple[str, ...]) -> Iterator[str]:
-    """Yield a warning that names what a form of the answer says and is not enforced."""
+    """Yield a warning that names the parts of a schema that are not enforced."""
     if left_out:
         rest = len(left_out) - MOST_NAMED
         named = ", ".join(left_out[:MOST_NAMED]) + (f", and {rest:,} more" if rest > 0 else "")
@@ -426,5 +426,5 @@ def _not_enforced(field: str, left_out: tuple[str, ...]) -> Iterator[str]:
 
 
 def new_id(kind: str) -> str:
-    """Return an id that cannot be guessed: a client that knows an answer's id may go on from the answer."""
+    """Return an id that cannot be guessed: whoever knows an answer's id may continue the answer."""
     return kind + secrets.token_hex(12)

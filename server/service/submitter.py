@@ -36,11 +36,11 @@ TOLD = "the log-probabilities of the prompt were asked for, so all of it was com
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prepared:
-    """A request whose options were checked, with its prompts. id: the answer's. turn: of a chat, to be remembered.
+    """A checked request with its prompts. id: of the answer. turn: of a chat, to remember.
 
-    echoes: the prompts' texts, where the answer begins with them. tells_prompts: it begins with their tokens instead, and
-    with the logprobs of these. grammar_spec: the grammar that the answers must fit. answer_sources: the documents that were
-    found, and those that an answer's text cites. warnings: of wishes without effect.
+    echoes: the prompts' texts, if the answer starts with them. tells_prompts: the answer starts with the prompts' tokens and
+    their logprobs instead. grammar_spec: the grammar that the answers must fit. answer_sources: the documents of a search,
+    and the finder of citations. warnings: of wishes without effect.
     """
 
     id: str
@@ -56,7 +56,7 @@ class Prepared:
 
     @property
     def prompt(self) -> ChatPrompt:
-        """The only prompt, of a chat."""
+        """The only prompt; a chat has one."""
         (prompt,) = self.prompts
         return prompt
 
@@ -68,12 +68,12 @@ class Prepared:
 
     @property
     def num_choices(self) -> int:
-        """The generations that it takes: one for each choice of each prompt."""
+        """The number of generations: one for each choice of each prompt."""
         return len(self.prompts) * (self.options.n or 1)
 
 
 def _check_listed(prepared: Prepared, generations: Sequence[Generation]) -> None:
-    """Raise RequestError where a whole answer could list more probabilities than memory should hold."""
+    """Raise RequestError if an unstreamed answer could list more probabilities than memory should take."""
     if prepared.sampling.n_probs is None or prepared.options.stream:
         return
     listed = sum(one.num_echoed + one.limit for one in generations) * (prepared.sampling.n_probs + 1)
@@ -83,7 +83,7 @@ def _check_listed(prepared: Prepared, generations: Sequence[Generation]) -> None
 
 
 def with_scales(asked: Sequence[AdapterScale], where: str, use: Callable[[dict[int, float]], T]) -> T:
-    """Return what `use` returns for the scales of a list. where: its field. Raises RequestError: an adapter is not there."""
+    """Return the result of `use` for a list of scales. where: the list's field. Raises RequestError: no such adapter."""
     try:
         return use({one.id: one.scale for one in asked})
     except UnknownAdapter as error:
@@ -92,7 +92,7 @@ def with_scales(asked: Sequence[AdapterScale], where: str, use: Callable[[dict[i
 
 
 def _parts(prepared: Prepared) -> ContentParts | None:
-    """Return what tells content from the rest of an answer, for stop strings; None: all of it is content."""
+    """Return the separator of content from the rest of an answer, for stop strings; None: all is content."""
     reader = prepared.turn.chat.form.reader() if prepared.turn and prepared.options.stops() else None
     return ReadParts(reader) if isinstance(reader, SteppedReader) else None
 
@@ -100,7 +100,7 @@ def _parts(prepared: Prepared) -> ContentParts | None:
 class Submitter:
     """Makes generations. It belongs to the event loop.
 
-    limit: tokens that a prompt and its answer may have together. defaults: of requests.
+    limit: the tokens of a prompt and its answer. defaults: of requests.
     """
 
     def __init__(self, model: Model, view: View, limit: int, defaults: Defaults, *, adapters: Adapters) -> None:
@@ -109,7 +109,7 @@ class Submitter:
         self._ids = itertools.count(1)
 
     async def check_movable(self) -> None:
-        """Raise RequestError for documents that are to be read separately by a model whose KV cannot be moved."""
+        """Raise RequestError if the model's KV cannot be moved, so that no documents can be read separately."""
         if reason := await self._view.why_unmovable():
             wrong = f"documents_attention is separate: this model's KV cannot be moved: {reason}"
             raise RequestError(wrong, param="documents_attention")
@@ -120,11 +120,11 @@ class Submitter:
 
     @property
     def can_reuse(self) -> bool:
-        """Whether this model's prompts can be cached at all."""
+        """Whether the model's prompts can be cached at all."""
         return self._model.can_trim or self._view.keeps_snapshots
 
     def scope(self, options: Options) -> Scope:
-        """Return the scope of a request's KV if it is cached. Raises RequestError: an adapter that is not there."""
+        """Return the scope of a cached request's KV. Raises RequestError: no such adapter."""
         name = self.adapters.name
         return Scope.shared(options.cache_scope, name() if options.lora is None else with_scales(options.lora, "lora", name))
 
@@ -134,7 +134,7 @@ class Submitter:
         return shared if options.caches(default=True) else Scope.private(0, shared.adapters)
 
     def sampling(self, options: Options) -> Sampling:
-        """Return a request's sampling parameters. It may tokenise, so it runs in a prompt thread. Raises RequestError."""
+        """Return a request's sampling parameters. Call it in a prompt thread: it may tokenise. Raises RequestError."""
         return options.sampling(self._model, self.defaults.sampling).seeded()
 
     def _check_length(self, prompt: ChatPrompt) -> None:
@@ -145,9 +145,9 @@ class Submitter:
             raise too_long(prompt.num_tokens, self.limit)
 
     def generations(self, prepared: Prepared, kind: Kind = Kind.CLIENT) -> list[Generation]:
-        """Return the generations that answer a request: each prompt's choices together, in order of the prompts.
+        """Return the generations of a request, by prompt and then by choice. Raises RequestError.
 
-        The choices of a prompt share its KV, even where nothing else may. Raises RequestError.
+        The choices of a prompt share its KV, even if no other request may.
         """
         num_biases = len(prepared.sampling.logit_bias) * prepared.num_choices
         if num_biases > MAX_BIASES:
@@ -166,7 +166,7 @@ class Submitter:
         return made
 
     def _generation(self, prepared: Prepared, prompt: ChatPrompt, place: tuple[int, int], kind: Kind) -> Generation:
-        """Return one generation. place: the number of its prompt's first choice, and its own choice."""
+        """Return one generation. place: the id of the first choice of its prompt, and the index of this choice."""
         options, (first, choice) = prepared.options, place
         wanted, room = options.limit(self.defaults.limit), self.limit - prompt.num_tokens
         limit = room if wanted < 0 else min(wanted, room)
@@ -178,7 +178,7 @@ class Submitter:
             id=number,
             prompt=prompt,
             limit=max(limit, 1),
-            # A state on the device belongs to one request; choices share by snapshots.
+            # A recurrent state on the device belongs to one request; choices share it by snapshots.
             scope=shared if cache else Scope.private(first if can_share else number, shared.adapters),
             cache=cache,
             kind=kind,
@@ -190,7 +190,7 @@ class Submitter:
             session=options.session,
         )
         piece, keeps = self._pieces(prepared), request.keeps
-        # Only the first choice is read as a chat's answer, so the control tokens of others would count as text.
+        # Only the first choice is read as a chat's answer: in other choices, control tokens would count as text.
         keeps = keeps and (choice == 0 or piece == self._model.piece)
         return Generation(
             id=prepared.id,
@@ -212,14 +212,14 @@ class Submitter:
 
     @property
     def why_no_drafts(self) -> str:
-        """Why no request can have drafts; empty where all can."""
+        """Why no request can have drafts; empty: requests can."""
         if self._view.can_cut:
             return ""
         return CANNOT_DRAFT if self.defaults.draft != "off" else f"{CANNOT_DRAFT}: of some models it can with --draft lookup"
 
     @property
     def draft(self) -> Draft:
-        """How tokens of requests are drafted that leave `draft` out."""
+        """How tokens are drafted for requests without `draft`."""
         return "off" if self.why_no_drafts else self.defaults.draft
 
     def _draft(self, options: Options) -> Lookup | None:
@@ -243,14 +243,14 @@ class Submitter:
         return options.id_slot
 
     def _pieces(self, prepared: Prepared) -> Callable[[int], bytes]:
-        """Return the bytes of a token in an answer: none of a control token, but those that a chat's reader reads."""
+        """Return the function from a token to its bytes in an answer; a control token has some only if a reader needs it."""
         spelt = prepared.turn.chat.form.spelt if prepared.turn else frozenset()
         return self._model.piece_with(spelt) if spelt else self._model.piece
 
     def idle_prefill(
         self, prompt: Prompt, scope: Scope, kind: Kind = Kind.AHEAD, follows: int | None = None, session: str = ""
     ) -> Generation:
-        """Return a generation that only computes a prompt, in idle time. The rest is as in `Request`."""
+        """Return a generation that only computes a prompt, in idle time. kind, follows, session: as in `Request`."""
         number, can_cut = next(self._ids), self._model.can_trim
         request = Request(
             id=number,
