@@ -102,7 +102,7 @@ class Costs:
         return num_passed > self.swap_from_tokens * (num_used + self.cells_per_run * num_pieces)
 
     def pays_to_offload(self, num_tokens: int, num_steps: int) -> bool:
-        """Return whether idle KV should leave the device for a request of so many prompt tokens and decode steps."""
+        """Return whether idle KV should be offloaded for a request of so many prompt tokens and decode steps."""
         return self.idle_token_ns * num_tokens + self.idle_step_ns * num_steps >= self.spill_ns
 
 
@@ -196,7 +196,7 @@ class PrefillBudget:
     size: a number of tokens. max_stall: seconds that the prompt tokens may take. The smaller limit wins, but a step always
     has one chunk: part of a chunk takes about as long.
 
-    The time of a token grows with the cells that attention passes over: the cells of all requests, not of its own alone.
+    The time of a token grows with the cells that attention passes over: those of all requests, not of one alone.
     """
 
     def __init__(self, size: int, max_stall: float, costs: Costs, profile: Profile) -> None:

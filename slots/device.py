@@ -197,9 +197,7 @@ class DeviceCells:
         return leaf
 
     def take_unused(self) -> Node | None:
-        """Choose a leaf that no request has used and that has a copy in host memory; of several, the one that is idle
-        longest.
-        """
+        """Choose a leaf that no request has used and that has a copy in host memory; of several, the one idle longest."""
         unused = (leaf for leaf in self.idle if not leaf.frequency and leaf.copy is not None)
         return next(filter(self.is_leaf, unused), None)
 

@@ -51,8 +51,7 @@ class Drafter(Protocol):
         ...
 
     def read_ahead(self, slot: Slot, cached: int, most: int) -> bool:
-        """Read a piece of an idle slot's history, for the next turn. False: nothing is left, or a new request has aborted
-        it.
+        """Read a piece of an idle slot's history, for the next turn. False: nothing is left, or a new request aborted it.
 
         cached: the tokens of the history that may be read.
         """

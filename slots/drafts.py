@@ -101,9 +101,7 @@ SAMPLES = 5  # recent samples that a factor is about the mean of
 
 @dataclass(slots=True)
 class Factor:
-    """How many times as long something takes as the costs say. The costs count as one sample, so a slow first step weighs
-    half.
-    """
+    """How many times as long something takes as the costs say, which count as a sample: a slow first step counts half."""
 
     value: float = 1.0
     num_samples: int = 1
@@ -308,9 +306,7 @@ class Drafts:
         return any(drafter.read_ahead(slot, cached, most) for slot, cached in slots)
 
     def _earn(self, steps: float) -> None:
-        """Add to the credit. Its lower bound is there for a machine that was paused: some steps without drafts make up for
-        that.
-        """
+        """Add to the credit. The lower bound is for a machine that was paused: some steps without drafts make up for it."""
         self._credit = max(min(self._credit + steps, self._most_credit), -FIRST_CREDIT)
 
     def _learn(self, lookup: Lookup, draft: Draft | ModelDraft, accepted: int, drafted: int) -> None:

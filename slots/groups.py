@@ -194,9 +194,7 @@ class Groups:
         return self._heaviest(oldest, may_start)
 
     def _heaviest(self, oldest: Entry, may_start: Callable[[Job], bool]) -> Entry:
-        """Return the request of the most expected weight. Once `oldest` may be overtaken no more, only a follower goes
-        before it.
-        """
+        """Return the request of the most expected weight. Once `oldest` must not be overtaken, only a follower may be it."""
         best, priority, is_due = oldest, oldest.job.request.priority, oldest.job.reuse.num_overtaken >= self._window
         for entry in self._entries.values():
             if entry.weight <= best.weight or entry.job.request.priority != priority or not may_start(entry.job):

@@ -102,9 +102,7 @@ class HostMemory:
         self.unsaved = None if self.unsaved is None else {}
 
     def resize(self, max_bytes: int) -> None:
-        """Change the budget, unless nothing is copied. Evict copies beyond it; those for a lower tier only once they are
-        written.
-        """
+        """Change the budget, unless nothing is copied. Copies beyond it are evicted, those for a lower tier once written."""
         if self.max_bytes:
             self.max_bytes = max_bytes
             self.overdraft = max(self._num_taken - max_bytes, 0)
@@ -169,9 +167,7 @@ class HostMemory:
         self._evict_written(num_tokens * self.sizes.run_token + self.size_of(num_tokens))
 
     def overdraw(self, record: Record) -> None:
-        """Make room for a fetched record: evict copies that a lower tier has, too, and overdraw the budget by what is still
-        missing.
-        """
+        """Make room for a fetched record: evict copies that a lower tier has, too, and overdraw the budget by the rest."""
         num_tokens, needs_state = self._missing(record)
         needed = num_tokens * self.sizes.run_token + (self.size_of(len(record.tokens)) if needs_state else 0)
         self._evict_written(needed)
@@ -498,9 +494,7 @@ class PromptTree(RadixTree[Node]):
         """
 
     def without_copy(self) -> list[Node]:
-        """Return the runs that are lost with a device: those without a finished copy, and all runs after them. Deepest
-        first.
-        """
+        """Return the runs that are lost with a device, deepest first: those without a finished copy, and all runs after."""
         lost: dict[Node, None] = {}
         for root in self.roots.values():
             for node in descendants(root):  # parents first
@@ -621,8 +615,7 @@ class Copies:
         return self._host.has_room_for(len(node.tokens))
 
     def save_prefix(self, node: Node | None) -> None:
-        """Copy the runs from `node` up to the first one with a copy, while there is room: later copies are of no use without
-        them.
+        """Copy the runs from `node` up to the first one with a copy, while there is room: copies after them depend on it.
 
         These runs may be in use on the device for long, and would be lost with it. RAGCache, section 6, copies upper nodes,
         too.

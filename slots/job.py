@@ -89,9 +89,7 @@ class Strategy(Protocol):
         ...
 
     def catch_up(self, job: Job, num_cells: int) -> None:
-        """Take over what other jobs have computed since this job's last span. num_cells: those that the step has taken so
-        far.
-        """
+        """Take over what other jobs have computed since this job's last span. num_cells: taken by the step so far."""
         ...
 
     def bring_back(self, job: Job, num_cells: int) -> None:
@@ -235,8 +233,7 @@ class Job:
             self.request.draft.num_accepted += 1
 
     def waits_for(self, leader: Job, min_shared: int) -> bool:
-        """Return whether `leader` is about to compute the next tokens of this job: `min_shared` or more since this job's
-        start.
+        """Return whether `leader` is about to compute the job's next tokens: `min_shared` or more since the job's start.
 
         Only tokens in the tree count. Generated tokens are private, even where two requests generate the same ones.
         """

@@ -21,8 +21,7 @@ from .scope import Scope
 
 
 class Pins:
-    """Pins of clients. A pin never makes a request fail: where running requests need all cells, pinned runs are evicted,
-    too.
+    """A pin never makes a request fail: where running requests need all cells, pinned runs are evicted, too.
 
     clock: seconds, as `time.monotonic` counts them.
     """
@@ -281,9 +280,7 @@ class PrefixTree(PromptTree):
                 self._leave_device(run)
 
     def _begin(self, last_node: Node) -> Sequence:
-        """Return a new sequence for the path to `last_node`, which is in use. If no id can be freed, the path is removed
-        again.
-        """
+        """Return a new sequence for the path to `last_node`, which is in use. Without an id, the path is removed again."""
         while not self.device.num_free_ids:
             if not self.evict():
                 for node in path(last_node):

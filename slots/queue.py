@@ -133,9 +133,7 @@ class Queue:
         return rejected
 
     def _first(self) -> Job | None:
-        """Return the first request of the highest priority that may start; or the one that has to run alone, if there is
-        one.
-        """
+        """Return the first request of the highest priority that may start; if one has to run alone, that one."""
         first: Job | None = None
         for job in self._waiting:
             if (first is None or job.request.priority > first.request.priority) and self._may_start(job):

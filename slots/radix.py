@@ -385,8 +385,7 @@ MOST_BRANCHES = 4  # earlier prompts to compare, the most recently used
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ChangedPiece:
-    """A short piece of a prompt where an earlier prompt had another. before, after: tokens (int32) of the earlier and the
-    new one.
+    """A short piece of a prompt where an earlier prompt had another. before, after: the two pieces (int32).
 
     num_behind: equal tokens after the piece, which would have been reused without the change.
     """
@@ -397,8 +396,7 @@ class ChangedPiece:
 
 
 def changed_piece(last_node: Node, tokens: np.ndarray, at: int) -> ChangedPiece | None:
-    """Return the piece that differs at position `at` from an earlier prompt in the tree. last_node: the end of the prompt's
-    path.
+    """Return the piece that differs at position `at` from an earlier prompt. last_node: the end of the prompt's path.
 
     None: no earlier prompt parts there, or none continues alike after a short piece.
     """

@@ -185,9 +185,7 @@ class Request:
             object.__setattr__(self, "priority", self.kind.priority)
 
     def leads_to(self, other: Request) -> bool:
-        """Return whether `other` can reuse what this request computes: its fixed prefix, and the same documents if it has
-        any.
-        """
+        """Return whether `other` can reuse what this request computes: its fixed prefix, and its documents if it has any."""
         own, others = self.prompt, other.prompt
         begins = others.beginning[: None if own.documents else len(own.beginning)]
         is_same = self.index_scope == other.index_scope and own.documents in (frozenset(), others.documents)

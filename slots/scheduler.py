@@ -317,9 +317,7 @@ class Scheduler:
         )
 
     def plan_idle_work(self) -> Plan | None:
-        """Return a step without spans: the tree's decisions, and one idle run's copy to host memory. None: nothing is left
-        to do.
-        """
+        """Return a step without spans: the tree's decisions, and the copy of one idle run. None: nothing is left to do."""
         self.tree.copies.save_ahead()
         operations = self.tree.device.take_operations()
         return Plan(operations) if operations else None

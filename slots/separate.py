@@ -1,7 +1,7 @@
 """Documents are read one after the other, each after the prompt's prefix alone, then moved to their places.
 
-A request with documents that are read separately runs in stages. In each stage but the last it is a prompt of its own, the
-prefix and one document, exact KV like that of any other request:
+A request with documents that are read separately runs in stages. In each stage but the last, its prompt is the prefix and
+one document, whose KV is exact like that of any other request:
 
     stage 1    | prefix | document 2 |                          computed and copied; then the request gives up its slot
     stage 2    | prefix | document 3 |                          and goes on at the head of the queue
@@ -264,9 +264,7 @@ class SeparateDocuments(PlainKV):
         return next((start for start in starts if start > job.computed), job.num_tokens)
 
     def reached(self, job: Job, span: Span) -> bool:
-        """Take over a computed span of a document. Once the document is read, keep a copy, whatever the cache evicts from
-        now on.
-        """
+        """Take over a computed span of a document. Once the document is read, keep a copy, whatever the cache evicts."""
         if not job.is_reading:
             return False
         at, whole = _reads(job)

@@ -187,9 +187,7 @@ class Snapshots(StateTree):
         return node if node is not None and node.copy is not None and node.end <= length else None
 
     def _count_use(self, node: Node, job: Job) -> None:
-        """Count a request's use of a state. The next turn of a conversation does not count again, nor does a prefill ahead
-        of it.
-        """
+        """Count a request's use of a state. The next turn of a conversation, or a prefill for it, does not count again."""
         self._clock += 1
         for run in path(node):
             run.note_session(job.request.session)
@@ -292,9 +290,7 @@ class FromSnapshots(PlainKV):
         self._load(job, num_cells + job.num_tokens - job.computed)
 
     def pause_at(self, job: Job, at: int) -> None:
-        """Pause at a position. Drop the stops so close to it, or to the computed tokens, that a piece is too small for its
-        bits.
-        """
+        """Pause at a position. Drop stops so near to it, or to the computed tokens, that a piece has too few tokens."""
         state = state_of(job)
         state.pause = at
         ends = (job.computed, at)

@@ -44,8 +44,10 @@ Words = Annotated[str, Meta(max_length=1000)]
 
 
 class Origin(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """model, build: in words. machine: the digest of the build, the CPU and the devices. shape: the digest of the settings
-    that shape KV, all of a `Provenance` but the model. is_imported: the KV came from another machine.
+    """The origin of a folder's KV. model, build: in words. machine: the digest of the build, the CPU and the devices.
+
+    shape: the digest of the settings that shape KV, all of a `Provenance` but the model. is_imported: the KV came from
+    another machine.
     """
 
     model: Words
@@ -187,9 +189,7 @@ def prune(root: Path, max_bytes: int) -> None:
 
 
 def prune_unused(root: Path, since: int) -> None:
-    """Delete files that were not used since a time (ns), except those that a more recent file depends on. Raises
-    FolderError.
-    """
+    """Delete files that were not used since a time (ns), except those that a newer file depends on. Raises FolderError."""
     for path in folders(root):
         if made_by := provenance_in(path):
             tier = DiskTier(root, ALL, made_by)
@@ -412,9 +412,7 @@ def _own_file(path: Path) -> Generator[BufferedIOBase]:
 
 
 def _members(file: BufferedIOBase) -> tuple[list[Member], Manifest]:
-    """Return the records of an archive and its manifest, without reading a record's content. Raises ArchiveError and
-    OSError.
-    """
+    """Return an archive's records and its manifest, without the content of records. Raises ArchiveError and OSError."""
     total, found = os.fstat(file.fileno()).st_size, dict[str, Member]()
     while (block := file.read(BLOCK)) != bytes(BLOCK):
         try:

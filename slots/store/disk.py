@@ -303,9 +303,7 @@ class DiskTier:
             self._count_own_changes()
 
     def _end(self) -> None:
-        """Write an index without the files that another server has deleted: of a dropped scope, say, whose tokens it would
-        have.
-        """
+        """Write an index without the files that another server has deleted, since it would have a dropped scope's tokens."""
         self._seen = -1
         self._look()
         self._write_index()

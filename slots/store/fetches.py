@@ -126,13 +126,12 @@ def _behind(node: Node, at: int, tokens: np.ndarray) -> tuple[Node, int] | None:
 
 
 class Fetches:
-    """Brings records of waiting prompts into host memory. It belongs to the engine's thread, which touches no file. The
-    scheduler's `Fetcher`.
+    """The scheduler's `Fetcher`: brings records of waiting prompts into host memory.
 
-    lower: the tiers; the first one that has more of a prompt than host memory is read. read: has a thread call a function.
-    hand_over: runs a function in the engine's thread. accepts: whether a record has this model's layout; called by the
-    threads that read. Fetched records that are not in use yet take at most half of the budget of host memory, or are of one
-    request.
+    It belongs to the engine's thread, which touches no file. lower: the tiers; the first one that has more of a prompt than
+    host memory is read. read: has a thread call a function. hand_over: runs a function in the engine's thread. accepts:
+    whether a record has this model's layout; called by the threads that read. Fetched records that are not in use yet take
+    at most half of the budget of host memory, or are of one request.
     """
 
     def __init__(
@@ -321,9 +320,7 @@ class Fetches:
             self._hand_over(lambda: self._arrive(fetch, tier, key, record, seconds))
 
     def _arrive(self, fetch: Fetch, tier: LowerTier, key: str, record: Record | None, seconds: float) -> None:
-        """Take the records that are complete from the prefix on; a lost record costs only its own tokens. In the engine's
-        thread.
-        """
+        """Take the records that are complete from the prefix on; a lost one costs its tokens. In the engine's thread."""
         if record is not None:
             self._speeds[tier.name].learn(record.num_bytes, seconds)
             self.num_bytes += record.num_bytes

@@ -162,8 +162,7 @@ class Stretch(NamedTuple):
 
 
 class StoredEntry(Struct, frozen=True, array_like=True):
-    """An entry in a file. tokens: int32, of its own run; the path before it is that of `parent`, another entry; empty: no
-    parent.
+    """An entry in a file. parent: the entry with the path before its run; empty: none. tokens: int32, of its own run.
 
     documents: (key, first position) of the documents that end with it.
     """
