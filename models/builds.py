@@ -1,4 +1,4 @@
-"""npm's builds of llama.cpp in this environment: where each lies, which are to be tried, and why others were not taken."""
+"""npm's builds of llama.cpp in this environment: their folders, which to try, and why others were not taken."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from .trial import command, failure
 
 logger = logging.getLogger("slotcache")
 FOLDER = Path(os.environ.get("SLOTCACHE_BUILDS") or Path(sys.prefix, "llama.cpp"))
-"""Where `make serve` and `slotcache install` put them, one beside the other. SLOTCACHE_BUILDS: another place, for tests."""
+"""The folder where `make serve` and `slotcache install` put builds. SLOTCACHE_BUILDS: another folder, for tests."""
 PACKAGES = {"cpu": "linux-x64", "vulkan": "linux-x64-vulkan", "cuda": "linux-x64-cuda", "cuda12": "linux-x64"}
 BACKEND_OF_CUDA12 = "linux-x64-cuda-ext/bins/linux-x64-cuda/fallback/libggml-cuda.so"
 
-PATIENCE = 300  # s for the trial on a card: its kernels are compiled at their first use
-TOLD_EVERY = 15  # s
+PATIENCE = 300  # s for the trial on a card: kernels are compiled at their first use
+TOLD_EVERY = 15  # s between two lines of the log
 
 
 @dataclass(frozen=True, slots=True)
 class InstalledBuilds:
-    """What `slotcache install` found. asked: its argument. builds: to try before all packages, the first one first.
+    """What `slotcache install` found. asked: its argument. builds: to try before all packages, in order.
 
-    passed_over: why a build was not taken, by its name.
+    passed_over: why a build was not taken, by name.
     """
 
     asked: str = ""
@@ -41,7 +41,7 @@ class InstalledBuilds:
 
 
 def installed_builds() -> InstalledBuilds:
-    """Return what was found at the last installation; where there was none, every build for cards is tried."""
+    """Return the result of the last installation; without one, every build for cards is tried."""
     with suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
         kept = json.loads((FOLDER / "installed.json").read_text())
         passed_over = {str(build): str(reason) for build, reason in kept["passed_over"].items()}
@@ -50,7 +50,7 @@ def installed_builds() -> InstalledBuilds:
 
 
 def keep_installed(found: InstalledBuilds) -> None:
-    """Raises OSError."""
+    """Keep the result of an installation. Raises OSError."""
     FOLDER.mkdir(parents=True, exist_ok=True)
     with written_aside(FOLDER / "installed.json") as file:
         file.write(json.dumps(asdict(found)).encode())
@@ -65,14 +65,14 @@ def library_folder(build: str) -> Path:
 
 
 def finish(build: str) -> None:
-    """Put the backend for CUDA 12, which has a package of its own, beside the library. Raises OSError."""
+    """Put the backend for CUDA 12, which has a separate package, beside the library. Raises OSError."""
     link = library_folder(build) / "libggml-cuda.so"
     if build == "cuda12" and not link.exists():
         link.symlink_to(Path("../../..", BACKEND_OF_CUDA12))
 
 
 def failure_on_card(build: str, *, again: bool = False) -> str:
-    """Return why a build computes on no card of this machine, as `library_failure_on_card`."""
+    """Return why a build computes on no card of this machine: see `library_failure_on_card`."""
     folder = library_folder(build)
     if not folder.is_dir():
         return f"{folder} is missing"
@@ -82,14 +82,14 @@ def failure_on_card(build: str, *, again: bool = False) -> str:
 def library_failure_on_card(library: Path, *, again: bool = False, goes_on: Callable[[], bool] = lambda: True) -> str:
     """Return why a library computes on no card of this machine; "" if it passes a trial there, now or at an earlier start.
 
-    The result is kept with the cards and their drivers, whichever it is, since a trial may take PATIENCE. again, goes_on: as
-    in `trial.failure`.
+    Either result is kept, with the cards and their drivers, since a trial may take PATIENCE. again, goes_on: as in
+    `trial.failure`.
     """
     root, folder = cards.root_folder(), library if library.is_dir() else library.parent
     runtimes = [cards.runtime(version, root) for version, _ in cards.RUNTIMES.values()]
     plugin = Path(os.environ.get("GGML_BACKEND_PATH") or os.devnull)
     also = cards.drivers(root), runtimes, stamp(plugin) if plugin.is_file() else None
-    # ggml's own backtrace would stand behind the reason.
+    # ggml's own backtrace would follow the reason.
     environment = os.environ | {"SLOTCACHE_LLAMA": str(folder), "GGML_NO_BACKTRACE": "1"}
     return failure(
         library,
@@ -105,7 +105,7 @@ def library_failure_on_card(library: Path, *, again: bool = False, goes_on: Call
 
 
 class TrialProgress:
-    """Asked while a trial runs: whether it goes on. It tells the log that it does, at first and from time to time."""
+    """Returns whether a trial goes on, and logs that it does, at first and from time to time."""
 
     def __init__(self, folder: Path, goes_on: Callable[[], bool]) -> None:
         self._folder, self._goes_on = folder, goes_on

@@ -1,4 +1,4 @@
-"""The arguments of a tool call in a history: an object, whatever a model wrote or a client made of it."""
+"""The arguments of a tool call in a history: an object, whatever a model wrote or a client changed."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any
 _TOKEN = re.compile(r'"(?:[^"\\]|\\u[0-9a-fA-F]{4}|\\[^u])*+(?P<end>"?)|[{}\[\]]')
 _CUT_ESCAPE = re.compile(r"(?:\\(?:u[0-9a-fA-F]{0,3})?)?")
 _CUT_WORD = re.compile(r'[^\s,:\[\]{}"]+\Z')
-_HALVES = re.compile(r"\\u[dD][89a-fA-F]")  # of characters: JSON may have one alone, and no text can
+_HALVES = re.compile(r"\\u[dD][89a-fA-F]")  # halves of characters: JSON may have one alone, but no text can
 _JSON = json.JSONDecoder(strict=False)
 _CLOSERS = {"{": "}", "[": "]"}
 
 
 def decode_json(text: str) -> Any:
-    """Decode JSON, also with line breaks in its strings; a lone half of a character is U+FFFD.
+    """Decode JSON, also with line breaks in strings; a lone half of a character becomes U+FFFD.
 
     Raises ValueError, RecursionError.
     """
@@ -29,8 +29,8 @@ def decode_json(text: str) -> Any:
 def argument_object(arguments: object) -> dict[str, object]:
     """Return the arguments of a call as an object.
 
-    Nothing is no arguments. A text that was cut is completed, so that what stands in it stays to be seen. Any other text
-    or value is the one argument, `arguments`.
+    An empty value means no arguments. A text that was cut short is completed, so that its content stays visible. Any other
+    text or value becomes the single argument `arguments`.
     """
     if isinstance(arguments, Mapping):
         return dict(arguments)
@@ -49,7 +49,7 @@ def argument_object(arguments: object) -> dict[str, object]:
 
 
 def argument_text(arguments: object) -> str:
-    """Return the arguments of a call as the JSON text of an object: a text that is one stays as it is."""
+    """Return the arguments of a call as the JSON text of an object: the text of an object stays as it is."""
     if isinstance(arguments, str):
         try:
             if isinstance(json.loads(arguments), dict):
@@ -60,7 +60,7 @@ def argument_text(arguments: object) -> str:
 
 
 def _completed(text: str) -> dict[str, object] | None:
-    """Complete the JSON text of an object: close the string and the brackets that are open. None: it was not cut."""
+    """Complete the JSON text of an object: close the open string and brackets. None: it was not cut short."""
     closers = list[str]()
     for token in _TOKEN.finditer(text):
         if token["end"] is None:

@@ -1,7 +1,7 @@
 """The cards of this machine, the libraries that they need, and the builds of llama.cpp to try on them.
 
-`make serve` runs this file before anything is installed: it needs the standard library alone, and no module of this package.
-All is read below a root folder, which SLOTCACHE_ROOT names for tests.
+`make serve` runs this file before any package is installed: it needs the standard library alone, and no module of this
+package. All files are read below a root folder, which SLOTCACHE_ROOT names for tests.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-BUILDS = {  # npm's, with the MB that are fetched; those behind one are tried where it fails
+BUILDS = {  # npm's builds: the MB to fetch, and the builds to try if this one fails
     "cpu": (11, ()),
     "vulkan": (24, ("cpu",)),
     "cuda": (143, ("vulkan", "cpu")),
@@ -37,7 +37,7 @@ NO_DRIVER = (
     "it finds no card: Vulkan's driver comes with mesa-vulkan-drivers for AMD and Intel, and with NVIDIA's driver, "
     "in containers by NVIDIA_DRIVER_CAPABILITIES=all"
 )
-DRM = {"amdgpu": "AMD", "i915": "Intel", "xe": "Intel"}  # Linux's drivers that Vulkan computes with, by the maker
+DRM = {"amdgpu": "AMD", "i915": "Intel", "xe": "Intel"}  # the maker, by Linux's drivers that Vulkan computes with
 PATIENCE = 10  # s for the driver's own program
 
 
@@ -45,7 +45,7 @@ PATIENCE = 10  # s for the driver's own program
 class Card:
     """maker: NVIDIA, AMD or Intel. driver: its version, or its name. capability: of an NVIDIA card ("8.6"), "" if unknown.
 
-    barred: why this user cannot use it.
+    barred: why this user cannot use the card.
     """
 
     maker: str
@@ -63,13 +63,13 @@ class Card:
 
     @property
     def runs_cuda(self) -> bool:
-        """Whether npm's build for CUDA 13 has machine code for it."""
+        """Whether npm's build for CUDA 13 has machine code for this card."""
         return self.driver_number >= 580 and (self.capability in ("8.6", "8.9") or self.capability.startswith("12."))
 
 
 @dataclass(frozen=True, slots=True)
 class Libraries:
-    """What is installed beside the driver. cuda: the versions of CUDA of which cudart and cuBLAS are there."""
+    """What is installed beside the driver. cuda: the versions of CUDA with both cudart and cuBLAS."""
 
     vulkan: bool = False
     cuda: frozenset[int] = frozenset()
@@ -77,19 +77,19 @@ class Libraries:
 
 @dataclass(frozen=True, slots=True)
 class BuildChoice:
-    """builds: to try, the first one first. line: what the user should know, or ""."""
+    """builds: to try, in order. line: a message for the user, or ""."""
 
     builds: tuple[str, ...]
     line: str = ""
 
 
 def chain(build: str) -> tuple[str, ...]:
-    """Return a build, and those to try where it fails."""
+    """Return a build, and the builds to try if it fails."""
     return (build, *BUILDS[build][1])
 
 
 def choose(cards: Sequence[Card], libraries: Libraries) -> BuildChoice:
-    """Return the builds to try by themselves: a pure table."""
+    """Return the builds to try without being asked: a pure table."""
     usable = [card for card in cards if not card.barred]
     if not usable:
         return BuildChoice(chain("cpu"), "; ".join(f"{card} is not used: {card.barred}" for card in cards))
@@ -120,21 +120,21 @@ def root_folder() -> Path:
 
 
 def find_cards(root: Path) -> list[Card]:
-    """Return the cards whose driver is there, NVIDIA's first. Devices in software and virtual cards are none."""
+    """Return the cards with a driver, NVIDIA's first, without devices in software and virtual cards."""
     return [*_nvidia(root), *_drm(root)]
 
 
 def find_libraries(root: Path, packages: Iterable[str] = sys.path) -> Libraries:
-    """packages: folders with packages of pip."""
+    """Return the installed libraries. packages: folders with packages of pip."""
     packages = list(packages)
     cuda = frozenset(version for version, _ in RUNTIMES.values() if runtime(version, root, packages))
     return Libraries(vulkan=any(_in_system(root, "libvulkan.so.1")), cuda=cuda)
 
 
 def runtime(version: int, root: Path, packages: Iterable[str] = sys.path) -> list[Path]:
-    """Return CUDA's libraries of a version, in the order to open them; none where one is missing.
+    """Return CUDA's libraries of a version, in the order to open them; none if one is missing.
 
-    Those of pip's packages come first: of the system's, the loader may know nothing.
+    Those of pip's packages come first, since the loader may not know of these in the system.
     """
     names = (f"libcudart.so.{version}", f"libcublasLt.so.{version}", f"libcublas.so.{version}")
     folders = (f"cu{version}", "cuda_runtime", "cublas")
@@ -163,19 +163,19 @@ def _in_system(root: Path, name: str) -> Iterator[Path]:
 
 
 def _nvidia(root: Path) -> list[Card]:
-    """Return NVIDIA's cards: as its program tells them, else as its driver does, and on WSL."""
+    """Return NVIDIA's cards: from its program, else from its driver, and on WSL."""
     driver, is_wsl = root / "proc/driver/nvidia", _is_wsl(root)
     try:
-        told = re.search(r"\b\d{3,}\.\d[\d.]*", (driver / "version").read_text())
+        seen = re.search(r"\b\d{3,}\.\d[\d.]*", (driver / "version").read_text())
     except OSError:
-        told = None
+        seen = None
     is_container = (root / ".dockerenv").exists() or (root / "run/.containerenv").exists()
-    if not is_wsl and (told is None or (is_container and not (root / "dev/nvidiactl").exists())):  # of the host alone
+    if not is_wsl and (seen is None or (is_container and not (root / "dev/nvidiactl").exists())):  # the host's alone
         return []
     if rows := [row for line in _asked(root) if len(row := [cell.strip() for cell in line.split(",", 2)]) == 3]:
-        return [Card("NVIDIA", name, version or (told[0] if told else ""), capability) for capability, version, name in rows]
+        return [Card("NVIDIA", name, version or (seen[0] if seen else ""), capability) for capability, version, name in rows]
     names = [_model(file) for file in sorted(driver.glob("gpus/*/information"))] or ["NVIDIA card"] * is_wsl
-    return [Card("NVIDIA", name, told[0] if told else "") for name in names]
+    return [Card("NVIDIA", name, seen[0] if seen else "") for name in names]
 
 
 def _is_wsl(root: Path) -> bool:
@@ -206,11 +206,11 @@ for index in range(number.value):
     cuda.cuDeviceGetName(name, 256, device)
     print(*capability, sep=".", end=f", , {name.value.decode()}\\n")
 """
-"""Prints what NVIDIA's program would, without the driver's version. A process of its own: the driver may end it."""
+"""Prints the lines of NVIDIA's program, without the driver's version. A separate process: the driver may end it."""
 
 
 def _asked(root: Path) -> list[str]:
-    """Return a line a card: its capability, the driver's version, its name. None where nobody answers."""
+    """Return a line for each card: its capability, the driver's version, its name. Empty if no program answers."""
     query = ["--query-gpu=compute_cap,driver_version,name", "--format=csv,noheader"]
     programs = (root / folder / "nvidia-smi" for folder in ("usr/bin", "usr/local/bin", "usr/lib/wsl/lib", "opt/bin"))
     commands = [[str(program), *query] for program in programs if program.is_file()][:1]
@@ -225,7 +225,7 @@ def _asked(root: Path) -> list[str]:
 
 
 def _drm(root: Path) -> Iterator[Card]:
-    """Yield the cards that Linux has a node to compute with for."""
+    """Yield the cards for which Linux has a node to compute with."""
     for node in sorted(root.glob("dev/dri/renderD*")):
         with suppress(OSError):
             driver = Path(os.readlink(root / "sys/class/drm" / node.name / "device/driver")).name
@@ -235,14 +235,14 @@ def _drm(root: Path) -> Iterator[Card]:
 
 
 def _device_number(root: Path, node: Path) -> str:
-    """Return the maker's number of the card behind a node; "" where Linux has none."""
+    """Return the maker's number of a node's card; "" if Linux has none."""
     with suppress(OSError):
         return (root / "sys/class/drm" / node.name / "device/device").read_text().strip()
     return ""
 
 
 def _is_open(node: Path) -> bool:
-    """Whether this user may use the card behind a node."""
+    """Return whether this user may use a node's card."""
     return os.access(node, os.R_OK | os.W_OK)
 
 
@@ -254,7 +254,7 @@ VISIBLE = (
 
 
 def drivers(root: Path) -> tuple[object, ...]:
-    """Return what changes with the cards, their drivers, and those that this user and the environment let a process see.
+    """Return a value that changes with the cards, their drivers, and what this user and the environment let a process see.
 
     Fast: no driver is asked.
     """
@@ -266,7 +266,7 @@ def drivers(root: Path) -> tuple[object, ...]:
 
 
 def has_builds() -> bool:
-    """Whether npm has builds for this machine."""
+    """Return whether npm has builds for this machine."""
     return sys.platform == "linux" and platform.machine() == "x86_64"
 
 

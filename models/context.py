@@ -20,7 +20,7 @@ from .times import Times, costs_of
 MAX_SEQUENCES = 256  # LLAMA_MAX_SEQ
 FEW_SEQUENCES = 64
 NOT_SHARED = frozenset({"deepseek4"})
-"""Architectures of whose sequences no part can be copied: GGML_ASSERT in `llama_kv_cache_dsv4::seq_cp`."""
+"""Architectures whose sequences can only be copied whole: GGML_ASSERT in `llama_kv_cache_dsv4::seq_cp`."""
 WARM_UP = 4  # tokens of the first batch, however small the steps are
 CLOSED = llama.llama_context_p(0)
 FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}
@@ -31,10 +31,10 @@ CACHE_TYPES = {"f32": 0, "f16": 1, "bf16": 30, "q8_0": 8, "q4_0": 2, "q4_1": 3, 
 class ContextSettings:
     """num_cells: KV cells in the pool, at least one for each sequence. batch, micro_batch: tokens of a call, of a kernel.
 
-    flash_attention: on, off or auto. cache_type_k, cache_type_v: number formats of the KV. threads 0: llama.cpp's choice.
-    num_sequences: the tree's, and a scratch sequence; with a sliding window the tree has half of them. rollback: of a model
-    with recurrent layers, the most tokens to cut off a sequence again, for which as many states more are kept, where
-    llama.cpp can. gives_states: its last hidden states can be read. is_head: of the model's multi-token head, which takes
+    flash_attention: on, off or auto. cache_type_k, cache_type_v: number formats of the KV. threads: 0: llama.cpp's choice.
+    num_sequences: the tree's and a scratch sequence; with a sliding window the tree has half of them. rollback: for a model
+    with recurrent layers, the most tokens to cut off a sequence again; llama.cpp keeps as many more states, where it can.
+    gives_states: the last hidden states can be read. is_head: the context is of the model's multi-token head, which takes
     such a state beside each token.
     """
 
@@ -54,11 +54,11 @@ class ContextSettings:
 class Context:
     """The pool and the graphs over it. One thread at a time may use it.
 
-    costs: of this model on this device. times: where it was timed, they follow from these. unit: of a CPU that was timed,
-    the nanoseconds that are one in the constants of CPUs; else 1. max_rows: of logits in a step.
-    scratch: the sequence through which ranges are saved and restored; the tree has the ids below it. twin: with a sliding
-    window, the offset from a sequence's id to a second one that holds the same cells, else 0. llama.cpp reuses a cell that
-    the window has passed, although a later prompt may continue from there; it does not if two sequences hold the cell.
+    costs: of this model on this device. times: the times that the costs follow from, if they were measured. unit: for a CPU
+    that was timed, the nanoseconds that count as one in the constants of CPUs; else 1. max_rows: most rows of logits in a
+    step. scratch: the sequence through which ranges are saved and restored; the tree has the ids below it. twin: with a
+    sliding window, the offset from a sequence's id to a second sequence with the same cells, else 0. llama.cpp reuses a cell
+    that the window has passed, although a later prompt may continue from there; with two sequences in the cell it does not.
     """
 
     def __init__(self, model: Model, settings: ContextSettings) -> None:
@@ -68,23 +68,23 @@ class Context:
         params = llama.llama_context_default_params()
         kernel_size = min(settings.micro_batch, settings.batch)
         self.costs = costs_of(model, flash_attention=settings.flash_attention, kernel_size=kernel_size)
-        # With a window, a batch of several kernels could reuse cells for its end that its beginning has just filled.
+        # With a window, the last kernel of a batch could reuse cells that its first kernel has just filled.
         # Where results must be exact, the last of several kernels must not get only a few tokens.
         one_kernel = model.window or self.costs.recompute_last > 1
         batch = min(settings.batch, settings.micro_batch) if one_kernel else settings.batch
         # llama.cpp allocates a row of logits for each sequence, and aborts the process if a batch or the pool is smaller.
-        # So n_ctx and n_batch are raised for it, and `batch` below limits our steps.
+        # So n_ctx and n_batch are raised, and `batch` below limits our steps.
         params.n_ctx = max(settings.num_cells, settings.num_sequences)
         params.n_batch = max(batch, self.costs.tile, settings.num_sequences, WARM_UP)
         params.n_ubatch = min(settings.micro_batch, batch)
         # A step asks for a row of logits a sequence, or, with drafts, for a few a sequence.
         params.n_seq_max = params.n_outputs_max = self.max_rows = settings.num_sequences
         params.kv_unified = True
-        params.swa_full = True  # else tokens that the window has passed have no cells
+        params.swa_full = True  # so that tokens that the window has passed still have cells
         params.flash_attn_type = FLASH_ATTENTION[settings.flash_attention]
         params.type_k = CACHE_TYPES[settings.cache_type_k]
         params.type_v = CACHE_TYPES[settings.cache_type_v]
-        # It aborts the process, too, unless a kernel computes more than a last token and what can be cut off behind it.
+        # llama.cpp also aborts the process unless a kernel computes more than the last token and the rollback after it.
         params.n_rs_seq = max(min(settings.rollback, params.n_ubatch - 2), 0)
         params.ctx_type = int(settings.is_head)  # LLAMA_CONTEXT_TYPE_MTP
         model.rope_scaling.apply(params)
@@ -121,16 +121,16 @@ class Context:
 
     @property
     def state_width(self) -> int:
-        """Numbers of a hidden state."""
+        """The size of a hidden state, in numbers."""
         return llama.llama_model_n_embd_out(self.model.handle)
 
     def states(self, num_tokens: int) -> np.ndarray:
-        """Return the last hidden states of the last batch's tokens, (tokens, width), float32: the next overwrites them."""
+        """Return the last hidden states of the last batch, (tokens, width), float32. The next batch overwrites them."""
         pointer = _state_function(STATES, ctypes.POINTER(ctypes.c_float))(self.handle)
         return np.ctypeslib.as_array(pointer, (num_tokens, self.state_width))
 
     def unload(self) -> None:
-        """Free the memory until `open`; the weights go, too, unless another context computes with them."""
+        """Free the memory until `open`. The weights are freed, too, unless another context computes with them."""
         self.close()
         self.model.weights.leave()
 
@@ -141,7 +141,7 @@ class Context:
 
 
 def num_sequences(model: Model, slots: int, *, moves_idle: bool) -> int:
-    """Return the ids that a server needs: for each slot one and one ahead, and for KV that stays on the device while idle.
+    """Return the ids that a server needs: two for each slot (one ahead), and more for idle KV that stays on the device.
 
     Each id costs a row of logits, and each step passes over all pairs of ids. moves_idle: idle KV moves to host memory.
     """
@@ -154,7 +154,7 @@ def num_sequences(model: Model, slots: int, *, moves_idle: bool) -> int:
 
 
 def open_context(model: Model, params: llama.llama_context_params) -> llama.llama_context_p:
-    """Make a llama.cpp context, which counts among those that keep the weights in memory. Raises ModelError."""
+    """Make a llama.cpp context, and count it among those that keep the weights in memory. Raises ModelError."""
     model.weights.enter()
     handle = llama.llama_init_from_model(model.handle, params)
     if not handle:
@@ -165,14 +165,14 @@ def open_context(model: Model, params: llama.llama_context_params) -> llama.llam
 
 # ---- The last hidden states, which a multi-token head reads. ------------------------------------------------------------
 #
-# llama-server reads them by functions of llama.cpp's own header for C++, which each build exports. They take plain values.
+# llama-server reads them with functions of llama.cpp's C++ header, which each build exports. They take plain values.
 
 GIVE_STATES = "_Z26llama_set_embeddings_nextnP13llama_contextbb"  # (context, whether, only those of rows with logits)
 STATES = "_Z26llama_get_embeddings_nextnP13llama_context"
 
 
 def _state_function(name: str, result: Any, *arguments: Any) -> Any:
-    """Return one of these functions. Raises ModelError."""
+    """Return a function for hidden states. Raises ModelError."""
     function = getattr(llama.library, name, None)
     if function is None:
         raise ModelError(f"llama.cpp of {llama.LIBRARY} has no {name}, so it tells no hidden states: --spec-type none")
@@ -182,22 +182,20 @@ def _state_function(name: str, result: Any, *arguments: Any) -> Any:
 
 # ---- The memory that a context takes on each device, by llama.cpp's own count. ------------------------------------------
 #
-# Of all places that tell it only one is whole, a C++ function of libllama that llama-server's `--fit` asks, too. The log
-# counts no weights unless they are loaded, and no public function counts anything. Weights could be counted from the
-# file, yet the place of each tensor is llama.cpp's choice: it depends on the device, the layer, and the operations that a
-# backend has.
+# Only one source is complete: a C++ function of libllama that llama-server's `--fit` asks, too. The log counts no weights
+# unless they are loaded, and no public function counts anything. Weights could be counted from the file, yet the place of
+# each tensor is llama.cpp's choice: it depends on the device, the layer, and the operations that a backend has.
 #
-# The function returns a `std::map`, which is read here as GNU's library lays it out. llama-cpp-python is pinned to one
-# version, so no other layout can come with an update unseen; a map that looks otherwise is an error and not a wrong
-# number.
+# The function returns a `std::map`, which is read here in the layout of GNU's library. llama-cpp-python is pinned to one
+# version, so no update can bring another layout unseen; a map that looks otherwise is an error and not a wrong number.
 
 FUNCTION = "_Z26llama_get_memory_breakdownPK13llama_context"
-MOST_BUFFERS = 256  # kinds of buffers; a larger number is no number
+MOST_BUFFERS = 256  # kinds of buffers; a larger count means another layout
 
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """Bytes on one device. kv: with recurrent states. compute: the graphs' buffer."""
+    """Bytes on one device. kv: KV and recurrent states. compute: the graphs' buffer."""
 
     device: str
     weights: int
@@ -234,9 +232,9 @@ class _Node(ctypes.Structure):
 
 
 def breakdown(context: llama.llama_context_p) -> tuple[Use, ...]:
-    """Return the use of each device. Raises NotCounted if this build of llama.cpp does not tell it.
+    """Return the use of each device. Raises NotCounted if this build of llama.cpp does not report it.
 
-    llama.cpp leaves out the logits of a step in host memory, a row for each sequence: they are added.
+    llama.cpp does not count the logits of a step in host memory, a row for each sequence: they are added.
     """
     function = getattr(llama.library, FUNCTION, None)
     if function is None:
@@ -257,9 +255,9 @@ def breakdown(context: llama.llama_context_p) -> tuple[Use, ...]:
 
 @dataclass(frozen=True, slots=True)
 class DevicePart:
-    """What a device has of a loaded model, without a draft model's. device: with the memory that was free behind the load.
+    """A device's part of a loaded model, without a draft model. device: with the memory that is free after the load.
 
-    layers: the output is one of them. None, of either: this build of llama.cpp does not tell.
+    layers: with the output as one of them. layers, use: None if this build of llama.cpp does not report them.
     """
 
     device: Device
@@ -270,7 +268,7 @@ class DevicePart:
 def parts_of(context: Context) -> tuple[DevicePart, ...]:
     """Return the part of each device that has one, and the CPU's, GPUs first.
 
-    It asks the devices for their memory: one in another process may compute nothing meanwhile.
+    It asks the devices for their memory: a device in another process may compute nothing at that time.
     """
     layers, uses = context.model.layers, dict[str, Use]()
     with suppress(NotCounted):

@@ -9,9 +9,9 @@ from typing import Protocol
 
 
 class ContentParts(Protocol):
-    """Cuts the text of an answer into parts, in order: each with whether it is content, for which stop strings count.
+    """Cuts the text of an answer into parts, in order: (text, whether it is content, in which stop strings count).
 
-    num_held: the characters that are in no part yet.
+    num_held: characters that are in no part yet.
     """
 
     num_held: int
@@ -28,10 +28,10 @@ class ContentParts(Protocol):
 class TextStream:
     """Turns one answer's tokens into text as they come.
 
-    `piece` gives a token's bytes. The pushes and `finish()` joined are the answer decoded as UTF-8, invalid bytes as
-    U+FFFD, up to the stop string that begins earliest (of several that begin there, the shortest). However the bytes
-    are split over tokens, the text is the same. Empty stop strings are ignored. parts: of a text in which stop strings
-    count in some parts only, each of them for itself.
+    `piece` gives a token's bytes. The pushes and `finish()` joined are the answer decoded as UTF-8, invalid bytes as U+FFFD,
+    up to the stop string that starts earliest (of several at one place, the shortest). The text does not depend on how bytes
+    are split over tokens. Empty stop strings are ignored. parts: cuts a text in which stop strings count in some parts only,
+    and never across two parts.
     """
 
     __slots__ = ("_begun", "_decoder", "_held", "_parts", "_piece", "_stop", "stopped")
@@ -42,7 +42,7 @@ class TextStream:
         self._stop = tuple(dict.fromkeys(word for word in stop if word))
         self._piece = piece
         self._decoder = getincrementaldecoder("utf-8")("replace")
-        # Never longer than the longest stop string: this, and not the answer's length, is what a push costs.
+        # Never longer than the longest stop string: the cost of a push depends on this, not on the answer's length.
         self._held = ""
         self._begun = [PartialWords(word) for word in self._stop]
         self._parts = parts if self._stop else None
@@ -53,7 +53,7 @@ class TextStream:
         return self._settle(text, final=False) if self._parts is None else self._settle_parts(self._parts.push(text))
 
     def finish(self, is_cut: bool = False) -> str:
-        """Return the text still held back. Call it once, after the last token; it may find a stop string, too.
+        """Return the remaining text. Call it once, after the last token; it may find a stop string, too.
 
         is_cut: the answer reached its limit.
         """
@@ -65,7 +65,7 @@ class TextStream:
 
     @property
     def num_held(self) -> int:
-        """The characters that are known and held back."""
+        """The characters that are known and not returned yet."""
         return len(self._held) + (self._parts.num_held if self._parts else 0)
 
     def _settle_parts(self, parts: Sequence[tuple[str, bool]]) -> str:
@@ -87,7 +87,7 @@ class TextStream:
         hold = len(self._held) if final else self._first_unfinished()
         found = self._first_stop()
         if found is not None and found[0] <= hold:
-            # A stop string that may still turn out to begin earlier goes first: then this one waits.
+            # A stop string that may still turn out to start earlier goes first, so this one may have to wait.
             start, self.stopped = found
             settled, self._held = self._held[:start], ""
         else:
@@ -105,7 +105,7 @@ class TextStream:
 
 
 class PartialWords:
-    """Finds how much of a word, less than all of it, a text ends with: `length` characters.
+    """Finds how much of a word a text ends with, less than all of it: `length` characters.
 
     The algorithm of Knuth, Morris and Pratt: the time of a character does not depend on the length of the word.
     """
@@ -114,7 +114,7 @@ class PartialWords:
 
     def __init__(self, word: str) -> None:
         self._word, self.length = word, 0
-        # For each prefix of the word, the length of its longest border; computed as far as the text has come.
+        # For each prefix of the word, the length of its longest border; computed as far as needed.
         self._borders = [0, 0]
 
     def push(self, text: str) -> None:
@@ -136,11 +136,11 @@ class PartialWords:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class ReasoningLimit:
-    """The most tokens that the reasoning of one answer may have together.
+    """The most tokens of all reasoning in one answer.
 
     start, end: the tags around reasoning, as bytes. calls: the tags of calls, where they end reasoning, too. is_open: the
-    prompt ends in reasoning. anywhere: reasoning may come behind content; else only first, and later tags are content.
-    closing: the ids that end it: a message, if there is one, and the tag. piece: the bytes of a token in the answer.
+    prompt ends in reasoning. anywhere: reasoning may follow content; else it comes first only, and later tags are content.
+    closing: the ids that end reasoning: a message, if there is one, and the tag. piece: the bytes of a token in the answer.
     """
 
     most: int
@@ -154,14 +154,14 @@ class ReasoningLimit:
 
 
 class ReasoningClock:
-    """Counts the tokens of an answer's reasoning. closing: the ids to go on with where it `is_over`."""
+    """Counts the tokens of an answer's reasoning. closing: the ids to go on with once it `is_over`."""
 
     def __init__(self, limit: ReasoningLimit) -> None:
         self._limit, self._thinks, self._count = limit, limit.is_open, 0
         self.closing = limit.closing
         self._ends, self._may_begin = (limit.end, *limit.calls), True
         self._longest = max(map(len, (limit.start, *self._ends)))
-        self._tail = b""  # behind the last tag, where the next one may have begun
+        self._tail = b""  # the text after the last tag, where the next tag may have started
         self._characters = getincrementaldecoder("utf-8")("replace")
 
     def push(self, token: int) -> None:
@@ -170,18 +170,18 @@ class ReasoningClock:
         self._characters.decode(piece)
         self._count += self._thinks
         self._tail += piece
-        while behind := self._behind_end() if self._thinks else self._behind_start():
-            self._thinks, self._tail = not self._thinks, self._tail[behind:]
+        while after := self._after_end() if self._thinks else self._after_start():
+            self._thinks, self._tail = not self._thinks, self._tail[after:]
             self._may_begin = self._limit.anywhere
         self._tail = self._tail[-self._longest :]
 
-    def _behind_end(self) -> int:
-        """Return the place behind the first tag that ends reasoning; 0 if none is here."""
+    def _after_end(self) -> int:
+        """Return the place after the first tag that ends reasoning; 0 if there is none."""
         found = ((at, at + len(tag)) for tag in self._ends if (at := self._tail.find(tag)) >= 0)
         return min(found, default=(0, 0))[1]
 
-    def _behind_start(self) -> int:
-        """Return the place behind the first tag that begins reasoning; 0 if none is here."""
+    def _after_start(self) -> int:
+        """Return the place after the first tag that starts reasoning; 0 if there is none."""
         start = self._limit.start
         if self._limit.anywhere:
             at = self._tail.find(start)
@@ -192,13 +192,13 @@ class ReasoningClock:
 
     @property
     def is_over(self) -> bool:
-        """Whether reasoning must end here: not within a character, nor where the model is about to end it by itself."""
+        """Whether reasoning must end here: not inside a character, nor where the model is about to end it by itself."""
         late = self._count - self._limit.most
         if not self._thinks or late < 0:
             return False
         return late >= len(self._limit.end) or not (self._characters.getstate()[0] or self._is_ending())
 
     def _is_ending(self) -> bool:
-        """Whether the newest text is the beginning of the tag."""
+        """Return whether the newest text is a prefix of the end tag."""
         end = self._limit.end
         return any(self._tail.endswith(end[:length]) for length in range(1, len(end)))

@@ -1,11 +1,11 @@
-"""A draft model: a small model of the same vocabulary, which says what tokens the served model may choose next.
+"""A draft model: a small model of the same vocabulary, which proposes the tokens that the served model may choose next.
 
     slot 0   tokens of its request ........ last | drafted, drafted
     slot 1   tokens of its request .... last | drafted
-             KV of the draft model             KV that stays as far as the request took the tokens
+             KV of the draft model             KV that stays as far as the tokens were accepted
 
-It has a context of its own with a sequence for each slot, since a prefix is cheap to read for a model so small. Whatever
-it drafts, the served model chooses: nothing here can change an answer.
+It has a separate context with a sequence for each slot: for so small a model a prefix is cheap to read. The served model
+chooses whatever is drafted, so nothing here can change an answer.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from .timing import MayGoOn
 
 logger = logging.getLogger("slotcache")
 
-MOST_PADDING = 128  # tokens that one of two vocabularies may have more: models of one family are padded differently
-FIRST_COMPARED = 5  # as in llama.cpp: families differ in the names of the first control tokens
-FEWEST = 2  # sequences beside the scratch one that `Timing` computes with
+MOST_PADDING = 128  # tokens that one vocabulary may have more than the other: one family has different padding
+FIRST_COMPARED = 5  # as in llama.cpp: members of a family name the first control tokens differently
+FEWEST = 2  # sequences that `Timing` computes with, beside the scratch sequence
 TRIES = 3  # failures until a draft model is off for good
 
 
 def check_vocabulary(draft: Model, model: Model) -> None:
-    """Raise ModelError, which says what differs, unless two models have the same tokens."""
+    """Raise ModelError, with the difference, unless two models have the same tokens."""
     where = f"--draft-model {draft.path}"
     if draft.vocabulary_type != model.vocabulary_type:
         kinds = f"{draft.vocabulary_type} instead of {model.vocabulary_type}"
@@ -60,7 +60,7 @@ def check_vocabulary(draft: Model, model: Model) -> None:
 
 
 class Best(Sampler):
-    """Chooses the best token, and keeps its probability. num_vocab: of the tokens that both models have."""
+    """Chooses the best token, and keeps its probability. num_vocab: the tokens that both models have."""
 
     def __init__(self, model: Model, num_vocab: int) -> None:
         super().__init__(model, GREEDY)
@@ -76,7 +76,7 @@ class Best(Sampler):
 
 @dataclass(slots=True, eq=False)
 class HeldTokens:
-    """The KV of a slot. tokens[:length] (int32) have some; `known` of them are the request's, those behind are drafted.
+    """The KV of a slot. tokens[:length] (int32) have KV; the first `known` are the request's, the others are drafted.
 
     is_refused: the request has a token that only the served model knows, finds no cells, or is too long for the draft model.
     """
@@ -86,11 +86,11 @@ class HeldTokens:
     tokens: np.ndarray = field(default_factory=lambda: NO_TOKENS)
     length: int = 0
     known: int = 0
-    used: int = 0  # when it was used last
+    used: int = 0  # a count: the last use
     is_refused: bool = False
 
     def extend(self, tokens: np.ndarray) -> None:
-        """Note tokens that were computed."""
+        """Note computed tokens."""
         stop = self.length + len(tokens)
         if stop > len(self.tokens):
             grown = np.empty(max(2 * len(self.tokens), stop, 1024), np.int32)
@@ -101,10 +101,10 @@ class HeldTokens:
 
 
 class DraftModel:
-    """A `Drafter` by llama.cpp. It belongs to the engine's thread, but for `open`.
+    """A `Drafter` by llama.cpp. Except for `open`, it belongs to the engine's thread.
 
-    is_end: whether a token ends an answer. why_off: why it drafts nothing, while it `is_off`.
-    beside: the interrupt of the served model's runner: what ends a background step there ends a piece that is read here.
+    is_end: whether a token ends an answer. why_off: the reason while it `is_off`. beside: the interrupt of the served
+    model's runner: it aborts pieces that are read here as well as background steps there.
     """
 
     def __init__(self, context: Context, served: Model, *, num_slots: int, beside: Interrupt) -> None:
@@ -113,8 +113,8 @@ class DraftModel:
         self.num_tokens = self.num_passes = self.num_failures = 0
         self.is_off, self.why_off = False, ""
         self._num_vocab = min(context.model.num_vocab, served.num_vocab)
-        self._longest = context.model.context_train or context.num_cells  # llama.cpp ends the process where it has learnt
-        # an embedding for each position, and is asked for one more
+        # With learnt embeddings of positions, llama.cpp ends the process at a position beyond them.
+        self._longest = context.model.context_train or context.num_cells
         self._is_end = served.is_end
         self._runner = Runner(context)
         self._runner.interrupt = beside.on(context)
@@ -140,7 +140,7 @@ class DraftModel:
         self._held = [HeldTokens() for _ in self._held]
 
     def open(self) -> None:
-        """Load it again, unless it is off for good. Where that fails, it drafts nothing until a later load."""
+        """Load the model again, unless it is off for good. If that fails, it drafts nothing until a later load."""
         if self.num_failures >= TRIES:
             return
         try:
@@ -219,7 +219,7 @@ class DraftModel:
                         still.append(place)
                 active = still
         except NoRoom:
-            pass  # what is drafted is drafted
+            pass  # the tokens drafted so far are the draft
         except RunnerError:
             self._fail(0)
         for job, one in zip(jobs, held, strict=True):
@@ -236,10 +236,10 @@ class DraftModel:
     # ---- the KV of slots -------------------------------------------------------------------------------------------
 
     def _of(self, job: Job) -> HeldTokens:
-        """Return what a running job's slot holds, cut to what are its tokens, but for the last one."""
+        """Return the KV of a running job's slot, cut to the job's tokens without the last one."""
         held, last = self._held[job.slot], job.num_tokens - 1
         if held.request != job.request.id:
-            # No more than what the cache had of it, so that nothing tells of KV that was dropped there.
+            # No more than the cache had of the prompt, so that no draft reveals KV that was dropped there.
             most = min(job.reuse.cached, last)
             self._begin(job.slot, job.request.id, job.request.index_scope, ids_of(job.tokens[:last]), most)
         else:
@@ -252,7 +252,7 @@ class DraftModel:
         return held
 
     def _begin(self, slot: int, request: int, scope: Scope, tokens: np.ndarray, most: int) -> None:
-        """Give a slot to another request, with the longest beginning of its tokens that a slot holds of its scope."""
+        """Give a slot to another request, with the longest prefix of its tokens that a slot of its scope has."""
         held, tokens = self._held[slot], tokens[:most]
         same = [self._common(one, scope, tokens) for one in self._held]
         source = max(range(len(same)), key=lambda one: (same[one], one == slot))
@@ -265,13 +265,13 @@ class DraftModel:
         held.request, held.scope, held.known, held.is_refused = request, scope, held.length, False
 
     def _common(self, held: HeldTokens, scope: Scope, tokens: np.ndarray) -> int:
-        """Return how many tokens a slot's KV can be continued behind."""
+        """Return how many of these tokens a slot's KV has, if it can be continued after them; else 0."""
         same = common_prefix(held.tokens[: held.length], tokens) if held.scope == scope else 0
         window = self.context.model.window
         return same if not window or held.length - same < min(window, self.batch) else 0  # else cells may be gone
 
     def _keep(self, slot: int, length: int) -> None:
-        """Free the KV of a slot behind its first tokens."""
+        """Free the KV of a slot after its first `length` tokens."""
         held = self._held[slot]
         if length < held.length:
             self._runner.apply(Trim(slot, length, held.length) if length else Drop(slot))
@@ -280,7 +280,7 @@ class DraftModel:
     # ---- computing -------------------------------------------------------------------------------------------------
 
     def _read(self, slot: int, held: HeldTokens, tokens: np.ndarray) -> bool:
-        """Compute tokens of a slot to no logits, unless a new request ends it."""
+        """Compute tokens of a slot without logits. False: a new request has aborted it, or it failed."""
         span = Span(slot, slot, held.length, tokens, logits=False)
         try:
             self._run((span,), background=True)
@@ -292,14 +292,14 @@ class DraftModel:
         return True
 
     def _pass(self, feeds: dict[int, np.ndarray]) -> dict[int, tuple[int, float]]:
-        """Compute these tokens of slots; return the best next token of each, with its probability."""
+        """Compute these tokens of slots; return the best next token of each slot, with its probability."""
         spans = tuple(Span(slot, slot, self._held[slot].length, tokens, logits=True) for slot, tokens in feeds.items())
         tokens = self._run(spans)
         self.num_passes += 1
         return {slot: (token, self._samplers[slot].confidence) for slot, token in zip(feeds, tokens, strict=True)}
 
     def _run(self, spans: tuple[Span, ...], background: bool = False) -> list[int]:
-        """Compute spans, and note their tokens. Raises NoRoom, Interrupted and RunnerError: they are not computed then."""
+        """Compute spans, and note their tokens. Raises NoRoom, Interrupted and RunnerError; no span is computed then."""
         for span in spans:
             if int(span.tokens.max()) >= self.context.model.num_vocab or span.stop > self._longest:
                 raise self._refuse(span.sequence)
@@ -318,9 +318,10 @@ class DraftModel:
         return sampled
 
     def _evict(self, needed: set[int], background: bool) -> bool:
-        """Free the KV of the slot that was used least recently and that this pass does not need.
+        """Free the KV of the least recently used slot that this pass does not need.
 
-        background: only of one that was used before those: else two idle slots would free each other's for ever.
+        background: only of a slot that was used before those of this pass: two idle slots would else evict each other for
+        ever.
         """
         latest = max(self._held[slot].used for slot in needed) if background else math.inf
         others = [slot for slot, held in enumerate(self._held) if held.length and slot not in needed and held.used < latest]
@@ -335,7 +336,7 @@ class DraftModel:
         return NoRoom()
 
     def _fail(self, value: Any) -> Any:
-        """Begin again with an empty device, or stop drafting after some failures. The answers go on without drafts."""
+        """Begin again with an empty device, or stop drafting after some failures. Answers go on without drafts."""
         self.num_failures += 1
         if self.num_failures >= TRIES:
             self.is_off, self.why_off = True, f"it failed {self.num_failures} times"
@@ -355,10 +356,9 @@ def open_draft_model(
     unit: float = 1.0,
     goes_on: MayGoOn = lambda _: True,
 ) -> DraftModel:
-    """Return the draft model of a served one; it owns `model`. settings, unit: as the served model's context has them.
+    """Return the draft model of a served one; it owns `model`. settings, unit: those of the served model's context.
 
-    goes_on: as in `learn_costs`.
-    Raises ModelError, which says why it cannot draft for that model.
+    goes_on: as in `learn_costs`. Raises ModelError with the reason why the model cannot draft.
     """
     if not (model.can_chat and model.can_trim):
         why = "its state cannot be cut, so no wrong token could leave it" if model.can_chat else "it generates no text"
@@ -369,6 +369,6 @@ def open_draft_model(
     types = {"cache_type_k": "f16", "cache_type_v": "f16"}
     context = Context(model, replace(settings, num_sequences=num_sequences, rollback=0, **types))
     learn_costs(context, goes_on)
-    if (unit == 1.0) != (context.unit == 1.0):  # one of the two was not timed, and their costs are compared
+    if (unit == 1.0) != (context.unit == 1.0):  # one of the two was not timed, yet their costs are compared
         context.costs = context.costs.scaled(unit / context.unit)
     return DraftModel(context, served, num_slots=num_slots, beside=beside)

@@ -23,7 +23,7 @@ UNSPECIFIED = -1
 class EmbedderSettings:
     """pooling: how the vectors of a text's tokens become one; empty: as the model's file says.
 
-    max_tokens: of a text; the model's own limit counts, too. threads: most of the CPU's. most_texts: of a call.
+    max_tokens: of a text; the model's limit counts, too. threads: most threads of the CPU. most_texts: of a call.
     """
 
     pooling: str = ""
@@ -36,12 +36,12 @@ class EmbedderSettings:
 class EmbeddingModel:
     """Turns tokens into vectors. One thread at a time may use it; `tokens` is safe from several.
 
-    On a CPU a text's vectors are the same bit for bit each time if it is alone in its call. The bits of a result depend on
-    all texts of the call (by 0.003 of a unit vector with Q8_0 weights). Several texts in a call are no faster there, since
-    attention pays for every pair of tokens in it.
+    On a CPU, a text that is alone in its call has the same vectors each time, bit for bit. In a call of several texts, the
+    bits of a result depend on all of them (by 0.003 of a unit vector with Q8_0 weights). Several texts in a call are no
+    faster there, since attention pays for every pair of tokens in the call.
 
-    pooling: none, mean, cls, last or rank. limit: most tokens of a call. most_texts: of a call. width: numbers of a vector;
-    of a reranker, scores.
+    pooling: none, mean, cls, last or rank. limit: most tokens of a call. most_texts: of a call. width: the size of a vector
+    in numbers; for a reranker, of scores.
     """
 
     def __init__(self, model: Model, settings: EmbedderSettings) -> None:
@@ -49,7 +49,7 @@ class EmbeddingModel:
         self.limit = min(settings.max_tokens, model.context_train or settings.max_tokens)
         self.most_texts = settings.most_texts
         params = llama.llama_context_default_params()
-        # Every token of an encoder attends to every other one, so all of a text has to be in one kernel.
+        # Every token of an encoder attends to every other one, so a whole text has to be in one kernel.
         # llama.cpp aborts if the number of texts does not divide the size.
         size = -(-self.limit // self.most_texts) * self.most_texts
         params.n_ctx = params.n_batch = params.n_ubatch = size
@@ -76,7 +76,7 @@ class EmbeddingModel:
         return bool(self.handle)
 
     def open(self) -> None:
-        """Allocate the context if it rests, and load the weights if they do. Raises ModelError."""
+        """Allocate the context if it is unloaded, and load the weights if they are. Raises ModelError."""
         if not self.handle:
             self.handle = open_context(self.model, self._params)
             self._memory = llama.llama_get_memory(self.handle)  # an encoder has none
@@ -94,7 +94,7 @@ class EmbeddingModel:
     def tokens(self, text: str, most: int | None = None) -> np.ndarray:
         """Return the tokens of a text, int32, in the frame that the model expects, such as [CLS] and [SEP].
 
-        The text stays text: nothing in it becomes a control token. most: a text of more tokens may end behind so many.
+        The text stays text: no part of it becomes a control token. most: a longer text may end after so many tokens.
         """
         made, parts = 0, [self._begin]
         for run in islice(self.model.tokenizer.runs(text, begin=True), 1, None):
@@ -117,8 +117,8 @@ class EmbeddingModel:
     def vectors(self, texts: Sequence[np.ndarray], threads: int = 0) -> list[np.ndarray]:
         """Compute texts (int32 each) in one call; return (width,) float32 for each, and (tokens, width) without pooling.
 
-        At most `most_texts`, none empty, together no longer than `limit`.
-        threads: of the CPU; 0: all that the settings allow. Raises RunnerError.
+        texts: at most `most_texts`, none empty, together no longer than `limit`. threads: of the CPU; 0: all that the
+        settings allow. Raises RunnerError.
         """
         number = threads or self.threads
         llama.llama_set_n_threads(self.handle, number, number)
@@ -155,7 +155,7 @@ def normalised(vectors: np.ndarray, norm: int) -> np.ndarray:
 
 
 def _frame(model: Model) -> tuple[np.ndarray, np.ndarray]:
-    """Return the tokens that llama.cpp puts in front of a text and behind it."""
+    """Return the tokens that llama.cpp puts before a text and after it."""
     frame = (llama.llama_token * 4)()
     size = llama.llama_tokenize(model.vocab, b"", 0, frame, len(frame), True, False)
     tokens = np.array(frame[:size], np.int32)
@@ -163,7 +163,7 @@ def _frame(model: Model) -> tuple[np.ndarray, np.ndarray]:
     return tokens[:begin], tokens[begin:]
 
 
-# ---- A query and a document as the one text that a reranker reads. ------------------------------------------------------
+# ---- A query and a document as one text, for a reranker. ----------------------------------------------------------------
 
 TEMPLATE_KEY = "tokenizer.chat_template.rerank"
 FIELD = re.compile(r"\{(query|document)\}")
@@ -172,7 +172,7 @@ FIELD = re.compile(r"\{(query|document)\}")
 class Pairing:
     """Joins a query and a document by the model's template, or by its separators. Safe from several threads.
 
-    Neither of them can become a control token: only the template's own text spells those.
+    Neither text can become a control token: only the template's own text spells control tokens.
     """
 
     def __init__(self, model: Model) -> None:
@@ -203,7 +203,7 @@ class Pairing:
 
 
 def _cut(model: Model, template: str) -> Iterator[np.ndarray | str]:
-    """Yield a template in pieces: its control tokens as tokens, and its text with the fields still open."""
+    """Yield a template in pieces: its control tokens as tokens, and its text with open fields."""
     done = 0
     for start, stop in model.tokenizer.controls.find(template):
         if start > done:

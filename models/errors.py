@@ -2,12 +2,12 @@
 
 LibraryError        no library of llama.cpp that can be used
 ModelError          the file cannot be served: missing, not a GGUF, too big for the memory
-ChangedFile         the file has other bytes than when it was loaded: KV of those may be in memory
-NotCounted          this build of llama.cpp does not tell the memory that it takes
+ChangedFile         the file has other bytes than when it was loaded: KV of the old bytes may be in memory
+NotCounted          this build of llama.cpp does not report the memory that it takes
 RunnerError         llama.cpp failed while computing; the context is no longer to be trusted
-NoRoom              the batch did not fit; memory is as it was before, so free something and try again
+NoRoom              the batch did not fit; memory is as it was before, so free cells and try again
 Interrupted         the batch was aborted on request; memory is as it was before
-UnknownAdapter      a set names a LoRA adapter that the model has not; its scales stay as they were
+UnknownAdapter      a set names a LoRA adapter that the model does not have; scales stay as they were
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ class ModelError(Exception):
 
 
 class ChangedFile(ModelError):
-    """A file that holds something else than what was loaded of it."""
+    """A file whose content is not what was loaded."""
 
 
 class NotCounted(ModelError):
-    """llama.cpp counts its memory in no known way."""
+    """llama.cpp reports its memory in no known way."""
 
 
 class RunnerError(RuntimeError):

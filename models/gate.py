@@ -1,7 +1,7 @@
 """Tries a library of llama.cpp once before it is used: a small model is computed, saved and restored, and compared.
 
-A library with our layout can still be another one inside: a function with other arguments, a build that this CPU cannot
-run. So the trial comes before this process has it compute anything, be it to name its devices.
+A library with our layout can still differ inside: a function with other arguments, a build that this CPU cannot run. So the
+trial comes before this process has the library compute anything, or even name its devices.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from .sampling_params import Sampling
 from .trial import COMPLAINS, PASSED, command, failure, instructions
 
 PROMPT = "<|im_start|>user\nWhich river does Tarnwick lie on?<|im_end|>\n<|im_start|>assistant\n"
-ROUNDING = 0.02  # of the range of the logits: how far a card's kernels for few rows and for many may be apart
+ROUNDING = 0.02  # of the range of the logits: most that a card's kernels for few rows and for many may differ
 
 
 @cache
 def identity() -> str:
-    """Return a digest of the library, of the plug-in that it chose, and of what this CPU has: KV of another is other KV.
+    """Return a digest of the library, of its plug-in for the CPU, and of the CPU's features: each makes other KV.
 
-    The same file computes otherwise on another CPU, where the C library's functions have code for it.
+    The same file computes otherwise on another CPU, where the C library has other code for its functions.
     """
     load_backends()
     parts = digest(files_in_use()), llama.llama_print_system_info(), instructions()
@@ -46,7 +46,7 @@ def identity() -> str:
 
 
 def files_in_use() -> list[Path]:
-    """Return the files of llama.cpp that this process has loaded, by their names; where Linux does not tell, its library."""
+    """Return the files of llama.cpp that this process has loaded, by name; its library alone where Linux lists none."""
     with contextlib.suppress(OSError):
         folder = llama.LIBRARY.path.resolve().parent
         found = (path for path in llama.loaded_libraries() if path.parent == folder or path.name.startswith("libggml"))
@@ -56,9 +56,9 @@ def files_in_use() -> list[Path]:
 
 @cache
 def check() -> None:
-    """Raise ModelError unless this library passes the trial on the CPU, or has passed it at an earlier start.
+    """Raise ModelError unless this library passes the trial on the CPU, now or at an earlier start.
 
-    The child leaves all cards alone: one that fails is not the library's fault.
+    The child uses no card: a card that fails is not the library's fault.
     """
     environment = os.environ | HIDDEN | {llama.VARIABLES[0]: str(llama.LIBRARY.path.parent)}
     if reason := failure(llama.LIBRARY.path, "computes", command("models.gate"), env=environment):
@@ -66,9 +66,9 @@ def check() -> None:
 
 
 def leave_failing_card(asked: str = "", goes_on: Callable[[], bool] = lambda: True) -> None:
-    """Let no card compute in this process where this library fails the trial on what it has found.
+    """Let no card compute in this process if the library fails the trial on it.
 
-    asked: the flag that asks for layers on a card. goes_on: asked ten times a second; once it says no, the trial ends.
+    asked: the flag that asks for layers on a card. goes_on: asked ten times a second; if it returns False, the trial ends.
     Raises ModelError where layers on a card are asked for, and where the trial was stopped.
     """
     found = [str(device) for device in devices() if device.is_gpu]
@@ -83,7 +83,7 @@ def leave_failing_card(asked: str = "", goes_on: Callable[[], bool] = lambda: Tr
 
 
 class Complaints(logging.Handler):
-    """Prints llama.cpp's errors as they come: one that ends the process leaves no later time for it."""
+    """Prints llama.cpp's errors at once: after an error that ends the process it is too late."""
 
     def emit(self, record: logging.LogRecord) -> None:
         line = record.getMessage()
@@ -92,7 +92,7 @@ class Complaints(logging.Handler):
 
 
 def main(where: str = "CPU") -> None:
-    """Print that this process's library passes the trial, or exit with what is wrong, in one line. where: CPU or card."""
+    """Print that this process's library passes the trial, or exit with one line of reason. where: CPU or card."""
     llama.logger.addHandler(Complaints())
     llama.logger.setLevel(logging.DEBUG)
     try:
@@ -105,7 +105,7 @@ def main(where: str = "CPU") -> None:
 
 
 def trial_on_card() -> str:
-    """Compute likewise with all layers on a card, within rounding. Raises ModelError and RunnerError."""
+    """Run the trial with all layers on a card, within rounding. Raises ModelError and RunnerError."""
     if not any(device.is_gpu for device in devices()):
         reasons = "; ".join(f"{name}: {reason}" for name, reason in unloaded_backends().items())
         is_vulkan = any("vulkan" in path.name for path in llama.backends())
@@ -114,9 +114,9 @@ def trial_on_card() -> str:
 
 
 def trial(gpu_layers: int = 0, rounding: float = 0.0) -> str:
-    """Compute a small model, save its KV, restore it as another sequence's, and compare the next logits.
+    """Compute a small model, save its KV, restore it to another sequence, and compare the next logits.
 
-    rounding: by which they may differ, as a share of their range; 0: to the bit. Raises ModelError and RunnerError.
+    rounding: by which they may differ, as a share of their range; 0: no bit. Raises ModelError and RunnerError.
     """
     model = Model(FILE, gpu_layers=gpu_layers)
     settings = ContextSettings(num_cells=256, batch=64, flash_attention="off", threads=1, num_sequences=4)
@@ -131,17 +131,17 @@ def trial(gpu_layers: int = 0, rounding: float = 0.0) -> str:
         return "it is computed wrongly"
     copy = HostCopy(0, len(tokens))
     runner.apply(Save(0, copy))
-    behind = np.array([chosen], np.int32)
-    computed = _logits(runner, Span(0, 0, len(tokens), behind, logits=True))
+    following = np.array([chosen], np.int32)
+    computed = _logits(runner, Span(0, 0, len(tokens), following, logits=True))
     runner.apply(Drop(0))
     runner.apply(Restore(copy, 1, 0, len(tokens)))
-    restored = _logits(runner, Span(0, 1, len(tokens), behind, logits=True))
+    restored = _logits(runner, Span(0, 1, len(tokens), following, logits=True))
     is_same = np.abs(computed - restored).max() <= rounding * np.ptp(computed)
     return PASSED if is_same else "KV does not come back as it was saved"
 
 
 def _logits(runner: Runner, span: Span) -> np.ndarray:
-    """Compute a span; return the logits behind it. Raises RunnerError."""
+    """Compute a span; return the logits after it. Raises RunnerError."""
     runner.batch.fill((span,))
     if result := llama.llama_decode(runner.context.handle, runner.batch.struct):
         raise RunnerError(f"llama_decode returned {result}")

@@ -15,18 +15,18 @@ from . import llama
 from .json_schema import LIMITS, MAX_BYTES, GrammarError, GrammarSource, TrialProcess, check
 from .model import Model
 
-# ---- A model's vocabulary as llguidance wants it. -----------------------------------------------------------------------
+# ---- A model's vocabulary in llguidance's form. -------------------------------------------------------------------------
 
 CONTROL = llama.LLAMA_TOKEN_ATTR_CONTROL | llama.LLAMA_TOKEN_ATTR_UNKNOWN
 
 
 class Tokens:
-    """The tokens by their bytes: what a text gets from a token is what the grammar reads of it.
+    """The tokens by their bytes: the grammar reads the bytes that a text gets from a token.
 
-    Control tokens have no bytes in a text, so only a grammar that names them allows them. User-defined ones, such as
-    `<think>` in many vocabularies, are text like any other. Texts that a grammar forces are cut by the model's own
-    tokenizer, which takes texts of any length. ends: ids of the tokens that end an answer. texts: a mask, a bit for each
-    token: those that have bytes in a text, and those that end an answer.
+    Control tokens have no bytes in a text, so only a grammar that names them allows them. User-defined tokens, such as
+    `<think>` in many vocabularies, are text like any other. Forced texts are cut by the model's tokenizer, which takes texts
+    of any length. ends: ids of the tokens that end an answer. texts: a mask, a bit for each token, set for those that have
+    bytes in a text and for those that end an answer.
     """
 
     def __init__(self, model: Model) -> None:
@@ -43,7 +43,7 @@ class Tokens:
 
 
 class _Cutter:
-    """What llguidance wants to know of a tokenizer."""
+    """A tokenizer in llguidance's form."""
 
     bos_token_id = None
 
@@ -59,24 +59,25 @@ class _Cutter:
 
 
 def _mask(tokens: Collection[int], num_vocab: int) -> np.ndarray:
-    """Return a mask, (vocabulary / 32,) int32: a bit for each token, and set for these."""
+    """Return a mask, (vocabulary / 32,) int32: a bit for each token, set for `tokens`."""
     bits = np.zeros(-(-num_vocab // 32) * 32, np.uint8)
     bits[list(tokens)] = 1
     return np.packbits(bits, bitorder="little").view(np.int32)
 
 
-MOST_FORCED = 256  # tokens at once: more only come a step later
+MOST_FORCED = 256  # tokens at once; further ones come a step later
 CEILINGS = np.where(np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little"), np.inf, -np.inf)
 CEILINGS = CEILINGS.astype(np.float32)
-"""Of the logits of eight tokens, for each byte of a mask: five times as fast as picking the tokens out."""
+"""For each byte of a mask, the most that eight logits may be: five times as fast as picking the tokens out."""
 
 SLOW = 0.05  # seconds that a step may wait for a mask
 PATIENCE = 1.0  # seconds beyond that, for all masks of an answer together
 
 
 class Constraint:
-    """Belongs to the thread that chooses tokens; only `compute` runs in another one, and the next call waits for it.
+    """What a grammar allows in one answer.
 
+    It belongs to the thread that chooses tokens. Only `compute` runs in another thread, and the next call waits for it.
     error: why the answer cannot go on; empty as long as it can. fast_forward: tokens may be forced, not only allowed.
     has_controls: the answer may have control tokens.
     """
@@ -95,14 +96,14 @@ class Constraint:
         """Compute the mask of the next token, without the interpreter's lock."""
         began = thread_time()
         self._matcher.unsafe_compute_mask_ptr(self._mask.ctypes.data, self._mask.nbytes)
-        if not self._has_controls:  # a complement in a client's grammar, `~/a/`, fits them
+        if not self._has_controls:  # control tokens would fit a complement in a client's grammar, `~/a/`
             np.bitwise_and(self._mask, self._tokens.texts, out=self._mask)
         self._spent, self._is_computed = thread_time() - began, True
 
     def apply(self, logits: np.ndarray) -> bool:
         """Set the logits (vocabulary,), float32, of all tokens that do not fit to minus infinity.
 
-        Return whether any is left. If none is, and the answer may not end here either, `error` says so.
+        Return whether any token is left. If none is, and the answer may not end here either, `error` says so.
         """
         self._settle()
         if not self._is_computed:
@@ -117,11 +118,11 @@ class Constraint:
 
     @property
     def needs_mask(self) -> bool:
-        """Whether no thread has computed the mask of the next token, nor is about to."""
+        """Whether the mask of the next token is neither computed nor being computed."""
         return not self._is_computed and self._computing is None
 
     def await_mask(self, computing: Future[None]) -> None:
-        """Note the work that computes the mask."""
+        """Note the future of a computation of the mask."""
         self._computing = computing
 
     @property
@@ -130,7 +131,7 @@ class Constraint:
         return bool((self._mask[ends >> 5] >> (ends & 31) & 1).any())
 
     def accept(self, *tokens: int) -> None:
-        """Go on behind tokens, and then as far as only one text fits."""
+        """Take tokens, and then find those that the grammar forces."""
         self._settle()
         self._is_computed = False
         if not self.error and not all(map(self._matcher.consume_token, tokens)):
@@ -138,16 +139,16 @@ class Constraint:
         self._forced = self._find_forced()
 
     def first_forced(self) -> int | None:
-        """Return the next token that must come next; None if there is a choice."""
+        """Remove and return the next forced token; None if there is a choice."""
         return self._forced.pop(0) if self._forced else None
 
     @property
     def has_forced(self) -> bool:
-        """Whether the next token must be a certain one."""
+        """Whether the next token is forced."""
         return bool(self._forced)
 
     def take_forced(self) -> list[int]:
-        """Return the tokens that must come next. Where nothing more fits, the last one ends the answer."""
+        """Remove and return the forced tokens. If the grammar is at its end, the last one ends the answer."""
         forced, self._forced = self._forced, []
         return forced
 
@@ -163,7 +164,7 @@ class Constraint:
         return forced
 
     def _settle(self) -> None:
-        """Wait for the other thread. A busy machine and the masks of other answers are no fault of this grammar."""
+        """Wait for the other thread. Time lost to a busy machine or to masks of other answers does not count."""
         if self._computing is None:
             return
         began = perf_counter()
@@ -180,7 +181,7 @@ class Constraint:
 
 
 def compute_masks(constraints: Sequence[Constraint], executor: ThreadPoolExecutor) -> None:
-    """Let another thread compute the masks that are not computed yet, one after the other."""
+    """Let another thread compute the missing masks, one after the other."""
     if missing := [one for one in constraints if one.needs_mask]:
         computing = executor.submit(_compute_all, missing)
         for constraint in missing:
@@ -194,9 +195,8 @@ def _compute_all(constraints: Sequence[Constraint]) -> None:
 
 # ---- Compiles grammars, and keeps the compiled ones. --------------------------------------------------------------------
 #
-# The format of a chat that calls functions is written in Lark, its marks as the vocabulary has them: as a control token,
-# by its id, or as a text. Free text ends in front of a control token by itself; a rule that ends with a text needs
-# `[lazy]`:
+# The format of a chat that calls functions is written in Lark. Its marks are as in the vocabulary: a control token, by id,
+# or a text. Free text ends before a control token by itself; a rule that ends with a text needs `[lazy]`:
 #
 #     start: (before call)+                                   start: TEXT? (<[7]> call)+
 #     before[lazy]: /(.|\n)*/ "<tool_call>"                   TEXT: /(.|\n)+/
@@ -204,15 +204,15 @@ def _compute_all(constraints: Sequence[Constraint]) -> None:
 #
 # with Source(kind="lark", text=..., schemas=(("add", '{"type": "object", ...}'),), may_name_tokens=True).
 
-STACK = 64 << 20  # bytes, four times as many as in the trial: a grammar that compiles there compiles here
-KEPT = 128 << 20  # bytes of compiled grammars that are kept
-FIXED_BYTES, BYTES_A_CHARACTER = 64 << 10, 400  # of a compiled grammar, as measured
+STACK = 64 << 20  # bytes, four times those of the trial: a grammar that compiles there compiles here
+KEPT = 128 << 20  # most bytes of kept grammars
+FIXED_BYTES, BYTES_A_CHARACTER = 64 << 10, 400  # of a compiled grammar, measured
 
 
 class Grammar:
-    """A compiled grammar. num_bytes: about what it takes. has_controls: its answers may have control tokens.
+    """A compiled grammar. num_bytes: its size, about. has_controls: its answers may have control tokens.
 
-    left_out: what its schemas say and it does not enforce.
+    left_out: parts of its schemas that it does not enforce.
     """
 
     def __init__(
@@ -222,13 +222,13 @@ class Grammar:
         self._matcher, self._tokens, self._has_controls = matcher, tokens, has_controls
 
     def start(self, *, fast_forward: bool = True) -> Constraint:
-        """Return the beginning of one answer."""
+        """Return the constraint of a new answer."""
         matcher, has_controls = self._matcher.deep_copy(), self._has_controls
         return Constraint(matcher, self._tokens, fast_forward=fast_forward, has_controls=has_controls)
 
 
 class Grammars:
-    """Compiles in a thread of its own, one grammar after the other. The vocabulary is read there first, at once.
+    """Compiles in a separate thread, one grammar after the other. The vocabulary is read there first, at once.
 
     Safe from several threads. num_waiting: compilations that are not done yet. Call `close` before the model is closed.
     """
@@ -238,12 +238,12 @@ class Grammars:
         self._tokens = self._thread.submit(Tokens, model)
         self._trial = TrialProcess()
         self._kept: OrderedDict[GrammarSource, Grammar] = OrderedDict()  # the least recently used first
-        self._num_bytes = 0  # of the kept ones
-        self._lock = Lock()  # of the kept ones
+        self._num_bytes = 0  # of all kept grammars
+        self._lock = Lock()  # guards the kept grammars
         self.num_waiting = 0
 
     def compile(self, source: GrammarSource) -> Future[Grammar]:
-        """Compile a grammar, or find it at once. The future raises GrammarError."""
+        """Compile a grammar, or find it among the kept ones. The future raises GrammarError."""
         if found := self._find(source):
             done: Future[Grammar] = Future()
             done.set_result(found)
@@ -255,7 +255,7 @@ class Grammars:
         return compiling
 
     def close(self) -> None:
-        """Wait for the compilation that runs; drop those that wait."""
+        """Wait for the running compilation; drop those that wait."""
         self._thread.shutdown(cancel_futures=True)
         self._trial.close()
 
@@ -272,7 +272,7 @@ class Grammars:
     # ---- in its thread ---------------------------------------------------------------------------------------------
 
     def _compile(self, source: GrammarSource) -> Grammar:
-        if found := self._find(source):  # it was asked for twice
+        if found := self._find(source):  # an earlier call has compiled it
             return found
         if source.size > MAX_BYTES:
             raise GrammarError(f"it has {source.size:,} characters: expected at most {MAX_BYTES:,}")

@@ -1,4 +1,4 @@
-"""Cores, devices, the cards that are left unused, and memory."""
+"""Cores, devices, unused cards, and memory."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ SYSTEM = Path("/sys")
 def fast_cores(system: Path = SYSTEM) -> int:
     """Return the number of cores that a process should compute on, 1 or more.
 
-    Threads wait for each other after each matrix, so the slowest one sets the pace: two threads on one core, an efficiency
-    core beside performance cores, or more threads than a container's quota make all of them slower.
+    Threads wait for each other after each matrix, so the slowest one sets the pace. Two threads on one core, an efficiency
+    core beside performance cores, or more threads than a container's quota slow down all of them.
     """
     usable = _usable()
     if performance := usable & set(_listed(system / "devices/cpu_core/cpus")):  # of a hybrid Intel
@@ -40,12 +40,12 @@ def _usable() -> set[int]:
 
 
 def _siblings(system: Path, cpu: int) -> frozenset[int]:
-    """Return the CPUs of a CPU's core."""
+    """Return the CPUs of the core that a CPU belongs to."""
     return frozenset(_listed(system / f"devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")) or frozenset({cpu})
 
 
 def _quota(system: Path) -> int:
-    """Return the whole CPUs whose time a container may use, 1 or more."""
+    """Return how many whole CPUs of time a container may use, 1 or more."""
     with suppress(OSError, ValueError):
         quota, period = (system / "fs/cgroup/cpu.max").read_text().split()
         if quota != "max":
@@ -61,23 +61,23 @@ def _listed(file: Path) -> Iterator[int]:
             yield from range(int(first), int(last or first) + 1)
 
 
-# ---- What of the CPU a build uses ---------------------------------------------------------------------------------------
+# ---- The features of the CPU that a build uses --------------------------------------------------------------------------
 
 CPU_INFO = Path("/proc/cpuinfo")
-FEATURES = {  # by llama.cpp's name, Linux's name; those that its matrix products gain from
+FEATURES = {  # features that speed up matrix products: llama.cpp's name and Linux's name
     "AVX2": "avx2", "FMA": "fma", "F16C": "f16c", "AVX512": "avx512f", "AVX512_VNNI": "avx512_vnni", "AVX_VNNI": "avx_vnni",
     "AVX512_BF16": "avx512_bf16", "AMX_INT8": "amx_int8", "DOTPROD": "asimddp", "MATMUL_INT8": "i8mm", "SVE": "sve",
 }  # fmt: skip
 
 
 def used_features() -> list[str]:
-    """Return what llama.cpp's code for the CPU was compiled for, by its names."""
+    """Return the CPU features that llama.cpp was compiled for, by its names."""
     load_backends()
     return re.findall(r"(\w+) = 1", llama.llama_print_system_info().decode())
 
 
 def unused_features(used: Collection[str], cpu_info: Path = CPU_INFO) -> list[str]:
-    """Return what this CPU has of FEATURES beside those; none where Linux does not tell."""
+    """Return the FEATURES of this CPU that are not in `used`; none where Linux does not list them."""
     with suppress(OSError):
         has = set(cpu_info.read_text().split())
         return [name for name, flag in FEATURES.items() if flag in has and name not in used]
@@ -85,7 +85,7 @@ def unused_features(used: Collection[str], cpu_info: Path = CPU_INFO) -> list[st
 
 
 def cpu_name() -> str:
-    """Return the CPU's name as Linux tells it, or Python."""
+    """Return the CPU's name as Linux or Python reports it."""
     with suppress(OSError):
         lines = CPU_INFO.read_text().splitlines()
         return next((line for line in lines if line.startswith("model name")), "")
@@ -96,7 +96,7 @@ def cpu_name() -> str:
 
 KINDS = ("CPU", "GPU", "integrated GPU", "accelerator", "meta")
 INTEGRATED = "integrated GPU"  # its memory is the host's
-GPUS = ("GPU", INTEGRATED)  # llama.cpp takes the first kind before the second
+GPUS = ("GPU", INTEGRATED)  # llama.cpp prefers the first kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,9 +119,9 @@ class Device:
 
 @cache
 def load_backends() -> None:
-    """Make ready llama.cpp's backends, once in a process.
+    """Load llama.cpp's backends, once in a process.
 
-    Some builds have them as libraries beside its own, and GGML_BACKEND_PATH names one of another place.
+    Some builds have them as libraries beside llama.cpp's own, and GGML_BACKEND_PATH names one elsewhere.
     """
     llama.capture()
     llama.open_needed()
@@ -130,7 +130,7 @@ def load_backends() -> None:
 
 
 def devices() -> list[Device]:
-    """Every device of this build that may compute, GPUs first, and of these the integrated ones last."""
+    """Return every device of this build that may compute, GPUs first, and integrated GPUs last among them."""
     return sorted(map(_device, _handles()), key=lambda device: (*GPUS, device.kind).index(device.kind))
 
 
@@ -168,47 +168,47 @@ def device_handles() -> dict[str, llama.ggml_backend_dev_t]:
 
 
 def splits_rows(name: str) -> bool:
-    """Whether the backend of a device can split the rows of matrices among several of its devices."""
+    """Return whether the backend of a device can split the rows of matrices among several of its devices."""
     registry = llama.ggml_backend_dev_backend_reg(device_handles()[name])
     return bool(registry and llama.ggml_backend_reg_get_proc_address(registry, b"ggml_backend_split_buffer_type"))
 
 
 def supports_offload() -> bool:
-    """Whether this build of llama.cpp can put layers on a GPU at all."""
+    """Return whether this build of llama.cpp can put layers on a GPU at all."""
     return llama.llama_supports_gpu_offload()
 
 
-# ---- Cards that are left unused -----------------------------------------------------------------------------------------
+# ---- Unused cards -------------------------------------------------------------------------------------------------------
 
 HIDDEN = {"GGML_VK_VISIBLE_DEVICES": "", "CUDA_VISIBLE_DEVICES": "", cards.NO_CARD: "1"}
-"""The environment of a process that leaves all cards alone. CUDA and Vulkan find none with it, if it is set before they are
-loaded. What is found nonetheless is no device of `devices`, and no model is loaded with it."""
-FAILED = "trial"  # in `llama.PASSED_OVER`: the device that was found, and fails its trial
+"""The environment of a process that uses no card. If it is set before CUDA and Vulkan are loaded, they find no card. A card
+that is found nonetheless is not in `devices`, and no model is loaded on it."""
+FAILED = "trial"  # the key in `llama.PASSED_OVER` of a device that fails its trial
 
 
 def is_without_card() -> bool:
-    """Whether no card may compute in this process."""
+    """Return whether no card may compute in this process."""
     return bool(os.environ.get(cards.NO_CARD))
 
 
 def hide_cards(name: str, why: str) -> None:
-    """Let no card compute from here on, in this process and in those that it starts. name, why: for `llama.PASSED_OVER`."""
-    os.environ.update(HIDDEN, **{llama.VARIABLES[0]: str(llama.LIBRARY.path.parent)})  # its children have this library, too
+    """Let no card compute from here on, in this process and its children. name, why: for `llama.PASSED_OVER`."""
+    os.environ.update(HIDDEN, **{llama.VARIABLES[0]: str(llama.LIBRARY.path.parent)})  # children have this library, too
     llama.PASSED_OVER[name] = why
     unused_card.cache_clear()
 
 
 def no_devices() -> ctypes.Array[ctypes.c_void_p] | None:
-    """Return llama.cpp's list of a model's devices where no card may compute: an empty one; None: it takes what it finds.
+    """Return llama.cpp's list of a model's devices: empty if no card may compute; None: llama.cpp uses what it finds.
 
-    Without layers on a card alone, llama.cpp would compute large batches there.
+    Even without layers on a card, llama.cpp would compute large batches there.
     """
     return (ctypes.c_void_p * 1)() if is_without_card() else None
 
 
 @cache
 def unloaded_backends() -> dict[str, str]:
-    """Return why a backend for cards beside the library is not loaded, by its file's name. Linux tells what is loaded."""
+    """Return why a backend for cards beside the library is not loaded, by file name; none where Linux lists no libraries."""
     load_backends()
     with suppress(OSError):
         loaded = llama.loaded_libraries()
@@ -248,14 +248,14 @@ def _remedy(build: str, tried: Collection[str]) -> str:
 
 
 # ---- Memory -------------------------------------------------------------------------------------------------------------
-# The memory that programs may still take: of the machine, or of the container that this process runs in.
+# The memory that programs may still take, of the machine or of this process's container.
 
 ROOT = Path("/")
 
 
 @dataclass(frozen=True, slots=True)
 class Container:
-    """The files in which Linux tells a container's memory. cached: the lines of `stat` that count files."""
+    """The files with a container's memory. cached: the lines of `stat` that count files."""
 
     limit: str
     used: str
@@ -275,7 +275,7 @@ CONTAINERS = (  # cgroups of version 2, and of version 1
 
 
 def free_memory(root: Path = ROOT) -> int:
-    """Return bytes. The page cache counts as free: it gives way, and it has just read the model."""
+    """Return the bytes of free memory. The page cache counts as free: it gives way, and it has just read the model."""
     folder = root / "sys/fs/cgroup"
     left = [room for container in CONTAINERS if (room := _room(folder, container)) is not None]
     return max(min([_of_machine(root / "proc/meminfo"), *left]), 0)
@@ -286,7 +286,7 @@ def _of_machine(file: Path) -> int:
         return _counts(file, ":")["MemAvailable"] << 10
     with suppress(ValueError):
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")  # macOS tells how much there is, not how much is free
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")  # macOS reports how much there is, not how much is free
 
 
 def _room(folder: Path, container: Container) -> int | None:
@@ -299,7 +299,7 @@ def _room(folder: Path, container: Container) -> int | None:
 
 
 def _counts(file: Path, mark: str) -> dict[str, int]:
-    """Return the numbers of a file with a name and a number a line. mark: behind the names. Raises OSError."""
+    """Return the numbers of a file with a name and a number a line. mark: follows each name. Raises OSError."""
     return dict(_lines(file.read_text(), mark))
 
 

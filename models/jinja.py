@@ -14,29 +14,29 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
 MAX_CHARACTERS = 1 << 24
-"""The most text that a template may write, and the longest string or list that it may make by multiplication."""
+"""The longest text that a template may write, and the longest string or list that it may make by multiplication."""
 
 MAX_BITS = 1 << 12
-"""The size of the largest integer that it may make by multiplication."""
+"""The bits of the largest integer that a template may make by multiplication."""
 
 
 MAX_STEPS = 300_000
-"""The most rounds of its loops and macros in one rendering: about a second."""
+"""The most rounds of a template's loops and macros in one rendering: about a second."""
 
 BETWEEN = 256
-"""Steps between two calls of what a rendering gives way with: about a millisecond."""
+"""Steps between two calls of `between`: about a millisecond."""
 
 _STEP, _LIST = "_slotcache_step", "_slotcache_list"
 
 
 class TemplateError(ValueError):
-    """The template refuses these messages, or it is wrong itself. The message says which."""
+    """The template refuses these messages, or the template itself is wrong. The message says which."""
 
 
 class Template:
     """A compiled template. Raises TemplateError with the line at which the source is not Jinja.
 
-    names: of the variables, fields and keys that the template reads.
+    names: the variables, fields and keys that the template reads.
     """
 
     def __init__(self, source: str) -> None:
@@ -72,7 +72,7 @@ class _Environment(ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset({"*", "**"})
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
-        """Parse; make every loop and every macro count its rounds, and every list of the template known as its own."""
+        """Parse. Every loop and macro then counts its rounds, and every list of the template is known as its own."""
         template = super()._parse(source, name, filename)
         for node in list(template.find_all((nodes.For, nodes.Macro, nodes.CallBlock))):
             node.body.insert(0, nodes.ExprStmt(_call(_STEP, [], node.lineno), lineno=node.lineno))
@@ -81,7 +81,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         return _OwnLists().visit(template)
 
     def is_safe_attribute(self, obj: object, attr: str, value: object) -> bool:
-        """A template may change the lists that it made: a client's values stay as they are."""
+        """Let a template change the lists that it made; a client's values stay as they are."""
         if isinstance(obj, _OwnList) and attr in ("append", "pop"):
             return True
         return super().is_safe_attribute(obj, attr, value)
@@ -108,7 +108,7 @@ class _Steps:
 
 
 class _Nothing(Undefined):
-    """An undefined value, which adds nothing to a text: templates rely on it for fields that tools may leave out."""
+    """An undefined value, which adds nothing to a text: templates rely on that for optional fields of tools."""
 
     def _added(self, other: object) -> object:
         return other if isinstance(other, str | Undefined) else self._fail_with_undefined_error()
@@ -132,7 +132,7 @@ class _OwnLists(NodeTransformer):
 
 
 def _call(name: str, arguments: list[nodes.Expr], line: int) -> nodes.Expr:
-    """Make a call of one of our own functions."""
+    """Return a call of one of our functions."""
     fields = (nodes.Name(name, "load", lineno=line), arguments, [], None, None)
     return nodes.Call(*fields, lineno=line)
 
@@ -148,7 +148,7 @@ def _is_too_large(operator: str, left: object, right: object) -> bool:
 
 
 def _names(tree: nodes.Template) -> Iterator[str]:
-    """Yield the names of variables and fields; keys stand as constants beside texts that are no names."""
+    """Yield the names of variables and fields. Keys are constants, among other texts that are no names."""
     for node in tree.find_all((nodes.Name, nodes.Getattr, nodes.Const)):
         match node:
             case nodes.Name(name=str(name)) | nodes.Getattr(attr=str(name)) | nodes.Const(value=str(name)):
@@ -166,11 +166,11 @@ class _Generation(Extension):
 
 
 def _environment() -> ImmutableSandboxedEnvironment:
-    """Make an environment with the helpers of Hugging Face's `apply_chat_template`, on which templates rely."""
+    """Return an environment with the helpers of Hugging Face's `apply_chat_template`, on which templates rely."""
     extensions = ["jinja2.ext.loopcontrols", _Generation]
     environment = _Environment(trim_blocks=True, lstrip_blocks=True, extensions=extensions, undefined=_Nothing)
     environment.filters["tojson"] = _to_json
-    environment.filters["safe"] = str  # nothing is escaped, and Jinja's own would escape what is added to its result
+    environment.filters["safe"] = str  # nothing is escaped; Jinja's own filter would escape later additions, too
     environment.globals["raise_exception"] = _raise
     return environment
 
@@ -186,6 +186,6 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Write JSON as in training: Jinja's own filter would escape `<` and `&` for HTML, and sort the keys."""
+    """Return JSON as in training: Jinja's own filter would escape `<` and `&` for HTML, and sort the keys."""
     value = list(value) if isinstance(value, Iterator) else value  # the result of `map` or `select`
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

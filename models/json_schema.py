@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 Kind = Literal["json_schema", "regex", "gbnf", "lark"]
-MAX_BYTES = 256 << 10  # of a source: a compiled grammar takes some hundred times as much
+MAX_BYTES = 256 << 10  # bytes of a source: a compiled grammar takes some hundred times as much
 
 
 class GrammarError(ValueError):
@@ -37,8 +37,8 @@ class GrammarError(ValueError):
 class GrammarSource:
     """A grammar as text. kind: its language.
 
-    schemas: JSON Schemas as JSON text by name; a Lark grammar refers to one as `@name`. may_name_tokens: it is the
-    server's own and may name control tokens; a client's may not.
+    schemas: JSON Schemas as JSON text by name; a Lark grammar refers to one as `@name`. may_name_tokens: the grammar is the
+    server's and may name control tokens; a client's may not.
     """
 
     kind: Kind
@@ -53,19 +53,19 @@ class GrammarSource:
 
 
 # ---- Schema -------------------------------------------------------------------------------------------------------------
-# Checks of JSON Schemas that llguidance does not make: unknown keywords, what it misreads, references without an end.
+# Checks of JSON Schemas that llguidance does not make: unknown keywords, misread keywords, references without an end.
 
 ONE, LIST, MAP = "one", "list", "map"
 INNER = {
     "additionalProperties": ONE, "items": ONE, "additionalItems": ONE, "anyOf": LIST, "oneOf": LIST, "allOf": LIST,
     "prefixItems": LIST, "properties": MAP, "patternProperties": MAP, "$defs": MAP, "definitions": MAP,
 }  # fmt: skip
-"""Keywords with schemas inside, and how these stand there."""
+"""Keywords that contain schemas, and in which form."""
 VALUES = frozenset({
     "$ref", "const", "enum", "type", "minItems", "maxItems", "required", "minProperties", "maxProperties", "minLength",
     "maxLength", "pattern", "format", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf",
 })  # fmt: skip
-"""Keywords that are honoured, without schemas inside."""
+"""Keywords without schemas inside that are enforced."""
 REMARKS = frozenset({
     "$schema", "$id", "id", "$anchor", "$comment", "title", "description", "markdownDescription", "default", "example",
     "examples", "deprecated", "readOnly", "writeOnly", "contentMediaType", "contentEncoding", "discriminator", "xml",
@@ -77,14 +77,14 @@ NEUTRAL: dict[str, tuple[object, ...]] = {
     "nullable": (False,), "uniqueItems": (False,), "unevaluatedProperties": (True,), "unevaluatedItems": (True,),
     "propertyNames": (True, {}, {"type": "string"}),
 }  # fmt: skip
-"""Keywords that are not supported, with the values that change nothing."""
-REFERENCES = ("$dynamicRef", "$recursiveRef")  # without what they mean, a schema is another one: they are always refused
+"""Unsupported keywords, with the values that change nothing."""
+REFERENCES = ("$dynamicRef", "$recursiveRef")  # always refused: without them a schema has another meaning
 FORMATS = frozenset({
     "date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri",
 })  # fmt: skip
 """Formats that are enforced."""
 PLAIN_FORMATS = frozenset({"password", "binary", "path", "file-path", "directory-path"})
-"""Formats of which every text is one."""
+"""Formats that every text has."""
 OPEN = ("type", "$ref", "const", "enum", "anyOf", "oneOf", "allOf")
 IMPLIED = {
     "properties": "object", "required": "object", "additionalProperties": "object", "patternProperties": "object",
@@ -92,19 +92,19 @@ IMPLIED = {
     "pattern": "string", "minLength": "string", "maxLength": "string", "format": "string",
     "minimum": "number", "maximum": "number", "exclusiveMinimum": "number", "exclusiveMaximum": "number",
 }  # fmt: skip
-"""Keywords that only make sense for one type, and the type."""
+"""Keywords that only make sense for one type, with the type."""
 EXCLUSIVE = (
     ("exclusiveMinimum", ("maximum", "exclusiveMaximum"), "minimum", 1),
     ("exclusiveMaximum", ("minimum", "exclusiveMinimum"), "maximum", -1),
 )
-"""Bounds that are no part of a range, what may stand at its other end, and what says nearly the same; up or down."""
-MOST_ROUNDS = 64  # of looking for answers with an end: as many as references that each need the one behind them
+"""Exclusive bounds, the keywords for the other end of the range, the inclusive keyword; 1: a lower bound, -1: an upper."""
+MOST_ROUNDS = 64  # rounds in search of answers with an end: as many as references that each need the next one
 
 Schema = dict[str, object]
 
 
 def check_schema(schema: object) -> None:
-    """Raise GrammarError for what llguidance would misread, and for a schema whose every answer would have no end."""
+    """Raise GrammarError for a schema that llguidance would misread, or whose every answer would have no end."""
     found = dict(_schemas(schema))
     for path, inner in found.items():
         _check_range(path, inner)
@@ -115,7 +115,7 @@ def check_schema(schema: object) -> None:
 
 
 def check_pattern(pattern: str, where: str) -> None:
-    """Raise GrammarError for an expression that ends within an escape: llguidance would leave the escape out."""
+    """Raise GrammarError for an expression that ends inside an escape, which llguidance would leave out."""
     if (len(pattern) - len(pattern.rstrip("\\"))) % 2:
         raise GrammarError(f"{where} ends with a single \\: expected the character that it escapes")
 
@@ -131,7 +131,8 @@ def _patterns(schema: Schema) -> Iterator[str]:
 def _check_range(path: str, schema: Schema) -> None:
     """Raise GrammarError for a range of numbers that llguidance takes for a wider one.
 
-    Where a whole number is left out, and the range ends before the next one further from 0, llguidance lets it in.
+    If an integer is excluded, and the range ends before the next integer further from 0, llguidance lets the excluded one
+    in.
     """
     if schema.get("type") == "integer":
         return
@@ -147,7 +148,7 @@ def _check_range(path: str, schema: Schema) -> None:
 
 
 def add_types(schema: object) -> None:
-    """Give each schema without a type the one that its keywords are for, in place: its author means values of that type.
+    """Give each schema without a type the type that its keywords are for, in place: its author means values of that type.
 
     JSON Schema would allow values of all other types, too.
     """
@@ -156,20 +157,20 @@ def add_types(schema: object) -> None:
             inner["type"] = implied
 
 
-# What other servers take: it is enforced in other words where it can be, and left out where it cannot. A schema that has
+# Keywords that other servers take: they are enforced in other words where possible, and left out elsewhere. A schema with
 # `strict: true` at its top relies on each word.
 
 OF_OBJECTS = frozenset({"properties", "required", "additionalProperties", "patternProperties"})
-MOST_WRITTEN = 4 * MAX_BYTES  # characters of a schema in those words: names within names would multiply it
-MOST_UNIQUE = 4  # values that a list without repetitions is made of: their orders are written out
+MOST_WRITTEN = 4 * MAX_BYTES  # characters of a rewritten schema: names within names would multiply it
+MOST_UNIQUE = 4  # values of a list without repetitions: all their orders are written out
 KINDS = ("string", "number", "boolean", "null", "object", "array")
-LOOKING = re.compile(r"(?<!\\)(?:\\\\)*(?:\(\?<?[=!]|\\[1-9bB])")  # look-around, references back, and borders of words
+LOOKING = re.compile(r"(?<!\\)(?:\\\\)*(?:\(\?<?[=!]|\\[1-9bB])")  # look-around, back references, borders of words
 
 
 def soften(schema: object) -> list[str]:
-    """Write what llguidance does not know in words that it knows, in place, or leave it out; return what was left out.
+    """Rewrite keywords that llguidance does not know, in place, or leave them out; return those that were left out.
 
-    Raises GrammarError for a schema that is none, and for what would be left out of a strict one.
+    Raises GrammarError for a schema that is none, and for keywords that would be left out of a strict one.
     """
     if not isinstance(schema, dict | bool):
         raise GrammarError("a schema is an object, true or false")
@@ -200,7 +201,7 @@ def _is_known(keyword: str) -> bool:
 
 
 def _with_property_names(schema: Schema) -> None:
-    """Write a rule for the names of an object, which has no named ones, as a pattern of these or as named ones."""
+    """Rewrite a rule for the names of an object without named properties as a pattern of names or as named properties."""
     names = schema.get("propertyNames")
     if not isinstance(names, dict) or any(keyword in schema for keyword in ("properties", "patternProperties", "$ref")):
         return
@@ -223,7 +224,7 @@ def _with_property_names(schema: Schema) -> None:
 
 
 def _without_negation(schema: Schema) -> None:
-    """Write a `not` of types or of listed values as the other types or values."""
+    """Rewrite a `not` of types or of listed values as the other types or values."""
     match schema.get("not"):
         case {"type": str() | list() as types, **rest} if not rest:
             excluded = {types} if isinstance(types, str) else set(types)
@@ -242,7 +243,7 @@ def _without_negation(schema: Schema) -> None:
 
 
 def _with_unique_items(schema: Schema) -> None:
-    """Write out the lists without repetitions of a few listed values."""
+    """Write out all lists without repetitions of a few listed values."""
     items, least, most = schema.get("items"), schema.get("minItems", 0), schema.get("maxItems", MOST_UNIQUE)
     if schema.get("uniqueItems") is not True or not isinstance(items, dict) or "prefixItems" in schema:
         return
@@ -257,7 +258,7 @@ def _with_unique_items(schema: Schema) -> None:
 
 
 def _with_null(schema: Schema) -> None:
-    """Write OpenAPI's `nullable` as a type or a choice."""
+    """Rewrite OpenAPI's `nullable` as a type or a choice."""
     if schema.get("nullable") is not True:
         return
     del schema["nullable"]
@@ -276,7 +277,7 @@ def _with_null(schema: Schema) -> None:
 
 
 def _without_looking(path: str, schema: Schema, is_strict: bool) -> Iterator[str]:
-    """Leave out expressions that look around; yield what was left out. Raises GrammarError: the schema is strict."""
+    """Leave out expressions that look around; yield those. Raises GrammarError if the schema is strict."""
     for keyword in ("pattern", "patternProperties"):
         value = schema.get(keyword)
         patterns = [value] if isinstance(value, str) else list(value) if isinstance(value, dict) else []
@@ -291,24 +292,24 @@ def _without_looking(path: str, schema: Schema, is_strict: bool) -> Iterator[str
 
 
 def _without_named_patterns(path: str, schema: Schema, is_strict: bool) -> Iterator[str]:
-    """Leave out patterns that no other names fit than those of `properties`; yield what was left out.
+    """Leave out patterns that fit no names but those of `properties`; yield those.
 
-    llguidance would let an answer go on to such a name, of which it then finds none. Raises GrammarError: it is strict.
+    llguidance would let an answer begin such a name, and then find none. Raises GrammarError if the schema is strict.
     """
     patterns, named = schema.get("patternProperties"), schema.get("properties", {})
     if schema.get("additionalProperties") is not False or not isinstance(patterns, dict) or not isinstance(named, dict):
         return
     if not patterns or _leaves_names(patterns, named):
         return
-    told = ", ".join(repr(pattern[:80]) for pattern in patterns)
+    listed = ", ".join(repr(pattern[:80]) for pattern in patterns)
     if is_strict:
-        raise GrammarError(f"{path}: patternProperties: no name fits {told} beside the properties")
+        raise GrammarError(f"{path}: patternProperties: no name fits {listed} beside the properties")
     del schema["patternProperties"]
-    yield f"patternProperties {told}"
+    yield f"patternProperties {listed}"
 
 
 def _leaves_names(patterns: Iterable[str], named: Iterable[str]) -> bool:
-    """Whether some name fits one of these patterns and is none of those; true for patterns that cannot be compiled."""
+    """Return whether some name fits one of these patterns and is not in `named`; also if a pattern cannot be compiled."""
     closed: Schema = {
         "type": "object",
         "properties": {name: {"const": 0} for name in named},
@@ -327,9 +328,9 @@ def _leaves_names(patterns: Iterable[str], named: Iterable[str]) -> bool:
 
 
 def close_objects(schema: object) -> None:
-    """Let an object have no other properties than the named ones, in place, where its schema does not say.
+    """Let an object have only its named properties, in place, where its schema does not say.
 
-    As in llama-server: small models invent fields. An object whose schema is one of several that hold at once stays open.
+    As in llama-server: small models invent fields. An object whose schema is one of several that apply together stays open.
     """
     found = dict(_schemas(schema))
     shared = _shared(found)
@@ -344,7 +345,7 @@ def close_objects(schema: object) -> None:
 
 
 def _shared(found: dict[str, Schema]) -> set[str]:
-    """Return the paths of schemas that hold together with another one."""
+    """Return the paths of schemas that apply together with another one."""
     pending: list[str] = []
     for path, inner in found.items():
         alone = [not OF_OBJECTS.isdisjoint(inner), "$ref" in inner, "anyOf" in inner, "oneOf" in inner]
@@ -359,7 +360,7 @@ def _shared(found: dict[str, Schema]) -> set[str]:
 
 
 def _beside(path: str, schema: Schema) -> Iterator[str]:
-    """Yield the paths of the schemas that a value of this one fits, or may fit, as well."""
+    """Yield the paths of the schemas that a value of this schema fits, or may fit, as well."""
     if isinstance(reference := schema.get("$ref"), str):
         yield reference
     for keyword in ("allOf", "anyOf", "oneOf"):
@@ -396,14 +397,14 @@ def _escaped(name: str) -> str:
 
 
 class _Finite:
-    """Finds the schemas that some answer with an end fits, by the paths of the schemas in it."""
+    """Finds the schemas that have some finite answer. schemas: by path."""
 
     def __init__(self, schemas: dict[str, Schema]) -> None:
         self._schemas = schemas
         self._finite: set[str] = set()
 
     def holds(self) -> bool:
-        """Return whether the whole schema is one. References that are not found here are left to the compiler."""
+        """Return whether the whole schema has a finite answer. References to unknown paths are left to the compiler."""
         for _ in range(MOST_ROUNDS):
             before = len(self._finite)
             for path, schema in self._schemas.items():
@@ -453,34 +454,34 @@ class _Finite:
         return all(self._known(inner) for inner in first) and (len(first) >= needed or self._known(f"{path}/items"))
 
     def _known(self, path: str) -> bool:
-        """Return whether the schema at a path is known to have an end. Where none stands, all is allowed."""
+        """Return whether the schema at a path is known to have a finite answer. Without a schema, everything is allowed."""
         return path in self._finite or path not in self._schemas
 
 
 # ---- Definition ---------------------------------------------------------------------------------------------------------
-# A source as llguidance's grammar. Runs in a process of its own (see `trial`), since its time is the client's choice.
+# A source as llguidance's grammar. It runs in a separate process (see `TrialProcess`): the client determines its time.
 
 LIMITS = LLParserLimits(
-    initial_lexer_fuel=500_000,  # to build the lexer; 1,000,000 would be llguidance's
-    step_lexer_fuel=100_000,  # of one mask: some 10 ms, and bytes that a grammar may force at once
+    initial_lexer_fuel=500_000,  # to build the lexer; llguidance's default is 1,000,000
+    step_lexer_fuel=100_000,  # for one mask, some 10 ms, and for the bytes that a grammar may force at once
     max_lexer_states=50_000,  # 1 to 2 kB each, for each answer
     verbose_errors=False,
 )
 JSON_STYLE: JsonCompileOptions = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-"""One spelling of each value, as Python writes it: without a choice of spaces, no model writes spaces for ever, and what
-stands between two values is known ahead."""
+"""One spelling of each value, as Python writes it: without a choice of spaces, no model writes spaces for ever, and the text
+between two values is known ahead."""
 STRICT: JsonCompileOptions = {"lenient": False, "coerce_one_of": False}  # whatever `x-guidance` in a schema says
 WHITE = r"(?:(?:[ \t\r\n]|\\[nrt]|\[(?:[ \t\r\n]|\\[nrt])+\])(?:[*+?]|\{[0-9]{1,3}(?:,[0-9]{0,3})?\})?)*"
-"""White space of JSON as an expression: Rust's own class has more."""
+"""White space of JSON as an expression: Rust's class has more."""
 SEPARATORS = {
     "item_separator": (re.compile(f"{WHITE},{WHITE}"), "a comma, and JSON's white space around it"),
     "key_separator": (re.compile(f"{WHITE}:{WHITE}"), "a colon, and JSON's white space around it"),
     "whitespace_pattern": (re.compile(WHITE), "JSON's white space"),
 }
-"""Of `x-guidance`: what stands between values, and what is expected there."""
+"""Options of `x-guidance` for the text between values: the allowed form, and its description."""
 SCHEMA_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 
-# Of Lark: texts and patterns, which may hold any sign, and comments.
+# Lark's texts and patterns, which may contain any sign, and its comments.
 LARK_TEXT = r'"(?:\\.|[^"\\\x00-\x1f\x7f])*"|/(?:\\.|[^/\\])+/|(?:#|//)[^\n]*'
 LARK_TOKEN = r"<[^<>\s]+>"
 LARK_TEXTS, LARK_TOKENS = re.compile(LARK_TEXT), re.compile(LARK_TOKEN)
@@ -490,7 +491,7 @@ GBNF_ESCAPE = re.compile(r'\\(?:u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|.)|"', re.DO
 
 
 def define(source: GrammarSource, left_out: list[str]) -> str:
-    """Return llguidance's grammar for a source. left_out: gets what it does not enforce. Raises GrammarError."""
+    """Return llguidance's grammar for a source. left_out: collects what it does not enforce. Raises GrammarError."""
     for name, _ in source.schemas:
         if not SCHEMA_NAME.fullmatch(name):
             raise GrammarError(f"{name!r} is no name of a schema")
@@ -524,7 +525,7 @@ def _schema(text: str, left_out: list[str]) -> str:
 
 
 def _check_style(style: object) -> None:
-    """Raise GrammarError for separators that are none of JSON: an answer would be none."""
+    """Raise GrammarError for separators that are not JSON's: no answer would be JSON."""
     if not isinstance(style, dict):
         return
     for name, (pattern, expected) in SEPARATORS.items():
@@ -545,7 +546,7 @@ def _gbnf(source: GrammarSource) -> str:
         raise GrammarError("nested too deeply") from None
     except GbnfToLarkError as error:
         raise GrammarError(str(error)) from None
-    except Exception as error:  # the converter raises plain ones for rules that are missing or stand twice
+    except Exception as error:  # the converter raises plain exceptions for missing and repeated rules
         raise GrammarError(str(error) or type(error).__name__) from None
     return LLMatcher.grammar_from_lark(lark)
 
@@ -569,7 +570,7 @@ def _lark(source: GrammarSource) -> str:
 
 
 def without_tokens(source: GrammarSource, stand_in: str) -> GrammarSource:
-    """Return a Lark grammar of the server's own with another token's name for each: for a vocabulary without them."""
+    """Return the server's Lark grammar with `stand_in` for each token name: for a vocabulary without these tokens."""
     text = LARK_PART.sub(lambda part: stand_in if part[1] else part[0], source.text)
     return replace(source, text=text)
 
@@ -582,18 +583,18 @@ DEFINITIONS: dict[Kind, Callable[[GrammarSource], str]] = {
 
 
 # ---- Process ------------------------------------------------------------------------------------------------------------
-# The process in which grammars are tried (see `trial`): started when it is needed first, and again after it has ended.
+# The process in which grammars are tried: started at the first use, and again after it has ended.
 
 FROM_OUTSIDE = {-getattr(signal, name) for name in ("SIGKILL", "SIGTERM") if hasattr(signal, name)}
-"""Exit codes of a process that another one ended: no limit of the trial does, so the grammar gets one more try."""
+"""Exit codes of a process that another process ended. No limit of the trial does that, so the grammar gets one more try."""
 
 
 class TrialProcess:
-    """One grammar at a time. Call `close` at the end."""
+    """Tries one grammar at a time. Call `close` at the end."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
-        self._code = 0  # that it ended with over a grammar
+        self._code = 0  # exit code of the last process that a grammar ended
 
     def define(self, source: GrammarSource) -> tuple[str, tuple[str, ...]]:
         """Return llguidance's grammar for a source, which compiles in bounded time, and what it does not enforce.
@@ -613,7 +614,7 @@ class TrialProcess:
     def _ask(self, source: GrammarSource) -> bytes:
         """Return the line that answers a source; empty if the process ended over it."""
         if self._process is not None and self._process.poll() is not None:
-            self.close()  # it ended between two grammars, which says nothing of the next one
+            self.close()  # it ended between two grammars, for no fault of this one
         process = self._process = self._process or _start()
         assert process.stdin is not None and process.stdout is not None
         try:
@@ -641,22 +642,22 @@ def _start() -> subprocess.Popen[bytes]:
     return start_child(command("models.json_schema"), stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL)
 
 
-# ---- Compiles grammars in a process of its own, with limits of time, memory and depth. ----------------------------------
+# ---- Compiles grammars in a separate process, with limits of time, memory and depth. ------------------------------------
 #
 # A grammar of a few hundred bytes can take minutes, gigabytes, or more stack than a thread has, and llguidance cannot be
-# stopped. Here it only ends this process: the server refuses the grammar and starts another one.
+# stopped. Here such a grammar only ends this process: the server refuses the grammar and starts another process.
 #
-# Each line that comes is a source; each line that goes is llguidance's grammar for it, or the reason why it is refused.
+# Each line of input is a source; each line of output is llguidance's grammar for it, or the reason why it is refused.
 
 SECONDS = 2.0  # of processor time, for one grammar
-BYTES = 1 << 30  # of the process
-STACK = 16 << 20  # a quarter of what the server compiles with
-MOST_FORCED = 32 << 10  # bytes that every answer would begin with: the engine has to wait for their tokens
-TOKEN = "<|tool|>"  # of the vocabulary here, whose other tokens are the bytes
+BYTES = 1 << 30  # memory of the process
+STACK = 16 << 20  # bytes, a quarter of those that the server compiles with
+MOST_FORCED = 32 << 10  # bytes that every answer would start with: the engine has to wait for their tokens
+TOKEN = "<|tool|>"  # a token of the vocabulary here, whose other tokens are the bytes
 
 
 def main() -> None:
-    """Answer lines until there are no more."""
+    """Answer lines until the input ends."""
     with suppress(ImportError, ValueError):  # Windows has no limits; macOS may refuse this one
         import resource
 
@@ -668,7 +669,7 @@ def main() -> None:
 
 
 def _bound_time(seconds: float) -> None:
-    """Let a signal end the process after that much more processor time, whatever it does; 0: not any more."""
+    """Let a signal end the process after so much more processor time, whatever it does; 0: cancel that."""
     if hasattr(signal, "setitimer"):  # not on Windows
         signal.setitimer(signal.ITIMER_PROF, seconds)
 

@@ -1,4 +1,4 @@
-"""llama.cpp's saved sequence state, as bytes: cutting a range of positions out of it, and checking that it is whole.
+"""llama.cpp's saved sequence state, as bytes: how a range of positions is cut out, and how a state is checked.
 
 A state is a magic number, the sequence's id, and one part for each memory of the model.
 
@@ -10,7 +10,7 @@ A state is a magic number, the sequence's id, and one part for each memory of th
   layers; then for each tensor its type and row size, and a row if there is a cell.
 
 A hybrid's KV is kept in two kinds of states: runs, which have attention's cells and no recurrent cell, and the recurrent
-part alone. A model with a sliding window has two parts of attention: the layers that look back on all, and the others.
+part alone. A model with a sliding window has two parts of attention: the layers that look back on all tokens, and the rest.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from .errors import RunnerError
 HEADER = 16  # bytes: four 32-bit numbers
 CELL = 12  # bytes: position, number of holders, holder
 WIDE_CELL = 24  # bytes: position, number of holders, x, y, token, holder
-COUNT_AT = 3  # the number of cells, among the header's numbers
-MAGIC, PREFACE = 4, 8  # bytes: the magic number; that and the sequence's id
+COUNT_AT = 3  # the place of the number of cells, among the header's numbers
+MAGIC, PREFACE = 4, 8  # bytes: the magic number; the magic number and the sequence's id
 MOST_SEQUENCES = 256  # LLAMA_MAX_SEQ
 RECURRENT_CELL = 8  # bytes: position, number of holders
 BLOCK = 12  # bytes before the numbers of a tensor
-TOKEN_AT = 4  # the token, among a wide cell's numbers
+TOKEN_AT = 4  # the place of the token, among a wide cell's numbers
 
 
 def join(runs: Sequence[np.ndarray], start: int, stop: int, *, cell: int = CELL, num_parts: int = 1) -> np.ndarray:
-    """Return one run (uint8) of positions [start, stop), from runs that have them between them.
+    """Return one run (uint8) of positions [start, stop), from runs that have these positions between them.
 
-    cell: bytes of one cell. num_parts: of attention. Raises RunnerError if a part has not each of these positions.
+    cell: bytes of one cell. num_parts: of attention. Raises RunnerError if a part does not have each position once.
     """
     readers = [_Reader(run, start, stop) for run in runs]
     joined = [_of_all(readers, PREFACE)]
@@ -53,20 +53,20 @@ def join(runs: Sequence[np.ndarray], start: int, stop: int, *, cell: int = CELL,
             blocks = [reader.block(head, is_columns) for reader in readers]
             block = blocks[0] if len(blocks) == 1 else np.concatenate(blocks, axis=1 if is_columns else 0)
             joined += [head, block.reshape(-1)]
-    joined.append(readers[0].rest())  # of a hybrid: that there is no recurrent cell
+    joined.append(readers[0].rest())  # of a hybrid: the recurrent part without a cell
     return np.concatenate(joined)
 
 
 def _of_all(readers: Sequence[_Reader], size: int) -> np.ndarray:
-    """Take the next bytes of all runs, which are the same in each."""
+    """Take the next bytes of all runs, which are equal in each, and return them once."""
     return [reader.take(size) for reader in readers][-1]
 
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """The part of attention. lead: the 8 bytes behind its cells. cell: bytes of a cell.
+    """The part of attention. lead: the 8 bytes after its cells. cell: bytes of a cell.
 
-    blocks: of each tensor, the 12 bytes before its numbers, and how many bytes of numbers a cell has.
+    blocks: for each tensor, the 12 bytes before its numbers, and how many bytes of numbers a cell has.
     """
 
     cell: int
@@ -75,7 +75,7 @@ class Attention:
 
     @property
     def token_bytes(self) -> int:
-        """Return the bytes of one token."""
+        """The bytes of one token."""
         return self.cell + sum(size for _, size in self.blocks)
 
     def size(self, num_tokens: int) -> int:
@@ -83,9 +83,9 @@ class Attention:
         return 8 + len(self.lead) + BLOCK * len(self.blocks) + num_tokens * self.token_bytes
 
     def fits(self, state: np.ndarray, start: int, stop: int, holder: int) -> bool:
-        """Whether bytes of the right length are this part, in all but the numbers of its tensors and the order of its cells.
+        """Return whether bytes of the right length are this part, but for tensors' numbers and the order of cells.
 
-        A state has its cells as they stand in the pool. Each position must be there once.
+        A state has its cells in the order of the pool. Each position must be there once.
         """
         cells, at = stop - start, 8 + self.cell * (stop - start)
         if state[:8].tobytes() != np.array([1, cells], np.int32).tobytes():
@@ -118,14 +118,14 @@ class Recurrent:
         return 4 + len(self.lead) + BLOCK * len(self.blocks) + num_cells * each
 
     def fits(self, state: np.ndarray, num_tokens: int) -> bool:
-        """Whether bytes of the right length are the part behind that many tokens, in all but numbers; 0: without a cell."""
+        """Return whether bytes of the right length are this part after so many tokens (0: no cell), but for numbers."""
         opening = np.array([1, num_tokens - 1, 0] if num_tokens else [0], np.int32).tobytes() + self.lead
         is_opening = state[: len(opening)].tobytes() == opening
         return is_opening and _has_blocks(state, len(opening), self.blocks, 1 if num_tokens else 0)
 
 
 def _has_blocks(state: np.ndarray, at: int, blocks: tuple[tuple[bytes, int], ...], cells: int) -> bool:
-    """Whether each tensor begins as it should, the first of them at `at`."""
+    """Return whether each tensor has the expected first bytes. at: where the first one starts."""
     for head, size in blocks:
         if state[at : at + BLOCK].tobytes() != head:
             return False
@@ -137,7 +137,7 @@ def _has_blocks(state: np.ndarray, at: int, blocks: tuple[tuple[bytes, int], ...
 class StateLayout:
     """The common part of all states of one context: all but positions and the numbers of the tensors.
 
-    attention: none, one part, or two: that of a sliding window, too. recurrent: None where all layers are attention.
+    attention: no part, one, or two with a sliding window. recurrent: None where all layers are attention.
     """
 
     magic: bytes
@@ -146,13 +146,13 @@ class StateLayout:
 
     @property
     def token_bytes(self) -> int:
-        """Return the bytes of one token of a run."""
+        """The bytes of one token of a run."""
         return sum(part.token_bytes for part in self.attention)
 
     def fits(self, run: np.ndarray, start: int, stop: int) -> bool:
-        """Whether a run (uint8) is of just the positions [start, stop) of this context, to its last byte.
+        """Return whether a run (uint8) has exactly the positions [start, stop) in this context's layout, to its last byte.
 
-        llama.cpp reads it without a complaint then. The numbers of its tensors may be any.
+        llama.cpp then reads the run without complaint. The numbers of its tensors may be any.
         """
         if not 0 <= start < stop < 1 << 31 or len(run) != self.size(stop - start) or not self._has_preface(run):
             return False
@@ -164,14 +164,14 @@ class StateLayout:
         return self.recurrent is None or self.recurrent.fits(run[at:], 0)
 
     def fits_recurrent(self, state: np.ndarray, num_tokens: int) -> bool:
-        """Whether a state (uint8) is the recurrent part behind that many tokens, to its last byte."""
+        """Return whether a state (uint8) is the recurrent part after so many tokens, to its last byte."""
         if self.recurrent is None or not 0 < num_tokens < 1 << 31:
             return False
         is_whole = len(state) == PREFACE + self.recurrent.size(1) and self._has_preface(state)
         return is_whole and self.recurrent.fits(state[PREFACE:], num_tokens)
 
     def cut(self, run: np.ndarray, start: int, stop: int) -> np.ndarray:
-        """Return the part of a run at positions [start, stop), as a run of its own."""
+        """Return the part of a run at positions [start, stop), as a run."""
         return self.join([run], start, stop) if self.attention else run
 
     def join(self, runs: Sequence[np.ndarray], start: int, stop: int) -> np.ndarray:
@@ -190,16 +190,16 @@ class StateLayout:
 def layout_of(
     run: np.ndarray, num_tokens: int, recurrent: np.ndarray | None = None, *, num_parts: int = 1
 ) -> StateLayout | None:
-    """Return the layout of a context, read off a run of its first tokens; None for a layout that is not listed above.
+    """Return the layout of a context, read from a run of its first tokens; None for a layout that is not listed above.
 
-    recurrent: of a model with recurrent layers, their state behind these tokens. num_parts: of attention, if it has any.
+    recurrent: for a model with recurrent layers, their state after these tokens. num_parts: of attention, if it has any.
     """
     try:
-        behind = _recurrent(recurrent, PREFACE) if recurrent is not None else None
-        has_attention = behind is None or len(run) > PREFACE + behind.size(0)
+        part = _recurrent(recurrent, PREFACE) if recurrent is not None else None
+        has_attention = part is None or len(run) > PREFACE + part.size(0)
         for cell in (CELL, WIDE_CELL) if has_attention else (0,):
             attention = _attention(run, num_tokens, cell, num_parts) if has_attention else ()
-            layout = StateLayout(run[:MAGIC].tobytes(), attention, behind)
+            layout = StateLayout(run[:MAGIC].tobytes(), attention, part)
             is_recurrent_known = recurrent is None or layout.fits_recurrent(recurrent, num_tokens)
             if is_recurrent_known and layout.fits(run, 0, num_tokens):
                 return layout
@@ -209,7 +209,7 @@ def layout_of(
 
 
 def _attention(state: np.ndarray, count: int, cell: int, num_parts: int) -> tuple[Attention, ...]:
-    """Read parts of `count` cells each, as many as make sense with cells of that size."""
+    """Read up to `num_parts` parts of `count` cells each, with cells of this size, as long as they make sense."""
     parts: list[Attention] = []
     at = PREFACE
     while len(parts) < num_parts and (part := _part(state, at, count, cell)):
@@ -247,12 +247,12 @@ def _recurrent(state: np.ndarray, at: int) -> Recurrent:
 
 
 def _number(state: np.ndarray, at: int) -> int:
-    """A 32-bit number, the lower half of longer ones. Raises IndexError."""
+    """Return a 32-bit number, the lower half of longer ones. Raises IndexError."""
     return int(state[at : at + 4].copy().view(np.uint32)[0])
 
 
 def _signed(state: np.ndarray, at: int) -> int:
-    """A signed 32-bit number. Raises IndexError."""
+    """Return a signed 32-bit number. Raises IndexError."""
     return int(state[at : at + 4].copy().view(np.int32)[0])
 
 
@@ -265,16 +265,16 @@ class _Reader:
         self._kept: slice | np.ndarray = slice(0)
 
     def take(self, size: int) -> np.ndarray:
-        """The next `size` bytes."""
+        """Return the next `size` bytes."""
         self._at += size
         return self._run[self._at - size : self._at]
 
     def rest(self) -> np.ndarray:
-        """The bytes that were not read yet."""
+        """Return the bytes that were not read yet."""
         return self._run[self._at :]
 
     def cells(self, cell: int) -> np.ndarray:
-        """Begin a part, and return those of its cells that are kept, (cells, bytes)."""
+        """Start a part, and return those of its cells that are kept, (cells, bytes)."""
         self._count = int(self.take(8).copy().view(np.int32)[1])
         cells = self.take(cell * self._count).reshape(self._count, cell)
         positions = np.ascontiguousarray(cells[:, :4]).view(np.int32)[:, 0]
@@ -284,7 +284,7 @@ class _Reader:
         return cells[kept]
 
     def block(self, head: np.ndarray, is_columns: bool) -> np.ndarray:
-        """Return what is kept of one layer, behind its head: rows of bytes a cell, or (width, cells, element) bytes."""
+        """Return the kept part of one layer, after its head: a row of bytes a cell, or (width, cells, element) bytes."""
         if not is_columns:
             row = int(head[4:].copy().view(np.uint64)[0])
             return self.take(self._count * row).reshape(self._count, row)[self._kept]

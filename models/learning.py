@@ -1,4 +1,4 @@
-"""Learns what a model costs on its device: from times that are kept, or measured now."""
+"""Learns a model's costs on its device, from kept times or by a measurement now."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ logger = logging.getLogger("slotcache")
 
 
 def learn_costs(context: Context, goes_on: MayGoOn = lambda _: True) -> None:
-    """Give a context the costs of its device, timed now unless their times are kept from an earlier start.
+    """Give a context the costs of its device, timed now unless times are kept from an earlier start.
 
-    Those of the CPU are known, but for the tiles of its attention: kernels for it differ by as much as six times. goes_on:
-    told what is timed, and asked before each batch; once it says no, nothing is learnt.
+    The costs of the CPU are known, except for the tiles of its attention, whose kernels differ by a factor of up to six.
+    goes_on: called with the work that is timed before each batch; once it returns False, nothing is learnt.
     """
     model, device = context.model, context.model.device
     if device is None and not (context.costs.tile == chunk_of(context) and model.can_trim and model.size >= SMALLEST):
         return
     if device is None and model.split.devices():
-        return  # llama.cpp computes large batches there, whatever holds the weights
+        return  # llama.cpp computes large batches on the card, wherever the weights are
     if chunk_of(context) < FEW:
         return
     name = device.name if device else "the CPU"
     try:
-        with ThreadPoolExecutor(1) as pool:  # its own thread: OpenMP keeps workers for each thread that has computed
+        with ThreadPoolExecutor(1) as pool:  # a separate thread: OpenMP keeps workers for each thread that has computed
             times = pool.submit(_times_of, context, name, goes_on).result()
     except RunnerError as error:
         logger.warning("%s could not be timed: %s", name, error)
@@ -48,7 +48,7 @@ def learn_costs(context: Context, goes_on: MayGoOn = lambda _: True) -> None:
 
 
 def subject_of(context: Context, device: Device | None) -> Subject:
-    """Return all that the times of a context depend on. device: None is the CPU."""
+    """Return everything that the times of a context depend on. device: None: the CPU."""
     model, settings = context.model, context.settings
     return Subject(
         device=identify(device) if device else ["CPU", cpu_name(), 0],
@@ -64,16 +64,16 @@ def subject_of(context: Context, device: Device | None) -> Subject:
             settings.micro_batch,
             model.repack,
             min(settings.num_cells, MOST_IDLE),
-            *([] if model.can_trim else ["saves"]),  # their times of before had none
+            *([] if model.can_trim else ["saves"]),  # times from earlier versions had no saves
             *([repr(model.split), *map(identify, model.devices)] if len(model.devices) > 1 else []),
             *model.altered,
-            *(["warm"] if device else []),  # those of before had the first use of kernels in them
+            *(["warm"] if device else []),  # times from earlier versions contained the first use of kernels
         ],
     )
 
 
 def _times_of(context: Context, name: str, goes_on: MayGoOn) -> Times:
-    """Return the times that are kept, if they still hold, or measured ones. Raises RunnerError and Stopped."""
+    """Return the kept times if they are still right, or measured ones. Raises RunnerError and Stopped."""
     device, doing = context.model.device, f"timing {name}"
     subject, began = subject_of(context, device), perf_counter()
     kept = kept_times(subject)
@@ -97,7 +97,7 @@ def _times_of(context: Context, name: str, goes_on: MayGoOn) -> Times:
 def _timed(timing: DeviceTiming, cuts: int) -> tuple[Times, str]:
     """Return the times of a device, and what later starts do with them; "": they are not to be kept.
 
-    cuts: earlier starts that the bound has ended. Raises RunnerError and Stopped.
+    cuts: earlier starts whose timing the bound has ended. Raises RunnerError and Stopped.
     """
     times = timing.run()
     if timing.is_doubtful:

@@ -1,4 +1,4 @@
-"""Compares the libraries of llama.cpp on this machine: how fast each one computes a model, in a process of its own."""
+"""Compares the libraries of llama.cpp on this machine: how fast each computes a model, in a separate process."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from .split import parse_split
 from .trial import command, instructions
 
 logger = logging.getLogger("slotcache")
-PROMPT, STEPS = 512, 16  # tokens of a prompt; of an answer, one at a time, of which the fastest stands for all
-ROUNDS = 3  # of every library in turn, since the speed of a machine changes; the fastest of each kind of work counts
-PATIENCE = 120  # s for one library in one round, the trial of one that is new included
+PROMPT, STEPS = 512, 16  # tokens of a prompt; steps of one token each, of which the fastest stands for all
+ROUNDS = 3  # rounds over all libraries, since the speed of a machine changes; the fastest of each kind of work counts
+PATIENCE = 120  # s for one library in one round, with the trial of a new library
 
 
 @dataclass(frozen=True, slots=True)
 class LibrarySpeed:
-    """Tokens a second; refused: why there are none."""
+    """Tokens a second. refused: why there are none."""
 
     prefill: float = 0.0
     decode: float = 0.0
@@ -54,17 +54,17 @@ class LibrarySpeed:
 
 
 def installed() -> list[Library]:
-    """Return the library in use, then the others in the order in which they are looked for."""
+    """Return the library in use, then the others in the order of the search."""
     used = llama.LIBRARY.path.resolve().parent
     return [llama.LIBRARY, *(found for found in llama.places() if found.path.resolve() != used)]
 
 
 Offload = tuple[int, str, str, str, int]
-"""The layers on GPUs, and what they are split by: --device, --split-mode, --tensor-split, --main-gpu."""
+"""The layers on GPUs, and how they are split: --device, --split-mode, --tensor-split, --main-gpu."""
 
 
 def compare(model: Path, threads: int, offload: Offload, tell: Callable[[str], None]) -> dict[Library, LibrarySpeed]:
-    """Return the speed of each library, the one in use first. tell: is told what is timed now."""
+    """Return the speed of each library, the one in use first. tell: called with the name of the next timing."""
     speeds: dict[Library, LibrarySpeed] = {}
     found = installed()
     for number in range(ROUNDS):
@@ -76,15 +76,15 @@ def compare(model: Path, threads: int, offload: Offload, tell: Callable[[str], N
     return speeds
 
 
-AS_LLAMA_CPP = ("", "layer", "", 0)  # nothing said of how layers are split
-MORE = 5.0  # s that the CPU has beyond what the card took, its kernels' compilation included
+AS_LLAMA_CPP = ("", "layer", "", 0)  # layers are split by default
+MORE = 5.0  # s that the CPU has beyond the card's time, which contains the compilation of kernels
 
 
 def hide_slower_card(model: Path, threads: int) -> None:
-    """Leave the card unused in this process where `auto` chose a build for it and the CPU computes this model faster.
+    """Use no card in this process if `auto` chose a build for it and the CPU computes this model faster.
 
-    Both are timed once, with all layers on the card, and the turns are kept; where one cannot be timed, the card stays. This
-    comes before the first look at devices.
+    Both are timed once, with all layers on the card, and the turns are kept; if one cannot be timed, the card stays. This
+    has to come before the first look at devices.
     """
     build = llama.LIBRARY.origin.removeprefix("npm-")
     if build not in CARD_BUILDS or installed_builds().asked != "auto" or load_backends.cache_info().currsize:
@@ -109,7 +109,7 @@ def _kept_turns(kept: Path) -> tuple[float, float] | None:
 
 
 def _turns(model: Path, threads: int) -> tuple[float, float]:
-    """Return the seconds of a turn on the card and on the CPU; 0: one could not be timed, or takes far longer on the CPU."""
+    """Return the seconds of a turn on the card and on the CPU; 0: one could not be timed, or the CPU is far slower."""
     began = perf_counter()
     card = _speed(llama.LIBRARY, model, threads, (ALL_LAYERS, *AS_LLAMA_CPP))
     patience = perf_counter() - began + MORE
@@ -125,7 +125,7 @@ def _speed(
     patience: float = PATIENCE,
     hidden: Mapping[str, str] = MappingProxyType({}),
 ) -> LibrarySpeed:
-    """Time a library in a process of its own. hidden: more of its environment."""
+    """Time a library in a separate process. hidden: additions to its environment."""
     folder = library.path if library.path.is_dir() else library.path.parent
     child = command("models.libraries", str(model), str(threads), *map(str, offload))
     environment = os.environ | {VARIABLES[0]: str(folder), **hidden}
@@ -136,13 +136,13 @@ def _speed(
     try:
         prefill, decode = map(float, done.stdout.splitlines()[-1].split())
         return LibrarySpeed(prefill, decode)
-    except (IndexError, ValueError):  # it ended before its last line, which is two numbers
+    except (IndexError, ValueError):  # the process ended before its last line of two numbers
         said = (done.stderr.decode("utf-8", "replace").splitlines() or [f"ended with code {done.returncode}"])[-1]
         return LibrarySpeed(refused=said.partition("Error: ")[2] or said)
 
 
 def main(path: str, threads: str, gpu_layers: str, *split: str) -> None:
-    """Print this process's library's tokens a second: of prefill, and of decode. Raises ModelError and RunnerError.
+    """Print the tokens a second of this process's library: of prefill, and of decode. Raises ModelError and RunnerError.
 
     split: as in `Offload`, without the layers.
     """
@@ -169,7 +169,7 @@ def _seconds(runner: Runner, start: int, stop: int) -> float:
 
 
 def as_table(speeds: dict[Library, LibrarySpeed]) -> list[str]:
-    """Return a line for each library: its tokens a second, and as a share of those of the library in use."""
+    """Return a line for each library: its tokens a second, and their share of those of the library in use."""
     used = speeds[llama.LIBRARY]
     width = max(len(str(library)) for library in speeds)
     lines = [f"{'library':{width}}  {'prefill':>17}  {'decode':>17}"]

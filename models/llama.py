@@ -1,4 +1,4 @@
-"""The door to llama.cpp: finds its shared library, refuses one of another layout, and binds what we call, as in llama.h."""
+"""The door to llama.cpp: finds its library, refuses one of another layout, and binds the functions that we call."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from .trial import PATIENCE, failure
 # ---- The library --------------------------------------------------------------------------------------------------------
 
 VARIABLES = ("SLOTCACHE_LLAMA", "LLAMA_CPP_LIB_PATH")
-"""Of the environment: a folder with a library, which is used instead of those that are installed."""
+"""Environment variables: a folder whose library is used instead of the installed ones."""
 NAMES = ("libllama.so", "libllama.v*.so", "libllama.*.v*.so", "xllamacpp*.so", "libllama.dylib")
 REMEDY = (
     "pip install 'slotcache[llama]' builds one that fits, slotcache install or 'slotcache[prebuilt]' brings one; "
@@ -42,7 +42,7 @@ SEGMENT = 56  # bytes of the row of a segment in an ELF file
 
 @dataclass(frozen=True, slots=True)
 class Library:
-    """A file with llama.cpp's functions. origin: what brought it. version: of that package, else llama.cpp's own."""
+    """A file with llama.cpp's functions. origin: the package that brought it. version: the package's, else llama.cpp's."""
 
     path: Path
     origin: str
@@ -56,13 +56,13 @@ class Library:
 
 
 PASSED_OVER: dict[str, str] = {}
-"""Why a build for cards was not taken at this start, by its name."""
+"""By build for cards: why it was not taken at this start."""
 
 
 def find() -> Library:
-    """Return the library to use: of the first place that may have one. Raises LibraryError if there is none.
+    """Return the library to use, from the first place that has one. Raises LibraryError if there is none.
 
-    A build for cards has to compute on one first, in a process of its own.
+    A build for cards has to compute on a card first, in a separate process.
     """
     for place in places():
         build = place.origin.removeprefix("npm-")
@@ -74,9 +74,9 @@ def find() -> Library:
 
 
 def places() -> Iterator[Library]:
-    """Yield the folders that may have a library, as libraries: those that the environment names, then those of packages.
+    """Yield the folders that may have a library, as libraries: those of the environment, then those of packages.
 
-    npm's builds for cards come before packages, as far as `slotcache install` found them fit.
+    npm's builds for cards come before packages, if `slotcache install` found them fit.
     """
     for variable in VARIABLES:
         if folder := os.environ.get(variable):
@@ -84,7 +84,7 @@ def places() -> Iterator[Library]:
     first = builds.installed_builds().builds
     yield from _npm(first)
     for module, package, folder in (("llama_cpp", "llama-cpp-python", "lib"), ("xllamacpp", "xllamacpp", "")):
-        if (spec := find_spec(module)) and spec.origin:  # none: a folder of that name, and no package
+        if (spec := find_spec(module)) and spec.origin:  # without an origin: a folder of that name, and no package
             yield Library(Path(spec.origin).parent / folder, package, _version_of(package))
     yield from _npm([build for build in cards.BUILDS if build not in first])
 
@@ -118,7 +118,7 @@ def _version_of(package: str) -> str:
 
 
 def _version_in(description: Path) -> str:
-    """Return the version in an npm package's description; "" where it has none."""
+    """Return the version in an npm package's description; "" if it has none."""
     try:
         return str(json.loads(description.read_text())["version"])
     except (OSError, ValueError, LookupError, TypeError):
@@ -135,11 +135,11 @@ for name in "llama_version", "llama_model_default_params", "llama_context_defaul
         function()
 print("passed")
 """
-"""Loads a library and calls what this module calls of it before anything is known about it. A result has room for any layout."""
+"""Loads a library and calls the functions that this module calls first. A result has room for any layout."""
 
 
 def _open(found: Library) -> ctypes.CDLL:
-    """Load a library, which another process has loaded before. Raises LibraryError."""
+    """Load a library, once another process has loaded it. Raises LibraryError."""
     try:
         if sys.platform == "linux":
             _check_file(found)
@@ -151,7 +151,7 @@ def _open(found: Library) -> ctypes.CDLL:
 
 
 def _check_file(found: Library) -> None:
-    """Raise LibraryError for a file of another CPU, or one that was cut short: to load it would end the process."""
+    """Raise LibraryError for a file of another CPU, or one that was cut short: loading it would end the process."""
     with found.path.open("rb") as file:
         head, size = file.read(64), os.fstat(file.fileno()).st_size
         if len(head) < 64 or head[:6] != b"\x7fELF\2\1":
@@ -176,11 +176,11 @@ def _number(data: bytes, at: int, width: int) -> int:
 LIBRARY = find()
 library = _open(LIBRARY)
 
-# ---- The backends beside it: what they need, and why one is not loaded. -------------------------------------------------
+# ---- The backends beside the library: what they need, and why one is not loaded. ----------------------------------------
 
 BACKENDS = re.compile(r"libggml-(cuda|vulkan|hip|sycl|metal)\b.*\.(so|dylib)")  # for cards
 CUDA_RUNTIME = re.compile(rb"libcudart\.so\.(\d+)")
-HEAD = 1 << 20  # bytes of a backend's file that have the names of what it needs
+HEAD = 1 << 20  # first bytes of a backend's file, which name the libraries that it needs
 OPENING = """
 import ctypes, sys
 for needed in sys.argv[2:]: ctypes.CDLL(needed, ctypes.RTLD_GLOBAL)
@@ -189,14 +189,14 @@ ctypes.CDLL(sys.argv[1])
 
 
 def backends() -> list[Path]:
-    """Return the backends for cards beside the library."""
+    """Return the backends for cards that lie beside the library."""
     with contextlib.suppress(OSError):
         return sorted(path for path in LIBRARY.path.parent.iterdir() if BACKENDS.fullmatch(path.name) and path.is_file())
     return []
 
 
 def _needed(backend: Path) -> list[Path]:
-    """Return CUDA's libraries that a backend needs, of pip's packages or the system's: the loader knows not all of them."""
+    """Return CUDA's libraries that a backend needs, from pip's packages or the system: the loader does not find all."""
     with contextlib.suppress(OSError), backend.open("rb") as file:
         if found := CUDA_RUNTIME.search(file.read(HEAD)):
             return cards.runtime(int(found[1]), cards.root_folder())
@@ -207,12 +207,12 @@ def open_needed() -> None:
     """Open what the backends beside the library need, so that they find it in this process."""
     for backend in backends():
         for path in _needed(backend):
-            with contextlib.suppress(OSError):  # `why_not_loaded` tells
+            with contextlib.suppress(OSError):  # `why_not_loaded` reports it
                 ctypes.CDLL(str(path), ctypes.RTLD_GLOBAL)
 
 
 def why_not_loaded(backend: Path) -> str:
-    """Return the reason that opening a backend gives, in a process of its own, with the remedy if one is known."""
+    """Return why a backend cannot be opened, tried in a separate process, with the remedy if one is known."""
     command = [sys.executable, "-I", "-S", "-c", OPENING, str(backend), *map(str, _needed(backend))]
     try:
         done = run_child(command, timeout=PATIENCE)
@@ -363,7 +363,7 @@ class llama_token_data_array(ctypes.Structure):
 
 
 # ---- Binding ------------------------------------------------------------------------------------------------------------
-# A signature below has llama.h's types: what Python sees, and what ctypes passes.
+# The signatures below use llama.h's types: each is Python's type and the one that ctypes passes.
 
 int32_t = Annotated[int, ctypes.c_int32]
 uint32_t = Annotated[int, ctypes.c_uint32]
@@ -386,7 +386,7 @@ F = TypeVar("F", bound=Callable)
 
 
 def bind(signature: F) -> F:
-    """Return the library's function of this name, with the types of this signature. Raises LibraryError."""
+    """Return the library's function of this name, with the types of the signature. Raises LibraryError."""
     function = getattr(library, signature.__name__, None)
     if function is None:
         raise LIBRARY.refused(f"lacks {signature.__name__}")
@@ -396,7 +396,7 @@ def bind(signature: F) -> F:
 
 
 def _passed(hint: Any) -> Any:
-    """Return the type that ctypes passes for a type of a signature: a handle is a pointer, a structure itself."""
+    """Return the type that ctypes passes for a type in a signature: a pointer for a handle, a structure as it is."""
     hint = next((part for part in get_args(hint) if type(None) in get_args(hint) and part is not type(None)), hint)
     if isinstance(hint, NewType):
         return ctypes.c_void_p
@@ -579,7 +579,7 @@ if not LIBRARY.version:
     LIBRARY = replace(LIBRARY, version=llama_version().decode())
 
 # ---- The layout of the parameters ---------------------------------------------------------------------------------------
-# ctypes checks nothing: with a field more or less, a library of another version would read other flags than were set.
+# ctypes checks nothing: with one field more or less, a library of another version would read wrong flags.
 
 DEFAULTS = (
     (
@@ -597,13 +597,13 @@ DEFAULTS = (
         },
     ),
 )
-"""The structures that set-up passes by value, and their defaults; what is not named is 0 or null."""
+"""The structures that set-up passes by value, and their defaults; fields that are not listed are 0 or null."""
 CANARY = b"\xa5"
-SPARE = 256  # bytes behind a structure, which a larger one of the library's would fill
+SPARE = 256  # bytes after a structure, which a larger structure of the library would fill
 
 
 def check_layout() -> None:
-    """Raise LibraryError unless the library's parameters have our fields, by their defaults and their size."""
+    """Raise LibraryError unless the library's parameter structures are ours, judged by their defaults and their size."""
     for layout, defaults in DEFAULTS:
         params, spare = _defaults_of(layout)
         wrong = [name for name, *_ in layout._fields_ if (getattr(params, name) or 0) != defaults.get(name, 0)]
@@ -613,7 +613,7 @@ def check_layout() -> None:
 
 
 def _defaults_of(layout: type[ctypes.Structure]) -> tuple[ctypes.Structure, bytes]:
-    """Return the library's defaults in a structure of ours, and what it left of the bytes behind it."""
+    """Return the library's defaults in our structure, and the bytes after it as the library left them."""
 
     class Padded(ctypes.Structure):
         _fields_ = (("params", layout), ("spare", ctypes.c_char * SPARE))
@@ -629,23 +629,23 @@ def _defaults_of(layout: type[ctypes.Structure]) -> tuple[ctypes.Structure, byte
 
 check_layout()
 
-# ---- What this process has loaded, and the threads that OpenMP keeps. ---------------------------------------------------
+# ---- The libraries that this process has loaded, and the threads that OpenMP keeps. -------------------------------------
 
 MAPS = Path("/proc/self/maps")
 HARD = 2  # omp.h: omp_pause_hard
 
 
 def loaded_libraries() -> set[Path]:
-    """Return the libraries that this process has loaded. Raises OSError where Linux does not tell."""
+    """Return the libraries that this process has loaded. Raises OSError where Linux does not list them."""
     lines = MAPS.read_text().splitlines()
     return set(map(Path, {line.split(maxsplit=5)[5] for line in lines if "/" in line and ".so" in line}))
 
 
 def release_workers() -> None:
-    """End the workers that GNU's OpenMP keeps for the calling thread; it gets new ones when it computes again.
+    """End the workers that GNU's OpenMP keeps for the calling thread. A later computation gets new ones.
 
-    The workers of a thread that no longer computes count among all: beyond the number of cores, OpenMP lets every worker
-    sleep at each barrier instead of spinning.
+    Workers of a thread that no longer computes still count: with more workers than cores, OpenMP lets each of them sleep at
+    every barrier instead of spinning.
     """
     with contextlib.suppress(OSError):
         for path in loaded_libraries():
@@ -662,9 +662,9 @@ NO_REASON = "failed to load model"  # the end of a line that only repeats that a
 COMPLAINTS: deque[str] = deque(maxlen=8)
 PLACED = re.compile(r"load_tensors: layer +(\d+) assigned to device ([^,]+),")
 LAYERS: dict[int, str] = {}
-"""The device of each layer, the output behind them, of the model that was loaded last. No function of llama.cpp tells it."""
+"""The device of each layer, the output last, of the model that was loaded last. No function of llama.cpp reports it."""
 HEEDED: dict[tuple[str, str], str] = {}
-"""The metadata of flags that llama.cpp looked at, by key and type: "", or the type that it expected instead."""
+"""Metadata overrides that llama.cpp has looked at, by key and type: "", or the type that it expected instead."""
 USED = re.compile(r"Using metadata override \( *(\w+)\) '(.*)' =")
 MISTYPED = re.compile(r"Bad metadata override type for key '(.*)', expected (\w+) but got (\w+)")
 
@@ -690,16 +690,16 @@ def capture() -> None:
     llama_log_set(_forward, ctypes.c_void_p(0))
 
 
-MOST_WORDS = 5.0  # s that these may take
+MOST_WORDS = 5.0  # s that all `LAST_WORDS` may take
 LAST_WORDS: list[Callable[[str], None]] = []
-"""What is called before llama.cpp ends the process, in any thread, with its reason."""
+"""Functions that are called before llama.cpp ends the process, in any thread, with its reason."""
 _SPEAKING = threading.RLock()
 
 
 @ggml_last_words_callback
 def _abort(message: bytes) -> None:
     reason = message.decode("utf-8", "replace")
-    _SPEAKING.acquire()  # for good: the threads of a step that find the same error wait for the end of the process here
+    _SPEAKING.acquire()  # for good: other threads with the same error wait here for the end of the process
     end = threading.Timer(MOST_WORDS, os.abort)
     end.daemon = True
     with contextlib.suppress(Exception):
@@ -711,9 +711,9 @@ def _abort(message: bytes) -> None:
 
 
 def before_abort(act: Callable[[str], None]) -> Callable[[], None]:
-    """Have a function called before llama.cpp ends the process: a device is gone, or it finds an error of its own.
+    """Have a function called before llama.cpp ends the process, because a device is gone or it finds an internal error.
 
-    Return what ends that.
+    Return a function that ends that.
     """
     LAST_WORDS.append(act)
     ggml_set_abort_callback(_abort)
@@ -721,5 +721,5 @@ def before_abort(act: Callable[[str], None]) -> Callable[[], None]:
 
 
 def last_complaint() -> str:
-    """Return the last error that llama.cpp logged, for a message of ours."""
+    """Return the last error that llama.cpp logged, for our error messages."""
     return COMPLAINTS[-1] if COMPLAINTS else "llama.cpp gave no reason"

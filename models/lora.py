@@ -20,13 +20,13 @@ SOFTWARE = "llvmpipe"  # Mesa's Vulkan on a CPU, by its description: llama.cpp's
 
 
 class Adapters:
-    """The adapters of a model, numbered from 0. They live as long as its weights, and must be there before its contexts.
+    """The adapters of a model, numbered from 0. They live as long as its weights, and must be loaded before its contexts.
 
-    A set of adapters has a name, which says which files with which scales compute: KV of one name is the same KV to the bit
-    until the weights rest and, of a single adapter, behind that and in a later process. llama.cpp adds several in the order
-    of their addresses, which rounds differently each time they are loaded.
+    The name of a set of adapters contains its files and scales: KV of one name is equal to the bit until the weights are
+    unloaded; with a single adapter also later, and in a later process. llama.cpp adds several adapters in the order of their
+    addresses, which rounds differently after each load.
 
-    usual: the scale of each adapter where a request sets none. The event loop's.
+    usual: the scale of each adapter where a request sets none; the event loop's.
     """
 
     def __init__(self, model: Model, paths: Sequence[Path] = (), scales: Sequence[float] = ()) -> None:
@@ -43,7 +43,7 @@ class Adapters:
         model.weights.on_load.append(self._load)
 
     def _load(self) -> None:
-        """Load all, which go with the model's weights. Raises ModelError."""
+        """Load all adapters, which are freed with the model's weights. Raises ModelError."""
         self._handles = [_load(self._model, path) for path in self.paths]
 
     def __len__(self) -> int:
@@ -55,9 +55,9 @@ class Adapters:
         self.usual = dict.fromkeys(self.usual, 0.0) | {**scales}
 
     def name(self, scales: Mapping[int, float] | None = None) -> str:
-        """Return the name of the set with these scales by number; an adapter without a scale, or with 0, is not in it.
+        """Return the name of the set with these scales by number. An adapter without a scale, or with 0, is not in the set.
 
-        None: the usual scales. Raises UnknownAdapter.
+        scales: None: the usual ones. Raises UnknownAdapter.
         """
         scales = self.usual if scales is None else scales
         self._check(scales)
@@ -81,7 +81,7 @@ class Adapters:
 
 
 def _load(model: Model, path: Path):
-    """Raises ModelError."""
+    """Load one adapter. Raises ModelError."""
     handle = llama.llama_adapter_lora_init(model.handle, str(path).encode())
     if not handle:
         raise ModelError(f"cannot load the LoRA adapter {path}: {llama.last_complaint()}")

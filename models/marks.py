@@ -1,4 +1,4 @@
-"""The texts of a client in a rendered prompt: marked by placeholders, and cut out of the real rendering as pieces."""
+"""The texts of a client in a rendered prompt: marked by placeholders, then cut out of the real rendering as pieces."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _REASONING_ENDS = ("</think>", "</seed:think>", "[/THINK]", "<|END_THINKING|>")
 REASONING_TAG = re.compile(r"(</?(?:seed:)?think>|\[/?THINK\]|<\|(?:START|END)_THINKING\|>)")
 
 MAX_VALUES = 100_000
-"""Values in a request's fields beside its contents: each rendering visits all of them, also those of stored messages."""
+"""Most values in a request's fields beside its contents: each rendering visits all of them, also in stored messages."""
 
 DIGITS = 6  # of a placeholder's number
 T = TypeVar("T")
@@ -29,10 +29,9 @@ Part = Literal["content", "reasoning"]
 class TextPiece:
     """A stretch of the rendered conversation.
 
-    With `message` None it is the template's own text, in which special tokens work. Else it is this part of
-    `messages[message]`, in which they are only text, so that no user and no document can forge them. They are only text,
-    too, in a piece that `is_plain`: other text of a client (names, calls, tools, arguments of the template) that contains
-    or may complete a special token.
+    message: None: the template's own text, in which special tokens work; else the piece is this part of `messages[message]`,
+    in which they are only text, so that no user and no document can forge them. is_plain: special tokens are only text as
+    well: it is other text of a client (names, calls, tools, arguments of the template) that contains or may complete one.
     """
 
     text: str
@@ -43,7 +42,7 @@ class TextPiece:
 
 @dataclass(frozen=True, slots=True)
 class _Mark:
-    """A marked text. message: None for a text that is no part of a message of its own."""
+    """A marked text. message: None for a text that is no part of a message."""
 
     text: str
     message: int | None
@@ -54,7 +53,7 @@ class _Mark:
 
 
 class Unmarked:
-    """No placeholders: every text stands for itself."""
+    """No placeholders: every text stays as it is."""
 
     def content(self, text: str, message: int, is_answer: bool) -> str:
         return text
@@ -74,7 +73,7 @@ class Marks(Unmarked):
 
     def __init__(self, controls: Spellings, keeps_tags: bool = False) -> None:
         self._controls, self._keeps_tags = controls, keeps_tags
-        # The writer of a message cannot guess it, and no template changes it: digits have no case and need no quotes.
+        # No writer of a message can guess the prefix, and no template changes it: digits have no case and need no quotes.
         self._prefix = str(10**19 + secrets.randbelow(10**19))
         self._marked: list[_Mark] = []
         self._num_values = 0
@@ -91,7 +90,7 @@ class Marks(Unmarked):
         return self._mark(text, message, "reasoning")
 
     def values(self, value: T) -> T:
-        """Put placeholders for the strings in `value` that touch special tokens.
+        """Replace the strings in `value` that touch special tokens by placeholders.
 
         All other strings stay, because templates may compare them. Raises TemplateError.
         """
@@ -101,7 +100,7 @@ class Marks(Unmarked):
             raise TemplateError("the request is nested too deeply for a chat template") from None
 
     def _mark(self, text: str, message: int | None, part: Part = "content") -> str:
-        """Return a placeholder for a text. Templates test for empty texts: blank stays blank."""
+        """Return a placeholder for a text. Blank texts stay blank, since templates test for empty texts."""
         if not text.strip():
             return text
         self._marked.append(_Mark(text, message, part))
@@ -117,7 +116,7 @@ class Marks(Unmarked):
             return {self._marked_strings(name): self._marked_strings(inner) for name, inner in value.items()}
         return [self._marked_strings(inner) for inner in value] if isinstance(value, list | tuple) else value
 
-    # ---- after it --------------------------------------------------------------------------------------------------
+    # ---- after the rendering ---------------------------------------------------------------------------------------
 
     def cut(self, rendered: str, real: str) -> list[TextPiece] | None:
         """Cut `real` at the texts, each in the first form that fits the text around it; None: no form fits."""
@@ -134,7 +133,7 @@ class Marks(Unmarked):
         return _without_empty(pieces) if at == len(real) else None
 
     def fill(self, rendered: str) -> list[TextPiece]:
-        """Return the rendering with every text as it is."""
+        """Return the pieces of a rendering with every text unchanged."""
         first, parts = self._split(rendered)
         pieces = [TextPiece(first, None)]
         for mark, after in parts:
@@ -142,7 +141,7 @@ class Marks(Unmarked):
         return _without_empty(pieces)
 
     def _split(self, rendered: str) -> tuple[str, list[tuple[_Mark, str]]]:
-        """Return the text up to the first placeholder; then for each its mark, and the text behind it."""
+        """Return the text up to the first placeholder; then for each placeholder its mark, and the text after it."""
         first, *rest = rendered.split(self._prefix)
         parts: list[tuple[_Mark, str]] = []
         for text in rest:

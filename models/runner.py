@@ -1,6 +1,6 @@
 """Executes a plan: batch, decode, copies of state, abort.
 
-The batch is filled through numpy views over its arrays; writing it element by element through ctypes costs 1-2 us a write.
+The batch is filled through numpy views over its arrays: through ctypes, each element would cost 1-2 us.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from .sampling import Sampler
 
 
 class Interrupt:
-    """While it is armed, a call of `set` aborts the current batch.
+    """Aborts batches: while it is armed, a call of `set` aborts the current one.
 
     llama.cpp asks a callback between any two operations of its graph. Here the callback is the C library's `strlen` over a
-    byte that is zero until it is set: a Python function would wait for the interpreter's lock a thousand times a batch.
+    byte that is zero until `set`: a Python function would wait for the interpreter's lock a thousand times a batch.
     """
 
     def __init__(self, context: Context, flag: ctypes.Array[ctypes.c_char] | None = None) -> None:
@@ -39,7 +39,7 @@ class Interrupt:
         self._callback = ctypes.cast(ctypes.CDLL(None).strlen, llama.ggml_abort_callback)
 
     def on(self, context: Context) -> Interrupt:
-        """Return one that aborts the batches of another context, by the same calls of `set`."""
+        """Return an interrupt for the batches of another context, which the same calls of `set` abort."""
         return Interrupt(context, self._flag)
 
     def set(self) -> None:
@@ -60,7 +60,7 @@ class Interrupt:
         llama.llama_set_abort_callback(self._context.handle, callback, data)
 
 
-# ---- The KV of sequences as bytes: copied out of a context and back into it. --------------------------------------------
+# ---- The KV of sequences as bytes: copied out of a context and back. ----------------------------------------------------
 
 ALL = -1
 WHOLE, RECURRENT = llama.LLAMA_STATE_SEQ_FLAGS_NONE, llama.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
@@ -70,35 +70,35 @@ NOTHING = np.empty(0, np.uint8)
 class States:
     """Copies runs and recurrent states. llama.cpp only saves whole sequences: a run goes through the scratch sequence.
 
-    Of a hybrid, a run is the KV of its attention layers, and a snapshot is its recurrent state alone. In a layout that is
-    not known, as with a sliding window beside recurrent layers, a snapshot is the whole state, and runs are empty.
+    For a hybrid, a run is the KV of its attention layers, and a snapshot is its recurrent state alone. If the layout is not
+    known, as with a sliding window beside recurrent layers, a snapshot is the whole state, and runs are empty.
 
-    Of a sequence, llama.cpp saves no cells that its window has passed. A piece that no window passes is saved whole, so a
-    run goes through the scratch sequence in pieces of a window, which become one run again.
+    llama.cpp does not save the cells of a sequence that its window has passed. A piece no longer than the window is saved
+    whole, so a run goes through the scratch sequence in such pieces, which are joined again.
     """
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._layout: StateLayout | None = None  # once a state was made
-        self._stateless: np.ndarray | None = None  # a recurrent state without a cell, of a model whose runs are apart
+        self._layout: StateLayout | None = None  # known once a state was made
+        self._stateless: np.ndarray | None = None  # a recurrent state without a cell, if runs are saved without states
         self._has_runs = context.model.can_trim
         self._window = context.model.window
-        self._num_parts = 2 if self._window and self._has_runs else 1  # of attention
+        self._num_parts = 2 if self._window and self._has_runs else 1  # parts of attention in a state
         self.rotation: Rotation | str = "its KV cannot be copied by positions"  # or why runs cannot be moved
 
     def learn(self, run: HostCopy) -> bool:
-        """Note the layout of runs, read off one from position 0 on; return whether ranges can be cut out of them."""
+        """Note the layout of runs, read from a run at position 0; return whether ranges can be cut out of runs."""
         self._layout = layout_of(run.data, len(run), num_parts=self._num_parts) if run.data is not None else None
         return self._layout is not None
 
     def learn_rotation(self, compute: ComputeAlone) -> None:
-        """Find out whether runs can be moved: see `find_rotation`. The layout is known."""
+        """Find out whether runs can be moved: see `find_rotation`. The layout must be known."""
         self.rotation = find_rotation(self._context.model, self._layout, self._context.num_cells, compute)
 
     def learn_recurrent(self, sequence: int, num_tokens: int) -> CopySizes | None:
-        """Note the layout of a model with recurrent layers; return the sizes of its states, None for a layout not known.
+        """Note the layout of a model with recurrent layers; return the sizes of its states, None for an unknown layout.
 
-        sequence: it has this many tokens. The scratch sequence has none.
+        sequence: one with `num_tokens` tokens. The scratch sequence must be empty.
         """
         self._has_runs, self._stateless = True, self._copy(self._context.scratch, RECURRENT)
         run, state = HostCopy(0, num_tokens), HostCopy(0, num_tokens)
@@ -120,7 +120,7 @@ class States:
         return self._layout is not None and self._layout.fits(run, start, stop)
 
     def accepts_recurrent(self, state: np.ndarray, num_tokens: int) -> bool:
-        """Return whether a recurrent state from a file is of this context, behind that many tokens, to its last byte."""
+        """Return whether a recurrent state from a file is of this context, after so many tokens, to its last byte."""
         return self._layout is not None and self._layout.fits_recurrent(state, num_tokens)
 
     def cut(self, run: np.ndarray, start: int, stop: int) -> np.ndarray:
@@ -130,14 +130,14 @@ class States:
         return join([run], start, stop, num_parts=self._num_parts) if len(run) else run
 
     def save(self, sequence: int, copy: HostCopy) -> None:
-        """Copy the run at the copy's positions. Raises RunnerError if one of them has no cell: nothing is saved then."""
+        """Copy the run at the copy's positions. Raises RunnerError if one of them has no cell; nothing is saved then."""
         if not self._has_runs:
             copy.data = NOTHING
             return
         data = self._saved(sequence, copy.start, copy.stop)
         if self._layout is not None and len(data) != self._layout.size(len(copy)):
             raise RunnerError(f"the sequence {sequence} has not all of positions {copy.start} to {copy.stop}")
-        copy.data = data  # only now: a copy with data counts as saved
+        copy.data = data  # last: a copy with data counts as saved
 
     def _saved(self, sequence: int, start: int, stop: int) -> np.ndarray:
         """Return the run at positions [start, stop)."""
@@ -156,14 +156,14 @@ class States:
         """Return a run that is no longer than the window."""
         memory, scratch = self._context.memory, self._context.scratch
         llama.llama_memory_seq_cp(memory, sequence, scratch, start, stop)
-        if self._stateless is not None:  # `seq_cp` has given it the sequence's recurrent state, too
+        if self._stateless is not None:  # `seq_cp` has copied the recurrent state, too
             self._set(self._stateless, scratch, RECURRENT)
         data = self._copy(scratch, WHOLE)
         llama.llama_memory_seq_rm(memory, scratch, 0, ALL)
         return data
 
     def restore(self, restore: Restore) -> None:
-        """Give a sequence the cells of a run, or of a part of it, or moved. Its recurrent state is lost."""
+        """Give a sequence the cells of a run or a part of it, moved if it has a distance. Its recurrent state is lost."""
         memory, scratch, copy, distance = self._context.memory, self._context.scratch, restore.copy, restore.distance
         data, start, stop = data_of(copy), restore.start - distance, restore.stop - distance
         if not self._has_runs:
@@ -177,15 +177,15 @@ class States:
         llama.llama_memory_seq_rm(memory, scratch, 0, ALL)
 
     def snap(self, sequence: int, copy: HostCopy) -> None:
-        """Copy the present state of a sequence: the recurrent part, or all of it where runs are empty."""
+        """Copy the present state of a sequence: the recurrent part, or the whole state where runs are empty."""
         copy.data = self._copy(sequence, RECURRENT if self._has_runs else WHOLE)
 
     def load(self, copy: HostCopy, sequence: int) -> None:
-        """Give a sequence such a state."""
+        """Give a sequence a state that `snap` has copied."""
         self._put_back(copy, data_of(copy), sequence, RECURRENT if self._has_runs else WHOLE)
 
     def _put_back(self, copy: HostCopy, data: np.ndarray, sequence: int, flags: int) -> None:
-        """Give a sequence the data of a copy. A copy that does not come back is none: no later step may fail by it."""
+        """Give a sequence the data of a copy. A copy that cannot be restored loses its data: no later step fails by it."""
         try:
             self._set(data, sequence, flags)
         except RunnerError:
@@ -211,18 +211,18 @@ class States:
 
 
 def data_of(copy: HostCopy) -> np.ndarray:
-    """Return the bytes of a copy that was made."""
+    """Return the bytes of a finished copy. Raises RunnerError."""
     if copy.data is None:
         raise RunnerError(f"the copy of positions {copy.start} to {copy.stop} was never made")
     return copy.data
 
 
-NEAR = 0.01  # of the range of logits: the most that other cells of the same KV may change one, by rounding
+NEAR = 0.01  # of the range of logits: the most that rounding in other cells may change one
 NO_SAMPLERS: Mapping[int, Sampler] = MappingProxyType({})
 
 
 class Runner:
-    """Plan in, sampled tokens out."""
+    """Takes a plan, and returns sampled tokens."""
 
     def __init__(self, context: Context, adapters: Adapters | None = None) -> None:
         self.context = context
@@ -235,10 +235,10 @@ class Runner:
         self._beside = ThreadPoolExecutor(1, "masks")  # for work while llama.cpp computes
 
     def run(self, plan: Plan, samplers: Mapping[int, Sampler] = NO_SAMPLERS) -> list[int]:
-        """Apply the operations, compute the spans, sample where a span asks for it; one token for each such span.
+        """Apply the operations, compute the spans, and return one sampled token for each span that asks for it.
 
-        samplers: by request id, for each request with a span that asks. Tokens behind right ones of a draft stay with them.
-        Raises NoRoom and Interrupted (all operations are done, the spans are not computed), and RunnerError.
+        samplers: by request id, for each request with such a span. Further tokens of an accepted draft stay with the
+        samplers. Raises NoRoom and Interrupted (all operations are done, the spans are not computed), and RunnerError.
         """
         for operation in plan.operations:
             self.apply(operation)
@@ -250,14 +250,14 @@ class Runner:
         constraints = [samplers[span.request].constraint for span in plan.spans if span.logits and span.request in samplers]
         compute_masks([one for one in constraints if one is not None], self._beside)
         result = self._decode(may_end_early=plan.background and self.context.model.can_trim)
-        llama.llama_synchronize(self.context.handle)  # a device computes behind the call: the time of a step is learnt
+        llama.llama_synchronize(self.context.handle)  # a device computes on after the call, and the time of a step is learnt
         if padded:
             self.apply(Drop(self.context.scratch))
         if result == 2:  # the first of several micro-batches may have been computed
             for span in plan.spans:
                 self._remove(span.sequence, span.start, ALL)
         if result == 0:
-            for span in plan.spans:  # first: what comes back behind the step takes the cells that a window has passed
+            for span in plan.spans:  # first: KV that comes back after the step takes cells that a window has passed
                 self._guard(span.sequence, span.start, span.stop)
         for operation in plan.afterwards:
             self.apply(operation)
@@ -272,7 +272,7 @@ class Runner:
         return self._sample(plan.spans, samplers)
 
     def _apply_adapters(self, name: str) -> None:
-        """Compute with another set of adapters, if it is another one."""
+        """Compute with this set of adapters from now on."""
         if name != self._applied:
             assert self._adapters is not None, "a request with adapters that are not there"
             self._adapters.apply(self.context.handle, name)
@@ -295,7 +295,7 @@ class Runner:
         if plan.num_spare < tile - size or not costs.pays_to_pad(size, seen, together):
             return False
         if plan.has_drafts and not self.context.model.can_trim:
-            return False  # one kernel computes what recurrent states go back over
+            return False  # a draft of a recurrent model has to be computed in one kernel
         self.batch.pad(size, tile, self.context.scratch)
         return True
 
@@ -319,7 +319,7 @@ class Runner:
         return can_move
 
     def measure_states(self) -> CopySizes | None:
-        """Return the sizes of the states of a model with recurrent layers; None if they do not come back as they were."""
+        """Return the sizes of the states of a model with recurrent layers; None if states do not come back as saved."""
         sequence = 0
         self.compute_zeros(0, WARM_UP)
         sizes = self.states.learn_recurrent(sequence, WARM_UP)
@@ -334,9 +334,10 @@ class Runner:
         return sizes if come_back else None
 
     def _states_come_back(self) -> bool:
-        """Whether another sequence goes on from a saved state and the run in front of it as the first one did.
+        """Return whether another sequence continues from a saved state and the run before it as the first sequence did.
 
-        llama.cpp promises neither what a part of a state holds nor that another sequence can load it: snapshots need both.
+        llama.cpp promises neither the content of a part of a state nor that another sequence can load it; snapshots need
+        both.
         """
         text = np.arange(1, WARM_UP + 2, dtype=np.int32) * (self.context.model.num_vocab // (WARM_UP + 2))
         run, state = HostCopy(0, WARM_UP), HostCopy(0, WARM_UP)
@@ -357,7 +358,7 @@ class Runner:
         return bool(is_near and np.array_equal(data_of(after), data_of(before)))
 
     def goes_back(self) -> bool:
-        """Whether a sequence goes on behind what was cut off its end as one that never had it.
+        """Return whether a sequence whose end was cut off continues as a sequence that never had that end.
 
         llama.cpp promises it for more models with recurrent layers than were ever tried here.
         """
@@ -376,21 +377,21 @@ class Runner:
         return bool(np.abs(found - expected).max() <= NEAR * np.ptp(expected))
 
     def _next_logits(self, sequence: int, text: np.ndarray) -> np.ndarray:
-        """Return the logits behind the last token of a text, where a sequence has all others."""
+        """Return the logits after the last token of a text; the sequence has all tokens before it."""
         self._try(Span(0, sequence, len(text) - 1, text[-1:], logits=True))
         return self.logits(1)[0].copy()
 
     def compute_zeros(self, start: int, stop: int, *sequences: int, drafted: int = 0) -> None:
-        """Compute tokens of no meaning at positions [start, stop) of sequences, of the first one alone if none is given.
+        """Compute meaningless tokens at positions [start, stop) of some sequences; of sequence 0 if none is given.
 
-        drafted: so many of the last ones have logits, too.
+        drafted: so many of the last tokens have logits, too.
         """
         zeros = np.zeros(stop - start, np.int32)
         self._try(*(Span(0, sequence, start, zeros, logits=True, drafted=drafted) for sequence in sequences or (0,)))
         self.logits(1)  # waits for the device
 
     def _try(self, *spans: Span) -> None:
-        """Compute spans that are no request's."""
+        """Compute spans of no request. Raises RunnerError."""
         self.batch.fill(spans)
         result = llama.llama_decode(self.context.handle, self.batch.struct)
         if result != 0:
@@ -398,7 +399,7 @@ class Runner:
             raise RunnerError(f"llama_decode returned {result} for {num_tokens} tokens of no meaning")
 
     def _compute_alone(self, token: int, positions: Sequence[int]) -> list[np.ndarray]:
-        """Return the runs (uint8) of a token at positions, each in a sequence of its own, a few at a time."""
+        """Return the runs (uint8) of a token at several positions, each in a separate sequence, a few at a time."""
         runs: list[np.ndarray] = []
         size = min(WARM_UP, self.context.scratch)
         for first in range(0, len(positions), size):
@@ -441,7 +442,7 @@ class Runner:
                 llama.llama_memory_clear(memory, False)
 
     def _guard(self, sequence: int, start: int, stop: int) -> None:
-        """With a sliding window, let the sequence's twin hold these cells, too."""
+        """With a sliding window, give the sequence's twin these cells, too."""
         if self.context.twin:
             llama.llama_memory_seq_cp(self.context.memory, sequence, sequence + self.context.twin, start, stop)
 
@@ -451,7 +452,7 @@ class Runner:
         return llama.llama_memory_seq_rm(self.context.memory, sequence, start, stop)
 
     def logits(self, num_rows: int) -> np.ndarray:
-        """Return the last batch's logits, (rows that asked for them, vocabulary), float32: the next run overwrites them."""
+        """Return the last batch's logits, (rows that asked for them, vocabulary), float32. The next run overwrites them."""
         pointer = llama.llama_get_logits(self.context.handle)
         return np.ctypeslib.as_array(pointer, (num_rows, self.context.model.num_vocab))
 
@@ -479,9 +480,9 @@ class Runner:
 
 
 class Batch:
-    """A llama_batch over arrays of our own, so that numpy can write them. size: most tokens it can hold.
+    """A llama_batch over our own arrays, so that numpy can write them. size: most tokens.
 
-    width: of the states that a multi-token head reads beside the tokens; 0: it is none.
+    width: of the states that a multi-token head reads beside the tokens; 0: no head.
     """
 
     def __init__(self, size: int, width: int = 0) -> None:
@@ -518,7 +519,7 @@ class Batch:
         self.struct.n_tokens = start
 
     def pad(self, start: int, stop: int, sequence: int) -> None:
-        """Fill rows [start, stop) with tokens of `sequence`, from its position 0, without logits."""
+        """Fill rows [start, stop) with tokens of `sequence`, from position 0 on, without logits."""
         self.token[start:stop] = 0
         self.position[start:stop] = self._steps[: stop - start]
         self.sequence[start:stop] = sequence

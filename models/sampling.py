@@ -29,15 +29,15 @@ class LogitsRow:
         self.values = values
 
     def places(self, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the places of some tokens, and which of them are at these places: all, in order."""
+        """Return the places of some tokens in `values`, and the indices of these tokens: all, in order."""
         return tokens, np.arange(len(tokens))
 
 
 class TokenList:
     """A list of tokens that samplers shorten, order and choose from.
 
-    row: the logits of the vocabulary, (tokens,); those of minus infinity are left out. sort: the best ones first, for a
-    sampler that would sort the whole vocabulary, which takes llama.cpp several times as long.
+    row: the logits of the vocabulary, (tokens,); tokens at minus infinity stay out. sort: the best ones first, for a sampler
+    that would sort the whole vocabulary, which takes llama.cpp several times as long.
     """
 
     def __init__(self, row: np.ndarray, sort: bool = False) -> None:
@@ -64,14 +64,14 @@ class TokenList:
         return self.left["logit"]
 
     def places(self, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the places of some tokens (sorted) that are left, and which of them are at these places."""
+        """Return the places of those of some tokens (sorted) that are left, and the indices of these tokens."""
         ids = self.left["id"]
         nearest = np.minimum(np.searchsorted(tokens, ids), max(len(tokens) - 1, 0))
         places = np.flatnonzero(tokens[nearest] == ids) if len(tokens) else np.zeros(0, np.intp)
         return places, nearest[places]
 
     def apply(self, chain: llama.llama_sampler_p) -> None:
-        """Let a chain shorten them, or choose."""
+        """Let a chain shorten the list, or choose from it."""
         llama.llama_sampler_apply(chain, self._arrays)
 
     def unsort(self) -> None:
@@ -87,7 +87,7 @@ class TokenList:
 # ---- llama.cpp's samplers in llama-server's order, each with the parameters that it takes. ------------------------------
 
 Link: TypeAlias = "llama.llama_sampler_p"
-MIROSTAT_TOKENS = 100  # the most probable ones, from which Mirostat 1 estimates
+MIROSTAT_TOKENS = 100  # the most probable tokens, from which Mirostat 1 estimates
 MAX_INFILL = 128  # tokens that infill compares with each other, pair by pair
 
 
@@ -129,7 +129,7 @@ def links_of(model: Model, sampling: Sampling, names: Sequence[str]) -> list[Lin
 
 
 def mirostat(model: Model, sampling: Sampling) -> list[Link]:
-    """Return Mirostat, which takes the place of the other samplers."""
+    """Return the links of Mirostat, which replaces all other samplers."""
     seed, tau, eta = bits(sampling.seed), sampling.mirostat_tau, sampling.mirostat_eta
     temperature = llama.llama_sampler_init_temp(sampling.temperature)
     if sampling.mirostat == 1:
@@ -138,7 +138,7 @@ def mirostat(model: Model, sampling: Sampling) -> list[Link]:
 
 
 def choice(sampling: Sampling) -> Link:
-    """Return the link that chooses among the tokens that the others left."""
+    """Return the link that chooses among the tokens that the other links have left."""
     seed = bits(sampling.seed)
     if "adaptive_p" in sampling.samplers:
         return llama.llama_sampler_init_adaptive_p(sampling.adaptive_target, sampling.adaptive_decay, seed)
@@ -146,13 +146,13 @@ def choice(sampling: Sampling) -> Link:
 
 
 def bits(seed: int) -> int:
-    """Return a seed as llama.cpp takes it."""
+    """Return a seed in llama.cpp's form."""
     return seed & 0xFFFFFFFF
 
 
 # ---- The probabilities of a token and of the most probable ones at its place. -------------------------------------------
 
-LEAST = -9999.0  # the logarithm of no probability at all, which JSON cannot write; OpenAI's value
+LEAST = -9999.0  # for the logarithm of 0, which JSON cannot write; OpenAI's value
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -166,7 +166,7 @@ class Logprobs:
 
     @classmethod
     def of_model(cls, row: np.ndarray, token: int, most: int) -> Logprobs:
-        """Return the logprobs that the model gives. row: its logits, (vocabulary,), float32."""
+        """Return the logprobs that the model gives. row: its logits, (vocabulary,), float32. most: how many top tokens."""
         first = max(len(row) - most, 0)
         tokens = np.argpartition(row, first)[first:] if 0 < first < len(row) else np.arange(first, len(row))
         tokens = tokens[np.lexsort((tokens, -row[tokens]))].astype(np.int32)
@@ -177,7 +177,7 @@ class Logprobs:
 
     @classmethod
     def of_samplers(cls, left: np.ndarray, token: int, most: int) -> Logprobs:
-        """Return the logprobs that the samplers left. left: llama_token_data of the tokens that could be chosen."""
+        """Return the logprobs after the samplers. left: llama_token_data of the tokens that could be chosen."""
         possible = left[left["p"] > 0]
         best = possible[np.argsort(-possible["p"], kind="stable")[:most]]
         own = left["p"][left["id"] == token]
@@ -186,12 +186,12 @@ class Logprobs:
 
     @classmethod
     def unknown(cls, token: int) -> Logprobs:
-        """Return those of a prompt's first token, which follows nothing: they are no numbers."""
+        """Return the logprobs of a prompt's first token, which follows nothing: NaN."""
         return cls(token, np.nan, np.zeros(0, np.int32), np.zeros(0, np.float32))
 
     @classmethod
     def certain(cls, token: int) -> Logprobs:
-        """Return the logprobs where no other token could be chosen."""
+        """Return the logprobs of a token without an alternative."""
         return cls(token, 0.0, np.array([token], np.int32), np.zeros(1, np.float32))
 
 
@@ -200,7 +200,7 @@ REPETITION: dict[str, Callable[[Model, Sampling], Repetition | None]] = {
     "penalties": lambda model, sampling: Penalties(sampling) if sampling.repeat_window else None,
     "dry": lambda model, sampling: Dry(sampling, _spelling(model)) if sampling.dry_window else None,
 }
-"""The samplers that are not llama.cpp's: its own look at the whole vocabulary, or scan it when they are made."""
+"""The samplers that are ours: llama.cpp's pass over the whole vocabulary, at each token or when they are made."""
 
 ALONG = 0.05  # seconds that the choices along a draft may take: other streams wait for them
 
@@ -213,10 +213,10 @@ class Sampler:
 
     def __init__(self, model: Model, sampling: Sampling) -> None:
         self._given = model, sampling
-        self.num_chosen = 0  # tokens that it has given, or was about to when it failed
+        self.num_chosen = 0  # tokens that it has chosen, or was about to when it failed
         self._logprobs: Logprobs | None = None  # of the last token, where the request asks for them
-        self._further: list[tuple[int, Logprobs | None]] = []  # tokens behind it that were chosen in the same step
-        self._told: list[Logprobs] = []  # of tokens of the prompt
+        self._further: list[tuple[int, Logprobs | None]] = []  # later tokens that were chosen in the same step
+        self._prompt: list[Logprobs] = []  # logprobs of its last computed tokens
         self.constraint: Constraint | None = None
         self._grammar, self._end = sampling.grammar, min(model.ends, default=0)
         self._clock = None if sampling.reasoning is None else ReasoningClock(sampling.reasoning)
@@ -232,11 +232,11 @@ class Sampler:
         self._needs_list = bool(self._between) or asks or self._sorts or sampling.typical_p < 1  # fails on infinite logits
 
     def _make(self, model: Model, sampling: Sampling) -> None:
-        """Make the steps in the order that the request asks for."""
+        """Make the steps in the order of the request."""
         if sampling.mirostat:
             self._last = chain_of(mirostat(model, sampling))
             return
-        names: list[str] = []  # of samplers that share a chain
+        names: list[str] = []  # samplers that share a chain
         for name in sampling.samplers:
             if name not in REPETITION:
                 names.append(name)
@@ -250,7 +250,7 @@ class Sampler:
             self._last = chain_of([*links_of(model, sampling, names), choice(sampling)])
 
     def choose(self, logits: np.ndarray, context: llama.llama_context_p, index: int) -> int:
-        """Return the next token. logits: (vocabulary,), float32, overwritten; they are those of batch row `index`."""
+        """Return the next token. logits: (vocabulary,), float32, of batch row `index`; they are overwritten."""
         self.num_chosen += 1
         if self.constraint is not None and (forced := self.constraint.first_forced()) is not None:
             self._watch([forced])
@@ -272,10 +272,10 @@ class Sampler:
         return token
 
     def choose_along(self, draft: np.ndarray, rows: np.ndarray, context: llama.llama_context_p, index: int) -> int:
-        """Return the next token, and keep those behind it as far as the choices are the draft's: see `take_further`.
+        """Return the next token, and keep the tokens after it as long as the choices equal the draft: see `take_further`.
 
-        draft: (tokens,), int32. rows: the logits in front of the draft and behind each token of it, those of the batch rows
-        from `index` on. It ends before forced tokens, which come without a choice, and where choices take long.
+        draft: (tokens,), int32. rows: the logits before the draft and after each of its tokens, of the batch rows from
+        `index` on. It ends before forced tokens, which come without a choice, and where choices take long.
         """
         until = perf_counter() + ALONG
         first = token = self.choose(rows[0], context, index)
@@ -291,29 +291,29 @@ class Sampler:
 
     @property
     def _forces(self) -> bool:
-        """Whether the next token is no choice."""
+        """Whether the next token is forced."""
         is_over = self._clock is not None and self._clock.is_over
         return is_over or (self.constraint is not None and self.constraint.has_forced)
 
     def tell(self, rows: np.ndarray, tokens: np.ndarray) -> None:
-        """Keep the logprobs of tokens of the prompt: see `take_told`. rows: the model's logits in front of each of them."""
+        """Keep the logprobs of tokens of the prompt: see `take_told`. rows: the model's logits before each of them."""
         assert self._most is not None, "a request that tells its prompt and no logprobs"
-        self._told = [Logprobs.of_model(row, token, self._most) for row, token in zip(rows, tokens.tolist(), strict=True)]
+        self._prompt = [Logprobs.of_model(row, token, self._most) for row, token in zip(rows, tokens.tolist(), strict=True)]
 
     def take_told(self) -> list[Logprobs]:
-        """Return the logprobs of the tokens of the prompt that the last step has computed."""
-        told, self._told = self._told, []
-        return told
+        """Return the logprobs of the prompt tokens that the last step has computed."""
+        taken, self._prompt = self._prompt, []
+        return taken
 
     def take_further(self) -> list[tuple[int, Logprobs | None]]:
-        """Return the tokens that were chosen behind the last one in the same step, each with its logprobs."""
+        """Return the tokens that were chosen after the last one in the same step, each with its logprobs."""
         if not self._further:
             return self._further
         further, self._further = self._further, []
         return further
 
     def _go_on(self, tokens: Sequence[int]) -> None:
-        """Let the grammar, and the clock of reasoning, know tokens."""
+        """Pass tokens to the grammar and to the clock of reasoning."""
         if self.constraint is not None:
             self.constraint.accept(*tokens)
         self._watch(tokens)
@@ -343,7 +343,7 @@ class Sampler:
         return token
 
     def _end_answer(self) -> int:
-        """Return the end, where all other tokens are forbidden."""
+        """Return the token that ends the answer, where all other tokens are forbidden."""
         self._logprobs = Logprobs.certain(self._end) if self._most is not None else None
         return self._end
 
@@ -353,13 +353,13 @@ class Sampler:
         return logprobs
 
     def prime(self, prompt: np.ndarray) -> None:
-        """Begin an answer. A prompt's last tokens (int32) count as used, as in llama-server."""
+        """Begin an answer. The prompt's last tokens (int32) count as used, as in llama-server."""
         self._count(prompt)
         if self._grammar is not None:
             self.constraint = self._grammar.start(fast_forward=self._most is None)
 
     def take_forced(self) -> list[int]:
-        """Return the tokens that follow the last one in any case, as if they were chosen."""
+        """Return the forced tokens after the last one, and count them as chosen."""
         forced: list[int] = []
         while more := self._next_forced():
             forced += more
@@ -369,7 +369,7 @@ class Sampler:
         return forced
 
     def _next_forced(self) -> list[int]:
-        """Return tokens that the grammar forces, else those that end reasoning; more may follow."""
+        """Return tokens that the grammar forces, else the tokens that end reasoning; more may follow."""
         forced = [] if self.constraint is None else self.constraint.take_forced()
         self._watch(forced)
         if not forced and self._clock is not None and self._clock.is_over:
@@ -379,7 +379,7 @@ class Sampler:
 
     @property
     def error(self) -> str:
-        """Why the grammar let no token be chosen; the last one means nothing then. Empty if one was."""
+        """Why the grammar allowed no token; the last token means nothing then. Empty: it allowed one."""
         return "" if self.constraint is None else self.constraint.error
 
     def _count(self, tokens: np.ndarray) -> None:
@@ -387,7 +387,7 @@ class Sampler:
             step.extend(tokens)
 
     def anew(self) -> Sampler:
-        """Close this one, and return one that has seen and chosen nothing yet."""
+        """Close this sampler, and return an equal one that has seen and chosen nothing yet."""
         self.close()
         return Sampler(*self._given)
 
@@ -400,7 +400,7 @@ class Sampler:
 
 
 def _spelling(model: Model) -> Callable[[int], bytes]:
-    """Return the bytes of a token, of a control token, too."""
+    """Return a function from a token to its bytes, also for control tokens."""
     return lambda token: model.piece(token) or model.text_of(token).encode()
 
 

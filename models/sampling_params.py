@@ -18,24 +18,24 @@ T = TypeVar("T", int, float)
 Number = int | float
 FLOAT, INT = 3.0e38, (1 << 31) - 1  # the largest numbers that llama.cpp's samplers can take
 RANDOM = (1 << 32) - 1  # the seed that llama.cpp replaces by a random one; -1 has the same bits
-MAX_WINDOW = 4096  # tokens that penalties look back on, at most: a step must not cost more in a longer context
+MAX_WINDOW = 4096  # most tokens that penalties look back on: a step must not cost more in a longer context
 SAMPLERS = {  # the samplers that may be ordered, by name, each with its letter
     "penalties": "e", "dry": "d", "top_n_sigma": "s", "top_k": "k", "typ_p": "y", "top_p": "p", "min_p": "m", "xtc": "x",
     "temperature": "t", "infill": "i", "adaptive_p": "a",
 }  # fmt: skip
-ALIASES = (  # the names that llama.cpp knows, and the samplers that they stand for
+ALIASES = (  # llama.cpp's names, and the samplers that they stand for
     {name.replace("_", mark): name for name in SAMPLERS for mark in ("_", "-", "")}
     | {"temp": "temperature", "typ": "typ_p", "nucleus": "top_p"}
 )  # fmt: skip
-FEW = 1000  # tokens that `top_k` leaves and that are sorted fast
+FEW = 1000  # largest `top_k` whose tokens are sorted fast
 ORDER = tuple(name for name in SAMPLERS if name not in ("infill", "adaptive_p"))
-NUMBER = "number"  # in the metadata of a field
+NUMBER = "number"  # key in the metadata of a field
 BREAKERS = ("\n", ":", '"', "*")
 
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """A parameter that is a number. is_strict: one outside the range is refused; else the nearest in it is taken."""
+    """A parameter that is a number. is_strict: a number outside the range is refused; else the nearest in it is taken."""
 
     help: str
     flags: tuple[str, ...]
@@ -55,7 +55,7 @@ def number(
     most: Number | None = None,
     strict: bool = False,
 ) -> T:
-    """Declare a parameter. flags: without any, the field's name. least: 0 of an int."""
+    """Declare a parameter. flags: empty: the field's name. least: for an int 0 by default."""
     if least is None:
         least = 0 if isinstance(default, int) else -FLOAT
     if most is None:
@@ -65,7 +65,7 @@ def number(
 
 @dataclass(frozen=True, slots=True)
 class Numbers:
-    """The parameters that are numbers, named as in requests: a request has them, and the settings of a server."""
+    """The parameters that are numbers, named as in requests. Requests and the settings of a server have them."""
 
     temperature: float = number(0.8, "0 takes the most probable token", "--temp", "--temperature", least=0.0)
     dynatemp_range: float = number(0.0, "how far the temperature follows the entropy")
@@ -100,14 +100,14 @@ class Numbers:
 
 @dataclass(frozen=True, slots=True)
 class Sampling(Numbers):
-    """The parameters of one request. samplers: names of SAMPLERS, in their order."""
+    """The parameters of one request. samplers: names of SAMPLERS, in the order of sampling."""
 
     samplers: tuple[str, ...] = ORDER
     dry_sequence_breakers: tuple[str, ...] = BREAKERS
     logit_bias: dict[int, float] = field(default_factory=dict)
     banned: frozenset[int] = frozenset()  # tokens that are never chosen: the ends, with `ignore_eos`
-    n_probs: int | None = None  # an answer tells the logprobs of its tokens, and of this many most probable ones
-    post_sampling_probs: bool = False  # these are as the samplers left them, not as the model gave them
+    n_probs: int | None = None  # the answer has the logprobs of its tokens, and of this many most probable ones
+    post_sampling_probs: bool = False  # logprobs are those after the samplers, not the model's
     grammar: Grammar | None = None  # what the answer must be
     reasoning: ReasoningLimit | None = None  # how long its reasoning may be
 
@@ -119,11 +119,11 @@ class Sampling(Numbers):
         return replace(self, **taken)
 
     def varied(self, choice: int) -> Self:
-        """Return the parameters of one of several answers to a prompt: a fixed seed would make all of them equal."""
+        """Return the parameters of one of several answers to a prompt: with one fixed seed all answers would be equal."""
         return self if self.seed in (-1, RANDOM) or not choice else replace(self, seed=(self.seed + choice) % RANDOM)
 
     def seeded(self) -> Self:
-        """Return the parameters with a seed that is known: for -1, a random one."""
+        """Return the parameters with a known seed: a random one in place of -1."""
         return replace(self, seed=secrets.randbelow(RANDOM)) if self.seed in (-1, RANDOM) else self
 
     @property
@@ -202,15 +202,15 @@ OF_FILES = (
     *("temperature", "top_k", "top_p", "min_p", "xtc_probability", "xtc_threshold", "repeat_last_n", "repeat_penalty"),
     *("mirostat", "mirostat_tau", "mirostat_eta"),
 )
-"""The parameters that llama.cpp knows in a file."""
+"""The parameters that llama.cpp reads from a file."""
 
 
 def recommended(metadata: Callable[[str], str | None]) -> dict[str, Any]:
     """Return the parameters that a file recommends, `samplers` among them.
 
-    Numbers are as the file has them: see `Sampling.changed`. What llama.cpp does not know is left out, with a warning.
+    Numbers are as in the file: see `Sampling.changed`. Values that llama.cpp does not know are left out, with a warning.
 
-    metadata: a value of the file as text; None: it has none.
+    metadata: returns a value of the file as text; None: the file has none.
     """
     found: dict[str, Any] = {}
     for name in OF_FILES:
@@ -230,7 +230,7 @@ def _number(key: str, text: str, kind: type[int] | type[float]) -> int | float |
     if not isfinite(number):
         logger.warning("the file has %s = %.40r: expected a number; it is left out", key, text)
         return None
-    return kind(number)  # a file may have 40.0 where llama.cpp reads a whole number
+    return kind(number)  # a file may have 40.0 where llama.cpp reads an integer
 
 
 def _names(text: str) -> tuple[str, ...]:

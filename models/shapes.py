@@ -1,8 +1,8 @@
-"""The shapes of histories that a chat template takes, learned by rendering; a history as the template takes it.
+"""The shapes of histories that a chat template takes, learned by rendering; a history rewritten for a template.
 
-Programs send histories that many templates refuse, or of which they leave out a text without a word. Where a template
-shows a shape, nothing changes; else the messages are rewritten. A text's place depends on what stands in front of it and on
-nothing behind it, so that the prompt of a history goes on where that of the last turn ended.
+Programs send histories that many templates refuse, or from which they silently omit a text. Where a template shows a shape,
+nothing changes; else the messages are rewritten. A text's place depends only on the messages before it, so that the prompt
+of a history continues the prompt of the last turn.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from hashlib import sha256
 from .template_messages import Message, Run, TemplateMessage
 
 Neighbours = tuple[str, str]
-"""What stands in front, and what follows: roles, and the words below.
+"""Two adjacent places of a history, what comes first and what follows: roles, and the words below.
 
-`front`: a system's message at the beginning. `calls`: an answer with calls. `call`: one of which has no result yet.
-`orphan`: a result without such a call. The first is empty at the beginning of a history, the second at its end.
+`front`: system messages at the start. `calls`: an answer with calls. `call`: a call without a result so far. `orphan`: a
+result without such a call. The first place is empty at the start of a history, the second at its end.
 """
 
 PARAGRAPH, LINE = "\n\n", "\n"
 _SYSTEM = "[System: ", "]"
-_RESULT = "<tool_response>\n", "\n</tool_response>"  # as the models have it to whose notation of calls all others fall back
+_RESULT = "<tool_response>\n", "\n</tool_response>"  # from the same models as the fallback notation of calls
 _NO_RESULT = "(no result)"
 _ID = re.compile("[0-9A-Za-z]{9}")
 
@@ -34,8 +34,8 @@ _ID = re.compile("[0-9A-Za-z]{9}")
 class Shapes:
     """What a template takes.
 
-    refused: neighbours that it does not. shows_calls: of tools. shows_both: the content of an answer beside its calls.
-    takes_ids: of any form.
+    refused: neighbours that it does not take. shows_calls: it shows tool calls. shows_both: it shows the content of an
+    answer beside its calls. takes_ids: it takes ids of any form.
     """
 
     refused: frozenset[Neighbours] = frozenset()
@@ -47,7 +47,7 @@ class Shapes:
         return (before, role) not in self.refused
 
     def take(self, said: Sequence[TemplateMessage]) -> list[TemplateMessage]:
-        """Return a history as the template takes it."""
+        """Return a history in a form that the template takes."""
         if not self.takes_ids:
             said = list(map(_with_short_ids, said))
         if not self.refused:
@@ -60,7 +60,7 @@ class Shapes:
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """A call of a tool. id: empty if it has none. answer: the message that it is in."""
+    """A tool call. id: empty if it has none. answer: the message with the call."""
 
     id: str
     name: str
@@ -75,7 +75,7 @@ class _Call:
 
 
 class _Waiting:
-    """Calls that wait for something, in their order."""
+    """Calls that wait, in order."""
 
     def __init__(self, calls: Sequence[_Call] = ()) -> None:
         self._calls: list[_Call | None] = list(calls)
@@ -88,7 +88,7 @@ class _Waiting:
         return self._num
 
     def take(self, id: str) -> _Call | None:
-        """Remove the first call with an id; without one the first of all."""
+        """Remove the first call with an id; without an id, the first of all calls."""
         at = self._first
         if id:
             places = self._places.get(id, ())
@@ -113,20 +113,20 @@ class _Waiting:
 
 
 class _History:
-    """A history as far as it is taken."""
+    """A history, rewritten message by message."""
 
     def __init__(self, shapes: Shapes) -> None:
         self._takes, self._shapes = shapes.takes, shapes
         self._messages: list[TemplateMessage] = []
-        self._more: list[tuple[int | None, str]] = []  # to the content of the last message
-        self._is_front = True  # all of it are system messages
-        self._opens: str | None = None  # the last message is a user's that the next user's goes on, behind this text
-        self._open = _Waiting()  # for a result
-        self._later = _Waiting()  # for a place, since the template does not take several calls in one answer
+        self._more: list[tuple[int | None, str]] = []  # texts to add to the content of the last message
+        self._is_front = True  # all messages so far are a system's
+        self._opens: str | None = None  # the text between the last user message and the next one, which continues it
+        self._open = _Waiting()  # calls that wait for a result
+        self._later = _Waiting()  # calls that wait for a place: the template takes one call in an answer
 
     @property
     def _before(self) -> str:
-        """What stands in front of the next message."""
+        """What comes before the next message."""
         if self._open:
             return "call"
         role = self._messages[-1].role if self._messages else ""
@@ -143,7 +143,7 @@ class _History:
             case _:
                 self._add_user(message)
         last = self._messages[-1].role if self._messages else "system"
-        self._is_front = self._is_front and "system" in (message.role, last)  # a blank result may have left nothing
+        self._is_front = self._is_front and "system" in (message.role, last)  # a blank result adds no message
 
     def end(self) -> list[TemplateMessage]:
         self._close("")
@@ -153,7 +153,7 @@ class _History:
         return self._messages
 
     def _add_system(self, message: TemplateMessage) -> None:
-        """A text that cannot be a system's ends the text of a user or a result, or opens a user's behind an answer."""
+        """Add a system's text. A refused text goes to the end of a user's message or a result, or opens a user's message."""
         before = self._before
         if self._is_front and self._messages and (before == "user" or not self._takes("front", "system")):
             self._join(message, PARAGRAPH)
@@ -188,7 +188,7 @@ class _History:
         calls = _calls_of(message) if self._shapes.shows_calls else []
         role = "calls" if calls and before == "assistant" else "assistant"
         is_refused = before in ("", "front", "assistant") and not self._takes(before, role)
-        # Reasoning must not come behind content in one answer.
+        # Reasoning must not follow content in one answer.
         joins = before == "assistant" and not message.reasoning and (not calls or self._shapes.shows_both)
         if is_refused and joins:
             self._join(message, PARAGRAPH)
@@ -225,7 +225,7 @@ class _History:
             self._add_user(replace(_wrapped(message, _RESULT), fields={}))
 
     def _close(self, role: str) -> None:
-        """Give the open calls a result where the template wants one in front of a message of this role."""
+        """Give the open calls a result if the template wants one before a message of this role."""
         self._answer_later()
         if self._open:
             if not self._takes("call", role):
@@ -253,7 +253,7 @@ class _History:
         self._opens = opens
 
     def _join(self, message: TemplateMessage, between: str) -> None:
-        """Put a text behind that of the last message."""
+        """Add a text to the content of the last message."""
         if message.is_blank:
             return
         if self._more or not self._messages[-1].is_blank:
@@ -278,7 +278,7 @@ def _one_run(message: TemplateMessage) -> Run:
 
 
 def _wrapped(message: TemplateMessage, around: tuple[str, str]) -> TemplateMessage:
-    """Return a user's message with a text."""
+    """Return a user's message with the texts of another message, wrapped."""
     first, last = around
     run = ((None, first), *_one_run(message), (None, last))
     return replace(message, role="user", runs=(run,), is_list=False)
@@ -308,7 +308,7 @@ def _id_of(id: object) -> str:
 
 
 def _with_short_ids(message: TemplateMessage) -> TemplateMessage:
-    """Return a message whose ids are nine letters or digits; others are replaced by the hash of their text."""
+    """Return a message whose ids are nine letters or digits; other ids are replaced by a hash."""
     fields = dict(message.fields)
     if calls := _list_of_calls(message):
         fields["tool_calls"] = [_with_short_id(call, number) for number, call in enumerate(calls)]
@@ -331,15 +331,15 @@ def _short(id: str) -> str:
 
 Tools = Sequence[Mapping[str, object]]
 Render = Callable[[Sequence[TemplateMessage], Tools | None], str]
-"""Renders a history, with tools or without; empty if the template refuses it."""
+"""Renders a history, with tools or without; returns "" if the template refuses it."""
 
 _TOOL = {
     "type": "function",
     "function": {"name": "trial", "description": "Try.", "parameters": {"type": "object", "properties": {}}},
 }
 
-# In a trial each letter is a message: s a system's, u a user's, a an answer, c an answer with a call, d with two, b with
-# content and a call, r and t the results of the first and of the second call, o a result of another call.
+# In a trial each letter is a message: s a system's, u a user's, a an answer, c an answer with a call, d with two calls, b
+# with content and a call, r and t the results of the first and the second call, o a result of another call.
 _LETTERS = {
     **dict.fromkeys("rto", ("tool", 0)),
     "s": ("system", 0), "u": ("user", 0), "a": ("assistant", 0), "c": ("assistant", 1), "d": ("assistant", 2),
@@ -381,7 +381,7 @@ TRIALS: Mapping[Neighbours, tuple[str, ...]] = {
 
 
 def learn_shapes(render: Render) -> Shapes:
-    """Find the neighbours that a template refuses, or loses, or moves; and that it shows once they are rewritten."""
+    """Find the neighbours that a template refuses, loses or moves, and that it shows once they are rewritten."""
     shapes = Shapes(shows_calls=_num_shown(Shapes(), render, _CALLS) > 0)
     shapes = replace(shapes, shows_both=_num_shown(shapes, render, _BOTH) == len(_BOTH))
     for neighbours, trials in TRIALS.items():
@@ -390,7 +390,7 @@ def learn_shapes(render: Render) -> Shapes:
 
 
 def _better(shapes: Shapes, rewritten: Shapes, render: Render, trials: Sequence[str]) -> Shapes:
-    """Return the shapes by which a template shows more of the trials; where it is all the same, what changes less."""
+    """Return the shapes with which a template shows more of the trials; of equals those that change less."""
     shown, most = _num_shown(shapes, render, trials), sum(len(_tools(trial)) for trial in trials)
     return rewritten if shown < most and _num_shown(rewritten, render, trials) > shown else shapes
 
@@ -401,14 +401,14 @@ def _num_shown(shapes: Shapes, render: Render, trials: Sequence[str]) -> int:
 
 
 def _tools(trial: str) -> Sequence[Tools | None]:
-    """Return the tools of a trial's renderings: without calls there may be none."""
+    """Return the tools of a trial's renderings: with calls always some, else with and without."""
     return ([_TOOL],) if _CALLED.intersection(trial) else ([_TOOL], None)
 
 
 def _shows(shapes: Shapes, render: Render, trial: str, tools: Tools | None) -> bool:
-    """Whether a template shows all texts of a trial, in their order but for those beside and between calls.
+    """Return whether a template shows all texts of a trial in order; texts beside and between calls may be in any order.
 
-    And nothing else in front of them because of a system's message behind.
+    A later system message must not change what comes before the texts.
     """
     said, words = _trial(trial, shapes.shows_calls)
     shown = render(shapes.take(said), tools)
@@ -417,7 +417,7 @@ def _shows(shapes: Shapes, render: Render, trial: str, tools: Tools | None) -> b
         return False
     if trial[0] == "s" or "s" not in trial:
         return True
-    # Some templates have a text of their own in front, if there is no system's message at all.
+    # Some templates write a default text first if there is no system message at all.
     plain = render(shapes.take([one for one in said if one.role != "system"]), tools)
     return plain[: plain.find(words[0])] == shown[: places[0]]
 

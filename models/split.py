@@ -1,4 +1,4 @@
-"""The devices that hold a model's layers, and how these are split among them."""
+"""The devices of a model's layers, and how the layers are split among them."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from .errors import ModelError
 from .hardware import Device, device_handles, devices, splits_rows
 
 MODES = {"none": llama.LLAMA_SPLIT_MODE_NONE, "layer": llama.LLAMA_SPLIT_MODE_LAYER, "row": llama.LLAMA_SPLIT_MODE_ROW}
-NO_DEVICE = "none"  # for --device
+NO_DEVICE = "none"  # the value of --device
 
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """names: the devices, by ggml's names; empty: those that llama.cpp chooses, every GPU. is_off: none at all.
+    """names: the devices, by ggml's names; empty: those that llama.cpp chooses, every GPU. is_off: no device.
 
     mode: layer: each device has layers; none: one device has all; row: each has rows of all large matrices. shares: of the
-    layers or rows, in any unit; empty: by the memory that is free. main: the device's place among them, for none and row.
+    layers or rows, in any unit; empty: by free memory. main: for none and row, the index of the main device.
     """
 
     names: tuple[str, ...] = ()
@@ -46,9 +46,9 @@ class Split:
         return remote + ([device for device in own if device.kind == "GPU"] or own)
 
     def place(self, params: llama.llama_model_params) -> Sequence[ctypes.Array]:
-        """Set the parameters of a model. Return the arrays in them, which must live as long as it may be loaded."""
+        """Set the parameters of a model. Return the arrays in them, which must live as long as the model may be loaded."""
         arrays: list[ctypes.Array] = []
-        if used := self.devices():  # else llama.cpp would look for the main one
+        if used := self.devices():  # without devices, llama.cpp would look for the main one
             params.split_mode, params.main_gpu = MODES[self.mode], self.main
         if self.names or self.is_off:
             handles = device_handles()
@@ -71,7 +71,7 @@ class Split:
             yield "--tensor-split has no effect with --split-mode none"
 
     def described(self) -> str:
-        """Describe the devices, and in words what the flags say of them."""
+        """Return the devices, and the flags about them in words."""
         names = _named(self.devices()) or "no GPU"
         shares = f", in shares of {', '.join(f'{share:g}' for share in self.shares)}" if self.shares else ""
         main = f", main GPU {self.main}" if self.mode != "layer" else ""
@@ -88,7 +88,7 @@ def _named(found: Sequence[Device]) -> str:
 def _free_memory(used: Sequence[Device]) -> list[float]:
     """Return llama.cpp's shares of several devices where none are given.
 
-    Fixed when a model is made, since weights that are loaded again have to go where they were.
+    They are fixed when a model is made, since weights that are loaded again have to go to the same places.
     """
     return [float(device.free) for device in used] if len(used) > 1 and all(device.free for device in used) else []
 

@@ -1,4 +1,4 @@
-"""The chat template of a model: it renders messages, and tells its features."""
+"""The chat template of a model: how it renders messages, and its features."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from .shapes import learn_shapes
 from .template_messages import Message, Run, TemplateMessage, prefilled_content, read_messages
 from .tokenizer import Spellings
 
-# ---- Differences in the messages that chat templates expect, and how they are found: by rendering. ----------------------
+# ---- The messages that a chat template expects: templates differ, and rendering shows how. ------------------------------
 
 Shown = dict[str, object]
 Render = Callable[["TemplateFeatures", Sequence[Message], bool], str]
-"""Renders messages for a template's features, with or without a generation prompt; empty if the template refuses them."""
+"""Renders messages with some features, with or without a generation prompt; returns "" if the template refuses them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TemplateFeatures:
     """What a template expects.
 
-    parts: contents are lists of parts, even if they are only text. takes_lists: they may be lists. text_arguments: a tool
-    call's arguments are JSON text (as in the API), not the decoded object (as in training). nones: `tools` and `documents`
-    are defined, as None, if the request has none. thinking_part: reasoning is a part of the content, of type thinking.
-    thinks_or_says: a message with calls has reasoning or content. tool_responses: the results of tools belong to the
-    message that called them. thinks: the model reasons if it may.
+    parts: contents are lists of parts, even if they are only text. takes_lists: contents may be lists. text_arguments: a
+    tool call's arguments are JSON text (as in the API), not the decoded object (as in training). nones: `tools` and
+    `documents` are defined, as None, if the request has none. thinking_part: reasoning is a part of the content, of type
+    thinking. thinks_or_says: a message with calls has reasoning or content. tool_responses: the results of tools belong to
+    the message with the calls. thinks: the model reasons if it may.
     """
 
     parts: bool = False
@@ -90,7 +90,7 @@ _ID = "trial0000"  # some templates want nine letters and digits
 
 
 def learn(render: Render) -> TemplateFeatures:
-    """Find the features of a template: in each step the first ones that show what it should."""
+    """Find the features of a template: in each step the first ones with which it shows the messages as it should."""
     features = _learn_contents(render)
     for step in (_learn_lists, _learn_arguments, _learn_reasoning, _learn_results, _learn_thinking):
         features = step(features, render)
@@ -133,7 +133,7 @@ def _learn_reasoning(features: TemplateFeatures, render: Render) -> TemplateFeat
 
 
 def _learn_results(features: TemplateFeatures, render: Render) -> TemplateFeatures:
-    """Learn whether tool results stand elsewhere if they belong to the message of the call."""
+    """Learn whether tool results appear elsewhere if they belong to the message of the call."""
     messages = [_QUESTION, _call("{}"), {"role": "tool", "tool_call_id": _ID, "content": "needle"}]
     joined = replace(features, tool_responses=True)
     as_joined, as_message = (render(one, messages, False).partition("needle") for one in (joined, features))
@@ -150,7 +150,7 @@ def _learn_thinking(features: TemplateFeatures, render: Render) -> TemplateFeatu
 
 
 def _prints(shown: str, name: str) -> bool:
-    """Whether a template wrote a value as Python or JSON has it, with the names of its fields: it knows no such value."""
+    """Return whether a template wrote a value in Python's or JSON's form, with field names: it does not know such values."""
     return f"'{name}'" in shown or f'"{name}"' in shown
 
 
@@ -163,14 +163,14 @@ def _call(arguments: object) -> Message:
 
 
 def _with_arguments(call: object, read: Callable[[object], object]) -> object:
-    """Return a tool call with its arguments as `read` makes them."""
+    """Return a tool call with its arguments converted by `read`."""
     if not isinstance(call, Mapping) or not isinstance(function := call.get("function"), Mapping):
         return call
     return {**call, "function": {**function, "arguments": read(function.get("arguments"))}}
 
 
 def _with_tool_responses(shown: Sequence[Shown]) -> list[Shown]:
-    """Move the results of tools into the message before them that called the tools, and then the answer to them."""
+    """Move the results of tools into the message with the calls, and then the answer to the results."""
     joined: list[Shown] = []
     names: dict[str, object] = {}
     responses: list[Shown] = []
@@ -199,19 +199,19 @@ def _id_and_name(call: object) -> tuple[str, object]:
 
 
 # ---- Variables ----------------------------------------------------------------------------------------------------------
-# The variables that chat templates read beside the messages, under all the names that they have there.
+# The variables that chat templates read beside the messages, under all their names.
 
 Variables = Mapping[str, object]
 Tools = Sequence[Mapping[str, object]]
 
 _PRESERVE = {"preserve_thinking": True, "clear_thinking": False, "truncate_history_thinking": False, "drop_thinking": False}
-"""Whether earlier reasoning stays in the prompt: its names in templates, and the values that keep it."""
+"""Names in templates for whether earlier reasoning stays in the prompt, each with the value that keeps it."""
 
 
 def make_variables(given: Variables, tools: Tools | None, *, thinks: bool, takes_functions: bool) -> dict[str, object]:
     """Return the variables of one prompt: ours, then the given ones, each under all of its names.
 
-    thinks: `enable_thinking` where it is not given. takes_functions: the template reads `functions` and no `tools`.
+    thinks: `enable_thinking` if it is not given. takes_functions: the template reads `functions` and no `tools`.
     """
     now = datetime.now()
     variables: dict[str, object] = {
@@ -237,9 +237,9 @@ def make_variables(given: Variables, tools: Tools | None, *, thinks: bool, takes
 class ChatTemplate:
     """A Jinja chat template as models carry it (`tokenizer.chat_template`).
 
-    source: its text. digest: that text's SHA-256. `bos` and `eos` are the texts of those tokens, `controls` the spellings
-    of the tokens that only a template may write. between: called again and again while it renders; what it raises ends that.
-    Raises TemplateError with the line at which the source is not Jinja.
+    source: its text. digest: the SHA-256 of the text. bos, eos: the texts of these tokens. controls: the spellings of the
+    tokens that only a template may write. between: called again and again during a rendering; an exception from it ends the
+    rendering. Raises TemplateError with the line at which the source is not Jinja.
     """
 
     def __init__(
@@ -265,7 +265,7 @@ class ChatTemplate:
 
     @property
     def shows_calls(self) -> bool:
-        """Whether it shows the calls of tools in an answer's message."""
+        """Whether it shows the tool calls in an answer's message."""
         return self._shapes.shows_calls
 
     @property
@@ -285,7 +285,7 @@ class ChatTemplate:
         }
 
     def knows(self, name: str) -> bool:
-        """Whether the template reads a variable, or a field of a message, of this name: `tools`, `enable_thinking`, ..."""
+        """Return whether the template reads a variable, or a field of messages, of this name: `tools`, `enable_thinking`."""
         return name in self._template.names
 
     def pieces(
@@ -299,8 +299,8 @@ class ChatTemplate:
         """Render the conversation; the joined pieces are the template's output. `variables` go to the template.
 
         Each content, and each other string of a client that touches a special token, is rendered as a placeholder. The
-        placeholder is then replaced by the form in which the template shows the real content: as it is, trimmed, without
-        its reasoning, or quoted for JSON. If the template changes it in another way, the content stands as it is. Raises
+        placeholder is then replaced by the form in which the template shows the real content: unchanged, trimmed, without
+        its reasoning, or quoted for JSON. A content that the template changes in another way stays unchanged. Raises
         TemplateError.
         """
         said = self._shapes.take(read_messages(messages, self._features.takes_lists))
@@ -312,7 +312,7 @@ class ChatTemplate:
         marked = self._render(settings, said, whole)
         pieces = whole.cut(marked, real)
         if pieces is None and any(REASONING_TAG.search(text) for one in said for run in one.runs for _, text in run):
-            # The template looks for the tags, so this rendering keeps them.
+            # The template may look for the tags, so this rendering keeps them.
             tagged = Marks(self._controls, keeps_tags=True)
             pieces = tagged.cut(self._render(settings, said, tagged), real)
         return whole.fill(marked) if pieces is None else pieces
@@ -326,8 +326,8 @@ class ChatTemplate:
     ) -> list[TextPiece]:
         """Render a conversation up to the end of its last message, an answer that the model is to continue.
 
-        The last piece is what the answer begins with: its content as it is, or its reasoning if it has no content yet.
-        An answer with neither has no piece. Raises TemplateError, also for reasoning that the template does not show.
+        The last piece is the answer so far: its content unchanged, or its reasoning if it has no content yet. An answer with
+        neither has no piece. Raises TemplateError, also for reasoning that the template does not show.
         """
         *before, last = messages
         content = prefilled_content(last, f"messages[{len(before)}].content")
@@ -365,7 +365,7 @@ class ChatTemplate:
         return self._template.render(variables, self.between)
 
     def _try(self, features: TemplateFeatures, messages: Sequence[Message], add_generation_prompt: bool) -> str:
-        """Render for learning; empty if the template refuses."""
+        """Render for learning; return "" if the template refuses."""
         settings = self._variables({}, None, features) | {"add_generation_prompt": add_generation_prompt}
         try:
             return self._render(settings, read_messages(messages, features.takes_lists), Unmarked(), features)
@@ -373,7 +373,7 @@ class ChatTemplate:
             return ""
 
     def _try_shape(self, said: Sequence[TemplateMessage], tools: Tools | None) -> str:
-        """Render for learning what histories the template takes; empty if it refuses."""
+        """Render for learning which histories the template takes; return "" if it refuses."""
         prompts = not said or said[-1].role != "assistant" or bool(said[-1].fields.get("tool_calls"))
         settings = self._variables({}, tools, self._features) | {"add_generation_prompt": prompts}
         try:
@@ -383,10 +383,10 @@ class ChatTemplate:
 
 
 def _opens_reasoning(pieces: Sequence[TextPiece]) -> bool:
-    """Whether a prompt ends with the tag behind which the model reasons."""
+    """Return whether a prompt ends with the tag that opens reasoning."""
     return bool(pieces) and pieces[-1].message is None and pieces[-1].text.rstrip().endswith(REASONING_STARTS)
 
 
 def _untrimmed(shown: str, content: str) -> str:
-    """Return the shown end of a content with the blanks that a template trims: what follows goes on behind them."""
+    """Return the shown end of a content with the blanks that a template trims: the answer continues after them."""
     return content if shown.strip() == content.strip() else shown.rstrip() + content[len(content.rstrip()) :]

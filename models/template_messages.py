@@ -11,15 +11,15 @@ Message = Mapping[str, object]
 """A message of OpenAI's API: role, content (a string, a list of text parts or nothing), tool_calls, ..."""
 
 Run = tuple[tuple[int | None, str], ...]
-"""Texts that stand behind each other, each with the index of the message that it comes from; None: of no message."""
+"""Adjacent texts, each with the index of the message that it comes from; None: of no message."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TemplateMessage:
     """A message for a template. at: its index among the client's messages.
 
-    runs: its content, one for each of its parts. is_list: the template gets the parts as a list; else there is one at most.
-    reasoning: of an earlier answer. fields: of the message, all but its role, content and reasoning.
+    runs: its content, a run for each part. is_list: the template gets the parts as a list; else there is at most one part.
+    reasoning: of an earlier answer. fields: of the message, without role, content and reasoning.
     """
 
     role: str
@@ -31,14 +31,14 @@ class TemplateMessage:
 
     @property
     def is_blank(self) -> bool:
-        """Whether there is nothing to see in its content."""
+        """Whether its content has no visible text."""
         return not any(text.strip() for run in self.runs for _, text in run)
 
 
 def read_messages(messages: Sequence[Message], takes_lists: bool) -> list[TemplateMessage]:
-    """Return the messages in one shape; a developer's are a system's.
+    """Return the messages in one shape; a developer's become a system's.
 
-    takes_lists: the template joins the parts of a list by itself; else each is a line. Raises TemplateError for contents
+    takes_lists: the template itself joins the parts of a list; else each part is a line. Raises TemplateError for contents
     that are no text.
     """
     return [_read(at, message, takes_lists) for at, message in enumerate(messages)]
@@ -64,7 +64,7 @@ def _read(at: int, message: Message, takes_lists: bool) -> TemplateMessage:
 
 
 def prefilled_content(message: Message, where: str) -> str:
-    """Return the content that an answer begins with: its parts are paragraphs, as in llama-server. Raises TemplateError."""
+    """Return the content of an answer to continue: its parts are paragraphs, as in llama-server. Raises TemplateError."""
     return "\n\n".join(content_texts(message.get("content"), where))
 
 

@@ -1,4 +1,4 @@
-"""The times of computing and copying tokens, measured or assumed."""
+"""The times of computing and copying tokens, measured or assumed, and the costs that follow."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from .model import Model
 
 
-_unkept: dict[Path, Times] = {}  # of this process, where the cache directory cannot be written
+_unkept: dict[Path, Times] = {}  # times of this process, if the cache directory cannot be written
 NUMBERS = {"int": int, "float": float}
 LARGEST = 1 << 16  # bytes of a file of times
 
@@ -28,11 +28,11 @@ LARGEST = 1 << 16  # bytes of a file of times
 class Times:
     """Seconds, and the numbers of tokens and cells that they are for. 0: unknown.
 
-    step, chunk, double: one token, `chunk_tokens`, and twice that, in an empty pool. step_rows: one batch of `rows` tokens
-    with logits, as of a draft. short_deep, chunk_deep: one token less than a chunk, and a chunk, behind `depth` tokens.
-    step_idle, chunk_idle: beside `idle` cells of other prompts. save, restore: a run of `depth` tokens to host memory and
-    back; save_few, restore_few: of `few` tokens. save_scattered: of `scattered` tokens, each in a stretch of its own.
-    cuts: starts that were timing the device when they had taken long enough.
+    step, chunk, double: one token, `chunk_tokens`, and twice as many, in an empty pool. step_rows: one batch of `rows`
+    tokens with logits, as for a draft. short_deep, chunk_deep: one token less than a chunk, and a chunk, after `depth`
+    tokens. step_idle, chunk_idle: beside `idle` cells of other prompts. save, restore: a run of `depth` tokens to host
+    memory and back; save_few, restore_few: of `few` tokens. save_scattered: of `scattered` tokens, each in a separate
+    stretch of cells. cuts: starts so far whose timing of the device the bound has ended.
     """
 
     chunk_tokens: int
@@ -59,7 +59,7 @@ class Times:
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """All that times depend on: the device, the build of llama.cpp, the shape of the model, and the settings."""
+    """Everything that times depend on: the device, the build of llama.cpp, the shape of the model, and the settings."""
 
     device: list[object]
     engine: list[object]
@@ -68,13 +68,13 @@ class Subject:
 
 
 def kept_times(subject: Subject) -> Times | None:
-    """Return the times that are kept of a subject; None: none are, or they cannot be read."""
+    """Return the kept times of a subject; None: there are none, or they cannot be read."""
     place = _place(subject)
     return _read(place)[1] or _unkept.get(place)
 
 
 def keep_times(subject: Subject, times: Times) -> None:
-    """Keep times in the user's cache directory, beside the digests. Without one, a device is timed in every process."""
+    """Keep times in the user's cache directory, beside the digests. Without one, each process times its device."""
     place = _place(subject)
     try:
         keep(place, json.dumps(asdict(subject) | {"times": asdict(times)}, indent=1))
@@ -109,7 +109,7 @@ def summarize(times: Times) -> str:
 
 
 def _read(path: Path) -> tuple[dict, Times | None]:
-    """Return what a file holds, and its times; None: it is missing or damaged."""
+    """Return the content of a file, and its times; None: it is missing or damaged."""
     with contextlib.suppress(OSError, ValueError, TypeError, LookupError, ArithmeticError, RecursionError):
         if not path.is_file():  # a pipe would wait for a writer
             return {}, None
@@ -134,24 +134,25 @@ def _place(subject: Subject) -> Path:
 
 
 # ---- Costs --------------------------------------------------------------------------------------------------------------
-# The costs of a device: measured constants for CPUs, but for tiles, and times of this very machine for other devices.
+# The costs of a device: for CPUs measured constants, except for tiles; for other devices times of this very machine.
 #
-# No other module contains a measured constant (tests/models/test_costs.py). They are of the bench model (114 M weights)
-# on 2 CPU cores. Only their ratios count: another CPU is faster or slower in all of them, attention excepted, whose token
-# by token kernel is six times as fast on some: `models/learning.py` has it timed at a model's first start. Moves
-# and idle cells were measured by the bench `residency` of a14b74a. Other devices differ too much: all of them is timed.
+# No other module contains a measured constant (tests/models/test_costs.py). The constants are of the bench model (114 M
+# weights) on 2 CPU cores. Only their ratios count: another CPU is faster or slower in all of them. The exception is
+# attention, whose token by token kernel is six times as fast on some CPUs: `models/learning.py` has it timed at a model's
+# first start. Moves and idle cells were measured by the bench `residency` of a14b74a. Other devices differ too much, so all
+# their work is timed.
 
 MIN_ROWS = 8  # from this many tokens on, every CPU kernel rounds a token as it would in a larger batch
-MIN_ROWS_OF_DEVICE = 9  # likewise those of CUDA (MMVQ_MAX_BATCH_SIZE) and Vulkan (mul_mat_vec_max_cols)
-MIN_ROWS_OF_BOTH = 32  # from this many on, a card computes what the CPU's weights are for, too (op_offload)
-TILE = 64  # query tokens: GGML_FA_TILE_Q, below which the CPU's flash attention takes token by token, cell by cell
-CELL = 0.83  # ns: a token, a cell it sees and a number of the heads' width in all layers, token by token
-TILE_CELL = 3.5  # ns: the same for a whole tile of tokens, and a cell that any of them sees
-WEIGHT = 0.0126  # ns: a token more in a batch, and a weight of the layers
-FAR = 10  # times as long: more is no attention, and no idle cell
+MIN_ROWS_OF_DEVICE = 9  # likewise the kernels of CUDA (MMVQ_MAX_BATCH_SIZE) and Vulkan (mul_mat_vec_max_cols)
+MIN_ROWS_OF_BOTH = 32  # from this many tokens on, a card computes with the CPU's weights, too (op_offload)
+TILE = 64  # query tokens: GGML_FA_TILE_Q, below which the CPU's flash attention goes token by token, cell by cell
+CELL = 0.83  # ns for a token, for each cell that it sees and each number of the heads' width in all layers
+TILE_CELL = 3.5  # ns for a whole tile of tokens, likewise for each cell that any of them sees
+WEIGHT = 0.0126  # ns for one more token in a batch, for each weight of the layers
+FAR = 10  # times as long: more than attention or idle cells could cause
 CLEARLY = 1.2  # times as long: more than the noise of a timing
 NOISE = 0.05  # of the time of a chunk
-PASS = 0.1  # ns: a batch of its own, and a weight: all of them are read once more
+PASS = 0.1  # ns for one more batch, for each weight: all weights are read again
 
 CPU = Costs(
     chunk=64,
@@ -161,14 +162,14 @@ CPU = Costs(
     restore_share=0.01,  # 0.4 ms against 170 ms for 200 tokens
     swap_from_tokens=50,  # a token passes over an unseen cell in 45 to 100 ns; moving it away and back takes 2.4 us
     cells_per_run=50,
-    spill_ns=0.0,  # little beside the tokens that pass over the cell: idle KV always leaves
+    spill_ns=0.0,  # little beside the tokens that pass over the cell: idle KV is always offloaded
 )
-"""A CPU with flash attention, before the model is known: tiles are added by `cpu_costs`."""
+"""A CPU with flash attention, before the model is known: `cpu_costs` adds tiles."""
 
 OTHER = replace(CPU, swap_from_tokens=NEVER, spill_ns=NEVER, background_ns=40e6)
-"""A device that is not the CPU, before it is timed. Nothing leaves it for a request, since the way to host memory may be
-long. Background steps may take 40 ms, chosen: llama.cpp aborts batches on the CPU only, so a new request waits for their
-ends."""
+"""A device that is not the CPU, before it is timed. No KV is offloaded for a request, since the way to host memory may be
+long. Background steps may take 40 ms, chosen: llama.cpp aborts batches on the CPU only, so a new request waits for the end
+of a step."""
 
 
 def costs_of(model: Model, *, flash_attention: str, kernel_size: int) -> Costs:
@@ -181,16 +182,16 @@ def costs_of(model: Model, *, flash_attention: str, kernel_size: int) -> Costs:
 
 
 def min_rows(model: Model) -> int:
-    """Return from how many tokens on, without flash attention, each one is rounded as it would be in a larger batch."""
+    """Return the number of tokens from which on, without flash attention, a token is rounded as in any larger batch."""
     if model.is_on_device:
         return MIN_ROWS_OF_DEVICE
     return MIN_ROWS_OF_BOTH if model.split.devices() else MIN_ROWS
 
 
 def without_contradictions(times: Times) -> Times:
-    """Return the times of a device without those that cannot be: something else was in them than the work.
+    """Return the times of a device without the impossible ones, which contain something else than the work.
 
-    A kernel may be compiled at the first use of yet another size, and another program may hold the device for a while.
+    A kernel may be compiled at the first use of yet another size, and another program may use the device for a while.
     """
     wrong: dict[str, float] = {}
     if times.double > 3 * times.chunk:
@@ -207,11 +208,11 @@ def without_contradictions(times: Times) -> Times:
 
 
 def timed_costs(costs: Costs, times: Times) -> Costs:
-    """Return the costs of a device that is not the CPU, from its times. What they do not tell stays as it is.
+    """Return the costs of a device that is not the CPU, from its times. Costs without a time stay as they are.
 
-    A device has tiles if one token less than a chunk takes clearly longer than the chunk, as on the CPU. Then the cost of
-    cells is told apart by the depth, and `apart_from_cells` is where a tile's cells take as long as one more batch.
-    A copy of idle KV was made in idle time: to offload it costs its way back.
+    A device has tiles if one token less than a chunk takes clearly longer than the chunk, as on the CPU. The depth then
+    gives the cost of cells, and `apart_from_cells` is where a tile's cells take as long as one more batch. A copy of idle KV
+    was made in idle time, so offloading it costs only its way back.
     """
     if not times.chunk:  # it takes no longer than its tokens one by one
         return replace(costs, row_ns=1e9 * times.step, token_ns=1e9 * times.step)
@@ -237,7 +238,7 @@ def timed_costs(costs: Costs, times: Times) -> Costs:
 
 
 def _with_moves(costs: Costs, times: Times, computed: float) -> Costs:
-    """Return the costs with those of moves, and of idle cells where they are known. computed: seconds of a token."""
+    """Return the costs with those of moves, and of idle cells if these are known. computed: seconds of a token."""
     move, restore = (times.save + times.restore) / times.depth, times.restore / times.depth
     few = max(times.save_few + times.restore_few - times.few * move, 0.0)
     costs = replace(costs, restore_share=min(restore / computed, 1.0), cells_per_run=round(few / move))
@@ -254,10 +255,10 @@ def _with_moves(costs: Costs, times: Times, computed: float) -> Costs:
 
 
 def timed_tiles(costs: Costs, times: Times) -> Costs:
-    """Return the costs of a CPU with those of tiles as they were timed here. All others keep their ratio to a token's.
+    """Return the costs of a CPU with tiles as timed here. All other costs keep their ratio to a token's.
 
-    Of a slow model, which is timed at a small depth, attention may be less than the noise of a timing. Then the noise is the
-    most that it can be, and its ratio to a token's what it is below that.
+    A slow model is timed at a small depth, where attention may be less than the noise of a timing. Attention then counts as
+    the noise at most, and below that in its usual ratio to a token.
     """
     token, noise = 1e9 * (times.double - times.chunk) / times.chunk_tokens, NOISE * times.chunk
     if token <= 0 or not times.depth or times.chunk_tokens != costs.tile:
@@ -284,12 +285,12 @@ def timed_tiles(costs: Costs, times: Times) -> Costs:
 def cpu_costs(model: Model, flash_attention: str, kernel_size: int) -> Costs:
     """Return the costs of a CPU.
 
-    Rest: measured on real weights without flash attention, a single token is rounded differently; with K-quants up to
-    seven are, by 1 at logits of 20. With flash attention no number of tokens makes reuse exact, and one token is enough for
+    Rest: measured on real weights without flash attention, a single token is rounded differently; with K-quants up to seven
+    tokens are, by 1 at logits of 20. With flash attention no number of tokens makes reuse exact, so one token is enough, for
     its logits.
 
-    Tiles: at 1,024 cells 63 tokens take 550 ms, 64 tokens 91 ms. A tile attends over the cells of all requests in it: at
-    4,100 cells, 3 tokens of 3 requests with 256 of a fourth's prompt take 344 ms, and apart 28 and 221 ms.
+    Tiles: at 1,024 cells 63 tokens take 550 ms, 64 tokens 91 ms. A tile attends over the cells of all its requests: at 4,100
+    cells, 3 tokens of 3 requests with 256 tokens of a fourth one's prompt take 344 ms together, and 28 and 221 ms apart.
     """
     cpu = replace(CPU, pass_ns=PASS * model.num_parameters, row_ns=WEIGHT * model.num_parameters)
     width = model.attention_width

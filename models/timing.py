@@ -1,4 +1,4 @@
-"""Times what a context computes and copies here: of a device all kinds of work, of the CPU the tiles of its attention."""
+"""Times the work of a context here: for a device all kinds of work, for the CPU the tiles of its attention."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ from .times import Times, without_contradictions
 
 logger = logging.getLogger("slotcache")
 MayGoOn = Callable[[str], bool]
-"""Is told what is done now; returns whether to go on."""
+"""Called with the work that is done now; returns whether to go on."""
 FEW = 16  # tokens of a short run
 ROWS = 4  # tokens of a batch with logits for each
-SCATTERED = 4  # tokens in cells apart: without flash attention, a card takes a second for them
+SCATTERED = 4  # tokens in separate cells: without flash attention, a card takes a second for them
 MOST_DEPTH, MOST_IDLE = 512, 8192  # cells
-DEEP = 128  # cells: fewer tell little of attention on a CPU, however slow it is
+DEEP = 128  # cells: with fewer, attention on any CPU is hard to time
 PATIENCE = 0.5  # s for each kind of work: a slow device does less of it
 TRIES, FEWEST_TRIES = 3, 2  # of each kind of work; the fastest counts
-TURNS, ENOUGH_TURNS = 5, 5.0  # of the times of a CPU's tiles; s: no further one begins
-SLOW = 2.0  # s for a chunk: from there on a device's other costs stay unknown, and a CPU's tiles as they are assumed
-MOST_CUTS = 3  # starts whose timing of a device may be ended by its bound: kernels that were compiled are loaded by the next
-BOUND = 30.0  # s for all work of a device: no kind of it begins that may last longer
-LONG = 2.0  # s: from then on the log has a line for each kind of work
-CHANGED = 5.0  # times as long, or as short: another speed than that of the kept times
+TURNS, ENOUGH_TURNS = 5, 5.0  # turns that time a CPU's tiles; s after which no further turn begins
+SLOW = 2.0  # s for a chunk: a slower device's other costs stay unknown, and a slower CPU's tiles as assumed
+MOST_CUTS = 3  # starts whose timing of a device the bound may end: each start loads the kernels that earlier ones compiled
+BOUND = 30.0  # s for all work of a device: no kind begins that may end later
+LONG = 2.0  # s after which the log has a line for each kind of work
+CHANGED = 5.0  # times as long, or as short: the device has another speed than at the kept times
 
 
 class Stopped(Exception):
-    """The server ends: nothing more is to be timed."""
+    """The server ends: no more work is to be timed."""
 
 
 class OutOfTime(Exception):
-    """The bound is reached: what was not timed is unknown."""
+    """The bound is reached: times that are missing stay unknown."""
 
 
 def chunk_of(context: Context) -> int:
@@ -46,7 +46,7 @@ def chunk_of(context: Context) -> int:
 
 
 class Timing:
-    """Uses the pool of a context that nothing else uses, and leaves it empty. goes_on: asked before each batch."""
+    """Uses the pool of a context that has no other use now, and empties it. goes_on: asked before each batch."""
 
     def __init__(self, context: Context, goes_on: MayGoOn = lambda _: True, doing: str = "timing") -> None:
         self._context, self._runner, self._chunk = context, Runner(context), chunk_of(context)
@@ -64,9 +64,9 @@ class Timing:
         self._runner.apply(Trim(sequence, start, ALL) if start else Drop(sequence))
 
     def _depth(self, chunk: float, fewest: int) -> int:
-        """Return the tokens of the chunks, at least `fewest`, behind which others are timed; 0: the pool has no room.
+        """Return how many tokens of chunks, at least `fewest`, other batches are timed after; 0: the pool has no room.
 
-        chunk: seconds that one takes. The positions stay below those that the model was trained for.
+        chunk: seconds of a chunk. The positions stay below those that the model was trained for.
         """
         size, model, most = self._chunk, self._context.model, self._most
         trained = (model.context_train or most) - 2 * size
@@ -75,7 +75,7 @@ class Timing:
 
     @property
     def _most(self) -> int:
-        """Cells that are used at most."""
+        """The most cells that are used."""
         return self._context.num_cells - 4 * self._chunk
 
 
@@ -94,7 +94,7 @@ class TileTiming(Timing):
 
     def _run(self) -> Times:
         size = self._chunk
-        for tokens in (size, 1):  # llama.cpp allocates
+        for tokens in (size, 1):  # untimed: llama.cpp allocates
             self._batch(tokens)
         step, chunk = self._batch(1), self._batch(size)
         times = Times(chunk_tokens=size, step=step, chunk=chunk, double=chunk)
@@ -103,9 +103,9 @@ class TileTiming(Timing):
         return self._in_turns(times, depth)
 
     def _in_turns(self, times: Times, depth: int) -> Times:
-        """Return the times with those behind `depth` tokens, of each the least of some turns with those in an empty pool.
+        """Return the times with those after `depth` tokens; each is the least of some turns, as are those in an empty pool.
 
-        Attention is their difference, a few milliseconds, and a machine's speed moves by more from one second to the next.
+        Attention is the difference, a few milliseconds, and a machine's speed changes by more from one second to the next.
         """
         size, began, turns = self._chunk, perf_counter(), list[dict[str, float]]()
         while len(turns) < TURNS and (not turns or perf_counter() - began < ENOUGH_TURNS):
@@ -117,7 +117,7 @@ class TileTiming(Timing):
         return replace(times, depth=depth, **{name: min(turn[name] for turn in turns) for name in turns[0]})
 
     def _batch(self, size: int, start: int = 0) -> float:
-        """Return the seconds of a batch, which leaves no cells."""
+        """Return the seconds of a batch, whose cells are freed again."""
         tries: list[float] = []
         while len(tries) < (FEWEST_TRIES if start else 1) or (len(tries) < TRIES and sum(tries) < PATIENCE):
             began = perf_counter()
@@ -131,10 +131,10 @@ class TileTiming(Timing):
 
 
 class DeviceTiming(Timing):
-    """Times all kinds of work of a device that is not the CPU, in the order of the decisions that need them.
+    """Times all kinds of work of a device that is not the CPU, in the order of the decisions that need the times.
 
-    A device compiles or loads a kernel at its first use, which may take a thousand times as long as its work: each kind of
-    work is done once untimed, and then at least twice. What the bound does not admit is unknown, and so are times that
+    A device compiles or loads a kernel at its first use, which may take a thousand times as long as the work. So each kind
+    of work is done once untimed, and then at least twice. Times that the bound prevents stay unknown, as do times that
     contradict each other.
     """
 
@@ -144,7 +144,7 @@ class DeviceTiming(Timing):
         self.is_cut = False
         """Whether the bound has ended it."""
         self.is_doubtful = False
-        """Whether some of the times contradicted each other: they are not worth keeping."""
+        """Whether some of the times contradicted each other, so that they are not worth keeping."""
 
     def run(self) -> Times:
         """Return the times. Raises RunnerError and Stopped."""
@@ -168,7 +168,7 @@ class DeviceTiming(Timing):
         return times
 
     def agrees(self, times: Times) -> bool:
-        """Return whether a token takes about as long as it did. Raises RunnerError and Stopped."""
+        """Return whether a token takes about as long as in these times. Raises RunnerError and Stopped."""
         try:
             step = self._step(times)["step"]
         except OutOfTime:
@@ -178,18 +178,18 @@ class DeviceTiming(Timing):
         return not times.step or times.step / CHANGED <= step <= times.step * CHANGED
 
     def _kinds(self) -> Mapping[str, Callable[[Times], dict[str, float]]]:
-        """Return the kinds of work. Each returns fields of the times, and finds the pool as the one before left it."""
+        """Return the kinds of work. Each returns fields of the times, and finds the pool as the previous kind left it."""
         kinds = {"a token": self._step, "a chunk": self._one_chunk, "two chunks": self._two_chunks, "rows": self._rows}
         if not self._context.model.can_trim:
             return kinds | ({"saves": self._saves} if self._runs_are_apart() else {})
-        deep = {"behind others": self._behind_others, "moves": self._moves, "moves of a few": self._moves_of_few}
+        deep = {"behind others": self._after_others, "moves": self._moves, "moves of a few": self._moves_of_few}
         return kinds | deep | {"beside idle cells": self._beside_idle, "scattered": self._scattered}
 
     def _runs_are_apart(self) -> bool:
-        """Whether the runs of a hybrid can be saved without its states."""
+        """Return whether the runs of a hybrid can be saved without its states."""
         try:
             sizes = None if llama.llama_model_is_recurrent(self._context.model.handle) else self._runner.measure_states()
-        except RunnerError:  # the engine, which measures them again, says so
+        except RunnerError:  # the engine measures them again, and reports it
             return False
         return sizes is not None and bool(sizes.run_token)
 
@@ -199,7 +199,7 @@ class DeviceTiming(Timing):
         return {"step": self._batch(1)}
 
     def _one_chunk(self, times: Times) -> dict[str, float]:
-        self._check_time(times.step * self._chunk)  # as long as one by one, at worst
+        self._check_time(times.step * self._chunk)  # at worst as long as its tokens one by one
         return {"chunk": self._batch(self._chunk)}
 
     def _two_chunks(self, _: Times) -> dict[str, float]:
@@ -215,7 +215,7 @@ class DeviceTiming(Timing):
             "step_rows": self._fastest(lambda: compute(0, rows, drafted=rows - 1), lambda: self._remove(0)),
         }
 
-    def _behind_others(self, times: Times) -> dict[str, float]:
+    def _after_others(self, times: Times) -> dict[str, float]:
         size, depth = self._chunk, self._depth(times.chunk, 1)
         if not depth:
             return {}
@@ -253,9 +253,9 @@ class DeviceTiming(Timing):
         return self._save_scattered()
 
     def _saves(self, _: Times) -> dict[str, float]:
-        """Time saves where the runs of a hybrid are apart from its states, of as many tokens in one stretch, too.
+        """Time saves of scattered tokens and of as many in one stretch, for a hybrid whose runs are saved without states.
 
-        What a save takes beside its cells, the recurrent state's way too, is in both.
+        Both contain the part of a save that does not depend on its cells, such as the copy of the recurrent state.
         """
         scattered = self._save_scattered()
         self._runner.clear()
@@ -271,21 +271,21 @@ class DeviceTiming(Timing):
         seconds = self._fastest(lambda: self._runner.apply(Save(0, HostCopy(0, SCATTERED))))
         return {"scattered": SCATTERED, "save_scattered": seconds}
 
-    # ---- their parts -----------------------------------------------------------------------------------------------
+    # ---- parts of the work -----------------------------------------------------------------------------------------
 
     def _batch(self, size: int, start: int = 0, sequence: int = 0) -> float:
-        """Return the seconds of a batch, which leaves no cells."""
+        """Return the seconds of a batch, whose cells are freed again."""
         compute, undo = self._runner.compute_zeros, self._remove
         return self._fastest(lambda: compute(start, start + size, sequence), lambda: undo(start, sequence))
 
     def _move(self, size: int) -> tuple[float, float]:
-        """Return the seconds to save the first `size` cells of sequence 0, and to bring them back as those of another."""
+        """Return the seconds to save the first `size` cells of sequence 0, and to restore them to another sequence."""
         copy, runner = HostCopy(0, size), self._runner
         save = self._fastest(lambda: runner.apply(Save(0, copy)))
         return save, self._fastest(lambda: runner.apply(Restore(copy, 1, 0, size)), lambda: self._remove(0, 1))
 
     def _fill(self, depth: int) -> int:
-        """Copy sequence 0 to sequences with cells of their own, as far as time and ids allow; return the cells in use."""
+        """Copy sequence 0 to sequences with separate cells, as far as time and ids allow; return the cells in use."""
         copy, used, began = HostCopy(0, depth), depth, perf_counter()
         self._runner.apply(Save(0, copy))
         for sequence in range(1, self._context.scratch - 1):
@@ -296,7 +296,7 @@ class DeviceTiming(Timing):
         return used
 
     def _fastest(self, act: Callable[[], None], undo: Callable[[], None] = lambda: None) -> float:
-        """Return the seconds of the fastest of some tries, behind one that is not timed. Raises OutOfTime."""
+        """Return the seconds of the fastest of some tries, after an untimed one. Raises OutOfTime."""
         tries: list[float] = []
         self._check_time(self._longest)
         self._longest = max(self._longest, self._seconds(act, undo))
@@ -306,7 +306,7 @@ class DeviceTiming(Timing):
         return min(tries)
 
     def _check_time(self, seconds: float) -> None:
-        """Raise OutOfTime where so many seconds more would go beyond the bound."""
+        """Raise OutOfTime if so many more seconds would exceed the bound."""
         if perf_counter() - self._began + seconds > BOUND:
             raise OutOfTime
 

@@ -13,18 +13,18 @@ import numpy as np
 from . import llama
 
 # ---- Spellings ----------------------------------------------------------------------------------------------------------
-# Finds the spellings of special tokens in a text, as llama.cpp does: longer ones first, then from the left.
+# Spellings of special tokens are found in a text as by llama.cpp: longer ones first, then from the left.
 
 Trie = dict[str, "Trie"]
 END = ""  # the key of a trie node at which a word ends
 
 
 class Spellings:
-    """Finds special tokens by how they are spelt.
+    """Finds special tokens by their spelling.
 
-    A scan from the left that takes the longest word at each place gives llama.cpp's result, except in vocabularies where
-    one word may begin inside another that is no longer (`>>A<<` and `<|end|>` share a `<`). In these a place is sure only
-    if no other spelling crosses it.
+    A scan from the left that takes the longest word at each place gives llama.cpp's result, except in vocabularies where a
+    word may start inside another that is no longer (`>>A<<` and `<|end|>` share a `<`). There a place is sure only if no
+    other spelling crosses it.
     """
 
     def __init__(self, words: Collection[str]) -> None:
@@ -38,7 +38,7 @@ class Spellings:
         return (found.span() for found in self._pattern.finditer(text))
 
     def is_sure(self, text: str, start: int, stop: int) -> bool:
-        """Whether llama.cpp finds this spelling, too: no other spelling crosses either end."""
+        """Return whether llama.cpp finds this spelling, too: no other spelling crosses either end."""
         for at in range(max(start - self._longest + 1, 0), stop) if self._cross else ():
             other = self._pattern.match(text, at)
             if other and at != start and other.end() > (start if at < start else stop):
@@ -46,7 +46,7 @@ class Spellings:
         return True
 
     def touches(self, text: str) -> bool:
-        """Whether `text` holds a spelling, or begins with the end of one or ends with the beginning of one.
+        """Return whether `text` contains a spelling, starts with the end of one, or ends with the start of one.
 
         Such a text might become a spelling in the context of a template. Case and blanks around the text do not count.
         """
@@ -55,7 +55,7 @@ class Spellings:
         head, tail = text[:most], text[len(text) - most :]
         return (
             self._lower.search(text) is not None
-            # Nearly all words begin with the same few characters, and end so: most texts have none of them there.
+            # Nearly all words start and end with the same few characters: most texts have none of them there.
             or (not self._first.isdisjoint(tail) and any(tail[at:] in self._beginnings for at in range(most)))
             or (not self._last.isdisjoint(head) and any(head[: at + 1] in self._ends for at in range(most)))
         )
@@ -81,7 +81,7 @@ class Spellings:
         return frozenset(word[length:].lower() for word in self.words for length in range(1, len(word)))
 
     def _may_cross(self) -> bool:
-        """Whether a word, no shorter than another, can begin inside the other, where a scan takes the other."""
+        """Return whether a word, no shorter than another, can start inside the other, where a scan takes the other."""
         begins: dict[str, list[str]] = {}
         for word in self.words:
             for length in range(1, len(word)):
@@ -113,7 +113,7 @@ def _trie(words: Collection[str]) -> Trie:
 
 
 def _alternatives(node: Trie) -> str:
-    """Write a regular expression for the words of a trie, the longest first. A flat list of thousands would be slow."""
+    """Return a regular expression for the words of a trie, longest first. A flat list of thousands would be slow."""
     stem = ""
     while len(node) == 1 and END not in node:
         ((character, node),) = node.items()
@@ -124,37 +124,37 @@ def _alternatives(node: Trie) -> str:
     return f"{stem}(?:{'|'.join(branches)}){'?' if END in node else ''}"
 
 
-CONTROL = llama.LLAMA_TOKEN_ATTR_CONTROL | llama.LLAMA_TOKEN_ATTR_UNKNOWN  # text without `special`
+CONTROL = llama.LLAMA_TOKEN_ATTR_CONTROL | llama.LLAMA_TOKEN_ATTR_UNKNOWN  # only text, unless `special`
 SPECIAL = CONTROL | llama.LLAMA_TOKEN_ATTR_USER_DEFINED  # found before anything else is cut
-STRIPS = llama.LLAMA_TOKEN_ATTR_LSTRIP | llama.LLAMA_TOKEN_ATTR_RSTRIP  # eats spaces beside it
-GUARD = "\n"  # text that merges with nothing behind it
-SLICE = 512  # characters that one call takes, or up to the next place where a cut changes nothing
-LONGEST_RUN = 4096  # characters without a space, or spaces alone, that one call takes
+STRIPS = llama.LLAMA_TOKEN_ATTR_LSTRIP | llama.LLAMA_TOKEN_ATTR_RSTRIP  # drops spaces beside it
+GUARD = "\n"  # text that merges with nothing after it
+SLICE = 512  # characters of one call, or up to the next place where a cut changes nothing
+LONGEST_RUN = 4096  # characters of one call without a space, or spaces alone
 LONG_RUN = re.compile(rf"\S{{{LONGEST_RUN + 1},}}|\s{{{LONGEST_RUN + 1},}}")
-WORD_END = re.compile(r"(?s).*\w(?=\W)")  # the last one
-PIECE = 16 << 10  # characters that one call takes of other text, or up to the next sure place
-MOST_IN_CALL = 1 << 18  # characters that one call takes of text without a sure place: about 0.2 s
-SURE = (  # kinds of places, and what a token has that crosses one of the kind. The second is part of the first
+WORD_END = re.compile(r"(?s).*\w(?=\W)")  # up to the last end of a word
+PIECE = 16 << 10  # characters of one call in other text, or up to the next sure place
+MOST_IN_CALL = 1 << 18  # characters of one call in text without a sure place: about 0.2 s
+SURE = (  # kinds of places, and a pattern of tokens that cross such a place; the second kind is part of the first
     (r"(?<=\S)(?= \S)", re.compile(r"[^\s\0\u0109-\u010D\u0120\u2581][ \u0120\u2581]")),
     (r"(?<=[A-Za-z])(?= [A-Za-z])", re.compile(r"[A-Za-z][ \u0120\u2581]")),
     (r"(?<=\S\n)(?=\S)", re.compile(r"[\n\u010A][^\s\0\u0109-\u010D\u0120\u2581]")),
 )  # vocabularies of bytes spell a space as \u0120, and tabs and lines as \u0109 to \u010D; SentencePiece's a space as \u2581
-CUT = (llama.LLAMA_VOCAB_TYPE_BPE, llama.LLAMA_VOCAB_TYPE_SPM, llama.LLAMA_VOCAB_TYPE_WPM)  # kinds whose texts are cut there
+CUT = (llama.LLAMA_VOCAB_TYPE_BPE, llama.LLAMA_VOCAB_TYPE_SPM, llama.LLAMA_VOCAB_TYPE_WPM)  # kinds that are cut there
 LINED_SPACE = re.compile(r"\n[ \u2581]")  # in a token: then a space may merge with the guard
 
 
 class Tokenizer:
     """Cuts text into the tokens of a vocabulary. Safe from several threads.
 
-    llama.cpp needs time in the square of the number of special tokens in a text, and in SentencePiece's vocabularies of
-    the characters that these do not know. So a long text goes to it in slices, cut in front of special tokens or unknown
-    characters: nothing merges across such a cut, so the ids are those of the whole text. A word of many thousand
-    characters ends the process in many vocabularies (a recursive regular expression), so a run longer than `LONGEST_RUN`
-    is cut in any case, at the end of a word if it has one. All else is as llama.cpp has it.
+    llama.cpp's time grows with the square of the number of special tokens in a text, and in SentencePiece's vocabularies
+    with the square of the number of unknown characters. So a long text is passed on in slices, cut before special tokens or
+    unknown characters: nothing merges across such a cut, so the ids are those of the whole text. In many vocabularies a word
+    of many thousand characters ends the process (a recursive regular expression), so a run longer than `LONGEST_RUN` is cut
+    in any case, at the end of a word if it has one. All other ids are llama.cpp's.
 
-    A long text is cut in front of a single space and behind a single line end, too, where no token of the vocabulary crosses
-    such a place: nothing merges there, and every way of cutting into words begins one there. So a call takes some 20 ms.
-    between: called in front of each; what it raises ends the work.
+    A long text is also cut before a single space and after a single line end, if no token of the vocabulary crosses such a
+    place: nothing merges there, and every way of cutting into words starts a word there. So a call takes some 20 ms.
+    between: called before each call of llama.cpp; an exception from it ends the work.
     """
 
     def __init__(self, vocab: llama.llama_vocab_p, between: Callable[[], None] | None = None) -> None:
@@ -167,13 +167,13 @@ class Tokenizer:
         self._specials = np.array(list(specials), np.int32)
         self._strips = frozenset(word for token, word in specials.items() if kinds[token] & STRIPS)
         self.controls = Spellings([word for token, word in specials.items() if kinds[token] & CONTROL])
-        """Spellings of control tokens, which are only text without `special`."""
+        """Spellings of control tokens, which are only text unless `special`."""
         self._all = Spellings(specials.values())
         self._plain = Spellings([word for token, word in specials.items() if not kinds[token] & CONTROL])
         kind = llama.llama_vocab_type(vocab)
         is_pieces = kind == llama.LLAMA_VOCAB_TYPE_SPM
         unknown = f"[^{self._characters(size)}]" if is_pieces else "(?!)"
-        # The first unknown character of a run may follow a special token, and then gets a space in front.
+        # The first unknown character of a run may follow a special token, and then gets a space before it.
         self._unknown = re.compile(f"(?<={unknown}){unknown}" if is_pieces else unknown)
         self._bounds_runs = kind == llama.LLAMA_VOCAB_TYPE_BPE or bool(self._strips)
         bos = llama.llama_vocab_bos(vocab) if llama.llama_vocab_get_add_bos(vocab) else -1
@@ -187,12 +187,12 @@ class Tokenizer:
         """Return the token ids, int32, of a part of a prompt. special: text of control tokens becomes those tokens.
 
         begin: the part is the first one: add BOS if the model wants it. Some vocabularies (SentencePiece's) put a space
-        in front of any text; in the middle of a prompt it would be a space that is not in the text.
+        before any text; in the middle of a prompt that space would not be in the text, so it is left out.
         """
         return np.concatenate([np.empty(0, np.int32), *self.runs(text, special, begin)])
 
     def runs(self, text: str, special: bool = False, begin: bool = False) -> Iterator[np.ndarray]:
-        """Yield the ids of `__call__` run by run, as they are made."""
+        """Yield the ids of `__call__` run by run."""
         parts = self.slices(text, special)
         if begin:
             yield self.begin
@@ -211,9 +211,9 @@ class Tokenizer:
         yield from self._parts(text[cut:])
 
     def texts(self, tokens: np.ndarray) -> Iterator[tuple[np.ndarray, bool]]:
-        """Cut tokens (int32) into texts and special tokens, in order; true: `__call__` put a space in front of this text.
+        """Cut tokens (int32) into texts and special tokens, in order; true: `__call__` put a space before this text.
 
-        It does so at the start and behind special tokens, in the vocabularies whose texts get one.
+        In vocabularies that add a space, it does so at the start and after special tokens.
         """
         marks = np.flatnonzero(np.isin(tokens, self._specials)) if len(self._guard) else np.empty(0, np.int64)
         for run in np.split(tokens, np.union1d(marks, marks + 1)):
@@ -253,7 +253,7 @@ class Tokenizer:
         yield text[start:]
 
     def _sure_places(self, size: int, specials: Mapping[int, str]) -> re.Pattern[str]:
-        """Return the places at which a token is sure to begin: of all kinds that no token crosses."""
+        """Return a pattern of the places where a token is sure to start: all kinds that no token crosses."""
         spelt = "\0".join(self._spelling(token) for token in range(size) if token not in specials)
         if self._strips or (len(self._guard) and LINED_SPACE.search(spelt)):
             return re.compile("(?!)")
@@ -264,7 +264,7 @@ class Tokenizer:
         return re.compile("|".join(places) or "(?!)")
 
     def _guarded(self, text: str, special: bool) -> np.ndarray:
-        """Return the ids of a part that does not begin a prompt."""
+        """Return the ids of a part that is not the first of a prompt."""
         if not len(self._guard):
             return self._call(text, special)
         guarded = self._call(GUARD + text, special)
@@ -277,7 +277,7 @@ class Tokenizer:
         data = text.encode("utf-8", "replace")
         ids = np.empty(len(data) + 2, np.int32)
         count = self._fill(data, ids, special)
-        if count < 0:  # more tokens than bytes: possible with odd vocabularies only
+        if count < 0:  # more tokens than bytes: with odd vocabularies only
             ids = np.empty(-count, np.int32)
             count = self._fill(data, ids, special)
         return ids[:count].copy()

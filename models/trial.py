@@ -1,4 +1,4 @@
-"""Tries a library in a process of its own, which it may end, once for the same files on the same CPU."""
+"""Tries a library in a separate process, which it may end, once for the same files on the same CPU."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from ..slots.child import run_child
 from .model_files import cache_folder, keep, stamp
 
 PATIENCE = 60  # s
-PASSED = "passed"  # what a trial prints, behind whatever the library prints
-FAILED = "failed: "  # in front of a reason that is kept
+PASSED = "passed"  # what a trial prints, after any output of the library
+FAILED = "failed: "  # precedes a kept reason
 LONGEST = 1000  # characters of a reason
-COMPLAINS = "llama.cpp: "  # in front of an error that llama.cpp logs during a trial
+COMPLAINS = "llama.cpp: "  # precedes an error that llama.cpp logs during a trial
 CRASHES = ("SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGSEGV", "SIGTRAP")
-"""Signals that a process brings about itself. By others it is ended: by ctrl-C, or where the system lacks memory."""
+"""Signals that a process causes itself. Other signals come from outside: by ctrl-C, or if the system lacks memory."""
 CPU_INFO = Path("/proc/cpuinfo")
 INSTRUCTIONS = re.compile(r"sse|ssse|avx|amx|fma|f16c|bmi|abm|adx|movbe|popcnt|gfni|vaes|vpclmul|sha_")  # of x86's flags
-DOOR = Path(__file__).with_name("llama.py")  # what calls a library
+DOOR = Path(__file__).with_name("llama.py")  # the module that calls a library
 SEARCHED = ("LD_LIBRARY_PATH", "LD_PRELOAD", "GGML_BACKEND_PATH")  # where a library finds others
 
 
-# ---- Commands that run a module of this package in a process of its own. ------------------------------------------------
+# ---- Commands that run a module of this package in a separate process. --------------------------------------------------
 
 PACKAGE_ROOT = Path(__file__).parents[1]
-# Not `-m`: a checkout that is not installed is no package for another process.
+# Not `-m`: for another process, a checkout that is not installed is no package.
 START = """
 import sys, types
 from importlib import import_module
@@ -46,7 +46,7 @@ import_module(sys.argv[2]).main(*sys.argv[3:])
 def command(module: str, *arguments: str) -> list[str]:
     """Return the command that calls `main` of a module, named below this package, with these arguments.
 
-    -P: it imports nothing from the folder that it is started in, as this process does not.
+    -P: the process imports nothing from its working folder, like this process.
     """
     return [sys.executable, "-P", "-c", START, str(PACKAGE_ROOT), f"slotcache.{module}", *arguments]
 
@@ -68,9 +68,9 @@ def failure(
 ) -> str:
     """Return why a library fails a trial; "" if it passes, now or at an earlier start with these files on this CPU.
 
-    env: of the child, this process's by default. also: what else the result depends on, with a repr of its own. patience:
-    in seconds, PATIENCE by default. keeps: a failure is kept, too, and names the file to remove. again: a failure that
-    is kept does not count. goes_on: as in `run_child`.
+    env: of the child; this process's by default. also: other values that the result depends on; their repr must show them.
+    patience: in seconds; PATIENCE by default. keeps: a failure is kept, too, and its message names the file to remove.
+    again: a kept failure does not count. goes_on: as in `run_child`.
     """
     kept = cache_folder() / "libraries" / f"{name}-{_key(library, also)}"
     known = _read(kept)
@@ -83,28 +83,28 @@ def failure(
         keep(kept, f"{FAILED}{reason}" if reason else PASSED)
     except OSError:  # without a cache directory, it is tried at every start
         return reason
-    return _told(reason, kept)
+    return _with_place(reason, kept)
 
 
 def _read(kept: Path) -> str | None:
-    """Return why a library failed, "" if it passed; None: no result is kept, or it was spoilt."""
+    """Return why a library failed, "" if it passed; None: no result is kept, or it is damaged."""
     with contextlib.suppress(OSError, ValueError):
         text = kept.read_bytes().decode()
         if text == PASSED:
             return ""
         if text.startswith(FAILED):
-            return _told(text.removeprefix(FAILED), kept)
+            return _with_place(text.removeprefix(FAILED), kept)
     return None
 
 
-def _told(reason: str, kept: Path) -> str:
+def _with_place(reason: str, kept: Path) -> str:
     return f"{reason} (kept in {kept}: remove it to try again)" if reason else ""
 
 
 def _tried(
     command: Sequence[str], env: Mapping[str, str] | None, patience: float, goes_on: Callable[[], bool] | None
 ) -> tuple[str, bool]:
-    """Return why a trial fails, "" if it passes, and whether that is the library's own doing: nobody else ended it."""
+    """Return why a trial fails, "" if it passes; and whether the library itself is the cause, and no other process."""
     try:
         done = run_child(command, timeout=patience, env=env, goes_on=goes_on)
     except subprocess.TimeoutExpired:
@@ -123,14 +123,14 @@ def _tried(
 
 
 def _last_words(said: Sequence[str]) -> str:
-    """Return what a process said before it crashed: llama.cpp's last error without the lines that continue it, if any."""
+    """Return what a process said before it crashed: if possible llama.cpp's last error, without lines that continue it."""
     errors = [line.removeprefix(COMPLAINS) for line in said if line.startswith(COMPLAINS)]
     words = [line for line in errors if not line[:1].isspace()] or [line for line in said if line.strip()]
     return words[-1].strip()[:LONGEST] if words else ""
 
 
 def _key(library: Path, also: object = None) -> str:
-    """Return a digest of all that a trial's result depends on; no library is loaded for it."""
+    """Return a digest of all that a trial's result depends on; no library is loaded for this."""
     folders = {library.parent, library.resolve().parent}
     near = [path for folder in folders for path in folder.iterdir() if re.search("llama|ggml", path.name) and path.is_file()]
     parts = sorted(map(stamp, [*near, DOOR])), instructions(), [os.environ.get(name) for name in SEARCHED]
@@ -139,7 +139,7 @@ def _key(library: Path, also: object = None) -> str:
 
 
 def instructions(cpu_info: Path = CPU_INFO) -> list[str]:
-    """Return the sets of instructions that this CPU has, sorted, by Linux's names; elsewhere the name of the CPU.
+    """Return this CPU's sets of instructions, sorted, by Linux's names; on other systems the name of the CPU.
 
     x86's other flags are left out: a new kernel changes them.
     """

@@ -1,12 +1,12 @@
-"""Admission: whether requests fit the device, and what leaves it for them.
+"""Admission: whether requests fit the device, and what is evicted for them.
 
     |<------------------------------ num_cells ------------------------------>|
     |<---------------- num_used ---------------->|<-------- num_free -------->|
     | prefix tree             | private tokens   | promised      | unclaimed  |
     | in use   | idle KV      | generated tokens | to prompts    |            |
 
-Runs in use are on the path of a running request. Idle KV is held by idle sequences only: it is reclaimable, and nothing
-else is ever evicted. Private tokens belong to their request, and to the tree once it has ended. Promised cells are free
+Runs in use are on the path of a running request. Idle KV is in idle sequences only: it is reclaimable, and nothing else is
+ever evicted. Private tokens belong to their request, and to the tree once the request has ended. Promised cells are free
 now, but running requests will compute the rest of their prompts into them.
 """
 
@@ -26,11 +26,11 @@ from .swap import USUAL_ANSWER, Swap
 
 
 class Cells:
-    """Tells whether a prompt fits, and frees cells for it.
+    """Decides whether a prompt fits, and frees cells for it.
 
     index: the tree that prompts are compared with. running: the scheduler's list of running requests. idle_cells: most cells
-    of idle KV while requests run, if a host tier takes the rest: every step attends over the whole pool.
-    swap: sets KV aside for the time of a step.
+    of idle KV while requests run, if a host tier takes the rest: every step attends over the whole pool. swap: sets KV aside
+    for the time of a step.
     """
 
     def __init__(self, tree: PrefixTree, index: PromptTree, running: Collection[Job], idle_cells: int) -> None:
@@ -47,7 +47,7 @@ class Cells:
         return self._tree.device.num_cells - self.num_used
 
     def fits(self, job: Job, waiting: Iterable[Job] = ()) -> bool:
-        """Return whether a prompt fits beside running requests and their promised cells. Alone, each accepted one fits.
+        """Return whether a prompt fits beside running requests and their promised cells. Each accepted prompt fits alone.
 
         waiting: other requests, which may keep something beside the cells, too.
         """
@@ -63,7 +63,7 @@ class Cells:
         return job.num_tokens - match.covered + promised < self.num_free + reclaimable
 
     def num_missing(self, job: Job) -> int:
-        """Return how many tokens of a waiting prompt, which is laid out, have no KV that it could take over now."""
+        """Return how many tokens of a waiting request that is laid out have no KV that it could take over now."""
         request, layout, index = job.request, job.layout, self._index
         scope, tokens = request.index_scope, layout.tokens
         reused = min(index.reusable(scope, tokens), index.num_cached(scope, tokens))
@@ -77,15 +77,15 @@ class Cells:
         return missing, self._fits_free(layout, scope)
 
     def _fits_free(self, layout: Layout, scope: Scope) -> bool:
-        """Return whether the cells that a prompt takes beside those with its KV are free."""
+        """Return whether enough cells are free for the tokens of a prompt without KV."""
         return len(layout.tokens) - self._tree.match(scope, layout.tokens).ready <= self.num_free
 
     def make_room(self, prompt: Prompt, scope: Scope) -> bool:
         """Save idle KV, and return whether a prefetch may be computed: cells, a sequence and host memory are free for it.
 
-        Runs that no request has used leave the device before, those with a copy in host memory: down to `idle_cells`, since
-        the prefetch attends over the whole pool as well, and below if it needs their cells. Host memory loses copies that a
-        lower tier has, too. No other KV leaves for it.
+        Runs that no request has used are evicted first, if they have a copy in host memory: down to `idle_cells`, since the
+        prefetch attends over the whole pool as well, and below if it needs their cells. Host memory evicts copies that a
+        lower tier has, too. No other KV is evicted for it.
         """
         tree = self._tree
         missing, _ = self.forecast(prompt, scope)
@@ -101,14 +101,14 @@ class Cells:
         return self._index.host.has_room_for(missing)
 
     def reserve(self, num_cells: int) -> bool:
-        """Evict idle KV until `num_cells` cells are free; return False if there is too little of it."""
+        """Evict idle KV until `num_cells` cells are free; return False if there is too little idle KV."""
         missing = num_cells - self.num_free
         return missing <= 0 or self._tree.evict(missing) >= missing
 
     def offload_idle(self, job: Job) -> None:
         """Move idle KV to host memory down to `idle_cells`: each step attends over the whole pool.
 
-        It stays where this request, whose path is claimed, is no faster without it.
+        It stays where this request, whose path is claimed, would be no faster without it.
         """
         tree, sequence = self._tree, job.sequence
         excess = tree.device.num_reclaimable - self._idle_cells

@@ -1,4 +1,4 @@
-"""Processes that this one starts: each ends with it, whatever ends it."""
+"""Child processes: each ends when this process ends, for whatever reason."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def start_child(
 ) -> subprocess.Popen[bytes]:
     """Start a process that lives no longer than this one. Raises OSError.
 
-    is_asked: it ends by SIGTERM and so in its own way, as servers do; else by SIGKILL. The rest is as for Popen. Elsewhere
-    than on Linux it has to see for itself that this process is gone: its stdin ends.
+    is_asked: it ends by SIGTERM, in its own way, as servers do; else by SIGKILL. The other arguments are Popen's. On other
+    systems than Linux the child itself has to notice that this process has ended: its stdin ends.
     """
     lifeline, end = os.pipe()
     process = None
@@ -48,7 +48,7 @@ def start_child(
         tie(process.pid, lifeline, is_asked=is_asked)
     except BaseException:
         os.close(end)
-        if process is not None:  # ctrl-C, in front of the tie
+        if process is not None:  # ctrl-C, before the tie
             process.kill()
         raise
     finally:
@@ -58,10 +58,10 @@ def start_child(
 
 
 def tie(pid: int, lifeline: int, *, is_asked: bool = False) -> None:
-    """Let Linux end a process when a pipe's other end is closed, as all of a process are when it ends.
+    """Let Linux end a process when a pipe's other end is closed, as all files of a process are when it ends.
 
     lifeline: the pipe's end for reading, which the process has, too. Nothing is ever written to it. The kernel's
-    PR_SET_PDEATHSIG would not do: it goes by the thread that started the process, which may end long before.
+    PR_SET_PDEATHSIG would not do: it depends on the thread that started the process, which may end long before.
     """
     with suppress(ImportError, OSError):  # another system, or one that only looks like Linux
         from fcntl import F_SETFL, F_SETOWN, F_SETSIG, fcntl
@@ -78,9 +78,9 @@ def run_child(
     env: Mapping[str, str] | None = None,
     goes_on: Callable[[], bool] | None = None,
 ) -> subprocess.CompletedProcess[bytes]:
-    """Run a process to its end, and capture what it prints. Raises OSError, and TimeoutExpired: then it is killed.
+    """Run a process to its end, and capture what it prints. Raises OSError, and TimeoutExpired once the process is killed.
 
-    goes_on: asked ten times a second; once it says no, the time is over.
+    goes_on: asked ten times a second; if it returns False, the time is over.
     """
     with start_child(command, stdout=PIPE, stderr=PIPE, env=env) as process:
         try:
@@ -122,16 +122,16 @@ ENDS = ("SIGTERM", "SIGHUP")  # signals that end a process at once, unless it ha
 
 
 def as_ctrl_c(number: int, frame: FrameType | None) -> None:
-    """Do what ctrl-C does. An event loop has a handler of its own for it, which cancels its tasks."""
+    """Do what ctrl-C does. An event loop has a handler for ctrl-C that cancels its tasks."""
     ctrl_c = signal.getsignal(signal.SIGINT)
     (ctrl_c if callable(ctrl_c) else signal.default_int_handler)(number, frame)
 
 
 @contextmanager
 def ends_in_order(handler: Callable[[int, FrameType | None], object] = as_ctrl_c) -> Generator[None]:
-    """Have a handler for the signals that end this process, so that what it started is ended in order. Main thread only.
+    """Handle the signals that end this process, so that its children are ended in order. Main thread only.
 
-    A signal that is ignored stays so: SIGHUP under nohup.
+    An ignored signal stays ignored: SIGHUP under nohup.
     """
     numbers = [number for name in ENDS if (number := getattr(signal, name, None)) is not None]
     before = {number: signal.getsignal(number) for number in numbers}

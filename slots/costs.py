@@ -1,7 +1,7 @@
 """What a token costs to compute and to restore, and the budget of a step.
 
-`models/costs.py` makes the one value of a server from measured constants. Every tuning rule reads it; no rule has a number
-of its own.
+`models/times.py` makes the one `Costs` of a server from measured constants. Every tuning rule reads it; no rule has another
+number.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ class Costs:
     """The costs of one model on one device. Thresholds may be NEVER. By default every rule is off.
 
     chunk: prompt tokens that attention computes together; a smaller batch takes about as long.
-    background_step: prompt tokens of a background step: the work that is lost when a new request aborts it.
-    background_ns: time that a background step may take where none can be aborted, since a new request waits for it; or 0.
+    background_step: prompt tokens of a background step: the work that is lost when a new request aborts the step.
+    background_ns: time of a background step where no step can be aborted, since a new request waits for it; 0: no limit.
     recompute_last: the fewest tokens of a prompt to compute together, so that their bits do not depend on the cache.
     min_shared: uncached tokens that two requests must share before the second waits for the first to compute them.
     restore_share: time to restore KV from host memory, as a share of computing it.
     apart_from_cells: from this many cells in use on, decode and prefill are cheaper in steps of their own.
-    swap_from_tokens: from this many tokens on, a step is faster if all cells in use, of which it sees none, are swapped out.
+    swap_from_tokens: from this many tokens on, a step that sees none of the cells in use is faster if all are swapped out.
     cells_per_run: cells that take as long to move as one more run does.
     scattered_tokens: tokens that could be computed while one more stretch of cells is saved; 0: that takes no time.
-    spill_ns: an idle cell that is swapped out for a request: it comes back when it is used again.
-    idle_token_ns, idle_step_ns: an idle cell that stays: for each token of a prompt, for each decode step.
+    spill_ns: time to move an idle cell out for a request, and back when it is used again.
+    idle_token_ns, idle_step_ns: time lost by an idle cell that stays: for each token of a prompt, for each decode step.
     tile: query tokens of one tile of the attention kernel; 1 where it has no tiles.
-    token_ns: a token more in a batch of whole tiles.
-    cell_ns, tile_cell_ns: a cell that a token sees; a cell that a tile of tokens sees.
-    pass_ns, row_ns: a batch of its own, which reads all weights; a token more in it with its row of logits. Both 0: unknown.
+    token_ns: time of one more token in a batch of whole tiles.
+    cell_ns, tile_cell_ns: time of a cell that a token sees; of a cell that a tile of tokens sees.
+    pass_ns, row_ns: time of a batch, which reads all weights; of one more token in it, with its row of logits. 0: unknown.
     """
 
     chunk: int = 1
@@ -73,7 +73,7 @@ class Costs:
         return self.pass_ns + rows * self.row_ns + attention
 
     def background_tokens(self, profile: Profile, cached: int) -> int:
-        """Return the prompt tokens of a background step behind `cached` ones, where nothing else runs.
+        """Return the prompt tokens of a background step after `cached` ones, where nothing else runs.
 
         At least one, or `recompute_last`: fewer would be rounded otherwise than the same prompt of a client.
         """
@@ -81,13 +81,13 @@ class Costs:
             return self.background_step
         if profile.is_learnt:
             return max(profile.tokens_within(self.background_ns / 1e9, cached), self.recompute_last)
-        each = max(self.token_ns, self.row_ns) or math.inf  # of a device that was not timed, prompts of clients will tell
+        each = max(self.token_ns, self.row_ns) or math.inf  # a device that was not timed learns from prompts of clients
         return max(int((self.background_ns - self.pass_ns) / each), self.recompute_last)
 
     def pays_to_pad(self, size: int, seen: int, together: int) -> bool:
         """Return whether a batch of `size` tokens takes longer than a whole tile.
 
-        seen: cells that its tokens see, in sum. together: different cells among them.
+        seen: the sum of the cells that each token sees. together: how many different cells that are.
         """
         if size >= self.tile:
             return False
@@ -96,38 +96,38 @@ class Costs:
     def pays_to_swap(self, num_passed: int, num_used: int, num_pieces: int) -> bool:
         """Return whether steps are faster if the cells that they do not see are swapped out, or filled.
 
-        num_passed: such cells, counted once for each token that would pass over them. num_used, num_pieces: all cells in
-        use, and the stretches of them that move by themselves.
+        num_passed: these cells, counted once for each token that would pass over them. num_used: all cells in use.
+        num_pieces: the stretches of used cells that move separately.
         """
         return num_passed > self.swap_from_tokens * (num_used + self.cells_per_run * num_pieces)
 
     def pays_to_offload(self, num_tokens: int, num_steps: int) -> bool:
-        """Return whether idle KV should leave the device for a request of so many prompt tokens and decode steps."""
+        """Return whether idle KV should be offloaded for a request of so many prompt tokens and decode steps."""
         return self.idle_token_ns * num_tokens + self.idle_step_ns * num_steps >= self.spill_ns
 
 
 UNMEASURED = Costs()
-"""Of no device: for a tree whose plans are not computed."""
+"""The costs of no device, for a tree whose plans are not computed."""
 
 
 # ---- The time to compute prompt tokens here, learnt from the steps that were run. ---------------------------------------
 
 MEMORY = 0.98  # weight of all earlier steps beside a new one
-OUTLIER = 4  # times its profile that a step counts at most: the machine may have been paused meanwhile
+OUTLIER = 4  # times its profile that a step counts at most: the machine may have been paused
 
 
 class Profile:
-    """T(cached, new), the seconds that `new` tokens behind `cached` ones take (RAGCache, section 5.1).
+    """T(cached, new), the seconds that `new` tokens after `cached` ones take (RAGCache, section 5.1).
 
-    RAGCache measures a grid at start and interpolates in it. The time of a token is a fixed share and one that grows with
-    its depth, so a line through the steps that run anyway is as good. It costs no time at start and follows the machine.
-    min_tokens: smaller steps take about as long as one of this size, so they are left out.
+    RAGCache measures a grid at start and interpolates in it. The time of a token is a fixed share and a share that grows
+    with its depth, so a line through the steps that run anyway is as good; it costs no time at start and follows the
+    machine. min_tokens: smaller steps are ignored, since they take about as long as a step of this size.
     """
 
     def __init__(self, min_tokens: int = 1) -> None:
         self._min_tokens = min_tokens
-        self._sums = (0.0, 0.0, 0.0, 0.0, 0.0)  # of tokens: weight, depth, depth squared, seconds, seconds times depth
-        self._fixed, self._by_depth = 1.0, 0.0  # seconds a token, and a token and position in front of it
+        self._sums = (0.0, 0.0, 0.0, 0.0, 0.0)  # over tokens: weight, depth, depth squared, seconds, seconds times depth
+        self._fixed, self._by_depth = 1.0, 0.0  # seconds for a token; seconds for a token and a position before it
 
     @property
     def is_learnt(self) -> bool:
@@ -154,7 +154,7 @@ class Profile:
         return new * (self._fixed + self._by_depth * (cached + new / 2))
 
     def cost(self, cached: int, new: int) -> float:
-        """Return T(cached, new) a token, over that of the mean token so far.
+        """Return T(cached, new) a token, divided by the time of the mean token so far.
 
         Costs of different times compare: those from before the first step, and those of a machine that was slower then.
         """
@@ -162,14 +162,14 @@ class Profile:
         return self.seconds(cached, new) / new / mean
 
     def tokens_within(self, seconds: float, cached: int) -> int:
-        """Return the most tokens behind `cached` ones that take at most `seconds`; 0 before the first step."""
+        """Return the most tokens after `cached` ones that take at most `seconds`; 0 before the first step."""
         if not self.is_learnt:
             return 0
-        first, growth = self._fixed + self._by_depth * cached, self._by_depth / 2  # of n tokens: n * first + n * n * growth
+        first, growth = self._fixed + self._by_depth * cached, self._by_depth / 2  # n tokens take n * first + n * n * growth
         return math.floor(2 * seconds / (first + math.sqrt(first * first + 4 * growth * seconds)))
 
     def _fit(self) -> None:
-        """Least squares; a flat line until depths differ, and never one that falls."""
+        """Fit a line by least squares: flat until depths differ, and never falling."""
         weight, depth, squares, seconds, products = self._sums
         spread = weight * squares - depth * depth
         slope = (weight * products - depth * seconds) / spread if spread > 1e-9 * weight * squares else 0.0
@@ -191,11 +191,12 @@ AIM = 0.9  # share of the longest stall that a step aims at: steps take up to a 
 
 
 class PrefillBudget:
-    """size: most prompt tokens of a step while other requests decode. max_stall: seconds that its prompt tokens may take.
+    """The most prompt tokens of a step while other requests decode.
 
-    The smaller one wins, but a step always has one chunk: part of a chunk takes about as long.
+    size: a number of tokens. max_stall: seconds that the prompt tokens may take. The smaller limit wins, but a step always
+    has one chunk: part of a chunk takes about as long.
 
-    The time of a token grows with the cells that attention passes over: those of all requests, not of its own alone.
+    The time of a token grows with the cells that attention passes over: those of all requests, not of one alone.
     """
 
     def __init__(self, size: int, max_stall: float, costs: Costs, profile: Profile) -> None:
@@ -205,10 +206,10 @@ class PrefillBudget:
         self._slowdown = 1.0  # time of the last step over what was expected
 
     def observe(self, plan: Plan, seconds: float, cells: int) -> None:
-        """Learn from the time that a plan took, and let the profile learn. A draft's rows are no prompt tokens.
+        """Learn from the time that a plan took, and let the profile learn. The rows of a draft are no prompt tokens.
 
-        cells: those in use on the device, the plan's own tokens not among them. A step that took longer than the mean of
-        many, beside other work on the machine, makes the next ones smaller at once.
+        cells: cells in use on the device, without the plan's new tokens. A step that took longer than the mean of many,
+        beside other work on the machine, makes the next steps smaller at once.
         """
         tokens = plan.num_tokens
         if tokens < self.costs.chunk or plan.has_drafts:
@@ -219,7 +220,7 @@ class PrefillBudget:
         self._profile.observe(plan, seconds)
 
     def limit(self, most: int, cells: Callable[[int], int]) -> int:
-        """Return how many prompt tokens a step may compute now; it has room for `most`.
+        """Return how many prompt tokens a step may compute now. most: those that it has room for.
 
         cells: a function from a number of tokens to the cells in use while a step computes them. A large step may swap out
         the cells of other requests.
@@ -239,8 +240,8 @@ class PrefillBudget:
 def chunk_size(left: int, most: int, costs: Costs) -> int:
     """Return how many of the `left` tokens to compute now: whole chunks, but without a tiny remainder.
 
-    Attention takes as long for a part of a chunk as for all of it. If `most` allows it, neither this chunk nor the last
-    one is smaller than `recompute_last`.
+    Attention takes as long for a part of a chunk as for the whole. If `most` allows it, neither this chunk nor the last one
+    is smaller than `recompute_last`.
     """
     if left <= most:
         return left

@@ -12,13 +12,13 @@ HELP, NAME = "help", "name"  # in the metadata of a field
 
 
 def total(help: str, name: str = "") -> int:
-    """Declare a total that /metrics shows. name: there, where it is not the field's."""
+    """Declare a total that /metrics shows. name: its name there, if it is not the field's."""
     return field(default=0, metadata={HELP: help, NAME: name})
 
 
 @dataclass(slots=True)
 class Counters:
-    """Totals. tree: knows the time of a token. cached_tokens: prompt tokens not computed again, by origin."""
+    """The scheduler's totals. tree: knows the time of a token. cached_tokens: prompt tokens not computed, by origin."""
 
     tree: PrefixTree
     steps: int = total("Steps of the engine, each a batch of tokens")
@@ -67,14 +67,14 @@ class Counters:
         self.drafted_tokens += num_tokens
 
     def count_accepted(self) -> None:
-        """Count a generated token that was chosen behind a drafted one, in the same step."""
+        """Count a generated token that was chosen after a drafted one, in the same step."""
         self.generated_tokens += 1
         self.accepted_tokens += 1
 
     def count_cached(self, job: Job, source: str, start: int, tokens: int) -> None:
         """Count prompt tokens from position `start` on that a request need not compute.
 
-        Only at its first admission, and only if it has a client.
+        They count at the first admission only, and only for a request that a client waits for.
         """
         if job.reuse.num_preempted or not job.request.kind.is_client:
             return
@@ -83,7 +83,7 @@ class Counters:
         self.cached_tokens[source] = self.cached_tokens.get(source, 0) + tokens
 
     def _seconds(self, start: int, tokens: int, source: str) -> float:
-        """Return the time that reuse saves: that of computing the tokens, less that of bringing them back."""
+        """Return the time that reuse saves: the time to compute the tokens, less the time to restore them."""
         if not self.tree.profile.is_learnt:
             return 0.0
         share = 1.0 if source in ON_DEVICE else 1 - self.tree.costs.restore_share

@@ -10,10 +10,10 @@ from .radix import Node, Sequence, path
 
 
 class Stretches:
-    """How many stretches of cells KV stands in, about: by run, or of private tokens by their sequence.
+    """How many stretches of cells KV takes, about: by run, and for private tokens by sequence.
 
-    It is more than one where an answer was computed beside others: each of its tokens stands by itself. What is not here
-    stands in one piece, or not on the device.
+    An answer that was computed beside others takes many: each of its tokens stands by itself. A run without a count stands
+    in one piece, or is not on the device.
     """
 
     def __init__(self) -> None:
@@ -26,7 +26,7 @@ class Stretches:
 
     @property
     def holders(self) -> Iterable[Node | Sequence]:
-        """The runs and sequences that stand in more than one."""
+        """The runs and sequences with a count."""
         return self._counts.keys()
 
     def add(self, sequence: Sequence) -> None:
@@ -59,11 +59,11 @@ class Stretches:
 
 
 class DeviceCells:
-    """Keeps sequences, cells and counts in step with the runs of a prefix tree. The tree alone changes their shape.
+    """Keeps sequences, cells and counts in step with the runs of a prefix tree. The tree alone changes the shape of runs.
 
-    Each change becomes memory operations, which the scheduler takes with `take_operations()` into the next plan.
-    on_idle: is told of runs whose copies may leave host memory. recompute_last: how many of a prompt's last tokens are
-    computed even if they are cached.
+    Each change becomes memory operations, which the scheduler takes with `take_operations()` into the next plan. on_idle:
+    called with each run whose copy may now be evicted from host memory. recompute_last: how many of a prompt's last tokens
+    are computed even if they are cached.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class DeviceCells:
         self.num_runs = 0  # that have any of these
         self.num_pending = 0  # claimed and not computed yet: cells that are promised
         self.num_in_use = 0  # ready cells that running requests need
-        self.cells_end = 0  # no cell from this one on is in use, if those in front are filled first
+        self.cells_end = 0  # all cells in use are below this one, if the lowest free cells are filled first
         self.idle: dict[Node, Sequence] = {}  # by last node; at most one a node
         self.leaves = Candidates(self._place, self.is_leaf)
         self.stretches = Stretches()
@@ -114,7 +114,7 @@ class DeviceCells:
         return operations
 
     def perform(self, operation: Operation) -> None:
-        """Queue an operation behind those that were decided before."""
+        """Queue an operation after those that were decided before."""
         self._operations.append(operation)
 
     # ---- running sequences -----------------------------------------------------------------------------------------
@@ -124,12 +124,12 @@ class DeviceCells:
         return Sequence(self.free_ids.pop(), last_node)
 
     def resume(self, sequence: Sequence, last_node: Node) -> None:
-        """Let an idle sequence run again, on a path to `last_node` that begins with its own."""
+        """Let an idle sequence run again, on a path to `last_node` that extends its own."""
         del self.idle[sequence.last_node]
         sequence.last_node, sequence.active = last_node, True
 
     def share(self, sequence: Sequence, upto: int) -> None:
-        """Let `sequence` hold its path up to position `upto`, from the sequence that holds most of it."""
+        """Let `sequence` hold the cells of its path up to position `upto`, from the sequence that holds most of them."""
         nodes = [node for node in path(sequence.last_node, sequence.length) if node.start < upto]
         donor = nodes[0].longest_holder()
         self._operations.append(Share(donor.id, sequence.id, sequence.length, upto))
@@ -138,7 +138,7 @@ class DeviceCells:
         sequence.length = upto
 
     def catch_up(self, sequence: Sequence) -> int:
-        """Share KV that other sequences have computed on this sequence's path. Return how many tokens that was."""
+        """Share KV that other sequences have computed on this sequence's path. Return the number of tokens."""
         node = next((node for node in path(sequence.last_node, sequence.length) if node.ready), None)
         upto = sequence.most_cached(node.start + node.ready, self._recompute_last) if node else 0
         gained = upto - sequence.length
@@ -168,7 +168,7 @@ class DeviceCells:
     # ---- idle sequences --------------------------------------------------------------------------------------------
 
     def keep_idle(self, sequence: Sequence) -> None:
-        """Keep a sequence after its request. It is dropped if another one covers it, and drops those that it covers."""
+        """Keep a sequence after its request, unless another sequence covers it. Drop the idle sequences that it covers."""
         sequence.active = False
         for node in path(sequence.last_node):
             idle = self.idle.get(node)
@@ -184,7 +184,7 @@ class DeviceCells:
     #     |----- shared prefix -----|-------- own --------|------ pending ------|--- private tokens ---|
     #     0      cached, or forked         computed               claimed           generated tokens
     #
-    #                     held by                                    counted in               freed by
+    #                     holder                                     counted in               freed by
     #     shared prefix   the request's sequence and more of them    num_ready, num_in_use    evict, once no request uses it
     #     own             the request's sequence alone               num_ready, num_in_use    evict, once no request uses it
     #     pending         no sequence yet: promised cells            num_pending              _prune, if it is never computed
@@ -195,19 +195,19 @@ class DeviceCells:
     # a run that one idle sequence alone holds: to trim that sequence frees its cells. The leaf's parent may be next.
 
     def take_leaf(self) -> Node | None:
-        """Choose the leaf that leaves the device next: the lowest priority, and of equals the one idle longest."""
+        """Choose the leaf that is evicted next: the lowest priority, and of equals the one that is idle longest."""
         leaf = self.leaves.pop()
         if leaf is not None:
             self._policy.on_evict(leaf.priority)
         return leaf
 
     def take_unused(self) -> Node | None:
-        """Choose a leaf that no request has used and that has a copy in host memory, the one idle longest."""
+        """Choose a leaf that no request has used and that has a copy in host memory; of several, the one idle longest."""
         unused = (leaf for leaf in self.idle if not leaf.frequency and leaf.copy is not None)
         return next(filter(self.is_leaf, unused), None)
 
     def retreat(self, sequence: Sequence, leaf: Node) -> None:
-        """Free the cells of a leaf. Its idle sequence ends at the parent from now on, if it is needed there."""
+        """Free the cells of a leaf. Its idle sequence now ends at the parent, if it is needed there."""
         assert leaf.parent is not None and leaf.sequences == {sequence}
         del self.idle[leaf]
         self.count_ready(leaf, -leaf.ready)
@@ -227,9 +227,9 @@ class DeviceCells:
         self.free_ids.append(sequence.id)
 
     def is_leaf(self, node: Node) -> bool:
-        """Return whether the cells of a run can be freed: an idle sequence ends in it, and no other one holds it.
+        """Return whether the cells of a run can be freed: an idle sequence ends in it, and no other sequence holds it.
 
-        A sequence that holds a run behind it holds this one, too.
+        A sequence that holds a later run of the path holds this one, too.
         """
         return node in self.idle and not node.in_use and len(node.sequences) == 1
 
@@ -250,7 +250,7 @@ class DeviceCells:
     # ---- runs ------------------------------------------------------------------------------------------------------
 
     def split(self, upper: Node, lower: Node) -> None:
-        """Move the last node of an idle sequence that ends in the upper part of a run that was cut."""
+        """Give an idle sequence that ends in the upper part of a cut run this part as its last node."""
         self.stretches.split(upper, lower)
         self.num_runs += lower.ready > 0
         idle = self.idle.get(lower)  # active last nodes are always at a run's end
@@ -298,5 +298,5 @@ class DeviceCells:
 
 
 def _is_covered(sequence: Sequence) -> bool:
-    """Return whether another sequence holds all KV that this one holds."""
+    """Return whether another sequence holds all KV that `sequence` holds."""
     return any(other.length >= sequence.length for other in sequence.last_node.sequences if other is not sequence)

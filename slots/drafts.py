@@ -1,7 +1,7 @@
 """The drafts of a step: how many tokens pay, and which were accepted.
 
-A decoding span is [last token, draft], with logits at each of its rows. The request's own sampler chooses at the first row,
-and goes on to the next one as long as its choice is the drafted token: the answer is the sampler's, whatever was drafted.
+A decoding span is [last token, draft], with logits at each row. The request's sampler chooses at the first row, and goes on
+to the next row as long as its choice is the drafted token: the answer is the sampler's, whatever was drafted.
 
     row       last token   draft 0   draft 1   draft 2   draft 3
     choice    = draft 0    = draft 1 another   -         -
@@ -32,27 +32,27 @@ from .swap import USUAL_ANSWER
 
 # ---- The chance that a drafted token is the next one, learnt from the drafts that were checked. -------------------------
 
-FIRST = (0.5, 0.5, 0.5, 0.6, 0.75, 0.85, 0.9)  # before any draft, by the bits of the matched length: a guess
+FIRST = (0.5, 0.5, 0.5, 0.6, 0.75, 0.85, 0.9)  # chances before any draft, by the bits of the matched length: a guess
 FIRST_WEIGHT = 16.0  # tokens that the guess counts as
-OWN_WEIGHT = 8.0  # tokens of all requests that count as much as the request's own
-FADING = 0.98  # of what was learnt, at each draft
-OWN_FADING = 0.5  # of a request's own, likewise
-FORGETTING = 0.97  # of a request's own, at each step without a draft: one whose drafts were wrong has another try later
+OWN_WEIGHT = 8.0  # tokens that the score of all requests counts as, beside the request's own score
+FADING = 0.98  # share of the score of all requests that a draft keeps
+OWN_FADING = 0.5  # share of a request's own score that a draft keeps
+FORGETTING = 0.97  # share of its own score that a step without a draft keeps: after wrong drafts it tries again later
 
 
 class Odds:
-    """Chances by the matched length, of all requests; a request's own drafts change them for it."""
+    """Chances by the matched length, over all requests; a request's own drafts shift them for it."""
 
     def __init__(self) -> None:
         self._by_length = [Score(FIRST_WEIGHT, FIRST_WEIGHT * chance) for chance in FIRST]
 
     def chance(self, own: Score, matched: int) -> float:
-        """Return the chance of a token if all in front of it in the draft are right. own: of the request."""
+        """Return the chance of a token, given that all tokens before it in the draft are right. own: the request's score."""
         general = self._by_length[_place(matched)]
         return (OWN_WEIGHT * general.right / general.tried + own.right) / (OWN_WEIGHT + own.tried)
 
     def learn(self, own: Score, matched: int, right: int, drafted: int) -> None:
-        """Learn from a checked draft: nothing is known of its tokens behind the first wrong one."""
+        """Learn from a checked draft: its tokens after the first wrong one say nothing."""
         for score, fading in ((self._by_length[_place(matched)], FADING), (own, OWN_FADING)):
             score.fade(fading)
             score.add(right + (right < drafted), right)
@@ -70,7 +70,7 @@ def expected(chance: float, length: int) -> float:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Guess:
-    """A draft with the chance of each of its tokens, if all in front of it are right."""
+    """A draft with the chance of each token, given that all tokens before it are right."""
 
     draft: Draft | ModelDraft
     chances: Sequence[float]
@@ -89,19 +89,19 @@ def _place(matched: int) -> int:
 
 # ---- The time of steps with several rows a stream, as a multiple of those with one. -------------------------------------
 
-UNKNOWN = 0.02  # of a step: a row more where no cost is known, until one has run
-LEAST = 0.001  # of a step: a row that takes no time at all would never be found to take some
-CLEARLY = 0.9  # of the time of a step without drafts: no drafts are as fast as that
-FADING_PACE = 0.995  # of what was learnt, at each step without drafts: sizes that were slow once have another try
-REFRESH = 100  # steps with drafts: then one has none, and tells how long that takes now
-FIRST_STEPS = 4  # likewise, where none has told it yet
+UNKNOWN = 0.02  # of a step: one more row where no cost is known, until one has run
+LEAST = 0.001  # of a step: the least time of a row; from 0 a factor could never learn
+CLEARLY = 0.9  # of the time of a step without drafts: no step with drafts is as fast
+FADING_PACE = 0.995  # share of what was learnt that a step without drafts keeps: slow sizes have another try
+REFRESH = 100  # steps with drafts before one without, which shows how long that takes now
+FIRST_STEPS = 4  # likewise, before the first time of a step without drafts
 FEW_ROWS = 8
-SAMPLES = 5  # that a factor is the mean of, about: the last ones
+SAMPLES = 5  # recent samples that a factor is about the mean of
 
 
 @dataclass(slots=True)
 class Factor:
-    """How many times as long something takes as the costs tell, which counts as one sample: a slow first step is another."""
+    """How many times as long something takes as the costs say, which count as a sample: a slow first step counts half."""
 
     value: float = 1.0
     num_samples: int = 1
@@ -111,30 +111,32 @@ class Factor:
         self.value += (min(new, OUTLIER * self.value) - self.value) / self.num_samples
 
     def fade(self, usual: float) -> None:
-        """Follow a step without drafts. usual: what it goes back to."""
+        """Move towards `usual`, after a step without drafts."""
         self.value += (1 - FADING_PACE) * (usual - self.value)
 
 
 class Pace:
-    """The time of drafted rows, in steps without them. The costs tell it; it is learnt from the steps that run by how much
-    they are wrong, for each size, those of large ones up to a power of two, and for all that have not run together.
+    """The time of drafted rows, in steps without them. The costs give it; steps that run correct the costs by a factor.
 
-    The time without drafts may be old: where the machine has become slower since, multiples are too large until the next.
+    There is a factor for each size (large sizes up to a power of two), and one for all sizes that have not run yet.
+
+    The time without drafts may be old: on a machine that has become slower since, multiples are too large until the next
+    one.
     """
 
     def __init__(self, costs: Costs) -> None:
         self._costs = costs
-        self._plain: dict[int, float] = {}  # the time of a step, over what the costs tell, by streams
-        self._num_drafted: dict[int, int] = {}  # steps with drafts since the last one without, likewise
-        self._factors: dict[int, dict[int, Factor]] = {}  # by streams, and the class of the size
+        self._plain: dict[int, float] = {}  # the time of a step over its time by the costs, by streams
+        self._num_drafted: dict[int, int] = {}  # steps with drafts since the last one without, by streams
+        self._factors: dict[int, dict[int, Factor]] = {}  # by streams and class of size
         self._factor = Factor()  # of other sizes
 
     def multiple(self, streams: int, rows: int, depth: int) -> float:
-        """Return the time of a step of `rows` rows over that of one with a row a stream. depth: cells that a row sees."""
+        """Return the time of a step of `rows` rows over that of a step with a row a stream. depth: cells that a row sees."""
         factor = self._factors.get(streams, {}).get(_size(rows), self._factor)
-        return 1 + factor.value * self._told(streams, rows, depth)
+        return 1 + factor.value * self._by_costs(streams, rows, depth)
 
-    def _told(self, streams: int, rows: int, depth: int) -> float:
+    def _by_costs(self, streams: int, rows: int, depth: int) -> float:
         """Return the time of drafted rows by the costs, over that of a step without them."""
         plain, drafted = self._costs.step_ns(streams, depth), rows - streams
         return max(self._costs.step_ns(rows, depth) / plain - 1 if plain else UNKNOWN * drafted, LEAST * drafted)
@@ -147,12 +149,12 @@ class Pace:
         return self._costs.step_ns(streams, depth) or 1.0
 
     def is_old(self, streams: int) -> bool:
-        """Return whether it is time for a step without drafts."""
+        """Return whether a step without drafts is due."""
         return self._num_drafted.get(streams, 0) >= (REFRESH if streams in self._plain else FIRST_STEPS)
 
     @staticmethod
     def _newer(known: float | None, new: float, *, is_late: bool) -> float:
-        """Return a time that follows a new one, by half of the way if that is the first one for long."""
+        """Return a time moved towards a new one. is_late: the new one is the first for long, and counts half."""
         return (known + min(new, OUTLIER * known)) / 2 if is_late and known is not None else smoothed(known, new)
 
     def observe(self, streams: int, rows: int, *, depth: int, seconds: float) -> float:
@@ -172,40 +174,40 @@ class Pace:
         if seconds < CLEARLY * plain:  # the machine is faster than it was
             self._plain[streams] = smoothed(self._plain[streams], slowness)
             return 1.0
-        seen = max(seconds / plain - 1, LEAST * drafted) / self._told(streams, rows, depth)
+        seen = max(seconds / plain - 1, LEAST * drafted) / self._by_costs(streams, rows, depth)
         factors.setdefault(_size(rows), Factor(self._factor.value)).learn(seen)
         self._factor.learn(seen)
         return max(seconds / plain, 1.0)
 
 
 def _size(rows: int) -> int:
-    """Return the class of a size: each of the small ones is its own, where one row more may be a draft model's choice."""
+    """Return the class of a size. Each small size is a class: a draft model may choose between sizes one row apart."""
     return rows if rows <= FEW_ROWS else FEW_ROWS + (rows - 1).bit_length()
 
 
-ROWS = (4, 8, 16, 32, 64)  # of a stream, its last token among them
-MODEL_ROWS = (2, 3, 4, 5, 6, 7, 8, 10, 12, 16)  # likewise, where a draft model has to compute each of them but the last
-MARGIN = 1.05  # the gain from which a draft is worth it: estimates are only so good
-FIRST_CREDIT, MOST_CREDIT = 8.0, 32.0  # steps without drafts
+ROWS = (4, 8, 16, 32, 64)  # rows of a stream, with that of its last token
+MODEL_ROWS = (2, 3, 4, 5, 6, 7, 8, 10, 12, 16)  # likewise, where a draft model computes each token of the draft
+MARGIN = 1.05  # the least gain of a draft: estimates are only so good
+FIRST_CREDIT, MOST_CREDIT = 8.0, 32.0  # in steps without drafts
 FIRST_MODEL_CREDIT, MOST_MODEL_CREDIT = 16.0, 128.0  # likewise: a draft model has to read the prompt before it drafts
 EARNED = 0.005  # credit of a step without drafts: the share of time that drafts may lose in the long run
-READ_ALONG = 16  # tokens that a draft model reads in its first pass, and not in a step before
+READ_ALONG = 16  # tokens that a draft model reads in its first pass, and not in a separate one before
 NONE: Sequence[np.ndarray] = ()
 
 
 class Drafts:
-    """Decides which drafts a step checks. Only steps in which every running request decodes have any.
+    """Decides which drafts a step checks. Only steps in which every running request decodes have drafts.
 
     Each stream must gain by the step in expectation, or none drafts. The time that drafts lose is paid from a credit, which
-    their gains fill and every step without them a little: where nothing is ever accepted, they cost a half percent.
+    their gains fill, and every step without drafts a little: where no draft is ever accepted, they cost half a percent.
 
-    All drafts of a step are looked up, or all are a draft model's: whatever gains more. The model's own time counts, that
-    to read what it lacks of the prompts as well, which it does in pieces between steps, behind the first token.
+    All drafts of a step are looked up, or all are a draft model's, whichever gains more. The draft model's time counts: that
+    of drafts, and that to read the missing tokens of prompts, in pieces between steps, after the first token.
 
     max_rows: most rows of logits that a step can have; 0: no drafts. max_stall: most seconds that the drafts of a step with
-    several streams may take; it aims at less, as prefill does. longest: most tokens of a draft, if a recurrent state has
-    to go back behind a wrong one. Then all streams draft as many: llama.cpp computes what is as long in one kernel, and what
-    is not in several, of which a later one moves other streams' states, but not those that they would go back to.
+    several streams may take; the step aims at less, as prefill does. longest: most tokens of a draft, if a recurrent state
+    has to go back after a wrong one. All streams then draft equally many: llama.cpp computes equal lengths in one kernel,
+    and others in several, of which a later one moves other streams' states, but not the states that these would go back to.
     ends: tokens that end an answer, which are never drafted. drafter: the draft model, if there is one.
     """
 
@@ -221,19 +223,19 @@ class Drafts:
         clock: Callable[[], float] = perf_counter,
     ) -> None:
         self.drafter = drafter
-        self.model_seconds = 0.0  # of the draft model, in the last plan
+        self.model_seconds = 0.0  # time of the draft model in the last plan
         self._max_rows, self._max_stall, self.longest = max_rows, max_stall, longest
         self._ends, self._clock = frozenset(ends), clock
         self._odds, self._model_odds, self._pace = Odds(), ModelOdds(), Pace(costs)
         self._times = DraftTimes(costs, drafter.costs) if drafter else None
         self._credit = FIRST_MODEL_CREDIT if drafter else FIRST_CREDIT
         self._most_credit = MOST_MODEL_CREDIT if drafter else MOST_CREDIT
-        self._guesses: dict[int, Guess] = {}  # of the last step, by request
+        self._guesses: dict[int, Guess] = {}  # drafts of the last step, by request
         self._multiple = 1.0  # of the last step's time
-        self._is_used = False  # the step only decodes, and a request of it may have drafts
+        self._is_used = False  # whether the step only decodes, and one of its requests may have drafts
 
     def propose(self, jobs: Sequence[Job], running: Sequence[Job], cells: Cells) -> Sequence[np.ndarray]:
-        """Return a draft (int32, maybe empty) for each of these requests, which decode; nothing where none pays."""
+        """Return a draft (int32, maybe empty) for each of these decoding requests; an empty sequence where no draft pays."""
         lookups = [job.request.draft for job in jobs if isinstance(job.request.draft, Lookup)]
         if len(jobs) < len(running):
             lookups.clear()
@@ -259,7 +261,7 @@ class Drafts:
 
     def observe(self, plan: Plan, seconds: float) -> None:
         """Learn from the time that a step took."""
-        if self._is_used and (plan.has_drafts or not self.model_seconds):  # a model that reads leaves the caches cold
+        if self._is_used and (plan.has_drafts or not self.model_seconds):  # a reading draft model fills the CPU's caches
             depth = max(span.start for span in plan.spans)
             self._multiple = self._pace.observe(len(plan.spans), plan.num_tokens, depth=depth, seconds=seconds)
         if self._is_used and not plan.has_drafts:
@@ -268,7 +270,7 @@ class Drafts:
     def settle(self, checked: list[tuple[Job, Span]], device: DeviceCells) -> None:
         """Free the cells of rejected tokens, and learn. checked: the spans with drafts of the last step that ran.
 
-        It begins a new step, which may do without `propose`.
+        This starts a new step, which may do without `propose`.
         """
         self._is_used, self.model_seconds = False, 0.0
         if not checked:
@@ -277,7 +279,7 @@ class Drafts:
         for job, span in checked:
             accepted = job.computed - span.start - 1
             least = min(least, accepted)
-            if job.sequence is not None:  # else it was cut as the request left
+            if job.sequence is not None:  # else the span was cut when the request gave up its slot
                 cut(job, span, device)
             if isinstance(job.request.draft, Lookup):
                 self._learn(job.request.draft, self._guesses[job.request.id].draft, accepted, span.drafted)
@@ -285,14 +287,14 @@ class Drafts:
         checked.clear()
 
     def forget(self, scope: Scope) -> None:
-        """Free what a draft model holds of a scope."""
+        """Free the draft model's KV of a scope."""
         if self.drafter is not None:
             self.drafter.forget(scope)
 
     def use_idle_time(self, slots: Iterable[tuple[Slot, int]]) -> bool:
-        """Let the draft model read what it lacks of an idle slot's history, in a piece. False: nothing is left that pays.
+        """Let the draft model read a piece of an idle slot's history. False: nothing is left that pays.
 
-        slots: each with the tokens of its history that are cached.
+        slots: each slot with the number of cached tokens of its history.
         """
         drafter, step = self.drafter, self._pace.seconds(1, 0)
         if drafter is None or self._times is None or drafter.is_off or not step:
@@ -304,7 +306,7 @@ class Drafts:
         return any(drafter.read_ahead(slot, cached, most) for slot, cached in slots)
 
     def _earn(self, steps: float) -> None:
-        """Add to the credit. However long the machine was paused in a step, some steps without drafts make up for it."""
+        """Add to the credit. The lower bound is for a machine that was paused: some steps without drafts make up for it."""
         self._credit = max(min(self._credit + steps, self._most_credit), -FIRST_CREDIT)
 
     def _learn(self, lookup: Lookup, draft: Draft | ModelDraft, accepted: int, drafted: int) -> None:
@@ -330,7 +332,7 @@ class Drafts:
     ) -> tuple[int, float]:
         """Return the most tokens of a draft in this step, and the gain: of the lengths that pay, the one that gains most.
 
-        0: none pays. candidates: rows of a stream.
+        0: no length pays. candidates: rows of a stream.
         """
         streams = len(jobs)
         depth = max(job.num_tokens for job in jobs)
@@ -350,16 +352,16 @@ class Drafts:
         return best, best_gain
 
     def _may_cost(self, steps: float, streams: int, depth: int) -> bool:
-        """Return whether the time of so many steps may be lost, and other streams can wait for so long."""
+        """Return whether the credit covers the time of so many steps, and other streams can wait for so long."""
         most = math.inf if streams == 1 else AIM * self._max_stall
         return steps <= self._credit and steps * self._pace.seconds(streams, depth) <= most
 
     # ---- by a draft model ------------------------------------------------------------------------------------------
 
     def _ask_model(self, jobs: Sequence[Job], lookups: Sequence[Lookup], most: int, least: float) -> Sequence[Guess | None]:
-        """Return a draft of the model for each request, if that is expected to gain more than `least`; else let it read.
+        """Return the model's draft for each request, if that is expected to gain more than `least`; else let the model read.
 
-        Its time is paid at once.
+        The model's time is paid at once.
         """
         drafter, times, streams = self.drafter, self._times, len(jobs)
         depth = max(job.num_tokens for job in jobs)
@@ -381,7 +383,7 @@ class Drafts:
         costs = [self._cost(streams, tokens, each, depth) / streams for tokens in range(length + 1)]
 
         def goes_on(place: int, confidences: Sequence[float]) -> bool:
-            """Whether the tokens that are left are likely to be worth their time, at the gain of the whole step."""
+            """Whether the remaining tokens are likely to be worth their time, at the gain of the whole step."""
             score, drafted = lookups[place].model_score, len(confidences)
             reached = math.prod(self._model_odds.chances(score, confidences))
             more = expected(self._model_odds.mean(score), length - drafted)
@@ -414,11 +416,11 @@ class Drafts:
         return best, best_gain
 
     def _cost(self, streams: int, length: int, each: float, depth: int) -> float:
-        """Return the time of a step in which each stream has so many tokens drafted, in steps. each: of a pass."""
+        """Return the time, in steps, of a step with so many drafted tokens a stream. each: the time of a pass."""
         return self._pace.multiple(streams, streams * (1 + length), depth) + length * each
 
     def _read(self, jobs: Sequence[Job], lacking: Sequence[int], gain: float, step: float) -> None:
-        """Let the draft model read a piece of what it lacks, if the rest of the answers is likely to be worth it."""
+        """Let the draft model read a piece of its lacking tokens, if the rest of the answers is likely to be worth it."""
         assert self.drafter is not None and self._times is not None
         each = self._times.token_seconds(step)
         cost, left = sum(lacking) * each / step, min(min(_room(job), USUAL_ANSWER) for job in jobs)
@@ -433,7 +435,7 @@ class Drafts:
             self._earn(-read * self._times.token_seconds(step) / step)
 
     def _piece(self, each: float) -> int:
-        """Return the most tokens that the draft model reads at once: streams wait for them, or a new request."""
+        """Return the most tokens that the draft model reads at once: streams or a new request wait for them."""
         assert self.drafter is not None
         costs = self.drafter.costs
         most = min(AIM * self._max_stall, costs.background_ns / 1e9 or math.inf)
@@ -442,7 +444,7 @@ class Drafts:
 
 
 def _room(job: Job) -> int:
-    """Return the most tokens of a draft: the last one of an answer is sampled behind it."""
+    """Return the most tokens of a draft: the last token of an answer is sampled after it."""
     return len(job.tokens) - job.num_tokens - 1
 
 

@@ -1,7 +1,7 @@
-"""Eviction: what a run is worth to a tier. The run with the lowest priority leaves first.
+"""Eviction: what a run is worth to a tier. The run with the lowest priority is evicted first.
 
-PGDSF is RAGCache's prefix-aware Greedy-Dual-Size-Frequency (section 5.1, formulas 2 to 4). The remaining policies are what
-it is measured against. A new policy is a function and an entry in POLICIES.
+PGDSF is RAGCache's prefix-aware Greedy-Dual-Size-Frequency (section 5.1, formulas 2 to 4). The other policies are there for
+comparison. A new policy is a function and an entry in POLICIES.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from .costs import Profile
 from .radix import Node
 
 Worth = Callable[[Node], float]
-"""Without the clock; one more request, or a dearer token, makes it larger."""
+"""A run's worth without the clock. One more request, or a dearer token, makes it larger."""
 
 
 def pgdsf(node: Node) -> float:
-    """Return how often a run is used, times what one of its tokens costs to compute where it stands (cost over size)."""
+    """Return how often a run is used, times the cost to compute one of its tokens where it stands (cost over size)."""
     return node.frequency * node.token_cost
 
 
 def gdsf(node: Node) -> float:
-    """Return the same where every token costs the same."""
+    """Return how often a run is used: every token costs the same."""
     return float(node.frequency)
 
 
@@ -37,7 +37,7 @@ def lru(node: Node) -> float:
 
 
 POLICIES: Mapping[str, Worth] = {"pgdsf": pgdsf, "gdsf": gdsf, "lru": lru, "lfu": lfu}
-AGEING = frozenset({"pgdsf", "gdsf"})  # with a clock, so that a run that was popular once does not stay for ever
+AGEING = frozenset({"pgdsf", "gdsf"})  # policies with a clock, so that a run that was popular once does not stay for ever
 
 
 class EvictionPolicy:
@@ -51,20 +51,20 @@ class EvictionPolicy:
         self._clock = 0.0
 
     def priority(self, node: Node) -> float:
-        """Return the priority of a run that is used now or comes to this tier. Pinned runs leave last."""
+        """Return the priority of a run that is used now or comes to this tier. Pinned runs are evicted last."""
         return math.inf if node.pinned_until else self._clock + self.worth(node)
 
     def on_evict(self, priority: float) -> None:
-        """Note the priority of a run that leaves: every later use counts for more."""
+        """Note the priority of an evicted run: every later use counts for more."""
         if self._ages and priority < math.inf:
             self._clock = max(self._clock, priority)
 
 
 def count_use(nodes: Sequence[Node], profile: Profile, *, continues: bool = False, counts_as_use: bool = True) -> None:
-    """Count a request's use of the runs of a path, the last one first: frequencies, and the cost of runs without KV.
+    """Count a request's use of the runs of a path: frequencies, and the cost of runs without KV. nodes: last one first.
 
     continues: the request continues an earlier one, and its use of the same runs is not counted again: a conversation of
-    many turns must not make its history dearer than the histories of its rivals. counts_as_use: a client asked for it.
+    many turns must not make its history dearer than the histories of others. counts_as_use: a client asked for it.
     """
     missing = [node for node in nodes if not node.is_cached]
     new = sum(len(node.tokens) for node in missing)
@@ -77,10 +77,10 @@ def count_use(nodes: Sequence[Node], profile: Profile, *, continues: bool = Fals
 
 
 class Candidates:
-    """The runs that may leave a tier, in a heap with the first to leave on top.
+    """The runs that may be evicted from a tier, in a heap with the next one on top.
 
-    `offer` adds an entry when a run's place may have changed or when it may leave again, in O(log n). `pop` passes over
-    outdated entries. place: the sort key of a run. may_leave: whether a run can leave now.
+    `offer` adds an entry when the place of a run may have changed, or when the run may be evicted again, in O(log n). `pop`
+    passes over outdated entries. place: the sort key of a run. may_leave: whether a run can be evicted now.
     """
 
     def __init__(self, place: Callable[[Node], tuple[float, int]], may_leave: Callable[[Node], bool]) -> None:
@@ -94,13 +94,13 @@ class Candidates:
         self._heap, self._limit = [], 64
 
     def offer(self, node: Node) -> None:
-        """Add a run that may leave from now on, or that has a new place."""
+        """Add a run that may be evicted from now on, or that has a new place."""
         heapq.heappush(self._heap, (self._place(node), next(self._count), node))
         if len(self._heap) > self._limit:
             self._forget_outdated()
 
     def pop(self) -> Node | None:
-        """Take out the run that leaves next. None: no run may leave."""
+        """Take out the run that is evicted next. None: no run may be evicted."""
         while self._heap:
             place, _, node = heapq.heappop(self._heap)
             if self._is_current(place, node):
@@ -113,7 +113,7 @@ class Candidates:
         return {node for place, _, node in self._heap if self._is_current(place, node)}
 
     def _forget_outdated(self) -> None:
-        """Keep one entry a run, the first one that is current."""
+        """Keep one entry a run: the first current one."""
         kept: dict[Node, tuple[tuple[float, int], int, Node]] = {}
         for entry in sorted(self._heap, reverse=True):
             if self._is_current(entry[0], entry[2]):

@@ -1,4 +1,4 @@
-"""What is fetched for one request: the fetch that it waits for, and records that it takes over from behind a hole."""
+"""What is fetched for one request: the fetch that it waits for, and records that it takes over after a hole."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from .plan import HostCopy
 from .radix import Node, common_prefix
 from .record import Record
 
-PATIENCE = 0.07  # of the time to compute what is fetched, that a request waits at most while nothing arrives: 0.1 in all
+PATIENCE = 0.07  # share of the time to compute fetched tokens that a request waits while nothing arrives: 0.1 in all
 
 
 class FetchedRecord(NamedTuple):
-    """A record from a lower tier, by the tier's name and its key."""
+    """A record from a lower tier, with the tier's name and the record's key."""
 
     tier: str
     key: str
@@ -28,12 +28,13 @@ class FetchedRecord(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Fetch:
-    """What is read from a lower tier for a request that waits, by the name of the tier. It begins when it is read.
+    """What is read from a lower tier for a waiting request. The fetch begins when it is first read.
 
-    texts (int32): the prompt, and what its documents are read in. gained: the tokens that it spares. seconds: to compute
-    these. num_bytes: of the records. keys: of the records that are not adopted yet, beginnings first, with their sizes.
-    arrived: records ahead of the first of these; None: one that is gone. held: the copies that stay for it, each with a
-    node that it is of. wanted_at: when the request could have been admitted without it; 0: not yet.
+    tier: the tier's name. texts (int32): the prompt, and the texts that its documents are read in. gained: tokens that the
+    fetch spares. seconds: the time to compute these. num_bytes: of all records. keys: of the records that are not adopted
+    yet, prefixes first, with their sizes. arrived: records that came before the first of `keys`; None: the record is gone.
+    held: the copies that stay in host memory for the fetch, each with one of its nodes. wanted_at: when the request could
+    have been admitted without the fetch; 0: not yet.
     """
 
     job: Job
@@ -51,19 +52,19 @@ class Fetch:
     is_over: bool = False
 
     def patience_left(self, now: float) -> float:
-        """Return the seconds that it may still go on as it is: see `Fetches`."""
+        """Return the seconds for which the fetch may still go on: see `Fetches`."""
         if not self.wanted_at:
             return self.seconds
         return self.seconds * (PATIENCE + self.num_adopted / self.num_bytes) - (now - self.wanted_at)
 
 
-# ---- Behind a hole: what lacks in front of these records is computed, and then they are taken over. ---------------------
+# ---- After a hole: the missing tokens before these records are computed, then the records are taken over. ---------------
 
 
 class Holes:
-    """Records that requests keep until they have computed what lacks in front of them, beginnings first.
+    """Records that requests keep until they have computed the missing tokens before them, prefixes first.
 
-    A prefill pauses where such a record begins, or behind the fewest tokens to compute together.
+    A prefill pauses where such a record begins, or after the fewest tokens to compute together.
     """
 
     def __init__(self) -> None:
@@ -74,11 +75,11 @@ class Holes:
         self._records.setdefault(job, deque()).append(fetched)
 
     def forget(self, job: Job) -> None:
-        """A request needs none any more."""
+        """Forget the records of a request that needs none any more."""
         self._records.pop(job, None)
 
     def next_pause(self, job: Job) -> int:
-        """Return where a prefill pauses for its next record, as far as it has computed now; 0: for none."""
+        """Return where a prefill pauses for its next record, as far as it has computed now; 0: nowhere."""
         while records := self._records.get(job):
             record = records[0].record
             at = max(record.start, job.computed + job.recompute_last) if record.start > job.computed else job.computed
@@ -89,7 +90,7 @@ class Holes:
         return 0
 
     def take_over(self, job: Job, host: HostMemory) -> bool:
-        """Put the records that a prefill has come to into host memory. Return whether there are any."""
+        """Put the records that a prefill has reached into host memory. Return whether there were any."""
         records = self._records.get(job)
         if not records or job.computed < job.strategy_state.pause:
             return False
@@ -102,7 +103,7 @@ class Holes:
         return True
 
     def forget_dropped(self, tiers: Mapping[str, Container[str]]) -> int:
-        """Forget records that their tiers have dropped meanwhile. Return the bytes of the others."""
+        """Forget records that their tiers have dropped since. Return the bytes of the others."""
         kept = {job: deque(one for one in records if one.key in tiers[one.tier]) for job, records in self._records.items()}
         self._records = {job: records for job, records in kept.items() if records}
         return sum(one.record.num_bytes for records in self._records.values() for one in records)

@@ -1,6 +1,6 @@
 """Waiting requests by what they share, and which of them reuses the most of what is cached.
 
-They wait in a radix tree over the tokens whose place is fixed. Documents behind these come in any order, so where such a
+Requests wait in a radix tree over the tokens whose place is fixed. Documents after these come in any order, so where such a
 prompt ends the tree lists its documents. Once a request is admitted, those that share its path are expected to reuse it:
 
     instructions --+-- history --            one chat            documents 1 2 4 | admitted: its order is 1 4 2
@@ -33,7 +33,7 @@ MOST_LOOKS = 4  # expectations that an admission compares with the cache
 class Group:
     """Requests that follow one another because they share what they reuse.
 
-    order: of the arrival of its leader, which did not follow another one. num_following: those that did.
+    order: when the leader arrived, the request that followed no other one. num_following: the requests that followed.
     """
 
     order: int
@@ -42,11 +42,11 @@ class Group:
 
 @dataclass(slots=True, eq=False)
 class Entry:
-    """A waiting request. order: of its arrival. place: the end of its fixed tokens in the tree of those that wait.
+    """A waiting request. order: of its arrival. place: the end of its fixed tokens in the tree of waiting requests.
 
-    expected: tokens that it is expected to reuse. ratio: these over those that are left; weight: that once, and once more
-    each time that it was overtaken. source: the admitted request that it shares them with, of the group that it may follow;
-    None: they were cached when it came.
+    expected: tokens that it is expected to reuse. ratio: the expected tokens over the others. weight: the ratio once, and
+    once more for each time that the request was overtaken. source: the admitted request that it shares the expected tokens
+    with, of the group that it may follow; None: they were cached when it arrived.
     """
 
     job: Job
@@ -59,16 +59,16 @@ class Entry:
     group: Group | None = None
 
     def expect(self, num_tokens: int) -> None:
-        """Note how many tokens it will reuse.
+        """Note how many tokens the request will reuse.
 
-        A reused token is added, so that of two requests with nothing cached the shorter comes first.
+        One is added to the reused tokens, so that of two requests with nothing cached the shorter one comes first.
         """
         self.expected = num_tokens
         self.ratio = (1 + num_tokens) / max(self.job.request.prompt.num_tokens - num_tokens, 1)
         self.weight = (1 + self.job.reuse.num_overtaken) * self.ratio
 
     def count_overtake(self) -> None:
-        """Count a later request that is admitted."""
+        """Count a later request that is admitted before this one."""
         self.job.reuse.num_overtaken += 1
         self.weight += self.ratio
 
@@ -92,7 +92,7 @@ class Groups:
         self._behind_all, self._before_all = itertools.count(), itertools.count(-1, -1)
 
     def add(self, job: Job, *, first: bool = False) -> None:
-        """Let a request wait, behind all others or in front of them."""
+        """Let a request wait, last or first."""
         prompt = job.request.prompt
         root = self.paths.root(job.request.index_scope)
         place = self.paths.insert(root, prompt.beginning, ())[len(prompt.beginning)]
@@ -131,7 +131,7 @@ class Groups:
     def choose(self, first: Job, may_start: Callable[[Job], bool]) -> Job:
         """Return the request of the most weight, of those with the priority of `first` that may start. Of equals the first.
 
-        first: the first one in the queue.
+        first: the first request in the queue.
         """
         oldest = self._entries.get(first)
         if oldest is None:
@@ -142,7 +142,7 @@ class Groups:
         return best.job
 
     def sharing(self, job: Job) -> list[Prompt]:
-        """Return the waiting prompts with any of a request's documents behind the same tokens, but for its own."""
+        """Return the other waiting prompts with any of a request's documents after the same fixed tokens."""
         if (entry := self._entries.get(job)) is None:
             return []
         by_document = self._sharers[entry.place].by_document
@@ -154,10 +154,10 @@ class Groups:
         return [other.job.request.prompt for other in found if other is not entry]
 
     def take(self, job: Job, passed: Iterable[Job]) -> None:
-        """Remove a request that is admitted, and expect those that share its path to reuse it.
+        """Remove a request that is admitted, and expect the requests that share its path to reuse it.
 
-        passed: those of its priority that stood in front of it. They count as overtaken, but for those that came after the
-        leader that it follows.
+        passed: the requests of its priority before it. They count as overtaken, unless they arrived after the leader that it
+        follows.
         """
         entry = self._entries.get(job)
         group = None if entry is None else entry.group or Group(entry.order)
@@ -176,14 +176,14 @@ class Groups:
                     sharer.source, sharer.group = job, group
 
     def _follows(self, entry: Entry, oldest: Entry) -> bool:
-        """Return whether a request may follow a leader that came before `oldest`, since it reuses more than that one."""
+        """Return whether a request may follow a leader that arrived before `oldest`, since it reuses more than `oldest`."""
         group = entry.group
         if group is None or group.order >= min(oldest.order, entry.order) or group.num_following >= self._window:
             return False
         return entry.expected >= oldest.expected + self._tree.costs.min_shared
 
     def _best(self, oldest: Entry, may_start: Callable[[Job], bool]) -> Entry:
-        """Return the request of the most weight that may start, `oldest` if none has more."""
+        """Return the request of the most weight that may start; `oldest`, if none has more."""
         for _ in range(MOST_LOOKS):
             best = self._heaviest(oldest, may_start)
             if best is oldest or (best.source is not None and best.source.sequence is not None):
@@ -194,7 +194,7 @@ class Groups:
         return self._heaviest(oldest, may_start)
 
     def _heaviest(self, oldest: Entry, may_start: Callable[[Job], bool]) -> Entry:
-        """Return the same by what is expected. Once `oldest` is overtaken no more, only one that follows may be it."""
+        """Return the request of the most expected weight. Once `oldest` must not be overtaken, only a follower may be it."""
         best, priority, is_due = oldest, oldest.job.request.priority, oldest.job.reuse.num_overtaken >= self._window
         for entry in self._entries.values():
             if entry.weight <= best.weight or entry.job.request.priority != priority or not may_start(entry.job):
@@ -204,9 +204,9 @@ class Groups:
         return best
 
     def _num_cached(self, job: Job) -> int:
-        """Return about how many tokens of a prompt need not be computed; its layout will tell.
+        """Return about how many tokens of a prompt need not be computed; the exact number takes a layout.
 
-        Its documents are looked for behind its fixed tokens, in any order; at `MOST_PLACES` places.
+        Its documents are searched after its fixed tokens, in any order, at `MOST_PLACES` places.
         """
         prompt, scope, tree = job.request.prompt, job.request.index_scope, self._tree
         match = tree.match(scope, prompt.beginning)
@@ -219,7 +219,7 @@ class Groups:
         return most
 
     def _sharing(self, admitted: Entry) -> Iterator[tuple[Entry, int]]:
-        """Yield those that share documents or fixed tokens with a request, and how many tokens."""
+        """Yield the entries that share documents or fixed tokens with a request, and how many tokens."""
         start = len(admitted.job.request.prompt.beginning)
         ends = {key: stop for key, at, stop in admitted.job.layout.places if at >= start}
         if ends and (same := self._sharers.get(admitted.place)) is not None:
@@ -235,7 +235,7 @@ class Groups:
             below = node
 
     def _prune(self, node: Node) -> None:
-        """Take away the end of a path that nobody waits at or behind any more."""
+        """Remove the end of a path at which and after which no request waits any more."""
         while not node.children and node not in self._sharers:
             if isinstance(node, Root):
                 del self.paths.roots[node.scope]

@@ -1,7 +1,7 @@
 """Host memory: copies of KV and of recurrent states by node, within one budget.
 
 A run is saved once (RAGCache, section 5.1, swap-out-only-once): it keeps its copy when it is restored, so its next eviction
-costs nothing. When the budget is spent, the copy with the lowest priority and no copy behind it leaves.
+costs nothing. When the budget is spent, the copy of the lowest priority is evicted, of those with no copy after them.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ from .scope import Scope
 
 BY_TOKEN = CopySizes(run_token=1)
 """A budget of tokens: a run takes one byte for each."""
-MOST_PASSED = 32  # copies that are passed over for one that a lower tier has, too
+MOST_PASSED = 32  # copies that a search for one that a lower tier has, too, passes over
 
 
 class Below(Protocol):
-    """What lower tiers have, and take."""
+    """The lower tiers: what they have, and what they take."""
 
     def has(self, key: str) -> bool:
-        """Return whether one has a record, or is about to."""
+        """Return whether a lower tier has a record, or is about to have it."""
         ...
 
     def keeps(self, key: str) -> bool:
-        """Return whether one has it now."""
+        """Return whether a lower tier has a record now."""
         ...
 
     def takes(self, num_bytes: int) -> bool:
-        """Return whether one takes so many bytes as things are."""
+        """Return whether a lower tier would take so many bytes now."""
         ...
 
 
 class Nothing:
-    """Below host memory, where no tier is."""
+    """The lower tiers of a server without any."""
 
     def has(self, key: str) -> bool:
         return False
@@ -58,14 +58,14 @@ class Nothing:
 
 
 class HostMemory:
-    """The copies of one tree's runs, and of the states at their ends: what fits, what leaves, what is new.
+    """The copies of one tree's runs, and of the states at their ends: what fits, what is evicted, what is new.
 
-    max_bytes: the budget; 0 means that nothing is copied. policy: the order in which copies leave. sizes: what they take.
-    cut: takes a part out of the copy of a run. lent: bytes beside the budget that copies may take while a step computes.
-    A record stands for itself: it has all tokens from the first one on, so it is taken only where its tokens match.
+    max_bytes: the budget; 0: nothing is copied. policy: the order of eviction. sizes: the bytes of copies. cut: takes a part
+    out of the copy of a run. lent: bytes beside the budget that copies may take while a step computes. A record has all
+    tokens from the first one on, so it is taken only where its tokens match.
     """
 
-    index: PromptTree  # sets itself here; it says what is of no use without a copy that leaves
+    index: PromptTree  # the tree sets itself here; it knows which runs are of no use without an evicted copy
 
     def __init__(
         self,
@@ -81,10 +81,10 @@ class HostMemory:
         self.num_tokens = 0  # of all copies of runs
         self.num_states = 0
         self.overdraft = 0  # bytes beyond the budget, on their way to cells or to a lower tier
-        self.num_aside = 0  # bytes beside the copies: records that requests have fetched from behind a hole
+        self.num_aside = 0  # bytes beside the copies: fetched records that follow a hole
         self.num_lost = 0  # tokens whose KV was evicted from the last tier that had it, ever
         self._below: Below = Nothing()
-        # Kept since the last `take_unsaved`, and in no lower tier; None: they are not written behind.
+        # Copies made since the last `take_unsaved` that no lower tier has; None: no lower tier takes copies.
         self.unsaved: dict[Node, None] | None = None
         self._policy = policy or EvictionPolicy()
         self.candidates = Candidates(lambda node: (node.host_priority, 0), self.may_leave)
@@ -102,14 +102,14 @@ class HostMemory:
         self.unsaved = None if self.unsaved is None else {}
 
     def resize(self, max_bytes: int) -> None:
-        """Change the budget, unless nothing is copied. Copies beyond it leave, those for a lower tier once written."""
+        """Change the budget, unless nothing is copied. Copies beyond it are evicted, those for a lower tier once written."""
         if self.max_bytes:
             self.max_bytes = max_bytes
             self.overdraft = max(self._num_taken - max_bytes, 0)
             self.settle()
 
     def recount(self) -> None:
-        """Count the copies anew, of which any may leave now."""
+        """Count the copies anew; each of them may be evicted now."""
         nodes = self.nodes
         states = [node for node in nodes if node.state is not None]
         self.num_tokens = sum(map(len, {node.copy for node in nodes if node.copy is not None}))
@@ -122,11 +122,11 @@ class HostMemory:
     # ---- the budget ------------------------------------------------------------------------------------------------
 
     def size_of(self, num_tokens: int) -> int:
-        """Return the bytes of a state behind `num_tokens` tokens; 0 for a model without."""
+        """Return the bytes of a state after `num_tokens` tokens; 0 for a model without states."""
         return self.sizes.state + num_tokens * self.sizes.state_token
 
     def could_hold(self, num_tokens: int) -> bool:
-        """Return whether so many tokens of a prompt, with a state behind them, would fit with nothing beside them."""
+        """Return whether so many tokens of a prompt, with a state after them, would fit into an empty budget."""
         return 0 < self.max_bytes >= num_tokens * self.sizes.run_token + self.size_of(num_tokens)
 
     def could_lend(self, num_tokens: int) -> bool:
@@ -134,27 +134,27 @@ class HostMemory:
         return num_tokens * self.sizes.run_token <= self._lent or self.could_hold(num_tokens)
 
     def has_room_for(self, num_tokens: int) -> bool:
-        """Return whether that many new tokens of a prompt, with a state behind them, fit with nothing leaving for them."""
+        """Return whether so many new tokens of a prompt, with a state after them, fit without an eviction."""
         return self._fits(num_tokens, self.size_of(num_tokens))
 
     def has_room(self, record: Record) -> bool:
-        """Return whether what is not kept of a record fits with nothing leaving for it."""
+        """Return whether the missing part of a record fits without an eviction."""
         num_tokens, needs_state = self._missing(record)
         return self._fits(num_tokens, self.size_of(len(record.tokens)) if needs_state else 0)
 
     def make_room(self, node: Node, num_tokens: int = 0) -> bool:
-        """Let copies leave until so many tokens of a node's run fit. Return False if too few may leave.
+        """Evict copies until so many tokens of a node's run fit. Return False if too few can be evicted.
 
-        First those that a lower tier has, too. Where there are none, and a lower tier takes more, the node's own copy is
-        overdrawn until it is written. Only then copies leave that are nowhere else.
+        Copies that a lower tier has, too, go first. Where there are none, and a lower tier takes more, the budget is
+        overdrawn by the node's copy until that is written. Copies that are nowhere else go last.
         """
         could_hold, needed = self.could_hold(num_tokens), num_tokens * self.sizes.run_token
         if could_hold:
-            self._let_written_leave(needed, self.overdraft)
+            self._evict_written(needed, self.overdraft)
         if could_hold and self._fits(num_tokens):
             return True
         if self.is_below(node) and not node.children:
-            return False  # it is on disk: nothing else leaves for it
+            return False  # it is on disk: no other copy is evicted for it
         if self.max_bytes and self._below.takes(self.overdraft + needed) and scope_of(node).may_outlive:
             self.overdraft = max(self.overdraft, self._num_taken + needed - self.max_bytes)
             return True
@@ -163,24 +163,24 @@ class HostMemory:
         return could_hold and self._fits(num_tokens)
 
     def free_written(self, num_tokens: int) -> None:
-        """Let copies leave that a lower tier has, too, until so many new tokens fit, with a state behind them."""
-        self._let_written_leave(num_tokens * self.sizes.run_token + self.size_of(num_tokens))
+        """Evict copies that a lower tier has, too, until so many new tokens fit, with a state after them."""
+        self._evict_written(num_tokens * self.sizes.run_token + self.size_of(num_tokens))
 
     def overdraw(self, record: Record) -> None:
-        """Make room for a fetched record: copies that a lower tier has, too, leave, and what still lacks is overdrawn."""
+        """Make room for a fetched record: evict copies that a lower tier has, too, and overdraw the budget by the rest."""
         num_tokens, needs_state = self._missing(record)
         needed = num_tokens * self.sizes.run_token + (self.size_of(len(record.tokens)) if needs_state else 0)
-        self._let_written_leave(needed)
+        self._evict_written(needed)
         self.overdraft = max(self.overdraft, self._num_taken + needed - self.max_bytes)
 
     def settle(self) -> None:
-        """Take back what was overdrawn, as far as it has come to cells or to a lower tier, or is not needed any more.
+        """Take back the overdraft, as far as its copies are in cells or in a lower tier by now, or are not needed any more.
 
-        Where lower tiers take nothing, what was overdrawn for them is lost.
+        Where lower tiers take nothing, copies that were overdrawn for them are lost.
         """
         if not (self.overdraft or self.num_aside):
             return
-        self._let_written_leave(0)
+        self._evict_written(0)
         kept, takes_more = list[Node](), self._below.takes(0)
         while self._num_taken > self.max_bytes and len(kept) < MOST_PASSED and (least := self.candidates.pop()):
             may_be_written = self.is_below(least) or (takes_more and least in (self.unsaved or ()))
@@ -197,11 +197,11 @@ class HostMemory:
         return bool(node.record) and self._below.has(node.record)
 
     def count_lost(self, node: Node, num_tokens: int) -> None:
-        """Count tokens of a node whose KV has left a tier, unless a lower one has it."""
+        """Count tokens of a node that a tier has evicted as lost, unless a lower tier has them."""
         self.num_lost += 0 if self.is_below(node) else num_tokens
 
-    def _let_written_leave(self, needed: int, beyond: int = 0) -> None:
-        """Let copies leave that a lower tier has, too, until so many bytes are free, or lack `beyond` at most."""
+    def _evict_written(self, needed: int, beyond: int = 0) -> None:
+        """Evict copies that a lower tier has, too, until so many bytes are free, or at most `beyond` are missing."""
         passed: list[Node] = []
         while self.unsaved is not None and self._num_taken + needed > self.max_bytes + beyond:
             if len(passed) == MOST_PASSED or (least := self.candidates.pop()) is None:
@@ -220,28 +220,28 @@ class HostMemory:
         self.count_lost(node, self.index.lose(node))
 
     def may_leave(self, node: Node) -> bool:
-        """Return whether something would be freed: a state, or a run that no other one with a copy stands on.
+        """Return whether eviction would free something: a state, or a run without a copy after it.
 
-        What a running request is about to restore stays, and what a waiting one has fetched.
+        A copy stays while a running request is about to restore it, or a waiting request has fetched it.
         """
         if node.copy is None or node.copy.num_holders or (node.in_use and not node.ready):
             return False
         return node.state is not None or all(child.copy is None for child in node.children.values())
 
     def touch(self, node: Node) -> None:
-        """Set the priority of copies that are used, pinned or unpinned now, or that are new."""
+        """Set the priority of a copy that is new, or that is used, pinned or unpinned now."""
         node.host_priority = self._policy.priority(node)
         self.offer(node)
 
     def revalue(self, node: Node, token_cost: float) -> None:
-        """Set what a token of a copy costs to compute. It does not count as used now."""
+        """Set what a token of a copy costs to compute. This does not count as a use."""
         node.host_priority -= self._policy.worth(node)
         node.token_cost = token_cost
         node.host_priority += self._policy.worth(node)
         self.offer(node)
 
     def offer(self, node: Node) -> None:
-        """Consider a copy that may leave from now on: it is not needed any more, or the copy behind it has left."""
+        """Consider a copy for eviction: nothing needs it any more, or the copy after it is gone."""
         if node.copy is not None:
             self.candidates.offer(node)
 
@@ -253,7 +253,7 @@ class HostMemory:
         return self.num_bytes + self.num_aside
 
     def _missing(self, record: Record) -> tuple[int, bool]:
-        """Return how many tokens of a record are not cached, and whether it has a state that is not."""
+        """Return how many tokens of a record are not cached, and whether its state is missing."""
         end = self.index.match(record.scope, record.tokens).exact_end
         num_tokens = len(record.tokens) - self.index.num_cached(record.scope, record.tokens)
         return num_tokens, record.state is not None and (end is None or end.state is None)
@@ -261,9 +261,9 @@ class HostMemory:
     # ---- copies ----------------------------------------------------------------------------------------------------
 
     def keep(self, node: Node, kv: HostCopy | None = None, state: HostCopy | None = None, record: str = "") -> None:
-        """Give a node a copy of its run, one of the state at its end, or both. The caller sees to the room for them.
+        """Give a node a copy of its run, a copy of the state at its end, or both. The caller has made room for them.
 
-        record: the key of the record that they come from.
+        record: the key of the record that the copies come from.
         """
         if kv is not None:
             node.copy = kv
@@ -277,7 +277,7 @@ class HostMemory:
             self.unsaved[node] = None
 
     def split(self, upper: Node, lower: Node) -> None:
-        """Let both parts of a run that was cut use its copy, and its record."""
+        """Let both parts of a cut run use its copy and its record."""
         upper.record = lower.record
         if lower.copy is not None:
             upper.copy = lower.copy
@@ -314,7 +314,7 @@ class HostMemory:
     # ---- records, to and from lower tiers and files ----------------------------------------------------------------
 
     def get(self, node: Node) -> Record | None:
-        """Return a run with the state at its end as a record; None if a copy is gone or has not been made."""
+        """Return a run with the state at its end as a record; None if a copy is gone or not made yet."""
         return self.part(node, node.copy, node.end) if node.copy is not None else None
 
     def part(self, node: Node, copy: HostCopy, stop: int) -> Record | None:
@@ -338,8 +338,9 @@ class HostMemory:
     def put(self, record: Record, tier: str | None = None, *, is_claimed: bool = False) -> bool:
         """Keep a record if the runs before it are cached and it fits. Return whether it is cached now.
 
-        Of a record that is partly cached, the rest is taken. tier: the name of the lower tier that it comes from; a record
-        from elsewhere is new to lower tiers. is_claimed: it is for a running request, which does not compute it then.
+        Only the missing part of a partly cached record is taken. tier: the name of the lower tier that the record comes
+        from; None: it comes from elsewhere, and is new to lower tiers. is_claimed: a running request needs the record and
+        will not compute it.
         """
         index, stop = self.index, len(record.tokens)
         num_missing, needs_state = self._missing(record)
@@ -373,11 +374,11 @@ class HostMemory:
         return True
 
     def write_behind(self, below: Below) -> None:
-        """Note copies from now on: each is to be written to the tiers below. Such as these have leave first."""
+        """Note copies from now on, since lower tiers write them. Copies that a lower tier has, too, are evicted first."""
         self._below, self.unsaved = below, {}
 
     def take_unsaved(self) -> list[Node]:
-        """Return the nodes that were given copies since the last call; none where they are not written behind."""
+        """Return the nodes with new copies since the last call; none where no lower tier takes copies."""
         if self.unsaved is None:
             return []
         taken, self.unsaved = self.unsaved, {}
@@ -385,9 +386,9 @@ class HostMemory:
 
 
 class PromptTree(RadixTree[Node]):
-    """The tree that prompts are compared with: that of KV, or that of states for models whose memory cannot be cut.
+    """The tree that prompts are compared with: that of KV, or that of states for models that cannot be cut at a prefix.
 
-    host: has the copies of its runs. profile: the time that tokens take.
+    host: the copies of its runs. profile: the time that tokens take.
     """
 
     def __init__(self, costs: Costs, host: HostMemory, profile: Profile) -> None:
@@ -408,7 +409,7 @@ class PromptTree(RadixTree[Node]):
         return self.match(scope, tokens).length
 
     def continued(self, origin: Node, match: Match[Node]) -> int:
-        """Return how many tokens behind `origin` need not be computed, of those that `match` has found there."""
+        """Return how many of the tokens that `match` found after `origin` need not be computed."""
         return match.length
 
     def may_continue(self, node: Node) -> bool:
@@ -420,13 +421,13 @@ class PromptTree(RadixTree[Node]):
         return 1 - self.costs.restore_share if node.copy is not None and not node.ready else 1.0
 
     def seconds(self, cached: int, new: int) -> float:
-        """Return the time to compute `new` tokens behind `cached` ones; before the first step a guess."""
+        """Return the time to compute `new` tokens after `cached` ones; before the first step a guess."""
         if self.profile.is_learnt:
             return self.profile.seconds(cached, new)
         return new * max(self.costs.token_ns, self.costs.row_ns, GUESSED_NS) / 1e9
 
     def cached_runs(self, scope: Scope | None, tokens: np.ndarray) -> list[tuple[Node, int]]:
-        """Return the runs with KV that a prompt begins with, first to last, each with the position where its KV ends."""
+        """Return the runs with KV at the start of a prompt, first to last, each with the position where its KV ends."""
         match = self.match(scope, tokens)
         runs: list[tuple[Node, int]] = []
         for node in reversed(path(match.node)):
@@ -439,11 +440,11 @@ class PromptTree(RadixTree[Node]):
         return runs
 
     def usable_runs(self, scope: Scope | None, tokens: np.ndarray) -> list[tuple[Node, int]]:
-        """Return those of them that a prompt can continue behind now."""
+        """Return those of the `cached_runs` after which a prompt can continue now."""
         return self.cached_runs(scope, tokens)
 
     def check(self, nodes: list[Node]) -> None:
-        """Raise AssertionError where its runs (all of them) and what else it keeps disagree. See `slots/check.py`."""
+        """Raise AssertionError if the tree disagrees with its runs. nodes: all of them. See `slots/check.py`."""
 
     def num_cached(self, scope: Scope | None, tokens: np.ndarray) -> int:
         """Return how many leading tokens of a prompt have KV on the device or in host memory."""
@@ -452,17 +453,17 @@ class PromptTree(RadixTree[Node]):
 
     @abstractmethod
     def void(self) -> None:
-        """Forget what stood on the device alone, and what was decided and never done. The copies that were made stay."""
+        """Forget KV that is on the device alone, and operations that were decided and never done. Finished copies stay."""
 
     @abstractmethod
     def price(self, node: Node, *, is_used: bool = True) -> None:
         """Set the priority of a run that is used, pinned or unpinned now."""
 
     def retire(self, scope: Scope, tokens: np.ndarray, session: str) -> int:
-        """Let the runs of a session's prompt (int32) leave first that its requests alone computed and used, and no other
-        prompt of it shares. Return how many tokens they have.
+        """Let the runs that a session's requests alone computed and used be evicted first. Return how many tokens they have.
 
-        One run behind the prompt, which nothing follows, is the beginning of its next turn, and goes with it.
+        tokens: a prompt of the session (int32); a run that another prompt shares is not retired. A single run after the
+        prompt without a child is the prefix of the session's next turn, and is retired, too.
         """
         match, retired = self.match(scope, tokens), 0
         ahead = list(match.node.children.values()) if match.node.end == match.length else []
@@ -479,22 +480,22 @@ class PromptTree(RadixTree[Node]):
         return retired
 
     def drop(self, scope: Scope) -> int:
-        """Forget the KV of a scope that no running request needs. Return how many tokens that were."""
+        """Forget the KV of a scope that no running request needs. Return the number of tokens."""
         return self.discard(list(descendants(self.roots[scope]))[::-1] if scope in self.roots else [])
 
     @abstractmethod
     def discard(self, nodes: Iterable[Node]) -> int:
-        """Forget those of these runs, deepest first, that are not in use and have no children. Return their tokens."""
+        """Forget runs, deepest first, but not those in use or with children. Return the number of tokens."""
 
     @abstractmethod
     def lose(self, node: Node) -> int:
-        """Release a copy that leaves host memory, and forget the runs that are of no use without it.
+        """Release a copy that host memory evicts, and forget the runs that are of no use without it.
 
         Return how many tokens have no KV any more.
         """
 
     def without_copy(self) -> list[Node]:
-        """Return the runs that a device takes with it: those without the bytes of a copy, and all behind. Deepest first."""
+        """Return the runs that are lost with a device, deepest first: those without a finished copy, and all runs after."""
         lost: dict[Node, None] = {}
         for root in self.roots.values():
             for node in descendants(root):  # parents first
@@ -526,21 +527,20 @@ class PromptTree(RadixTree[Node]):
         node.document_of.clear()
 
     def _remove(self, node: Node) -> None:
-        """Take a run that is not on the device out of the tree, with the copies behind it."""
+        """Take a run that is not on the device out of the tree, with all runs and copies after it."""
         for run in [node, *descendants(node)][::-1]:
             self.host.release(run)
             self.pinned.discard(run)
             self._unlink(run)
 
 
-# ---- Copies: made when a run leaves the device, when a step needs it, or in idle time. ----------------------------------
+# ---- Copies: made when a run is evicted from the device, when a step needs it, or in idle time. -------------------------
 
 
 def restores(last_node: Node, sequence: int, begin: int) -> list[tuple[Restore, list[Node]]]:
-    """Return an operation for each copy that follows position `begin` on the path to `last_node`, with the runs that it
-    covers.
+    """Return an operation for each copy after position `begin` on the path to `last_node`, with the runs that it covers.
 
-    They end in front of a run without a copy, or with KV on the device.
+    The list ends before the first run that has no copy, or that has KV on the device.
     """
     found: list[tuple[Restore, list[Node]]] = []
     for node in reversed(path(last_node, begin)):
@@ -555,9 +555,9 @@ def restores(last_node: Node, sequence: int, begin: int) -> list[tuple[Restore, 
 
 
 class Copies:
-    """Decides which runs get a copy in host memory, and brings copies back.
+    """Decides which runs get a copy in host memory, and restores copies.
 
-    costs: of this device; they say how many of a path's last tokens are not brought back, and what does not pay to save.
+    costs: of this device; they say how many of a path's last tokens are not restored, and which runs do not pay to save.
     """
 
     def __init__(self, device: DeviceCells, host: HostMemory, costs: Costs) -> None:
@@ -566,14 +566,14 @@ class Copies:
         self.num_restored = 0  # tokens, ever
 
     def save_if_free(self, node: Node) -> HostCopy | None:
-        """Return the run's copy, made now if all of the run has been computed and no other copy has to leave for it."""
+        """Return the run's copy. It is made now if all of the run is computed and no other copy has to be evicted for it."""
         if node.complete and self._host.has_room_for(len(node.tokens)):
             self.save(node, node.longest_holder())
         return node.copy
 
     @property
     def num_unsaved(self) -> int:
-        """Tokens of the idle runs that lack a copy."""
+        """Tokens of the idle runs without a copy."""
         ends = (sequence.last_node for sequence in self._device.idle.values())
         nodes = {node for end in ends for node in path(end)}
         return sum(len(node.tokens) for node in nodes if node.copy is None and self.pays(node))
@@ -582,7 +582,7 @@ class Copies:
         """Copy one idle run to host memory in idle time, so that its later eviction costs nothing.
 
         Prefixes come first: a run is of no use without the runs before it. Return False when every idle run has a copy or
-        the tier is full. Copies that a lower tier has, too, leave for those of runs that it has not; no other copy does.
+        the tier is full. A run that no lower tier has may evict copies that one has; no other copy is evicted.
         """
         seen: dict[Node, bool] = {}  # many idle sequences may stand on one run
         for sequence in self._device.idle.values():
@@ -596,16 +596,17 @@ class Copies:
         return False
 
     def pays(self, node: Node) -> bool:
-        """Return whether it takes less time to save a run than to compute it again, with the cached runs behind it.
+        """Return whether it takes less time to save a run than to compute it again, with the cached runs after it.
 
-        llama.cpp copies each stretch of cells in each layer for itself. From a GPU, an answer that was computed beside
-        others, one cell at a time, takes longer to save than to compute. What a client has pinned is saved at any price.
+        llama.cpp copies each stretch of cells in each layer separately. From a GPU, an answer that was computed beside
+        others, one cell at a time, takes longer to save than to compute. A run that a client has pinned is saved at any
+        price.
         """
         if node.pinned_until:
             return True
         left = self._device.stretches.of(node) * self._costs.scattered_tokens - len(node.tokens)
         runs = descendants(node)
-        while left > 0 and (run := next(runs, None)):  # no more of them than it takes: there may be many
+        while left > 0 and (run := next(runs, None)):  # stop early: there may be many runs
             left -= len(run.tokens) if run.is_cached else 0
         return left <= 0
 
@@ -615,9 +616,10 @@ class Copies:
         return self._host.has_room_for(len(node.tokens))
 
     def save_prefix(self, node: Node | None) -> None:
-        """Copy a run in front of copies, and those in front of it, while there is room: without them, copies are of no use.
+        """Copy the runs from `node` up to the first one with a copy, while there is room: copies after them depend on it.
 
-        They may be in use on the device for long, and would be lost with it. RAGCache, section 6, copies upper nodes, too.
+        These runs may be in use on the device for long, and would be lost with it. RAGCache, section 6, copies upper nodes,
+        too.
         """
         for above in itertools.takewhile(lambda above: above.copy is None, upward(node) if node else ()):
             self.save_if_free(above)
@@ -640,16 +642,16 @@ class Copies:
         return sum(restore.stop - restore.start for restore, _ in self._restores(sequence))
 
     def restore(self, sequence: Sequence) -> list[tuple[str, int]]:
-        """Bring back the copies that follow on the sequence's path, but for its last tokens.
+        """Restore the copies that follow on the sequence's path, except the path's last tokens.
 
-        Return the tier that each copy came from, and how many tokens, in order.
+        Return the tier and the number of tokens of each copy, in order.
         """
         restored: list[tuple[str, int]] = []
         for restore, nodes in self._restores(sequence):
             source, size = restore.copy.source, restore.stop - restore.start
             restored.append((source, size))
             self._device.perform(restore)
-            restore.copy.source = Source.HOST  # from now on it is there
+            restore.copy.source = Source.HOST  # where the copy is from now on
             for node in nodes:
                 self._device.count_ready(node, min(node.end, restore.stop) - node.start)
                 node.sequences.add(sequence)
@@ -658,7 +660,7 @@ class Copies:
         return restored
 
     def _restores(self, sequence: Sequence) -> list[tuple[Restore, list[Node]]]:
-        """Leave out the path's last tokens, which are computed: the last one gives the logits."""
+        """Return `restores` without the path's last tokens, which are computed: the last one gives the logits."""
         found = restores(sequence.last_node, sequence.id, sequence.length)
         last = sequence.most_cached(found[-1][0].stop if found else sequence.length, self._costs.recompute_last)
         return [

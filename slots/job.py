@@ -1,4 +1,4 @@
-"""A job: a request from its submission to its end, its phase, and the protocol of how it comes by KV."""
+"""A job: a request from its submission to its end, with its phase; and `Strategy`, the protocol of ways to reuse KV."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Turn = tuple[bool, int, int]
 _COMPUTES = {Phase.READING, Phase.PREFILL, Phase.DECODE}
 NEXT_PHASES = {
     Phase.WAITING: {Phase.FETCHING, *_COMPUTES, Phase.DONE},
-    Phase.FETCHING: {Phase.WAITING, *_COMPUTES, Phase.DONE},  # one that has to run alone waits for no tier
+    Phase.FETCHING: {Phase.WAITING, *_COMPUTES, Phase.DONE},  # a job that has to run alone waits for no tier
     Phase.READING: {Phase.FOLLOWING, Phase.WAITING, Phase.DONE},
     Phase.PREFILL: {Phase.FOLLOWING, Phase.DECODE, Phase.WAITING, Phase.DONE},
     Phase.FOLLOWING: {*_COMPUTES, Phase.WAITING, Phase.DONE},
@@ -48,72 +48,72 @@ NEXT_PHASES = {
 
 @dataclass(slots=True, eq=False)
 class StrategyState:
-    """What a strategy keeps of one job; it makes another one where it needs more. pause: see `Strategy.pause_at`."""
+    """What a strategy keeps of one job; a strategy that needs more has a subclass. pause: see `Strategy.pause_at`."""
 
     pause: int = 0
 
     @property
     def has_begun(self) -> bool:
-        """Whether something is computed for the job that no other one would find."""
+        """Whether something was computed for this job that no other job would find."""
         return False
 
     def suits(self, layout: Layout) -> bool:
-        """Return whether a layout still holds, whatever the cache may have lost since."""
+        """Return whether a layout is still valid, whatever the cache has lost since."""
         return True
 
     def forget_unmade(self) -> None:
-        """The device has lost all KV: forget what was decided and not done yet."""
+        """Forget decisions that were not carried out: the device has lost all KV."""
 
     def start_over(self) -> None:
-        """The job begins again, behind `forget_unmade`."""
+        """Forget all, since the job begins again."""
         self.forget_unmade()
 
 
 class Strategy(Protocol):
-    """How jobs come by KV that they need not compute. One serves all jobs of its kind; the usual one is `PlainKV`."""
+    """How jobs come by KV that they need not compute. One strategy serves all jobs of a kind; the usual one is `PlainKV`."""
 
     def takes(self, request: Request, whole: Layout) -> bool:
-        """Return whether a request with this prompt is of its kind."""
+        """Return whether the strategy is for a request with this prompt."""
         ...
 
     def stage(self, job: Job, whole: Layout) -> Layout:
-        """Return what is computed next of a prompt: all of it, or a document that has to be read before."""
+        """Return what is computed next of a prompt: all of it, or a document that has to be read first."""
         ...
 
     def has_room(self, job: Job, others: Iterable[Job]) -> bool:
-        """Return whether what it keeps beside the cells has room. others: the jobs that run or wait."""
+        """Return whether there is room for what the strategy keeps beside the cells. others: the jobs that run or wait."""
         ...
 
     def begin(self, job: Job, waiting: Iterable[Job]) -> None:
-        """Give it a sequence, with all KV that its prompt finds, and set `computed`."""
+        """Give the job a sequence, with all KV that its prompt finds, and set `computed`."""
         ...
 
     def catch_up(self, job: Job, num_cells: int) -> None:
-        """Take over what others have computed since its last span. num_cells: that the step has taken."""
+        """Take over what other jobs have computed since this job's last span. num_cells: taken by the step so far."""
         ...
 
     def bring_back(self, job: Job, num_cells: int) -> None:
-        """Take over what host memory has got meanwhile. num_cells: as for `catch_up`."""
+        """Take over what has come to host memory since. num_cells: as for `catch_up`."""
         ...
 
     def pause_at(self, job: Job, at: int) -> None:
-        """Let its prefill pause at position `at`, since what was fetched goes on there; 0: nowhere."""
+        """Let the job's prefill pause at position `at`, where fetched KV continues; 0: no pause."""
         ...
 
     def next_stop(self, job: Job) -> int:
-        """Return where its next span ends at the latest; where it stands, if nothing can be computed now."""
+        """Return the latest end of the job's next span; its present position, if nothing can be computed now."""
         ...
 
     def sharable(self, leader: Job, upto: int) -> int:
-        """Return how many of the first `upto` tokens others can take over once `leader` has computed them."""
+        """Return how many of the first `upto` tokens other jobs can take over once `leader` has computed them."""
         ...
 
     def reached(self, job: Job, span: Span) -> bool:
-        """Keep what stands behind a computed span. True: the stage has ended, and the job goes back to the queue."""
+        """Keep what a computed span has led to. True: the stage has ended, and the job returns to the queue."""
         ...
 
     def leave(self, job: Job) -> None:
-        """Keep what its sequence holds, and give that up."""
+        """Keep the KV of the job's sequence, and give the sequence up."""
         ...
 
 
@@ -122,7 +122,7 @@ class Job:
     """A request from its submission to its end: it waits, runs, is preempted and resumes. The scheduler owns it.
 
     `tokens[:num_tokens]` are known: the prompt, then generated tokens, sampled or forced by a grammar. `computed` of them
-    have KV; it chases `num_tokens`, and these alone tell prefill from decode: see `computes`.
+    have KV; it chases `num_tokens`, and these two counts alone separate prefill from decode: see `computes`.
     """
 
     request: Request
@@ -135,28 +135,28 @@ class Job:
     num_tokens: int = 0
     computed: int = 0
     started_at: int = 0  # `computed` at its admission
-    # The count of prompt tokens, those of all requests, at which no later prompt goes before this one any more; 0: unknown.
+    # Once so many prompt tokens, of all requests, are computed, no later prompt goes before this one; 0: not known yet.
     due: int = 0
-    recompute_last: int = 1  # its last tokens, which are computed even if they are cached (see `Costs`)
-    claimed: int = 0  # tokens whose path is in the tree; computed ones beyond are private to it
+    recompute_last: int = 1  # how many last tokens are computed even if they are cached (see `Costs`)
+    claimed: int = 0  # tokens whose path is in the tree; later computed tokens are private
     sequence: Sequence | None = None
     slot: int = -1
     reuse: Reuse = field(default_factory=Reuse)
     num_failures: int = 0  # steps that failed while it ran
-    failed_at: int = 0  # tokens of its answer when the last of them did
+    failed_at: int = 0  # `num_generated` when the last of them failed
 
     def enter(self, phase: Phase) -> None:
-        """Go on to a phase. Raises AssertionError where none leads there from the present one."""
+        """Enter a phase. Raises AssertionError if the present phase does not lead to it."""
         if phase is not self.phase:
             assert phase in NEXT_PHASES[self.phase], f"request {self.request.id}: {self.phase.value}, then {phase.value}"
             self.phase = phase
 
     def go_on(self) -> None:
-        """Enter the phase in which it computes its next tokens."""
+        """Enter the phase in which the next tokens are computed."""
         self.enter(self.computes)
 
     def lay_out(self, layout: Layout) -> None:
-        """Take the prompt of its next stage, with room for all tokens to generate."""
+        """Take the prompt of the next stage, with room for all tokens to generate."""
         self.layout = layout
         self.num_prompt = self.num_tokens = len(layout.tokens)
         self.tokens = np.empty(self.num_prompt + self.request.limit, np.int32)
@@ -167,51 +167,51 @@ class Job:
         return self.layout.ids_of(self.tokens[start:stop])
 
     def told(self, start: int, stop: int) -> np.ndarray | None:
-        """Return the prompt's tokens at positions [start + 1, stop + 1), if their logprobs are told."""
+        """Return the prompt's tokens at positions [start + 1, stop + 1), if the request asks for their logprobs."""
         last = min(stop + 1, self.num_prompt)
         return self.ids(start + 1, last) if self.request.tells_prompt and start + 1 < last else None
 
     def step_back(self) -> Job:
-        """Be laid out again: a document has been read."""
+        """Drop the layout, to be laid out again: a document has been read."""
         self.layout, self.computed, self.due = NO_LAYOUT, 0, 0
         return self
 
     def start_over(self) -> None:
-        """Begin again: a step failed before its first token. The time that it has waited stays."""
+        """Begin again: a step failed before the first token. The count of overtakes stays."""
         self.step_back()
         self.claimed, self.sequence = 0, None
         self.reuse = Reuse(num_overtaken=self.reuse.num_overtaken)
         self.strategy_state.start_over()
 
     def fall_back(self) -> None:
-        """Wait to go on behind the tokens that its answer has: a step failed, and the device has lost all KV."""
+        """Wait to go on after the answer's tokens so far: a step failed, and the device has lost all KV."""
         self.computed = self.claimed = 0
         self.reuse.num_preempted += 1
         self.strategy_state.forget_unmade()
 
     @property
     def num_generated(self) -> int:
-        """Tokens of its answer so far."""
+        """Tokens of the answer so far."""
         return self.num_tokens - self.num_prompt
 
     @property
     def is_suspect(self) -> bool:
-        """Whether it may be what made a step fail: it runs alone until its next token shows that it is not."""
+        """Whether the job may have made a step fail. It then runs alone until its next token shows that it did not."""
         return self.num_failures > 0 and self.num_generated == self.failed_at
 
     @property
     def has_begun(self) -> bool:
-        """Whether it ran before, and waits to go on."""
+        """Whether the job ran before, and waits to go on."""
         return self.reuse.num_preempted > 0 or self.strategy_state.has_begun
 
     @property
     def keeps_layout(self) -> bool:
-        """Whether its layout still holds."""
+        """Whether the job has a layout that is still valid."""
         return self.layout is not NO_LAYOUT and self.strategy_state.suits(self.layout)
 
     @property
     def is_reading(self) -> bool:
-        """Whether it reads a document for its prompt, and samples nothing."""
+        """Whether the job reads a document for its prompt, and samples nothing."""
         return self.layout.is_stage
 
     def append(self, token: int) -> None:
@@ -219,23 +219,23 @@ class Job:
         self.num_tokens += 1
 
     def force(self, token: int) -> None:
-        """Append a token that a grammar left no choice about. Those that are forced at once are computed together."""
+        """Append a token that a grammar left no choice about. Tokens that are forced together are computed together."""
         self.tokens[self.num_tokens] = token
         self.num_tokens += 1
         if self.phase is Phase.DECODE:
             self.enter(Phase.PREFILL)
 
     def accept(self, token: int) -> None:
-        """Append the token that was sampled behind a drafted one: that one was right, so its KV counts."""
+        """Append the token that was sampled after a drafted one, whose KV now counts: the draft was right."""
         self.append(token)
         self.computed += 1
         if self.request.draft is not None:
             self.request.draft.num_accepted += 1
 
     def waits_for(self, leader: Job, min_shared: int) -> bool:
-        """Return whether `leader` is about to compute the next tokens of this one: `min_shared` or more since its start.
+        """Return whether `leader` is about to compute the job's next tokens: `min_shared` or more since the job's start.
 
-        Only tokens in the tree count: generated ones are private, even where two requests generate the same one.
+        Only tokens in the tree count. Generated tokens are private, even where two requests generate the same ones.
         """
         if leader.request.index_scope != self.request.index_scope or leader.computed != self.computed:
             return False
@@ -245,7 +245,7 @@ class Job:
 
     @property
     def computes(self) -> Phase:
-        """What its next span is, if it runs. DECODE: a single generated token; several that a grammar forced are prefill."""
+        """The phase of the job's next span. DECODE: a single generated token; several that a grammar forced are prefill."""
         if self.is_reading:
             return Phase.READING
         is_decode = self.num_tokens > self.num_prompt and self.computed == self.num_tokens - 1
@@ -253,12 +253,12 @@ class Job:
 
     @property
     def answering(self) -> bool:
-        """Whether only tokens of its answer are left to compute: the next one, or several that a grammar forced."""
+        """Whether only tokens of the answer are left to compute: the next one, or several that a grammar forced."""
         return self.computed >= self.num_prompt
 
     @property
     def turn(self) -> Turn:
-        """Its place among the prompts that run together: of a smaller one more is computed first."""
+        """The place of the prompt among those that run together: a smaller one is computed first."""
         return not self.answering, -self.request.priority, self.due
 
     @property
@@ -268,5 +268,5 @@ class Job:
 
     @property
     def num_private(self) -> int:
-        """Cells it holds outside the tree: generated tokens."""
+        """Cells outside the tree: those of generated tokens."""
         return max(self.computed - self.claimed, 0)

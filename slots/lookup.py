@@ -1,4 +1,4 @@
-"""Drafts by lookup: the last tokens of a request have stood in it before, so what followed them then may follow again."""
+"""Drafts by lookup: the last tokens of a request occurred in it before, so what followed them may follow again."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import numpy as np
 from .reuse import ids_of
 
 SHORTEST = 3  # tokens of the shortest suffix that is looked up
-LONGEST = 32  # tokens in front of a place that are compared
-MOST_PLACES = 16  # of a suffix, the newest ones: a text of one word has thousands
-BITS = 21  # of a token in a key: more than any vocabulary needs, and three of them fit into an int64
+LONGEST = 32  # tokens before a place that are compared
+MOST_PLACES = 16  # places of a suffix, the newest ones: a text of one word has thousands
+BITS = 21  # bits of a token in a key: more than any vocabulary needs, and three tokens fit into an int64
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Draft:
-    """tokens (int32): a guess at the next ones. matched: how many tokens in front of them stood there before."""
+    """tokens (int32): a guess at the next ones. matched: how many tokens before the guess occurred together before."""
 
     tokens: np.ndarray
     matched: int
@@ -24,7 +24,7 @@ class Draft:
 
 @dataclass(slots=True)
 class Score:
-    """Drafted tokens that were checked, and those that were right: the last ones, with fading weight."""
+    """Drafted tokens: how many were checked and how many were right, the most recent ones with the most weight."""
 
     tried: float = 0.0
     right: float = 0.0
@@ -41,8 +41,8 @@ class Score:
 class Lookup:
     """The source of one request's drafts: its prompt and its answer so far. It lives as long as the request does.
 
-    asks_model: a draft model may draft for it, too. num_drafted, num_accepted: tokens of its drafts, ever. score,
-    model_score: of its drafts by lookup, of those by the model.
+    asks_model: a draft model may draft for the request, too. num_drafted, num_accepted: tokens of its drafts, ever. score:
+    of drafts by lookup. model_score: of drafts by the model.
     """
 
     __slots__ = (
@@ -55,36 +55,36 @@ class Lookup:
         self.num_drafted = self.num_accepted = 0
         self.score, self.model_score = Score(), Score()
         self._prompt: Places | None = None
-        self._newest: dict[int, int] = {}  # by suffix: behind which place of the answer it stood last
-        self._end = 0  # of the text that is known here
-        self._place = 0  # behind which the last draft's text goes on; 0: no draft yet
+        self._newest: dict[int, int] = {}  # by suffix: the end of its last occurrence in the answer
+        self._end = 0  # length of the text that is known here
+        self._place = 0  # where the text of the last draft goes on; 0: no draft yet
 
     def draft(self, tokens: np.ndarray, num_prompt: int, most: int) -> Draft | None:
         """Return at most `most` tokens that may come next; None without a match.
 
-        tokens (int32): the prompt and the answer, which has begun; those of documents that are read separately are marked.
+        tokens (int32): the prompt and the answer so far; the tokens of documents that are read separately are marked.
         """
         self._learn(tokens, num_prompt)
         if len(tokens) < SHORTEST or most <= 0 or not len(places := self._places(key_of(tokens, len(tokens)))):
             return None
         lengths = matched(tokens, places)
-        best = len(lengths) - 1 - int(lengths[::-1].argmax())  # of equals that of the last draft, else the newest
+        best = len(lengths) - 1 - int(lengths[::-1].argmax())  # of equals the place of the last draft, else the newest
         self._place = int(places[best])
         source = ids_of(tokens[self._place : self._place + most])
-        return Draft(np.resize(source, most), int(lengths[best]))  # a text that meets its own end goes round
+        return Draft(np.resize(source, most), int(lengths[best]))  # at the end of the text the draft repeats
 
     def _learn(self, tokens: np.ndarray, num_prompt: int) -> None:
         """Take over the text since the last call: once the prompt, then a few tokens a step."""
         if self._prompt is None:
             self._prompt, self._end = Places(ids_of(tokens[:num_prompt])), num_prompt
-        for stop in range(max(self._end, SHORTEST), len(tokens)):  # behind the last token nothing stands yet
+        for stop in range(max(self._end, SHORTEST), len(tokens)):  # nothing follows the last token yet
             self._newest[key_of(tokens, stop)] = stop
         if self._place:
             self._place = min(self._place + len(tokens) - self._end, len(tokens) - 1)
         self._end = len(tokens)
 
     def _places(self, key: int) -> np.ndarray:
-        """Return the places behind a suffix that are worth a look."""
+        """Return the ends of a suffix's occurrences that are worth comparing."""
         assert self._prompt is not None
         places, newest = self._prompt.find(key), self._newest.get(key, 0)
         more = [place for place in (newest, self._place) if place]
@@ -92,7 +92,7 @@ class Lookup:
 
 
 class Places:
-    """Where each suffix of a text stands in it: sorted once, in numpy, about 0.1 us a token."""
+    """Where each suffix of a text occurs in it: sorted once, in numpy, about 0.1 us a token."""
 
     def __init__(self, tokens: np.ndarray) -> None:
         wide = tokens.astype(np.int64)
@@ -104,7 +104,7 @@ class Places:
         self._keys, self._stops = keys[order], (order + SHORTEST).astype(np.int32)
 
     def find(self, key: int) -> np.ndarray:
-        """Return the places behind a suffix, ascending: at most the newest ones."""
+        """Return the ends of a suffix's occurrences, ascending: at most the newest ones."""
         start = int(self._keys.searchsorted(key))
         if start == len(self._keys) or self._keys[start] != key:
             return self._stops[:0]
@@ -121,7 +121,7 @@ def key_of(tokens: np.ndarray, stop: int) -> int:
 
 
 def matched(tokens: np.ndarray, places: np.ndarray) -> np.ndarray:
-    """Return for each place how many tokens in front of it are also the last ones of `tokens`. (places,)."""
+    """Return for each place how many tokens before it are also the last ones of `tokens`. (places,)."""
     length = min(LONGEST, len(tokens))
     at = places[:, None] - np.arange(1, length + 1)
     same = (ids_of(tokens[np.maximum(at, 0)]) == ids_of(tokens[: -length - 1 : -1])) & (at >= 0)

@@ -13,15 +13,15 @@ from .reuse import Source
 class HostCopy:
     """A copy of the KV at positions [start, stop) of one path. data: uint8, None until the plan that saves it has run.
 
-    users: nodes whose runs lie in it; both parts of a run that is split use its one copy.
+    users: nodes whose runs lie in the copy; both parts of a split run use one copy.
     """
 
     start: int
     stop: int
     data: np.ndarray | None = None
     users: int = 1
-    source: str = Source.HOST  # what its reuse counts as: by what it is, or by the name of the lower tier that it came from
-    num_holders: int = 0  # fetches of requests that wait and will need it
+    source: str = Source.HOST  # what its reuse counts as: the kind of copy, or the name of its lower tier
+    num_holders: int = 0  # fetches of waiting requests that will need it
 
     def __len__(self) -> int:
         return self.stop - self.start
@@ -65,7 +65,7 @@ class Save:
 class Restore:
     """Give `sequence` new cells at positions [start, stop) with their KV from `copy`.
 
-    distance: 0, or how many positions lower the KV stands in the copy: its keys are rotated.
+    distance: how many positions lower the KV stands in the copy; the keys are rotated if it is not 0.
     """
 
     copy: HostCopy
@@ -77,7 +77,7 @@ class Restore:
 
 @dataclass(frozen=True, slots=True)
 class Snap:
-    """Copy the recurrent state of `sequence` behind position copy.stop to host memory, into `copy`."""
+    """Copy the recurrent state that `sequence` has after copy.stop tokens to host memory, into `copy`."""
 
     sequence: int
     copy: HostCopy
@@ -103,9 +103,10 @@ Operation = Share | Trim | Drop | Save | Restore | Snap | Load | Clear
 class Span:
     """A run of one request's tokens to compute.
 
-    tokens: int32, the ids at positions [start, start + len(tokens)) of `sequence`. `logits`: sample after the last one.
-    drafted: how many of the last ones are a draft; then sample after each of them, too, and in front of the first one, as
-    long as the choices are the draft's. told: the tokens (int32) behind its first ones, whose logprobs the request asks for.
+    tokens: int32, the ids at positions [start, start + len(tokens)) of `sequence`. logits: sample after the last token.
+    drafted: how many of the last tokens are a draft. The runner then samples before the first drafted token and after each
+    of them, as long as its choices equal the draft. told: the prompt's tokens (int32) after the span's first ones; the
+    request asks for their logprobs.
     """
 
     request: int
@@ -126,7 +127,7 @@ class Span:
 
     @property
     def num_rows(self) -> int:
-        """Rows of logits that it asks for."""
+        """Rows of logits that the span needs."""
         return self.num_told + self.logits + self.drafted
 
     @property
@@ -138,9 +139,9 @@ class Span:
 class Plan:
     """One step: carry out `operations` in order, then compute `spans` as one batch of at most `batch_size` tokens.
 
-    afterwards: operations to carry out then, even if the batch failed. num_spare: cells that stay free beside the batch's
-    own, for the runner's use during the step. background: no client waits for it, so it may be aborted.
-    admitted: ids of the requests that left the queue for it. adapters: the LoRA adapters that compute all of its spans.
+    afterwards: operations after the batch, even after a batch that failed. num_spare: cells that stay free beside the
+    batch's cells, for the runner's use during the step. background: no client waits for the step, so it may be aborted.
+    admitted: ids of the requests that left the queue for the step. adapters: the LoRA adapters that compute all spans.
     """
 
     operations: tuple[Operation, ...] = ()

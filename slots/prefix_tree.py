@@ -1,4 +1,4 @@
-"""The prefix tree: claim, extend, release, pin, evict."""
+"""The prefix tree: claim, release, pin, evict."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from .scope import Scope
 
 
 class Pins:
-    """A pin never makes a request fail: where running requests need all the cells, pinned runs leave, too.
+    """A pin never makes a request fail: where running requests need all cells, pinned runs are evicted, too.
 
     clock: seconds, as `time.monotonic` counts them.
     """
 
     def __init__(self, tree: PromptTree, clock: Callable[[], float] = time.monotonic) -> None:
         self._tree, self._clock = tree, clock
-        self._ends: list[tuple[float, int, Node]] = []  # when the pin on the path to a node ends
+        self._ends: list[tuple[float, int, Node]] = []  # (end of the pin, order, last node of the pinned path)
         self._count = itertools.count()
 
     def pin(self, scope: Scope, tokens: np.ndarray, seconds: float = math.inf) -> int:
@@ -44,7 +44,7 @@ class Pins:
         return sum(len(node.tokens) for node in nodes)
 
     def unpin(self, scope: Scope, tokens: np.ndarray) -> int:
-        """End the pins on a prompt, but not on runs that other pinned prompts share. Return how many tokens that were."""
+        """End the pins on a prompt, except on runs that other pinned prompts share. Return the number of tokens."""
         released = 0
         for node in self._path_of(scope, tokens):
             if node.pinned_until and not any(child.pinned_until for child in node.children.values()):
@@ -53,7 +53,7 @@ class Pins:
         return released
 
     def expire(self) -> None:
-        """End the pins whose time is over."""
+        """End the pins whose time has passed."""
         while self._ends and self._ends[0][0] <= self._clock():
             until, _, last_node = heapq.heappop(self._ends)
             for node in path(last_node):
@@ -65,14 +65,14 @@ class Pins:
         return iter(self._tree.pinned)
 
     def _path_of(self, scope: Scope, tokens: np.ndarray) -> list[Node]:
-        """Return the cached runs that lie wholly in a prompt, the last one first."""
+        """Return the cached runs that lie wholly in a prompt, last one first."""
         match = self._tree.match(scope, tokens)
         return [node for node in path(match.node) if node.end <= match.length and node.is_cached]
 
     def _note_end(self, until: float, last_node: Node) -> None:
-        """Remember when a pin ends.
+        """Note when a pin ends.
 
-        Renewed pins and evicted runs leave outdated entries. When they are too many, only pinned runs keep an entry.
+        Renewed pins and evicted runs cause outdated entries. When these are too many, only pinned runs keep an entry.
         """
         heapq.heappush(self._ends, (until, next(self._count), last_node))
         if len(self._ends) > 2 * len(self._tree.pinned) + 64:
@@ -88,7 +88,7 @@ class Pins:
 
 # ---- The prefix tree: a radix tree over tokens that is the index of all KV, with a count of its cells. ------------------
 #
-# A slot is a place to run, not a cache: computed KV stays in the tree, held by idle sequences, until cells run out and
+# A slot is a place to run, not a cache: computed KV stays in the tree, in idle sequences, until cells run out and
 # the leaf of the lowest priority is evicted. Sources: SGLang's radix attention; RAGCache, section 5.1 (knowledge tree);
 # llama_cpp_ex ADR 007 (a slot's history outlives its request).
 
@@ -98,11 +98,11 @@ class OutOfSequences(RuntimeError):
 
 
 class PrefixTree(PromptTree):
-    """Finds, claims, releases and evicts runs. Acts decide memory operations, which the device hands to the next plan.
+    """Finds, claims, releases and evicts runs. Each act decides memory operations, which the device passes to the next plan.
 
-    device: sequences and cells. copies: runs on their way to host memory and back. num_sequences: ids, at least 2 * slots
-    + 1. host: takes evicted runs; without it they are lost. policy: the order of eviction. profile: the cost of
-    computing a run. costs: of this device; they say how many of a prompt's last tokens are always computed.
+    device: sequences and cells. copies: runs on their way to host memory and back. num_sequences: ids, at least 2 * slots +
+    1. host: takes evicted runs; without it they are lost. policy: the order of eviction. profile: the cost of computing a
+    run. costs: of this device; they say how many of a prompt's last tokens are always computed.
     """
 
     def __init__(
@@ -119,18 +119,18 @@ class PrefixTree(PromptTree):
             num_cells, num_sequences, self.host.offer, policy=policy or EvictionPolicy(), recompute_last=costs.recompute_last
         )
         self.copies = Copies(self.device, self.host, costs)
-        self.num_evicted = 0  # tokens that left the device, ever
-        self.num_uncopied = 0  # tokens that left it without a copy, since to compute them again takes less time, ever
+        self.num_evicted = 0  # tokens evicted from the device, ever
+        self.num_uncopied = 0  # tokens evicted without a copy, since computing them again takes less time
 
     def clear(self) -> None:
-        """Forget everything, even in an inconsistent state. No cell, sequence or copy is in use then."""
+        """Forget everything, even in an inconsistent state. No cell, sequence or copy is in use afterwards."""
         super().clear()
         self.device.clear()
 
     def void(self) -> None:
-        """Forget what stood on the device alone, and what was decided and never done. The copies that were made stay.
+        """Forget KV that is on the device alone, and operations that were decided and never done. Finished copies stay.
 
-        No cell and no sequence is in use then, whatever the counts say now.
+        No cell and no sequence is in use afterwards, whatever the counts say now.
         """
         self.device.clear()
         for node in [node for root in self.roots.values() for node in descendants(root)]:
@@ -151,13 +151,13 @@ class PrefixTree(PromptTree):
         sections: Seq[Section] = (),
         session: str = "",
     ) -> Claim:
-        """Put a prompt's whole path into the tree, in use, and give it a sequence that holds its cached prefix.
+        """Put a prompt's whole path into the tree, in use, and give it a sequence with the cached prefix.
 
-        An idle sequence that is a prefix of the prompt, and of which nothing is to be computed again, is continued in place;
-        any other match is forked, and its donor stays as it is. stops: ascending positions where nodes must end. documents:
-        (key, start, stop) of each. counts_as_use: a client asked for it; else its runs do not count as used. sections: what
-        is computed of it, all if there are none. session: of its request, if it has one. Raises OutOfSequences, and
-        ValueError for a document outside the prompt; the tree is as before then.
+        An idle sequence is continued in place if it is a prefix of the prompt and none of it is to be computed again. Any
+        other match is forked, and its donor stays as it is. stops: ascending positions where nodes must end. documents:
+        (key, start, stop) of each. counts_as_use: a client asked for the prompt; else its runs do not count as used.
+        sections: what is computed of the prompt; empty: all. session: the name of the request's session, if any. Raises
+        OutOfSequences, and ValueError for a document outside the prompt; the tree is then as before.
         """
         if not all(0 <= start <= stop <= len(tokens) for _, start, stop in documents):
             raise ValueError(f"documents at {[span for _, *span in documents]} of a prompt of {len(tokens)} tokens")
@@ -188,7 +188,7 @@ class PrefixTree(PromptTree):
     def release(self, sequence: Sequence, private: np.ndarray = NO_TOKENS, session: str = "") -> None:
         """End a request's use of `sequence`, which stays, idle.
 
-        private: its generated tokens that have KV (int32). session: as for `claim`.
+        private: the generated tokens with KV (int32). session: as for `claim`.
         """
         self._clock += 1
         claimed = sequence.last_node
@@ -205,7 +205,7 @@ class PrefixTree(PromptTree):
         self.device.keep_idle(sequence)
 
     def use(self, nodes: Iterable[Node], *, counts_as_use: bool = True, session: str = "") -> None:
-        """Count a request's use of cached runs that are not on its path: it has copies of them, so they may leave.
+        """Count a request's use of cached runs off its path. The request has copies of them, so the runs may be evicted.
 
         session: as for `claim`.
         """
@@ -218,7 +218,7 @@ class PrefixTree(PromptTree):
     def evict(self, needed: int = 1, unused: bool = False) -> int:
         """Free at least `needed` cells, leaf by leaf, the lowest priority first. Return how many cells were freed.
 
-        Fewer are freed where running requests need all others. unused: only runs that no request has used, and with a copy.
+        Fewer are freed where running requests need all others. unused: evict only runs with a copy that no request has used.
         """
         freed, take = 0, self.device.take_unused if unused else self.device.take_leaf
         while freed < needed and (leaf := take()):
@@ -264,9 +264,10 @@ class PrefixTree(PromptTree):
         return dropped
 
     def _vacate(self, scope: Scope, tokens: np.ndarray, sections: Seq[Section]) -> None:
-        """Move the tokens to recompute, and all runs behind them, to host memory if only idle sequences hold them.
+        """Move the tokens to recompute, and all runs after them, to host memory, if idle sequences alone hold them.
 
-        Their second computation then gets the same cells. Kernels sum over cells in vectors: other cells, another order.
+        Computed again, they get the same cells. Kernels sum over cells in vectors, so other cells mean another order of
+        summation.
         """
         if self.recompute_last == 1 or not self.host.max_bytes:
             return
@@ -278,7 +279,7 @@ class PrefixTree(PromptTree):
                 self._leave_device(run)
 
     def _begin(self, last_node: Node) -> Sequence:
-        """Return a new sequence for the path to `last_node`, which is in use. Without an id the path goes again."""
+        """Return a new sequence for the path to `last_node`, which is in use. Without an id, the path is removed again."""
         while not self.device.num_free_ids:
             if not self.evict():
                 for node in path(last_node):
@@ -294,13 +295,13 @@ class PrefixTree(PromptTree):
             self.price(node)
 
     def _leave_device(self, leaf: Node, keep: bool = True) -> None:
-        """Free a leaf's cells. keep: the run moves to host memory; it is forgotten if not, or if the tier refuses it."""
+        """Free a leaf's cells. keep: move the run to host memory; a run that the tier refuses is forgotten."""
         sequence = self.device.idle[leaf]
         saved = keep and self.copies.save(leaf, sequence)
         if keep and not saved:
             self.num_uncopied += 0 if not self.host.max_bytes or self.copies.pays(leaf) else leaf.ready
             self.host.count_lost(leaf, leaf.ready)
-            for run in descendants(leaf):  # of no use without it
+            for run in descendants(leaf):  # of no use without the leaf
                 self.host.count_lost(run, len(run.tokens))
         self.device.retreat(sequence, leaf)
         if not saved:
@@ -312,10 +313,10 @@ class PrefixTree(PromptTree):
         return upper
 
     def _prune(self, sequence: Sequence) -> None:
-        """Take away the end of a released path that was never computed: the rest of a cancelled request's prompt."""
+        """Remove the end of a released path that was never computed: the rest of a cancelled request's prompt."""
         while (node := sequence.last_node).parent and not node.in_use and not node.children and not node.complete:
             if node.ready:
-                node.tokens = node.tokens[: node.ready].copy()  # or the rest would take memory as long
+                node.tokens = node.tokens[: node.ready].copy()  # a copy, since a view would keep all tokens in memory
                 self._unlink_document(node)
                 break
             if node.copy is not None:

@@ -1,9 +1,9 @@
 """The waiting requests, and which of them is next.
 
-They are ordered by their cached tokens over their uncached ones (RAGCache, section 5.2): requests of one prefix follow each
-other where much of it is cached (RAGBoost, section 5.2), and short ones do not wait for long ones. A request that has been
+The order is by cached tokens over uncached tokens (RAGCache, section 5.2): requests of one prefix follow each other where
+much of it is cached (RAGBoost, section 5.2), and short requests do not wait for long ones. A request that has been
 overtaken n times counts n + 1 times as much (highest response ratio next, Brinch Hansen 1971, with overtakes for time), so
-none is overtaken without end. `Groups` finds those of one prefix in a queue of any length.
+no request is overtaken without end. `Groups` finds the requests of one prefix in a queue of any length.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ WINDOW = 8
 
 
 class Rejected(Exception):
-    """A request whose prompt cannot be laid out. It has left the queue."""
+    """A request whose prompt cannot be laid out. It is out of the queue."""
 
     def __init__(self, job: Job, cause: Exception) -> None:
         super().__init__(f"request {job.request.id} cannot be laid out: {cause}")
@@ -30,13 +30,14 @@ class Rejected(Exception):
 
 
 class Queue:
-    """Waiting requests. window: how many later requests may be admitted before a waiting one, and how many of those that
-    share what an earlier one reuses may follow that one.
+    """The waiting requests.
 
-    strategy: chooses the way in which a request reuses KV, by its whole prompt.
-    may_start: whether a request could have a slot now. One that waits for a busy slot, or for running prompts, holds up no
-    other; when it may start, it counts as overtaken by all that went before it. Blocked: the next request did not fit, and
-    no cell has been freed since.
+    window: how many later requests may be admitted before a waiting one, and how many requests may follow one whose KV they
+    share. strategy: chooses how a request reuses KV, by its whole prompt. may_start: whether a request could have a slot
+    now.
+
+    A request that waits for a busy slot, or for running prompts, blocks no other; once it may start, it counts as overtaken
+    by all that went before it. The queue is blocked while its next request does not fit and no cell has been freed.
     """
 
     def __init__(
@@ -62,12 +63,12 @@ class Queue:
     def add(self, job: Job) -> None:
         """Append a new request."""
         if all(job.request.priority > other.request.priority for other in self._waiting):
-            self._is_blocked = False  # it is the next one now, and was not tried yet
+            self._is_blocked = False  # the new request is the next one, and was not tried yet
         self._waiting.append(job)
         self.groups.add(job)
 
     def resume(self, job: Job, *, blocks: bool) -> None:
-        """Put a paused request first. blocks: it waits until cells have been freed."""
+        """Put a paused request first. blocks: the queue waits until cells have been freed."""
         job.enter(Phase.WAITING)
         self._is_blocked = blocks
         self._waiting.appendleft(job)
@@ -81,7 +82,7 @@ class Queue:
     def next(self) -> Job | None:
         """Return the next request to admit, which stays in the queue; None if none may start or the queue is blocked.
 
-        Its prompt is laid out. A request whose prompt fails leaves the queue: see `take_rejected`.
+        Its prompt is laid out. A request whose prompt fails is rejected: see `take_rejected`.
         """
         while not self._is_blocked and (first := self._first()) is not None:
             try:
@@ -91,11 +92,11 @@ class Queue:
         return None
 
     def block(self) -> None:
-        """The next request does not fit: try none until cells have been freed."""
+        """Try no request until cells have been freed: the next one does not fit."""
         self._is_blocked = True
 
     def unblock(self) -> None:
-        """Cells have been freed."""
+        """Note that cells have been freed."""
         self._is_blocked = False
 
     @property
@@ -104,10 +105,10 @@ class Queue:
         return next((job for job in self._waiting if job.num_failures and job.is_suspect), None)
 
     def restart(self, again: Sequence[Job] = (), paused: Sequence[Job] = ()) -> list[Job]:
-        """The device has lost all KV, and with it the copies that were not made yet.
+        """Note that the device has lost all KV, and with it the copies that were not made yet.
 
-        again, paused: requests to put first, from their start and with tokens. Returns those of the queue that cannot go on
-        behind their tokens, as their layout holds no more: they have left it.
+        again, paused: requests to put first, without tokens and with tokens. Returns the requests that cannot go on after
+        their tokens, since their layout is not valid any more; they are out of the queue.
         """
         for job in self._waiting:
             job.strategy_state.forget_unmade()
@@ -125,7 +126,7 @@ class Queue:
         return lost
 
     def reject(self, job: Job, cause: Exception) -> None:
-        """Note a request that has left the queue and cannot run."""
+        """Note a request that cannot run and is out of the queue."""
         job.enter(Phase.DONE)
         self._rejected.append((job, cause))
 
@@ -135,7 +136,7 @@ class Queue:
         return rejected
 
     def _first(self) -> Job | None:
-        """Return the first request of the highest priority, of those that may start; alone, one that has to run alone."""
+        """Return the first request of the highest priority that may start; if one has to run alone, that one."""
         first: Job | None = None
         for job in self._waiting:
             if (first is None or job.request.priority > first.request.priority) and self._may_start(job):
@@ -145,8 +146,8 @@ class Queue:
     def _choose(self, first: Job) -> Job:
         """Return the request with the best response ratio, its prompt laid out. Of equals the first.
 
-        A request that has been paused, has read a document for its prompt, or was overtaken `window` times, is overtaken no
-        more, but by a higher priority. Raises Rejected for a request whose prompt fails.
+        Only a higher priority overtakes a request that has been paused, that has read a document for its prompt, or that was
+        overtaken `window` times. Raises Rejected for a request whose prompt fails.
         """
         if first.has_begun and first.keeps_layout:
             return first
@@ -155,7 +156,7 @@ class Queue:
         return chosen
 
     def take(self, job: Job) -> None:
-        """Remove a request that is admitted; all before it are overtaken."""
+        """Remove a request that is admitted; all requests before it are overtaken."""
         passed = list(itertools.takewhile(lambda other: other is not job, self._waiting))
         self.num_overtakes += len(passed)
         self.groups.take(job, (other for other in passed if other.request.priority == job.request.priority))

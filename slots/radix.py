@@ -23,10 +23,10 @@ N = TypeVar("N", bound="Run[Any]")
 
 @dataclass(slots=True, eq=False)
 class Run(Generic[N]):
-    """A run of tokens (int32) at positions [start, end) of every path through it, whatever a tree keeps of it.
+    """A run of tokens (int32) at positions [start, end) of every path through it: what the runs of all trees have in common.
 
-    documents: the ends of documents that begin behind this run, by their keys. scope: of a root. ready, in_use: as in
-    `Node`; without KV none.
+    documents: the last run of each document that starts after this run, by the document's key. scope: a root's alone. ready,
+    in_use: as in `Node`; 0 for a run without KV.
     """
 
     tokens: np.ndarray
@@ -43,10 +43,10 @@ class Run(Generic[N]):
 
 
 # ---- Node ---------------------------------------------------------------------------------------------------------------
-# The records of the prefix tree: a node is a run of tokens, a sequence a llama.cpp sequence id, a copy its saved KV.
+# The parts of the prefix tree: a node is a run of tokens, a sequence a llama.cpp sequence id, a copy its saved KV.
 
 Section = tuple[int, int]
-"""Positions [start, stop) of a prompt that are computed, beside documents that are moved to their places."""
+"""Positions [start, stop) of a prompt that are computed. Between sections, documents are moved to their places."""
 
 
 @dataclass(slots=True, eq=False)
@@ -57,13 +57,13 @@ class Node(Run["Node"]):
         KV       |---- ready ----|.pending.|      ready: computed, and in exactly one cell a token
                  start                    end     pending: claimed by a running request, which will compute it
         copy     |------- all of it -------|      the copy in host memory, if one was ever made
-        state                              |      the recurrent state behind it, of a model that has one: see `StateTree`
+        state                              |      the recurrent state after the run, of a model that has one: see `StateTree`
 
-    sequences: those that hold KV of this run. in_use: the number of running requests with this run on their paths; a run
-    in use is not evicted. cells_end: none of its cells is at or above this one (see `Cells`). record: the key of
-    the record that a lower tier took of it, with its state. document_of: the inverse of `documents`: (run before the
-    document, key) of each document that ends with this run. session: the one whose requests alone computed and used it;
-    empty: there is no such one; None: no request had it so far.
+    sequences: the sequences with KV of this run. in_use: the number of running requests with this run on their paths; a run
+    in use is not evicted. cells_end: all cells of the run are below this one (see `slots/swap.py`). record: the key of the
+    record that a lower tier has of the run and its state. document_of: the inverse of `documents`: (run before the document,
+    key) of each document that ends with this run. session: the one session whose requests computed and used the run; empty:
+    several, or none; None: no request yet.
     """
 
     ready: int = 0
@@ -72,9 +72,9 @@ class Node(Run["Node"]):
     in_use: int = 0
     last_use: int = 0
     frequency: int = 0  # requests that used it
-    token_cost: float = 0.0  # to compute it (`Profile.cost`), the mean over the requests that did not find it
-    num_misses: int = 0  # those requests
-    priority: float = 0.0  # on the device: the lowest leaves first
+    token_cost: float = 0.0  # to compute it (`Profile.cost`), the mean over the requests that missed it
+    num_misses: int = 0  # requests that missed it
+    priority: float = 0.0  # on the device: the lowest is evicted first
     host_priority: float = 0.0  # in host memory
     pinned_until: float = 0.0  # the time at which a client's pin ends; 0: not pinned
     copy: HostCopy | None = field(default=None, repr=False)
@@ -93,24 +93,24 @@ class Node(Run["Node"]):
         return self.ready == len(self.tokens)
 
     def note_miss(self, token_cost: float) -> None:
-        """Count a request that has to compute it, at `token_cost` a token (RAGCache, formula 4)."""
+        """Count a request that has to compute the run, at `token_cost` a token (RAGCache, formula 4)."""
         self.num_misses += 1
         self.token_cost += (token_cost - self.token_cost) / self.num_misses
 
     def note_session(self, session: str) -> None:
-        """Note a request that computes or uses it; empty: it is of no session."""
+        """Note the session of a request that computes or uses the run; empty: no session."""
         if self.session != session:
             self.session = session if self.session is None else ""
 
     def place(self, key: str, end: Node) -> None:
-        """Note that a document begins behind this run and ends with the run `end`. A key has one end."""
+        """Note that a document starts after this run and ends with the run `end`. A key has one end."""
         if key in self.documents:
             self.documents[key].document_of.discard((self, key))
         self.documents[key] = end
         end.document_of.add((self, key))
 
     def part_with(self, upper: Node) -> None:
-        """Give the run in front, which was cut off it, its part of the KV, and the same worth."""
+        """Give `upper`, which was cut off the front of this run, its part of the KV and the same worth."""
         at = len(upper.tokens)
         upper.ready, upper.in_use, upper.last_use = min(self.ready, at), self.in_use, self.last_use
         upper.frequency, upper.token_cost, upper.num_misses = self.frequency, self.token_cost, self.num_misses
@@ -130,8 +130,8 @@ class Node(Run["Node"]):
 class Sequence:
     """One sequence id, with KV at positions [0, length) of the path that ends in `last_node`.
 
-    An active sequence belongs to a running request; its last node ends that request's claimed path, computed or not. An
-    idle one outlives its request, so that the next request can continue or fork it.
+    An active sequence belongs to a running request; its last node ends that request's claimed path, computed or not. An idle
+    sequence outlives its request, so that the next request can continue or fork it.
     """
 
     id: int
@@ -139,18 +139,19 @@ class Sequence:
     length: int = 0
     active: bool = True
     sections: tuple[Section, ...] = ()  # of its request's prompt
-    idle_since: int = 0  # a count of all that became idle: of equal leaves the one idle longest is evicted
+    idle_since: int = 0  # by a count: of equal leaves the one that is idle longest is evicted
 
     def most_cached(self, upto: int, recompute_last: int) -> int:
-        """Return how much of its path may come from the cache, if that has `upto` tokens of it."""
+        """Return how many tokens of the path may come from the cache, which has the first `upto`."""
         return most_cached(self.sections, upto, recompute_last)
 
 
 def most_cached(sections: Seq[Section], upto: int, recompute_last: int) -> int:
-    """Return how much of a prompt may come from the cache, if that has `upto` tokens of it.
+    """Return how many tokens of a prompt may come from the cache, which has the first `upto`.
 
-    sections: the last one ends with the prompt. None of them is computed in pieces of fewer than `recompute_last` tokens,
-    unless it is as short as a whole: the bits of KV depend on that. The prompt's last token is always computed.
+    sections: what is computed; the last one ends with the prompt. No section is computed in pieces below `recompute_last`
+    tokens, unless the whole section is shorter: the bits of KV depend on the size. The prompt's last token is always
+    computed.
     """
     upto = min(upto, sections[-1][1] - 1)
     at = bisect_right(sections, upto, key=itemgetter(0)) - 1
@@ -169,9 +170,10 @@ class Claim:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopySizes:
-    """Bytes of copies. run_token: of one token of a run. state: of a recurrent state.
+    """Bytes of copies. run_token: for one token of a run. state: for one recurrent state.
 
-    state_token: of a state, for each token that led to it, where attention's KV cannot be told apart: runs are empty then.
+    state_token: for each token before a state, where the state contains the KV of attention; the copies of runs are then
+    empty.
     """
 
     run_token: int = 0
@@ -184,7 +186,7 @@ NO_TOKENS = np.empty(0, np.int32)
 
 @dataclass(slots=True, eq=False)
 class Root(Node):
-    """The prefix of all prompts of one scope."""
+    """The empty prefix of all prompts of one scope."""
 
     scope: Scope = field(kw_only=True)  # pyright: ignore[reportIncompatibleVariableOverride]
 
@@ -197,9 +199,10 @@ class Root(Node):
 class Match(Generic[N]):
     """The known prefix of a prompt: `length` tokens are in the tree, and the first `ready` of them have KV.
 
-    The match ends in `node`, and its computed part in `ready_node`. `covered` counts the tokens with cells of their own or
-    promised ones; `evictable` those of them that are not in use, which a claim of the match makes unreclaimable.
-    `exact_end` is the node that ends just where the tokens end; None where they do not match or a run goes further.
+    The match ends in `node`, and its computed part in `ready_node`. `covered` counts the matched tokens whose cells are
+    filled or promised. `evictable` counts the matched tokens with KV that no request uses; a claim of the match makes their
+    cells unreclaimable. `exact_end` is the node that ends exactly where the tokens end; None if some do not match, or a run
+    goes further.
     """
 
     node: N
@@ -227,7 +230,7 @@ class PrefixIndex(Protocol):
         ...
 
     def continued(self, origin: Any, match: Match[Any]) -> int:
-        """Return how many tokens behind `origin` need not be computed, of those that `match` has found there."""
+        """Return how many of the tokens that `match` found after `origin` need not be computed."""
         ...
 
     def may_continue(self, node: Any) -> bool:
@@ -239,12 +242,12 @@ class PrefixIndex(Protocol):
         ...
 
     def seconds(self, cached: int, new: int) -> float:
-        """Return about how long `new` tokens behind `cached` ones take to compute."""
+        """Return about how long `new` tokens after `cached` ones take to compute."""
         ...
 
 
 class RadixTree(Generic[N]):
-    """Finds, adds and splits runs. Its subclasses say what the runs stand for: KV, states, files.
+    """Finds, adds and splits runs. A subclass says what a run stands for: KV, states, files.
 
     run: makes a run of tokens, at a position, below a parent. root: makes the root of a scope.
     """
@@ -319,7 +322,7 @@ class RadixTree(Generic[N]):
         return child
 
     def _split(self, lower: N, at: int) -> N:
-        """Cut a run in two and return the upper part. The lower part stays the same object, to which others refer."""
+        """Cut a run in two and return the upper part. The lower part stays the same object, since others refer to it."""
         parent = lower.parent
         assert parent is not None
         upper = self._run(lower.tokens[:at], lower.start, parent)
@@ -345,7 +348,7 @@ def common_prefix(a: np.ndarray, b: np.ndarray) -> int:
 
 
 def path(node: N, begin: int = 0) -> list[N]:
-    """Return the nodes from `node` up to the child of the root, but for those that end at position `begin` or before it."""
+    """Return the nodes from `node` up to the child of the root, without those that end at or before position `begin`."""
     nodes: list[N] = []
     while node.parent is not None and node.end > begin:
         nodes.append(node)
@@ -354,7 +357,7 @@ def path(node: N, begin: int = 0) -> list[N]:
 
 
 def upward(node: N) -> Iterator[N]:
-    """Yield the nodes of the path, for who needs few of them. A yielded node may be changed or unlinked."""
+    """Yield the nodes from `node` up, for a caller that needs few of them. A yielded node may be changed or unlinked."""
     while node.parent is not None:
         above = node.parent
         yield node
@@ -378,18 +381,18 @@ def descendants(root: N) -> Iterator[N]:
         stack.extend(node.children.values())
 
 
-# ---- Text that changes from one prompt to the next, with the same text behind it. ---------------------------------------
+# ---- Text that changes from one prompt to the next, with the same text after it. ----------------------------------------
 
 LONGEST_CHANGE = 64  # tokens of a piece, on either side
-SAME_BEHIND = 32  # tokens behind it that have to be the same; an answer's opening alone is shorter
-MOST_BRANCHES = 4  # earlier prompts that are compared, those used last
+SAME_BEHIND = 32  # tokens after the piece that have to be equal; the opening of an answer alone is shorter
+MOST_BRANCHES = 4  # earlier prompts to compare, the most recently used
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ChangedPiece:
-    """A short piece of a prompt where an earlier one had another. before, after: the tokens (int32) of that one and of this.
+    """A short piece of a prompt where an earlier prompt had another. before, after: the two pieces (int32).
 
-    num_behind: tokens behind it that both prompts have: without the change they would have been reused.
+    num_behind: equal tokens after the piece, which would have been reused without the change.
     """
 
     before: np.ndarray
@@ -398,9 +401,9 @@ class ChangedPiece:
 
 
 def changed_piece(last_node: Node, tokens: np.ndarray, at: int) -> ChangedPiece | None:
-    """Return what differs at a position of a prompt, whose path ends at `last_node`, from an earlier prompt in the tree.
+    """Return the piece that differs at position `at` from an earlier prompt. last_node: the end of the prompt's path.
 
-    None: no earlier prompt parts there, or none goes on like this one after a short piece.
+    None: no earlier prompt parts there, or none continues alike after a short piece.
     """
     own = next((node for node in path(last_node, at) if node.start == at), None)
     if own is None or own.parent is None:
@@ -411,7 +414,7 @@ def changed_piece(last_node: Node, tokens: np.ndarray, at: int) -> ChangedPiece 
 
 
 def _continuation(node: Node, num_tokens: int) -> np.ndarray:
-    """Return at least so many tokens of the prompt that went on with a run and was used last, if it has as many."""
+    """Return at least so many tokens after a node's start, on the path that was used last; fewer if the path is shorter."""
     runs = [node]
     while runs[-1].end - node.start < num_tokens + LONGEST_CHANGE and runs[-1].children:
         runs.append(max(runs[-1].children.values(), key=lambda child: child.last_use))
@@ -419,7 +422,7 @@ def _continuation(node: Node, num_tokens: int) -> np.ndarray:
 
 
 def _change(old: np.ndarray, new: np.ndarray) -> ChangedPiece | None:
-    """Return the shortest piece at the beginning of both behind which they are the same."""
+    """Return the shortest piece at the start of both after which the tokens are equal."""
     places: dict[bytes, int] = {}
     for at in range(min(LONGEST_CHANGE, len(new) - SAME_BEHIND) + 1):
         places.setdefault(new[at : at + SAME_BEHIND].tobytes(), at)

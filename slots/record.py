@@ -1,4 +1,4 @@
-"""A record: the KV of a run for itself, with all tokens from the first one on. Lower tiers and files keep them."""
+"""A record: the KV of a run, self-contained, with all tokens from the first one on. Lower tiers and files keep records."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ Cut = Callable[[np.ndarray, int, int], np.ndarray]
 class Record:
     """A run's KV. tokens: int32, the path's from position 0 to the run's end; data (uint8): the KV from `start` on.
 
-    documents: (key, first position) of the documents that end with the run. frequency, token_cost: as in `Node`.
-    state (uint8): the recurrent state behind the run, of a model that has one.
+    documents: (key, first position) of the documents that end with the run. frequency, token_cost: as in `Node`. state
+    (uint8): the recurrent state after the run, of a model that has one.
     """
 
     scope: Scope
@@ -37,11 +37,11 @@ class Record:
 
     @property
     def num_bytes(self) -> int:
-        """Return the size of the KV and the state."""
+        """The bytes of the KV and the state."""
         return len(self.data) + (len(self.state) if self.state is not None else 0)
 
     def used_once(self) -> Record:
-        """Return it as if one request had used it, at the cost of a mean token at most: for one whose worth others state."""
+        """Return the record as if used by one request, at the cost of a mean token at most: others chose its worth."""
         return replace(self, frequency=1, token_cost=min(self.token_cost, 1.0))
 
 

@@ -1,4 +1,4 @@
-"""A request: what was asked, frozen. Its prompt, and the layout of that once its documents have an order."""
+"""A request: what was asked, frozen; its prompt, and the layout that gives the prompt's documents an order."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .scope import Scope
 
 @dataclass(frozen=True, slots=True)
 class PlacedDocument:
-    """A document in a prompt, at positions [start, stop). rank: in retrieval, from 1. moved: it does not stand in rank."""
+    """A document in a prompt, at positions [start, stop). rank: in retrieval, from 1. moved: another order than by rank."""
 
     id: str
     key: str
@@ -27,7 +27,7 @@ class PlacedDocument:
 
 
 class Segment(NamedTuple):
-    """A part of a prompt, which ends in front of `stop`. label: its origin, in words; verb: the one that goes with it."""
+    """A part of a prompt, up to position `stop`. label: the origin of the part, in words; verb: the verb after the label."""
 
     stop: int
     label: str
@@ -35,20 +35,20 @@ class Segment(NamedTuple):
 
     @property
     def miss(self) -> str:
-        """The reason of a miss that begins in it, as a sentence."""
+        """The reason of a miss in this segment, as a sentence."""
         return f"{self.label} {self.verb} not cached here"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Layout:
-    """A prompt whose documents have their order.
+    """A prompt whose documents have an order.
 
-    tokens: int32. stops: ascending positions where nodes of the tree shall end. segments: all parts of the prompt in order,
-    for the reason of a miss. repeated: ids of documents that are left out here, because an earlier turn holds them.
-    breakpoints: the client's marks, (stop, seconds): prompts may part there, and what is in front is pinned for so long; 0:
-    not at all. opening: the tokens in front of a chat's first question: system text and documents, which new chats have in
-    common; 0: this is no chat. in_rank: the tokens that would be cached with all documents in retrieval rank; None:
-    none has moved. hint: the line that tells the ranking of the last ones that have; empty: there is none.
+    tokens: int32. stops: ascending positions where nodes of the tree end. segments: all parts of the prompt in order, for
+    the reason of a miss. repeated: ids of documents that an earlier turn contains, so this prompt omits them. breakpoints:
+    the client's marks, (stop, seconds): prompts may part at `stop`, and the prefix up to it stays pinned for so long; 0: no
+    pin. opening: the length of a chat's prefix before its first question: system text and documents, which new chats have in
+    common; 0: no chat. in_rank: tokens that would be cached with all documents in retrieval rank; None: no document moved.
+    hint: the line with the ranking of the last documents that moved; empty: no such line.
     """
 
     tokens: np.ndarray
@@ -70,57 +70,57 @@ class Layout:
 
     @property
     def in_pieces(self) -> bool:
-        """Whether parts of it are cached apart from what stands in front of them."""
+        """Whether parts of the prompt are cached independently of the tokens before them."""
         return False
 
     @property
     def is_stage(self) -> bool:
-        """Whether it is no prompt to be answered, but something that has to be computed for one."""
+        """Whether this is computed for another prompt, and gets no answer."""
         return False
 
     @property
     def texts(self) -> list[np.ndarray]:
-        """The tokens (int32) of what has to stay cached for all of it to be reused; the last ones are its own."""
+        """The tokens (int32) of each text that has to stay cached for full reuse; the prompt's own tokens come last."""
         return [self.tokens]
 
     @property
     def places(self) -> list[tuple[str, int, int]]:
-        """(key, start, stop) of the documents that are of use to other prompts where they stand."""
+        """(key, start, stop) of each document that other prompts can reuse at its place."""
         return [(document.key, document.start, document.stop) for document in self.documents]
 
     def ids_of(self, tokens: np.ndarray) -> np.ndarray:
-        """Return some of its tokens, or of its answer, as the model knows them (int32)."""
+        """Return tokens of the prompt or of its answer as the model knows them (int32)."""
         return tokens
 
     def num_placed(self, tree: PromptTree, scope: Scope, reached: int) -> int:
-        """Return how many tokens that are cached elsewhere now come to it behind its first `reached` ones."""
+        """Return how many tokens the prompt takes over from elsewhere in the cache, after its first `reached` tokens."""
         return 0
 
     def sections(self, num_tokens: int) -> list[Section]:
-        """Return what is computed of the first `num_tokens` tokens."""
+        """Return the sections of the first `num_tokens` tokens that are computed."""
         return [(0, num_tokens)]
 
     # ---- its segments --------------------------------------------------------------------------------------------------
 
     def splits(self, position: int) -> bool:
-        """Whether a segment begins before `position` and ends behind it."""
+        """Return whether `position` lies inside a segment, and not between two."""
         return 0 < position < len(self.tokens) and all(segment.stop != position for segment in self.segments)
 
     def segment_at(self, position: int) -> Segment:
-        """Return the segment at `position`; the whole prompt, if it has none there."""
+        """Return the segment at `position`, or the whole prompt if no segment is there."""
         whole = Segment(len(self.tokens), "the prompt")
         return next((segment for segment in self.segments if position < segment.stop), whole)
 
 
 NO_LAYOUT = Layout(NO_TOKENS)
-"""Of a request that is not laid out."""
+"""The layout of a request that is not laid out."""
 
 
 class Prompt(Protocol):
-    """A prompt whose documents may still be an unordered set; `num_tokens` bounds its length before it is laid out.
+    """A prompt whose documents may have no order yet.
 
-    beginning: its tokens (int32) up to the first set of documents without an order, all if it has none. documents: the keys
-    of that set.
+    num_tokens: a bound on its length before its layout. beginning: its tokens (int32) up to the first set of documents
+    without an order; all of its tokens if no such set is there. documents: the keys of that set.
     """
 
     num_tokens: int
@@ -133,10 +133,11 @@ class Prompt(Protocol):
 
 
 class Kind(Enum):
-    """Whom a request is for: a client who waits for it, a client's next turn, or no client in particular.
+    """Who waits for a request: a client, a client's next turn, or no client in particular.
 
-    priority: its own; None: its client's. is_client: a client waits for it. counts_as_use: of the KV that it computes or
-    finds. What no client waits for is computed in small steps, ahead of its turn.
+    priority: fixed for the kind; None: the client chooses it. is_client: a client waits for the request. counts_as_use: KV
+    that the request computes or finds counts as used. Requests without a waiting client are computed in small steps, ahead
+    of time.
     """
 
     CLIENT = None, True
@@ -148,7 +149,7 @@ class Kind(Enum):
 
 
 class DraftSource(Protocol):
-    """What drafts the next tokens of one request. num_drafted, num_accepted: tokens of its drafts, ever."""
+    """A source of drafts for one request. num_drafted, num_accepted: tokens of all drafts so far, proposed and accepted."""
 
     num_drafted: int
     num_accepted: int
@@ -156,13 +157,13 @@ class DraftSource(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Request:
-    """What was asked. priority: those of a higher one go first; the kind's, where it has one. limit: the most tokens to
-    generate.
+    """What was asked.
 
-    follows: the request whose next turn this one prefills. wanted_slot: the one that it waits for; -1: any. snapshot_scope:
-    of its snapshots, if its model cannot be cut and may keep them. draft: the source of its drafts, if it has any.
-    tells_prompt: its prompt is told with logprobs, so all of it is computed, in a scope of its own. session: its name, if
-    it has one.
+    priority: a higher one goes first; a kind's priority overrides it. limit: most tokens to generate. follows: the id of the
+    request whose next turn this one prefills. wanted_slot: the slot that it waits for; -1: any. snapshot_scope: the scope of
+    its snapshots, if the model cannot be cut at a prefix and the request may keep any. draft: its source of drafts, if any.
+    tells_prompt: the answer has logprobs of the prompt, so the whole prompt is computed, in a scope for this request alone.
+    session: the name of its session; empty: none.
     """
 
     id: int
@@ -184,7 +185,7 @@ class Request:
             object.__setattr__(self, "priority", self.kind.priority)
 
     def leads_to(self, other: Request) -> bool:
-        """Return whether what it computes is of use to another one: its prompt begins so, and has all its documents."""
+        """Return whether `other` can reuse what this request computes: its fixed prefix, and its documents if it has any."""
         own, others = self.prompt, other.prompt
         begins = others.beginning[: None if own.documents else len(own.beginning)]
         is_same = self.index_scope == other.index_scope and own.documents in (frozenset(), others.documents)
@@ -192,10 +193,10 @@ class Request:
 
     @property
     def index_scope(self) -> Scope:
-        """The scope of what it reads from the cache and leaves there."""
+        """The scope in which the request reads and writes the cache."""
         return self.snapshot_scope or self.scope
 
     @property
     def keeps(self) -> bool:
-        """Whether anything of it stays in the cache."""
+        """Whether any KV or snapshot of the request stays in the cache."""
         return self.cache or self.snapshot_scope is not None

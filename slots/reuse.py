@@ -1,4 +1,4 @@
-"""What a prompt need not compute: its origins, its spans, and the marks of tokens whose documents are read separately."""
+"""What a prompt need not compute: origins, spans, and the marks of tokens whose documents are read separately."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ import numpy as np
 
 
 class Source(StrEnum):
-    """One word each, in answers and in metrics. A further tier below host memory counts by its own name."""
+    """The origin of reused tokens: one word each, in answers and in metrics. A further lower tier counts by its own name."""
 
     OWN = "own"  # the sequence of this conversation, continued
     FORK = "fork"  # shared with another sequence
     HOST = "host"  # a copy in host memory that was made since the start, or that a client restored
     DISK = "disk"  # a record of the disk tier
-    IMPORTED = "imported"  # one of another build or CPU, or of what was computed behind it
+    IMPORTED = "imported"  # a record of another build or CPU, or of KV that was computed after one
     SNAPSHOT = "snapshot"  # a recurrent state in host memory
     MOVED = "moved"  # a document that was read elsewhere
     NONE = "none"  # nothing is cached
 
 
 ON_DEVICE = frozenset({Source.OWN, Source.FORK})
-"""The origins whose KV is there already. All others' comes from host memory: that takes time, too."""
+"""The origins with KV on the device. KV of all others comes from host memory, which takes time, too."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReusedSpan:
-    """Prompt tokens at positions [start, stop) that were not computed. source: their origin. seconds: saved by that."""
+    """Prompt tokens at positions [start, stop) that were not computed. source: their origin. seconds: the time saved."""
 
     start: int
     stop: int
@@ -37,10 +37,10 @@ class ReusedSpan:
 
 @dataclass(slots=True)
 class Reuse:
-    """What came of a request. spans: of its first admission and by catching up, in order.
+    """What a request reused. spans: from its first admission and by catching up, in order.
 
-    num_overtaken: later requests that were admitted before it. fetch_seconds: that it waited for records of a lower tier.
-    has_hole: it computed what was gone between two of these.
+    num_overtaken: later requests that were admitted before it. fetch_seconds: time that it waited for records of a lower
+    tier. has_hole: it computed tokens that were gone between two spans.
     """
 
     spans: list[ReusedSpan] = field(default_factory=list[ReusedSpan])
@@ -56,7 +56,7 @@ class Reuse:
 
     @property
     def sources(self) -> dict[str, int]:
-        """Those tokens by origin."""
+        """The tokens that were not computed, by origin."""
         tokens: dict[str, int] = {}
         for span in self.spans:
             tokens[span.source] = tokens.get(span.source, 0) + span.stop - span.start
@@ -64,7 +64,7 @@ class Reuse:
 
     @property
     def source(self) -> str:
-        """The origin of most of them."""
+        """The origin of most of the tokens that were not computed."""
         return max(sources, key=lambda source: sources[source]) if (sources := self.sources) else Source.NONE
 
 
@@ -75,12 +75,12 @@ def prefix_cache_ratio(num_cached: int, num_prompt: int) -> float:
 
 # ---- Documents that are read separately have marked tokens. -------------------------------------------------------------
 #
-#     bit 30      of a document that is read separately
-#     bit 29      its first token: the same tokens, cut into other documents, are another path
+#     bit 30      a token of a document that is read separately
+#     bit 29      the document's first token: the same tokens, cut into other documents, are another path
 #     bits 27-28  none; a record of an earlier version may have them
 #     bits 0-26   the token
 #
-# So no prompt without such documents ever reaches a run behind one, and the tree needs no rule for them.
+# So no prompt without such documents ever reaches a run after one, and the tree needs no rule for them.
 
 SEPARATE, FIRST = 1 << 30, 1 << 29
 IDS = (1 << 27) - 1

@@ -1,9 +1,10 @@
 """Plans each step and commits its results.
 
-A step is `plan()`, then the runner, then `commit()`. Prefill is no step of its own: a request's computed tokens chase its
-known ones (vLLM's scheduler), and these tell its phase. When cells run out: evict a leaf, else preempt the youngest request
-of the lowest priority, which resumes later from its KV that is still in the tree. No later prompt of its priority passes one
-that is due, and the oldest request is preempted last, so none starves beside others of its priority.
+A step is `plan()`, then the runner, then `commit()`. Prefill is no separate step: a request's computed tokens chase its
+known tokens (vLLM's scheduler), and the two counts give its phase. When cells run out: evict a leaf, else preempt the
+youngest request of the lowest priority, which resumes later from its KV that is still in the tree. No later prompt of the
+same priority passes a prompt that is due, and the oldest request is preempted last, so no request starves beside others of
+its priority.
 """
 
 from __future__ import annotations
@@ -36,15 +37,15 @@ from .turns import LateStarts, in_turn
 # ---- One step while it is planned: spans under a budget of tokens and of cells. -----------------------------------------
 
 
-BESIDE = 2  # chunks of a step for what is computed ahead: with three, the gaps of streams beside it grow by a sixth
+BESIDE = 2  # chunks of a step for prompts ahead of time: with three, the gaps of streams beside them grow by a sixth
 
 
 class StepBuilder:
-    """Requests and their spans, in the same order. It lives from one `plan()` to the next: `commit()` reads it.
+    """Requests and their spans, in the same order. A builder lives from one `plan()` to the next: `commit()` reads it.
 
-    is_decode_turn: decode took a step of its own, since both together cost more; the next step is for prompts, if any wait.
-    most_told: most prompt tokens whose logprobs are told, each of which takes a row of logits. beside: a client's request
-    runs, in this step or in turn with it.
+    is_decode_turn: decode took this step alone, since decode and prefill together cost more; the next step is for prompts,
+    if any wait. most_told: most prompt tokens whose logprobs are computed, each of which takes a row of logits. beside: a
+    client's request runs, in this step or in turn with it.
     """
 
     def __init__(
@@ -65,7 +66,7 @@ class StepBuilder:
         self.staged: list[Job] = []  # those that have ended a stage, and not their prompt
         self.num_tokens = 0
         self.is_decode_turn = False
-        self._num_cells = 0  # cells of the spans, and of one token behind each prompt
+        self._num_cells = 0  # cells of the spans, and of one token after each prompt
         self._leaders: list[Job] = []  # requests that this step prefills, or would with more tokens or cells
 
     @property
@@ -74,20 +75,20 @@ class StepBuilder:
         return self.jobs[0].request.scope.adapters if self.jobs else ""
 
     def decode(self, jobs: Iterable[Job], drafts: Sequence[np.ndarray] = ()) -> None:
-        """Add the last token of each request, and its draft. Their cells are free. drafts: of each request, or none."""
+        """Add the last token of each request, and its draft. Their cells are free. drafts: one a request, or empty."""
         for job, draft in zip(jobs, drafts or repeat(NO_TOKENS), strict=False):
             self._add(job, 1, draft)
 
     def prefill(self, jobs: Iterable[Job], num_tokens: int) -> None:
         """Add as much of the prompts as `num_tokens` and the cells allow, in the order in which they are due.
 
-        A prompt is due when as many prompt tokens have been computed since its admission as it lacked then: a short one
-        passes a long one, and none that comes later passes one that is due (fair queueing, Demers et al. 1989).
-        Tokens that a grammar forced on an answer go before all prompts: a stream waits for them.
+        A prompt is due once as many prompt tokens have been computed since its admission as it lacked then: a short prompt
+        passes a long one, and no later prompt passes one that is due (fair queueing, Demers et al. 1989). Tokens that a
+        grammar forced on an answer go before all prompts: a stream waits for them.
         """
         for job in sorted(jobs, key=lambda job: job.turn):
             if not job.request.kind.is_client and self._leaders and self._leaders[0].request.kind.is_client:
-                return  # no prompt that a client waits for takes longer for one of them
+                return  # no prompt that a client waits for takes longer for a background prompt
             self._catch_up(job)
             if self._follows_a_leader(job):
                 job.enter(Phase.FOLLOWING)
@@ -141,7 +142,7 @@ class StepBuilder:
             strategy.pause_at(job, fetcher.next_pause(job))
 
     def _follows_a_leader(self, job: Job) -> bool:
-        """Return whether this step computes the next tokens of this request for another one."""
+        """Return whether another request of this step computes the next tokens of this one."""
         return any(job.waits_for(leader, self._tree.costs.min_shared) for leader in self._leaders)
 
     def _size(self, job: Job, num_tokens: int) -> int:
@@ -158,7 +159,8 @@ class StepBuilder:
     def _background_size(self, cached: int) -> int:
         """Return the most tokens of a background request: more where they are done before a new request waits long.
 
-        Beside requests of clients all of them have BESIDE chunks together: they are part of every wait for a next token.
+        Beside requests of clients, all background requests have BESIDE chunks together: they are part of every wait for a
+        token.
         """
         costs = self._tree.costs
         if self._beside:
@@ -183,15 +185,15 @@ class StepBuilder:
 
 logger = logging.getLogger("slotcache.scheduler")
 MOST_LATE = 4  # waiting prompts that are laid out in one step although they start later
-TRIES = 3  # steps that may fail with a request until it counts as the cause: the first beside others, the rest alone
+TRIES = 3  # failed steps after which a request counts as the cause: the first beside others, the rest alone
 
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """What becomes of the requests that ran when a step failed, and of those that wait with tokens.
+    """What becomes of the requests that ran when a step failed, and of waiting requests with tokens.
 
-    failed: they cannot go on. again: without a token yet, they run again from their start. paused: they go on behind their
-    tokens, which are computed again as those of a prompt are.
+    failed: they cannot go on. again: they have no token yet, and run again from their start. paused: they go on after their
+    tokens, which are computed again as a prompt is.
     """
 
     failed: list[Job]
@@ -221,8 +223,8 @@ class Scheduler:
 
     similarity: see `affine_slot`. batch_size: most tokens of a step. prefill_budget, max_stall: see `PrefillBudget`.
     idle_cells: see `Cells`. window: see `Queue`. index: the tree that prompts are compared with; None: `tree` itself.
-    strategies: make the ways of reuse that come before the usual one, each for its own requests. drafts: for requests that
-    want them. max_rows: most rows of logits of a step.
+    strategies: make the ways of reuse that are tried before the usual one. drafts: proposes drafts for requests that may
+    have them. max_rows: most rows of logits of a step.
     """
 
     def __init__(
@@ -258,7 +260,7 @@ class Scheduler:
         self._late = LateStarts(self.budget, self.cells, self.counters, batch_size)
 
     def fetch_with(self, fetcher: Fetcher) -> None:
-        """Let requests wait for what a fetcher brings, from now on."""
+        """Let requests wait for the records of a fetcher, from now on."""
         self.fetcher = fetcher
 
     # ---- requests come and go --------------------------------------------------------------------------------------
@@ -288,7 +290,7 @@ class Scheduler:
         return self._late.startable(may_take, self.running)
 
     def take_rejected(self) -> list[tuple[Job, Exception]]:
-        """Return the requests that could not be admitted since the last call, and why; they are finished."""
+        """Return the requests that were rejected since the last call, and why; they are finished."""
         return self.waiting.take_rejected()
 
     @property
@@ -315,13 +317,13 @@ class Scheduler:
         )
 
     def plan_idle_work(self) -> Plan | None:
-        """Return a step without spans: the tree's decisions, and one idle run's copy to host memory. None: all is done."""
+        """Return a step without spans: the tree's decisions, and the copy of one idle run. None: nothing is left to do."""
         self.tree.copies.save_ahead()
         operations = self.tree.device.take_operations()
         return Plan(operations) if operations else None
 
     def read_ahead(self) -> bool:
-        """Let a draft model read a piece of what an idle slot's next turn begins with. False: nothing is left to read."""
+        """Let a draft model read a piece of the prefix of an idle slot's next turn. False: nothing is left to read."""
         idle = (slot for slot in self.slots if slot.job is None and slot.scope is not None)
         return self.drafts.use_idle_time((slot, self.tree.num_cached(slot.scope, slot.history)) for slot in idle)
 
@@ -342,7 +344,7 @@ class Scheduler:
         self.drafts.observe(plan, seconds)
 
     def refuse(self) -> bool:
-        """Free cells, since the runner had none for the plan's batch. Returns False if no cell can be freed."""
+        """Free cells, since the runner had none for the plan's batch. Return False if no cell can be freed."""
         if not self.tree.evict():
             if len(self.running) < 2:
                 return False
@@ -350,11 +352,11 @@ class Scheduler:
         return True
 
     def recover(self, keep: bool = True, goes_on: Callable[[Job], bool] = lambda job: True) -> Recovery:
-        """Begin again with an empty device, because a step failed and its cells may hold anything.
+        """Begin again with an empty device, because a step failed and its cells may have any content.
 
-        The requests that can go on wait at the head of the queue. The caller clears the runner's memory as well. Operations
-        that were decided and not carried out are void. keep: the copies in host memory stay, as far as they were made.
-        goes_on: whether all that was chosen for a request with tokens has come to it.
+        Requests that can go on wait first in the queue. The caller clears the runner's memory as well. Operations that were
+        decided and not carried out are void. keep: finished copies in host memory stay. goes_on: whether a request with
+        tokens has received all that was chosen for it.
         """
         recovery = Recovery([], [], [])
         for job in self.running:
@@ -373,7 +375,7 @@ class Scheduler:
         return recovery
 
     def _void(self, keep: bool) -> None:
-        """Forget the KV on the device; that in host memory stays, if it is to be kept and can be."""
+        """Forget the KV on the device. keep: copies in host memory stay, if they can."""
         try:
             if keep:
                 for tree in self.trees:
@@ -392,7 +394,7 @@ class Scheduler:
     def _next_step(self) -> StepBuilder:
         """Return a step: decode first, then prefill with the remaining tokens; in turns where both together cost more.
 
-        The requests of one set of adapters share a step, the sets take turns.
+        Requests with the same set of adapters share a step; the sets take turns.
         """
         last, apart = self.step.adapters, self.cells.num_used >= self.tree.costs.apart_from_cells
         streams = any(one.phase is Phase.DECODE for one in self.running) or len({one.answering for one in self.running}) > 1
@@ -413,15 +415,15 @@ class Scheduler:
                 step.prefill(prompts, self.budget.limit(left, cells) if streams else left)
             if step.spans or not self.running:
                 return step
-            self._preempt()  # all requests lack cells: the youngest gives up its own
+            self._preempt()  # all requests lack cells: the youngest gives up its cells
 
     # ---- admission and memory --------------------------------------------------------------------------------------
 
     def _admit(self) -> list[Job]:
         """Start waiting requests while a slot is idle and their prompts fit; return them.
 
-        One that may make steps fail runs alone, so that it takes no other one with it. The others pause until its first
-        token, and what can be copied is.
+        A request that may make steps fail runs alone, so that no other request fails with it. The others pause until its
+        first token, and idle KV is copied first.
         """
         started: list[Job] = []
         if any(job.is_suspect for job in self.running):
@@ -447,7 +449,7 @@ class Scheduler:
             self.waiting.take(job)
             try:
                 self._start(job)
-            except Exception as error:  # it neither waits nor runs, and the tree may be inconsistent
+            except Exception as error:  # the request neither waits nor runs, and the tree may be inconsistent
                 job.sequence = None
                 self.waiting.reject(job, error)
                 raise
@@ -457,7 +459,7 @@ class Scheduler:
         return started
 
     def _has_slot(self) -> bool:
-        """Return whether a slot is idle. What no client waits for gives up its own for a client's that waits for it."""
+        """Return whether a slot is idle. A background request gives up its slot for a waiting request of a client."""
         if not self.admits:
             return False
         for job in self.waiting if not all(one.request.kind.is_client for one in self.running) else ():
@@ -469,9 +471,9 @@ class Scheduler:
         return self.slots.any_idle
 
     def _give_way(self, job: Job, slot: int) -> bool:
-        """Pause the youngest request that no client waits for, for a client's.
+        """Pause the youngest background request for a client's request. Return False if there is none.
 
-        slot: of the paused one; -1: any. False: there is none.
+        slot: the slot of the request to pause; -1: any.
         """
         found = [one for one in self.running if not one.request.kind.is_client and slot in (-1, one.slot)]
         if not job.request.kind.is_client or not found:
@@ -488,7 +490,7 @@ class Scheduler:
         return next(one for one in self._strategies if one.takes(request, whole))
 
     def _start(self, job: Job) -> None:
-        """Run a request that has left the queue: give it what is known of its prompt, and a slot."""
+        """Run a request that has left the queue: give it the KV that its prompt finds, and a slot."""
         job.strategy.begin(job, self.waiting)
         self.fetcher.begins(job)
         job.strategy.pause_at(job, self.fetcher.next_pause(job))
@@ -501,7 +503,7 @@ class Scheduler:
     def _preempt(self) -> None:
         """Stop the youngest request of the lowest priority and put it first in the queue: its stream only pauses.
 
-        It stays there until a running request ends; admitted any earlier it would fit exactly, and be preempted again.
+        It stays there until a running request ends: admitted earlier, it would fit exactly, and be preempted again.
         """
         self._pause(min(reversed(self.running), key=lambda job: job.request.priority), blocks=True)
 

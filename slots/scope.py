@@ -1,7 +1,7 @@
 """Scopes: only requests of one scope share KV.
 
-A shared scope is named by clients (`cache_scope`). A private scope belongs to one request: nothing of it is kept. KV that
-was computed with LoRA adapters is of another scope than KV of the same name without them.
+A shared scope is named by clients (`cache_scope`). A private scope belongs to one request, and none of its KV is kept. KV
+that was computed with LoRA adapters is of another scope than KV of the same name without them.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from typing import Literal
 MAX_NAME = 256  # characters: a scope's name is a name, not a document
 MAX_TEXT = MAX_NAME + 4096  # characters of a scope as text
 SEPARATOR = "\0"  # no client's name has it
-OF_PROCESS = "@"  # in front of what makes a set of adapters one of this process
+OF_PROCESS = "@"  # precedes the part of an adapter set's text that only this process knows
 
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """The key of one tree of prompts. adapters: the LoRA adapters that compute its KV, as a text; empty: none."""
+    """The key of one tree of prompts. adapters: the LoRA adapters that compute its KV, as text; empty: none."""
 
     kind: Literal["shared", "private"]
     name: str
@@ -25,17 +25,17 @@ class Scope:
 
     @classmethod
     def shared(cls, name: str, adapters: str = "") -> Scope:
-        """The scope that clients name."""
+        """Return a scope that clients name."""
         return cls("shared", name, adapters)
 
     @classmethod
     def private(cls, request: int, adapters: str = "") -> Scope:
-        """The scope of one request, by its id."""
+        """Return the scope of one request, by its id."""
         return cls("private", str(request), adapters)
 
     @classmethod
     def read(cls, text: str) -> Scope:
-        """Return the shared scope that a text stands for: see `text`."""
+        """Return the shared scope that a text stands for; the inverse of `text`."""
         name, _, adapters = text.partition(SEPARATOR)
         return cls.shared(name, adapters)
 

@@ -1,4 +1,4 @@
-"""What the scheduler knows of drafts and of lower tiers: two protocols, and what stands there without any."""
+"""What the scheduler knows of drafts and of lower tiers: two protocols, and a stand-in for each."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from .slot import Slot
 
 
 class Proposer(Protocol):
-    """Proposes drafts: guesses at the next tokens of streams, which a step checks along. They never change an answer.
+    """Proposes drafts: guesses at the next tokens of streams, which a step checks along. Drafts never change an answer.
 
-    longest: most tokens of a draft. model_seconds: that a draft model took in the last plan.
+    longest: most tokens of a draft. model_seconds: the time that a draft model took in the last plan.
     """
 
     longest: float
     model_seconds: float
 
     def propose(self, jobs: Sequence[Job], running: Sequence[Job], cells: Cells) -> Sequence[np.ndarray]:
-        """Return a draft (int32, maybe empty) for each of these requests, which decode; nothing where none pays."""
+        """Return a draft (int32, maybe empty) for each of these decoding requests; an empty sequence where no draft pays."""
         ...
 
     def settle(self, checked: list[tuple[Job, Span]], device: DeviceCells) -> None:
-        """Free the cells of rejected tokens, and clear the list: the spans with drafts of the last step that ran."""
+        """Free the cells of rejected tokens, and clear the list. checked: spans with drafts of the last step that ran."""
         ...
 
     def observe(self, plan: Plan, seconds: float) -> None:
@@ -39,12 +39,12 @@ class Proposer(Protocol):
     def use_idle_time(self, slots: Iterable[tuple[Slot, int]]) -> bool:
         """Prepare drafts of idle slots' next turns, for a moment. False: nothing is left to do.
 
-        slots: each with the tokens of its history that are cached.
+        slots: each slot with the number of cached tokens of its history.
         """
         ...
 
     def forget(self, scope: Scope) -> None:
-        """Free what it holds of a scope."""
+        """Free the draft model's KV of a scope."""
         ...
 
 
@@ -67,7 +67,7 @@ class NoDrafts:
 
 
 class Fetcher(Protocol):
-    """Brings KV of requests from below host memory: into it, or to where it waits until a prefill comes to it."""
+    """Fetches KV of requests from lower tiers: into host memory, or to where it waits until a prefill reaches it."""
 
     def begins_late(self, job: Job) -> bool:
         """Return whether a request that is about to be admitted has to wait for a fetch, which begins now at the latest."""
@@ -78,11 +78,11 @@ class Fetcher(Protocol):
         ...
 
     def begins(self, job: Job) -> None:
-        """A request leaves the queue: it waits for nothing any more."""
+        """Note that a request leaves the queue: it waits for nothing any more."""
         ...
 
     def ends(self, job: Job) -> None:
-        """A request has ended: what is kept for it goes."""
+        """Forget what is kept for a request that has ended."""
         ...
 
     def next_pause(self, job: Job) -> int:
@@ -90,12 +90,12 @@ class Fetcher(Protocol):
         ...
 
     def take_over(self, job: Job) -> bool:
-        """Put what a running request has come to into host memory. Return whether there was any."""
+        """Put the records that a running request has reached into host memory. Return whether there were any."""
         ...
 
 
 class NoFetches:
-    """Where nothing is below host memory."""
+    """The fetcher of a server without lower tiers."""
 
     def begins_late(self, job: Job) -> bool:
         return False

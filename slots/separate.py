@@ -1,16 +1,16 @@
-"""Documents are read one after the other, each behind the prompt's prefix alone, then moved to their places.
+"""Documents are read one after the other, each after the prompt's prefix alone, then moved to their places.
 
-A request with documents that are read separately runs in stages. In each stage but the last it is a prompt of its own, the
-prefix and one document, exact KV like that of any other request:
+A request with documents that are read separately runs in stages. In each stage but the last, its prompt is the prefix and
+one document, whose KV is exact like that of any other request:
 
-    stage 1    | prefix | document 2 |                          computed and copied; then the request leaves its slot
+    stage 1    | prefix | document 2 |                          computed and copied; then the request gives up its slot
     stage 2    | prefix | document 3 |                          and goes on at the head of the queue
     last       | prefix | document 1 | 2 | 3 | question |       1 was cached; 2 and 3 are moved to their places
 
-One after the other, since the bits of a token's KV depend on its cell.
+Documents are read one after the other, since the bits of a token's KV depend on its cell.
 
-Documents are worth what their uses make them, wherever these move them to. What stands at the places is worth little: it is
-made again from the documents at once, and only what is between them and behind has to be computed.
+Every use of a document adds to its worth, wherever the document is moved to. The moved KV is worth little: it is made again
+from the documents at once, and only the tokens between and after them have to be computed.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ from .strategy import PlainKV
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MovedDocument:
-    """A document at positions [start, stop) of a prompt, which is read behind the prompt's prefix alone.
+    """A document at positions [start, stop) of a prompt, which is read after the prompt's prefix alone.
 
-    id, key: as in `PlacedDocument`. prefix (int32): the tokens up to the prompt's first document, one array of all its
-    documents; tokens (int32): its own.
+    id, key: as in `PlacedDocument`. prefix (int32): the tokens up to the prompt's first document, one array for all of its
+    documents; tokens (int32): the document's own.
     """
 
     id: str
@@ -60,26 +60,26 @@ class MovedDocument:
 
     @property
     def text(self) -> np.ndarray:
-        """The tokens (int32) that it is read in."""
+        """The tokens (int32) that the document is read in: prefix and document."""
         return np.concatenate((self.prefix, self.tokens))
 
     @property
     def distance(self) -> int:
-        """Positions from the place where it was read to that where it stands."""
+        """Positions from the place where the document was read to its place in the prompt."""
         return self.start - self.num_prefix
 
     @property
     def moves_from(self) -> int:
-        """The first position whose KV comes from there. The first document stands where it was read, behind all in front."""
+        """The first position whose KV comes from the reading. 0 for a first document, which was read where it stands."""
         return self.start if self.distance else 0
 
     @property
     def needed_from(self) -> int:
-        """The first position of its text whose KV is needed."""
+        """The first position of the document's text whose KV is needed."""
         return self.moves_from - self.distance
 
     def runs(self, tree: PromptTree, scope: Scope) -> Iterator[tuple[Node, int, int]]:
-        """Yield the runs that a tree has of it, each with the positions of its text that stand there."""
+        """Yield the runs that a tree has of the document, each with positions [start, stop) of the text in it."""
         match = tree.match(scope, self.text)
         for node in reversed(path(match.node)):
             start, stop = max(node.start, self.needed_from), min(node.end, match.length)
@@ -87,7 +87,7 @@ class MovedDocument:
                 yield node, start, stop
 
     def cached_runs(self, tree: PromptTree, scope: Scope) -> list[tuple[Node, int, int]]:
-        """Return the same, if all of its KV is on the device or in host memory; else none."""
+        """Return the `runs`, if all KV of the document is on the device or in host memory; else an empty list."""
         at, runs = self.needed_from, list(self.runs(tree, scope))
         for node, start, stop in runs:
             if start != at or (node.copy is None and node.start + node.ready < stop):
@@ -96,15 +96,15 @@ class MovedDocument:
         return runs if at == self.num_prefix + len(self.tokens) else []
 
     def is_cached(self, tree: PromptTree, scope: Scope) -> bool:
-        """Return whether all of its KV is on the device or in host memory."""
+        """Return whether all KV of the document is on the device or in host memory."""
         return bool(self.cached_runs(tree, scope))
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class SeparateLayout(Layout):
-    """A prompt with documents that are read separately, whose tokens are marked; or the reading of one of them, a stage.
+    """A prompt with documents that are read separately, whose tokens are marked; or a stage, the reading of one document.
 
-    moved: these documents; none in a stage. reads: what a stage reads, by its place among the moved ones of a whole prompt.
+    moved: these documents; empty in a stage. reads: in a stage, the index of its document in `moved`, and the whole prompt.
     """
 
     moved: tuple[MovedDocument, ...] = ()
@@ -120,28 +120,28 @@ class SeparateLayout(Layout):
 
     @property
     def texts(self) -> list[np.ndarray]:
-        """The documents that are moved, as they are read, and itself."""
+        """The moved documents' texts, and the prompt's tokens."""
         return [*(document.text for document in self.moved), self.tokens]
 
     @property
     def places(self) -> list[tuple[str, int, int]]:
-        """None where documents are moved: what stands at their places is of no use to other prompts."""
+        """Empty where documents are moved: KV at their places is of no use to other prompts."""
         return [] if self.moved else [(document.key, document.start, document.stop) for document in self.documents]
 
     def ids_of(self, tokens: np.ndarray) -> np.ndarray:
         return ids_of(tokens) if self.moved else tokens
 
     def moved_at(self, position: int) -> int | None:
-        """Return the document, by its place among the moved ones, that brings a position's KV; None: none does."""
+        """Return the index in `moved` of the document whose KV comes to a position; None: no document's."""
         at = bisect_right(self.moved, position, key=attrgetter("moves_from")) - 1
         return at if at >= 0 and position < self.moved[at].stop else None
 
     def num_placed(self, tree: PromptTree, scope: Scope, reached: int) -> int:
-        behind = (document for document in self.moved if document.stop > reached)
-        return sum(one.stop - max(one.moves_from, reached) for one in behind if one.is_cached(tree, scope))
+        later = (document for document in self.moved if document.stop > reached)
+        return sum(one.stop - max(one.moves_from, reached) for one in later if one.is_cached(tree, scope))
 
     def sections(self, num_tokens: int) -> list[Section]:
-        """Return all that stands between documents that are moved."""
+        """Return the sections between documents that are moved."""
         starts, stops = [0, *(one.stop for one in self.moved)], [*(one.moves_from for one in self.moved), num_tokens]
         return [(start, stop) for start, stop in zip(starts, stops, strict=True) if start < stop] or [(0, num_tokens)]
 
@@ -161,7 +161,7 @@ def moved_in(layout: Layout) -> tuple[MovedDocument, ...]:
 
 
 class KvPart(NamedTuple):
-    """A copy of a document's KV, or of a part of it: positions [start, stop) of the text that it was read in."""
+    """A copy with a document's KV, or a part of it: positions [start, stop) of the text that the document was read in."""
 
     copy: HostCopy
     start: int
@@ -170,11 +170,11 @@ class KvPart(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class ReadDocuments(StrategyState):
-    """The documents that a request has read or found, by their place in its layout.
+    """The documents that a request has read or found, by their index in its layout.
 
-    pieces: their KV, which a request keeps whatever leaves the cache. num_prefix, tokens: how many tokens the request itself
-    has computed for it, of the prefix and of documents. reached: the position up to which reuse was counted. looked: how
-    many of the first documents were read or found cached when they were looked for last.
+    pieces: their KV, which a request keeps whatever the cache evicts. num_prefix, tokens: how many tokens the request has
+    computed to read documents, of the prefix and of each document. reached: the position up to which reuse was counted.
+    looked: the document at which the last search stopped; those before it were read or cached then.
     """
 
     pieces: dict[int, tuple[KvPart, ...]] = field(default_factory=dict[int, tuple[KvPart, ...]])
@@ -188,7 +188,7 @@ class ReadDocuments(StrategyState):
         return bool(self.pieces)
 
     def suits(self, layout: Layout) -> bool:
-        """The cache may have lost documents since, but not those that the job has a copy of."""
+        """Return whether the job has a copy of each document: the cache may have lost all others since."""
         return len(self.pieces) >= len(moved_in(layout))
 
     def count(self, document: int, num_prefix: int, start: int, stop: int) -> None:
@@ -218,7 +218,7 @@ Run = tuple[Node, int, int]
 
 
 class SeparateDocuments(PlainKV):
-    """Brings documents to their places. Between them, and in stages, KV is reused as in any prompt."""
+    """Moves documents to their places. Between them, and in stages, KV is reused as in any prompt."""
 
     def takes(self, request: Request, whole: Layout) -> bool:
         return bool(moved_in(whole))
@@ -227,7 +227,7 @@ class SeparateDocuments(PlainKV):
         whole, readings = separate(whole), read_by(job)
         count = len(whole.moved)
         first = readings.looked
-        # On from the last one, so that all stages together look once at each. Then at the others, which may have left since.
+        # From the last one on, so that all stages together look at each once; then at the others, evicted perhaps since.
         for at in (*range(first, count), *range(first)):
             readings.looked = at
             if at not in readings.pieces and not whole.moved[at].is_cached(self._tree, job.request.scope):
@@ -264,7 +264,7 @@ class SeparateDocuments(PlainKV):
         return next((start for start in starts if start > job.computed), job.num_tokens)
 
     def reached(self, job: Job, span: Span) -> bool:
-        """Take over a computed span of a document; keep a copy once it is read, whatever leaves the cache from now on."""
+        """Take over a computed span of a document. Once the document is read, keep a copy, whatever the cache evicts."""
         if not job.is_reading:
             return False
         at, whole = _reads(job)
@@ -280,23 +280,23 @@ class SeparateDocuments(PlainKV):
     def _keep_moved(self, job: Job) -> None:
         """Keep copies of the documents that a request is to move and need not read, and count their use.
 
-        From its first stage on: the documents that it reads may push them out of the cache.
+        This happens in the first stage: documents that the request reads later may evict them.
         """
         readings, scope = read_by(job), job.request.scope
         if job.is_reading and readings.tokens:
-            return  # they were looked for in its first stage
+            return  # its first stage has looked for them
         pieces = readings.pieces
         whole = _reads(job)[1] if job.is_reading else separate(job.layout)
         found = ((at, one.cached_runs(self._tree, scope)) for at, one in enumerate(whole.moved) if at not in pieces)
         missing = {at: runs for at, runs in found if runs}
         self._count_use(job, whole, missing)
-        # All copies that there are first: to make another one may push them out of host memory.
+        # Present copies first: making another one may evict them from host memory.
         found = {at: [(run, _piece(run)) for run in runs] for at, runs in missing.items()}
         pieces |= {at: tuple(piece or _copied(self._tree, run) for run, piece in runs) for at, runs in found.items()}
         assert job.is_reading or len(pieces) == len(whole.moved)
 
     def _count_use(self, job: Job, whole: SeparateLayout, found: Mapping[int, list[Run]]) -> None:
-        """Count a request's use of documents that it has found, but not of those of an earlier turn, as in `count_use`."""
+        """Count a request's use of documents that it has found, except those of an earlier turn; compare `count_use`."""
         if not found:
             return
         match = self._tree.match(job.request.scope, whole.tokens)
@@ -306,9 +306,10 @@ class SeparateDocuments(PlainKV):
         self._tree.use(nodes, counts_as_use=job.request.kind.counts_as_use, session=job.request.session)
 
     def _price_path(self, job: Job, last_node: Node) -> None:
-        """Let what stands behind the prefix be worth the more, the more of it was computed and not moved.
+        """Let the path after the prefix be worth more, the more of it was computed and not moved.
 
-        The time that its reuse saves grows with that share. Squared: it serves its own chat alone, and documents serve all.
+        The time that its reuse saves grows with that share. The share is squared, since this path serves its own chat alone,
+        and documents serve all.
         """
         if job.is_reading:
             return
@@ -324,7 +325,7 @@ class SeparateDocuments(PlainKV):
             self._tree.price(node)
 
     def _fetch(self, job: Job, num_cells: int = 0) -> None:
-        """Bring back all KV that follows the job's own, copies and documents in turn."""
+        """Restore all KV that follows the job's own, copies and documents in turn."""
         while True:
             super()._fetch(job, num_cells)
             if not self._place(job, num_cells):
@@ -333,7 +334,7 @@ class SeparateDocuments(PlainKV):
     def _place(self, job: Job, num_cells: int) -> bool:
         """Move the documents that follow the job's KV to their places. False: none follows, or no cells are free for it.
 
-        All that follow each other at once: each change of the path walks all of it.
+        All adjacent documents are moved at once: each change of the path walks all of it.
         """
         sequence, layout, device = job.sequence, separate(job.layout), self._tree.device
         assert sequence is not None
@@ -353,21 +354,22 @@ class SeparateDocuments(PlainKV):
         return reached > start
 
     def _count(self, job: Job, source: str, start: int, tokens: int) -> None:
-        """KV that the request computed itself for a document does not count, nor any for the reading of one."""
+        """Count reused tokens, but none of a stage, nor KV that the request computed to read its documents."""
         if job.is_reading:
             return
         self._count_reused(job, source, start, start + tokens)
 
     def _count_moved(self, job: Job, at: int, start: int) -> None:
-        """Count a document, by its place among the moved ones, that came to its place from position `start` on."""
+        """Count the document with index `at`, which came to its place from position `start` on."""
         stop = separate(job.layout).moved[at].stop
-        if job.request.cache:  # else it is from another document of the request, that begins alike
+        if job.request.cache:  # else the KV is from another document of the request with the same prefix
             self._count_reused(job, Source.MOVED, start, stop)
         read_by(job).reached = stop
 
     def _count_reused(self, job: Job, source: str, start: int, stop: int) -> None:
-        """Count positions [start, stop), but for the tokens that the request computed to read its documents: the last ones
-        of each, and of the prefix.
+        """Count positions [start, stop), without the tokens that the request computed to read its documents.
+
+        These are the last tokens of each document that it read, and of the prefix.
         """
         readings, moved = read_by(job), moved_in(job.layout)
         start, readings.reached = max(start, readings.reached), max(stop, readings.reached)
@@ -384,7 +386,7 @@ class SeparateDocuments(PlainKV):
 
 
 def num_kept(jobs: Iterable[Job]) -> int:
-    """Return how many tokens requests keep copies of that are none of the host tier's, or none any more."""
+    """Return how many tokens of copies requests keep that the host tier does not have, or no longer has."""
     states = (one.strategy_state for one in jobs)
     read = (state.pieces.values() for state in states if isinstance(state, ReadDocuments))
     pieces = (piece for each in read for pieces in each for piece in pieces)
@@ -412,14 +414,14 @@ def _copy(tree: PrefixTree, node: Node) -> HostCopy:
 
 
 def _reads(job: Job) -> tuple[int, SeparateLayout]:
-    """Return what a job reads in its stage."""
+    """Return the index of the document that a job reads in its stage, and the whole prompt."""
     reads = separate(job.layout).reads
     assert reads is not None
     return reads
 
 
 def _stage(whole: SeparateLayout, at: int) -> SeparateLayout:
-    """Return the layout of the prefix and one document."""
+    """Return the layout of a stage: the prefix and one document."""
     document = whole.moved[at]
     num_prefix, text = document.num_prefix, document.text
     segments = tuple(segment for segment in whole.segments if segment.stop <= num_prefix)

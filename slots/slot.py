@@ -1,4 +1,4 @@
-"""The slots in which requests run, and what each of them held last."""
+"""The slots in which requests run, and what each slot had last."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class Slot:
 
     last: id of the last request of a client here; -1 before the first. scope, history (int32): of that request; empty if
     nothing of it was kept. num_prompt: the tokens of its prompt in the history. prefix_cache_tokens, prefix_cache_ratio: the
-    prompt tokens that it did not compute, and their share of its prompt. ahead (int32): the tokens of its next turn
-    that have been prefilled since. What else no client waits for leaves no trace here, nor does the reading of a document.
+    prompt tokens that it did not compute, and their share of its prompt. ahead (int32): the tokens of the next turn that
+    have been prefilled since. Other background requests, and the reading of a document, change none of this.
     """
 
     id: int
@@ -50,7 +50,7 @@ class Slot:
         self.prefix_cache_tokens, self.prefix_cache_ratio = 0, 0.0
 
     def num_shared(self, job: Job) -> int:
-        """Return the length of the common prefix of its history and a request's tokens."""
+        """Return the length of the common prefix of the slot's history and a request's tokens."""
         return common_prefix(self.history, job.tokens[: job.num_tokens]) if self.scope == job.request.index_scope else 0
 
 
@@ -82,7 +82,7 @@ class Slots:
     def take(self, job: Job, sequence_id: int) -> None:
         """Give a request its idle slot: the one it wants, else the one of the longest prefix, else the least recently used.
 
-        sequence_id: of the request's sequence, which may be a new one even where it continues a slot.
+        sequence_id: of the request's sequence, which may be a new one even where the request continues a slot.
         """
         idle = [slot for slot in self._slots if slot.job is None and job.request.wanted_slot in (-1, slot.id)]
         slot = affine_slot(idle, job, self._similarity) or min(idle, key=lambda slot: slot.last_use)
@@ -97,7 +97,7 @@ class Slots:
         slot.sequence_id, slot.last_use = sequence_id, self._clock
 
     def leave(self, job: Job) -> None:
-        """Take a request off its slot, which remembers it if a client sent it: its prompt, and no document read for it."""
+        """Take a request off its slot. The slot remembers a client's prompt, but no document that was read for it."""
         slot = self._slots[job.slot]
         slot.job = None
         if job.is_reading:
@@ -113,9 +113,9 @@ class Slots:
         slot.prefix_cache_tokens, slot.prefix_cache_ratio = cached, prefix_cache_ratio(cached, job.num_prompt)
 
     def _followed(self, job: Job) -> Slot | None:
-        """Return the slot of the request whose next turn this one prefills, if the slot still remembers it.
+        """Return the slot of the request whose next turn this one prefills, if the slot still remembers that request.
 
-        Of a request that paused and went on elsewhere it is the last one.
+        After a pause the request may have gone on in another slot; the most recently used one is returned.
         """
         slots = (slot for slot in self._slots if slot.last == job.request.follows)
         return max(slots, key=lambda slot: slot.last_use, default=None)
@@ -126,8 +126,8 @@ def affine_slot(idle: Sequence[Slot], job: Job, similarity: float) -> Slot | Non
 
     A slot whose whole last prompt is continued goes first: the answer after it may read another way in the next turn,
     without its reasoning or as other tokens of the same text. Else the prefix must be at least `similarity` of the prompt
-    (0: no slot qualifies), and of a chat's own part of the slot, at least half: the part after the opening that new chats
-    have in common. Two chats that share a system text alone would else take each other's slot in turn.
+    (0: no slot qualifies); and of the slot's prompt after the opening that new chats have in common, at least half. Two
+    chats that share a system text alone would else take each other's slot in turn.
     """
     shared = {slot.id: slot.num_shared(job) for slot in idle}
     found = [slot for slot in idle if 0 < slot.num_prompt <= shared[slot.id]]
@@ -146,7 +146,7 @@ class Histories:
     """Acts on idle slots, between two steps.
 
     carry_out: performs the operations that the tree has decided, at once. If it raises, the state of memory is unknown, and
-    only `Scheduler.recover` sets that right.
+    only `Scheduler.recover` repairs that.
     """
 
     def __init__(self, device: DeviceCells, index: PromptTree, *, carry_out: Callable[[], None]) -> None:
@@ -155,7 +155,7 @@ class Histories:
     def save(self, slot: Slot) -> list[Record]:
         """Return the records of a slot's history as far as it has KV; each begins where the one before it ends.
 
-        Runs without a copy get one outside the host tier: to make room in the tier could drop the runs before them. Without
+        Runs without a copy get one outside the host tier: making room in the tier could evict the runs before them. Without
         a host tier nothing can be copied, and the list is empty.
         """
         index = self._index
@@ -171,14 +171,14 @@ class Histories:
         return list(takewhile(bool, made))  # type: ignore[arg-type]
 
     def remember(self, slot: Slot, scope: Scope, tokens: np.ndarray) -> int:
-        """Make these tokens a slot's history, as far as they are cached. Return how many that are."""
+        """Make these tokens a slot's history, as far as they are cached. Return the number of cached tokens."""
         runs = self._index.usable_runs(scope, tokens)
         length = runs[-1][1] if runs else 0
         slot.remember(scope, tokens[:length], length)
         return length
 
     def erase(self, slot: Slot) -> int:
-        """Forget KV that only a slot's history and the start of its next turn need. Return how many tokens that were."""
+        """Forget KV that only a slot's history and the start of its next turn need. Return the number of tokens."""
         return sum(self._discard(slot.scope, tokens) for tokens in (slot.ahead, slot.history))
 
     def _discard(self, scope: Scope | None, tokens: np.ndarray) -> int:

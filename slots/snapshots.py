@@ -1,10 +1,10 @@
-"""Snapshots, for models whose memory cannot be cut (recurrent and hybrid ones): states behind prompts, over runs of KV.
+"""Snapshots, for models that cannot be cut at a prefix (recurrent and hybrid ones): states after prompts, over runs of KV.
 
-A recurrent state stands for exactly the tokens that led to it, so only a prompt that begins with all of them can use it. The
-KV of a hybrid's attention layers can be cut, so it is kept run by run, each run once, and a state is a small record at the
-end of one. States are taken where a later prompt may part from this one: at the ends of documents, questions and answers,
-and where one has parted before. A prompt continues from the deepest state that it begins with; the runs in front of that and
-the state are put together in its sequence. llama-server keeps whole states, and calls them context checkpoints.
+A recurrent state stands for exactly the tokens that led to it, so only a prompt with all of them as its prefix can use it.
+The KV of a hybrid's attention layers can be cut, so it is kept run by run, each run once, and a state is a small record at
+the end of a run. States are taken where a later prompt may part from this one: at the ends of documents, questions and
+answers, and where a prompt has parted before. A prompt continues from the deepest state of its prefix: the runs before the
+state, and the state, are restored to its sequence. llama-server keeps whole states, and calls them context checkpoints.
 """
 
 from __future__ import annotations
@@ -25,35 +25,35 @@ from .state_tree import StateTree
 from .strategy import PlainKV
 
 SPACING = 64  # tokens between two states of a prompt
-QUESTION = 4  # times the spacing: the fewest tokens of a last question for which a state behind it is worth a batch more
-UNUSED = 64  # states within prompts that wait for a second prompt; as many more for each that leaves too early
+QUESTION = 4  # times the spacing: the fewest tokens of a last question for which a state after it is worth one more batch
+UNUSED = 64  # states inside prompts that wait for a second prompt; as many more for each that was dropped too early
 
 
 @dataclass(slots=True, eq=False)
 class SnapshotState(StrategyState):
-    """stops: where a job's prefill pauses for a snapshot. taken: the run that its last one stands behind, kept or not."""
+    """stops: where a job's prefill pauses for a snapshot. taken: the run at the end of its last snapshot, kept or not."""
 
     stops: tuple[int, ...] = ()
     taken: Node | None = None
 
     def forget_unmade(self) -> None:
-        """Its run may have gone without a trace: a tree that is cleared leaves its nodes as they are."""
+        """Forget the last snapshot's run, which may be gone without a trace: a cleared tree leaves its nodes unchanged."""
         self.taken = None
 
 
 def state_of(job: Job) -> SnapshotState:
-    """Return what is known of a job's snapshots."""
+    """Return the stops and the last snapshot of a job."""
     if not isinstance(job.strategy_state, SnapshotState):
         job.strategy_state = SnapshotState()
     return job.strategy_state
 
 
 class Snapshots(StateTree):
-    """Takes states of running requests and brings them back.
+    """Takes states of running requests and restores them.
 
-    tree: has the sequences. host: keeps nothing if it has no budget. spacing: the fewest tokens between two
-    states of a prompt, but for its end. unused: states within prompts that may wait for a second one; more where such
-    states leave and have to be taken again.
+    tree: has the sequences. host: takes nothing without a budget. spacing: the fewest tokens between two states of a prompt,
+    except before its end. unused: states inside prompts that may wait for a second prompt; more where such states are
+    dropped and have to be taken again.
     """
 
     def __init__(self, tree: PrefixTree, host: HostMemory, *, spacing: int = SPACING, unused: int = UNUSED) -> None:
@@ -65,13 +65,13 @@ class Snapshots(StateTree):
     def stops(self, job: Job, waiting: Iterable[Job] = ()) -> tuple[int, ...]:
         """Return the positions of states to take while the rest of a prompt is computed, well apart.
 
-        They are ends of its segments, and where an earlier prompt went on otherwise or ended.
+        They are ends of its segments, and the position where an earlier prompt went on otherwise or ended.
 
-        A state behind a short last question is not worth a batch for the few tokens that open the answer: the next turn
-        continues from the state behind the answer, and other questions part from this one at its beginning. It is worth one
-        where answers do not come back as they were, where none follows (the prompt is there to be continued), and where
-        another request may wait for the same prompt: another answer to it, say. At a client's breakpoint one is taken,
-        but not where the next one is so close that the piece between them would be too small for its bits.
+        A state after a short last question is not worth a batch for the few tokens that open the answer: the next turn
+        continues from the state after the answer, and other questions part from this one at its start. Such a state is worth
+        a batch where answers do not come back as they were, where no answer follows (the prompt is there to be continued),
+        and where another request may wait for the same prompt: for another answer to it, say. A client's breakpoint gets a
+        state, unless the next one is so close that the piece between them would be too small for its bits.
         """
         last, least = job.num_prompt - self._tree.recompute_last, job.computed + self._spacing
         marked = {stop for stop, _ in job.layout.breakpoints if stop > job.computed}
@@ -92,8 +92,8 @@ class Snapshots(StateTree):
     def _with_branch(self, job: Job, stops: list[int], marked: set[int], waiting: Iterable[Job]) -> tuple[int, ...]:
         """Return stops, with the position up to which an earlier prompt had the same tokens, if no state is close to it.
 
-        What has come twice is likely to come again: so Marconi admits states (Pan et al. 2024). If the whole prompt has
-        come, or waits for another answer, the state is in front of the last tokens, which are computed whatever is kept.
+        A prefix that has come twice is likely to come again: so Marconi admits states (Pan et al. 2024). If the whole prompt
+        has come, or waits for another answer, the state is taken before the last tokens, which are always computed.
         """
         is_awaited = any(other.request.prompt is job.request.prompt for other in waiting)
         known = job.num_prompt if is_awaited else self.match(job.request.snapshot_scope, job.tokens[: job.num_prompt]).length
@@ -106,14 +106,14 @@ class Snapshots(StateTree):
         return (*(stop for stop in stops if stop < at), at, *further)
 
     def strategy(self, tree: PrefixTree, cells: Cells, counters: Counters) -> FromSnapshots:
-        """Return how requests reuse them: see `Scheduler`."""
+        """Return how requests reuse snapshots: see `Scheduler`."""
         return FromSnapshots(tree, cells, counters, self)
 
     def load(self, job: Job) -> tuple[str, int]:
-        """Bring the deepest state that a request's prompt begins with into its sequence, with the runs in front of it.
+        """Restore the deepest state of a prompt's prefix to the request's sequence, with the runs before it.
 
-        Return its origin, and how many tokens it spares behind those that the sequence has. Nothing comes back behind the
-        prompt: the tokens of an answer are the request's own, also where a grammar forces several tokens of it at once.
+        Return its origin, and how many tokens it adds to those of the sequence. Nothing after the prompt is restored: the
+        tokens of an answer are the request's own, even where a grammar forces several of them at once.
         """
         assert job.sequence is not None
         begin = job.sequence.length
@@ -128,11 +128,11 @@ class Snapshots(StateTree):
         self._tree.device.perform(Load(node.state, job.sequence.id))
         self._tree.device.advance(job.sequence, node.end)
         self.num_loaded += 1
-        source, node.state.source = node.state.source, Source.SNAPSHOT  # from now on it is there
+        source, node.state.source = node.state.source, Source.SNAPSHOT  # where the state is from now on
         return source, node.end - begin
 
     def take(self, job: Job) -> None:
-        """Keep the present state of a request's sequence, and the runs up to it, if the budget has room for that path."""
+        """Keep the present state of a request's sequence, and the runs up to it, if the budget could take that path."""
         assert job.sequence is not None
         scope, tokens = job.request.snapshot_scope, job.tokens[: job.computed]
         if scope is None or not len(tokens) or not self.host.could_hold(len(tokens)):
@@ -166,7 +166,7 @@ class Snapshots(StateTree):
     def pays(self, job: Job) -> bool:
         """Return whether it takes less time to save what a request has computed since a state than to compute it again.
 
-        See `Copies.pays`: the cells of an answer that was computed beside others are copied each by itself.
+        See `Copies.pays`: the cells of an answer that was computed beside others are copied one by one.
         """
         assert job.sequence is not None
         price = self._tree.device.stretches.of(job.sequence) * self.costs.scattered_tokens
@@ -181,13 +181,13 @@ class Snapshots(StateTree):
     def _known(self, job: Job, length: int) -> Node | None:
         """Return the run of a request's last snapshot, if it is kept and among its first `length` tokens.
 
-        A search that begins there does not pass all segments of a prompt at each of its steps.
+        A search from there does not walk all segments of the prompt again.
         """
         node = state_of(job).taken
         return node if node is not None and node.copy is not None and node.end <= length else None
 
     def _count_use(self, node: Node, job: Job) -> None:
-        """Count a request that begins with a state. The next turn of a conversation does not count again, nor its start."""
+        """Count a request's use of a state. The next turn of a conversation, or a prefill for it, does not count again."""
         self._clock += 1
         for run in path(node):
             run.note_session(job.request.session)
@@ -199,11 +199,11 @@ class Snapshots(StateTree):
         self.price(node)
 
     def _thin_out(self, node: Node, job: Job) -> None:
-        """Forget states that count for little beside a new one, and that no second prompt has used.
+        """Forget states that are worth little beside a new one, and that no second prompt has used.
 
-        The last two turns of a chat keep theirs: the next turn continues from the last one, another last question from the
-        one in front of it. What is computed ahead of a turn replaces the answer's end: every turn passes it. States within
-        a prompt wait for a second prompt: it comes soon or not at all.
+        The last two turns of a chat keep their states: the next turn continues from the last one, another last question from
+        the one before. A prefill ahead of a turn replaces the state at the answer's end: every turn passes it. States inside
+        a prompt wait for a second prompt, which comes soon or not at all.
         """
         states = (one for one in upward(node) if one is not node and one.state is not None)
         if (above := next(states, None)) is None:
@@ -217,9 +217,9 @@ class Snapshots(StateTree):
             self._pass_over(above, states)
 
     def _pass_over(self, last: Node, states: Iterator[Node]) -> None:
-        """Forget the state of a turn that two later ones have passed, if the gap stays small; else it is worth less now.
+        """Forget the state of a turn that two later ones have passed, if the gap stays small; else lower its worth.
 
-        last: the state of the turn behind it. states: those in front of that one, the nearest first.
+        last: the state of the turn after it. states: those before `last`, the nearest first.
         """
         below = last
         for node in states:
@@ -238,7 +238,7 @@ class Snapshots(StateTree):
             self.revalue(node)
 
     def _wait_for_second(self, node: Node) -> None:
-        """Let a state within a prompt wait for a second prompt. Where too many wait, the oldest ones are forgotten."""
+        """Let a state inside a prompt wait for a second prompt. Where too many wait, the oldest are forgotten."""
         if node.frequency > 1 or node.pinned_until or node in self.passed:
             return
         self.unused[node] = None
@@ -251,25 +251,25 @@ class Snapshots(StateTree):
 
 
 def _is_passed(node: Node) -> bool:
-    """Return whether a state was of use only to the prompt that went on from it."""
+    """Return whether a state was of use only to the prompt that continued from it."""
     return node.frequency < 2 and len(node.children) == 1 and not (node.pinned_until or node.document_of)
 
 
 def _is_passed_by(job: Job, waiting: Iterable[Job]) -> bool:
-    """Return whether nothing is likely to continue from the end of a prompt's last question: only from its answer."""
+    """Return whether later prompts are likely to continue only from the answer, not from the last question."""
     is_alone = all(other.request.index_scope != job.request.index_scope for other in waiting)
     return job.request.limit > 1 and is_alone and not _repeats_an_answer(job)
 
 
 def _repeats_an_answer(job: Job) -> bool:
-    """Return whether a prompt computes the answer before its last question again: a template leaves out reasoning, say."""
+    """Return whether a prompt computes the answer before its last question again, since a template drops reasoning, say."""
     stops, documents = job.layout.stops, {document.stop for document in job.layout.documents}
-    behind = [stop for stop in stops if job.computed < stop < job.num_prompt]
-    return job.computed in stops and not documents.issuperset(behind[:-1])
+    later = [stop for stop in stops if job.computed < stop < job.num_prompt]
+    return job.computed in stops and not documents.issuperset(later[:-1])
 
 
 class FromSnapshots(PlainKV):
-    """Reuse by a model whose memory cannot be cut: what the tree has of a request is its own alone, the rest are states."""
+    """Reuse for a model that cannot be cut at a prefix: the tree has the request's KV alone, all else comes from states."""
 
     def __init__(self, tree: PrefixTree, cells: Cells, counters: Counters, snapshots: Snapshots) -> None:
         super().__init__(tree, cells, counters)
@@ -290,9 +290,7 @@ class FromSnapshots(PlainKV):
         self._load(job, num_cells + job.num_tokens - job.computed)
 
     def pause_at(self, job: Job, at: int) -> None:
-        """Leave out stops of snapshots that are so close to it, or to what is computed, that a piece is too small for its
-        bits.
-        """
+        """Pause at a position. Drop stops so near to it, or to the computed tokens, that a piece has too few tokens."""
         state = state_of(job)
         state.pause = at
         ends = (job.computed, at)

@@ -1,12 +1,12 @@
-"""The tree of runs and recurrent states in host memory, of models whose memory cannot be cut.
+"""The tree of runs and recurrent states in host memory, for models that cannot be cut at a prefix.
 
-    runs       |-- instructions --|-- document --|-- question and answer --|      each run behind the run before it
+    runs       |-- instructions --|-- document --|-- question and answer --|      each run after the run before it
     states                        S              S                         S
                                                  |-- another question --|
                                                                         S
 
-Every leaf has a state, or it is of no use. The state that saves the least time a byte leaves first, with the runs that only
-it needs.
+Every leaf has a state, or it is of no use. The state that saves the least time a byte is evicted first, with the runs that
+no other state needs.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from .host import HostMemory, PromptTree
 from .radix import Match, Node, descendants, path, upward
 from .scope import Scope
 
-DEARER = 1.25  # times its last price, from which on a state is priced anew: the profile alone moves prices by less
-PASSED = 1 / 8  # of its worth that is left to the state of an earlier turn: only a change of the history uses it
+DEARER = 1.25  # times its last price at which a state is priced anew: the profile alone moves prices by less
+PASSED = 1 / 8  # share of its worth that the state of an earlier turn keeps: only a change of the history uses it
 
 
 class StateTree(PromptTree):
@@ -29,8 +29,8 @@ class StateTree(PromptTree):
 
     def __init__(self, costs: Costs, host: HostMemory, profile: Profile) -> None:
         super().__init__(costs, host, profile)
-        self.unused: dict[Node, None] = {}  # states within prompts that no second prompt has used, the oldest first
-        self.aged: set[Node] = set()  # nodes whose states have left for that reason
+        self.unused: dict[Node, None] = {}  # states inside prompts that no second prompt has used, the oldest first
+        self.aged: set[Node] = set()  # nodes whose states were dropped from `unused`
         self.passed: set[Node] = set()  # states of a chat's turns that two later ones have passed
 
     def reusable(self, scope: Scope, tokens: np.ndarray) -> int:
@@ -50,16 +50,16 @@ class StateTree(PromptTree):
         return [node for node in descendants(self.roots[scope]) if node.state] if scope in self.roots else []
 
     def along(self, scope: Scope | None, tokens: np.ndarray, known: Node | None = None) -> Iterator[Node]:
-        """Return the nodes with states that these tokens begin with, the longest one first.
+        """Return the nodes with states on the path of these tokens, the longest one first.
 
-        known: a node on their path; the search begins there.
+        known: a node on the path; the search begins there.
         """
         match = self.match_from(known, tokens[known.end :]) if known is not None else self.match(scope, tokens)
         stop = match.length + (known.end if known is not None else 0)
         return (node for node in upward(match.node) if node.state is not None and node.end <= stop)
 
     def longest(self, scope: Scope | None, tokens: np.ndarray, known: Node | None = None) -> Node | None:
-        """Return the node with the deepest state that these tokens begin with."""
+        """Return the node with the deepest state on the path of these tokens."""
         return next(self.along(scope, tokens, known), None)
 
     def usable_runs(self, scope: Scope | None, tokens: np.ndarray) -> list[tuple[Node, int]]:
@@ -77,7 +77,7 @@ class StateTree(PromptTree):
         return sum(self.forget(node) for node in nodes if not node.children)
 
     def void(self) -> None:
-        """Forget what was decided and never performed, with all that stands on it: a record may have come in behind it."""
+        """Forget operations that were never done, with all runs after them: a record may have arrived after such a run."""
         lost = set(self.without_copy())
         for node in [node for root in self.roots.values() for node in descendants(root)][::-1]:
             if node in lost or (node.state is not None and node.state.data is None):
@@ -103,7 +103,7 @@ class StateTree(PromptTree):
         return num_tokens
 
     def lose(self, node: Node) -> int:
-        """Forget a state, unless it saves more than when it was priced, since the one in front of it was forgotten."""
+        """Forget a state. It stays, with a new price, if it saves more by now since the state before it was forgotten."""
         if node.state is not None and self._token_cost(node) > DEARER * node.token_cost:
             self.revalue(node)
             return 0
@@ -114,16 +114,16 @@ class StateTree(PromptTree):
         self.host.revalue(node, self._token_cost(node))
 
     def price(self, node: Node, *, is_used: bool = True) -> None:
-        """Set the priority of a state that is used or new: the time that it saves, a byte that leaves with it."""
+        """Set the priority of a state that is used or new: the time that it saves for each byte that its eviction frees."""
         self.aged.discard(node)
         if not self.host.may_leave(node):
-            return  # a run that states stand on leaves with them
+            return  # a run that states need is evicted with them
         node.token_cost = self._token_cost(node)
         node.last_use = self._clock if is_used else 0
         self.host.touch(node)
 
     def _token_cost(self, node: Node) -> float:
-        """Return the time that a state saves beside the one in front of it, for each byte that its loss frees."""
+        """Return the time that a state saves beyond the state before it, for each byte that its eviction frees."""
         above = node.parent
         while above is not None and above.parent is not None and above.state is None:
             above = above.parent
@@ -134,10 +134,10 @@ class StateTree(PromptTree):
         return share * self.profile.cost(begin, length) * length / max(size, 1)
 
     def make_room(self, node: Node) -> None:
-        """Let states leave until the budget holds. `node` is new, or used now, and stays."""
+        """Evict states until the budget has room. `node` is new, or used now, and stays."""
         self._clock += 1
         node.host_priority = np.inf
         if self.host.make_room(node):
             self.price(node)
-        else:  # a copy that was cut in two is freed with its last part only
+        else:  # no room: a copy that was cut in two is freed with its last part only
             self.host.count_lost(node, self.forget(node))

@@ -1,4 +1,4 @@
-"""How a request comes by KV that it need not compute; the usual way, runs of the prefix tree."""
+"""How a request comes by KV that it need not compute: the usual way, runs of the prefix tree."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .reuse import Source
 
 
 class PlainKV:
-    """Claims what the tree has of a prompt, brings back what host memory has, and shares what others compute meanwhile.
+    """Claims what the tree has of a prompt, restores what host memory has, and shares what others compute in the meantime.
 
     Other strategies differ from it in some steps.
     """
@@ -84,7 +84,7 @@ class PlainKV:
         )
 
     def _fetch(self, job: Job, num_cells: int = 0) -> None:
-        """Bring back the copies that follow the job's KV, if cells are free for them beside `num_cells` of the step."""
+        """Restore the copies that follow the job's KV, if cells are free for them beside the `num_cells` of the step."""
         assert job.sequence is not None
         copies = self._tree.copies
         if (needed := copies.restorable(job.sequence)) and self._cells.reserve(num_cells + needed):

@@ -1,25 +1,25 @@
-"""Swap: while a prompt is computed, the KV of other requests is in host memory. It comes back behind the step.
+"""Swap: while a prompt is computed, the KV of other requests is in host memory. It comes back after the step.
 
 Attention passes over all cells in use. On the CPU an unseen cell costs an eighth to a quarter of a seen one (the kernel
 goes by tiles of cells, which may belong to several requests). Moving a cell away and back takes as long as passing over
 it for some tens of tokens; a step computes hundreds.
 
-To whom the cells belong, where a step computes for A while B and C run:
+The owners of the cells, where a step computes for A while B and C run:
 
     before            | B | A and B | C | A | free ...
     during            | A and B | A | new tokens of A | free ...      B and C: in host memory
     after             | A and B | A | new tokens of A | B | C | ...
     next step for A   | A and B | A | new tokens of A | free ...      A is in place, so only B and C move
 
-The first swap for A clears the pool: all KV is copied first, and then A's comes back into the first cells. A run stays
-on the device if any sequence of A holds it, even if B's holds it too. Sequences, pins and counts do not change: for the
-tree nothing has moved.
+The first swap for A clears the pool: all KV is copied first, and then A's KV comes back into the first cells. A run stays
+on the device if A's sequence holds it, even if B's sequence holds it, too. Sequences, pins and counts do not change: for
+the tree nothing has moved.
 
-llama.cpp passes over free cells, too, up to the highest one in use. When B and C have left for good, A stands behind
-their cells, and a swap brings it to the front likewise, with nobody else to set aside.
+llama.cpp passes over free cells, too, up to the highest cell in use. Once the KV of B and C is evicted, A stands after
+free cells, and a swap brings A to the front likewise, with no other KV to set aside.
 
-Which cell is the highest, llama.cpp does not tell. `cells_end` of a run is a bound: the first free cells are filled first,
-so new KV ends below the number of cells in use, or below the highest one before. When a run leaves, its bound goes, too.
+llama.cpp does not report the highest cell in use. `cells_end` of a run bounds it: the lowest free cells are filled first,
+so new KV ends below the number of cells in use, or below the highest cell before. An evicted run takes its bound along.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class Swap:
 
     def __init__(self, tree: PrefixTree, running: Collection[Job]) -> None:
         self._tree, self._running = tree, running
-        self.num_passed = 0  # cells that the last step passes over, but for its own
-        self.num_swapped = 0  # tokens whose KV left the device for the time of a step, ever
+        self.num_passed = 0  # cells that the last step passes over, beside its own
+        self.num_swapped = 0  # tokens whose KV was swapped out, ever
         self._in_front: list[int] = []  # requests to which the last swap gave the first cells
 
     @property
@@ -54,9 +54,9 @@ class Swap:
         self._in_front = []
 
     def bound_cells(self, job: Job) -> None:
-        """Know again which cell is the highest in use, before copies for a request come back into the first free ones.
+        """Recompute the bound of the cells in use, before copies for a request come back into the first free ones.
 
-        Private tokens do not tell where they stand.
+        Private tokens have no bound, so while there are any, the old bound stays.
         """
         device = self._tree.device
         if device.cells_end > self.num_used and not any(one.num_private for one in self._running):
@@ -66,7 +66,7 @@ class Swap:
     def take_operations(self, num_tokens: int, computing: list[Job]) -> tuple[Moves, Moves]:
         """Return the operations before and after a step of `num_tokens` tokens of the requests in `computing`.
 
-        Those are the tree's decisions, and a swap where it saves time.
+        They are the tree's decisions, and a swap where it saves time.
         """
         device, used = self._tree.device, self.num_used
         device.cells_end = max(device.cells_end, used) if used else 0
@@ -88,13 +88,13 @@ class Swap:
         self.num_swapped += unseen
         before, self._in_front = self._in_front, [job.request.id for job in computing]
         used, needed = self.num_used, {job.sequence for job in computing}
-        # Free cells are spared by a move to the front alone, and private tokens stand behind others.
+        # Free cells are spared by a move to the front alone, and private tokens stand after others.
         in_place = self._in_front == before and spared == unseen and not any(job.num_private for job in computing)
         if not in_place:
             device.cells_end = used
         for node in (runs := list(runs_on_device(self._tree, self._running))):
             if node.sequences.isdisjoint(needed):
-                node.cells_end = used + num_tokens  # it comes back behind them
+                node.cells_end = used + num_tokens  # it comes back after them
             elif not in_place:
                 node.cells_end = used - unseen
         return swap_out(self._tree, runs, self._running, computing, in_place=in_place)
@@ -102,8 +102,8 @@ class Swap:
     def _to_swap(self, num_tokens: int, computing: list[Job]) -> tuple[int, int]:
         """Return the cells that a step does not see, and those that a swap spares it.
 
-        It spares these, and the free ones below the highest cell in use; 0 where the step is no faster for it. The free ones
-        are spared for good, so they count for each token of the answer to a prompt as well.
+        A swap spares the unseen cells, and the free cells below the highest one in use; 0 if it makes the step no faster.
+        Free cells are spared for good, so they count for each token of the answer to a prompt as well.
         """
         tree, costs, used = self._tree, self._tree.costs, self.num_used
         free = max(tree.device.cells_end - used, 0)
@@ -127,10 +127,10 @@ class Swap:
 def swap_out(
     tree: PrefixTree, runs: list[Node], running: Collection[Job], computing: Collection[Job], *, in_place: bool
 ) -> tuple[Moves, Moves]:
-    """Return the operations of a swap before a step, behind the tree's own decisions, and after it.
+    """Return the operations of a swap: before a step, after the tree's own decisions; and after the step.
 
-    runs: those on the device. computing: the running requests that the step is for; their KV gets the first cells.
-    in_place: it has them already. Runs that move are copied to the host tier if it has room, else only for the step.
+    runs: those on the device. computing: the running requests that the step is for; their KV gets the first cells. in_place:
+    their KV has these cells already. Runs that move are copied to the host tier if it has room, else only for the step.
     """
     copies: list[Operation] = []
     stays: list[Operation] = []  # KV of the computing requests, which comes back before the step
@@ -172,9 +172,9 @@ def _trim_of(move: Restore | Share) -> Trim:
 
 
 def runs_on_device(tree: PrefixTree, running: Collection[Job]) -> Iterator[Node]:
-    """Yield each run with KV on the device, right behind its parent or a sibling's last descendant.
+    """Yield each run with KV on the device, right after its parent or a sibling's last descendant.
 
-    They are found from the sequences, because most scopes have no run on the device.
+    The runs are found from the sequences, because most scopes have no run on the device.
     """
     sequences = (*tree.device.idle.values(), *(job.sequence for job in running if job.sequence))
     stack = list(_first_runs(sequence.last_node for sequence in sequences))
@@ -186,7 +186,7 @@ def runs_on_device(tree: PrefixTree, running: Collection[Job]) -> Iterator[Node]
 
 
 def _first_runs(last_nodes: Iterable[Node]) -> Iterator[Node]:
-    """Yield the runs with which the paths to these last nodes begin, each once."""
+    """Yield the first run of each path to one of these last nodes, each once."""
     seen: set[Node] = set()
     for last_node in last_nodes:
         for node in path(last_node):

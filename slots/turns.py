@@ -1,4 +1,4 @@
-"""Who starts and who computes in the next step, where not all requests together do: sets of adapters, streams, prompts."""
+"""Who starts and who computes in the next step, where requests cannot all go together: adapter sets, streams, prompts."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from .job import Job, Phase, Turn
 def in_turn(running: Sequence[Job], last: str, *, decoding: bool) -> list[Job]:
     """Return the running requests that may share the next step: those of one set of LoRA adapters.
 
-    A context computes with one set at a time. Of several, the turn is that of the set after `last`, the last step's.
-    decoding: those that decode; else those with a prompt to compute.
+    A context computes with one set at a time. The turn goes to the set after `last`, the set of the last step. decoding:
+    return the requests that decode; else those with a prompt to compute.
     """
     sets = list(dict.fromkeys([job.request.scope.adapters for job in running]))
     turn = sets[(sets.index(last) + 1) % len(sets)] if last in sets else next(iter(sets), "")
@@ -24,23 +24,23 @@ def in_turn(running: Sequence[Job], last: str, *, decoding: bool) -> list[Job]:
 
 
 class LateStarts:
-    """Prompts that start once those before them are computed, although a slot is idle.
+    """Prompts that start only once the prompts before them are computed, although a slot is idle.
 
-    An earlier start brings their first token no earlier. It fixes the order of their documents before the KV of the running
-    prompts can be reused, and attention passes over their cells meanwhile. Before a prompt are those that run, have the same
-    set of adapters and are computed first. One whose tokens share a step with the last ones of these starts at once.
+    An earlier start brings no earlier first token. It fixes the order of the prompt's documents before the KV of the running
+    prompts can be reused, and attention passes over its cells in the meantime. The prompts before it run, have the same set
+    of adapters and are computed first. A prompt that can share a step with their last tokens starts at once.
     """
 
     def __init__(self, budget: PrefillBudget, cells: Cells, counters: Counters, batch_size: int) -> None:
         self._budget, self._cells, self._counters, self._batch_size = budget, cells, counters, batch_size
-        self._jobs: set[Job] = set()  # none of them is laid out anew until it starts
+        self._jobs: set[Job] = set()  # requests that keep their layout until they start
 
     def __contains__(self, job: Job) -> bool:
-        """Whether a waiting request starts later. What no client waits for starts behind all that do."""
+        """Whether a waiting request starts later. A background request starts after all of them."""
         return job in self._jobs or (bool(self._jobs) and not job.request.kind.is_client)
 
     def update(self, running: Collection[Job]) -> None:
-        """Forget those that may start now."""
+        """Forget the requests that may start now."""
         if self._jobs:
             ends = self._ends(running)
             self._jobs = {job for job in self._jobs if job.phase is Phase.WAITING and _is_late(job, ends)}
@@ -65,10 +65,10 @@ class LateStarts:
         return {job for job, size in lacking.items() if not _is_late(job, ends, now + size)}
 
     def _ends(self, running: Collection[Job]) -> dict[str, Turn]:
-        """Return the turns from which on prompts start later, by their adapters; those of a set without one start at once.
+        """Return the turn from which on prompts start later, by adapters; without an entry, prompts start at once.
 
-        Those before have a step for themselves. Beside streams, which cut prompts into parts, a step is to be full. Else it
-        is to see no other prompt's cells.
+        The prompts before that turn fill a step by themselves. Beside streams, which cut prompts into parts, a step is to be
+        full. Else it is to see no other prompt's cells.
         """
         prompts = [one for one in running if one.request.kind.is_client and one.phase is not Phase.DECODE]
         if not prompts:
@@ -87,6 +87,6 @@ class LateStarts:
 
 
 def _is_late(job: Job, ends: Mapping[str, Turn], due: int = 0) -> bool:
-    """due: of a request that has none yet."""
+    """Return whether a prompt starts later. due: for a request that has no due count yet."""
     end = ends.get(job.request.scope.adapters)
     return end is not None and (True, -job.request.priority, job.due or due) >= end

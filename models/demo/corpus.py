@@ -12,7 +12,7 @@ SUGGESTED = (
     "When is the Tarnwick Hat Fair?",
     "When is the Museum of Hats closed?",
 )
-"""Questions to begin with."""
+"""Questions for a first try."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class CorpusDocument:
 
 @dataclass(frozen=True, slots=True)
 class CorpusQuestion:
-    """A question. answer: a sentence of `document`. ranked: ids of five documents in the rank of a keyword search."""
+    """A question. answer: a sentence of `document`. ranked: ids of five documents, ranked by a keyword search."""
 
     question: str
     answer: str
@@ -49,7 +49,7 @@ class Corpus:
         return cls({document.id: document for document in documents}, tuple(questions))
 
     def write(self, folder: Path) -> Path:
-        """Write the documents into a folder, a file each, unless they stand there. Return it. Raises OSError."""
+        """Write the documents into a folder, a file each, unless they are there. Return the folder. Raises OSError."""
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         for document in self.documents.values():
             file, text = folder / f"{document.id}.md", f"# {document.title}\n\n{document.text}\n"

@@ -1,1 +1,1 @@
-"""Below host memory: tiers of records, in folders and archives. It stands above `slots/`, which knows nothing of it."""
+"""Below host memory: tiers of records, in folders and archives. This room uses `slots/`, which knows nothing of it."""

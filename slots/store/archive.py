@@ -1,7 +1,7 @@
-"""The KV of a cache folder, seen from outside a server: its origin, what is stored, an archive of it for another machine.
+"""The KV of a cache folder, seen from outside a server: its origin, its records, an archive of it for another machine.
 
-Servers may run on the folder meanwhile, as they do beside each other: a file appears whole or not at all, and one that is
-gone is to a server one that it never had.
+Servers may use the folder at the same time: a file appears whole or not at all, and a server takes a deleted file for one
+that never existed.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from .private_folder import own_folder, written_aside
 from .record_file import FORMAT, CorruptFile, Head, HexDigest, Large, Provenance, encode, open_file, read, read_head
 
 Progress = Callable[[int, int], None]
-"""Told how many bytes of how many are done."""
+"""Called with the bytes done so far, and with all."""
 
 # ---- Origin -------------------------------------------------------------------------------------------------------------
 # The origin of a folder's KV in words, in a file beside its records: for people, and for archives. The provenance in a
-# record is two digests. They tell whether KV is of this model and these settings, and not which others it is of.
+# record is two digests. They show whether KV is of this model and these settings, but not which others it is of.
 
 MOST_BYTES = 1 << 16
 
@@ -44,8 +44,10 @@ Words = Annotated[str, Meta(max_length=1000)]
 
 
 class Origin(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """model, build: in words. machine: the digest of the build, the CPU and the devices. shape: that of all else in a
-    `Provenance` beside the model: the settings that shape KV. is_imported: it came here from another machine.
+    """The origin of a folder's KV. model, build: in words. machine: the digest of the build, the CPU and the devices.
+
+    shape: the digest of the settings that shape KV, all of a `Provenance` but the model. is_imported: the KV came from
+    another machine.
     """
 
     model: Words
@@ -59,12 +61,12 @@ ORIGINS = msgspec.json.Decoder(Origin)
 
 
 def of_any_machine(model: str, shape: str) -> Provenance:
-    """Return the provenance of KV that was imported from another machine. model: as in `Provenance`; shape: as above."""
+    """Return the provenance of KV that another machine computed. model: as in `Provenance`; shape: as in `Origin`."""
     return Provenance(model, hashlib.blake2b(f"imported {shape}".encode(), digest_size=16).hexdigest())
 
 
 def write_origin(folder: Path, origin: Origin) -> None:
-    """Keep the origin of a folder. Where it cannot be written, only exports need it."""
+    """Keep the origin of a folder. An error is ignored: only exports need the origin."""
     if read_origin(folder) != origin:
         with contextlib.suppress(OSError), written_aside(folder / ORIGIN) as file:
             file.write(msgspec.json.encode(origin))
@@ -77,15 +79,15 @@ def read_origin(folder: Path) -> Origin | None:
     return None
 
 
-# ---- Folder: what it holds, what is damaged, what may leave. -------------------------------------------------------------
+# ---- Folder: its records, damage, deletion. ------------------------------------------------------------------------------
 
 ALL = 1 << 62  # bytes: no bound
-HOURS = 86_400.0  # seconds: as long as it takes
+HOURS = 86_400.0  # seconds: in effect no limit
 
 
 @dataclass(frozen=True, slots=True)
 class StoredRecord:
-    """A file. used: the time of its last use, ns. head: None where it cannot be read; why says why."""
+    """A file. used: the time of its last use, ns. head: None if it cannot be read; why: the reason."""
 
     path: Path
     size: int
@@ -95,13 +97,13 @@ class StoredRecord:
 
     @property
     def num_tokens(self) -> int:
-        """The tokens of its own run."""
+        """The tokens of the record's own run."""
         return self.head.tokens - self.head.start if self.head else 0
 
 
 @dataclass(frozen=True, slots=True)
 class ScopeUse:
-    """What a scope has in a folder. oldest, newest: times of last use, ns."""
+    """What a folder has of a scope. oldest, newest: times of last use, ns."""
 
     scope: str
     num_records: int
@@ -119,7 +121,7 @@ class ScopeUse:
 
 @dataclass(frozen=True, slots=True)
 class StoredFolder:
-    """The KV of one model and one set of settings. model: its digest. scopes: by name; unreadable: files without a head."""
+    """The KV of one model and one set of settings. model: its digest. scopes: by name. unreadable: files without a head."""
 
     path: Path
     model: str
@@ -163,7 +165,7 @@ def records(folder: Path) -> Iterator[StoredRecord]:
 
 
 def damage(stored: StoredRecord) -> str:
-    """Return what is wrong with a file, read to its last byte; empty: nothing, or it is gone."""
+    """Return what is wrong with a file, read to its last byte; empty: nothing, or the file is gone."""
     if stored.head is None:
         return stored.why
     made_by = Provenance(stored.head.model, stored.head.settings)
@@ -178,10 +180,7 @@ def damage(stored: StoredRecord) -> str:
 
 
 def prune(root: Path, max_bytes: int) -> None:
-    """Let files leave until those that stay have at most so many bytes, as a server of the folder used last would.
-
-    Raises FolderError.
-    """
+    """Delete files until at most so many bytes remain, as the server that used the folder last would. Raises FolderError."""
     by_use = [(max((used for _, used in stock(path).values()), default=0), path) for path in folders(root)]
     for _, path in sorted(by_use, reverse=True):
         if made_by := provenance_in(path):
@@ -190,10 +189,7 @@ def prune(root: Path, max_bytes: int) -> None:
 
 
 def prune_unused(root: Path, since: int) -> None:
-    """Let files leave that were not used since a time (ns), but for those on which one stands that was.
-
-    Raises FolderError.
-    """
+    """Delete files that were not used since a time (ns), except those that a newer file depends on. Raises FolderError."""
     for path in folders(root):
         if made_by := provenance_in(path):
             tier = DiskTier(root, ALL, made_by)
@@ -212,14 +208,14 @@ def prune_unused(root: Path, since: int) -> None:
 
 
 def remove(folder: Path) -> tuple[int, int]:
-    """Delete all records of a folder, and the index, which has their tokens. Return how many are gone, and their bytes."""
+    """Delete all records of a folder, and the index, which has their tokens. Return the number of records and of bytes."""
     gone = [size for name, (size, _) in stock(folder).items() if _delete(folder / name)]
     _delete(folder / INDEX)
     return len(gone), sum(gone)
 
 
 def provenance_in(folder: Path) -> Provenance | None:
-    """Return the provenance of a folder's KV; None if no head tells."""
+    """Return the provenance of a folder's KV; None if no head has it."""
     heads = (file.head for file in records(folder) if file.head is not None)
     found = (Provenance(head.model, head.settings) for head in heads)
     return next((one for one in found if one.folder == folder.name), None)
@@ -241,13 +237,13 @@ def _reason(error: Exception) -> str:
 # ---- Archive ------------------------------------------------------------------------------------------------------------
 # A tar with the records of the common scope, to be carried to another machine.
 #
-#     <name>.kv ...        the records, beginnings first, each with its checksums: see `record_file.py`
+#     <name>.kv ...        the records, prefixes first, each with its checksums: see `record_file.py`
 #     slotcache-kv.json    last, the manifest: which model, which build, how many
 #
 # An archive is read as if an enemy had made it: each member is a plain file with a name that an export gives, its size is
-# that of its record, and all records are read once, to their last byte, before one is kept. How often a record was used
-# elsewhere does not count: it is worth one use here. Whoever makes an archive chooses the KV in it all the same, as whoever
-# makes a model chooses its weights.
+# that of its record, and all records are read once, to their last byte, before one is kept. Uses of a record elsewhere do
+# not count: it is worth one use here. Still, whoever makes an archive chooses the KV in it, as whoever makes a model chooses
+# its weights.
 
 MANIFEST = "slotcache-kv.json"
 NAME = re.compile(rf"[0-9a-f]{{32}}{re.escape(SUFFIX)}")
@@ -269,7 +265,7 @@ class ArchiveError(Exception):
 
 
 class Manifest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """format: of the records. model, settings: their provenance. records, bytes: how many there are."""
+    """format: of the records. model, settings: their provenance. records: their number. bytes: their size."""
 
     format: int
     model: HexDigest
@@ -283,7 +279,7 @@ MANIFESTS = msgspec.json.Decoder(Manifest)
 
 
 class ImportedTier(DiskTier):
-    """KV of other machines, in a folder of its own, with what a server computes behind it: not equal bit for bit."""
+    """KV of other machines, in a separate folder, with what a server computes after it: not equal bit for bit."""
 
     name = Source.IMPORTED
 
@@ -292,9 +288,10 @@ class ImportedTier(DiskTier):
 
 
 def export(folder: Path, archive: Path, progress: Progress) -> tuple[Manifest, int]:
-    """Write the common scope's records of a folder to a file. Return its manifest, and how many damaged ones are left out.
+    """Write the common scope's records of a folder to a file. Return its manifest, and how many damaged records it omits.
 
-    A record that leaves the folder meanwhile, because a client drops it, say, is not in it. Raises ArchiveError and OSError.
+    A record that is deleted in the meantime, because a client drops it, say, is not in the file. Raises ArchiveError and
+    OSError.
     """
     origin, made_by = read_origin(folder), provenance_in(folder)
     if origin is None or made_by is None:
@@ -339,7 +336,7 @@ def _write_all(
 
 
 def _write_member(file: BufferedIOBase, name: str, parts: list[bytes | memoryview] | list[bytes]) -> int:
-    """Return the bytes of its content."""
+    """Write a member, and return the bytes of its content."""
     info = tarfile.TarInfo(name)
     info.size, info.mode = sum(map(len, parts)), 0o600
     file.write(info.tobuf(tarfile.GNU_FORMAT))
@@ -353,7 +350,7 @@ def _write_member(file: BufferedIOBase, name: str, parts: list[bytes | memoryvie
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A member of an archive: its name, where its content begins, and the bytes of that."""
+    """A member of an archive: its name, the position of its content, and the bytes of its content."""
 
     name: str
     at: int
@@ -362,7 +359,7 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Imported:
-    """What came of an import. num_new: records that were not there. is_foreign: they are of another build or CPU."""
+    """The result of an import. num_new: records that were not there. is_foreign: they are of another build or CPU."""
 
     manifest: Manifest
     folder: Path
@@ -371,10 +368,10 @@ class Imported:
 
 
 def import_archive(archive: Path, root: Path, machine: str, takes_foreign: bool, progress: Progress) -> Imported:
-    """Put the records of an archive into a cache folder, once all of them were checked.
+    """Put the records of an archive into a cache folder, once all of them are checked.
 
-    machine: as in `Origin`, of this one. takes_foreign: KV of another one, too. Raises ArchiveError, CorruptFile, OSError
-    and FolderError.
+    machine: this machine's, as in `Origin`. takes_foreign: take KV of other machines, too. Raises ArchiveError, CorruptFile,
+    OSError and FolderError.
     """
     with _own_file(archive) as file:
         members, manifest = _members(file)
@@ -402,7 +399,7 @@ def import_archive(archive: Path, root: Path, machine: str, takes_foreign: bool,
 
 @contextmanager
 def _own_file(path: Path) -> Generator[BufferedIOBase]:
-    """Open an archive that nobody else can change meanwhile. Raises ArchiveError and OSError."""
+    """Open an archive that no other user can change. Raises ArchiveError and OSError."""
     if path.is_symlink():
         raise ArchiveError("it is a link: name the file")
     with open_file(path) as file:
@@ -415,7 +412,7 @@ def _own_file(path: Path) -> Generator[BufferedIOBase]:
 
 
 def _members(file: BufferedIOBase) -> tuple[list[Member], Manifest]:
-    """Return the records of an archive and its manifest. No content of a record is read. Raises ArchiveError and OSError."""
+    """Return an archive's records and its manifest, without the content of records. Raises ArchiveError and OSError."""
     total, found = os.fstat(file.fileno()).st_size, dict[str, Member]()
     while (block := file.read(BLOCK)) != bytes(BLOCK):
         try:
@@ -477,7 +474,7 @@ def _record(file: BufferedIOBase, member: Member, made_by: Provenance) -> Record
 
 
 def _keep(record: Record, made_by: Provenance, folder: Path) -> bool:
-    """Write a record aside and rename it, unless it is there: no request has used it here so far. Raises OSError."""
+    """Write a record aside and rename it, unless it is there. It counts as used once. Raises OSError."""
     path = folder / file_name(record)
     if path.exists():
         return False

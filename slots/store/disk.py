@@ -1,12 +1,12 @@
-"""The disk tier: files, neighbours, writes behind.
+"""The disk tier: files, neighbours, queued writes.
 
-A file is one record (see `HostMemory`), written aside and renamed, with checksums, so that a torn one is noticed. Files
-lie in a folder of the model and of every setting that changes the KV; all folders together stay within one bound. A thread
-of its own writes and deletes: the engine only queues records. Two servers may share a folder: before each write, a server
-looks for the files that the other one has written and deleted.
+A file is one record (see `HostMemory`), written aside and renamed, with checksums, so that a torn file is noticed. Files
+lie in a folder of the model and of every setting that changes the KV; all folders together stay within one bound. A separate
+thread writes and deletes: the engine only queues records. Two servers may share a folder: before each write, a server looks
+for the files that the other server has written and deleted.
 
-The index of all files is written to a file of its own now and then. At a start it is checked against the names, sizes and
-times of the files, and only of those that it does not have as they are the heads are read.
+The index of all files is written to a separate file now and then. At a start it is checked against the names, sizes and
+times of the files, and only new and changed files have their heads read.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from .record_file import FORMAT, CorruptFile, Provenance, encode, open_file, rea
 from .record_index import RecordEntry, RecordIndex
 
 # ---- Neighbours ---------------------------------------------------------------------------------------------------------
-# Folders of other models and settings beside ours in --cache-dir: under the same bound, and their files leave first.
+# Folders of other models and settings beside ours in --cache-dir: under the same bound, and their files are deleted first.
 #
-# Another server may be at work in one of them. A file that is gone is to that server one that it never had, so it may
-# leave.
+# Another server may be at work in such a folder. It takes a deleted file for one that never existed, so any file may be
+# deleted.
 
 FOLDER = re.compile("[0-9a-f]{16}")
 INDEX = "records.index"
@@ -42,16 +42,16 @@ ORIGIN = "origin.json"  # see `archive.py`
 
 
 class Neighbours:
-    """All folders in `root` with a name like that of `own`, without `own`. The least recently used leaves first."""
+    """All folders in `root` with a name like that of `own`, without `own`. The least recently used one is deleted first."""
 
     def __init__(self, root: Path, own: Path) -> None:
         self._root, self._own = root, own
         self.num_bytes = 0
-        self._files: deque[tuple[Path, int]] = deque()  # with their sizes, those that leave first in front
-        self._seen: dict[Path, int] = {}  # when each folder had changed last
+        self._files: deque[tuple[Path, int]] = deque()  # with their sizes, in the order of deletion
+        self._seen: dict[Path, int] = {}  # the last change of each folder
 
     def look(self) -> None:
-        """List the files again, if any folder has changed since the last time."""
+        """List the files again, if any folder has changed since the last look."""
         seen = {folder: changed_at(folder) for folder in (self._root, *self._folders())}
         if seen == self._seen:
             return
@@ -75,10 +75,10 @@ class Neighbours:
                 file.parent.rmdir()  # fails until it is empty
 
     def drop(self, scopes: Collection[str]) -> None:
-        """Delete the files of these scopes, and those with a head that cannot be read."""
+        """Delete the files of these scopes, and files whose head cannot be read."""
         self.look()
         gone = {file for file, _ in self._files if _is_of(file, scopes)}
-        for file in (*gone, *{file.parent / INDEX for file in gone}):  # an index has their tokens, too
+        for file in (*gone, *{file.parent / INDEX for file in gone}):  # the index has the files' tokens, too
             with contextlib.suppress(OSError):
                 file.unlink(missing_ok=True)
         self.look()
@@ -106,7 +106,7 @@ def names(folder: Path) -> set[str]:
 
 
 def stock(folder: Path) -> dict[str, tuple[int, int]]:
-    """Return the names of a folder's records with their sizes and the times of their last use, ns: none in the future."""
+    """Return the names of a folder's records with size and time of last use (ns), which is never in the future."""
     found: dict[str, tuple[int, int]] = {}
     now = time.time_ns()
     with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
@@ -131,7 +131,7 @@ def _is_of(path: Path, scopes: Collection[str]) -> bool:
 logger = logging.getLogger("slotcache.disk")
 MOST_PENDING = 512 << 20  # bytes that may wait to be written; further records are not written
 MOST_USELESS = 4096  # records that are remembered as not worth a file
-FEW = 256  # changes; the index is written anew behind so many, or as many as a quarter of its records
+FEW = 256  # changes after which the index is written anew; or as many as a quarter of its records
 MOST_INDEX = 1 << 32  # bytes of a file with an index
 
 
@@ -146,17 +146,17 @@ class DiskTier:
     def __init__(self, root: Path, max_bytes: int, made_by: Provenance, without: Collection[str] = ()) -> None:
         self.folder = own_folder(own_folder(root, "--cache-dir") / made_by.folder, "--cache-dir")
         self.max_bytes = max_bytes
-        self.num_written = self.num_refused = 0  # records; files
+        self.num_written = self.num_refused = 0  # num_written: records; num_refused: files
         self._made_by, self._without = made_by, without
         self.index, self._neighbours = RecordIndex(), Neighbours(root, self.folder)
-        self._num_changes = 0  # of the index since it was written
+        self._num_changes = 0  # changes of the index since it was written
         self._seen = -1  # the time of the folder's last change that is in the index
         self._pending: dict[str, Record] = {}  # by key
         self._useless: set[str] = set()  # keys of records that were not worth a file, until another one was written
         self._dropped: list[str] = []  # scopes whose files are to be deleted
         self._pending_bytes = 0
         self._writing = ""  # the key of the record that was taken from the queue
-        self._changed = threading.Condition()  # guards the queues, which any thread fills; never held during file access
+        self._changed = threading.Condition()  # guards the queues, which any thread fills; never locked during file access
         self._closing = self._failing = self._ready = False
         if (older := root / made_by.folder_of(FORMAT - 1)).is_dir():
             logger.info("%s has KV in an earlier format: it is not used, and is deleted first", older)
@@ -174,14 +174,14 @@ class DiskTier:
     def has_room(self, num_bytes: int) -> bool:
         """Return whether the queue has room, and the last file could be written. From any thread.
 
-        The files that leave for it are deleted later, in the writer's thread.
+        The files that are evicted for it are deleted later, in the writer's thread.
         """
         return num_bytes <= self.max_bytes and self._pending_bytes + num_bytes <= MOST_PENDING and not self._failing
 
     def put(self, record: Record) -> bool:
         """Queue a record. Return False if too much is waiting. From any thread.
 
-        Where the last file could not be written, one record at a time is tried.
+        After a file that could not be written, one record at a time is tried.
         """
         if record.scope.name in self._without:
             return False
@@ -226,7 +226,7 @@ class DiskTier:
             return is_kept or key in self._pending or key == self._writing
 
     def drop(self, scope: Scope, seconds: float = 10.0) -> bool:
-        """Delete a scope's files in all folders, and wait for it. Return whether it was done in time. From any thread."""
+        """Delete a scope's files in all folders, and wait for that. Return whether it was done in time. From any thread."""
         with self._changed:
             self._pending = {key: record for key, record in self._pending.items() if record.scope.name != scope.name}
             self._pending_bytes = sum(record.num_bytes for record in self._pending.values())
@@ -273,7 +273,7 @@ class DiskTier:
             self._guarded(self._count_own_changes)
             with self._changed:
                 self._writing = ""
-                self._dropped = self._dropped[len(dropped) :]  # a scope that was dropped again meanwhile stays queued
+                self._dropped = self._dropped[len(dropped) :]  # a scope that was dropped again since stays queued
                 self._changed.notify_all()
         self._guarded(self._end)
 
@@ -293,7 +293,7 @@ class DiskTier:
         return record
 
     def _begin(self) -> None:
-        with contextlib.suppress(OSError):  # of a folder that may only be read
+        with contextlib.suppress(OSError):  # the folder may be read-only
             os.utime(self.folder)
         self._read_index()
         self._look()
@@ -303,7 +303,7 @@ class DiskTier:
             self._count_own_changes()
 
     def _end(self) -> None:
-        """Leave an index without the files that another server has deleted, a dropped scope's, say: it has their tokens."""
+        """Write an index without the files that another server has deleted, since it would have a dropped scope's tokens."""
         self._seen = -1
         self._look()
         self._write_index()
@@ -315,7 +315,7 @@ class DiskTier:
         for entry in self.index.of(scopes):
             self._remove(entry)
         with contextlib.suppress(OSError):
-            (self.folder / INDEX).unlink(missing_ok=True)  # it has their tokens
+            (self.folder / INDEX).unlink(missing_ok=True)  # it has the files' tokens
         self._neighbours.drop(scopes)
 
     def _write(self, record: Record) -> None:
@@ -348,7 +348,7 @@ class DiskTier:
                     has_state=record.state is not None,
                 )
                 in_front = self.index.touch_prefixes(entry, now)
-            for prefix in in_front:  # so others see by the times of files, too, that beginnings leave last
+            for prefix in in_front:  # file times show other servers that prefixes are deleted last
                 with contextlib.suppress(OSError):
                     os.utime(self.folder / prefix.key, ns=(prefix.used, prefix.used))
         if self._num_changes >= max(FEW, len(self.index.entries) // 4):
@@ -375,17 +375,17 @@ class DiskTier:
             return self.index.stands_on_records(record.scope, record.start, record.tokens)
 
     def _makes_room(self, record: Record, size: int) -> bool:
-        """Let files leave for a record. False: it is too large, or of no use without its prefixes."""
+        """Delete files for a record. False: the record is too large, or of no use without its prefixes."""
         if size > self.max_bytes:
             return False
         is_whole = self._has_prefixes(record)
         if not is_whole and self.num_bytes + size > self.max_bytes:
-            return False  # so no file leaves for it
+            return False  # so no file is deleted for it
         self._make_room(size)
-        return not is_whole or self._has_prefixes(record)  # or its prefixes had to leave
+        return not is_whole or self._has_prefixes(record)  # or its prefixes were deleted for it
 
     def _make_room(self, size: int) -> None:
-        """Delete files: first those of other folders, then ours of the least worth, on which no file stands."""
+        """Delete files: first those of other folders, then ours of the least worth that no other file depends on."""
         self._neighbours.free(self.num_bytes + size - self.max_bytes)
         while self.num_bytes + size > self.max_bytes:
             with self.index.lock:
@@ -410,14 +410,14 @@ class DiskTier:
     # ---- the index in a file -------------------------------------------------------------------------------------------
 
     def _write_index(self) -> None:
-        """Write the index; its digest in front."""
+        """Write the index, with its digest first."""
         content = self.index.stored()
         self._num_changes = 0
         if self.index.entries:
             self._write_file(self.folder / INDEX, [xxhash.xxh3_128_digest(content), content], time.time_ns())
 
     def _read_index(self) -> None:
-        """Begin with the index as it was written, but for files that have changed since."""
+        """Start with the index as it was written, except for files that have changed since."""
         path = self.folder / INDEX
         try:
             with open_file(path) as file:
@@ -440,7 +440,7 @@ class DiskTier:
     # ---- the folder's files --------------------------------------------------------------------------------------------
 
     def _look(self) -> None:
-        """List the files again: other servers write to this folder and those beside it, and delete from them."""
+        """List the files again: other servers write to this folder and its neighbours, and delete from them."""
         self._neighbours.look()
         seen = changed_at(self.folder)
         if seen == self._seen:
@@ -453,7 +453,7 @@ class DiskTier:
         remove_stale(self.folder)
 
     def _count_own_changes(self) -> None:
-        """Skip the next look if the folder has only this thread's changes, and none of another server."""
+        """Skip the next look if this thread alone has changed the folder, and no other server."""
         seen = changed_at(self.folder)
         if names(self.folder) == self.index.entries.keys():
             self._seen = seen
@@ -482,7 +482,7 @@ class DiskTier:
             )
 
     def _refuse(self, path: Path, error: Exception) -> None:
-        """Delete a damaged file. One that cannot be read now may be whole."""
+        """Delete a damaged file. A file that cannot be read now may be whole, and stays."""
         if isinstance(error, FileNotFoundError):
             return  # another server has deleted it
         logger.warning("%s is not used: %s", path.name, error)

@@ -1,9 +1,9 @@
-"""Records that are fetched for requests that wait.
+"""Records that are fetched for waiting requests.
 
-A request waits for a tier no longer than computing would take, and a tenth more: at each moment it may have waited for
-as long as what has arrived would have taken to compute, and `PATIENCE` of it all, which leaves a part of the tenth for
-errors of the estimate. So wherever it gives up and computes the rest, it has lost no more. The clock runs only while it
-could have been admitted.
+A request waits for a tier at most a tenth longer than computing would take. At each moment it may have waited for the time
+to compute the arrived tokens, and for `PATIENCE` of the time to compute all; the rest of the tenth is for errors of the
+estimate. So whenever it gives up and computes the rest, it has lost no more. The clock runs only while the request could
+have been admitted.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from .record_index import IndexNode, RecordEntry, RecordIndex, Stretch
 from .tier import LowerTier
 
 logger = logging.getLogger("slotcache.tiers")
-GUESS = 200e6  # bytes a second of a tier of which nothing was read yet
+GUESS = 200e6  # bytes a second of a tier before its first read
 MEMORY = 0.9  # weight of all earlier reads beside a new one
-FORGIVING = 1.05  # a tier that was too slow counts as this much faster each time, so that it is tried again
+FORGIVING = 1.05  # factor by which a tier that was too slow counts as faster each time, so that it is tried again
 LEAST = 0.005  # seconds that any fetch may take: less than a client notices
-NUM_READERS = 4  # threads: a disk with a long way to it serves several reads at once
+NUM_READERS = 4  # threads: a disk with a long latency serves several reads at once
 
 
 class Readers:
-    """Threads that read records, the first asked for first. They are started when one is."""
+    """Threads that read records, in the order of the calls. A thread starts when a read needs it."""
 
     def __init__(self, count: int = NUM_READERS) -> None:
         self._count, self._threads = count, list[Thread]()
@@ -62,7 +62,7 @@ class Readers:
 
 
 class Speed:
-    """Bytes a second of a tier, learnt from what was read."""
+    """Bytes a second of a tier, learnt from its reads."""
 
     def __init__(self) -> None:
         self._bytes, self._seconds = GUESS * 1e-3, 1e-3
@@ -74,15 +74,15 @@ class Speed:
         self._bytes *= FORGIVING
 
     def seconds(self, num_bytes: int) -> float:
-        """Return the time to read so much."""
+        """Return the time to read so many bytes."""
         return num_bytes * self._seconds / self._bytes
 
 
 class PricedIndex:
     """A tier's index beside the cache, for the order of one prompt's documents: a `PrefixIndex`.
 
-    live: the cache itself. A run that it has costs what it costs there, all others are read before: read_share is the time
-    for that, as a share of computing it. Valid as long as neither changes.
+    live: the cache itself. A run of the cache costs what it costs there; all other runs are read first. read_share: the time
+    to read a run, as a share of computing it. Valid as long as neither index changes.
     """
 
     def __init__(self, index: RecordIndex, live: PromptTree, scope: Scope, read_share: Callable[[IndexNode], float]) -> None:
@@ -90,7 +90,7 @@ class PricedIndex:
         self.continued, self.may_continue, self.seconds = index.continued, index.may_continue, live.seconds
         self.recompute_last = live.recompute_last
         self._live, self._read_share = live, read_share
-        self._ends: dict[IndexNode, tuple[Node, int] | None] = {}  # of runs: the live run that they end in, and where
+        self._ends: dict[IndexNode, tuple[Node, int] | None] = {}  # by run: the live run and position of its end
         self._root = live.roots.get(scope)
 
     def saved_share(self, node: IndexNode) -> float:
@@ -109,7 +109,10 @@ class PricedIndex:
 
 
 def _behind(node: Node, at: int, tokens: np.ndarray) -> tuple[Node, int] | None:
-    """Return where a tree has the end of some tokens behind the first `at` ones of a run; None if it has not all of them."""
+    """Return the run and position where a tree has the end of some tokens that follow the first `at` tokens of `node`.
+
+    None: the tree does not have all of them.
+    """
     while len(tokens):
         if at == len(node.tokens):
             child = node.children.get(int(tokens[0]))
@@ -124,13 +127,12 @@ def _behind(node: Node, at: int, tokens: np.ndarray) -> tuple[Node, int] | None:
 
 
 class Fetches:
-    """Brings records of prompts that wait into host memory. It belongs to the engine's thread, which touches no file.
-    The scheduler's `Fetcher`.
+    """The scheduler's `Fetcher`: brings records of waiting prompts into host memory.
 
-    lower: the tiers that are asked, the first one that has more of a prompt than host memory. read: has a thread call a
-    function. hand_over: runs a function in the engine's thread. accepts: whether a record is of this model's layout; called
-    by the threads that read. What is fetched and not in use yet takes at most half of the budget of host memory, or is of
-    one request.
+    It belongs to the engine's thread, which touches no file. lower: the tiers; the first one that has more of a prompt than
+    host memory is read. read: has a thread call a function. hand_over: runs a function in the engine's thread. accepts:
+    whether a record has this model's layout; called by the threads that read. Fetched records that are not in use yet take
+    at most half of the budget of host memory, or are of one request.
     """
 
     def __init__(
@@ -147,17 +149,17 @@ class Fetches:
         self._read, self._clock = read or Readers(), clock
         self.least = LEAST
         self._unasked: deque[Job] = deque()
-        self._open: list[Fetch] = []  # until their requests run or have ended
+        self._open: list[Fetch] = []  # fetches until their requests run or have ended
         self._by_job: dict[Job, Fetch] = {}  # likewise
-        self._expected: dict[Job, int] = {}  # tokens that device and host had of each when lower tiers were asked
+        self._expected: dict[Job, int] = {}  # tokens that device and host had of a job when lower tiers were asked
         self._holes = Holes()
         self._speeds = {tier.name: Speed() for tier in lower}
         self.num_hits = self.num_tokens = self.num_bytes = self.num_given_up = 0  # requests, tokens, bytes, requests; ever
-        self.seconds = 0.0  # that requests waited, ever
+        self.seconds = 0.0  # waited by requests, ever
         scheduler.fetch_with(self)
 
     def expect(self, job: Job) -> None:
-        """Consider a request that waits."""
+        """Consider a waiting request."""
         if self._lower and self._may_fetch(job):
             self._unasked.append(job)
 
@@ -165,7 +167,7 @@ class Fetches:
         return job.request.keeps and job.request.index_scope.is_shared
 
     def look(self) -> None:
-        """Begin fetches, give up those that take too long, and let go of what is in use now. Between two steps."""
+        """Begin fetches, give up those that take too long, and release those whose requests run now. Between two steps."""
         for fetch in [fetch for fetch in self._open if self._by_job.get(fetch.job) is not fetch]:
             self._release(fetch)
         self._scheduler.index.host.num_aside = self._holes.forget_dropped({tier.name: tier for tier in self._lower})
@@ -182,12 +184,12 @@ class Fetches:
             if job not in self._by_job and job.sequence is None and job in self._scheduler.waiting:
                 try:
                     self._begin(job)
-                except Exception:  # the queue will say what is wrong with it
+                except Exception:  # the queue will report what is wrong with the request
                     logger.exception("request %d is not looked for in lower tiers", job.request.id)
         self._scheduler.index.host.settle()
 
     def has_all(self, prompt: Prompt, scope: Scope) -> bool:
-        """Return whether a lower tier has all of a prompt, or what device and host memory lack of it."""
+        """Return whether a lower tier has all of a prompt, or all that device and host memory lack of it."""
         for tier in self._lower:
             with tier.index.lock:
                 if scope in tier.index.roots:
@@ -198,7 +200,7 @@ class Fetches:
 
     @property
     def seconds_left(self) -> float | None:
-        """Seconds until the next fetch is given up, if all that waits waits for fetches and nothing runs; else None."""
+        """Seconds until the next fetch is given up, if all waiting requests wait for fetches and nothing runs; else None."""
         if self._scheduler.running or not len(self._scheduler.waiting):
             return None
         waits = [self._by_job[job] for job in self._scheduler.waiting if self.is_fetching(job)]
@@ -209,7 +211,7 @@ class Fetches:
     # ---- one request -------------------------------------------------------------------------------------------------
 
     def begins_late(self, job: Job) -> bool:
-        """Begin a fetch for a request that is about to be admitted, if it was not asked for or has lost KV since."""
+        """Begin a fetch for a request that is about to be admitted, if none was considered or KV was lost since."""
         if not self._lower or job in self._by_job or job.has_begun or job.is_suspect or not self._may_fetch(job):
             return False
         expected = self._expected.get(job)
@@ -248,7 +250,7 @@ class Fetches:
                     continue
                 layout = self._arrange(request, tier)
                 found = [self._found(tier.index, scope, text) for text in layout.texts]
-            if layout.in_pieces:  # of a text in pieces, what is behind a hole is of no use yet
+            if layout.in_pieces:  # in a text of pieces, records after a hole are of no use yet
                 found = [(at, stretches[:1] if _reached(at, stretches) > at else []) for at, stretches in found]
             stretches = [one for _, more in found for one in more]
             entries = list(dict.fromkeys(entry for one in stretches for entry in one.entries))
@@ -264,7 +266,7 @@ class Fetches:
                 self._speeds[tier.name].forgive()
 
     def _arrange(self, request: Request, tier: LowerTier) -> Layout:
-        """Order a prompt's documents by what a tier has of them and by what that costs."""
+        """Order a prompt's documents by what a tier has of them and by what reading that costs."""
         scope, read_share = request.index_scope, partial(self._read_share, tier.name)
         return request.prompt.arrange(PricedIndex(tier.index, self._scheduler.index, scope, read_share), scope)
 
@@ -276,9 +278,9 @@ class Fetches:
         return self._speeds[tier].seconds(entry.size) / self._seconds(entry.start, entry.stop - entry.start)
 
     def _found(self, records: RecordIndex, scope: Scope, text: np.ndarray) -> tuple[int, list[Stretch]]:
-        """Return how much of a text need not be computed as things are, and what records have behind that.
+        """Return how many tokens of a text need not be computed now, and what records have after these.
 
-        Of runs that outlived the state behind them, that is nothing.
+        Runs that outlived the state after them do not count.
         """
         index = self._scheduler.index
         at = min(index.num_cached(scope, text), index.reusable(scope, text))
@@ -306,7 +308,7 @@ class Fetches:
             self._read(partial(self._bring, fetch, tier, entry.key))
 
     def _bring(self, fetch: Fetch, tier: LowerTier, key: str) -> None:
-        """Read a record and hand it over. In a thread that reads."""
+        """Read a record and pass it to the engine's thread. In a thread that reads."""
         record, began = None, self._clock()
         try:
             if not fetch.is_over:
@@ -319,7 +321,7 @@ class Fetches:
             self._hand_over(lambda: self._arrive(fetch, tier, key, record, seconds))
 
     def _arrive(self, fetch: Fetch, tier: LowerTier, key: str, record: Record | None, seconds: float) -> None:
-        """Take what is complete from its beginning on; what is gone costs its own tokens. In the engine's thread."""
+        """Take the records that are complete from the prefix on; a lost one costs its tokens. In the engine's thread."""
         if record is not None:
             self._speeds[tier.name].learn(record.num_bytes, seconds)
             self.num_bytes += record.num_bytes
@@ -340,7 +342,7 @@ class Fetches:
         self._end(fetch)
 
     def _take(self, fetch: Fetch, fetched: FetchedRecord) -> bool:
-        """Put a record into host memory, or keep it for its request alone where a hole is in front of it."""
+        """Put a record into host memory; after a hole, keep it for its request alone."""
         index, record = self._scheduler.index, fetched.record
         if index.num_cached(record.scope, record.tokens) < record.start:
             if fetch.job.phase is Phase.DONE:
@@ -354,7 +356,7 @@ class Fetches:
         return True
 
     def _end(self, fetch: Fetch) -> None:
-        """Wait no longer."""
+        """End the wait of a fetch's request."""
         if not fetch.is_over:
             fetch.is_over = True
             if self._by_job.get(fetch.job) is fetch and fetch.job.phase is Phase.FETCHING:
@@ -384,7 +386,7 @@ class Fetches:
                 fetch.held[node.copy] = node
 
     def _release(self, fetch: Fetch) -> None:
-        """Let the copies leave again: the request has begun, or it has ended."""
+        """Let the copies be evicted again: the request has begun, or it has ended."""
         self._end(fetch)
         self._open.remove(fetch)
         index, scope = self._scheduler.index, fetch.job.request.index_scope
@@ -392,13 +394,13 @@ class Fetches:
             copy.num_holders -= 1
             *above, root = _to_root(node)
             parts = [part for part in above if part.copy is copy][-1:] if root is index.roots.get(scope) else []
-            while parts:  # one, or several of a run that was split
+            while parts:  # one run, or several parts of a split run
                 index.price(part := parts.pop())
                 parts += [child for child in part.children.values() if child.copy is copy]
 
 
 def _reached(at: int, stretches: Sequence[Stretch]) -> int:
-    """Return how far a text's KV reaches without a hole, behind the first `at` tokens."""
+    """Return how far a text's KV reaches without a hole, from the first `at` tokens on."""
     return stretches[0].stop if stretches and stretches[0].start <= at else at
 
 

@@ -1,6 +1,6 @@
 """Private folders, with KV or documents: owner, lock, files that are written whole or not at all.
 
-Write access to one is the power to change answers, so only the owner may have it.
+Write access to such a folder is the power to change answers, so only the owner may have it.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from contextlib import contextmanager
 from io import BufferedWriter
 from pathlib import Path
 
-STALE = 3600  # seconds; an unfinished file that is older has no writer any more
-MOST_SERVERS = 16  # that share a folder: each has a place of its own in it
+STALE = 3600  # seconds; an older unfinished file has no writer any more
+MOST_SERVERS = 16  # servers that share a folder, each with a separate place in it
 
 
 class FolderError(Exception):
-    """A folder that must not or cannot hold them. The message names it, the reason, and the right state."""
+    """A folder that must not or cannot have KV or documents. The message has its name, the reason, and the right state."""
 
 
 def user_folder(variable: str, usual: str) -> Path:
     """Return a base folder of the user's, as the XDG Base Directory Specification has it. Raises FolderError: no home.
 
-    variable: names it, unless its path is relative: that is to be ignored. usual: where it is else, below the home.
+    variable: contains the folder; a relative path in it is to be ignored. usual: the default, below the home.
     """
     named = os.environ.get(variable, "")
     return Path(named) if os.path.isabs(named) else home_folder() / usual
 
 
 def home_folder() -> Path:
-    """Return the user's home. An empty or relative HOME is none: then the system says where it is. Raises FolderError."""
+    """Return the user's home. An empty or relative HOME does not count: then the system is asked. Raises FolderError."""
     try:
         if os.path.isabs(os.environ.get("HOME", os.sep)):
             return Path.home()
@@ -65,7 +65,7 @@ def own_folder(path: Path, flag: str) -> Path:
     return path
 
 
-MOST_TRIES = 10  # to lock a file that others remove; some file systems give it another number each time it is looked at
+MOST_TRIES = 10  # to lock a file that others remove; some file systems give a file another number at each look
 
 
 def lock(file: Path) -> int:
@@ -88,7 +88,7 @@ def lock(file: Path) -> int:
         except OSError:
             os.close(descriptor)
             raise
-        os.close(descriptor)  # it was removed in between: who locks the file that is there now would not know of this one
+        os.close(descriptor)  # the file was removed since: whoever locks its successor would not see this lock
     raise OSError(errno.ESTALE, "another file has the name of each that is opened", str(file))
 
 
@@ -105,17 +105,17 @@ def locked_folder(folder: Path) -> tuple[Path, int]:
 
 
 def places(folder: Path) -> Iterator[Path]:
-    """Yield a folder, then those beside it that other servers take which find it locked."""
+    """Yield a folder, then the folders beside it for servers that find it locked."""
     return (folder.with_name(f"{folder.name}-{number}") if number else folder for number in range(MOST_SERVERS))
 
 
 @contextmanager
 def written_aside(path: Path, *, syncs: bool = False, used: int | None = None) -> Generator[BufferedWriter]:
-    """Open a new file that takes the place of `path` at the end, whole or not at all. Raises OSError.
+    """Open a new file that replaces `path` at the end, whole or not at all. Raises OSError.
 
-    syncs: not before it is on the disk. used: the time that it gets, ns.
+    syncs: replace it only once the new file is on the disk. used: the time of the new file, ns.
     """
-    aside = path.with_name(f".{secrets.token_hex(8)}.tmp")  # of its own: two servers may write the same file
+    aside = path.with_name(f".{secrets.token_hex(8)}.tmp")  # a random name: two servers may write the same file
     try:
         with open(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
             yield file

@@ -32,14 +32,14 @@ FORMAT = 3  # of records in files
 MAGIC = b"slotcache KV %d\n" % FORMAT
 MOST_HEAD = 1 << 20  # bytes
 WITHOUT_WAITING = getattr(os, "O_NONBLOCK", getattr(os, "O_BINARY", 0))  # Windows has text files, and no pipes in folders
-LENGTH, DIGEST = 4, 16  # bytes of the two numbers in front of the head
+LENGTH, DIGEST = 4, 16  # bytes of the two numbers before the head
 AT_ONCE = 1 << 20  # bytes that are digested before another thread may have the interpreter
 
 HexDigest = Annotated[str, Meta(pattern="^[0-9a-f]{32}$")]
 Position = Annotated[int, Meta(ge=0, lt=1 << 31)]
 Large = Annotated[int, Meta(ge=0, lt=1 << 53)]
 Cost = Annotated[float, Meta(ge=0.0, le=1e6)]
-MOST_USES, MOST_COST = 1 << 10, 1e3  # that count of what a file says: it steers eviction, and may keep no record for ever
+MOST_USES, MOST_COST = 1 << 10, 1e3  # bounds on what a file says: no file may keep its record for ever
 
 
 # ---- Provenance ---------------------------------------------------------------------------------------------------------
@@ -55,11 +55,11 @@ class Provenance:
 
     @property
     def folder(self) -> str:
-        """The name of the folder for just this KV, in this format."""
+        """The name of the folder for this KV in this format."""
         return self.folder_of(FORMAT)
 
     def folder_of(self, version: int) -> str:
-        """Return the name of the folder for this KV in a version of the format. Up to 2 the version was no part of it."""
+        """Return the name of the folder for this KV in a version of the format. Up to version 2, the name had no version."""
         parts = self.model + self.settings + (str(version) if version > 2 else "")
         return hashlib.blake2b(parts.encode(), digest_size=8).hexdigest()
 
@@ -68,7 +68,7 @@ class Provenance:
 
 
 class CorruptFile(ValueError):
-    """A file with other content than was written."""
+    """A file whose content is not what was written."""
 
 
 class ForeignFile(CorruptFile):
@@ -76,9 +76,9 @@ class ForeignFile(CorruptFile):
 
 
 class Head(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The description of a file. tokens: their number; size: bytes of KV and state; path, data: the digests of both.
+    """The description of a file. tokens: their number; size: bytes of KV and state; path, data: digests of tokens and bytes.
 
-    state: how many of these bytes, the last ones, are a recurrent state.
+    state: how many of the bytes, the last ones, are a recurrent state.
     """
 
     model: HexDigest
@@ -105,8 +105,8 @@ class Head(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 HEADS = msgspec.json.Decoder(Head)
-"""Made when the module is loaded: msgspec 0.22 learns the fields of a struct at its first use, and a thread that uses it for
-the first time meanwhile ends the process. Readers of the disk did."""
+"""Made when the module is loaded: msgspec 0.22 learns the fields of a struct at its first use, and a second thread at that
+moment crashes the process. Readers of the disk did."""
 
 
 def encode(record: Record, made_by: Provenance) -> list[bytes | memoryview]:
@@ -151,7 +151,7 @@ def read(file: BufferedIOBase, size: int, made_by: Provenance) -> Record:
         Scope.read(head.scope),
         tokens,
         head.start,
-        data[: head.size - head.state].copy() if head.state else data,  # each is freed without the other
+        data[: head.size - head.state].copy() if head.state else data,  # copies, so that each is freed without the other
         documents=head.documents,
         frequency=head.frequency,
         token_cost=head.token_cost,
@@ -194,7 +194,7 @@ def read_head(file: BufferedIOBase) -> tuple[Head, int]:
 
 
 def _read(file: BufferedIOBase, size: int, digest: str, complaint: str) -> np.ndarray:
-    """Return the next bytes (uint8) of a file. Raises CorruptFile if they have another digest."""
+    """Return the next bytes (uint8) of a file. Raises CorruptFile if their digest is wrong."""
     data = np.empty(size, np.uint8)
     if file.readinto(data.data) != size or _digest(data.data) != digest:
         raise CorruptFile(complaint)
@@ -209,13 +209,13 @@ def _digest(*parts: bytes | memoryview) -> str:
     return digest.hexdigest()
 
 
-# ---- A saved slot as a file: the records of its prompt, prefixes first, each behind its size. ---------------------------
+# ---- A saved slot as a file: the records of its prompt, prefixes first, each after its size. ----------------------------
 
-SIZE = struct.Struct("<Q")  # of a record, in front of it
+SIZE = struct.Struct("<Q")  # the size of a record, before it
 
 
 def write(path: Path, records: Sequence[Record], made_by: Provenance) -> int:
-    """Write a file, whole or not at all, and return its size. Of two writers at once one wins. Raises OSError."""
+    """Write a file, whole or not at all, and return its size. Of two simultaneous writers one wins. Raises OSError."""
     with written_aside(path, syncs=True) as file:
         for record in records:
             parts = encode(record, made_by)
@@ -225,13 +225,13 @@ def write(path: Path, records: Sequence[Record], made_by: Provenance) -> int:
 
 
 def check(path: Path, made_by: Provenance) -> None:
-    """Read all of a file once, to find damage before any of it is used. Raises CorruptFile, Foreign and OSError."""
+    """Read all of a file once, to find damage before any of it is used. Raises CorruptFile, ForeignFile and OSError."""
     for _ in records(path, made_by):
         pass
 
 
 def records(path: Path, made_by: Provenance) -> Iterator[Record]:
-    """Yield a file's records one at a time, each checked. Raises CorruptFile, Foreign and OSError."""
+    """Yield a file's records one at a time, each checked. Raises CorruptFile, ForeignFile and OSError."""
     with open_file(path) as file:
         left = os.fstat(file.fileno()).st_size
         while left:
@@ -243,7 +243,7 @@ def records(path: Path, made_by: Provenance) -> Iterator[Record]:
 
 
 def _size(data: bytes) -> int:
-    """Return the number in front of a record. Raises CorruptFile."""
+    """Return the number before a record. Raises CorruptFile."""
     if len(data) != SIZE.size:
         raise CorruptFile("it ends too early")
     return SIZE.unpack(data)[0]

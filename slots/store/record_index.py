@@ -1,7 +1,8 @@
-"""The index of a tier's records: which of them continue a prompt, and which one leaves first.
+"""The index of a tier's records: which records continue a prompt, and which one is evicted first.
 
-The record of the least worth leaves (PGDSF, with a clock of its own), of equals the one used longest ago. A run is of no use
-without the runs before it: a record on which another one stands is worth as much as that, and leaves behind it.
+The record of the least worth is evicted (PGDSF, with the index's clock), of equals the least recently used. A run is of no
+use without the runs before it: a record that another record depends on is worth as much as the other one, and is evicted
+after it.
 """
 
 from __future__ import annotations
@@ -25,16 +26,16 @@ from .record_file import MOST_COST, MOST_USES, Cost, Large, Position
 
 NO_NODES: dict[int, IndexNode] = {}
 NO_ENDS: dict[str, IndexNode] = {}
-MOMENT = 1000  # ns: what file systems tell apart
-MOST_COMPARED = 16  # records of one run that are compared: a short beginning may be in very many
-MOST_SEARCHED = 256  # runs behind one record that are searched for another one that stands on it
+MOMENT = 1000  # ns: the difference that file systems can store
+MOST_COMPARED = 16  # records of one run that are compared: a short prefix may be in very many
+MOST_SEARCHED = 256  # runs after a record that are searched for a record that depends on it
 
 
 K = TypeVar("K")
 
 
 class Only(MutableMapping[K, "IndexNode"]):
-    """A mapping with one entry at most, in a fifth of the memory of a dict."""
+    """A mapping with at most one entry, in a fifth of the memory of a dict."""
 
     __slots__ = ("_key", "_node")
 
@@ -61,9 +62,9 @@ class Only(MutableMapping[K, "IndexNode"]):
 
 
 class IndexNode(Run["IndexNode"]):
-    """A run that records have, in little memory: what is empty is shared, tokens are bytes.
+    """A run that records have, in little memory: empty mappings are shared, tokens are bytes.
 
-    covers: as `records`. begins: as `documents_here`, in one row.
+    covers: the `records`. begins: the `documents_here`, in one row.
     """
 
     __slots__ = ("_tokens", "begins", "covers")
@@ -83,22 +84,22 @@ class IndexNode(Run["IndexNode"]):
         return self.start + len(self._tokens) // 4
 
     def cut(self, at: int) -> None:
-        """Leave out its first tokens."""
+        """Drop the first `at` tokens."""
         self._tokens, self.start = self._tokens[4 * at :], self.start + at
 
     @property
     def records(self) -> Collection[RecordEntry]:
-        """The records whose runs cover it."""
+        """The records whose runs cover this run."""
         return (self.covers,) if isinstance(self.covers, RecordEntry) else self.covers
 
     @property
     def documents_here(self) -> Iterator[tuple[IndexNode, str]]:
-        """The run before each document that ends with it, and the document's key."""
+        """The run before each document that ends with this run, and the document's key."""
         return zip(self.begins[::2], self.begins[1::2], strict=True)
 
 
 class IndexRoot(IndexNode):
-    """The beginning of all records of a scope."""
+    """The empty prefix of all records of a scope."""
 
     __slots__ = ("scope",)
 
@@ -109,9 +110,9 @@ class IndexRoot(IndexNode):
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class RecordEntry:
-    """A record with the run from position `start` up to the end of `node`. size: bytes. used: ns. has_state: as in `Record`.
+    """A record with the run from position `start` up to the end of `node`. size: bytes. used: ns. has_state: it has a state.
 
-    frequency, token_cost: what it is worth, as in `Node`. priority: that, with the clock of its last use.
+    frequency, token_cost: its worth, as in `Node`. priority: the worth, with the clock of its last use.
     """
 
     key: str
@@ -134,11 +135,11 @@ class RecordEntry:
 
     @property
     def place(self) -> Place:
-        """The sort key in which records leave: of equals the deepest first."""
+        """The sort key of eviction: of equals the deepest record goes first."""
         return self.priority, self.used, -self.start, self.key
 
     def runs(self) -> Iterator[IndexNode]:
-        """Yield the nodes that its run covers, the last one first."""
+        """Yield the nodes that the record's run covers, last one first."""
         node: IndexNode | None = self.node
         while node is not None and node.end > self.start:
             yield node
@@ -149,11 +150,11 @@ Place = tuple[float, int, int, str]
 """Priority, time of the last use, depth, key."""
 
 Covers = RecordEntry | tuple[RecordEntry, ...] | dict[RecordEntry, None]
-"""A record, few, or many."""
+"""One record, a few, or many."""
 
 
 class Stretch(NamedTuple):
-    """Positions [start, stop) of a prompt that records have, beginnings first. Between two stretches is a hole."""
+    """Positions [start, stop) of a prompt that records have, prefixes first. Between two stretches is a hole."""
 
     entries: list[RecordEntry]
     start: int
@@ -161,9 +162,9 @@ class Stretch(NamedTuple):
 
 
 class StoredEntry(Struct, frozen=True, array_like=True):
-    """An entry in a file. tokens: of its own run, int32; in front of it stands the path of `parent`, another entry, or none.
+    """An entry in a file. parent: the entry with the path before its run; empty: none. tokens: int32, of its own run.
 
-    documents: (key, first position) of those that end with it.
+    documents: (key, first position) of the documents that end with it.
     """
 
     key: str
@@ -181,17 +182,17 @@ class StoredEntry(Struct, frozen=True, array_like=True):
 
 
 class StoredIndex(Struct, frozen=True, array_like=True):
-    """An index in a file: each entry behind its parent."""
+    """An index in a file: each entry after its parent."""
 
     clock: float
-    entries: list[msgspec.Raw]  # decoded one at a time: all at once they would take more memory than the index
+    entries: list[msgspec.Raw]  # decoded one at a time: all together would take more memory than the index
 
 
 ENTRIES, INDEXES = msgspec.msgpack.Decoder(StoredEntry), msgspec.msgpack.Decoder(StoredIndex)
 
 
 class RecordIndex(RadixTree[IndexNode]):
-    """All records of a tier, by their keys. Prompts are compared with it as with the cache itself: see `PrefixIndex`.
+    """All records of a tier, by key. Prompts are compared with it as with the cache itself: see `PrefixIndex`.
 
     lock: guards all but `entries`, where any thread may look up a key.
     """
@@ -264,7 +265,7 @@ class RecordIndex(RadixTree[IndexNode]):
             self._offer(entry)
 
     def touch_prefixes(self, entry: RecordEntry, now: int) -> list[RecordEntry]:
-        """Let the records in front of a record count as used one after the other, the first one last. Return those."""
+        """Let the records before a record count as used one after the other, the first one last. Return these records."""
         *_, first = entry.runs()
         in_front = (node.records for node in path(first.parent or first) if node is not first)
         found = list(dict.fromkeys(next(iter(covers)) for covers in in_front if covers))
@@ -275,17 +276,17 @@ class RecordIndex(RadixTree[IndexNode]):
         return found
 
     def stands_on_records(self, scope: Scope, start: int, tokens: np.ndarray) -> bool:
-        """Return whether all KV before the run from `start` on is in records."""
+        """Return whether records have all KV before position `start`."""
         match = self.match(scope, tokens[:start])
         return match.length == start and all(node.records for node in path(match.node))
 
     def of(self, names: Collection[str]) -> list[RecordEntry]:
-        """Return the records of scopes with these names, the deepest first."""
+        """Return the records of scopes with these names, deepest first."""
         found = [entry for entry in self.entries.values() if entry.scope.name in names]
         return sorted(found, key=lambda entry: -entry.start)
 
     def first_to_leave(self) -> RecordEntry | None:
-        """Return the record that leaves next; no record stands on it."""
+        """Return the record that is evicted next; no other record depends on it."""
         if self._heap is None:
             self._heap = [entry.place for entry in self.entries.values()]
             heapq.heapify(self._heap)
@@ -301,7 +302,7 @@ class RecordIndex(RadixTree[IndexNode]):
         return None
 
     def evict(self) -> RecordEntry | None:
-        """Forget the record that leaves next, and return it. What is used later counts for more."""
+        """Forget the record that is evicted next, and return it. Later uses count for more."""
         if entry := self.first_to_leave():
             self._age = max(self._age, entry.priority)
             self.remove(entry)
@@ -323,24 +324,24 @@ class RecordIndex(RadixTree[IndexNode]):
         return entry
 
     def _above(self, entry: RecordEntry) -> RecordEntry | None:
-        """Return a record that stands on this one, if one does."""
+        """Return a record that depends on this one, if there is one."""
         *_, first = entry.runs()
-        behind = itertools.islice(descendants(first), MOST_SEARCHED)
-        others = (other for node in (first, *behind) for other in node.records)
+        later = itertools.islice(descendants(first), MOST_SEARCHED)
+        others = (other for node in (first, *later) for other in node.records)
         return next((other for other in others if other.start > entry.start), None)
 
     def _offer(self, entry: RecordEntry) -> None:
         if self._heap is not None:
             heapq.heappush(self._heap, entry.place)
             if len(self._heap) > 2 * len(self.entries) + 64:
-                self._heap = None  # made anew, without what is outdated
+                self._heap = None  # to be made anew without outdated entries
 
     # ---- prompts ---------------------------------------------------------------------------------------------------
 
     def continuing(self, scope: Scope, tokens: np.ndarray, reached: int) -> list[Stretch]:
-        """Return what records have of a prompt behind its first `reached` tokens, beginnings first.
+        """Return what records have of a prompt after its first `reached` tokens, prefixes first.
 
-        Of a model with states each stretch ends with a state, behind which the prompt continues.
+        With states, each stretch ends with a state, after which the prompt continues.
         """
         match = self.match(scope, tokens)
         nodes, stop = path(match.node)[::-1], match.length
@@ -352,7 +353,7 @@ class RecordIndex(RadixTree[IndexNode]):
         return found[::-1]
 
     def _last_stretch(self, nodes: list[IndexNode], reached: int, stop: int) -> Stretch | None:
-        """Return the last stretch on a path that lies behind `reached`, and up to `stop`."""
+        """Return the last stretch on a path that lies after `reached`, up to `stop` at most."""
         if not self._num_states:
             return _covering(nodes, reached, stop)
         for at, last in reversed(list(enumerate(nodes))):
@@ -374,7 +375,7 @@ class RecordIndex(RadixTree[IndexNode]):
         )
 
     def saved_share(self, node: IndexNode) -> float:
-        """Return the share of its time that a run saves where nothing has to be read for it."""
+        """Return the share of its time that the reuse of a run saves: all of it, as if nothing had to be read."""
         return 1.0
 
     def seconds(self, cached: int, new: int) -> float:
@@ -382,7 +383,7 @@ class RecordIndex(RadixTree[IndexNode]):
         return new * GUESSED_NS / 1e9
 
     def continued(self, origin: IndexNode, match: Match[IndexNode]) -> int:
-        """Return how many tokens behind `origin` need not be computed, of those that `match` has found there."""
+        """Return how many of the tokens that `match` found after `origin` need not be computed."""
         if not self._num_states:
             return match.length
         stop = origin.end + match.length
@@ -401,24 +402,24 @@ class RecordIndex(RadixTree[IndexNode]):
         return msgspec.msgpack.encode(StoredIndex(self._age, stored))
 
     def restore(self, content: bytes) -> None:
-        """Add the records of `stored`, the clock at 0 again. Raises ValueError for any other content. Needs the lock.
+        """Add the records of `stored`, with the clock at 0 again. Raises ValueError for any other content. Needs the lock.
 
-        What records are worth beyond the clock is bounded, whatever the file says.
+        The worth of a record beyond the clock is bounded, whatever the file says.
         """
         stored, scopes = INDEXES.decode(content), dict[str, Scope]()
         if not math.isfinite(stored.clock):
             raise ValueError(f"its clock is {stored.clock}")
         stored.entries.reverse()
-        while stored.entries:  # so that the index takes the memory that they leave
+        while stored.entries:  # popped, so that the index takes the memory of decoded entries
             one = ENTRIES.decode(stored.entries.pop())
             scope = scopes.get(one.scope) or scopes.setdefault(one.scope, Scope.read(one.scope))
             origin = self._end_at(self.entries.get(one.parent), one.start) if one.start else self.root(scope)
             tokens = np.frombuffer(one.tokens, "<i4")
             if origin is None or not len(tokens) or one.key in self.entries:
-                continue  # its head is read
+                continue  # the head of its file will be read
             node = self.insert(origin, tokens, ())[len(tokens)]
             frequency, token_cost = min(one.frequency, MOST_USES), min(one.token_cost, MOST_COST)
-            priority = min(max(0.0, one.priority - stored.clock), MOST_USES * MOST_COST)  # of no number: 0
+            priority = min(max(0.0, one.priority - stored.clock), MOST_USES * MOST_COST)  # 0 for NaN
             worth: dict[str, Any] = {"frequency": frequency, "token_cost": token_cost, "priority": priority}
             self._enter(RecordEntry(node=node, **_kept_of(one) | worth))
             for document, at in one.documents:
@@ -426,7 +427,7 @@ class RecordIndex(RadixTree[IndexNode]):
                     _place(begin, document, node)
 
     def _end_at(self, entry: RecordEntry | None, at: int) -> IndexNode | None:
-        """Return the node of a record's path that ends at a position, cut there if it has to be."""
+        """Return the node of a record's path that ends at a position; a run is cut there if need be."""
         node = entry.node if entry is not None else None
         while node is not None and node.start >= at > 0:
             node = node.parent
@@ -462,7 +463,7 @@ def _adopt(parent: IndexNode, child: IndexNode) -> None:
 
 
 def _place(origin: IndexNode, key: str, end: IndexNode) -> None:
-    """Note that a document begins behind `origin` and ends with `end`. A key has one end."""
+    """Note that a document starts after `origin` and ends with `end`. A key has one end."""
     if (before := origin.documents.get(key)) is not None:
         before.begins = tuple(part for one in before.documents_here if one != (origin, key) for part in one)
     origin.documents = _with(origin.documents, key, end)
@@ -470,7 +471,7 @@ def _place(origin: IndexNode, key: str, end: IndexNode) -> None:
 
 
 def _with(nodes: MutableMapping[K, IndexNode], key: K, node: IndexNode) -> Any:
-    """Return nodes by key with one more: the same mapping, or another one that takes less memory."""
+    """Return a mapping of nodes with one more: the same mapping, or another one that takes less memory."""
     if not nodes:
         return Only(key, node)
     more = dict(nodes) if isinstance(nodes, Only) and key not in nodes else nodes
@@ -479,9 +480,9 @@ def _with(nodes: MutableMapping[K, IndexNode], key: K, node: IndexNode) -> Any:
 
 
 def _covering(nodes: list[IndexNode], at: int, stop: int) -> Stretch | None:
-    """Return the last stretch of a path that records cover without a hole, behind `at` and up to `stop` at most.
+    """Return the last stretch of a path that records cover without a hole, after `at` and up to `stop` at most.
 
-    From the end back, since the last runs of a path are in the fewest records.
+    The search goes from the end back, since the last runs of a path are in the fewest records.
     """
     chosen: list[RecordEntry] = []
     end = first = stop
@@ -489,7 +490,7 @@ def _covering(nodes: list[IndexNode], at: int, stop: int) -> Stretch | None:
         if node.end <= at:
             break
         if node.start >= first:
-            continue  # the record chosen last has it, too
+            continue  # the last chosen record has this run, too
         if not node.records:
             if chosen:
                 break
@@ -516,7 +517,7 @@ def _stored(entry: RecordEntry) -> StoredEntry:
 
 
 KEPT = ("key", "start", "size", "used", "frequency", "token_cost", "priority", "has_state")
-"""Fields of an entry that its file has in the same form."""
+"""Fields that `RecordEntry` and `StoredEntry` have in common."""
 
 
 def _kept_of(entry: RecordEntry | StoredEntry) -> dict[str, Any]:

@@ -2,8 +2,8 @@
 
     device        cells of the pool      PrefixTree and its device
      |   ^        Save and Restore, operations of a step
-    host memory   copies of runs         HostMemory, of the prefix tree, or of states (models whose memory cannot be cut)
-     |   ^        written behind by `WriteBehind`, fetched by `Fetches`
+    host memory   copies of runs         HostMemory, of the prefix tree, or of states (models that cannot be cut)
+     |   ^        written by `WriteBehind`, fetched by `Fetches`
     lower tiers   records                DiskTier
 
 A new tier is a class with the methods of `LowerTier` and one more entry in `server.load.lower_tiers`.
@@ -23,17 +23,17 @@ from .record_index import RecordIndex
 class LowerTier(Protocol):
     """A tier that may outlive the server. Several threads call it: the engine puts, some read, a client drops.
 
-    `put` must not block: it runs between two steps of the engine. index: of all its records, by their keys (`file_name`).
+    `put` must not block: it runs between two steps of the engine. index: of all records, by key (`file_name`).
     """
 
     @property
     def name(self) -> str:
-        """The word for it in reports of where a prompt's tokens came from, and in the names of its metrics."""
+        """The tier's word in reports of where a prompt's tokens came from, and in the names of its metrics."""
         ...
 
     index: RecordIndex
     max_bytes: int
-    """What its records may take."""
+    """Most bytes of its records."""
     num_written: int
     """Records written, ever."""
     num_refused: int
@@ -41,7 +41,7 @@ class LowerTier(Protocol):
 
     @property
     def num_bytes(self) -> int:
-        """What its records take."""
+        """Bytes of its records."""
         ...
 
     def __str__(self) -> str:
@@ -53,7 +53,7 @@ class LowerTier(Protocol):
         ...
 
     def put(self, record: Record) -> bool:
-        """Keep a record. False: it is refused. Older records may leave for it."""
+        """Keep a record, and evict older ones if need be. False: the record is refused."""
         ...
 
     def get(self, key: str, /) -> Record | None:
@@ -61,7 +61,7 @@ class LowerTier(Protocol):
         ...
 
     def drop(self, scope: Scope) -> object:
-        """Forget the records of a scope's name, with all adapters. Returns when they are gone."""
+        """Forget the records of a scope's name, with all adapters. Returns once they are gone."""
         ...
 
     def wait(self) -> None:
@@ -81,10 +81,10 @@ class LowerTier(Protocol):
 
 
 class WriteBehind:
-    """Hands each new copy of KV to lower tiers once. Lives in the engine's thread. lower: the tiers that get them.
+    """Passes each new copy of KV to lower tiers once. Lives in the engine's thread. lower: the tiers that get copies.
 
-    Runs of private scopes, and those that no later process could use, stay in host memory, which asks here what lower tiers
-    have: see `Below`.
+    Runs of private scopes, and runs that no later process could use, stay in host memory. Host memory asks here what lower
+    tiers have: see `Below`.
     """
 
     def __init__(self, host: HostMemory, lower: Sequence[LowerTier]) -> None:
@@ -102,7 +102,7 @@ class WriteBehind:
         return any(below.has_room(num_bytes) for below in self.lower)
 
     def write(self) -> None:
-        """Hand over the copies that were made since the last call."""
+        """Pass on the copies that were made since the last call."""
         for node in self._host.take_unsaved() if self.lower else ():
             record = self._host.get(node)
             if record is not None and record.scope.may_outlive:
