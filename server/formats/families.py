@@ -39,7 +39,7 @@ class CallNotation:
 
     call: one call, with $name and $arguments, and maybe $id (nine letters or digits) or $number. begin, end: around all
     calls. between: between two calls; None: an answer has one call at most. parameter: one argument, with $key and $value;
-    $kind is the value's JSON type, and $is_text whether it is a string; empty: the arguments are one JSON object.
+    empty: the arguments are one JSON object. $kind is the value's JSON type, and $is_text whether that is a string.
     separator: between two parameters. quote: around a value that is a text; None: texts are written as in JSON.
     behind: texts that may follow a call in other versions of the form.
     """
@@ -80,7 +80,7 @@ class CallNotation:
 
 
 CALL_NOTATION = CallNotation('<tool_call>\n{"name": "$name", "arguments": $arguments}\n</tool_call>', between="\n")
-"""The form that most models were trained on."""
+"""The form that the largest number of models was trained on."""
 
 
 # ---- How a family of models writes its answers, and the reader of one answer. -------------------------------------------

@@ -45,7 +45,7 @@ TOO_LONG = "context_length_exceeded"
 
 
 class RequestError(Exception):
-    """An error that is the answer. param: path of the wrong field. code: for programs. details: more fields of the body."""
+    """An error for the client. param: path of the wrong field. code: for programs. details: more fields of the body."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""The open connections of a server: accepted a few at a time, up to a number, and closed in order of their waits.
+"""The open connections of a server: accepted a few at a time, up to a number, and the longest waiting closed first.
 
     new ---> waits for its client (a head, the rest of a body, the next request) ---> works (an answer is open) ---> waits
                               |

@@ -56,7 +56,7 @@ def outside_strings(text: bytes) -> Iterator[bytes]:
         is_inside ^= len(parts) % 2 == 0
 
 
-# ---- Unicode: a body that is none is mended where the repair is clear, and else refused. --------------------------------
+# ---- Unicode: other bodies are mended if the repair is clear, and else refused. -----------------------------------------
 
 MARK = b"\xef\xbb\xbf"  # the byte-order mark, with which some programs begin a file
 MOST_LEVELS = 8  # of a field's path in an error: each level is one more search

@@ -5,7 +5,7 @@
     turns      a1 b1 a2 b1 a3 ...  own client's.
 
 So a client waits for one turn of each other client, however many pieces wait and however large they are. Work that has
-begun keeps a thread. A client with begun work begins more only while half the threads are free: others begin with the rest.
+begun keeps a thread. A client with begun work begins more only while half the threads are free, so that others may begin.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ _running = local()
 
 
 def give_way() -> None:
-    """Pass the turn on if this thread's work has used its own up. Work calls this every few milliseconds, where it can wait.
+    """Pass the turn on if this thread's work has had its time. Work calls this every few milliseconds, where it can wait.
 
     Raises ClientLeft if nobody waits for the result. Does nothing in a thread that has no turns.
     """
@@ -205,7 +205,7 @@ class Turns:
 
 
 class PromptThreads:
-    """Makes prompts in threads, called on the event loop. Large ones, of up to a second each, take turns among themselves.
+    """Makes prompts in threads, for the event loop. Small ones take turns, and so do large ones, of up to a second each.
 
     room: bytes of requests that may still wait: a waiting request takes memory. num_open: prompts in work or waiting.
     """
