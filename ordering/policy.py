@@ -313,7 +313,7 @@ class Arrangement:
 
     @property
     def is_rank(self) -> bool:
-        """Whether all documents stand in retrieval rank."""
+        """Whether all documents are in retrieval rank."""
         return self.order == tuple(range(len(self.order)))
 
 

@@ -256,7 +256,7 @@ class Index:
             self._count()
 
     def embed_some(self) -> int:
-        """Embed the next chunks without a vector, as many as one batch holds; return how many there were."""
+        """Embed the next chunks without a vector, as many as fit into one batch; return how many there were."""
         if self._embedder is None or not self.has_vectors:
             return 0
         numbers, vectors = embed_next(self.store, self._embedder.embed, self._embedded)
@@ -346,7 +346,7 @@ def suits(store: Store, language: str) -> bool:
 
 
 def embed_next(store: Store, embed: EmbedTexts, after: int = 0) -> tuple[list[int], np.ndarray]:
-    """Embed the next chunks without a vector, as many as one batch holds, and store their vectors.
+    """Embed the next chunks without a vector, as many as fit into one batch, and store their vectors.
 
     after: as for `Store.without_vectors`. Returns the chunks' numbers, none where nothing is left, and the vectors (chunks,
     width), float16.

@@ -75,7 +75,7 @@ class _RtfReader:
         self._font = self._default_font = self._style = self._to_skip = 0
         self._is_starred = False
         self._bytes = bytearray()  # of text in an encoding, which may have several for a letter
-        self._texts: dict[str, list[str]] = {}  # what is being read, by its kind
+        self._texts: dict[str, list[str]] = {}  # the texts being read, by their kinds
         self._notes: list[str] = []  # of the paragraph that is being read
         self._waiting: list[str] = []  # notes to be added after the list or the table
         self._num_notes = 0

@@ -47,7 +47,7 @@ class _SheetTable:
 
 
 class CellLetters:
-    """The letters of a workbook so far, which are bounded: one text can stand in a million cells."""
+    """The letters of a workbook so far, which are bounded: one text can fill a million cells."""
 
     def __init__(self) -> None:
         self._left = MAX_TEXT

@@ -15,7 +15,7 @@ from .languages import WORDS, language_of
 from .store import Store
 from .terms import fold, sought, words_of
 
-# ---- The words of a question that tell what it is about. ----------------------------------------------------------------
+# ---- The telling words of a question. -----------------------------------------------------------------------------------
 
 MAX_LETTERS, MAX_WORDS = 8192, 64  # of a query, from its end: a long message asks its question last
 

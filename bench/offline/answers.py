@@ -219,7 +219,7 @@ class Answerer:
         return type(asked)(parts)
 
     def _answered(self, prompt: ChatPrompt, talk: AnsweredTalk, at: int, scope: Scope) -> dict[str, Any]:
-        """Answer a prompt greedily, then read the expected answer behind it; return the figures."""
+        """Answer a prompt greedily, then read the expected answer after it; return the figures."""
         turn, expected = talk.turns[at], self._model.tokenize(talk.turns[at].answer)
         job, tokens, ttft = self._compute(prompt, scope, Sampler(self._model, GREEDY), self._most)
         recorder = Recorder(self._model, expected)

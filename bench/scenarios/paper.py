@@ -28,7 +28,7 @@ from ..trace import Query, burst, conversations, skewed
 
 MODELS = ("bench", "embedded")
 PAUSE = 0.1  # s after each answer of a client that asks alone: idle KV moves meanwhile
-WARM_UP = 5  # requests at the beginning of a trace that do not count, as in RAGCache++ and CacheWeaver
+WARM_UP = 5  # first requests of a trace, which do not count, as in RAGCache++ and CacheWeaver
 FAST = 0.6  # of the cold median, likewise
 TIMES = 5.0  # of the TTFT at the lowest rate: RAGCache's limit (7, Metrics)
 REQUIRED = 1.6  # slotcache's rate at that limit over llama-server's

@@ -123,7 +123,7 @@ class OllamaFields(ChatFields, frozen=True, kw_only=True):
             raise RequestError("format: another field says what the answer must be, too: send one", param="format")
 
     def for_chat(self, **fields: JsonValue) -> ChatRequest:
-        """Return a chat with these fields of its own. Raises RequestError."""
+        """Return a chat with these fields beside the common ones. Raises RequestError."""
         return ChatRequest(**self.given(ChatFields.__struct_fields__), **fields, echo=False)
 
     def given(self, names: Iterable[str]) -> dict[str, JsonValue]:

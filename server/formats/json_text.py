@@ -73,7 +73,7 @@ class UnreadText:
     def add(self, text: str) -> None:
         self._unread, self._at = self._unread[self._at :] + text, 0
 
-    # ---- take what is here -------------------------------------------------------------------------------------------
+    # ---- take text that is here --------------------------------------------------------------------------------------
 
     @property
     def rest(self) -> str:
@@ -188,7 +188,7 @@ class UnreadText:
             yield None
 
 
-# ---- Values in a model's text: JSON passed on as it stands, and other notations written as JSON. ------------------------
+# ---- Values in a model's text: JSON passed on unchanged, and other notations written as JSON. ---------------------------
 
 TEXT = frozenset({"string"})
 MAX_SCHEMAS = 64  # schemas that are looked at for the types of one parameter
