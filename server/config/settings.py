@@ -36,7 +36,7 @@ def _version() -> str:
 
 
 VERSION = _version()
-"""slotcache's version in pyproject.toml."""
+"""Of slotcache, as pyproject.toml has it."""
 
 
 class SettingsError(Exception):
