@@ -71,7 +71,7 @@ class DocumentTurn:
     """A message with documents. at: its index. before: the text before them.
 
     name: 32 hexadecimal digits for all messages up to this one, with their documents. result: the rest of a content that is
-    documents; None: the content is no documents.
+    documents; None: the content is something else.
     """
 
     at: int

@@ -122,7 +122,7 @@ class Forward:
 
     @classmethod
     def of(cls, scope: Scope, body: bytes, only: str = "") -> Forward:
-        """Make it from an ASGI request, without the prefix of the path that routed it here."""
+        """Make a forward from an ASGI request, without the prefix of the path that routed it here."""
         path = scope["path"].removeprefix(scope.get("root_path", ""))
         headers = [(name, value) for name, value in scope["headers"] if name != b"content-encoding"]  # it was unpacked
         return cls(scope["method"], path or "/", scope["query_string"], headers, body=body, only=only)
