@@ -1,4 +1,4 @@
-"""What an agent with tools works at: tasks over files, the tool that reads them, and the template of its chats."""
+"""The work of an agent with tools: tasks over files, the tool that reads them, and the template of its chats."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def spread(tasks: Sequence[Task], count: int) -> list[Task]:
 def queries(tasks: Sequence[Task]) -> Iterator[Query]:
     """Yield the requests of an agent: for each turn the user's question, and then the files, if it reads some.
 
-    A query that brings files has no question of its own.
+    A query with files has no question.
     """
     for task in tasks:
         for number, turn in enumerate(task.turns, 1):

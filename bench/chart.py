@@ -14,27 +14,27 @@ OURS, THEIRS, INK = "#2f81f7", "#afb8c1", "#6e7781"  # legible on light and on d
 
 
 def svg(results: Mapping) -> str:
-    """Three bars, one for each workload, each before a pale one for llama-server, whose length is always 1.
+    """Return three bars, one for each workload, each over a pale one for llama-server, whose length is always 1.
 
-    The conditions stand below: who sees the picture elsewhere has nothing else.
+    The conditions are below the bars: the picture may be shown without the README.
     """
-    rows, told = results["workloads"], [results[name] for name in ("arms", "engine", "model", "measured")]
+    rows, conditions = results["workloads"], [results[name] for name in ("arms", "engine", "model", "measured")]
     below = TOP + ROW * len(rows) + 8
-    height = below + LINE * len(told)
+    height = below + LINE * len(conditions)
     drawn = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" viewBox="0 0 {WIDTH} {height}" '
         'font-family="system-ui, sans-serif">',
         f"<title>{escape(results['figure'])}</title>",
         _text(LABELS, 20, "median time to the first token, llama-server = 1.00"),
         *(line for at, row in enumerate(rows) for line in _row(TOP + ROW * at, row)),
-        *(_text(12, below + LINE * at, line, size=11) for at, line in enumerate(told)),
+        *(_text(12, below + LINE * at, line, size=11) for at, line in enumerate(conditions)),
         "</svg>",
     ]
     return "\n".join(drawn) + "\n"
 
 
 def _row(y: int, row: Mapping) -> Iterator[str]:
-    """A workload: its name and its machine, its two bars, its figure."""
+    """Yield the lines of a workload: its name and its machine, its two bars, its figure."""
     length = round(SCALE * row["ratio"])
     yield _text(LABELS - 12, y + 14, row["name"], size=14, anchor="end")
     yield _text(LABELS - 12, y + 30, row["about"], anchor="end")

@@ -97,7 +97,7 @@ def _main(arguments: Sequence[str]) -> int:
         print("\nstopped", file=sys.stderr)
         return 130
     finally:
-        journal.end(is_finished=False)  # nothing is left to end behind a run that is done
+        journal.end(is_finished=False)  # after a finished run there is no journal to end
         if kept is not None and kept.path.exists():
             print(f"what was measured before the end is in {kept.path}", file=sys.stderr)
     return int(report.has_failed)

@@ -52,7 +52,7 @@ class Result:
     error: str | None = None
 
     def answered(self) -> Result:
-        """Return it. Raises BenchError if the request failed."""
+        """Return the result. Raises BenchError if the request failed."""
         if self.error:
             raise BenchError(self.error)
         return self
@@ -64,7 +64,7 @@ class Result:
 
     @property
     def figures(self) -> dict[str, Any]:
-        """All of it as JSON values, but for the clock's reading. Times are rounded to 0.1 ms."""
+        """All figures as JSON values, except the clock's reading. Times are rounded to 0.1 ms."""
         return {
             "latency": round(self.latency, 4),
             "arrivals": [round(arrival, 4) for arrival in self.arrivals],
@@ -314,9 +314,9 @@ async def drive(
     """Send `queries` in order, with `concurrency` clients.
 
     The turns of a session follow each other, with the server's real answers as history. turn: a lock that several drives
-    share; a query runs only while it is held, so that the arms take turns and a machine whose speed drifts slows all arms
-    equally. pause: seconds after each answer, in which a user would read it and the server may do idle work; the next query
-    is then not slowed by that work. With one client, the run's seconds are the sum of its queries' seconds.
+    share; a query runs only within it, so that the arms take turns and a machine whose speed drifts slows all arms equally.
+    pause: seconds after each answer, in which a user would read it and the server may do idle work; the next query is then
+    not slowed by that work. With one client, the run's seconds are the sum of its queries' seconds.
     """
     line, results = _Line(queries), [Result(0.0, 0.0, error="not sent")] * len(queries)
     prepared = await _prepare_openings(client, queries)
@@ -345,9 +345,9 @@ async def drive(
 
 
 async def drive_open(client: Client, queries: Sequence[Query], arrivals: Sequence[float]) -> Run:
-    """Send each query at its arrival, answered or not what came before: an open loop.
+    """Send each query at its arrival, whether the queries before are answered or not: an open loop.
 
-    arrivals: seconds from the start, one a query. All requests are prepared before. Queries without history only.
+    arrivals: seconds from the start, one a query. All requests are prepared first. Queries without history only.
     """
     prepared = await _prepare_openings(client, queries)
 
@@ -371,7 +371,7 @@ async def _prepare_openings(client: Client, queries: Sequence[Query]) -> dict[in
         try:
             prepared[index] = await client.prepare(queries[index])
         except UNREADY:
-            continue  # sent later without preparation, it fails again and its result holds the error
+            continue  # sent later without preparation, it fails again and its result has the error
     return prepared
 
 
@@ -401,7 +401,7 @@ class PromptSizer:
         return cls(per_word, lengths[0] - per_word * PROBES[0])
 
     def query(self, seed: str, tokens: int) -> Query:
-        """Return a query of about `tokens` prompt tokens in all. Queries of different seeds share no beginning."""
+        """Return a query of about `tokens` prompt tokens in all. Queries of different seeds share no prefix."""
         words = max(1, round((tokens - self.fixed) / self.per_word))
         return Query(seed, 1, _text(seed, words))
 

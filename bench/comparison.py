@@ -165,7 +165,7 @@ class Prediction:
 def predictions(run: Run) -> Iterator[Prediction]:
     """Compare an exhaustive search over a trie of all earlier orders with the server's report, query by query.
 
-    For a trace that was sent one query at a time. The trie holds the orders that the server reported. If the search finds
+    For a trace that was sent one query at a time. The trie has the orders that the server reported. If the search finds
     more than the report, KV was evicted in between; if it finds less, one of the two is wrong. Queries whose result names no
     documents are left out.
     """
@@ -184,7 +184,7 @@ def predictions(run: Run) -> Iterator[Prediction]:
 def differences(run: Run, more_is_right: bool = False) -> tuple[list[Prediction], int]:
     """Return the queries whose prediction and report differ, and the number of queries compared.
 
-    more_is_right: the server prefills documents in idle time, so it may hold more than it has used.
+    more_is_right: the server prefills documents in idle time, so it may have more documents cached than were used.
     """
     compared = list(predictions(run))
     found = [one for one in compared if one.predicted != one.reported]

@@ -50,7 +50,7 @@ class Exchange:
 
 
 def demo(url: str = "", model: Path | None = None) -> int:
-    """Hold the conversation with the server at `url`, or with a server started for it. The exit code; 130: ctrl-C."""
+    """Run the conversation with the server at `url`, or with a server started for it. Return the exit code; 130: ctrl-C."""
     try:
         with ends_in_order(), _server(url, model) as address:
             steps = []
@@ -67,7 +67,7 @@ def demo(url: str = "", model: Path | None = None) -> int:
 
 
 def converse(url: str) -> Iterator[Exchange]:
-    """Ask the script turn by turn. The server does not repeat documents that the conversation already holds."""
+    """Ask the script turn by turn. The server does not repeat documents that the conversation already has."""
     corpus = Corpus.load()
     asked = {one.question: one for one in corpus.questions}
     scope = f"demo {time.time_ns()}"  # a scope of its own: an earlier demo's KV does not count

@@ -57,7 +57,7 @@ def _replace(owner: Any, name: str, broken: Callable[[Any], Any]) -> None:
 
 
 def _instead(owner: Any, name: str, happens: Callable[[], Any]) -> Fault:
-    """Return the fault that something else happens than a function's next call."""
+    """Return the fault that `happens` replaces a function's next call."""
 
     def fault(trigger: Trigger) -> None:
         _replace(owner, name, lambda real: lambda *of, **named: happens() if trigger.pull() else real(*of, **named))
@@ -92,7 +92,7 @@ def eager(trigger: Trigger) -> None:
 
 
 def _narrow(transport: asyncio.Transport) -> None:
-    """Let the system keep little of what a client has not read."""
+    """Let the system buffer little that a client has not read."""
     transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, NARROW)
 
 

@@ -1,8 +1,8 @@
-"""What a run has measured so far, in a file beside its result: a run that breaks, or is killed, leaves that.
+"""The figures of a run so far, in a file beside its result: they remain if the run breaks or is killed.
 
 `--json OUT` writes OUT when a run is done. Until then OUT.unfinished gets a line of JSON for each request, round or figure
-as it comes; the first line tells the scenario and the machine. Each line is one write to the end of the file, which takes as
-long in a long run as in a short one: a result that grew and was written anew each time would slow what is measured.
+as it comes; the first line has the scenario and the machine. Each line is one write to the end of the file, which takes as
+long in a long run as in a short one: a growing result that is written anew each time would slow the measured programs.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Journal:
 
     def __init__(self, out: Path, scenario: str, machine: dict[str, Any]) -> None:
         self.path = out.with_name(out.name + SUFFIX)
-        self.num_figures = 0  # notes but for the beginnings of rounds
+        self.num_figures = 0  # notes, without those that begin a round
         self._began = monotonic()
         try:
             out.parent.mkdir(parents=True, exist_ok=True)
@@ -54,14 +54,14 @@ _journal: Journal | None = None  # of this process: it runs one scenario
 
 
 def begin(out: Path, scenario: str, machine: dict[str, Any]) -> Journal:
-    """Keep what `note` is told from now on."""
+    """Begin a journal, which keeps all later notes."""
     global _journal
     _journal = Journal(out, scenario, machine)
     return _journal
 
 
 def end(*, is_finished: bool) -> None:
-    """Keep nothing more."""
+    """End the journal, if there is one."""
     global _journal
     if _journal is not None:
         _journal.close(is_finished=is_finished)

@@ -1,4 +1,4 @@
-"""Points of a curve: measured once, kept as lines of JSON. A run that was stopped goes on where it was."""
+"""Points of a curve: measured once, kept as lines of JSON. A stopped run continues where it was."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from typing import Any
 from .report import BenchError, Cell, finite, mean
 
 LOADED = 0.1
-"""Share of the machine that other processes may take while a point is measured; above, its times are said to be loaded."""
+"""Share of the machine that other processes may take while a point is measured; above, its times count as loaded."""
 STUDENT = (nan, 12.71, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 """The 0.975 quantile of Student's t, by degrees of freedom."""
 NORMAL = 1.96
@@ -58,8 +58,8 @@ class Points:
         name = _name(point)
         self._used.add(name)
         if (row := self._known.get(name)) is None:
-            told = [str(value) for value in point.values() if not isinstance(value, dict)]
-            print(f"  {', '.join(told)}", file=sys.stderr, flush=True)
+            shown = [str(value) for value in point.values() if not isinstance(value, dict)]
+            print(f"  {', '.join(shown)}", file=sys.stderr, flush=True)
             if self._commit is None:
                 about = self.machine()
                 self._commit = str(about.get("git_commit"))
@@ -100,7 +100,7 @@ class _Load:
         self._began, self._busy, self._own = monotonic(), _busy_seconds(), _own_seconds()
 
     def others(self) -> float | None:
-        """Return their share of the machine; None where the system does not tell."""
+        """Return their share of the machine; None if the system does not report it."""
         if self._busy is None or (busy := _busy_seconds()) is None:
             return None
         seconds = busy - self._busy - (_own_seconds() - self._own)

@@ -50,7 +50,7 @@ class Request:
     is_cut: bool = False
 
     def texts(self) -> list[str]:
-        """Return all that is said in it."""
+        """Return all texts of the request."""
         return [json.dumps(value) for value in (*self.tools, *self.messages)]
 
 
@@ -92,7 +92,7 @@ changed, what the tests said, and what is left to do. Answer with the summary al
 
 @dataclass(slots=True)
 class _Clock:
-    """What a session's instructions say of the moment: it changes whenever the user says something."""
+    """The lines about the moment in a session's instructions: they change whenever the user says something."""
 
     questions: int = 0
 
@@ -103,14 +103,14 @@ class _Clock:
 
     @property
     def reminder(self) -> str:
-        """What stands in the user's last message, and moves on to the next one."""
+        """The reminder in the user's last message, which moves on to the next one."""
         left = 9 - self.questions % 9
         return f"\n\n<reminder>Build mode: you may change files and run tests. To-dos open: {left}.</reminder>"
 
 
 @dataclass(slots=True)
 class _Agent:
-    """One agent's history as it grows. guide: the notes in its instructions, behind the line of the moment."""
+    """One agent's history as it grows. guide: the notes in its instructions, after the line of the moment."""
 
     name: str
     guide: str
@@ -146,7 +146,7 @@ class _Agent:
         self.call(name, result, **arguments)
 
     def request(self, phase: str, is_cut: bool = False) -> Request:
-        """Return what it sends now. The lines of the moment count as seen: nobody wants them to cost anything."""
+        """Return its next request. The lines of the moment count as seen: they should cost nothing."""
         place = f"{INSTRUCTIONS}\n\n<environment>\nWorking directory: /work/slotcache\n{self.clock.line}\n</environment>"
         sent = [{"role": "system", "content": f"{place}\n\n{self.guide}"}, *self.messages]
         asked = (at for at, message in enumerate(sent) if message["role"] == "user" and message["content"] != SUMMARISE)
@@ -259,7 +259,7 @@ def record(data: Path, characters: int) -> Recording:
 
     The user asks, the main agent works alone, then beside three sub-agents, takes their results over, works on until its
     prompt is full, compacts, and goes on. The user says something every few turns. Then a line in all instructions changes,
-    and the reminder leaves the user's last message for the new one. The first request, and the first one behind the
+    and the reminder moves from the user's last message to the new one. The first request, and the first one after the
     compaction, are cut and sent again. data: the folder with clawtasks/. The same for the same files. Raises OSError or
     ValueError if the data is something else.
     """

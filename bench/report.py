@@ -218,7 +218,7 @@ def _cell(value: Cell) -> str:
 
 
 def finite(value: Any) -> Any:
-    """Return a JSON value without infinite figures and those that are not a number: null stands for them."""
+    """Return a JSON value with null for figures that are infinite or not a number."""
     if isinstance(value, float):
         return value if isfinite(value) else None
     if isinstance(value, dict):

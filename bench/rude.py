@@ -28,7 +28,7 @@ CORPUS = Corpus.load()
 # Well-behaved clients beside an attack. They record their answers, how each request ends, and the status of /health.
 
 NUM_PROMPTS = 6  # of each bystander, asked in this order
-BETWEEN = 0.2  # s between two texts that are cut into tokens
+BETWEEN = 0.2  # s between two texts to be tokenised
 LOOK = 0.05  # s between two polls of /health
 SLOW_HEALTH = 2.0  # s: a later answer does not count
 
@@ -124,12 +124,12 @@ def chats(number: int, max_tokens: int) -> list[Body]:
 
 
 def texts(number: int) -> list[Body]:
-    """Return the texts that bystander `number` has cut into tokens: he needs no slot."""
+    """Return the texts that bystander `number` sends to be tokenised: that needs no slot."""
     return [{"content": one.question} for one in CORPUS.questions[number * NUM_PROMPTS : (number + 1) * NUM_PROMPTS]]
 
 
 async def ask(http: aiohttp.ClientSession, body: Mapping[str, Any], timeout: float) -> Ending:
-    """Stream one chat, or cut one text into tokens. Never raises."""
+    """Stream one chat, or have one text tokenised. Never raises."""
     is_chat, answered = "messages" in body, False
     name = f"{body['cache_scope']}: {body['messages'][-1]['content']}" if is_chat else body["content"]
     ending = Ending(name, arrivals=[perf_counter()])
@@ -218,7 +218,7 @@ class Visitor:
             raise Lost(f"a stream had {ending.finals} final events: {ending.error}")
 
     async def fill(self) -> None:
-        """Ask with a long prompt, several of which are more than the pool holds. Each answer must have all its tokens."""
+        """Ask with a long prompt; several do not fit into the pool. Each answer must have all its tokens."""
         names = self.rng.choices(list(CORPUS.documents), k=self.rng.randint(1, LONGEST))
         text, wanted = " ".join(CORPUS.documents[name].text for name in names), self.rng.randint(1, MOST_TOKENS)
         prompt = {"messages": [{"role": "user", "content": text}], "documents": [], "ignore_eos": True, "max_tokens": wanted}
@@ -299,8 +299,8 @@ class Visitor:
         is_refusal = answer.status < 500 or answer.status in (501, 503)
         if answer.status < 400 or (is_refusal and "error" in json.loads(content)):
             return
-        told = content[:200].decode(errors="replace")
-        raise Lost(f"{answer.method} {answer.url.path} was answered {answer.status}: {told}")
+        reason = content[:200].decode(errors="replace")
+        raise Lost(f"{answer.method} {answer.url.path} was answered {answer.status}: {reason}")
 
 
 def _chats(path: str = PATH, **more: Any) -> Act:
@@ -344,7 +344,7 @@ HALVES = (
     b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000000\r\n\r\n{",
     b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n",
 )
-"""What clients send before they hold on: nothing, half a head, half a body, and a request whose connection they keep."""
+"""What clients send before they wait: nothing, half a head, half a body, and a request whose connection they keep."""
 
 
 def _request(length: int) -> bytes:
@@ -400,16 +400,16 @@ async def leave(url: str, count: int, seed: int = 0) -> None:
 
 
 async def dawdle(url: str, count: int, patience: float) -> int:
-    """Send bodies that never end. Return the number of connections that the server still holds after `patience` seconds."""
+    """Send bodies that never end. Return the number of connections that are still open after `patience` seconds."""
     bodies = (body for _, body in zip(range(count), cycle(ENDLESS), strict=False))
-    held = await asyncio.gather(*(_hold(url, sent, patience, drips=drips) for sent, drips in bodies))
-    return sum(is_held for _, is_held in held)
+    kept = await asyncio.gather(*(_keep_open(url, sent, patience, drips=drips) for sent, drips in bodies))
+    return sum(is_open for _, is_open in kept)
 
 
 def crowd(url: str, count: int, seconds: float) -> int:
-    """Hold connections half open, and open each one again that the server closes. Return how many were opened in all.
+    """Keep connections half open, and reopen each one that the server closes. Return how many were opened in all.
 
-    It wants a process of its own. Raises BenchError.
+    Needs a process of its own. Raises BenchError.
     """
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
@@ -418,16 +418,16 @@ def crowd(url: str, count: int, seconds: float) -> int:
 
     async def all_of_them() -> int:
         halves = (sent for _, sent in zip(range(count), cycle(HALVES), strict=False))
-        held = await asyncio.gather(*(_hold(url, sent, seconds, again=True) for sent in halves))
-        return sum(opened for opened, _ in held)
+        kept = await asyncio.gather(*(_keep_open(url, sent, seconds, again=True) for sent in halves))
+        return sum(opened for opened, _ in kept)
 
     return asyncio.run(all_of_them())
 
 
-async def _hold(url: str, sent: bytes, seconds: float, *, drips: bool = False, again: bool = False) -> tuple[int, bool]:
+async def _keep_open(url: str, sent: bytes, seconds: float, *, drips: bool = False, again: bool = False) -> tuple[int, bool]:
     """Send a part of a request, and read until the server closes. drips: go on sending. again: then open another one.
 
-    Return how many connections were opened, and whether the last one is still held after so many seconds.
+    Return how many connections were opened, and whether the last one is still open after so many seconds.
     """
     parts, end, opened = urlsplit(url), monotonic() + seconds, 0
     while (left := end - monotonic()) > 0 and (again or not opened):

@@ -37,7 +37,7 @@ class DocumentUse:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """One event of a stream. A figure that the event does not hold is None."""
+    """One event of a stream. A figure that the event does not have is None."""
 
     text: str = ""
     has_token: bool = False
@@ -98,7 +98,7 @@ class ChatApi:
         return "/v1/chat/completions", body | dict(self.extra or {})
 
     def messages(self, query: Query, history: History) -> list[Body]:
-        """Return the messages of a query behind its history."""
+        """Return the messages of a query after its history."""
         return _messages(query, history, _with_field if self.documents_field else _with_text)
 
     def read(self, event: Body) -> Chunk:
@@ -157,7 +157,7 @@ class Prompt:
 
     @classmethod
     async def of(cls, http: ClientSession, body: Body) -> Prompt:
-        """Ask a server for it. body: of a chat. Raises aiohttp.ClientError."""
+        """Ask a server for the prompt of a chat. body: the chat's. Raises aiohttp.ClientError."""
         async with http.post("/apply-template", json=body, raise_for_status=True) as answer:
             text = (await answer.json())["prompt"]
         asked = {"content": text, "add_special": True, "parse_special": True}

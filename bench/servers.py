@@ -110,7 +110,7 @@ def llama_server(args: argparse.Namespace) -> str | None:
 
 HOST = "127.0.0.1"
 TAIL_LINES = 20
-CRASH = "Fatal Python error: "  # the first line about a signal, in front of the stacks of all threads
+CRASH = "Fatal Python error: "  # the first line about a signal, before the stacks of all threads
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +150,7 @@ def slotcache_command(options: ServerOptions, port: int) -> list[str]:
 
 
 def own_command() -> list[str]:
-    """Return the beginning of slotcache's commands. In a bare checkout it runs the module, which must be importable."""
+    """Return the first words of slotcache's commands. A bare checkout runs the module, which must be importable."""
     script = shutil.which("slotcache", path=str(Path(sys.executable).parent))
     return [script] if script else [sys.executable, "-m", "slotcache.server.cli"]
 
@@ -233,16 +233,16 @@ class Server:
 
     def _wait(self) -> None:
         assert self._process is not None
-        started, told = monotonic(), 0
+        started, shown = monotonic(), 0
         while not self._is_healthy():
             waited = monotonic() - started
             if (code := self._process.poll()) is not None:
                 raise ServerError(self._failure(f"{_ended(code)} before it was ready"))
             if waited > self.deadline:
                 raise ServerError(self._failure(f"was not ready after {self.deadline:.0f} s"))
-            if waited - told >= 5:
-                told = int(waited)
-                print(f"waiting for {Path(self.command[0]).name}: {told} s", file=sys.stderr, flush=True)
+            if waited - shown >= 5:
+                shown = int(waited)
+                print(f"waiting for {Path(self.command[0]).name}: {shown} s", file=sys.stderr, flush=True)
             sleep(0.05)  # between two polls of a server that may take minutes to load
 
     def _is_healthy(self) -> bool:
@@ -398,6 +398,6 @@ def _api(name: str, extra: dict[str, Any]) -> ServerApi:
 
 
 def options_of(args: argparse.Namespace, model: Path, slots: int | None, extra: Sequence[str]) -> ServerOptions:
-    """Return what the shared options say of a server."""
+    """Return the options of a server from the shared ones."""
     same: dict[str, Any] = {"flash_attention": args.flash_attn, "repack": args.repack, "extra": tuple(extra)}
     return ServerOptions(model, args.ctx_size, slots, args.threads, **same)

@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """cached: share of the prompts' tokens. overtaken: the most that one request was. p50, p95: seconds to the first token.
+    """cached: share of the prompts' tokens. overtaken: most times that one request was. p50, p95: of TTFT, in seconds.
 
     choosing: microseconds of processor time an admission, to choose a request and its order of documents. scheduling:
     microseconds a request of all that the scheduler does: queue, tree, steps planned and committed.
@@ -48,7 +48,7 @@ class Served:
 
 
 def serve(prompts: Sequence[ChatPrompt], window: int, arrivals: Sequence[float] = ()) -> Served:
-    """Serve the prompts; return what came of it. arrivals: seconds, ascending, one a prompt; none: all wait at once."""
+    """Serve the prompts; return the figures. arrivals: seconds, ascending, one a prompt; none: all wait at once."""
     scheduler = Scheduler(PrefixTree(CELLS, 32, costs=CPU), num_slots=SLOTS, window=window)
     choosing, scheduling = _Timer(), _Timer()
     queue = scheduler.waiting

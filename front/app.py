@@ -34,14 +34,14 @@ from .upstream import SOON, Headers, Sent, credentials_of
 
 logger = logging.getLogger("slotcache")
 
-# ---- A request that is relayed as it is, and the ground that it shares with chats. --------------------------------------
+# ---- Requests that are relayed unchanged, and what they share with chats. -----------------------------------------------
 
 REQUEST_ID = HEADER.lower().encode()
 SEPARATOR = re.compile(r"[/\\]")
 
 
 class Proxy:
-    """Sends a request on, and its answer back. ASGI."""
+    """An ASGI application that sends a request on, and its answer back."""
 
     def __init__(self, state: FrontState) -> None:
         self._state = state
@@ -63,7 +63,7 @@ class Proxy:
         await self.relay(sent, Relay(self._state, send, scope["path"], Bystander()))
 
     async def _probe(self, scope: Scope, send: Send) -> None:
-        """Ask for the upstream's health. Nothing has been checked: only the method, the path and credentials go along."""
+        """Ask for the upstream's health. The request is unchecked: only its method, path and credentials are sent on."""
         headers = [*credentials_of(scope["headers"]), _id_of(scope)]
         try:
             async with asyncio.timeout(SOON):
@@ -91,10 +91,10 @@ class Proxy:
 
 
 def target_of(scope: Scope) -> str:
-    """Return the path and the query of a request, as they were sent. Raises RequestError for a path that leads elsewhere.
+    """Return the path and the query of a request, as they were sent. Raises RequestError for a path outside the upstream.
 
-    It stands behind the upstream's address: one without its slash could name another host, and one that goes up could leave
-    the part of a host that is the upstream.
+    The path follows the upstream's address: without its slash it could name another host, and with `..` another part of the
+    host.
     """
     path, query = scope["raw_path"].decode("latin-1"), scope["query_string"].decode("latin-1")
     target = f"{path}?{query}" if query else path
@@ -116,27 +116,27 @@ def _id_of(scope: Scope) -> tuple[bytes, bytes]:
 
 
 async def _while_connected(receive: Receive, work: Coroutine[object, object, None]) -> None:
-    """Work until it is done or the client leaves. Raises the errors of the work."""
-    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_leave(receive))
+    """Run `work` until it is done or the client disconnects. Raises the errors of `work`."""
+    working, watching = asyncio.ensure_future(work), asyncio.ensure_future(_disconnect(receive))
     try:
-        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
         if working.done():
             working.result()
     finally:
         working.cancel()
-        leaving.cancel()
-        await asyncio.gather(working, leaving, return_exceptions=True)
+        watching.cancel()
+        await asyncio.gather(working, watching, return_exceptions=True)
 
 
-async def _leave(receive: Receive) -> None:
+async def _disconnect(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
-# ---- Chats: their documents are ordered, and their answers teach what the upstream has in its cache. --------------------
+# ---- Chats: their documents are ordered, and their answers show what the upstream has in its cache. ---------------------
 
 ORDER = b"x-slotcache-order"
-COPIES = 4  # times as much memory as its body that a chat takes while it is ordered
+COPIES = 4  # times its body: the memory that a chat takes while it is ordered
 MAX_VALUE = 128  # characters of a header's value that may be a client's
 MAX_RANKS = 64  # of an order that the header names
 
@@ -167,7 +167,7 @@ class ChatProxy(Proxy):
         state.metrics.ordering.observe(perf_counter() - began)
         sent.headers = self._headers(sent.headers, ask.session)
         prefill = state.prefills.begin()
-        if ask.plan is None:  # it is computed beside those that are judged by their wait
+        if ask.plan is None:  # its prefill counts: it is computed beside prompts that are judged by their wait
             try:
                 sent.held = held
                 await self.relay(sent, Relay(state, send, scope["path"], FirstChunk(prefill)))
@@ -193,18 +193,18 @@ class ChatProxy(Proxy):
 
     def _headers(self, headers: Headers, session: str) -> Headers:
         """Return the headers for the upstream: the client's, and the affinity header unless the client has set it."""
-        kept = [(name, value) for name, value in headers if name != b"accept-encoding"]  # answers are read
+        kept = [(name, value) for name, value in headers if name != b"accept-encoding"]  # the front reads answers
         affinity = self._state.settings.affinity_header.lower().encode("latin-1")
         has_own = any(name == affinity for name, _ in kept)
         return [*kept, (affinity, session.encode("latin-1"))] if affinity and session and not has_own else kept
 
     def _prepare(self, body: bytes, engine: EngineApi) -> tuple[bytes, Ask]:
-        """Return a chat's body for the upstream, and what is to be known of it. Raises RequestError."""
+        """Return a chat's body for the upstream, and its `Ask`. Raises RequestError."""
         try:
             chat = read_chat(body, self._state.settings.tool_documents)
         except RequestError:
             if engine.knows_documents:
-                return body, Ask()  # it will say what is wrong
+                return body, Ask()  # the engine will say what is wrong
             raise
         if not chat.turns:
             return chat.body, Ask(_safe(chat.options.conversation_id))
@@ -220,7 +220,7 @@ class ChatProxy(Proxy):
 
 
 def _safe(name: str) -> str:
-    """Return a name as a header can hold it: unchanged, or its hash."""
+    """Return a name for a header: unchanged, or its hash if a header cannot have it."""
     if len(name) <= MAX_VALUE and name.isascii() and name.isprintable():
         return name.strip()
     return blake2b(name.encode("utf-8", "replace"), digest_size=16).hexdigest()
@@ -236,7 +236,7 @@ def _reason(plan: OrderPlan, engine: EngineApi) -> str:
 
 
 class WarmUpProxy(ChatProxy):
-    """Answers `POST /v1/speculate` for an engine that knows no documents: it computes what stands in front of them meanwhile
+    """Answers `POST /v1/speculate` for an engine that knows no documents: meanwhile it prefills the prompt before them
     (RAGCache++, section 3.6).
     """
 
@@ -247,7 +247,7 @@ class WarmUpProxy(ChatProxy):
             return
         held.hold(COPIES * len(sent.body))
         name, parts, body, session, plan, model = await state.threads.run(len(sent.body), self._open, sent.body)
-        # Prompts that wait come first: the engine has no time for others. One that hangs holds up its own model alone.
+        # Prompts that wait come first: the engine has no time for others. A warm-up that hangs delays those of its model.
         starts = bool(parts) and state.prefills.has_time_for(model) and state.warm_ups.has_room(len(body))
         if starts:
             headers = self._headers(sent.headers, session)
@@ -255,18 +255,18 @@ class WarmUpProxy(ChatProxy):
             state.warm_ups.start(self._warm(Sent("POST", "/v1/chat/completions", headers, body), parts, plan, prefill))
         elif plan is not None:
             state.learning.take_back(plan)
-        told = {"object": "speculation", "id": name, "state": "started" if starts else "skipped"}
-        await JSONResponse(told)(scope, _nothing, send)
+        answer = {"object": "speculation", "id": name, "state": "started" if starts else "skipped"}
+        await JSONResponse(answer)(scope, _nothing, send)
 
     def _open(self, body: bytes) -> tuple[str, Sequence[PromptPart], bytes, str, OrderPlan | None, bytes]:
-        """Return a turn's name, what to compute, the request for it, the affinity header's value, the plan of earlier
+        """Return a turn's name, the parts to compute, the request for them, the affinity header's value, the plan of earlier
         turns, if these have documents, and the model's name. Raises RequestError.
 
-        What to compute: the parts in front of its documents; none if the upstream should have them.
+        The parts are those before the turn's documents; none if the upstream should have them.
         """
         state, whole, body = self._state, body, opening(body)  # first: it checks how much there is to decode
-        told = decode(whole)
-        name = told.get("id", "default") if isinstance(told, Mapping) else ""
+        decoded = decode(whole)
+        name = decoded.get("id", "default") if isinstance(decoded, Mapping) else ""
         if not isinstance(name, str):
             raise RequestError("id: expected a string", param="id")
         chat = read_chat(body, state.settings.tool_documents)
@@ -276,13 +276,13 @@ class WarmUpProxy(ChatProxy):
         if chat.turns:
             check(chat)
             plan = state.orders.plan(chat)
-            session = session or plan.first.key[:16]  # as the chat's
+            session = session or plan.first.key[:16]  # the chat will have the same
             body, parts = write(chat, plan, wants_usage=False), [*plan.parts, *parts]
         model = bytes(chat.fields.get("model", b"null"))
         return name, [] if state.orders.has(parts) else parts, body, session, plan, model
 
     async def _warm(self, sent: Sent, parts: Sequence[PromptPart], plan: OrderPlan | None, prefill: Prefill) -> None:
-        """Have the upstream compute the parts of a prompt. Its failure costs the head start only, and teaches nothing."""
+        """Let the upstream compute the parts of a prompt. A failure costs only the head start, and teaches nothing."""
         state = self._state
         try:
             async with state.upstream.ask(sent) as response:

@@ -21,11 +21,11 @@ EMPTY = (b"null", b"[]", b'""')
 NO_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """What msgspec raises for bytes that are no JSON, no UTF-8, or too deep."""
 IN_FRONT = ("tools", "functions", "chat_template", "chat_template_kwargs", "system", "instructions")
-"""Fields that stand in front of the messages in a prompt."""
+"""Fields that come before the messages in a prompt."""
 NO_OPENING = ("id", "documents", "n", "n_predict", "stream_options", "response_format", "logprobs", "top_logprobs")
-"""Fields of a chat that say nothing to a request of one token for what stands in front of its documents."""
+"""Fields of a chat that have no use in a request of one token for the prompt before its documents."""
 APART = ("model", "cache_salt", "extra_key", "cache_scope", "lora")
-"""Fields that part the upstream's cache."""
+"""Fields that separate prompts in the upstream's cache."""
 
 
 class NamedConversation(Struct, frozen=True):
@@ -36,7 +36,7 @@ class NamedConversation(Struct, frozen=True):
 
 
 class FrontOptions(Struct, frozen=True):
-    """The fields of a request that the front itself honours, and takes out."""
+    """The fields of a request that the front itself honours, and removes."""
 
     document_order: Order | None = None
     best: BestPlace | None = None
@@ -60,7 +60,7 @@ msgspec.json.Decoder(FrontOptions)  # lets msgspec learn the fields here, in one
 
 @dataclass(frozen=True, slots=True)
 class PlainText:
-    """The text of a prompt from the last document before it, or from its beginning. key: 32 hexadecimal digits."""
+    """The text of a prompt after the last document before it, or from the prompt's start. key: 32 hexadecimal digits."""
 
     key: str
     chars: int
@@ -68,10 +68,10 @@ class PlainText:
 
 @dataclass(frozen=True, slots=True)
 class DocumentTurn:
-    """A message with documents. at: its index. before: the text in front of them.
+    """A message with documents. at: its index. before: the text before them.
 
-    name: 32 hexadecimal digits for all messages up to this one, with their documents. result: where its content is the
-    documents, the rest of it; else None.
+    name: 32 hexadecimal digits for all messages up to this one, with their documents. result: the rest of a content that is
+    documents; None: the content is something else.
     """
 
     at: int
@@ -85,8 +85,8 @@ class DocumentTurn:
 class DocumentChat:
     """A decoded request. body: as Unicode. fields, messages: with their values as they were sent.
 
-    names: 32 hexadecimal digits for each message with all that stand before it, without their documents. chars: of the text
-    after the last document. before_last: the text in front of the last message. stream_options: decoded.
+    names: 32 hexadecimal digits for each message with all messages before it, without their documents. chars: of the text
+    after the last document. before_last: the text before the last message. stream_options: decoded.
     """
 
     body: bytes
@@ -211,7 +211,7 @@ class Cutter:
         for name in (*APART, *IN_FRONT):
             self._text.update(_framed(bytes(fields.get(name, b"null"))))
         self._whole = self._text.copy()  # of all messages, with their documents
-        self._said = self._text.copy()  # of all messages, without
+        self._said = self._text.copy()  # of all messages, without their documents
 
     def add(self, said: Fields, read: Mapping[str, object], at: int, documents: tuple[Document, ...]) -> None:
         """Take the next message: as it was sent, decoded, its index, and its documents."""
@@ -226,9 +226,9 @@ class Cutter:
             if (value := bytes(said[name])) not in EMPTY:
                 values += (name.encode(), value)
         values += (b"", (result or "").encode("utf-8", "replace"))  # the end of a message
-        told = b"".join(map(_framed, values))
+        framed = b"".join(map(_framed, values))
         for digest in (self._text, self._whole, self._said):
-            digest.update(told)
+            digest.update(framed)
         self.chars += chars_of(read) if result is None else len(result)
         if documents:
             for document in documents:
@@ -238,7 +238,7 @@ class Cutter:
 
 
 def chars_of(message: Mapping[str, object]) -> int:
-    """Return about how many characters of a prompt a message is."""
+    """Return about how many characters of a prompt a message takes."""
     content = message.get("content")
     calls = message.get("tool_calls")
     length = len(json.dumps(calls, ensure_ascii=False)) if calls else 0

@@ -25,11 +25,11 @@ from .state import FrontState
 logger = logging.getLogger("slotcache")
 GRACE = 5.0  # s that answers already under way have at shutdown
 DESCRIPTORS = 2  # of a connection: a client's, and the upstream's for it
-LAST = 3  # s for their last event, to clients that read slowly
+LAST = 3  # s for the last event of these answers, to clients that read slowly
 
 
 class FrontServer(ListeningServer):
-    """uvicorn, which ends the answers that take longer at shutdown with an error, instead of breaking them off."""
+    """uvicorn that ends answers with an error if they take longer at shutdown, instead of breaking them off."""
 
     def __init__(self, config: uvicorn.Config, state: FrontState) -> None:
         super().__init__(config, most_connections(DESCRIPTORS), state.hosting)
@@ -43,7 +43,7 @@ class FrontServer(ListeningServer):
         ending = asyncio.create_task(self._end_answers())
         await super().shutdown(sockets)
         ending.cancel()
-        if self.force_exit:  # a second ctrl-C, at which uvicorn would leave it open
+        if self.force_exit:  # a second ctrl-C, after which uvicorn does not end the lifespan
             await self.lifespan.shutdown()
 
     async def _end_answers(self) -> None:
@@ -52,7 +52,7 @@ class FrontServer(ListeningServer):
 
 
 def order(chosen: argparse.Namespace) -> int:
-    """Serve until a signal; the exit code. 2: these settings cannot be served."""
+    """Serve until a signal; return the exit code. 2: these settings cannot be served."""
     try:
         settings, hosting = settings_of(chosen)
         hosting = replace(hosting, given=given_among(chosen, HOSTING))

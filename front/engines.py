@@ -1,4 +1,4 @@
-"""The engines behind the front: how each counts tokens, and tells of cached ones."""
+"""The engines that a front may have as its upstream: how each counts tokens, and reports cached ones."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from .lengths import Lengths
 from .prefills import Prefill
 from .upstream import Headers, Upstream, credentials_of
 
-# ---- The tokens of a prompt as each engine tells them in its answer, read while the answer passes. ----------------------
+# ---- The tokens of a prompt as each engine reports them in its answer, read while the answer passes. --------------------
 
-MOST_TOKENS = 1 << 31  # that a figure may tell: more is no prompt's, and integers of JSON may be too large for any float
+MOST_TOKENS = 1 << 31  # of a figure: no prompt has more, and integers of JSON may be too large for any float
 FIGURES = re.compile(rb'"(?:usage|timings|slotcache)"\s*:\s*\{')  # in a text of the answer the quotes would be escaped
 
 TOKEN = re.compile(rb'"(?:content|reasoning_content|reasoning|refusal)"\s*:\s*"[^"]|"tool_calls"\s*:\s*\[\s*\{')
-"""In a chunk of an answer: its first token, or a later one. A chunk with the role alone may come before any."""
+"""Finds a token in a chunk of an answer. A chunk with the role alone may come before the first one."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineFeedback:
-    """The tokens of a prompt, and those of them that were cached; None: not told.
+    """The tokens of a prompt, and those of them that were cached; None: not reported.
 
-    documents: ids in the order of the prompt; empty: not told.
+    documents: ids in the order of the prompt; empty: not reported.
     """
 
     prompt_tokens: int | None = None
@@ -43,7 +43,7 @@ class EngineFeedback:
 
     @classmethod
     def read(cls, answer: object) -> EngineFeedback:
-        """Return what a decoded answer, or a chunk of it, tells."""
+        """Return the figures of a decoded answer, or of a chunk of it."""
         usage, timings = _part(answer, "usage"), _part(answer, "timings")
         cached = _first(
             _number(_part(usage, "prompt_tokens_details"), "cached_tokens"),  # OpenAI, vLLM, SGLang, llama-server
@@ -64,7 +64,7 @@ class EngineFeedback:
 
 
 class FirstChunk:
-    """Tells a prompt of the first token of its answer, and reads nothing else. prefill: the prompt's."""
+    """Notes the first token of an answer, and reads nothing else. prefill: the prompt's."""
 
     def __init__(self, prefill: Prefill | None) -> None:
         self._prefill = prefill
@@ -140,7 +140,7 @@ def _first(*numbers: int | None) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class EngineApi:
-    """knows_documents: requests go there as they are. tells_in_streams: a stream ends with its figures, unasked.
+    """knows_documents: it gets requests unchanged. tells_in_streams: a stream ends with its figures, unasked.
 
     text_field, no_begin: the fields of `POST /tokenize` for the text, and for no BOS token; empty without that route.
     """
@@ -183,9 +183,9 @@ class Finder:
         try:
             answer = await self._upstream.fetch("GET", "/v1/models", headers)
         except RequestError:
-            return ENGINES["openai"]  # for now: the request itself will tell the client what is wrong
+            return ENGINES["openai"]  # for now: the answer to the request itself will say what is wrong
         if answer.status not in (200, *NO_ROUTE):
-            return ENGINES["openai"]  # this client may not ask, or not now: it says nothing to the next one
+            return ENGINES["openai"]  # this client may not ask, or not now; the next one may
         self._known = ENGINES[OWNERS.get(_owner(answer.body), "openai")]
         self._until = inf if answer.status == 200 else monotonic() + ASK_AGAIN
         return self._known
@@ -201,7 +201,7 @@ def _owner(body: bytes) -> str:
         return ""
 
 
-# ---- Tokens of new documents, counted by the upstream behind the requests' back. ----------------------------------------
+# ---- Tokens of new documents, counted by the upstream beside the requests. ----------------------------------------------
 
 MAX_WAITING = 200  # documents; the tokens of more are guessed by their characters
 LONGEST = 50_000  # characters, likewise
@@ -209,7 +209,7 @@ LONGEST = 50_000  # characters, likewise
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A document to be counted. headers, model: of the request that brought it: no other client's key sends its text."""
+    """A document to be counted. headers, model: of its request: its text is sent with no other client's key."""
 
     text: str
     engine: EngineApi
@@ -227,7 +227,7 @@ class Counting:
         self._has_route = True
 
     def add(self, documents: Iterable[Document], engine: EngineApi, headers: Headers, model: bytes) -> None:
-        """Have documents counted. headers: of the request that brought them. model: the name in it, as JSON."""
+        """Queue documents for counting. headers: of the request with them. model: the name in it, as JSON."""
         if not self._has_route or not engine.text_field:
             return
         own = credentials_of(headers)

@@ -1,4 +1,4 @@
-"""Server-sent events cut out of a stream of bytes: only whole ones leave, with all their bytes."""
+"""Server-sent events cut out of a stream of bytes: only whole events are passed on, with all their bytes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class EventError(Exception):
 
 
 class Events:
-    """Holds back the bytes of an event until its end has come."""
+    """Keeps the bytes of an event until its end has arrived."""
 
     def __init__(self, largest: int = LARGEST_EVENT) -> None:
         self._largest = largest
@@ -41,7 +41,7 @@ class Events:
 
     @property
     def is_between(self) -> bool:
-        """Whether no event is half here. Blank lines are not the beginning of one."""
+        """Whether no event is incomplete. Blank lines begin no event."""
         return not self._rest.strip()
 
 
@@ -54,7 +54,7 @@ def split(events: bytes) -> Iterator[bytes]:
 
 
 def is_done(end: bytes) -> bool:
-    """Return whether a stream that ends so is over, as OpenAI's streams say it."""
+    """Return whether a stream with this end is complete, as OpenAI's streams mark it."""
     return end.rstrip().replace(b" ", b"").endswith(b"data:[DONE]")
 
 

@@ -22,7 +22,7 @@ class Measurable(Protocol):
 
 
 class Lengths:
-    """Counts tokens. most: documents whose count is remembered; the least recently used leaves first."""
+    """Counts tokens. most: documents whose count is remembered; the least recently used one is dropped first."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -48,7 +48,7 @@ class Lengths:
     def fit(self, parts: Sequence[Measurable], chars: int, prompt_tokens: int | None) -> list[tuple[str, int]]:
         """Return the key and the tokens of each part of a prompt that had `prompt_tokens`; None: not known.
 
-        chars: of the prompt behind the last part. The tokens that no counted part takes are spread over the rest by its
+        chars: of the prompt after the last part. The tokens that no counted part takes are spread over the rest by its
         characters, so that the template's own text counts as well. The ratio is learnt from prompts without a counted part.
         """
         if prompt_tokens is None:

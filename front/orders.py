@@ -27,7 +27,7 @@ from .lengths import Lengths, leading
 from .prefills import PrefillSpeeds
 from .settings import FrontSettings
 
-# ---- The front's metrics: requests by their end, and the reuse of documents that was expected and told. -----------------
+# ---- The front's metrics: requests by their end, and the reuse of documents that was expected and reported. -------------
 
 SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1.0)
 LONG = (0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 30.0, 120.0, 600.0)
@@ -72,10 +72,10 @@ MAX_RANKS = 1_000_000  # of all these orders together: about 36 bytes each
 class Placed:
     """The documents of a turn as its prompt shows them.
 
-    documents: in retrieval rank, without those that an earlier turn shows. repeated: the ids of these. order: ranks.
-    in_place: a hint stands at the rank of each of these, instead of all hints behind the documents.
-    why: `cached` begins with documents that the upstream should have, `rank` finds none, `kept` is the order of an earlier
-    prompt, `asked` is another policy's.
+    documents: in retrieval rank, without documents that an earlier turn shows. repeated: the ids of the latter. order:
+    ranks. in_place: each hint is at the rank of its repeated document; else all hints follow the documents. why: `cached`:
+    the order begins with documents that the upstream should have; `rank`: there are none; `kept`: it is the order of an
+    earlier prompt; `asked`: it is another policy's.
     """
 
     turn: DocumentTurn
@@ -93,7 +93,7 @@ class Placed:
 
     @property
     def pieces(self) -> list[Document | str]:
-        """The documents in the order of the prompt, and the ids of repeated ones whose hints stand among them."""
+        """The documents in the order of the prompt, and the ids of repeated ones whose hints are among them."""
         if not self.in_place:
             return [*self.shown]
         new, shown = {document.key for document in self.documents}, iter(self.shown)
@@ -110,7 +110,7 @@ class PromptPart:
 
     @classmethod
     def of(cls, part: PlainText | Document | str) -> PromptPart:
-        """Make a part of a text, of a document, or of the id of one that a hint stands for."""
+        """Make a part from a text, from a document, or from the id of a document that a hint replaces."""
         if isinstance(part, str):
             return cls(f"hint {part}", len(location_hint([part])))
         return cls(part.key, part.chars) if isinstance(part, PlainText) else cls(part.key, len(document_text(part)), part)
@@ -166,8 +166,8 @@ class OrderPlan:
 
 @dataclass(frozen=True, slots=True)
 class Learnt:
-    """What an answer taught. cached: leading parts that were cached; None: not told. is_stale: its wait showed that they
-    were not.
+    """What an answer taught. cached: leading parts that were cached; None: not reported. is_stale: the wait showed that
+    expected parts were not cached.
     """
 
     cached: int | None
@@ -175,7 +175,7 @@ class Learnt:
 
 
 class Onward:
-    """A knowledge tree from one of its places on: an `Index`. place: None where the tree knows no such prompt."""
+    """A knowledge tree from one of its places on: an `Index`. place: None if the tree does not know the prompt."""
 
     def __init__(self, tree: KnowledgeTree, place: DocumentNode | None) -> None:
         self._place = place
@@ -188,8 +188,8 @@ class Onward:
 class Orders:
     """Chooses orders, and learns from answers. Thread-safe.
 
-    A path of the tree is a prompt: the key of the text in front of the first documents, the keys of the documents, the key
-    of the text up to those of the next turn, and so on.
+    A path of the tree is a prompt: the key of the text before the first documents, the keys of the documents, the key of
+    the text up to the documents of the next turn, and so on.
     """
 
     def __init__(self, settings: FrontSettings, lengths: Lengths) -> None:
@@ -205,18 +205,18 @@ class Orders:
         return len(self._tree)
 
     def plan(self, chat: DocumentChat) -> OrderPlan:
-        """Choose the order of each turn's documents. The upstream is taken to have them from now on."""
+        """Choose the order of each turn's documents. From now on the upstream should have them."""
         placed: list[Placed] = []
         parts: list[PromptPart] = []
-        held: set[str] = set()
-        # All requests wait for the lock: it is held for what the tree is asked, and not while texts are made.
+        seen: set[str] = set()
+        # All requests wait for the lock: texts are made before it is taken.
         made = {document.key: PromptPart.of(document) for turn in chat.turns for document in turn.documents}
         with self._lock:
             place, known = self._tree.start(), 0
             for turn in chat.turns:
                 before = [PromptPart.of(turn.before)]
                 place, number = self._walk(place, before)
-                placed.append(self._place(turn, chat, held, place))
+                placed.append(self._place(turn, chat, seen, place))
                 pieces = placed[-1].pieces
                 shown = [PromptPart.of(piece) if isinstance(piece, str) else made[piece.key] for piece in pieces]
                 place, more = self._walk(place, shown)
@@ -236,13 +236,13 @@ class Orders:
             self._tree.insert((part.key, self._lengths.tokens(part)) for part in parts)
 
     def take_back(self, plan: OrderPlan) -> None:
-        """Forget a prompt that the upstream did not take, but for the parts that it should have had before."""
+        """Forget a prompt that the upstream did not take, except the parts that it should have had before."""
         if plan.known < len(plan.parts):
             with self._lock:
                 self._tree.forget([part.key for part in plan.parts[: plan.known + 1]])
 
     def learn(self, plan: OrderPlan, told: EngineFeedback, seconds: float | None = None, model: bytes = b"") -> Learnt:
-        """Correct the tree by an answer. seconds: until its first token, which counts where no cached tokens are told."""
+        """Correct the tree by an answer. seconds: until its first token, which counts if no cached tokens are reported."""
         if told.documents:
             plan = plan.ordered_by(told.documents)
         with self._lock:
@@ -252,8 +252,8 @@ class Orders:
             if cached_tokens is None and seconds is not None:
                 is_timed = True
                 expected = sum(tokens for _, tokens in path[: plan.known])
-                behind = PromptPart("", plan.chars)
-                tokens = told.prompt_tokens or sum(tokens for _, tokens in path) + self._lengths.tokens(behind)
+                rest = PromptPart("", plan.chars)
+                tokens = told.prompt_tokens or sum(tokens for _, tokens in path) + self._lengths.tokens(rest)
                 cached_tokens = self._speeds.cached(model, max(tokens, expected + 1), expected, seconds)
             cached = None if cached_tokens is None else leading(path, cached_tokens)
             is_stale = is_timed and cached is not None and cached < plan.known
@@ -262,19 +262,19 @@ class Orders:
             self._tree.insert(path)
         return Learnt(None if is_timed else cached, is_stale)
 
-    def _place(self, turn: DocumentTurn, chat: DocumentChat, held: set[str], place: DocumentNode | None) -> Placed:
-        """Order the documents of a turn. held: keys of documents that earlier turns show; these are added.
+    def _place(self, turn: DocumentTurn, chat: DocumentChat, seen: set[str], place: DocumentNode | None) -> Placed:
+        """Order the documents of a turn. seen: keys of documents that earlier turns show; the turn's are added.
 
-        place: the end of the text in front of them in the tree; None if the tree lacks it.
+        place: the end of the text before them in the tree; None if the tree lacks it.
         """
         options, settings = chat.options, self._settings
         dedup = options.dedup or settings.dedup
-        documents, repeated = leave_out(turn.documents, held if dedup != "off" else set())
+        documents, repeated = leave_out(turn.documents, seen if dedup != "off" else set())
         if dedup == "in_place":
             new = {document.key for document in documents}
             hints = takewhile(lambda document: document.key not in new, turn.documents)
             place, _ = self._walk(place, [PromptPart.of(document.id) for document in hints])
-        held.update(document.key for document in documents)
+        seen.update(document.key for document in documents)
         hint = settings.order_hint if options.order_hint is None else options.order_hint
         policy = options.document_order or settings.document_order
         kept = self._kept.get(turn.name, ()) if turn is not chat.turns[-1] else ()
@@ -312,7 +312,7 @@ class Orders:
         return place, len(parts)
 
 
-# ---- What answers teach: the tree is corrected, and reuse is counted, behind the clients' back. -------------------------
+# ---- Learning from answers: the tree is corrected, and reuse is counted, while no client waits. -------------------------
 
 logger = logging.getLogger("slotcache")
 
@@ -333,7 +333,7 @@ class Learning:
         _run(self._orders.take_back, plan)
 
     def _completed(self, plan: OrderPlan, told: EngineFeedback) -> EngineFeedback:
-        """Return the figures, with a zero where an engine that tells cached tokens leaves it out, as vLLM does."""
+        """Return the figures, with a zero if an engine that reports cached tokens omits it, as vLLM does."""
         self._is_told |= told.cached_tokens is not None
         if told.cached_tokens is None and self._is_told and told.prompt_tokens is not None:
             return replace(told, cached_tokens=0)
@@ -375,7 +375,7 @@ OURS = ("documents", *FrontOptions.__struct_fields__)  # fields that the upstrea
 
 
 def check(chat: DocumentChat) -> None:
-    """Refuse a history that only slotcache has, and content that no text can stand in front of. Raises RequestError."""
+    """Refuse a history that only slotcache has, and content that no text can precede. Raises RequestError."""
     for turn in chat.turns:
         content = msgspec.json.decode(chat.messages[turn.at].get("content", b"null"))
         if not (turn.result is not None or content is None or isinstance(content, str | list)):
@@ -394,7 +394,7 @@ def check(chat: DocumentChat) -> None:
 
 
 def write(chat: DocumentChat, plan: OrderPlan, wants_usage: bool) -> bytes:
-    """Return the body for the upstream: documents stand in front of the text of their messages. All else is as it was.
+    """Return the body for the upstream, with documents before the text of their messages. All else is unchanged.
 
     wants_usage: ask for a chunk with the usage.
     """
@@ -423,7 +423,7 @@ def turn_text(placed: Placed) -> str:
 
 
 def _with_text(text: str, content: Raw) -> Raw:
-    """Put a text in front of a message's content: a text, a list of parts, or null."""
+    """Put a text before a message's content: a text, a list of parts, or null."""
     value = msgspec.json.decode(content)
     if isinstance(value, list):
         first = value[0] if value else None

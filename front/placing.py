@@ -1,4 +1,4 @@
-"""Which replica gets a request: it is placed, forwarded and answered."""
+"""The replica for a request: requests are placed, forwarded and answered."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .events import data_of, split
 from .lengths import CHARS_A_TOKEN, Lengths
 from .orders import PromptPart
 
-# ---- What an answer of slotcache tells of a replica's cache, read while the answer passes. ------------------------------
+# ---- What an answer of slotcache reports of a replica's cache, read while the answer passes. ----------------------------
 
 TOLD = b'"slotcache"'
 LARGEST = 16 << 20  # bytes of an answer's JSON that are read
@@ -56,7 +56,7 @@ DECODER = msgspec.json.Decoder(Answered)
 
 @dataclass(slots=True)
 class ReplicaAnswer:
-    """An answer as far as it has passed. status: 0 before its head. report: None before its end. body: of no stream."""
+    """An answer so far. status: 0 before its head. report: None before its end. body: empty for a stream."""
 
     status: int = 0
     id: str = ""
@@ -65,7 +65,7 @@ class ReplicaAnswer:
     body: bytearray = field(default_factory=bytearray)
 
     def read(self, message: Message) -> None:
-        """Read one ASGI message. Those of a stream hold whole events."""
+        """Read one ASGI message. Messages of a stream have whole events."""
         if message["type"] == "http.response.start":
             self.status = message["status"]
             self.is_stream = any(
@@ -81,7 +81,7 @@ class ReplicaAnswer:
 
     @property
     def documents(self) -> list[AnsweredDocument]:
-        """The documents of the prompt in its order; none, if it tells none."""
+        """The documents of the prompt in its order; none if the answer reports none."""
         return self.report.documents if self.report else []
 
     @property
@@ -103,7 +103,7 @@ class ReplicaAnswer:
             self.id, self.report = found.id, found.slotcache
 
 
-# ---- A request that reaches an application by another way than a port. --------------------------------------------------
+# ---- A request that reaches an application without a port. --------------------------------------------------------------
 
 REPLICA = "x-slotcache-replica"
 LOOPBACK = ("127.0.0.1", 0)
@@ -122,7 +122,7 @@ class Forward:
 
     @classmethod
     def of(cls, scope: Scope, body: bytes, only: str = "") -> Forward:
-        """Make it of an ASGI request. A prefix of the path that routed it here is taken off."""
+        """Make a forward from an ASGI request, without the prefix of the path that routed it here."""
         path = scope["path"].removeprefix(scope.get("root_path", ""))
         headers = [(name, value) for name, value in scope["headers"] if name != b"content-encoding"]  # it was unpacked
         return cls(scope["method"], path or "/", scope["query_string"], headers, body=body, only=only)
@@ -155,7 +155,7 @@ class Answering:
         self._news, self._is_left, self._is_read = asyncio.Event(), asyncio.Event(), False
 
     async def messages(self) -> AsyncGenerator[list[Message], None]:
-        """Yield the answer as it comes, some ASGI messages at a time. To the application, its end is the client's leave."""
+        """Yield the answer as it arrives, some ASGI messages at a time. If the caller stops, the app sees a disconnect."""
         work = asyncio.ensure_future(self._app(self._forward.scope(), self._receive, self._send))
         work.add_done_callback(lambda _: self._news.set())
         try:
@@ -185,7 +185,7 @@ class Answering:
 
 
 def meant_for(replica: str, app: ASGIApp, forward: Forward) -> ASGIApp:
-    """Return a replica's application; for a request that is for another replica, which has just left, a refusal."""
+    """Return a replica's application; for a request to another replica, which is gone by now, a refusal."""
     return app if forward.only in ("", replica) else refusal(unknown(forward.only), forward.path)
 
 
@@ -203,27 +203,26 @@ def lost(replica: str) -> RequestError:
 
 STORED = re.compile(
     "/v1/(?:(conversations)/(.+)|(responses)/([^/]+)(?:/input_items)?|(chat/completions)/([^/]+))"
-)  # paths of state that a replica holds
+)  # paths of state that a replica has stored
 KINDS = {"conversations": "conversation", "responses": "answer", "chat/completions": "answer"}
 DECODING = 4.0  # tokens of prefill that take as long as a token of an answer
 ANSWER = 100  # tokens of an answer, if the request sets no limit
 ANSWERED = ("/chat/completions", "/responses", "/v1/messages")  # the ends of paths whose requests begin a session
 LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens", "n_predict")
 MOST_COUNTED = 40_000  # documents whose tokens are remembered
-MOST_PLACED, MOST_BEFORE = 1000, 1000  # documents and earlier messages that place a request: no prompt holds more for long
-MOST_AHEAD = 10_000.0  # tokens of prefill that may wait more where a history is than elsewhere, beside its own
+MOST_PLACED, MOST_BEFORE = 1000, 1000  # documents and earlier messages that place a request: prompts seldom have more
+MOST_AHEAD = 10_000.0  # tokens of prefill, beside the request's, by which a history's replica may be busier than others
 MAX_NAME = 256  # characters of the name of a scope or a conversation: a replica refuses longer ones
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Needs:
-    """What a request would reuse, and where it is.
+    """What a request would reuse, and where.
 
-    documents: of the first message that has some, and `at` its index. front: the key of the text before them; prompts of two
-    scopes share none. Of very many documents the first ones count.
-    stored: the session of the conversation or the answer that it continues, whose state one replica holds; empty: none.
-    history: sessions of its earlier messages, the newest first. own: the session that it begins. tokens: of its prompt
-    without these documents, about.
+    documents: of the first message that has some, at most `MOST_PLACED`. at: the index of that message. front: the key of
+    the text before them, which no two scopes share. stored: the session of the conversation or the answer that it continues,
+    which one replica has stored; empty: none. history: sessions of its earlier messages, the newest first. own: the session
+    that it begins. tokens: of its prompt without these documents, about.
     """
 
     scope: str = ""
@@ -238,7 +237,7 @@ class Needs:
 
     @classmethod
     def of(cls, forward: Forward, tool_documents: str) -> Needs:
-        """Read a request. One that is no chat and not about stored state needs nothing: its replica says what is wrong."""
+        """Read a request. If it is no chat and not about stored state, it needs nothing: its replica says what is wrong."""
         if forward.method != "POST" and (found := STORED.fullmatch(forward.path)):
             kind, id = filter(None, found.groups())
             return cls._of_stored(KINDS[kind], QueryParams(forward.query).get("scope", ""), id)
@@ -289,7 +288,7 @@ class Fleets:
         self._lock = Lock()
 
     def keep(self, names: Collection[str]) -> None:
-        """Keep these replicas. The others have left."""
+        """Keep these replicas, and forget all others."""
         if self.names != frozenset(names):
             self.names = frozenset(names)
             self.fleet.replicas(self.names)
@@ -309,9 +308,9 @@ class Fleets:
 
 @dataclass(slots=True, eq=False)
 class Asked:
-    """A request on its way to a replica. Only the request itself goes there: a pickled one is a `Forward`.
+    """A request on its way to a replica. Only the request itself is sent: a pickled one is a `Forward`.
 
-    replica: where it was accepted.
+    replica: the one that accepted it.
     """
 
     forward: Forward
@@ -322,7 +321,7 @@ class Asked:
     _placements: dict[str, Placement] = field(default_factory=dict)
     _work: float = 0.0
     _is_over: bool = False
-    _lock: Lock = field(default_factory=Lock)  # a client may leave in one thread while a replica accepts in another
+    _lock: Lock = field(default_factory=Lock)  # a client may disconnect in one thread while a replica accepts in another
 
     def __reduce__(self) -> tuple[type[Forward], tuple[object, ...]]:
         forward = self.forward
@@ -331,21 +330,21 @@ class Asked:
 
     @property
     def is_ranked(self) -> bool:
-        """Whether replicas have been ranked for it before: none has taken it then."""
+        """Whether replicas were ranked for it before, and none has taken it."""
         return bool(self._placements)
 
     @property
     def is_bound(self) -> bool:
-        """Whether a replica that is up holds what the request continues."""
+        """Whether a replica that is up has stored what the request continues."""
         return self.fleets.fleet.home(self.needs.stored) in self.fleets.names
 
     @property
     def is_unknown(self) -> bool:
-        """Whether the request continues something that no replica which is up is known to hold."""
+        """Whether the request continues something that no replica which is up is known to have."""
         return bool(self.needs.stored) and not self.is_bound
 
     def found_at(self, name: str) -> None:
-        """Note that a replica holds what the request continues."""
+        """Note that a replica has stored what the request continues."""
         self.fleets.fleet.served(name, (), self.needs.stored)
 
     def rank(self, names: Collection[str]) -> list[str]:
@@ -373,25 +372,25 @@ class Asked:
                 self.fleets.add(name, self._work)
 
     def answered(self, answer: ReplicaAnswer) -> None:
-        """Learn from its answer, which has ended or broken off."""
+        """Learn from the answer, which has ended or broken off."""
         with self._lock:
             self._is_over = True
             self.fleets.add(self.replica, -self._work)
         if self.replica not in self.fleets.names:
-            return  # it has left, and answered to the end: what it holds is lost
+            return  # the replica is gone, and has answered to the end: its cache is lost
         fleet, documents = self.fleets.fleet, {part.document.id: part for part in self.needs.documents if part.document}
-        told = [(documents[one.id], one) for one in answer.documents if one.id in documents]
-        for document, one in told:
+        reported = [(documents[one.id], one) for one in answer.documents if one.id in documents]
+        for document, one in reported:
             self.fleets.lengths.count(document.key, one.tokens)
-        if told:
-            order = [(self._key(document), one.tokens) for document, one in told]
-            fleet.report(self.replica, order, sum(one.cached_tokens for _, one in told))
+        if reported:
+            order = [(self._key(document), one.tokens) for document, one in reported]
+            fleet.report(self.replica, order, sum(one.cached_tokens for _, one in reported))
         for kind, id in answer.remembered:
             fleet.served(self.replica, (), session(kind, self.needs.scope, id))
 
     @property
     def why(self) -> str:
-        """The reason for its place, in one line."""
+        """The reason for the request's replica, in one line."""
         if self.forward.only:
             return "the request names it"
         if self.begins_anew:
@@ -401,7 +400,7 @@ class Asked:
 
     @property
     def prompt(self) -> str:
-        """Its text as it was sent, for routers of Ray that compare characters. Never empty."""
+        """The request's text as it was sent, for routers of Ray that compare characters. Never empty."""
         documents = [part.document for part in self.needs.documents if part.document]
         try:
             fields = msgspec.json.decode(self.forward.body or b"{}", type=Fields)

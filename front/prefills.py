@@ -1,4 +1,4 @@
-"""Prompts that wait for their first token, and what the wait tells of an engine that reports no cached tokens."""
+"""Prompts that wait for their first token, and what the wait shows of an engine that reports no cached tokens."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from collections.abc import Callable
 from statistics import median
 from time import perf_counter
 
-SAMPLES = 15  # the newest waits of a model that its speed is the median of
+SAMPLES = 15  # the newest waits of a model, whose median is its speed
 LEAST = 3  # waits that have to be known before one is judged
 MOST_MODELS = 16  # whose speeds are kept
-SHARE = 1 / 3  # of a prompt: with less of it expected, its wait is a cold one's; with more, it is judged
+SHARE = 1 / 3  # of a prompt: if less is expected to be cached, its wait is a cold prompt's; if more, the wait is judged
 MOST_SLOWER = 1.2  # times as long as a cold prompt that one may take
 
 
 class Prefills:
     """The prompts that wait for their first token. Used by one event loop. clock: returns seconds.
 
-    A wait tells of one prompt only while no other one is computed beside it.
+    A wait is that of one prompt only if no other prompt is computed beside it.
     """
 
     def __init__(self, clock: Callable[[], float] = perf_counter) -> None:
@@ -35,7 +35,7 @@ class Prefills:
         return Prefill(self, model)
 
     def has_time_for(self, model: bytes) -> bool:
-        """Whether nothing is waited for but prompts ahead of their turns, of other models."""
+        """Whether all waiting prompts are ahead of their turns, and of other models."""
         return self.num_waiting == self.warming.total() - self.warming[model]
 
 
@@ -60,28 +60,29 @@ class Prefill:
         self.end()
 
     def end(self) -> None:
-        """Note that no token comes any more."""
+        """Note that no more tokens come."""
         self._prefills.num_waiting -= self._is_waiting
         if self._is_waiting and self._warms is not None:
-            self._prefills.warming -= Counter([self._warms])  # without those that have none left
+            self._prefills.warming -= Counter([self._warms])  # drops models without prompts
         self._is_waiting = False
 
 
 class PrefillSpeeds:
     """The seconds that a model takes for a token, learnt from prompts of which little was expected to be cached.
 
-    Medians: a wait now and then that something else made long changes nothing.
+    It is a median: a single wait with another cause changes nothing.
     """
 
     def __init__(self) -> None:
         self._waits: OrderedDict[bytes, deque[float]] = OrderedDict()  # seconds a token, by the model's name
 
     def cached(self, model: bytes, tokens: int, expected: int, seconds: float) -> int | None:
-        """Return about how many of a prompt's tokens were cached; None where that is not to be told, or as many as expected.
+        """Return about how many of a prompt's tokens were cached; None: it is unknown, or as many as expected.
 
-        expected: of the tokens, to be cached. seconds: until the first token. Long prompts that should be cached and take
-        the time of cold ones are stale (CacheWeaver, 3.4): here those nearer to a cold prompt than to what was expected. One
-        that takes clearly longer than a cold one shows that those were not cold: to a new front, a warm engine's seem so.
+        expected: tokens that should be cached. seconds: until the first token. A long prompt that should be cached but takes
+        the time of a cold one is stale (CacheWeaver, 3.4): here, if it is nearer to a cold prompt than to the expected time.
+        A prompt that takes clearly longer than a cold one shows that the prompts before were not cold: to a new front, those
+        of a warm engine seem so.
         """
         waits = self._waits.setdefault(model, deque(maxlen=SAMPLES))
         self._waits.move_to_end(model)

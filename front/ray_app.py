@@ -55,9 +55,9 @@ BESIDE = 100  # requests that a replica takes beside those that run or wait: its
 MOST = 100_000  # requests of an ingress at a time
 ASKING = 32  # questions to all replicas at a time
 ENDED = (RayActorError, ObjectLostError)
-"""What Ray raises for a replica that has ended, and for a piece of its answer that it took along."""
+"""What Ray raises for a replica that has ended, and for a piece of its answer that was lost with it."""
 SOON = 30.0  # seconds for a request that all replicas must answer
-LOOK = 2.0  # seconds for a question that does without those that are silent
+LOOK = 2.0  # seconds for a question that does without silent replicas
 
 
 class Engine:
@@ -134,12 +134,12 @@ class Ingress:
         """Answer a request. Raises RequestError."""
         headers = Headers(scope=scope)
         if not self._keys.admit(headers):
-            # A replica refuses it, or shows what it shows to all: its body is not read, and takes no room.
+            # A replica refuses it, or shows what is public: its body is not read, and takes no room.
             await self._pass_on(Asked(Forward.of(scope, b""), Needs(), self._fleets), send)
             return
         only = headers.get(REPLICA, "")
-        with Held(self._bodies) as held:  # until it is decoded, as in `read_body`
-            forward = Forward.of(scope, await self._bodies.read(Request(scope, receive), held), only)
+        with Held(self._bodies) as room:  # until it is decoded, as in `read_body`
+            forward = Forward.of(scope, await self._bodies.read(Request(scope, receive), room), only)
             needs = await asyncio.to_thread(Needs.of, forward, self._fleets.tool_documents)
         if (forward.method, forward.path) == LIST:
             scope.setdefault("state", {})
@@ -149,7 +149,7 @@ class Ingress:
             raise unknown(only)
         asked = Asked(forward, needs, self._fleets)
         if not only and _is_for_all(forward):
-            await self._tell_all(forward, scope, send)
+            await self._send_to_all(forward, scope, send)
             return
         if asked.is_unknown and not only:
             await self._look_for(asked)
@@ -161,17 +161,17 @@ class Ingress:
         await JSONResponse({"object": "list", "data": names})(scope, receive, send)
 
     async def _look_for(self, asked: Asked) -> None:
-        """Find out which replica holds what a request continues: one that found it in its folder, say.
+        """Find the replica that has stored what a request continues: one that found it in its folder, say.
 
-        One that hangs must not hold up others' conversations: it counts as one that does not hold it.
+        A replica that hangs must not delay conversations of others: it counts as one without the stored state.
         """
         found = await self._ask_all(LOOK, "holds", asked.needs.stored)
         for name in found:
             if isinstance(name, str) and name:
                 asked.found_at(name)
 
-    async def _tell_all(self, forward: Forward, scope: Scope, send: Send) -> None:
-        """Have all replicas answer. The answer is an error of one, else the sum; 404 if that is what all say."""
+    async def _send_to_all(self, forward: Forward, scope: Scope, send: Send) -> None:
+        """Send a request to all replicas. The answer is an error of one, else the sum; 404 only if all answer so."""
         results = await self._ask_all(SOON, "whole", forward)
         if any(isinstance(one, TimeoutError) for one in results):
             raise RequestError(f"a replica was silent for {SOON:g} s", status=504, code="replica_timeout")
@@ -183,8 +183,8 @@ class Ingress:
         said = next((answer for answer in refused if answer.status != 404 or len(refused) == len(answers)), None)
         if said is None and not answers:
             raise RequestError("no replica answered: send the request again", status=503, retry_after=1)
-        told = _sum([said] if said else [answer for answer in answers if answer not in refused])
-        await JSONResponse(told, status_code=said.status if said else 200)(scope, _nothing, send)
+        total = _sum([said] if said else [answer for answer in answers if answer not in refused])
+        await JSONResponse(total, status_code=said.status if said else 200)(scope, _nothing, send)
 
     async def _names(self) -> list[str]:
         """Return the names of the replicas that are up, and answer."""
@@ -193,7 +193,7 @@ class Ingress:
     async def _ask_all(self, seconds: float, method: str, *arguments: object) -> list[object]:
         """Call a method of all replicas. Return the results, with an exception of one that has just ended or is silent.
 
-        Ray's own call for an event loop has no result at all where one replica is silent; this one has those of the others.
+        Ray's own call for an event loop has no result at all if one replica is silent; this one has the others' results.
         """
         asking = self._engines.broadcast(method, *arguments)
         wait = partial(asking.results, timeout_s=seconds, return_exceptions=True)
@@ -242,23 +242,23 @@ class _Entrance:
 
 
 def turned_away(error: Exception) -> RequestError:
-    """Make the error of a request that Ray lets no replica have."""
+    """Make the error of a request that Ray gives to no replica."""
     if isinstance(error, BackPressureError):
         return RequestError("all replicas are full, and too many requests wait: try again", status=429, retry_after=1)
     return RequestError("no replica is up: try again", status=503, retry_after=1)
 
 
 def _is_for_all(forward: Forward) -> bool:
-    """Return whether all replicas get a request: those that forget, and those that change settings."""
+    """Return whether all replicas get a request: one that forgets, or one that changes settings."""
     forgets = forward.method == "DELETE" and STORED.fullmatch(forward.path)
     return bool(forgets) or (forward.method, forward.path) in EVERYWHERE
 
 
 def _sum(answers: Sequence[ReplicaAnswer]) -> dict[str, object]:
-    """Return answers as one, with the sum of the tokens that they tell."""
-    told = [msgspec.json.decode(answer.body, type=dict[str, object]) for answer in answers]
-    tokens = [one["tokens"] for one in told if isinstance(one.get("tokens"), int)]
-    return told[0] | ({"tokens": sum(tokens)} if tokens else {})  # type: ignore[arg-type]
+    """Return answers as one, with the sum of their tokens."""
+    bodies = [msgspec.json.decode(answer.body, type=dict[str, object]) for answer in answers]
+    tokens = [one["tokens"] for one in bodies if isinstance(one.get("tokens"), int)]
+    return bodies[0] | ({"tokens": sum(tokens)} if tokens else {})  # type: ignore[arg-type]
 
 
 async def _nothing() -> Message:

@@ -1,4 +1,4 @@
-"""The place of `Fleet` in Ray Serve: each request brings its own ranking of the replicas, and Ray does all else."""
+"""`Fleet` in Ray Serve: each request brings its ranking of the replicas, and Ray does everything else."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from .placing import Asked
 class CacheRouter(RequestRouter):
     """Chooses by what the replicas have cached. Calls without an `Asked` go to any replica.
 
-    Ray pickles this module by value, so what is known of the replicas stands in the requests: see `Asked.fleets`.
+    Ray pickles this module by value, so the requests carry what is known of the replicas: see `Asked.fleets`.
     """
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
-        """Return ranks, the best replica first; Ray goes on to the next one where a replica takes no more requests."""
+        """Return ranks, the best replica first; Ray tries the next one if a replica takes no more requests."""
         if pending_request is None or not candidate_replicas:
             return [candidate_replicas]
         pending_request.routing_context.should_backoff = True
@@ -31,7 +31,7 @@ class CacheRouter(RequestRouter):
     def _take_for_free(self, replicas: list[RunningReplica]) -> None:
         """Count replicas as free whose queue Ray has not seen lately.
 
-        Ray would ask them first, and pass by the best one if its answer took 0.1 s. One that is full refuses the request.
+        Ray would ask them first, and skip the best one if its answer took 0.1 s. A full replica refuses the request.
         """
         for replica in replicas:
             if self.replica_queue_len_cache.get(replica.replica_id) is None:
@@ -44,7 +44,7 @@ class CacheRouter(RequestRouter):
 
 
 def asked_in(pending: PendingRequest) -> Asked | None:
-    """Return what a call of `Engine.answer` is about."""
+    """Return the request of a call of `Engine.answer`; None: it has no `Asked`."""
     first = pending.args[0] if pending.args else None
     return first if isinstance(first, Asked) else None
 

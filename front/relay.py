@@ -22,7 +22,7 @@ JSON, EVENTS = "application/json", "text/event-stream"
 TAG = re.compile("<[^<>]*>")
 TAIL = 32  # bytes, enough for the last event of a stream
 MOST_SAID = 1000  # bytes of a page that an error quotes
-LARGEST = 16 << 20  # bytes of JSON that are held until they are whole
+LARGEST = 16 << 20  # bytes of JSON that are kept until they are whole
 Headers = Sequence[tuple[bytes, bytes]]
 
 
@@ -51,7 +51,7 @@ class Bystander:
 class Relay:
     """One answer. path: of the request. more: headers for the client beside the upstream's, unless it refuses the request.
 
-    failure: of the upstream, in the middle of the answer. is_refused: whether the upstream's status says so.
+    failure: of the upstream, in the middle of the answer. is_refused: the upstream's status is that of an error.
     """
 
     def __init__(self, state: FrontState, send: Send, path: str, reader: StreamReader, *, more: Headers = ()) -> None:
@@ -93,12 +93,12 @@ class Relay:
         await self._write(b"", more=False)
 
     async def _relay_json(self, response: aiohttp.ClientResponse, pieces: AsyncIterator[bytes]) -> None:
-        """Send a body once it is whole, so that an answer that breaks off becomes an error; one too large, as it comes."""
+        """Send a body once it is whole, so that an answer that breaks off becomes an error. Pass a too large one on."""
         body = BytesIO()
-        with Held(self._state.room.bodies) as held:
+        with Held(self._state.room.bodies) as room:
             async for piece in pieces:
                 body.write(piece)
-                if not _has_room(held, body.tell()):
+                if not _takes_room(room, body.tell()):
                     break
             else:
                 self._reader.body(response.status, body.getvalue())
@@ -152,10 +152,10 @@ class Relay:
         return self._path.endswith("/chat/completions")
 
 
-def _has_room(held: Held, length: int) -> bool:
-    """Hold an answer that is on its way, if there is room for it."""
+def _takes_room(room: Held, length: int) -> bool:
+    """Take the room of an answer so far; return whether there is enough, and the answer is not too large."""
     try:
-        held.hold(length)
+        room.hold(length)
     except RequestError:
         return False
     return length <= LARGEST
@@ -169,7 +169,7 @@ def _ends_by_close(response: aiohttp.ClientResponse) -> bool:
 
 
 async def _refusal(response: aiohttp.ClientResponse, pieces: AsyncIterator[bytes]) -> RequestError:
-    """Return the error that a page says, such as that of a router without a backend. Raises RequestError."""
+    """Return the error in a page, such as that of a router without a backend. Raises RequestError."""
     said = b""
     async for piece in pieces:
         said += piece

@@ -72,7 +72,7 @@ def _value(setting: Setting, arguments: Mapping[str, object]) -> Value:
 def _as_text(setting: Setting, given: object) -> str:
     """Return a value of YAML as one writes it on the command line. Raises ValueError.
 
-    YAML reads `yes` as a switch and 010 as 8: a text without quotes, such as the name of a file, might be another one.
+    YAML reads `yes` as a switch and 010 as 8: a text without quotes, such as the name of a file, might be changed.
     """
     if isinstance(given, str):
         return given
@@ -90,8 +90,8 @@ def _as_text(setting: Setting, given: object) -> str:
 def at_rank(settings: Settings, rank: int) -> Settings:
     """Return the settings of one replica, with a cache folder of its own: the next replica of this rank finds it.
 
-    Ray gives the rank of a replica that has left to another one that runs, which keeps its folder. So the folder is locked
-    until this process ends, and one that is locked is passed by.
+    Ray gives the rank of a replica that is gone to another running one, which keeps its folder. So the folder is locked
+    until this process ends, and locked ones are skipped.
     """
     if not settings.cache_dir:
         return settings
@@ -101,7 +101,7 @@ def at_rank(settings: Settings, rank: int) -> Settings:
 
 
 def _locks(file: Path) -> bool:
-    """Lock a file until this process ends; whether no other one has it."""
+    """Lock a file until this process ends; return False if another process has it."""
     try:
         lock(file)
     except BlockingIOError:

@@ -49,7 +49,7 @@ class FrontSettings:
 
     @property
     def base(self) -> str:
-        """The upstream's address, in front of a path such as /v1/models."""
+        """The upstream's address, before a path such as /v1/models."""
         return self.upstream.rstrip("/").removesuffix("/v1")
 
 
@@ -58,7 +58,7 @@ HOSTING = tuple(replace(setting, llama="") for setting in SETTINGS if setting.na
 
 
 def _is_address(url: str) -> bool:
-    """Return whether paths can stand behind a URL. A key has a setting of its own, and in the URL errors would show it."""
+    """Return whether paths can follow a URL. A key is not allowed in it: errors would show it, and it has a setting."""
     try:
         parts = urlsplit(url)
         usable = parts.hostname and (parts.port is None or parts.port)

@@ -1,4 +1,4 @@
-"""All that serves while the front is up, and the requests that it holds at a time."""
+"""The parts of a running front, and the number of requests that it relays at a time."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .upstream import Upstream
 
 MOST_PROBES = 16  # questions for the upstream's health, which anybody may ask
 MOST_WARM_UPS = 16  # under way at a time
-LARGEST_WARM_UP = 1 << 20  # bytes of a body that is held for one
+LARGEST_WARM_UP = 1 << 20  # bytes of a body that is kept for one
 
 
 class Room:
@@ -59,17 +59,17 @@ class Room:
 
 
 class WarmUps:
-    """Requests of one token for what stands in front of documents that a client still searches for. Of one event loop."""
+    """Requests of one token for the prompt before documents that a client still searches for. Used by one event loop."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def has_room(self, num_bytes: int) -> bool:
-        """Return whether another one, with a body of so many bytes, may start."""
+        """Return whether another warm-up, with a body of so many bytes, may start."""
         return len(self._tasks) < MOST_WARM_UPS and num_bytes <= LARGEST_WARM_UP
 
     def start(self, work: Coroutine[object, object, None]) -> None:
-        """Begin one; nobody waits for its end."""
+        """Begin a warm-up; nobody waits for its end."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -80,7 +80,7 @@ class WarmUps:
             task.cancel()
 
 
-# ---- All that serves while the front is up. -----------------------------------------------------------------------------
+# ---- The parts of a running front. --------------------------------------------------------------------------------------
 
 COUNTED = 4  # times as many documents whose tokens are remembered as the upstream is taken to have
 

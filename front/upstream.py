@@ -27,8 +27,8 @@ OF_THE_HOP = frozenset((b"connection", b"keep-alive", b"transfer-encoding", *ANN
 """Headers that belong to one connection."""
 OURS = OF_THE_HOP | frozenset((b"host", b"content-length", b"content-encoding", b"expect"))  # of a request: made anew
 PAGES = (b"origin", b"referer", b"sec-fetch-", b"access-control-")
-"""Beginnings of the headers that tell of web pages. Which pages may ask, and read, is for the front to say: an upstream
-would compare their origin with its own name."""
+"""Prefixes of the headers of web pages. The front decides which pages may ask and read: an upstream would compare their
+origin with its own name."""
 CREDENTIALS = frozenset((b"authorization", b"x-api-key"))
 SILENT = ("User-Agent", "Accept", "Accept-Encoding", "Content-Type")  # headers that aiohttp would add by itself
 Headers = Iterable[tuple[bytes, bytes]]
@@ -36,9 +36,9 @@ Headers = Iterable[tuple[bytes, bytes]]
 
 @dataclass(slots=True)
 class Sent:
-    """A request. target: the path with the query. headers: with those of the client's connection, which do not go along.
+    """A request. target: the path with the query. headers: with those of the client's connection, which are not sent.
 
-    has_key: the upstream's key goes along. held: the room that is free once the upstream has the body.
+    has_key: the upstream's key is sent. held: the room that is free once the upstream has the body.
     """
 
     method: str
@@ -57,7 +57,7 @@ class Sent:
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """An answer that is here as a whole."""
+    """A whole answer."""
 
     status: int
     body: bytes
@@ -88,19 +88,19 @@ class Upstream:
         await self.close()
 
     async def close(self) -> None:
-        """End all connections. What waits for an answer, or for more of one, gets an error."""
+        """End all connections. Callers that wait for an answer, or for more of one, get an error."""
         self._is_closed = True
         await self._http.close()
 
     @asynccontextmanager
     async def ask(self, sent: Sent) -> AsyncIterator[aiohttp.ClientResponse]:
-        """Send a request; the head of its answer has come. Raises RequestError."""
+        """Send a request, and yield its answer once the head has arrived. Raises RequestError."""
         url = URL(self._settings.base + sent.target, encoded=True)
         request = self._http.request(
             sent.method,
             url,
             headers=self._headers(sent),
-            # aiohttp writes bytes at once, which asyncio copies where the upstream does not take them.
+            # aiohttp writes all bytes at once, and asyncio copies those that the upstream does not take.
             data=_pieces(sent.body) if len(sent.body) > PIECE else sent.body or None,
             allow_redirects=False,
             max_line_size=LONGEST_LINE,
@@ -119,20 +119,20 @@ class Upstream:
     async def fetch(self, method: str, path: str, headers: Headers, body: bytes = b"") -> Fetched:
         """Return a whole answer to a question of the front's own, if it comes soon. Raises RequestError.
 
-        headers: of a client's request, whose credentials the question has too.
+        headers: of a client's request, whose credentials are sent with the question.
         """
         own = [*credentials_of(headers), *([(b"content-type", b"application/json")] if body else [])]
-        held = bytearray()
+        received = bytearray()
         with self._failures(SOON):
             async with asyncio.timeout(SOON), self.ask(Sent(method, path, own, body)) as response:
                 async for piece in self.pieces(response):
-                    held += piece
-                    if len(held) > MOST_FETCHED:
+                    received += piece
+                    if len(received) > MOST_FETCHED:
                         raise RequestError("the upstream sent too much", status=502, code="upstream_garbage")
-        return Fetched(response.status, bytes(held))
+        return Fetched(response.status, bytes(received))
 
     async def pieces(self, response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
-        """Yield an answer's body as it comes. Raises RequestError."""
+        """Yield an answer's body as it arrives. Raises RequestError."""
         while True:
             with self._failures(self._settings.stall_timeout):
                 piece = await self._piece(response)
@@ -143,7 +143,7 @@ class Upstream:
     async def _piece(self, response: aiohttp.ClientResponse) -> bytes:
         """Return the next bytes of a body, none at its end. Raises TimeoutError and aiohttp.ClientError.
 
-        aiohttp tells nothing of a connection that it closed for a malformed chunk, so the wait looks at it now and then.
+        aiohttp does not report a connection that it closed for a malformed chunk, so the wait looks at it now and then.
         """
         patience = self._settings.stall_timeout or math.inf
         while patience > 0:
@@ -196,17 +196,17 @@ def _failure(error: Exception, patience: float) -> RequestError:
 
 
 def credentials_of(headers: Headers) -> list[tuple[bytes, bytes]]:
-    """Return the headers of a request that say who asks."""
+    """Return the headers of a request that identify its sender."""
     return [(name, value) for name, value in headers if name in CREDENTIALS]
 
 
 def headers_of(response: aiohttp.ClientResponse, without: frozenset[bytes] = OF_THE_HOP) -> list[tuple[bytes, bytes]]:
-    """Return an answer's headers as they came, without those of its connection and of pages."""
+    """Return an answer's headers as they were sent, without those of its connection and of pages."""
     return without_hop([(name.lower(), value) for name, value in response.raw_headers], without)
 
 
 def without_hop(headers: Headers, others: frozenset[bytes] = OF_THE_HOP) -> list[tuple[bytes, bytes]]:
-    """Return headers, whose names are in small letters, without some, those that `Connection` names, and those of pages."""
+    """Return headers, by names in small letters, without `others`, those that `Connection` names, and those of pages."""
     headers = [*headers]
     named = {name.strip().lower() for key, value in headers if key == b"connection" for name in value.split(b",")}
     gone = others | named

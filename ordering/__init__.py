@@ -1,6 +1,6 @@
-"""Documents and their order: the documents that a cache already holds, and the order that reuses the most of them.
+"""Documents, and the order of them that reuses the most cached tokens.
 
-Pure Python, for use in front of any engine with a prefix cache:
+Pure Python, for use with any engine that has a prefix cache:
 
     >>> from slotcache.ordering import KnowledgeTree, arrange, document_text, order_hint, parse_documents
     >>> tree = KnowledgeTree()

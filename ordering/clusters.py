@@ -1,15 +1,16 @@
-"""The order of requests that are all known ahead: those that share documents follow one another.
+"""The order of requests that are all known ahead: requests that share documents follow one another.
 
-RAGBoost (section 4.1) merges the closest pair of document sets again and again: a tree from the bottom up, in time that
-grows with the square of their number. This tree grows from the top down. The document that spares the most tokens comes
-first, its requests are a cluster, and so on in each cluster; what is left of the set is split likewise:
+RAGBoost (section 4.1) builds a tree from the bottom up: it merges the closest pair of document sets again and again, in time
+that grows with the square of their number. This tree grows from the top down. The requests with the document that spares
+the most tokens are the first cluster, and the rest of the requests is split likewise; so is each cluster:
 
     a b c      +-- a (3) --+-- b (2) --+-- c
     b a d      |           |           +-- d
     a e        |           +-- e
     f          +-- f
 
-Requests in the order of its leaves walk a cache depth first: each prefix is computed once, and may go when its cluster ends.
+Requests in the order of the leaves walk a cache depth first: each prefix is computed once, and may be evicted when its
+cluster ends.
 """
 
 from __future__ import annotations
@@ -23,17 +24,17 @@ from heapq import heapify, heappop, heappush
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """Requests that share documents. placed: the keys of these."""
+    """Requests that share documents. placed: the keys of the shared documents."""
 
     requests: Sequence[int]
     placed: AbstractSet[str] = frozenset()
 
 
 def depth_first(sets: Sequence[Mapping[str, float]]) -> list[int]:
-    """Return the indices of document sets, so that those which share much follow one another.
+    """Return the indices of document sets, so that sets which share much follow one another.
 
     sets: of each request, the keys of its documents with their lengths, in any unit. Of equals the first comes first.
-    Takes n log n for n documents of all sets, times those that most requests of a cluster share.
+    The time is n log n for n documents in all sets, times the number that most requests of a cluster share.
     """
     order: list[int] = []
     stack = [Cluster(range(len(sets)))]
@@ -47,7 +48,7 @@ def depth_first(sets: Sequence[Mapping[str, float]]) -> list[int]:
 
 
 def _split(cluster: Cluster, sets: Sequence[Mapping[str, float]]) -> Iterator[Cluster]:
-    """Yield the clusters of a cluster: by the document that spares the most, then by the next one of what is left."""
+    """Yield the clusters of a cluster: the requests with the document that spares the most, then likewise of the rest."""
     left = {at: [key for key in sets[at] if key not in cluster.placed] for at in cluster.requests}
     holders: dict[str, dict[int, None]] = {}
     for at, keys in left.items():
@@ -72,5 +73,5 @@ def _split(cluster: Cluster, sets: Sequence[Mapping[str, float]]) -> Iterator[Cl
 
 
 def _spared(key: str, count: int, lengths: Mapping[str, float]) -> float:
-    """Return what is spared if a document is computed once for `count` requests."""
+    """Return the length that is spared if a document is computed once for `count` requests."""
     return (count - 1) * lengths[key]

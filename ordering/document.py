@@ -1,4 +1,4 @@
-"""Documents: ids, texts, marks, and those that a client gives."""
+"""Documents: their ids and texts, and the documents in a client's messages."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class Document:
     """A document with an id, a text and an optional title.
 
     Id and title become single lines and the text is stripped, so that equal documents have equal prompt text.
-    key: 32 hexadecimal digits; two documents have the same key exactly if id, title and text are the same. form: all of its
-    text in a prompt, where a program has written it; empty: `document_text` writes it.
+    key: 32 hexadecimal digits; two documents have the same key exactly if id, title and text are the same. form: the whole
+    text in a prompt, if a program has written it; empty: `document_text` writes it.
     """
 
     id: str
@@ -70,7 +70,7 @@ class Document:
 def parse_documents(values: object, where: str = "documents") -> tuple[Document, ...]:
     """Return the documents of a request, in retrieval rank. A document that is sent twice keeps the better rank.
 
-    null stands for none. Raises DocumentError for a document that cannot be used, and for two texts with the same id.
+    null is skipped. Raises DocumentError for a document that cannot be used, and for two texts with the same id.
     """
     if not _is_list(values):
         raise DocumentError(where, f"must be a list of documents, not {_kind(values)}")
@@ -93,7 +93,7 @@ def _own_id(document: Document) -> str:
 
 
 def _fields(value: Mapping[str, object], where: str) -> tuple[Mapping[str, object], str]:
-    """Return the object that holds the text, and its path: the document, or Cohere's `data` object.
+    """Return the object with the text, and its path: the document, or Cohere's `data` object.
 
     If `data` has no text field, all its fields together are the text, a line each.
     """
@@ -187,14 +187,14 @@ def _kind(value: object) -> str:
     return names.get(type(value), "an object" if isinstance(value, Mapping) else type(value).__name__)
 
 
-# ---- The documents that the messages of a chat bring: in fields of their own, and as results of tools. ------------------
+# ---- The documents in the messages of a chat: in fields `documents`, and as results of tools. ---------------------------
 
 TOOLS = ("tool", "function")  # roles of results
 HOLDERS = ("user", *TOOLS)  # roles whose messages may have documents
-LISTS = ("documents", "results", "hits", "passages", "chunks", "items", "data")  # fields that hold a result's documents
+LISTS = ("documents", "results", "hits", "passages", "chunks", "items", "data")  # fields with a result's documents
 MOST_MESSAGES = MOST_DOCUMENTS = 10_000  # of a request: far more than a context holds, and read in a tenth of a second
-ELEMENTS, MOST_ELEMENTS = "[{,", 1 << 18  # of a result that is looked at: to decode it stops all other threads
-RANKS = ("score", "rank", "distance", "similarity", "relevance", "index", "_score")  # numbers of the query: not shown
+ELEMENTS, MOST_ELEMENTS = "[{,", 1 << 18  # of a result that is decoded: that stops all other threads
+RANKS = ("score", "rank", "distance", "similarity", "relevance", "index", "_score")  # they depend on the query: not shown
 
 Message = Mapping[str, object]
 
@@ -202,9 +202,9 @@ Message = Mapping[str, object]
 def find_documents(messages: Sequence[Message], top: object, takes_results: bool) -> dict[int, tuple[Document, ...]]:
     """Return the documents of each message that has some, by its index, in retrieval rank.
 
-    top: the request's own field `documents`, whose documents belong to the last message of a user. takes_results: a tool's
-    message whose content is a list of documents has these. Raises DocumentError, also for more than 10,000 messages or
-    documents; lists in results that are longer, or have more than 262,144 elements, are not taken for documents.
+    top: the request's own field `documents`, whose documents belong to the last message of a user. takes_results: the
+    content of a tool's message may be a list of documents. Raises DocumentError, also for more than 10,000 messages or
+    documents. A list in a result that is longer, or has more than 262,144 elements, is no list of documents.
     """
     check_number(messages)
     found: dict[int, tuple[Document, ...]] = {}
@@ -244,10 +244,10 @@ def check_number(messages: Sequence[object]) -> None:
 
 
 def documents_in(message: Message, where: str, most: int = MOST_DOCUMENTS) -> tuple[Document, ...]:
-    """Return the documents that the content of a tool's message is; empty if it is something else, or more than `most`.
+    """Return the documents in the content of a tool's message; empty if it is something else, or more than `most`.
 
-    The content is a list of documents, or JSON text of one, or of an object with one; each document has an id and a text.
-    Further fields of a document are lines in front of its text; its rank and score are left out.
+    The content is a list of documents, an object with such a list, or JSON text of either. Each document has an id and a
+    text. Further fields of a document become lines before its text; its rank and score are left out.
     """
     listed, _ = _listed(message.get("content"))
     if not 0 < len(listed) <= most or not all(map(_is_document, listed)):
@@ -259,19 +259,19 @@ def documents_in(message: Message, where: str, most: int = MOST_DOCUMENTS) -> tu
 
 
 def beside_documents(message: Message) -> str:
-    """Return the further fields of the object whose list `documents_in` returns, a line each; empty without any."""
+    """Return the further fields of the object with the list of `documents_in`, a line each; empty if there are none."""
     _, beside = _listed(message.get("content"))
     return _lines(beside.items())
 
 
 def leave_out(documents: Sequence[Document], held: AbstractSet[str]) -> tuple[tuple[Document, ...], tuple[str, ...]]:
-    """Return the documents that no earlier turn shows, and the ids of the rest (RAGBoost, 6). held: keys of shown ones."""
+    """Return the documents that no earlier turn shows, and the ids of the rest (RAGBoost, 6). held: keys of the rest."""
     new = tuple(document for document in documents if document.key not in held)
     return new, tuple(document.id for document in documents if document.key in held)
 
 
 def _listed(content: object) -> tuple[Sequence[object], Mapping[str, object]]:
-    """Return the list of objects that a content is or holds, and the fields beside it; empty without one."""
+    """Return the list in a content, and the fields beside it; both empty if there is no list."""
     if isinstance(content, str):
         if content.lstrip()[:1] not in ("[", "{") or sum(map(content.count, ELEMENTS)) > MOST_ELEMENTS:
             return (), {}
@@ -297,7 +297,7 @@ def _is_document(value: object) -> bool:
 
 
 def _flat(value: object) -> object:
-    """Return a document whose further fields stand in its text."""
+    """Return a document with its further fields as lines of its text."""
     assert _is_object(value)
     id = "id" if value.get("id") is not None else "doc_id"
     text = next(name for name in TEXT_FIELDS if value.get(name))

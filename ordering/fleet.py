@@ -1,4 +1,4 @@
-"""Several engines with a prefix cache each: which of them to send a request to, and in which order of its documents."""
+"""Several engines, each with a prefix cache: the engine for a request, and the order of its documents there."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from .policy import Arrangement, OrderRequest, arrange_better, request_of
 from .tree import KnowledgeTree
 
 MAX_SESSIONS = 100_000
-ROUNDING = 1e-6  # tokens; more than sums of them are rounded by
-GONE = ""  # the home of a session whose replica has left
+ROUNDING = 1e-6  # tokens; more than the rounding of their sums
+GONE = ""  # the home of a session whose replica is gone
 DISPLACING = 3.0
-"""What a token costs that is computed at a replica, in tokens: its prefill, and the KV of others that leaves for it.
+"""The cost of a token that a replica computes, in tokens: its prefill, and the KV of others that is evicted for it.
 
-Simulated with 2, 4, 8, 16 and 64 replicas, the mean time to the first token is 0.91, 0.82, 0.69, 0.58 and 0.53 of that with
-a cost of 1 (a bench that has left: `46caa70`).
+Simulated with 2, 4, 8, 16 and 64 replicas, the mean TTFT is 0.91, 0.82, 0.69, 0.58 and 0.53 of the one with a cost of 1 (by
+a bench that was removed: `46caa70`).
 """
 
 
@@ -25,7 +25,7 @@ a cost of 1 (a bench that has left: `46caa70`).
 class Placement:
     """A replica, and the order of a request's documents there.
 
-    cost: the tokens of prefill ahead of the request, and `DISPLACING` times those of its documents that are not cached.
+    cost: the tokens of prefill ahead of the request, plus `DISPLACING` times the tokens of its uncached documents.
     stays: the session has its history there.
     """
 
@@ -45,18 +45,18 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class _Weighed:
-    """A placement, and the documents that its replica has cached."""
+    """A placement, and the number of documents that its replica has cached."""
 
     placement: Placement
     cached: int
 
     def worth(self) -> tuple[bool, float, int, str]:
-        """Return a key: the best placement has the least one."""
+        """Return a sort key: the best placement has the least."""
         return (not self.placement.stays, self.placement.cost, self.cached, self.placement.replica)
 
 
 class Fleet:
-    """What each replica has cached, as far as the requests and the answers tell. Pure, and safe from all threads.
+    """What each replica has cached, as far as requests and answers show. Pure, and safe from all threads.
 
     A replica has a knowledge tree of `max_nodes` documents. A session stays where it was served last.
     """
@@ -64,17 +64,17 @@ class Fleet:
     def __init__(self, max_nodes: int = 10_000, max_sessions: int = MAX_SESSIONS) -> None:
         self._max_nodes, self._max_sessions = max_nodes, max_sessions
         self._trees: dict[str, KnowledgeTree] = {}
-        self._homes: OrderedDict[str, str] = OrderedDict()  # of sessions: the replica, the least recently served first
+        self._homes: OrderedDict[str, str] = OrderedDict()  # the replica of each session, the least recently served first
         self._lock = Lock()
 
     def replicas(self, names: Collection[str]) -> None:
-        """Keep these replicas. The others have left: their caches are gone, and their sessions begin anew."""
+        """Keep these replicas. The caches of all others are gone, and their sessions begin anew."""
         with self._lock:
             self._trees = {name: tree for name, tree in self._trees.items() if name in names}
             self._homes.update({session: GONE for session, home in self._homes.items() if home not in names})
 
     def home(self, session: str) -> str | None:
-        """Return the replica where a session has its history; `GONE` if that one has left; None: no such session."""
+        """Return the replica where a session has its history; `GONE` if that replica is gone; None: no such session."""
         return self._homes.get(session)
 
     def rank(
@@ -87,9 +87,9 @@ class Fleet:
         """Return a placement for each replica of `names`, the best one first.
 
         documents: (key, tokens) in retrieval rank, with the tokens that were served. busy: the work that waits at a
-        replica, in tokens of prefill; count its answers, too, or requests that are cached whole pile up. The session's own
-        replica comes first, then the least cost; of equal ones the replica with the fewest documents cached, so that empty
-        caches fill, then the first name. Raises ValueError as `arrange` does.
+        replica, in tokens of prefill; count its answers, too, or requests that are cached whole pile up. The replica with
+        the session's history comes first, then the least cost. Of equal ones comes first the replica with the fewest cached
+        documents, so that empty caches fill, then the first name. Raises ValueError as `arrange` does.
         """
         request, home = request_of(documents), self._home(session)
         ranked = sorted((self._weighed(request, name, home, busy(name)) for name in names), key=_Weighed.worth)
@@ -102,9 +102,9 @@ class Fleet:
         busy: Callable[[str], float] = lambda _: 0.0,
         session: str | None = None,
     ) -> Placement:
-        """Return the first placement of `rank`, much faster: it reads no tree further than that tree's replica may win.
+        """Return the first placement of `rank`, much faster: a tree is read only as far as its replica may win.
 
-        Arguments as there; ValueError for no name, too.
+        Arguments as in `rank`. Raises ValueError for no name, too.
         """
         request, home = request_of(documents), self._home(session)
         work = {name: busy(name) for name in names}
@@ -126,7 +126,7 @@ class Fleet:
         return None if session is None else self._homes.get(session)
 
     def _most_reused(self, request: OrderRequest, name: str) -> float:
-        """Return an upper bound on the tokens that a replica reuses, from the documents that its prompts begin with."""
+        """Return an upper bound on the tokens that a replica reuses, from the first documents of its prompts."""
         begins = self._tree(name).start().children
         steps = map(begins.get, request.keys)
         return max((step.saved + step.ahead for step in steps if step), default=0.0)
@@ -148,7 +148,7 @@ class Fleet:
                     self._homes.popitem(last=False)
 
     def report(self, replica: str, order: Iterable[tuple[str, int]], cached_tokens: int) -> None:
-        """Correct the tree of a replica by the cached tokens that its answer tells; arguments as there."""
+        """Correct the tree of a replica by the cached tokens that its answer reports; arguments as in `served`."""
         self._tree(replica).report(order, cached_tokens)
 
     def _tree(self, name: str) -> KnowledgeTree:

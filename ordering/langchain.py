@@ -18,7 +18,7 @@ CHARACTERS = 4  # of a token, roughly
 class CacheOrder(BaseDocumentCompressor):  # pyright: ignore[reportUntypedBaseClass]
     """A compressor for a `ContextualCompressionRetriever`. keep_first, keep_last: documents that keep their place.
 
-    The tree stores the returned order as served, so a prompt should hold the documents in that order.
+    The tree stores the returned order as served, so a prompt should have the documents in that order.
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True)

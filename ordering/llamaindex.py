@@ -18,7 +18,7 @@ CHARACTERS = 4  # of a token, roughly
 class CacheOrder(BaseNodePostprocessor):  # pyright: ignore[reportUntypedBaseClass]
     """The last of a query engine's `node_postprocessors`. keep_first, keep_last: nodes that keep their place.
 
-    The tree stores the returned order as served, so a prompt should hold the nodes in that order.
+    The tree stores the returned order as served, so a prompt should have the nodes in that order.
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True)

@@ -1,7 +1,7 @@
-"""Lists of documents in a text, where programs paste them, found by the programs' templates.
+"""Lists of documents that programs paste into a text, found by the programs' templates.
 
-A list is found only if all of it fits its template, from the mark in front of the first document to the end of the last.
-No pattern repeats without a bound, and few lists of a text are tried: the time is that of the text's length.
+A list is found only if all of it fits its template, from the mark before the first document to the end of the last. No
+pattern repeats without a bound, and few lists of a text are tried, so the time is linear in the text's length.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from itertools import pairwise
 
 from .document import MOST_DOCUMENTS, Document, DocumentError
 
-MOST_TRIES = 16  # lists of one format that a text may have: each that does not fit may be read to the text's end
+MOST_TRIES = 16  # lists of one format that are tried in a text: a list that does not fit may be read to the text's end
 TOO_LONG = f"a request has at most {MOST_DOCUMENTS:,} documents"
 TOO_MANY = f"{MOST_TRIES} lists begin in front of it"
-NUMBER = "{number}"  # in the end of a document: its number
+NUMBER = "{number}"  # in a closing: the document's number
 SPACE = re.compile(r"\s{0,64}")
 
 
@@ -25,10 +25,10 @@ SPACE = re.compile(r"\s{0,64}")
 class PastedFormat:
     """How a program writes documents.
 
-    mark: stands in each list. before: what stands in front of the first document. opening: of a document, with the groups
-    `number` and `name` where it has such.
-    closing: of a document; empty: it ends where the next one begins. after: behind the last; empty: its own end is enough.
-    separator: between two. has: what each document has. is_fence: a closing is a whole line. least: documents of a list.
+    mark: a text in each list. before: the text before the first document. opening: the start of a document, with the groups
+    `number` and `name` if it has them. closing: the end of a document; empty: it ends where the next one begins. after: the
+    text after the last document; empty: its closing is enough. separator: between two documents. has: a part of each
+    document. is_fence: a closing is a whole line. least: the fewest documents of a list.
     """
 
     name: str
@@ -133,15 +133,15 @@ FORMATS = (
         has=re.compile(r"\nSource: [^\n]{1,400}\Z"),
     ),
 )
-"""In this order: a text has the first that fits."""
+"""In order: the first that fits a text counts."""
 
 
 @dataclass(frozen=True, slots=True)
 class PastedList:
     """A list of documents at [start, stop) of a text, in the program's order, each text once.
 
-    number_of: the program's numbers, by the documents' ids, which stand in their places; empty: it numbers none. is_named:
-    the ids are to be seen in the documents.
+    number_of: the program's numbers, by the ids that replace them; empty: it has none. is_named: the documents show their
+    ids.
     """
 
     format: str
@@ -154,7 +154,7 @@ class PastedList:
 
 @dataclass(frozen=True, slots=True)
 class LeftAlone:
-    """A list that looks like one of a format from `start` on and is not touched, and why."""
+    """A list that looks like one of a format from `start` on but is not touched, and why."""
 
     format: str
     start: int
@@ -162,9 +162,9 @@ class LeftAlone:
 
 
 def find_pasted(text: str, most: int = MOST_DOCUMENTS) -> tuple[PastedList | None, list[LeftAlone]]:
-    """Return the list of documents in a text, and those that are left alone. most: documents that it may have.
+    """Return the list of documents in a text, and the lists that are left alone. most: documents that it may have.
 
-    Of several lists the first format's last one counts: an example may stand in front of a program's own list.
+    Of several lists, the last one of the first format counts: an example may come before the program's own list.
     """
     found: list[PastedList] = []
     left: list[LeftAlone] = []
@@ -188,7 +188,7 @@ def find_pasted(text: str, most: int = MOST_DOCUMENTS) -> tuple[PastedList | Non
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """A document as it stands in a text. body: behind its opening, without its closing."""
+    """A document in a text. body: its text after the opening, without the closing."""
 
     opening: re.Match[str]
     body: str
@@ -196,7 +196,7 @@ class _Block:
 
     @property
     def heading(self) -> str:
-        """Its opening without its number."""
+        """Its opening, with {} in place of its number."""
         return self.opening[0] if self.number is None else "{}".join(self._around_number())
 
     @property
@@ -208,7 +208,7 @@ class _Block:
         return self.opening.groupdict().get("name")
 
     def spelt(self, id: str) -> str:
-        """Return it with an id in place of its number."""
+        """Return the document with an id in place of its number."""
         if self.number is None:
             return f"{self.opening[0]}{self.body}{self.closing}"
         return f"{id.join(self._around_number())}{self.body}{self.closing.replace(NUMBER, id)}"
@@ -223,7 +223,7 @@ class _Unfit(Exception):
 
 
 def _marked(format: PastedFormat, text: str) -> Iterator[PastedList | LeftAlone]:
-    """Yield the lists of a format in a text, and those that do not fit it to their end."""
+    """Yield the lists of a format in a text, and those that fit it only in part."""
     num_tried = end = 0
     for before in format.before.finditer(text) if format.mark in text else ():
         start = before.end()
@@ -243,7 +243,7 @@ def _marked(format: PastedFormat, text: str) -> Iterator[PastedList | LeftAlone]
 
 
 def _closed(format: PastedFormat, text: str, start: int) -> tuple[list[_Block], list[str], int]:
-    """Return documents with an end of their own, the spaces behind each, and the end of the last. Raises _Unfit."""
+    """Return documents that have closings, the white space after each, and the end of the last. Raises _Unfit."""
     stop = _stop(format, text, start)
     blocks: list[_Block] = []
     spaces: list[str] = []
@@ -284,7 +284,7 @@ def _open(format: PastedFormat, text: str, start: int) -> tuple[list[_Block], li
 
 
 def _stop(format: PastedFormat, text: str, start: int) -> int:
-    """Return where a list's documents end at the latest. Raises _Unfit."""
+    """Return the last place at which a list's documents may end. Raises _Unfit."""
     if not format.after:
         return len(text)
     stop = text.find(format.after, start)
@@ -296,7 +296,7 @@ def _stop(format: PastedFormat, text: str, start: int) -> int:
 def _list(
     format: PastedFormat, text: str, span: tuple[int, int], blocks: Sequence[_Block], spaces: Sequence[str]
 ) -> PastedList:
-    """Return blocks as a list. spaces: behind each. Raises _Unfit."""
+    """Check blocks and return them as a list. spaces: the white space after each. Raises _Unfit."""
     if not all(format.has.search(block.body) for block in blocks):
         raise _Unfit("a document lacks a part")
     start, end = span
@@ -309,7 +309,7 @@ def _list(
 
 
 def _listed(format: str, span: tuple[int, int], blocks: Sequence[_Block], separator: str) -> PastedList:
-    """Raises _Unfit."""
+    """Return blocks as a list. Raises _Unfit."""
     if len(blocks) > MOST_DOCUMENTS:
         raise _Unfit(TOO_LONG)
     names = [block.name for block in blocks]
@@ -338,7 +338,7 @@ FIRST = re.compile(r"(?:\A|\n\n|:\n)(?=\[[01]\] \S)")
 ENTRY = re.compile(r"\[(?P<number>\d{1,3})\] (?=\S)")
 CITED = re.compile(r"\[(\d{1,3})\]")
 BEHIND = re.compile(r"\s{0,64}(?:\Z|#{1,6} |---|===|</|(?:Question|Query|User|Answer)[^\n:]{0,40}:)")
-"""What may stand behind the last entry: elsewhere it could go on."""
+"""What may follow the last entry: before other text it could go on."""
 
 
 def _numbered(text: str) -> Iterator[PastedList | LeftAlone]:

@@ -103,7 +103,7 @@ class OrderRequest:
 
 @dataclass(frozen=True, slots=True)
 class Walk(Generic[P]):
-    """The cached beginning of a sequence of documents: its documents, its tokens, and the tokens of prefill saved."""
+    """The cached prefix of a sequence of documents: its documents, its tokens, and the tokens of prefill saved."""
 
     documents: int
     tokens: int
@@ -159,7 +159,7 @@ def auto(request: OrderRequest, index: Index[P], floor: float = 0.0) -> Sequence
     path: list[int] = []  # the ranks placed, in order
     placed: set[int] = set()
     best: list[int] = []
-    same = 0  # length of the common beginning of `best` and `path`
+    same = 0  # length of the common prefix of `best` and `path`
     most = floor
     tokens = request.tokens or [0.0] * len(keys)
     # The search visits orders in lexicographic order, so the first order with the greatest saving wins a tie.
@@ -195,9 +195,9 @@ def auto(request: OrderRequest, index: Index[P], floor: float = 0.0) -> Sequence
 def _shared_first(request: OrderRequest, placed: Sequence[int]) -> Sequence[int]:
     """Return `placed`, then the documents shared with the most waiting requests, then the rest in rank.
 
-    A waiting request counts only while it has all documents before: it reuses a common beginning, and a cold start
-    then helps it (RAGBoost, 5.1). Exact for one waiting request, greedy for several. The time is proportional to the
-    number of documents of all these requests, because counts only fall.
+    A waiting request counts only while it has all documents before: it reuses a common prefix, and a cold start then
+    helps it (RAGBoost, 5.1). Exact for one waiting request, greedy for several. The time is proportional to the number
+    of documents of all these requests, because counts only fall.
     """
     rest = dict.fromkeys(request.movable)
     for i in placed:
@@ -290,7 +290,7 @@ Order = Literal["auto", "retrieval", "sorted", "greedy"]
 ORDERS: tuple[Order, ...] = get_args(Order)
 
 BestPlace = Literal["free", "first", "last"]
-"""Where the document of rank 1 stands: where its order reuses the most, or in front of all others, or behind them."""
+"""The place of the document of rank 1: where the order reuses the most, or before all others, or after them."""
 
 BEST_PLACES: tuple[BestPlace, ...] = get_args(BestPlace)
 
@@ -313,7 +313,7 @@ class Arrangement:
 
     @property
     def is_rank(self) -> bool:
-        """Whether all documents stand in retrieval rank."""
+        """Whether all documents are in retrieval rank."""
         return self.order == tuple(range(len(self.order)))
 
 
@@ -328,17 +328,17 @@ def arrange(
     best: str = "free",
     pays: Callable[[float, float], bool] | None = None,
 ) -> Arrangement:
-    """Return the order of documents that reuses the most cached tokens (RAGBoost 5.1, CacheWeaver 3.3).
+    """Return the order of documents that reuses the most cached tokens (RAGBoost, 5.1; CacheWeaver, 3.3).
 
     keys: of the documents, in retrieval rank. index: the cached documents. policy: one of `POLICIES`.
     keep_first, keep_last: the first and last documents that keep their place. names: sort keys of the `sorted` policy,
     by default `keys`. waiting: the documents of each request that comes next; `auto` puts documents that those requests
     share first. Under `auto` and `greedy`, documents that are not reused stay in retrieval rank. best: the place of the
-    first document, one of `BEST_PLACES`; `last` gives way to `keep_first` and `keep_last`. pays: given the tokens saved
-    with that document in its place and without, returns whether it leaves it, which under `free` is the first; None:
-    `best` alone decides.
+    first document, one of `BEST_PLACES`; `last` gives way to `keep_first` and `keep_last`. pays: gets the tokens saved
+    with that document in its place (under `free`: the first) and in a free order, and returns whether the free order is
+    taken; None: `best` alone decides.
 
-    Exact for each place: the others take the best order that it leaves them. `pays` costs a second search.
+    Exact for each place: the other documents are in their best order. `pays` costs a second search.
 
     Raises ValueError for an unknown policy or place, a key given twice, a negative `keep_first` or `keep_last`, a number
     of `names` other than the number of keys, and more documents than `oracle` can try.
@@ -351,11 +351,11 @@ def arrange(
         best, pays = "free", None
     if best == "free" and pays is None:
         return _arranged(request, index, policy)
-    held = _held(request, index, policy, best)
+    fixed = _with_fixed(request, index, policy, best)
     if pays is None:
-        return held
+        return fixed
     free = _arranged(request, index, policy)
-    return free if pays(_saved(request, index, held), _saved(request, index, free)) else held
+    return free if pays(_saved(request, index, fixed), _saved(request, index, free)) else fixed
 
 
 def _arranged(request: OrderRequest, index: Index[P], policy: str) -> Arrangement:
@@ -365,8 +365,8 @@ def _arranged(request: OrderRequest, index: Index[P], policy: str) -> Arrangemen
     return Arrangement(order, reused.documents, reused.tokens)
 
 
-def _held(request: OrderRequest, index: Index[P], policy: str, best: str) -> Arrangement:
-    """Return the order that has the first document in its place: behind all others for `last`, else where it is."""
+def _with_fixed(request: OrderRequest, index: Index[P], policy: str, best: str) -> Arrangement:
+    """Return the order with the first document in its place: after all others for `last`, else before them."""
     size = len(request.keys)
     if best != "last":
         first = min(max(request.first, 1), size)
@@ -430,11 +430,11 @@ Post = Callable[[str, dict[str, object]], Awaitable[object]]
 
 
 async def read_along(post: Post, chat: Mapping[str, object], stages: AsyncIterable[list[D]]) -> list[D]:
-    """Have the server prefill during a search. Return the documents of the last stage, to be sent with the chat.
+    """Let the server prefill during a search. Return the documents of the last stage, to be sent with the chat.
 
     chat: the body of the later chat completion, without documents. stages: after each stage the best documents so far, in
-    rank; the last stage is the result. A stage that changes nothing is not sent. The search does not wait for the server,
-    and what is not sent when it ends is not sent any more. An error of `post` is ignored: it costs only the head start.
+    rank; the last stage is the result. A stage that changes nothing is not sent. The search does not wait for the server:
+    a stage that is not sent when the search ends stays unsent. An error of `post` is ignored: it costs only the head start.
     """
     turn: dict[str, object] = {**chat, "id": secrets.token_hex(8), "stream": False}
     newest: dict[str, object] | None = turn

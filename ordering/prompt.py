@@ -9,17 +9,17 @@ from math import inf
 from .document import Document
 
 ASK_FOR_IDS = "After each statement from a document, name the document by its id in brackets, as in [1a2b3c4d5e]."
-"""What a model is told where the documents were found for it."""
+"""The instruction in a chat whose documents a search found."""
 SYNTAX = re.compile(r"[\\\[\]>]")  # characters with a meaning in labels and hints
 LABEL_LIKE = re.compile(r"(?<=\n\n) *\[")  # text that reads like the label of a next document
 
 
 def document_text(document: Document) -> str:
-    """Return the prompt text of one document. It does not depend on the document's place in the prompt.
+    """Return the prompt text of one document, which is the same at any place of the prompt.
 
     The id comes first, so that two documents differ from their first tokens on. Two different lists of documents never
     have the same text: brackets in an id get a backslash, and a paragraph that begins with a bracket gets one more space.
-    A document that a program has written stays as it wrote it.
+    A document with a `form` keeps it.
     """
     if document.form:
         return document.form
@@ -28,11 +28,11 @@ def document_text(document: Document) -> str:
 
 
 def order_hint(order: Sequence[Document], rank: Sequence[Document]) -> str:
-    """Return a line that tells the model the retrieval rank; "" if `order` is the rank already (RAGBoost, 5.3).
+    """Return a line that gives the model the retrieval rank; "" if `order` is the rank already (RAGBoost, 5.3).
 
-    The line names only the first ids: it stops where the remaining documents already stand in rank, which saves tokens
-    and loses no information. It belongs after the documents and before the question, where it breaks no shared prefix. It
-    holds ids, never document text. Documents of the rank that the order lacks stand elsewhere: all of them are named.
+    The line names only the first ids: it stops where the remaining documents already are in rank, which saves tokens and
+    loses no information. It belongs after the documents and before the question, where it breaks no shared prefix. It has
+    ids, never document text. A document that only the rank has is elsewhere in the prompt: it is named unless it is last.
     """
     return rank_hint([document.id for document in order], [document.id for document in rank])
 
@@ -49,7 +49,7 @@ def rank_hint(order: Sequence[str], ranks: Sequence[str]) -> str:
 def location_hint(ids: Iterable[str]) -> str:
     """Return a line for each document that an earlier turn already shows and this turn leaves out; "" for no ids.
 
-    The lines belong after the new documents and before the order hint. They hold ids, never document text.
+    The lines belong after the new documents and before the order hint. They have ids, never document text.
     """
     lines = "".join(f"See [{_name(id)}] above.\n" for id in ids)
     return f"{lines}\n" if lines else ""

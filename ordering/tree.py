@@ -1,4 +1,4 @@
-"""A knowledge tree: the recent orders of documents, as a prediction of the cache of an engine that cannot be asked."""
+"""A knowledge tree: recent orders of documents, which predict the cache of an engine that cannot be asked."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class DocumentNode:
 class KnowledgeTree:
     """A trie over document keys; its paths are the orders served recently (CacheWeaver, section 3.2). An `Index`.
 
-    It predicts the documents that an engine still caches from the prompts that the engine was sent. It holds at most
+    It predicts the documents that an engine still caches from the prompts that the engine was sent. It keeps at most
     `max_nodes` documents and evicts the least recently served leaf first, like a prefix cache. All methods are
     thread-safe. Raises ValueError if `max_nodes` is less than 1.
     """
@@ -68,7 +68,7 @@ class KnowledgeTree:
 
     def insert(self, order: Iterable[tuple[str, int]]) -> None:
         """Store documents as served now: (key, tokens) in the order of the prompt."""
-        # Before the lock: it may be a generator with code of its own. Of a longer prompt the tree would keep its beginning.
+        # Before the lock: a generator may run any code. Of a longer prompt the tree would keep the prefix.
         served = [(key, tokens) for key, tokens in islice(order, self.max_nodes)]
         with self._lock:
             node = self._root
@@ -157,11 +157,11 @@ class KnowledgeTree:
             del self._nodes[node]
             if parent.parent is not None and not parent.children:
                 parent.parent.children[parent.key] = _with_ahead(parent.parent.children[parent.key], 0.0)
-        leaving = [node]
-        for parent in leaving:
+        dropped = [node]
+        for parent in dropped:
             for step in parent.children.values():
                 del self._nodes[step.position]
-                leaving.append(step.position)
+                dropped.append(step.position)
             parent.children.clear()
 
 

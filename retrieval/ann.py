@@ -1,11 +1,11 @@
 """Search by vectors in clusters, for so many that the exact search takes long: needs faiss, the extra `slotcache[ann]`.
 
-k-means puts near vectors into one cluster (an inverted file, IVF). A search compares those of the clusters nearest to the
-query, group by group, and the nearest vectors so far are known after each group (RAGCache, section 5.3: pipelined vector
-search). It ends as it does there, behind a fixed number of clusters.
+k-means puts near vectors into one cluster (an inverted file, IVF). A search compares the vectors of the clusters nearest to
+the query, group by group, and has the nearest vectors so far after each group (RAGCache, section 5.3: pipelined vector
+search). As there, it ends after a fixed number of clusters.
 
-The clusters lie in a file beside the database, mapped, as the float16 of the database: a cosine is that of an exact search.
-Another process makes the file. What the database says of it decides whether it counts: a crash leaves the exact search.
+The clusters are in a mapped file beside the database, as the database's float16: cosines are those of an exact search.
+Another process makes the file. It counts only if the database has a record of it: after a crash the exact search remains.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ from .ranking import Nearest, unit
 from .store import Store
 from .writing import connect
 
-CLUSTERS_FROM = 50_000  # vectors: an exact search of fewer is over before anything else of a question
+CLUSTERS_FROM = 50_000  # vectors: an exact search of fewer ends before all other work for a question
 SHARE = 0.1  # of the clusters, which a search compares: recall@5 was 0.98 at least with 100,000 vectors, 0.99 with 1,000,000
-GROUPS = 12  # of 1,000,000 vectors the first one takes 0.15 of the time; with 8 it is 0.19
-GROWTH = 0.5  # of the vectors, that came or left since: clusters are made anew
+GROUPS = 12  # of 1,000,000 vectors the first group takes 0.15 of the time; with 8 groups 0.19
+GROWTH = 0.5  # of the vectors: if so many were added or removed since, clusters are made anew
 SAMPLE = 64  # vectors for each cluster, from which k-means learns
 BATCH = 16384  # vectors that are put into clusters at once
 NICENESS = 12  # as of the process that reads files
-ENDING, LETTERS = ".ivf", 8  # of a file's name; bytes that tell it from others of the same database
+ENDING, LETTERS = ".ivf", 8  # of a file's name; random bytes in it, as a database may have had other files
 
 
 class ClusterFile(msgspec.Struct, frozen=True):
-    """What the database says of the file. last: the highest number of a chunk in it. vectors: that it has."""
+    """The database's record of the file. last: the highest number of a chunk in it. vectors: their number."""
 
     name: str
     size: int
@@ -64,7 +64,7 @@ def has_faiss() -> bool:
 
 
 def _faiss() -> ModuleType:
-    """Load faiss where it is needed: it takes 0.2 s and some 40 MB."""
+    """Load faiss only where it is needed: it takes 0.2 s and some 40 MB."""
     faiss = import_module("faiss")
     faiss.omp_set_num_threads(1)  # of the calling thread: OpenMP's workers would take the engine's cores
     return faiss
@@ -73,11 +73,11 @@ def _faiss() -> ModuleType:
 class Clusters:
     """Vectors by cluster. Any thread may search; one thread may add and remove meanwhile.
 
-    Vectors are numbered as their chunks are, and a number never comes again: those of the file end with `last`.
+    Vectors have the numbers of their chunks, and no number is used twice: the file's numbers end with `last`.
     """
 
     def __init__(self, path: Path, kept: ClusterFile, numbers: np.ndarray) -> None:
-        """numbers: of all chunks that there are. Raises ClusterError."""
+        """numbers: of all chunks of the database. Raises ClusterError."""
         try:
             faiss = _faiss()
             if (size := path.stat().st_size) != kept.size:
@@ -116,7 +116,7 @@ class Clusters:
             self.num_changed += len(numbers)
 
     def remove(self, numbers: Sequence[int]) -> None:
-        """Remove the vectors of chunks. They are compared no more; their place is free when clusters are made anew."""
+        """Remove the vectors of chunks from all searches. Their place is free when clusters are made anew."""
         with self._lock:
             gone = _bits(np.fromiter(numbers, np.int64), 8 * len(self._is_there) - 1) & self._is_there
             self._is_there = self._is_there & ~gone
@@ -125,9 +125,9 @@ class Clusters:
             self.num_changed += count
 
     def groups(self, query: np.ndarray, limit: int, only: np.ndarray | None = None) -> Iterator[tuple[Nearest, bool]]:
-        """Yield the nearest `limit` so far after each group of clusters, and whether it was the last one.
+        """Yield the nearest `limit` so far after each group of clusters, and whether it was the last group.
 
-        only: the numbers to search among. All clusters are searched then, since those near the query may have none of them.
+        only: the numbers to search among, in all clusters: the nearest clusters may have none of them.
         """
         faiss, query = _faiss(), unit(query[None])
         count = self.num_clusters if only is not None else max(round(SHARE * self.num_clusters), 1)
@@ -154,7 +154,7 @@ Pair = tuple[np.ndarray, np.ndarray]
 
 
 def _compare(index: Any, query: np.ndarray, limit: int, group: Pair, parameters: object) -> Pair:
-    """Return numbers and cosines of the nearest vectors of a group of clusters. group: their centres' cosines, and they."""
+    """Return numbers and cosines of the nearest vectors in a group of clusters. group: cosines of centres, and clusters."""
     faiss, (nearness, clusters) = _faiss(), group
     cosines, numbers = np.empty(limit, np.float32), np.empty(limit, np.int64)
     arrays = map(faiss.swig_ptr, (np.ascontiguousarray(clusters), np.ascontiguousarray(nearness), cosines, numbers))
@@ -164,7 +164,7 @@ def _compare(index: Any, query: np.ndarray, limit: int, group: Pair, parameters:
 
 
 def _bits(numbers: np.ndarray, most: int) -> np.ndarray:
-    """Return a bit for each number from 0 to `most`, as faiss has them."""
+    """Return numbers as bits from 0 to `most`, in faiss's order."""
     flags = np.zeros(most + 1, np.bool_)
     flags[numbers[numbers <= most]] = True
     return np.packbits(flags, bitorder="little")
@@ -177,16 +177,16 @@ def _empty(faiss: ModuleType, quantizer: object, width: int, num_clusters: int) 
 
 
 def open_clusters(store: Store) -> Clusters | None:
-    """Open the clusters that a database has, and put into them what came since; None if it has none.
+    """Open the clusters of a database, and add the vectors that it got since; None if it has no clusters.
 
-    Raises ClusterError where they cannot be used. Files of clusters that are not the database's are removed.
+    Raises ClusterError if they cannot be used. Removes files of clusters that the database has no record of.
     """
     try:
         kept = CLUSTER_FILES.decode(text) if (text := store.clusters) else None
     except msgspec.MsgspecError as error:
         raise ClusterError(str(error)) from None
     own = re.compile(rf"{re.escape(store.path.stem)}-[0-9a-f]{{{2 * LETTERS}}}{re.escape(ENDING)}")
-    for path in store.path.parent.iterdir():  # another server's database may be called as this one, and a number
+    for path in store.path.parent.iterdir():  # another server's database may have this name and a number
         if own.fullmatch(path.name) and (not kept or path.name != kept.name):
             path.unlink(missing_ok=True)
     if kept is None:
@@ -211,7 +211,7 @@ class ClusterMaker:
 
     @property
     def is_running(self) -> bool:
-        """Whether it was started, and `made` has not told the end yet."""
+        """Whether the process was started, and `made` has not seen its end yet."""
         return self._process is not None
 
     def start(self) -> None:
@@ -219,9 +219,9 @@ class ClusterMaker:
         self._process = start_module("ann", str(self._database), str(self._file), stderr=subprocess.PIPE)
 
     def made(self, seconds: float = 0.0) -> str:
-        """Return what the database is to say of the new file; empty if it is not ready yet. Raises ClusterError.
+        """Return the record of the new file for the database; empty if it is not ready yet. Raises ClusterError.
 
-        seconds: to wait for it.
+        seconds: to wait for the file.
         """
         if (process := self._process) is None:
             return ""
@@ -237,7 +237,7 @@ class ClusterMaker:
         return answer.decode()
 
     def close(self) -> None:
-        """End the process. What it made so far is removed."""
+        """End the process, and remove its unfinished file."""
         process, self._process = self._process, None
         if process is not None:
             process.kill()
@@ -246,7 +246,7 @@ class ClusterMaker:
 
 
 def main(database: str, file: str) -> None:
-    """Make a file of clusters of all vectors of a database, as it is now, and print what the database is to say of it."""
+    """Make a file of clusters of all vectors that a database has now, and print the record of the file."""
     if hasattr(os, "nice"):  # not on Windows
         os.nice(NICENESS)
     os.umask(0o077)  # texts can be guessed from their vectors: the file is the owner's alone, as the database is
@@ -272,7 +272,7 @@ def main(database: str, file: str) -> None:
     faiss.write_index(made, file)
     with made_at.open("rb+") as written:
         os.fsync(written.fileno())
-    faiss.read_index(file, faiss.IO_FLAG_MMAP)  # faiss tells nobody of a disk that was full at the very end
+    faiss.read_index(file, faiss.IO_FLAG_MMAP)  # faiss does not report a disk that was full at the very end
     kept = ClusterFile(made_at.name, made_at.stat().st_size, last=int(numbers[-1]), vectors=len(numbers))
     sys.stdout.write(msgspec.json.encode(kept).decode())
 

@@ -1,4 +1,4 @@
-"""Bytes to text: a file's encoding by its mark, its bytes, the label that it carries, or the letters that it gives."""
+"""Bytes to text: a file's encoding by its mark, its bytes, its label, or the letters that each encoding gives."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ MARKS = (
     (codecs.BOM_UTF16_LE, "utf-16-le"),
     (codecs.BOM_UTF16_BE, "utf-16-be"),
 )
-SAMPLE = 8192  # bytes that tell a text from binary data
+SAMPLE = 8192  # bytes that show whether a file is text or binary data
 CONTROL_BYTES = bytes({*range(32), 127} - {8, 9, 10, 11, 12, 13, 27})
 MOST_CONTROLS = 0.02  # of the bytes of a text
 SHIFTS = (b"\x1b$B", b"\x1b$@")  # of ISO-2022-JP, all of whose bytes are ASCII
 ASKED = 1 << 15  # bytes with letters beyond ASCII, from which an encoding is guessed
 LATIN = ("cp1252", "cp1250", "cp1254", "iso8859_2", "cp1257")
 GUESSED = ("gb18030", "big5", "cp932", "euc_jp", "cp949", "cp1251", "koi8_r", "cp1253", "cp1255", "cp1256")
-"""The encodings of files without a label: of Latin letters, the first one where they look alike, and of all others."""
+"""The encodings of files without a label: `LATIN`, of which the first wins a tie, and those of all other letters."""
 
 IN_A_ROW = re.compile(rb"[\x80-\xff]+")
-LATIN_IN_A_ROW = 2  # bytes beyond ASCII, on average, at most: in other scripts they are whole words
+LATIN_IN_A_ROW = 2  # bytes beyond ASCII in a row, on average, at most: in other scripts they are whole words
 NO_LATIN = re.compile(rb"[\x81-\x83\x88\x89\x8b\x8d\x8f\x90\x98\x9b\x9d]")  # signs that texts hardly have
-MOST_SIGNS = 0.1  # of these bytes
+MOST_SIGNS = 0.1  # of the bytes beyond ASCII
 
 
 def decode(data: bytes, label: str = "") -> str:
-    """Return a file's text. label: the name of the encoding that the file carries.
+    """Return a file's text. label: the name of the encoding in the file.
 
-    Raises Unreadable for binary data, and for an encoding that nothing tells.
+    Raises Unreadable for binary data, and for an encoding that is not known.
     """
     for mark, encoding in MARKS:
         if data.startswith(mark):
@@ -54,7 +54,7 @@ def decode(data: bytes, label: str = "") -> str:
 
 
 def _wide(sample: bytes) -> str:
-    """Return the encoding of UTF-16 without a mark. Raises Unreadable for what is none: text in bytes has no zeros."""
+    """Return the encoding of UTF-16 without a mark. Raises Unreadable for binary data: no other text has zero bytes."""
     zeros = sample[1::2].count(0), sample[::2].count(0)
     order = ("utf-16-le", "utf-16-be") if zeros[0] >= zeros[1] else ("utf-16-be", "utf-16-le")
     for encoding in order:
@@ -68,7 +68,7 @@ def _wide(sample: bytes) -> str:
 
 
 def _mostly_utf8(data: bytes) -> str:
-    """Return the text of damaged UTF-8, with U+FFFD for what is damaged; empty where most of it is no UTF-8."""
+    """Return the text of damaged UTF-8, with U+FFFD for damaged letters; empty if most letters beyond ASCII are damaged."""
     text = data.decode("utf-8", "replace")
     bad = text.count("\ufffd") - data.count("\ufffd".encode())
     letters = len(text) - len(text.encode("ascii", "ignore"))
@@ -100,7 +100,7 @@ def _guess(data: bytes) -> str:
 
 
 def _likelihood(text: str) -> tuple[int, int]:
-    """Return what tells the right reading of near encodings: frequent words of one language, and no sign within a word."""
+    """Return a score, highest for the right one of similar encodings: frequent words of a language, few signs in words."""
     signs = sum(
         sign > "\x7f" and not sign.isalpha() and before.isalpha() and after.isalpha()
         for before, sign, after in zip(text, text[1:], text[2:], strict=False)
@@ -151,14 +151,14 @@ READ_AS = {
     "big5": "big5hkscs",
     "shift_jis": "cp932",
     "euc_kr": "cp949",
-    "utf-16": "utf-8",  # whoever could read the label has read single bytes
+    "utf-16": "utf-8",  # a label that can be read is in single bytes
     "utf-16-le": "utf-8",
     "utf-16-be": "utf-8",
     "utf-32": "utf-8",
     "utf-7": "",  # a way to hide text
     **dict.fromkeys(("unicode-escape", "raw-unicode-escape", "punycode", "idna", "undefined"), ""),  # Python's own
 }
-"""Encodings, by Python's names, that are read as a larger one."""
+"""Encodings, by Python's names, that are read as a larger one; empty: not at all."""
 
 MARKUP = re.compile(rb"<(?:!--|(?P<skipped>script|style|title|textarea)\b|(?P<meta>meta)[\s/])", re.I)
 CHARSET = re.compile(rb"charset\s*=\s*[\"']?\s*([\w.:-]{1,40})", re.I)
@@ -168,7 +168,7 @@ META = 1000  # bytes of an element
 
 
 def codec_of(label: str) -> str:
-    """Return Python's name of the encoding that a label means in a web page; empty for none that is known."""
+    """Return Python's name of the encoding that a label means in a web page; empty for an unknown label."""
     label = label.strip().lower()
     try:
         info = codecs.lookup(LABELS.get(label, label))

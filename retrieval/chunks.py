@@ -1,9 +1,9 @@
 """Sections to chunks: the units of search, and of KV reuse.
 
 A chunk is a subtree of headings if that fits, else the text under one heading, cut between paragraphs. Chunks never overlap:
-repeated text would be KV twice. An edit changes the chunk around it and leaves the others as they are, so that their KV and
-their vectors stay valid: no chunk goes beyond its heading, and where the text under a heading is cut depends on the
-paragraphs at the cut, not on how many stand before them.
+repeated text would be KV twice. An edit changes only the chunk around it, so that the KV and the vectors of the other chunks
+stay valid: no chunk goes beyond its heading, and a cut within a heading depends on the paragraphs beside it, not on the
+number of paragraphs before.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ SENTENCE_END = re.compile(r"(?<=[.!?。！？…])[\"')\]»”’]?\s+")
 LINE_END = re.compile(r"\n")
 PARAGRAPH = "\n\n"
 WORD = re.compile(r"\w+")
-MAX_HASHED, HASHED_WORDS = 400, 8  # characters and words of a piece that its hash is made of
+MAX_HASHED, HASHED_WORDS = 400, 8  # characters and words of a piece that make its hash
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
     """A piece of a file. title: its heading path. page, start, stop: its place, as in `Block`.
 
-    id: the first digits of the hash of title and text, and of nothing else: a chunk that only moves keeps it.
+    id: the first digits of the hash of title and text, and of nothing else: a chunk that only moves keeps its id.
     """
 
     title: str
@@ -52,9 +52,9 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Tokens of a chunk. most: a subtree, a list or a piece of code up to it stays whole. whole_file: so does a file.
+    """Tokens of a chunk. most: up to this a subtree, a list or a piece of code stays whole. whole_file: and a file.
 
-    A cut falls between `first` and `most`; least: no cut leaves less than that behind it, if it can.
+    A cut falls between `first` and `most`. least: of the text after a cut, if possible.
     """
 
     least: int
@@ -128,7 +128,7 @@ def _cut_tree(sections: Sequence[_Sized], depth: int, sizes: Sizes) -> Iterator[
 
 
 def _shared_depth(sections: Sequence[_Sized]) -> int:
-    """Return how many headings all sections stand under."""
+    """Return the number of headings that all sections share."""
     paths = [section.headings for section in sections]
     least, greatest = min(paths), max(paths)
     same = takewhile(lambda pair: pair[0] == pair[1], zip(least, greatest, strict=False))
@@ -136,7 +136,7 @@ def _shared_depth(sections: Sequence[_Sized]) -> int:
 
 
 def _subtree(sections: Sequence[_Sized], depth: int) -> Chunk:
-    """Return sections as one chunk, whose title is the first `depth` headings; the inner headings stand in its text."""
+    """Return sections as one chunk. Its title is the first `depth` headings; the inner headings are in its text."""
     pieces: list[_Piece] = []
     if not any(section.blocks or len(section.headings) > depth for section in sections):
         depth -= 1  # a heading is all its text
@@ -162,7 +162,7 @@ def _cut_section(section: _Sized, sizes: Sizes) -> Iterator[Chunk]:
 
 
 def _cut_pieces(headings: Sequence[str], pieces: Sequence[_Piece], sizes: Sizes, head: str = "") -> Iterator[Chunk]:
-    """Yield pieces as chunks. head: stands in front of each chunk but the first."""
+    """Yield pieces as chunks. head: the text before each chunk but the first."""
     start = 0
     for stop in _cuts(pieces, sizes):
         place = pieces[start]
@@ -172,7 +172,7 @@ def _cut_pieces(headings: Sequence[str], pieces: Sequence[_Piece], sizes: Sizes,
 
 
 def _cut_table(headings: Sequence[str], block: Block, sizes: Sizes) -> Iterator[Chunk]:
-    """Yield a table that is too long for a chunk, cut between rows. Its head stands in all of them: a row needs it."""
+    """Yield a table that is too long for a chunk, cut between rows. Each chunk has its head, which a row needs."""
     head = block.head.encode(errors="replace")[: sizes.most * BYTES_PER_TOKEN // 2].decode(errors="ignore")
     room = sizes.most - count_tokens(head)
     rows = Sizes(least=0, first=min(sizes.first, room), most=room, whole_file=room)
@@ -180,9 +180,9 @@ def _cut_table(headings: Sequence[str], block: Block, sizes: Sizes) -> Iterator[
 
 
 def _cuts(pieces: Sequence[_Piece], sizes: Sizes) -> Iterator[int]:
-    """Yield where each chunk ends. Of the places that its size allows, the one before the piece with the least hash.
+    """Yield the end of each chunk: of the places that its size allows, the one before the piece with the least hash.
 
-    So the same pieces win again after an edit elsewhere, and cuts behind an insertion fall where they fell before.
+    So the same pieces win again after an edit elsewhere, and cuts after an insertion stay where they were.
     """
     ends = [0, *accumulate(piece.tokens for piece in pieces)]
     start = 0

@@ -1,6 +1,6 @@
 """Sections of Word documents.
 
-What is not known here is read through: only what is known to be no text is left out, and counted where someone wrote it.
+Unknown elements are read through. Only elements known to be no text are left out, and counted if someone wrote them.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def read_docx(data: bytes, outline: Outline) -> None:
 
 
 def _read(data: bytes, outline: Outline, used: list[int], depth: int) -> None:
-    """used: the bytes that were unpacked, as its only item. depth: of the document in others."""
+    """Add a document. used: the number of unpacked bytes, as its only item. depth: of the document inside others."""
     if data.startswith(OLD_FORMAT):
         raise Unreadable("it is encrypted, or in Word's old format: save it as DOCX, without a password")
     with broken_as("a Word document"):
@@ -51,7 +51,7 @@ def _read(data: bytes, outline: Outline, used: list[int], depth: int) -> None:
 
 @dataclass(slots=True)
 class _Style:
-    """A style with what it has from those it is based on. level: of a heading, from 1. num, num_level: of its list."""
+    """A style with its inherited properties. level: of a heading, from 1. num, num_level: of its list."""
 
     name: str = ""
     level: int | None = None
@@ -97,7 +97,7 @@ def _heading_level(name: str, about: Element | None) -> int | None:
 
 
 def _numbers(element: Element) -> tuple[str | None, int | None]:
-    """Return a list's name and a level in it, each None if it is not said."""
+    """Return a list's name and a level in it, each None if it is not given."""
     level = int_of(val(element, "ilvl"), -1)
     return val(element, "numId") or None, min(level, MAX_LEVEL) if level >= 0 else None
 
@@ -120,7 +120,7 @@ class _Numbering:
         self._styles = styles
         self._levels: dict[str, dict[int, _Level]] = {}  # of the abstract lists
         self._links: dict[str, str] = {}
-        self._lists: dict[str, tuple[str, dict[int, int]]] = {}  # each: the abstract one, and numbers it begins anew with
+        self._lists: dict[str, tuple[str, dict[int, int]]] = {}  # each: its abstract list, and the levels' new first numbers
         self._counts: dict[str, dict[int, int]] = {}
         self._begun: set[tuple[str, int]] = set()
         for element in root if root is not None else ():
@@ -135,7 +135,7 @@ class _Numbering:
                 self._lists[get(element, "numId")] = val(element, "abstractNumId"), starts
 
     def next(self, id: str, level: int | None, style: str) -> tuple[str, int] | None:
-        """Return what stands in front of the next item of a list, and its level; None if there is no such list."""
+        """Return the marker of the next item of a list, and its level; None if there is no such list."""
         abstract, starts = self._lists.get(id, ("", {}))
         for _ in range(MAX_CHAIN):
             linked = self._styles[self._links.get(abstract, "")].num if self._links.get(abstract) else None
@@ -187,7 +187,7 @@ def _level(element: Element) -> tuple[int, _Level]:
 
 @dataclass(slots=True)
 class _Text:
-    """The text of a paragraph or of a cell. notes: the numbers of those it names. boxes: what stands in frames."""
+    """The text of a paragraph or of a cell. notes: those that it names, with their numbers. boxes: the frames in it."""
 
     parts: list[str] = field(default_factory=list)
     readings: list[str] = field(default_factory=list)
@@ -200,7 +200,7 @@ class _Text:
             self.parts.append(text)
 
     def end_ruby(self) -> None:
-        """Add how the words before are read, behind the last one: between their letters it would cut them."""
+        """Add the readings of the words before, after the last word: between the letters they would cut the words."""
         if self.readings:
             self.parts.append(f"({''.join(self.readings)})")
             self.readings.clear()
@@ -219,14 +219,14 @@ class _Document:
         self._notes = {kind: self._named(f"{kind}s") for kind in ("footnote", "endnote")}
         self._comments = self._named("comments")
         self._numbers: dict[tuple[str, str], int] = {}  # of the notes so far
-        self._title = 0  # 1 in a document with a title: its headings stand below it
+        self._title = 0  # 1 in a document with a title: its headings are below that
         self._lines: list[str] = []  # of the list or the code that is being read
         self._is_code = False
-        self._waiting = _Text()  # notes and boxes that stand behind it
-        self._carried: _Text | None = None  # the text of a paragraph that the next one goes on with
+        self._waiting = _Text()  # notes and boxes to be added after it
+        self._carried: _Text | None = None  # the text of a paragraph that the next one continues
 
     def _part(self, kind: str) -> Element | None:
-        """Return a part that goes with the text."""
+        """Return a part that belongs to the text, by its kind."""
         named = [target for relation, target in self._relations.values() if relation == kind]
         return self._package.part(named[0] if named else f"word/{kind}.xml")
 
@@ -247,7 +247,7 @@ class _Document:
         self._add_edges(root)
 
     def _add_edges(self, root: Element) -> None:
-        """Add the headers and footers of all sections, each text once, behind all."""
+        """Add the headers and footers of all sections, each text once, after all other text."""
         kinds = ("header", "footer")
         names = [
             self._relations.get(get(edge, "id"), ("", ""))[1]
@@ -327,7 +327,7 @@ class _Document:
             self._add_waiting()
 
     def _marker(self, about: Element | None) -> tuple[str, int] | None:
-        """Return what stands in front of a paragraph of a list, and its level; None for other ones."""
+        """Return the marker of a paragraph of a list, and its level; None for any other paragraph."""
         id = val(about, "pStyle")
         style = self._styles[id]
         numbers = child_of(about, "numPr")
@@ -367,7 +367,7 @@ class _Document:
     # ---- tables --------------------------------------------------------------------------------------------------------
 
     def _add_table(self, element: Element) -> None:
-        """Add a table as rows whose cells have a bar between them; one of a single column as the text in it."""
+        """Add a table as rows with a bar between cells; a table of a single column as the text in it."""
         self._flush()
         rows = [(row, list(_inside(row, "tc"))) for row in _inside(element, "tr")]
         if all(len(cells) <= 1 for _, cells in rows):
@@ -393,7 +393,7 @@ class _Document:
         return " | ".join(texts).rstrip(" |")
 
     def _add_file(self, element: Element) -> None:
-        """Add a file of another format that stands in the document."""
+        """Add a file of another format that is embedded in the document."""
         name = self._relations.get(get(element, "id"), ("", ""))[1]
         if name not in self._package:
             return
@@ -514,7 +514,7 @@ FORMULAS = {
     "d": ("(", ", ", ")"),
     "nary": ("∫", " ", ""),
 }
-"""What stands before, between and behind the parts of each."""
+"""The signs before, between and after the parts of each formula."""
 
 COLLECT = {
     "p": _Document._collect_paragraph,
@@ -533,11 +533,11 @@ COLLECT = {
     "txbxContent": lambda self, element, text: text.boxes.append(element),
     **dict.fromkeys(FORMULAS, _Document._collect_formula),
 }
-"""How the elements are read that are not read through."""
+"""The readers of elements that are not read through."""
 
 
 def _alternative(element: Element) -> Element:
-    """Return the one of several versions of the same that is read."""
+    """Return the one of several versions of a content that is read."""
     return next(iter(element), element) if len(element) else element
 
 

@@ -17,7 +17,7 @@ from .package import Package, broken_as, child_of, get, tag_of
 CONTAINER, ENCRYPTION = "META-INF/container.xml", "META-INF/encryption.xml"
 PAGES = {"application/xhtml+xml", "text/html", "application/xml", "text/xml"}
 EMPTY = re.compile(r"<(?!(?:br|hr|img|input|meta|link|col|area|base|wbr)\b)([A-Za-z][\w:-]*)((?:\s[^<>]*)?)/>")
-"""An element without content, which HTML knows not: it would hold what follows."""
+"""An element that XML closes at once. HTML does not know that, and would put all following text into it."""
 TITLE = re.compile(r"<title\b[^<>]*>[^<]*</title\s*>", re.I)
 
 
@@ -94,5 +94,5 @@ def _label(point: Element) -> str:
 
 
 def _page(data: bytes) -> str:
-    """Return a page as HTML. Its own title is mostly that of the book, or the name of a file."""
+    """Return a page as HTML, without its title: mostly that is the book's, or the name of a file."""
     return TITLE.sub("", EMPTY.sub(r"<\1\2></\1>", decode(data, label_of(data))))

@@ -20,20 +20,20 @@ MAX_BYTES = 64 << 20  # of a file
 CONTROLS = {"Cc", "Cs", "Zl", "Zp"}  # Unicode categories: control characters, bytes that are no text, line ends
 LINK = "it is a link: links are not followed"
 DATABASE = re.compile(r".*\.(db|sqlite3?)(-wal|-shm|-journal)?|[0-9a-f]{16}-\d+(-\d+)?\.lock", re.IGNORECASE)
-"""Names of databases. They change all the time; one may be the index itself, which changes as its files are read."""
+"""Names of databases. They change all the time; one may be the index itself, which changes as files are read."""
 
 
 @dataclass(frozen=True, slots=True)
 class Folder:
-    """A folder to read, or one file. name: stands before its paths; empty if it is the only one."""
+    """A folder to read, or one file. name: the first part of its paths; empty if it is the only one."""
 
     root: Path
     name: str = ""
 
     def shown(self, parts: tuple[str, ...]) -> str:
-        """Return the path of a file as users see it, of each file another one: control characters are escaped.
+        """Return the path of a file as users see it, a different one for each file: control characters are escaped.
 
-        So are backslashes: a bell would look like the four letters of its escape.
+        So are backslashes, as a bell would look like the four letters of its escape.
         """
         path = "/".join((self.name, *parts) if self.name else parts)
         return path if _is_plain(path) and "\\" not in path else "".join(map(_escaped, path))
@@ -41,7 +41,7 @@ class Folder:
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
-    """What changes with a file: its size in bytes, and the times of its content and of its entry, in ns."""
+    """The values that change with a file: its size in bytes, and the times of its content and of its entry, in ns."""
 
     size: int = 0
     mtime_ns: int = 0
@@ -53,7 +53,7 @@ NEVER_READ = Stamp()
 
 @dataclass(frozen=True, slots=True)
 class FoundFile:
-    """A file to read. parts: the names on the way to it from the root; none if the root is the file."""
+    """A file to read. parts: the names from the root to it; none if the root is the file."""
 
     folder: Folder
     parts: tuple[str, ...]
@@ -74,7 +74,7 @@ class SkippedFile:
 
 
 def folders_of(paths: Sequence[Path]) -> list[Folder]:
-    """Return the folders to read, each with a name of its own if they are several. Raises FileNotFoundError."""
+    """Return the folders to read, with different names if they are several. Raises FileNotFoundError."""
     roots = list(dict.fromkeys(path.expanduser().resolve(strict=True) for path in paths))
     if len(roots) == 1:
         return [Folder(roots[0])]
@@ -92,7 +92,7 @@ def _names(root: Path) -> Iterator[str]:
 
 
 def path_in(folders: Sequence[Folder], asked: str) -> str:
-    """Return the path of a file or folder as the index has it; empty for all that it has.
+    """Return the path of a file or folder as the index has it; empty for the whole index.
 
     asked: such a path, or one on this machine, also with dots, slashes at its ends, or both.
     """
@@ -136,7 +136,7 @@ def walk(folder: Folder) -> Iterator[FoundFile | SkippedFile]:
 
 
 def directories(folder: Folder) -> Iterator[Path]:
-    """Yield the folders that hold the files which `walk` finds."""
+    """Yield the folders of the files that `walk` finds."""
     if not folder.root.is_dir():
         yield folder.root.parent
         return
@@ -148,7 +148,7 @@ def directories(folder: Folder) -> Iterator[Path]:
             found = _entries(path)
         except OSError:
             if path != folder.root:
-                continue  # it cannot be watched either: the folder around it tells of a change of its mode
+                continue  # it cannot be watched either: the folder around it reports a change of its mode
         yield path
         for entry in found:
             with suppress(OSError):
@@ -157,7 +157,7 @@ def directories(folder: Folder) -> Iterator[Path]:
 
 
 def _entries(path: Path) -> list[os.DirEntry[str]]:
-    """Return what a folder has. Raises OSError, also for a folder that can be listed and not entered."""
+    """Return the entries of a folder. Raises OSError, also for a folder that can be listed but not entered."""
     with os.scandir(os.path.join(path, ".")) as entries:
         return list(entries)
 
@@ -190,7 +190,7 @@ def _unfit(about: os.stat_result) -> str:
 
 
 def read_bytes(root: str | bytes, parts: tuple[str, ...]) -> bytes:
-    """Return a file's bytes. Raises OSError, also where a link or a device stands on the way to it by now."""
+    """Return a file's bytes. Raises OSError, also if its path has a link or a device by now."""
     with _open(root, parts) if os.open in os.supports_dir_fd else _open_looked_at(root, parts) as file:
         if reason := _unfit(os.fstat(file.fileno())):
             raise OSError(reason)
@@ -198,7 +198,7 @@ def read_bytes(root: str | bytes, parts: tuple[str, ...]) -> bytes:
 
 
 def _open(root: str | bytes, parts: tuple[str, ...]) -> BufferedReader:
-    """Open a file from folder to folder: none of them can become a link in between. Raises OSError."""
+    """Open a file folder by folder, so that none of them can become a link in between. Raises OSError."""
     folder = os.open(root, os.O_RDONLY | os.O_NONBLOCK)
     for at, name in enumerate(parts, 1):
         kind = os.O_NONBLOCK if at == len(parts) else os.O_DIRECTORY
@@ -211,13 +211,13 @@ def _open(root: str | bytes, parts: tuple[str, ...]) -> BufferedReader:
 
 
 def _open_looked_at(root: str | bytes, parts: tuple[str, ...]) -> BufferedReader:
-    """As `_open` where a file is opened by its path alone, as on Windows: a link that is made in between is followed."""
+    """Open a file by its path alone, as on Windows: a link that is made in between is followed. Raises OSError."""
     path = Path(os.fsdecode(root))
     for name in parts:
         path /= name
         if path.is_symlink():
             raise OSError(LINK)
-    if reason := _unfit(path.stat()):  # to open a pipe would wait
+    if reason := _unfit(path.stat()):  # opening a pipe would wait
         raise OSError(reason)
     return path.open("rb")
 
@@ -239,7 +239,7 @@ def _cannot_be_opened(error: OSError) -> str:
 # ---- Notice of changes below folders. -----------------------------------------------------------------------------------
 
 DEBOUNCE = 500  # ms: changes that follow each other faster are one notice
-SETTLING = 1000  # ms until the first notice: of changes before the watch stood
+SETTLING = 1000  # ms until the first notice: of changes before the watch began
 RETRY = 5.0  # seconds until a folder that is gone is looked for again
 
 
@@ -258,7 +258,7 @@ def changes(folders: Sequence[Folder], stop: Event) -> Iterator[None]:
 def _changes_below(watched: set[Path], folders: Sequence[Folder], stop: Event) -> Iterator[None]:
     """Yield as `changes` does, until there are other folders to watch.
 
-    Each folder is watched by itself: a watch of a folder with all below it would follow the links in it.
+    Each folder has a watch of its own: a watch of all folders below one would follow links.
     """
     is_first = True
     notices = watch(

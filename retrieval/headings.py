@@ -18,7 +18,7 @@ DRAWER = re.compile(r"[ \t]*:(?:PROPERTIES|LOGBOOK):[ \t]*$", re.I)
 
 
 def read_rst(data: bytes, outline: Outline) -> None:
-    """Add the sections of reStructuredText: a line under a title makes it a heading, and its sign tells the level."""
+    """Add the sections of reStructuredText: a line under a title makes it a heading, and the line's sign shows the level."""
     text = normalise_lines(decode(data))
     lines = list(_lines(text))
     signs: list[tuple[str, bool]] = []
@@ -45,7 +45,7 @@ def read_rst(data: bytes, outline: Outline) -> None:
 
 
 def _is_framed(lines: list[tuple[int, str]], at: int) -> bool:
-    """Whether a title stands between two equal lines."""
+    """Whether a title is between two equal lines."""
     if at + 2 >= len(lines):
         return False
     over = lines[at][1].rstrip()

@@ -12,14 +12,14 @@ from .charsets import decode, label_of
 from .outline import Outline
 
 HEADINGS = {f"h{level}": level for level in range(1, 7)}
-UNREAD = {"script", "style", "template", "head", "rp", "annotation", "annotation-xml"}  # what is in them is no text
+UNREAD = {"script", "style", "template", "head", "rp", "annotation", "annotation-xml"}  # their content is no text
 LEFT_OUT = {
     **dict.fromkeys(("nav", "footer"), "navigation"),
     **dict.fromkeys(("button", "select", "datalist"), "controls"),
     **dict.fromkeys(("noscript", "iframe", "object", "canvas", "audio", "video", "dialog"), "hidden"),
     "svg": "pictures",
 }
-"""Elements whose text is left out on purpose, and as what it is counted."""
+"""Elements whose text is left out on purpose, and the kind under which it is counted."""
 
 HIDDEN = '[hidden]:not([hidden="until-found"]), [style*="display:none"], [style*="display: none"]'
 LISTS = {"ul", "ol", "menu"}
@@ -34,7 +34,7 @@ BLOCKS = {
 CELLS = {"td", "th"}
 MAIN = ("main", "[role=main]", "article")
 MOST = 2 / 3  # of a page's letters: an element that has them is the page's text
-MAX_INDENT = 12  # blanks in front of a line of a list or of code
+MAX_INDENT = 12  # blanks before a line of a list or of code
 MAX_COLUMNS = 64  # that the spans of a row's cells fill
 WHOLE = re.compile(r"\s*(-?\d{1,9})")
 PERMALINK = re.compile(r"(?<!\s)\s*[¶#§]$")
@@ -65,7 +65,7 @@ def read_markup(markup: str, outline: Outline) -> None:
 
 
 def _main(tree: LexborHTMLParser) -> int:
-    """Return the identity of the one element that says it is the page's content; 0 if there is none."""
+    """Return the identity of the only element that declares to be the page's content; 0 if there is none."""
     for selector in MAIN:
         found = tree.css(selector)
         if len(found) == 1:
@@ -98,14 +98,14 @@ def _walk(root: LexborNode, reads: Callable[[LexborNode], bool]) -> Iterator[tup
 
 @dataclass(slots=True)
 class _List:
-    """A list. number: of its next item; None: its items have none. step: to the one behind it. kind: as `type` names it."""
+    """A list. number: of its next item; None: items have no numbers. step: to the number after it. kind: as in `type`."""
 
     number: int | None = None
     step: int = 1
     kind: str = "1"
 
     def marker(self, node: LexborNode) -> str:
-        """Return what stands in front of an item."""
+        """Return the marker of the next item."""
         if self.number is None:
             return "- "
         self.number = _whole(node, "value", self.number)
@@ -116,7 +116,7 @@ class _List:
 
 @dataclass(slots=True)
 class _Table:
-    """A table. column: of the next cell. bars: of the row so far. spans: of each column, for how many rows it is taken."""
+    """A table. column: of the next cell. bars: of the row so far. spans: the rows for which a column is taken."""
 
     column: int = 0
     bars: int = 0
@@ -127,7 +127,7 @@ class _Table:
         self.spans = {column: rows - 1 for column, rows in self.spans.items() if rows > 1}
 
     def begin_cell(self, node: LexborNode) -> str:
-        """Return the bars in front of a cell: one for each column, those of empty and merged cells too."""
+        """Return the bars before a cell: one for each column, also for those of empty and merged cells."""
         while self.column in self.spans:
             self.column += 1
         bars, self.bars = " | " * (self.column - self.bars), self.column
@@ -140,18 +140,18 @@ class _Table:
 
 
 class _Page:
-    """The block that is being read, line by line, and those before it.
+    """The block that is being read, line by line, and the blocks before it.
 
-    A list is one block, and so is a table: their lines begin with a dash or a number, and separate cells with a bar.
+    A list is one block, with a dash or a number before each item. A table is one block, with bars between cells.
     """
 
     def __init__(self, outline: Outline, main: int, hidden: set[int]) -> None:
-        """main: the identity of the element with the page's content. hidden: those of elements that are not shown."""
+        """main: the identity of the element with the page's content. hidden: the identities of hidden elements."""
         self._outline, self._main, self._hidden = outline, main, hidden
         self._blocks: list[tuple[bool, int, str, bool]] = []  # each: is it in main, a heading's level, text, has it lines
         self._in_main = False
         self._lines: list[list[str]] = [[]]
-        self._is_blank = True  # the line so far, but for the marker of its item
+        self._is_blank = True  # the line so far, without the marker of its item
         self._lists: list[_List] = []
         self._tables: list[_Table] = []
         self._pre = self._content = self._ruby = 0  # how deep the place is in elements of each kind
@@ -160,7 +160,7 @@ class _Page:
         self._has_lines = False
 
     def reads(self, node: LexborNode) -> bool:
-        """Whether a node is read; what is left out is counted."""
+        """Return whether a node is read; count its text if it is left out."""
         tag = node.tag or ""
         if tag in UNREAD:
             return False
@@ -188,7 +188,7 @@ class _Page:
         self._lines += [[line] for line in more]
 
     def _add_readings(self) -> None:
-        """Add how the words before are read, behind the last one: between their letters it would cut them."""
+        """Add the readings of the words before, after the last word: between the letters they would cut the words."""
         self._lines[-1].append(f"({''.join(self._readings)})")
         self._readings = []
 
@@ -226,7 +226,7 @@ class _Page:
             self._begin(node, tag)
 
     def _begin(self, node: LexborNode, tag: str) -> None:
-        """Begin a block; inside of a list or a table, a line."""
+        """Begin a block; inside a list or a table, a line."""
         if not self._is_inside:
             self.flush()
         elif tag not in LISTS and not self._tables and not self._is_blank:
@@ -273,7 +273,7 @@ class _Page:
         return bool(self._lists or self._tables)
 
     def flush(self) -> None:
-        """Add the block to those before."""
+        """Add the block to the blocks before."""
         has_lines = self._has_lines
         self._add(0, "\n".join(self._take()), has_lines)
 

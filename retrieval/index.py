@@ -25,10 +25,10 @@ from .writing import FAILED, SKIPPED, StoredChunk, StoredFile
 
 logger = logging.getLogger("slotcache.docs")
 
-BATCH_TOKENS = 512  # of the chunks that are embedded at once: a request waits for them at most
+BATCH_TOKENS = 512  # of the chunks that are embedded at once: a request waits for no more
 LOOKAHEAD = 64  # chunks that are fetched at once to be embedded
 ASKING = 2  # threads: one may read the database at a time, and another one compare vectors
-MOSTLY = 0.8  # of the documents are in the language of an embedder that knows no other one
+MOSTLY = 0.8  # of the documents have to be in the language of an embedder that knows only one
 TO_BEGIN = 3  # headings
 LOOK = 0.1  # seconds between two looks whether the work is to end, while clusters are made
 
@@ -45,9 +45,9 @@ def always() -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Embedder:
-    """An embedding model. name: tells its vectors from those of other models, such as a digest of its file.
+    """An embedding model. name: identifies its vectors, such as a digest of its file.
 
-    language: the one that documents have to be in, most of them, for it to be used; empty: any.
+    language: most documents have to be in it, else the model is not used; empty: any.
     """
 
     name: str
@@ -57,10 +57,10 @@ class Embedder:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far the index is. files, files_left: to read. chunks, vectors: that it has. reading: the file being read.
+    """The progress of an index. files, files_left: to read. chunks, vectors: in the index. reading: the file being read.
 
-    not_read: files that could not be, or were not opened, after the last reading of all. by_words: chunks that get no
-    vector. clusters: of the vectors; 0: a search compares all of them.
+    not_read: files that could not be read or were not opened, after the last reading of all. by_words: chunks that get no
+    vector. clusters: of the vectors; 0: a search compares all vectors.
     """
 
     files: int = 0
@@ -83,13 +83,13 @@ class Scan:
 
 
 class Index:
-    """One thread keeps it up to date, all at once (`refresh`) or step by step; any thread may search it.
+    """An index of folders. One thread keeps it up to date, all at once (`refresh`) or in steps; any thread may search it.
 
     An index of an older form answers until all files are read anew.
 
-    progress: how far it is, for any thread to read. threads: in which it is asked: however many ask, they take no other
-    thread of the process. has_vectors: whether documents get vectors; False: they are found by words alone. headings: of
-    some documents, to begin with; none before all files are read.
+    progress: for any thread to read. threads: run the searches, so that many of them take no other thread of the process.
+    has_vectors: whether documents get vectors; False: they are found by words alone. headings: of some documents, for first
+    questions; none before all files are read.
     """
 
     def __init__(
@@ -101,9 +101,9 @@ class Index:
         chunk_tokens: int = 300,
         clusters_from: int = CLUSTERS_FROM,
     ) -> None:
-        """paths: of folders or files. database: the index's own file, made if there is none.
+        """paths: of folders or files. database: the index's file, made if there is none.
 
-        clusters_from: vectors from which on they are searched in clusters, if faiss is installed.
+        clusters_from: the number of vectors from which searches use clusters, if faiss is installed.
 
         Raises FileNotFoundError for a path, ValueError for `chunk_tokens`, OSError and sqlite3.Error for the database.
         """
@@ -191,7 +191,7 @@ class Index:
         return Scan(tuple(changed), tuple(news), removed)
 
     def forget(self, scan: Scan) -> None:
-        """Remove the files of a scan that are gone, and note those that are not read, with the reason."""
+        """Remove the files that are gone from the index, and note the skipped ones with their reasons."""
         if scan.removed:
             self.vectors.remove(self.store.remove_files(scan.removed))
         for file in scan.skipped:
@@ -199,9 +199,9 @@ class Index:
         self._count()
 
     def read_all(self, files: Sequence[FoundFile], may_go_on: MayGoOn = always) -> bool:
-        """Read files, one after the other; those that take long are begun again behind all others.
+        """Read files, one after the other; slow ones are read again after all others. False: `may_go_on` ended it.
 
-        False: `may_go_on` ended it, which is called before each file and after each batch of a file's chunks.
+        may_go_on: called before each file and after each batch of a file's chunks.
         """
         slow: list[FoundFile] = []
         for seconds, some in ((QUICK, files), (MOST_SECONDS, slow)):
@@ -211,16 +211,16 @@ class Index:
                         return False
                 except SlowError:
                     slow.append(file)
-        self._leave_old()
+        self._replace_old()
         self.has_vectors = self._suits()
         self.headings = headings(self.store, TO_BEGIN)
         self.progress = replace(self.progress, not_read=self.store.num_not_read)
         return True
 
     def read(self, file: FoundFile, may_go_on: MayGoOn = always, seconds: float = MOST_SECONDS) -> bool:
-        """Bring a file's chunks into the index, or the reason why it cannot be read. False: `may_go_on` ended it.
+        """Store a file's chunks in the index, or the reason why it cannot be read. False: `may_go_on` ended it.
 
-        seconds: of processor time, at most. Raises SlowError for a file that takes more, and may take it.
+        seconds: of processor time, at most. Raises SlowError for a file that takes more, if its size allows more.
         """
         most = seconds_for(file.stamp.size)
         self.progress = replace(self.progress, reading=file.path)
@@ -248,15 +248,15 @@ class Index:
         self._count(files_left=max(self.progress.files_left - 1, 0))
         return True
 
-    def _leave_old(self) -> None:
-        """Answer from the new index, which has all files; what was computed for the same texts stays."""
+    def _replace_old(self) -> None:
+        """Answer from the new index, which has all files now, and take over the vectors of equal texts."""
         if self._old:
             take_over(self.store, self._old[0])
             self.vectors, self._old = self._open_vectors(), None  # searches that run may end in the old one
             self._count()
 
     def embed_some(self) -> int:
-        """Embed the next chunks without a vector, as many as one batch holds; return how many there were."""
+        """Embed the next chunks without a vector, as many as fit into one batch; return how many there were."""
         if self._embedder is None or not self.has_vectors:
             return 0
         numbers, vectors = embed_next(self.store, self._embedder.embed, self._embedded)
@@ -276,7 +276,7 @@ class Index:
         return suits(self.store, language)
 
     def cluster(self, may_go_on: MayGoOn = always) -> bool:
-        """Wait for clusters, if they are due. False: `may_go_on` ended that; they are made all the same, and taken later."""
+        """Wait for clusters, if they are due. False: `may_go_on` ended the wait; they are made anyway, and used later."""
         while self._tend_clusters(LOOK):
             if not may_go_on():
                 return False
@@ -284,7 +284,7 @@ class Index:
         return True
 
     def _tend_clusters(self, seconds: float = 0.0) -> bool:
-        """Have clusters made where they are due, and take those that are ready. Return whether they are being made.
+        """Start to make clusters if they are due, and use those that are ready. Return whether they are being made.
 
         seconds: to wait for them. After a failure the next start tries again.
         """
@@ -315,7 +315,7 @@ class Index:
         return self._may_cluster and count >= self._clusters_from and is_much
 
     def _open_vectors(self) -> VectorIndex | Clusters:
-        """Return the vectors in clusters if there are some that can be used, else all of them for the exact search."""
+        """Return the vectors in clusters if there are usable ones, else all of them for the exact search."""
         try:
             if has_faiss() and (clusters := open_clusters(self.store)):
                 logger.info("%d vectors are searched in %d clusters", len(clusters), clusters.num_clusters)
@@ -346,7 +346,7 @@ def suits(store: Store, language: str) -> bool:
 
 
 def embed_next(store: Store, embed: EmbedTexts, after: int = 0) -> tuple[list[int], np.ndarray]:
-    """Embed the next chunks without a vector, as many as one batch holds, and store their vectors.
+    """Embed the next chunks without a vector, as many as fit into one batch, and store their vectors.
 
     after: as for `Store.without_vectors`. Returns the chunks' numbers, none where nothing is left, and the vectors (chunks,
     width), float16.
@@ -360,17 +360,17 @@ def embed_next(store: Store, embed: EmbedTexts, after: int = 0) -> tuple[list[in
 
 
 def _batch(waiting: Sequence[tuple[int, str, str, int]]) -> Sequence[tuple[int, str, str, int]]:
-    """Return the first chunks, at least one, that have no more tokens together than a batch may."""
+    """Return the first chunks, at least one, that together have no more tokens than a batch may."""
     tokens = accumulate(count for *_, count in waiting)
     return waiting[: max(sum(total <= BATCH_TOKENS for total in tokens), 1)]
 
 
-# ---- What embedding models were trained to see in front of a query and of a document. -----------------------------------
+# ---- The texts that embedding models were trained to see before a query and before a document. --------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Prefixes:
-    """The texts in front of a query and of a document; none by default."""
+    """The texts before a query and before a document; none by default."""
 
     query: str = ""
     document: str = ""
@@ -390,7 +390,7 @@ FAMILIES = {
     r"\bnomic-(embed-text|bert)\b": Prefixes("search_query: ", "search_document: "),
     r"\bgemma-embedding\b": Prefixes("task: search result | query: ", "title: none | text: "),
 }
-"""By a pattern of a model's name or architecture, as their model cards say. The first one that is found counts."""
+"""Prefixes by a pattern of a model's name or architecture, from the model cards. The first match counts."""
 
 
 def prefixes_of(name: str, architecture: str) -> Prefixes:

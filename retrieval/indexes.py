@@ -1,7 +1,7 @@
-"""The indexes in a folder: what each was made of, its size, when a server had it last; and how one is removed.
+"""The indexes in a folder: the sources, the size and the last use of each; and the removal of one.
 
-Each holds the full text of the folders that it was made of. Its lock says which these are, and its time is that of the last
-use: whoever has the lock has the index.
+Each contains the full text of its folders. Its lock names these folders, and is written at each use: the process with the
+lock has the index.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ FILE = re.compile(NAME + rf"(\{LOCK}|(\.old)?\.(db|part)(-wal|-shm|-journal)?|-[
 
 
 def lock_index(database: Path, paths: Sequence[str]) -> int:
-    """Lock the index at `database`, of these folders, until the descriptor that is returned is closed.
+    """Lock the index at `database`, of these folders, until the returned descriptor is closed.
 
-    Raises BlockingIOError: a server has it; and OSError.
+    Raises BlockingIOError if a server has the index, and OSError.
     """
     descriptor = lock(database.with_suffix(LOCK))
     os.ftruncate(descriptor, 0)
@@ -34,7 +34,7 @@ def lock_index(database: Path, paths: Sequence[str]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class KeptIndex:
-    """An index of a folder. paths: what it was made of; none: an earlier version has made it. used: seconds since 1970."""
+    """An index of a folder. paths: its sources; none: an earlier version has made it. used: seconds since 1970."""
 
     folder: Path
     name: str
@@ -46,10 +46,10 @@ class KeptIndex:
         return ", ".join(self.paths) or f"{self.name}, which an earlier version has made"
 
     def remove(self) -> bool:
-        """Delete its files. False: a server has it. Raises OSError."""
+        """Delete the files of the index. False: a server has it. Raises OSError."""
         lock_file = self.folder / f"{self.name}{LOCK}"
         try:
-            held = lock(lock_file)
+            descriptor = lock(lock_file)
         except BlockingIOError:
             return False
         try:
@@ -58,12 +58,12 @@ class KeptIndex:
                     file.unlink(missing_ok=True)
             lock_file.unlink()
         finally:
-            os.close(held)
+            os.close(descriptor)
         return True
 
 
 def stored_indexes(folder: Path) -> list[KeptIndex]:
-    """Return the indexes in a folder, the one that was used last first."""
+    """Return the indexes in a folder, the last used one first."""
     found = [index for name, files in _files(folder).items() if (index := _read(folder, name, files))]
     return sorted(found, key=lambda index: -index.used)
 
@@ -83,7 +83,7 @@ def _files(folder: Path) -> dict[str, list[Path]]:
 
 
 def _read(folder: Path, name: str, files: Sequence[Path]) -> KeptIndex | None:
-    """Return what is known of an index; None: a lock alone is there, or it was removed meanwhile."""
+    """Return an index by its files; None: it has a lock alone, or it was removed meanwhile."""
     if all(file.suffix == LOCK for file in files):
         return None
     stats, lines = [], ""

@@ -1,4 +1,4 @@
-"""The frequent words of languages, by which a text tells its language."""
+"""The frequent words of languages, which show the language of a text."""
 
 from __future__ import annotations
 
@@ -86,11 +86,11 @@ WORDS = {
     "he": """אבל או אחרי אי אין איך איפה אל אם אני אנחנו אנו אף אשר את אתה אתם בין גם הוא היא היה היו היתה הם הן זאת זה זו יש
     כאשר כדי כי כל כמה כמו כן לא לו לה להיות ליד למה לפי לפני מאוד מה מי מן מתי עד על עם עוד עכשיו רק של שם תחת""",
 }
-"""Words that stand in most texts of a language, by its code (ISO 639-1). A question is searched without them."""
+"""Words that most texts of a language have, by its code (ISO 639-1). A question is searched without them."""
 
-TELLING = 100  # words of a text that tell its language
-LEAST_SHARE = 7  # of so many different words of a text, one at least is a frequent one
-LEAST_SURE = 3  # likewise, where no other language has to be looked at
+TELLING = 100  # words of a text that show its language
+LEAST_SHARE = 7  # of so many different words of a text, at least one is frequent
+LEAST_SURE = 3  # likewise, if no other language has to be looked at
 LEAST_SHARED = 3  # frequent words of near languages, as Danish and Norwegian: either one's stems will do
 
 
@@ -112,7 +112,7 @@ def _frequent(language: str) -> frozenset[str]:
 
 
 def votes_of(words: Iterable[str]) -> dict[str, int]:
-    """Return how many different words are frequent ones of each language, of words as they are written."""
+    """Return how many different words are frequent in each language. words: as they are written."""
     votes: dict[str, int] = {}
     languages = _languages_of()
     for word in languages.keys() & set(words):
@@ -122,7 +122,7 @@ def votes_of(words: Iterable[str]) -> dict[str, int]:
 
 
 def language_of(words: Sequence[str], among: Collection[str] = (), before: str = "en") -> str:
-    """Return the language of a text by its words; empty where they do not tell.
+    """Return the language of a text by its words; empty if they do not show it.
 
     among: languages that it may be in; none: all. before: the language of the text before it, which is tried first.
     """

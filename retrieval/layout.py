@@ -1,8 +1,8 @@
 """Lines of print to headings, paragraphs, lists, tables and code, by their sizes and places.
 
-A heading is what the document's own contents name; without them a line in larger letters than the body's, or a bold line
-that stands alone. A paragraph ends at a wider gap than that between its lines, at an indented line, and at a line of another
-kind. A line that repeats at the edge of pages stays once, behind all others. What is left out is counted.
+A heading is a line that the document's own contents name; without contents, a line in larger letters than the body's, or a
+bold line that stands alone. A paragraph ends at a wider gap than those between its lines, at an indented line, and at a line
+of another kind. A line that repeats at the edge of pages is kept once, after all others. Text that is left out is counted.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from msgspec.structs import replace
 from .outline import MAX_HEADING, Outline
 
 LARGER = 1.12  # of the body's size: a heading's
-WIDER = 1.3  # of the usual distance of two lines: that of two paragraphs
+WIDER = 1.3  # of the usual distance of two lines: the distance of two paragraphs
 INDENT = 0.7  # of the size: a line that begins a paragraph
 MAX_LEVELS = 6
 MAX_CUTS = 6  # of a page, across or along, into parts that are read one after the other
 EDGE = 2  # lines at the top and the bottom of a page that may repeat
-CHAIN = 3  # pages, no more than two apart, on which a line repeats that stays once
+CHAIN = 3  # pages, no more than two apart, on which a line repeats that is kept once
 CONTENTS = re.compile(r"(?<!\.)(?<!\. )(?:\. ?){5,}+\s*+([\divxlc]*)$")  # the end of a line of a table of contents
-DOTTED, DOTTED_WIDE = "....", ". . . ."  # which such a line has
+DOTTED, DOTTED_WIDE = "....", ". . . ."  # one of them is in such a line
 DOTS = re.compile(r"\s*(?:\. ?){5,}\s*")
 PAGE_NUMBER = re.compile(r"[\divxlc]{1,5}")
 ROMAN = re.compile(r"[ivxl]{1,7}")
@@ -40,7 +40,7 @@ COUNTED = re.compile(
     r"\A\s*(?i:(?:chapter|appendix|section|part)(?:\s+|(?=\d)))?"
     r"(?:\d{1,4}|[A-Z]|[a-z](?=[.)])|(?=[IVXL])(?:X[LC]|L?X{0,3})(?:I[VX]|V?I{0,3}))(?:\.\d+)*[.:)]?\s+"
 )
-"""The number in front of a heading: digits, a letter alone or a Roman number, no word."""
+"""The number before a heading: digits, a letter alone or a Roman number, no word."""
 
 BULLET = re.compile(r"(?:[•◦▪‣·–*-]|\(?\d{1,3}[.)])\s")
 DOT = re.compile(r"^[•◦▪‣·–*]\s+", re.M)  # a list's items begin with a dash in all formats
@@ -48,15 +48,15 @@ RIGHT_TO_LEFT = re.compile(r"[\u0590-\u08ff]")
 SENTENCE_END = (".", "!", "?", ":", "。", '"', "”")
 NO_HEADING_END = (*".,;:", "。")
 HYPHENS = ("\x02", "\xad", "\ufffe")  # what a hyphen at a line's end becomes
-MAX_BOLD, MOST_BOLD = 80, 0.3  # letters of a bold heading; of all lines: where more are bold, none is a heading for it
+MAX_BOLD, MOST_BOLD = 80, 0.3  # letters of a bold heading; of all lines: if more are bold, bold makes no heading
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True, gc=False):  # a dataclass takes ten times as long to make
-    """A printed line, or a part of one in front of or behind a wide gap.
+    """A printed line, or a part of one before or after a wide gap.
 
     size: of its letters; left, right, base: its place along and across the direction in which it is read; all in points.
-    angle: of that direction, in degrees. is_row: a row of a table, or another line that ends where it ends. level: of a
-    heading. is_alone: a block of its own.
+    angle: of that direction, in degrees. is_row: a row of a table, or another line that the next one does not continue.
+    level: of a heading. is_alone: the line is a block.
     """
 
     text: str
@@ -79,7 +79,7 @@ Row = list[Line]
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """The parts of lines as they were written. is_form: what is filled in was written behind all else."""
+    """The parts of lines in the order of writing. is_form: filled-in text was written after all other text."""
 
     parts: Sequence[Line]
     is_form: bool = False
@@ -114,7 +114,7 @@ def add_pages(pages: Sequence[Page], outline: Outline, bookmarks: Sequence[Bookm
 
 
 def _rows_in_order(page: Page) -> list[Row]:
-    """Return the lines of a page as they are read: as they were written, unless their places contradict that."""
+    """Return the lines of a page in the order of reading: the order of writing, unless their places contradict it."""
     rows = _rows(page.parts)
     if not page.is_form and not _is_contradicted(rows):
         return rows
@@ -145,9 +145,9 @@ def _is_beside(before: Line, part: Line) -> bool:
 
 
 def _by_place(parts: Sequence[Line], cuts: int = 0) -> list[Line]:
-    """Return parts from line to line, downwards, each line from left to right; columns of prose one after the other.
+    """Return parts line by line, downwards, each line from left to right; columns of prose one after the other.
 
-    cuts: that were made around the parts.
+    cuts: the number of cuts made around the parts.
     """
     if cuts < MAX_CUTS and len(parts) >= 2 * COLUMN_LINES:
         for gutter in _gutters(parts):
@@ -168,7 +168,7 @@ def _by_place(parts: Sequence[Line], cuts: int = 0) -> list[Line]:
 
 
 def _gutters(parts: Sequence[Line]) -> list[float]:
-    """Return where the widest gaps are that no part crosses, the widest first."""
+    """Return the places of the widest gaps that no part crosses, the widest first."""
     gutters: list[tuple[float, float]] = []
     ordered = sorted(parts, key=lambda part: part.left)
     reach = ordered[0].right
@@ -180,7 +180,7 @@ def _gutters(parts: Sequence[Line]) -> list[float]:
 
 
 def _is_column(parts: Sequence[Line]) -> bool:
-    """Whether parts side by side with others are prose of their own."""
+    """Whether parts beside others are a column of prose."""
     num_lines = len({round(part.base) for part in parts})
     return num_lines >= COLUMN_LINES and sum(len(part.text) for part in parts) >= PROSE * num_lines
 
@@ -206,7 +206,7 @@ def _is_contradicted(rows: Sequence[Row]) -> bool:
 
 
 def _edges(rows: Sequence[Row]) -> set[int]:
-    """Return the uppermost and the lowest lines of a page, by their numbers; of each direction of writing by itself."""
+    """Return the numbers of the uppermost and the lowest lines of a page, for each direction of writing."""
     places: dict[int, list[tuple[float, int]]] = defaultdict(list)
     for at, row in enumerate(rows):
         places[row[0].angle].append((row[0].base, at))
@@ -221,10 +221,10 @@ def _edges(rows: Sequence[Row]) -> set[int]:
 
 
 def _without_running(rows: Sequence[Sequence[Row]], outline: Outline) -> tuple[list[Line], list[list[Row]]]:
-    """Return the running lines that stay, which are those seen first, and all other lines of each page."""
+    """Return the running lines that are kept, the first of each text, and all other lines of each page."""
     kinds = _running(rows)
     if kinds and len(kinds) == sum(map(len, rows)) and not any(LETTER.search(name) for name in kinds.values()):
-        return [], list(map(list, rows))  # no text would stay
+        return [], list(map(list, rows))  # no text would remain
     seen: set[str] = set()
     heads: list[Line] = []
     others: list[list[Row]] = [[] for _ in rows]
@@ -242,7 +242,7 @@ def _without_running(rows: Sequence[Sequence[Row]], outline: Outline) -> tuple[l
 
 
 def _running(rows: Sequence[Sequence[Row]]) -> dict[tuple[int, int], str]:
-    """Return the lines, by page and number, that repeat at one place or count up with the pages, and what repeats."""
+    """Return the lines that repeat at one place or count up with the pages, by page and number, and the repeated texts."""
     same: dict[tuple[object, str], list[tuple[int, int]]] = defaultdict(list)  # by place and text
     counted: dict[tuple[object, str], list[tuple[int, int]]] = defaultdict(list)  # by place and text without numbers
     for number, page in enumerate(rows):
@@ -262,7 +262,7 @@ def _running(rows: Sequence[Sequence[Row]]) -> dict[tuple[int, int], str]:
 
 
 def _numbers(text: str) -> Iterator[tuple[str, int]]:
-    """Yield the first and the last number of a line, or the one that it is in Roman letters."""
+    """Yield the first and the last number of a line, or the Roman number that the line is."""
     if found := DIGITS.findall(text):
         yield "first", int(found[0][-9:])
         if len(found) > 1:
@@ -273,7 +273,7 @@ def _numbers(text: str) -> Iterator[tuple[str, int]]:
 
 
 def _chained(found: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """Yield those of the places on pages in order that are on enough pages no more than two apart."""
+    """Yield the places that are on enough pages no more than two apart. found: in the order of pages."""
     chain: list[tuple[int, int]] = []
     for place in [*found, (1 << 60, 0)]:
         if chain and place[0] - chain[-1][0] > 2:
@@ -284,7 +284,7 @@ def _chained(found: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
 
 
 def _without_contents(pages: Sequence[Sequence[Row]], outline: Outline) -> list[list[Row]]:
-    """Leave out the lines of a table of contents, where each title stands on a later page; other dots are shortened."""
+    """Leave out lines of a table of contents whose titles are lines of later pages; shorten all other dots."""
     if not any(DOTTED in part.text or DOTTED_WIDE in part.text for page in pages for row in page for part in row):
         return list(map(list, pages))
     titles: dict[str, int] = {}  # the last page of each line
@@ -309,17 +309,17 @@ def _without_contents(pages: Sequence[Sequence[Row]], outline: Outline) -> list[
 
 
 def _contents(text: str) -> re.Match[str] | None:
-    """Return what stands behind a title in a line of a table of contents; None of any other line."""
+    """Return the dots and the number after a title in a line of a table of contents; None for any other line."""
     return CONTENTS.search(text) if DOTTED in text or DOTTED_WIDE in text else None
 
 
 def _is_page(number: str, pages: int) -> bool:
-    """Whether a number may be that of a page: those in front may have been counted by themselves."""
+    """Whether a number may be a page's; Roman numbers may count the first pages."""
     return not number.isdecimal() or int(number) <= pages
 
 
 def _key(text: str) -> str:
-    """Return what two writings of a title share."""
+    """Return a title without signs and case, as it is compared."""
     return SIGNS.sub("", text).casefold()
 
 
@@ -328,7 +328,7 @@ def _row_text(row: Row) -> str:
 
 
 def _joined_row(row: Row) -> Line:
-    """Return the parts of a line as one. One that ends with a number behind a gap is no heading."""
+    """Return the parts of a line as one line. If it ends with a number after a gap, it is a row, and so no heading."""
     if len(row) == 1:
         return row[0]
     is_row = PAGE_NUMBER.fullmatch(row[-1].text) is not None
@@ -375,7 +375,7 @@ def _gaps(row: Row) -> list[Span]:
 
 
 def _common(gaps: Sequence[Span], row: Row) -> list[Span]:
-    """Return what is left of gaps beside the parts of another row."""
+    """Return the pieces of gaps that stay free beside the parts of another row."""
     left = list(gaps)
     for part in row:
         left = [piece for gap in left for piece in _beside(gap, part)][:MAX_COLUMNS]
@@ -383,7 +383,7 @@ def _common(gaps: Sequence[Span], row: Row) -> list[Span]:
 
 
 def _beside(gap: Span, part: Line) -> Iterator[Span]:
-    """Yield what a part leaves of a gap."""
+    """Yield the pieces of a gap that stay free beside a part."""
     if part.right <= gap[0] or part.left >= gap[1]:
         yield gap
         return
@@ -400,7 +400,7 @@ def _is_near(before: Row, row: Row) -> bool:
 def _group_lines(group: list[Row], gaps: Sequence[Span]) -> Iterator[Line]:
     last = max((at for at, row in enumerate(group) if len(row) > 1), default=-1) + 1
     while last < len(group) and len(group[last]) == 1 and group[last][0].left > gaps[0][0]:
-        last += 1  # what a cell of the last row goes on with
+        last += 1  # it continues a cell of the last row
     table, rest = group[:last], group[last:]
     columns = [_column(row, gaps) for row in table]
     if sum(len(row) > 1 for row in table) < 2:
@@ -426,7 +426,7 @@ def _column(row: Row, gaps: Sequence[Span]) -> list[Row]:
 
 
 def _is_prose(columns: Sequence[Sequence[Row]], gaps: Sequence[Span]) -> bool:
-    """Whether the columns of rows are prose, which is read one column after the other."""
+    """Whether the columns of rows are prose, to be read one column after the other."""
     if len(gaps) > 3:
         return False
     for at in range(len(gaps) + 1):
@@ -463,7 +463,7 @@ def _leading(lines: Sequence[Line], body: float) -> float:
 def _with_headings(
     pages: Sequence[Sequence[Line]], bookmarks: Sequence[Bookmark], metrics: tuple[float, float]
 ) -> list[Line]:
-    """Return all lines, those of headings with their levels. metrics: size and leading of the body."""
+    """Return all lines, headings with their levels. metrics: size and leading of the body."""
     named = _named(pages, bookmarks)
     if len(named) < max(CHAIN, len(bookmarks) / 2):
         named = {}
@@ -516,7 +516,7 @@ def _named(pages: Sequence[Sequence[Line]], bookmarks: Sequence[Bookmark]) -> di
 def _without_named(
     bookmarks: Sequence[Bookmark], number: int, page: Sequence[Line], named: dict[tuple[int, int], tuple[int, int]]
 ) -> list[Bookmark]:
-    """Name the headings of a page; return the bookmarks that it has no line for."""
+    """Name the headings of a page; return the bookmarks without a line on it."""
     wanted = [(bookmark, (bookmark.title, COUNTED.sub("", bookmark.title, count=1))) for bookmark in bookmarks]
     titles = _titles(page, {_begin(text) for _, texts in wanted for text in texts})
     left: list[Bookmark] = []
@@ -535,9 +535,9 @@ def _begin(title: str) -> str:
 
 
 def _titles(page: Sequence[Line], begins: set[str]) -> dict[str, list[tuple[int, int]]]:
-    """Return what one to three lines of a page say, with the first one's number and how many they are.
+    """Return the texts of one to three lines of a page, each with the first line's number and the number of lines.
 
-    begins: of the titles that are looked for.
+    begins: the first letters of the titles that are looked for.
     """
     titles: dict[str, list[tuple[int, int]]] = defaultdict(list)
     for at, line in enumerate(page):
@@ -650,7 +650,7 @@ def _add(block: Sequence[Line], outline: Outline) -> None:
 
 
 def _code(block: Sequence[Line]) -> Iterator[str]:
-    """Yield lines of code with their indentation, of which a PDF has only the places."""
+    """Yield lines of code with their indentation, which a PDF has only as places."""
     left = min(line.left for line in block)
     for line in block:
         yield " " * min(round((line.left - left) / (0.6 * line.size)), 40) + line.text

@@ -21,7 +21,7 @@ Read = Callable[[bytes, str, Outline], None]
 
 HEADERS = ("From", "To", "Cc", "Date", "Snapshot-Content-Location")
 NAMES = {"Snapshot-Content-Location": "Address"}
-SAVED = "<Saved by"  # a browser, in place of who has sent it
+SAVED = "<Saved by"  # a browser, in place of a sender
 ATTACHMENT = "embedded_files"
 PICTURE = "image/"
 MAX_INSIDE = 3  # mails in mails
@@ -48,7 +48,7 @@ class _Mail:
         self._unread: list[str] = []  # names of attachments
 
     def add(self, message: Message, depth: int) -> None:
-        """Add a mail and what is attached to it. depth: of it in others."""
+        """Add a mail and its attachments. depth: of the mail inside others."""
         shift = self._outline.shift
         if subject := _header(message, "Subject"):
             self._outline.add_heading(1, subject)
@@ -87,7 +87,7 @@ class _Mail:
             self._add_text(part)
 
     def _add_best(self, parts: Sequence[Message], depth: int) -> None:
-        """Add one of several versions of a text: the plain one, if it has enough of what the HTML has."""
+        """Add one of several versions of a text: the plain one, if it has half of the HTML's letters or more."""
         plain = next((part for part in parts if part.get_content_type() == "text/plain"), None)
         others = [part for part in parts if part.get_content_type() == "text/html" or part.is_multipart()]
         rich = others[-1] if others else None
@@ -100,7 +100,7 @@ class _Mail:
             self._add_part(parts[-1], depth)
 
     def _add_attached(self, parts: Sequence[Message], depth: int) -> None:
-        """Add what is attached in parts whose text is not read."""
+        """Add the attachments in parts whose text is not read."""
         for part in (inner for outer in parts for inner in outer.walk()):
             if part.get_content_disposition() == "attachment" and not part.is_multipart():
                 self._add_attachment(part, depth)
@@ -121,7 +121,7 @@ class _Mail:
             self._outline.leave_out(ATTACHMENT, "".join(_plain_text(part) for part in mail.walk()))
 
     def _add_attachment(self, part: Message, depth: int) -> None:
-        """Add a file that is attached, under its name, or the name alone if the file cannot be read."""
+        """Add an attached file under its name, or the name alone if the file cannot be read."""
         data, name = _bytes(part), _filename(part)
         suffix = PurePath(name).suffix.lower() or (".txt" if part.get_content_type() == "text/plain" else "")
         if suffix == ".eml":
@@ -144,7 +144,7 @@ class _Mail:
 
 
 def _inner(part: Message) -> list[Message]:
-    """Return the parts of a part; none of one that has no parts, or says so in vain."""
+    """Return the parts of a part; none if it has none, whatever its type says."""
     payload = part.get_payload()
     return [inner for inner in payload if isinstance(inner, Message)] if isinstance(payload, list) else []
 
@@ -155,7 +155,7 @@ def _bytes(part: Message) -> bytes:
 
 
 def _filename(part: Message) -> str:
-    """Return the name of a part; empty where it has none, or one that Python cannot read: of a charset with a NUL, say."""
+    """Return the name of a part; empty if there is none, or if Python cannot read it: of a charset with a NUL, say."""
     try:
         return _decoded(part.get_filename() or "")
     except ValueError:
@@ -194,9 +194,9 @@ def _header(message: Message, name: str) -> str:
 
 
 def _decoded(value: str) -> str:
-    """Return a header, or a name, as it is read."""
+    """Return a header or a name, decoded."""
     try:
         text = str(make_header(decode_header(value)))
-    except (HeaderParseError, MessageError, LookupError, ValueError):  # of an encoding that nobody knows
+    except (HeaderParseError, MessageError, LookupError, ValueError):  # of an unknown encoding
         text = value
     return " ".join(text.encode("utf-8", "replace").decode("utf-8").split())

@@ -20,8 +20,8 @@ LOGGED = re.compile(
     r"\W{0,2}(?:\d{4}[-/.]\d\d[-/.]\d\d|\d\d[-/.]\d\d[-/.]\d{2,4}|[A-Z][a-z]{2} [ \d]\d) ?.?\d\d:\d\d"
     r"|\W{0,2}\d\d:\d\d:\d\d|\S{1,80} \S{1,80} \S{1,80} \[\d\d/[A-Z][a-z]{2}/\d{4}:"
 )
-"""The time at the beginning of a log's line, also behind the names of a web server's log."""
-LOOKED_AT, LEAST_LOGGED = 200, 20  # lines that tell whether it is a log, and how many there are at least
+"""The time at the start of a log's line, or after the names in a web server's log."""
+LOOKED_AT, LEAST_LOGGED = 200, 20  # lines that show whether a text is a log, and how many there are at least
 
 
 def read_text(data: bytes, outline: Outline) -> None:
@@ -57,7 +57,7 @@ DELIMITERS = ",;\t|"
 
 
 def read_table(data: bytes, outline: Outline) -> None:
-    """Add the rows of a table, whose first one names the columns. What separates its cells is seen in that row."""
+    """Add the rows of a table. The first row names the columns, and shows the sign between cells."""
     lines = normalise_lines(decode(data)).split("\n")
     first = next((line for line in lines if line.strip()), "")
     try:
@@ -72,7 +72,7 @@ def read_table(data: bytes, outline: Outline) -> None:
 # ---- Markdown. ----------------------------------------------------------------------------------------------------------
 
 HEADING = re.compile(r" {0,3}(#{1,6})(?![^ \t])(.*)")
-CLOSING = re.compile(r"(?<![^ \t])#+$")  # behind a heading
+CLOSING = re.compile(r"(?<![^ \t])#+$")  # after a heading
 ATTRIBUTES = re.compile(r"(?<![ \t])[ \t]*\{[#.:][^{}]*\}$")  # `{#anchor}`
 UNDERLINE = re.compile(r" {0,3}(=+|-+)[ \t]*$")
 FENCE = re.compile(r" {0,3}(`{3,}(?=[^`]*$)|~{3,})")  # code in a line may begin with as many, and ends in it
@@ -84,7 +84,7 @@ FRONT = re.compile(
     r"---[ \t]*\n(?>(?:[\w\"'.-]+[ \t]*:|[ \t#}\]]|-[ \t])[^\n]*\n|\n)+?(?:---|\.\.\.)[ \t]*(?:\n|$)"
     r"|\+\+\+[ \t]*\n(?:[^\n]*\n)*?\+\+\+[ \t]*(?:\n|$)"
 )
-"""The fields in front of a text, in YAML or in TOML."""
+"""The fields before a text, in YAML or in TOML."""
 TITLE = re.compile(r"^title[ \t]*[:=][ \t]*(.+)$", re.M)
 
 
@@ -94,7 +94,7 @@ def read_markdown(data: bytes, outline: Outline) -> None:
 
 
 def add_markdown(text: str, outline: Outline, *, is_file: bool = True) -> None:
-    """Add the headings and blocks of Markdown. is_file: it is all of a file, and places in it are those of the file."""
+    """Add the headings and blocks of Markdown. is_file: the text is a whole file, and its places are the file's."""
     front = FRONT.match(text) if is_file else None
     if front:
         outline.leave_out(FRONT_MATTER, front[0])
@@ -140,7 +140,7 @@ class _BlockLines:
 
     @property
     def is_line(self) -> bool:
-        """Whether it is one line of prose, which an underline makes a heading."""
+        """Whether the block is one line of prose, which an underline makes a heading."""
         start, stop = self._start, self._stop
         return start >= 0 and self._text.find("\n", start, stop) < 0 and not LIST_OR_TABLE.match(self._text, start, stop)
 
@@ -169,7 +169,7 @@ OPENED, CLOSED = "<!--", "-->"
 def _without_comments(text: str, outline: Outline) -> str:
     """Return a Markdown text with blanks in place of its comments, which are counted.
 
-    In code there are none, and what nothing closes is none.
+    Code has no comments, and a comment without an end is text.
     """
     if OPENED not in text:
         return text

@@ -1,4 +1,4 @@
-"""Sections of Jupyter notebooks: the cells' Markdown, their code, and what it has printed."""
+"""Sections of Jupyter notebooks: the cells' Markdown, their code, and its output."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .markdown import add_markdown
 from .outline import ENCODED_DATA, Outline, Unreadable
 
 COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
-OVERWRITTEN = re.compile(r"[^\n]*\r(?=[^\n])")  # by a bar that shows how far the work is
+OVERWRITTEN = re.compile(r"[^\n]*\r(?=[^\n])")  # by a progress bar
 PICTURES = "pictures"
 ENCODED = ("image/png", "image/jpeg", "image/gif", "application/pdf")
 
@@ -61,7 +61,7 @@ def read_notebook(data: bytes, outline: Outline) -> None:
 
 
 def _add_output(output: dict[str, Any], outline: Outline) -> None:
-    """Add what a cell has printed or returned: text where there is some, and of a picture nothing."""
+    """Add the output of a cell as text; a picture is only counted."""
     data = output.get("data", output)
     if not isinstance(data, dict):
         return

@@ -21,7 +21,7 @@ LAST_ROW, LAST_COLUMN = 1 << 20, 1 << 14  # of a sheet
 SPACES = re.compile(r"\s+")
 INDEXES = {"table-of-content", "alphabetical-index", "illustration-index", "table-index", "object-index", "user-index"}
 EDGES = {"footer": "running_heads", "header": "running_heads", "date-time": "running_heads", "page-number": "page_numbers"}
-"""The kinds of frames that stand on each slide, and as what their text is counted."""
+"""The kinds of frames that each slide repeats, and the kinds under which their text is counted."""
 CODE_STYLES = {"preformatted_20_text", "source_20_code", "code"}
 UNREAD = {
     "forms",
@@ -56,7 +56,7 @@ def read_opendocument(data: bytes, outline: Outline) -> None:
 
 @dataclass(slots=True)
 class _OdfText:
-    """The text of a paragraph. notes: with their numbers. boxes: that stand behind it."""
+    """The text of a paragraph. notes: with their numbers. boxes: to be added after it."""
 
     parts: list[str] = field(default_factory=list)
     notes: list[tuple[int, Element]] = field(default_factory=list)
@@ -67,7 +67,7 @@ class _OdfText:
 
 
 class _OdfStyles:
-    """What the styles of a document say: their names and parents, what they hide, and how lists are numbered."""
+    """The styles of a document: their names and parents, the hidden ones, and the numbers of lists."""
 
     def __init__(self, roots: list[Element]) -> None:
         self._parents: dict[str, str] = {}
@@ -111,7 +111,7 @@ class _OdfDocument:
         self._outline, self._roots = outline, roots
         self._styles = _OdfStyles(roots)
         self._num_notes = 0
-        self._title = 0  # 1 behind a title: headings stand below it
+        self._title = 0  # 1 after a title: headings are below it
         self._page: int | None = None  # of the slide that is being read
 
     def read(self, part: Element) -> None:
@@ -181,14 +181,14 @@ class _OdfDocument:
         self._add_waiting(text)
 
     def _add_waiting(self, text: _OdfText) -> None:
-        """Add the notes and boxes of a paragraph behind it."""
+        """Add the notes and boxes of a paragraph after it."""
         for number, note in text.notes:
             self._outline.add_block(f"[{number}] {self._line_of(note)}", self._page)
         for box in text.boxes:
             self._add_all(box)
 
     def _items(self, element: Element, style: str, depth: int, boxes: _OdfText) -> Iterator[str]:
-        """Yield the lines of a list, each item with what stands in front of it."""
+        """Yield the lines of a list, each item with its marker."""
         kind, suffix, number = self._styles.level(style, depth + 1)
         for item in element:
             if tag_of(item) not in ("list-item", "list-header"):
@@ -210,7 +210,7 @@ class _OdfDocument:
                         marker = "  " * bool(marker)
 
     def _add_table(self, table: Element) -> None:
-        """Add a table as rows whose cells have a bar between them."""
+        """Add a table as rows with a bar between cells."""
         lines: list[str] = []
         for row in _inside(table, "table-row"):
             texts: list[str] = []
@@ -223,7 +223,7 @@ class _OdfDocument:
         self._outline.add_block("\n".join(lines), self._page, has_lines=True, head="".join(lines[:1]))
 
     def _add_edges(self) -> None:
-        """Add the headers and footers of all pages, each text once, behind all."""
+        """Add the headers and footers of all pages, each text once, after all other text."""
         seen: set[str] = set()
         masters = (group for root in self._roots for group in root if tag_of(group) == "master-styles")
         for edge in (edge for group in masters for master in group for edge in master):
@@ -258,7 +258,7 @@ class _OdfDocument:
     # ---- sheets --------------------------------------------------------------------------------------------------------
 
     def _add_sheet(self, table: Element, cells: CellLetters) -> None:
-        """Add a sheet. A row or a cell that is repeated is one element; most of them are empty."""
+        """Add a sheet. A repeated row or cell is one element, and most of these are empty."""
         rows = self._rows(table, cells)
         if self._styles.is_hidden(table):
             for row in rows:
@@ -338,11 +338,11 @@ COLLECT: dict[str, Callable[[_OdfDocument, Element, _OdfText], None]] = {
     "ruby": _OdfDocument._collect_ruby,
     "text-box": lambda self, element, text: text.boxes.append(element),
 }
-"""How the elements are read that are not read through."""
+"""The readers of elements that are not read through."""
 
 
 def _deleted(element: Element) -> str:
-    """Return the deleted text of all changes, without who has made them and when."""
+    """Return the deleted text of all changes, without their authors and times."""
     regions = (change for change in element.iter() if tag_of(change) == "deletion")
     return " ".join(
         text for region in regions for part in region if tag_of(part) != "change-info" for text in part.itertext()

@@ -1,4 +1,4 @@
-"""A document's text as all formats are read: sections under headings, and blocks in them."""
+"""The common form of documents of all formats: sections under headings, and blocks in them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 
 class Unreadable(Exception):
-    """A file whose text cannot be had. The message is the reason, as a user reads it."""
+    """A file whose text cannot be read. The message is the reason, for a user."""
 
 
 CONTROLS = {code: None for code in (*range(9), 11, *range(14, 32), 127, 0xFEFF, 0xFFFE)} | {12: "\n", 13: None, 0xAD: None}
@@ -24,16 +24,16 @@ LEAST_ENCODED = 200  # letters of base64 or of hexadecimal digits: a picture, a 
 BETWEEN_CELLS = " | "  # of a row of a table
 
 FRONT_MATTER, COMMENTS, ENCODED_DATA = "front_matter", "comments", "encoded_data"
-"""What is left out of a text on purpose, and as what it is counted."""
+"""Kinds of text that is left out on purpose, under which it is counted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
     """A paragraph, a list, a table or a piece of code.
 
-    start, stop: its place, in characters of the file where that is text, else of the text that was read from it. page: from
-    1; None in formats without pages. has_lines: its line ends carry meaning, as in code, lists and tables. head: the
-    lines of a table that name its columns.
+    start, stop: its place, in characters of the file if that is text, else of the text that was read from it. page: from 1;
+    None in formats without pages. has_lines: its line ends carry meaning, as in code, lists and tables. head: the lines of
+    a table that name its columns.
     """
 
     text: str
@@ -56,8 +56,8 @@ class Section:
 class Outline:
     """Collects the headings and blocks of a document in their order.
 
-    left_out: the letters that are left out on purpose, by kind, such as those of navigation. has_records: it is rows of a
-    table or of a log. shift: of the levels of headings, in a file that stands in another one.
+    left_out: the number of letters that are left out on purpose, by kind, such as navigation. has_records: the document is
+    rows of a table or of a log. shift: is added to the levels of headings, in a file inside another one.
     """
 
     def __init__(self) -> None:
@@ -78,7 +78,7 @@ class Outline:
             self.left_out[kind] += letters
 
     def add_heading(self, level: int, text: str, page: int | None = None) -> None:
-        """Begin a section. level: 1 is the outermost; levels may be left out."""
+        """Begin a section. level: 1 is the outermost; levels may be skipped."""
         heading = " ".join(text.translate(CONTROLS).split())
         if len(heading) > MAX_HEADING:
             self.add_block(text, page)
@@ -94,7 +94,7 @@ class Outline:
         self._end += len(heading) + 2
 
     def add_outline(self, inner: Outline) -> None:
-        """Add a file that stands in this one, below the heading before it."""
+        """Add a file inside this one, below the last heading."""
         depth = len(self._levels)
         for section in inner.sections:
             if section.headings:
@@ -127,7 +127,7 @@ class Outline:
             self._end = stop + 2
 
     def _leave_out(self, found: re.Match[str]) -> str:
-        """Return the text in place of letters that may be encoded data."""
+        """Return letters that may be encoded data; empty if they are."""
         if not _is_encoded(found[0]):
             return found[0]
         self.leave_out(ENCODED_DATA, found[0])
@@ -135,7 +135,7 @@ class Outline:
 
 
 def _has_long_words(text: str) -> bool:
-    """Whether some stretch has no space, as each line of encoded data has one. It looks at each letter once, or less."""
+    """Whether some stretch has no space, as in each line of encoded data. Looks at each letter once at most."""
     return any(text.find(" ", at, at + STRETCH) < 0 for at in range(0, len(text) - STRETCH, STRETCH))
 
 

@@ -23,10 +23,10 @@ DRAWN = ("relIds", "chart")
 
 
 class Package:
-    """The parts of a document. What is not asked for, such as a picture, is never unpacked."""
+    """The parts of a document. Parts that nobody reads, such as pictures, are never unpacked."""
 
     def __init__(self, data: bytes, used: list[int]) -> None:
-        """used: the bytes that were unpacked, as its only item: those of a document in another one count there.
+        """used: the number of unpacked bytes, as its only item, shared with documents inside this one.
 
         Raises Unreadable, and what the zip module raises.
         """
@@ -40,13 +40,13 @@ class Package:
         return name in self._names
 
     def read(self, name: str) -> bytes:
-        """Return a part. Python reads no more than the size stated. Raises Unreadable for more than can be read."""
+        """Return a part. Python reads no more than the stated size. Raises Unreadable if all parts read are too large."""
         entry = self._zip.getinfo(name)
         self._count(entry)
         return self._zip.read(entry)
 
     def check(self) -> None:
-        """Raise Unreadable for more parts with XML or records than can be read, if another program unpacks all of them."""
+        """Raise Unreadable if all parts with XML or records are too large for another program that unpacks them."""
         for entry in self._zip.infolist():
             if entry.filename.endswith((*XML, ".bin")):
                 self._count(entry)
@@ -63,7 +63,7 @@ class Package:
         return parse(self.read(name))
 
     def relations(self, name: str) -> dict[str, tuple[str, str]]:
-        """Return kind and target of the parts that a part names, by what it calls them. name: empty for the package."""
+        """Return kind and target of the parts that a part refers to, by its ids for them. name: empty for the package."""
         folder, file = split(name)
         root = self.part(join(folder, "_rels", f"{file}.rels"))
         found: dict[str, tuple[str, str]] = {}
@@ -73,7 +73,7 @@ class Package:
         return found
 
     def drawn(self, element: Element, relations: Mapping[str, tuple[str, str]]) -> Iterator[Element]:
-        """Yield the part with the words of a diagram or of a chart that an element names. relations: of its own part."""
+        """Yield the part with the words of a diagram or a chart that an element names. relations: of the element's part."""
         for key, id in element.attrib.items():
             kind, target = relations.get(id, ("", ""))
             if key.endswith(("}dm", "}id")) and kind in ("diagramData", "chart") and (root := self.part(target)) is not None:
@@ -90,7 +90,7 @@ class Package:
 
 @contextmanager
 def broken_as(kind: str) -> Iterator[None]:
-    """Raise Unreadable for all that a broken ZIP file or broken XML raises. kind: of the document, with its article."""
+    """Raise Unreadable for any error of a broken ZIP file or of broken XML. kind: of the document, with its article."""
     try:
         yield
     except (Unreadable, MemoryError):
@@ -107,7 +107,7 @@ def parse(data: bytes) -> Element:
 
 
 def tag_of(element: Element) -> str:
-    """Return the name of an element without its namespace: there are two of each, and no name is in several."""
+    """Return the name of an element without its namespace. Each namespace has two names, and no element is in several."""
     return element.tag.rpartition("}")[2]
 
 

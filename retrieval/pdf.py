@@ -1,4 +1,4 @@
-"""Lines of print from PDF, with what is filled in and noted on its pages."""
+"""Lines of print from PDF, with the filled-in fields and the notes of its pages."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ NAME = 64  # bytes of a font's name that are looked at
 CODE_FONTS = ("mono", "courier", "consol", "code", "cmtt")
 BOLD_FONTS = ("bold", "black", "heavy", "cmbx")
 WORD = re.compile(r"\S+")
-LABEL = re.compile(r"[•◦▪‣·–*-]|\(?[\dA-Za-z]{1,4}[.)]|\d+(?:\.\d+)+\.?")  # in front of an item or a heading
+LABEL = re.compile(r"[•◦▪‣·–*-]|\(?[\dA-Za-z]{1,4}[.)]|\d+(?:\.\d+)+\.?")  # before an item or a heading
 WIDE, NARROW = 1.5, 0.4  # of the size: a gap between two words that separates parts of a line, and a narrow letter
 UPRIGHT = 3  # degrees that a direction may differ from that of the page's edges
 MAX_BOOKMARKS, MAX_NOTES = 10_000, 10_000  # of a document, of a page
 MAX_DAMAGED = 100  # pages in a row
-NOTES = {raw.FPDF_ANNOT_LINK, raw.FPDF_ANNOT_POPUP}  # that have no text of their own
+NOTES = {raw.FPDF_ANNOT_LINK, raw.FPDF_ANNOT_POPUP}  # kinds without text
 UNSEEN = raw.FPDF_ANNOT_FLAG_HIDDEN | raw.FPDF_ANNOT_FLAG_NOVIEW
 FILLED = {raw.FPDF_FORMFIELD_TEXTFIELD, raw.FPDF_FORMFIELD_COMBOBOX, raw.FPDF_FORMFIELD_LISTBOX}
 MEANINGLESS = re.compile(r"[\x00\x01\x03-\x08\x0e-\x1f\x7f-\x9f\ufffd\ue000-\uf8ff]")
@@ -60,7 +60,7 @@ def read_pdf(data: bytes, outline: Outline) -> None:
 
 
 def _bookmarks(document: pdfium.PdfDocument) -> Iterator[Bookmark]:
-    """Yield the entries of the document's own contents that say a page."""
+    """Yield the entries of the document's own contents that name a page."""
     for entry in islice(document.get_toc(), MAX_BOOKMARKS):
         with suppress(UnicodeError):
             title = entry.get_title()
@@ -71,7 +71,7 @@ def _bookmarks(document: pdfium.PdfDocument) -> Iterator[Bookmark]:
 
 
 def _pages(document: pdfium.PdfDocument, outline: Outline) -> Iterator[Page]:
-    """Yield all pages. What of them cannot be read is counted."""
+    """Yield all pages, and count the ones that cannot be read."""
     damaged = 0
     for number in range(len(document)):
         try:
@@ -137,12 +137,12 @@ def _parts(page: pdfium.PdfTextPage, text: str, number: int) -> Iterator[Line]:
 
 
 def _words(line: str, start: int) -> tuple[list[Word], int]:
-    """Return the words of a line that begins at `start`, and its length: of letters that are a unit each."""
+    """Return the words of a line that begins at `start`, and the line's length, for letters of one unit each."""
     return [(match[0], start + match.start(), len(match[0])) for match in WORD.finditer(line)], len(line)
 
 
 def _words_in_units(line: str, start: int) -> tuple[list[Word], int]:
-    """As `_words`, of letters that may be two units."""
+    """Return the same as `_words`, for letters that may be two units."""
     words: list[Word] = []
     at = end = 0
     for match in WORD.finditer(line):
@@ -162,7 +162,7 @@ class _Letters:
     """The letters of a page, by their places in its text."""
 
     def __init__(self, page: pdfium.PdfTextPage, number: int, is_direct: bool) -> None:
-        """number: of the page. is_direct: they are counted as the text is: no letter was left out of it."""
+        """number: of the page. is_direct: letters have the same numbers as in the text, which has all of them."""
         self._page, self._number, self._is_direct = page.raw, number, is_direct
         self._x, self._y = ctypes.c_double(), ctypes.c_double()
         self._box, self._matrix = raw.FS_RECTF(), raw.FS_MATRIX()
@@ -186,7 +186,7 @@ class _Letters:
             yield replace(line, text=text, left=left, right=right, base=base)
 
     def _starts(self, words: Sequence[Word], size: float, way: tuple[float, float]) -> Iterator[int]:
-        """Yield the numbers of the words behind a wide gap. Where a word ends is asked only if there may be one."""
+        """Yield the numbers of the words after a wide gap. The end of a word is looked up only if there may be one."""
         part, before = 0, 0.0
         get, page, x, y = raw.FPDFText_GetCharOrigin, self._page, self._x, self._y
         is_direct, along, up = self._is_direct, *way
@@ -247,11 +247,11 @@ def _kind(name: bytes, flags: int) -> tuple[bool, bool]:
     return is_code, bool(flags & FORCE_BOLD) or any(part in font for part in BOLD_FONTS)
 
 
-# ---- What is filled in and noted on a page. -----------------------------------------------------------------------------
+# ---- The filled-in fields and the notes of a page. ----------------------------------------------------------------------
 
 
 def _notes(page: pdfium.PdfPage, form: pdfium.PdfFormEnv | None) -> Iterator[tuple[str, str, raw.FS_RECTF]]:
-    """Yield the name, the text and the place of what may show something: fields of a form, notes, signatures."""
+    """Yield the name, the text and the place of each field of a form, note and signature that may show something."""
     for index in range(min(raw.FPDFPage_GetAnnotCount(page), MAX_NOTES)):
         note = raw.FPDFPage_GetAnnot(page, index)
         if not note:
@@ -271,7 +271,7 @@ def _notes(page: pdfium.PdfPage, form: pdfium.PdfFormEnv | None) -> Iterator[tup
 
 
 def _filled(field: object, form: pdfium.PdfFormEnv) -> tuple[str, str]:
-    """Return the name of a field and what is filled in; nothing of a password."""
+    """Return the name and the value of a field; both empty for a password."""
     is_secret = raw.FPDFAnnot_GetFormFieldFlags(form, field) & raw.FPDF_FORMFLAG_TEXT_PASSWORD
     if raw.FPDFAnnot_GetFormFieldType(form, field) not in FILLED or is_secret:
         return "", ""
@@ -281,7 +281,7 @@ def _filled(field: object, form: pdfium.PdfFormEnv) -> tuple[str, str]:
 
 
 def _string(get: Callable[..., int]) -> str:
-    """Return a text that PDFium writes into a buffer of UTF-16, with a zero behind it."""
+    """Return a text that PDFium writes into a buffer of UTF-16, with a zero after it."""
     size = get(None, 0)
     buffer = (ctypes.c_ushort * (size // 2 + 1))()
     get(buffer, size)
@@ -289,7 +289,7 @@ def _string(get: Callable[..., int]) -> str:
 
 
 def _unshown(notes: Sequence[tuple[str, str, raw.FS_RECTF]], parts: Sequence[Line], number: int) -> Iterator[Line]:
-    """Yield what is filled in or noted and has no picture on the page, at its place, with its name."""
+    """Yield the values and the notes that the page does not show as text, at their places, with their names."""
     shown = {word for part in parts for word in WORD.findall(part.text)} if notes else set()
     size = parts[0].size if parts else 10.0
     for name, text, place in notes:

@@ -18,9 +18,9 @@ from .files import Stamp
 from .outline import Unreadable
 from .writing import WriteOutcome
 
-# ---- The lines that go to the process that reads files, and those that come back. ---------------------------------------
+# ---- The lines to the process that reads files, and its answers. --------------------------------------------------------
 
-QUICK = 2.0  # seconds of processor time: a file that takes more is read behind all others
+QUICK = 2.0  # seconds of processor time: a file that takes more is read after all others
 SECONDS, MOST_SECONDS = 10.0, 60.0  # of processor time, for an empty file and a large one; a small one can unpack to much
 SECONDS_A_MIB = 10.0  # Word takes 5, text 0.2
 
@@ -33,7 +33,7 @@ def seconds_for(size: int) -> float:
 class ReadTask(msgspec.Struct):
     """A file to read: see `FoundFile`. known: its digest in the index; empty if it is new. tokens: of a chunk, about.
 
-    root: as the system names it, which may be no text. seconds: of processor time that it may take.
+    root: as the system names it, maybe not in UTF-8. seconds: of processor time that it may take.
     """
 
     root: bytes
@@ -72,7 +72,7 @@ Line = ReadStep | Stored | Failed | Broken
 LINES, TASKS = msgspec.json.Decoder(Line), msgspec.json.Decoder(ReadTask)
 
 
-# Not `-m`: a checkout that is not installed is no package for another process. The room's own package stays empty here:
+# Not `-m`: a checkout that is not installed is no package for another process. The package `retrieval` stays empty here:
 # reading needs no numpy, which takes a share of the process's memory.
 START = """
 import sys, types, importlib
@@ -100,12 +100,12 @@ class FileReader:
         self._process: subprocess.Popen[bytes] | None = None
 
     def read(self, task: ReadTask, may_go_on: Callable[[], bool]) -> WriteOutcome:
-        """Have a file read and stored. Raises Unreadable, SlowError, sqlite3.OperationalError; EndedError for `may_go_on`.
+        """Read and store a file. Raises Unreadable, SlowError, sqlite3.OperationalError; EndedError for `may_go_on`.
 
         may_go_on: called after each batch of chunks; False ends the process.
         """
         if self._process is not None and self._process.poll() is not None:
-            self.close()  # it ended between two files, which says nothing of the next one
+            self.close()  # it ended between two files, so the next file is not the cause
         process = self._process = self._process or start_module("reader", str(self._database))
         with suppress(OSError):  # it has ended: there is no answer, then
             _pipe(process.stdin).write(msgspec.json.encode(task) + b"\n")

@@ -20,13 +20,13 @@ from .store import Store
 from .words import numbers_within, search_words
 from .writing import StoredChunk
 
-K = 10.0  # the first ranks count more with a smaller one; with the usual 60 a fusion was worse than vectors alone
+K = 10.0  # the smaller, the more the first ranks count; with the usual 60 fusion was worse than vectors alone
 
 
 def fuse(rankings: Sequence[tuple[Sequence[int], float]], k: float = K) -> list[tuple[int, float]]:
     """Return the numbers of weighted rankings in one order, the best first: reciprocal rank fusion (Cormack et al., 2009).
 
-    rankings: numbers, the best first, each with a weight. The scores lie between 0 and 1: 1 is the first of all rankings.
+    rankings: numbers, the best first, each with a weight. The scores are between 0 and 1: 1 is the first of all rankings.
     """
     scores: defaultdict[int, float] = defaultdict(float)
     full = sum(weight for _, weight in rankings) / (k + 1)
@@ -36,7 +36,7 @@ def fuse(rankings: Sequence[tuple[Sequence[int], float]], k: float = K) -> list[
     return sorted(scores.items(), key=lambda item: (-item[1], item[0]))
 
 
-# ---- Search by vectors: exact, over all of them. `ann` has another one, for many. ---------------------------------------
+# ---- Search by vectors: exact, over all of them. `ann` has another search, for many vectors. ----------------------------
 
 Nearest = list[tuple[int, float]]
 """The numbers of the chunks nearest to a query, the nearest first, with their cosines."""
@@ -48,7 +48,7 @@ class VectorSearch(Protocol):
     def __len__(self) -> int: ...
 
     def groups(self, query: np.ndarray, limit: int, only: np.ndarray | None = None) -> Iterator[tuple[Nearest, bool]]:
-        """Yield the nearest so far, again and again, and whether these are the last ones. As `VectorIndex.search`."""
+        """Yield the nearest so far, again and again, and whether they are final. Arguments as in `VectorIndex.search`."""
         ...
 
 
@@ -119,23 +119,22 @@ class VectorIndex:
         return list(zip(numbers[best].tolist(), scores[best].tolist(), strict=True))
 
     def groups(self, query: np.ndarray, limit: int, only: np.ndarray | None = None) -> Iterator[tuple[Nearest, bool]]:
-        """Yield what `search` finds, which is the last there is."""
+        """Yield the result of `search`, which is final."""
         yield self.search(query, limit, only), True
 
 
 def unit(vectors: np.ndarray) -> np.ndarray:
-    """Return vectors (n, width) at length 1, float32; zeros, and what is no number, become zeros."""
+    """Return vectors (n, width) at length 1, float32; zeros stay zeros, and values that are no number become zeros."""
     vectors = np.nan_to_num(np.asarray(vectors, np.float32), posinf=0.0, neginf=0.0)
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
     return np.divide(vectors, lengths, out=np.zeros_like(vectors), where=lengths > 0)
 
 
 # ---- Search -------------------------------------------------------------------------------------------------------------
-# A search in stages, each better than the one before it: words, then words and vectors, then a reranker's order. Where the
+# A search in stages, each better than the one before it: words, then words and vectors, then a reranker's order. If the
 # vectors are searched in groups, there is a provisional stage for each change of the first documents.
 #
-# The first stage takes milliseconds, so that a server can compute the leading documents while the later stages still
-# run.
+# The first stage takes milliseconds, so that a server can prefill the best documents while the later stages still run.
 
 LEXICAL, PROVISIONAL, FUSED, RERANKED = "lexical", "provisional", "fused", "reranked"
 BY_WORDS, BY_VECTORS = "words", "vectors"
@@ -143,7 +142,7 @@ LEXICAL_WEIGHT, VECTOR_WEIGHT = 1.0, 2.0
 DEPTH = 50  # of each ranking that is fused
 MAX_PATHS = 100
 RERANK_DEPTH = 50  # chunks that a reranker reads
-LEAST_OF_BEST, LEAST_COSINE = 0.5, 0.8  # of the best score by words, and of the best cosine: what has neither is left out
+LEAST_OF_BEST, LEAST_COSINE = 0.5, 0.8  # of the best score by words, and of the best cosine: a hit needs one of them
 
 EmbedQuery = Callable[[str], Awaitable[np.ndarray]]
 """Turns a query into its vector (width,)."""
@@ -157,9 +156,8 @@ Ranks = dict[int, tuple[int, float]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Query:
-    """text: the question. paths: of files and folders to search in; none: in all. min_score: hits below it are left out.
-
-    None: those are that are far worse than the best one, by words and by vectors. by: one of them alone; empty: both.
+    """text: the question. paths: of files and folders to search in; none: in all. min_score: hits below it are left out;
+    None: hits that are far worse than the best one, by words and by vectors. by: words or vectors alone; empty: both.
 
     Raises ValueError for a `top_k` below 1 and for too many paths.
     """
@@ -181,9 +179,9 @@ class Query:
 class Hit:
     """A chunk that a search found. score: of its stage: BM25, then 0 to 1, then the reranker's; by vectors alone a cosine.
 
-    lexical_rank, vector_rank: its place, from 1, in the search by words and by vectors; None: not among their first.
-    similarity: the cosine of its vector and the query's. file: the id of a file that a client has attached; empty: it is
-    in the index of a folder.
+    lexical_rank, vector_rank: its rank, from 1, in the search by words and by vectors; None: not among the first.
+    similarity: the cosine of its vector and the query's. file: the id of a file that a client has attached; empty: the
+    chunk is in the index of a folder.
     """
 
     chunk: StoredChunk
@@ -201,9 +199,9 @@ class Hit:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """The hits that a search has by now, the best first. name: one of those above. is_last: no stage follows.
+    """The hits of a search so far, the best first. name: one of the four above. is_last: no stage follows.
 
-    left_out: hits that would be among them, but for their scores.
+    left_out: the number of hits that were left out for their scores.
     """
 
     name: str
@@ -215,7 +213,7 @@ class Stage:
 class Search:
     """Searches an index. Any number of searches may run at once, while the index grows.
 
-    threads: in which it searches; None: the event loop's own.
+    threads: run the searches; None: the event loop's own.
     """
 
     def __init__(
@@ -272,7 +270,7 @@ class Search:
         return self._found(scored, query, by_words, {})
 
     def _fused(self, query: Query, by_words: Ranks, vector: np.ndarray) -> Iterator[tuple[_Found, bool]]:
-        """Yield what is found whenever the documents change, and at the end, where the bool is true."""
+        """Yield the hits whenever the first documents change, and at the end, with true."""
         lexical = [(number, score) for number, (_, score) in by_words.items()]
         shown = _shown(self._near(lexical, query, by_words, {}), query)
         only = self._only(self._paths(query))
@@ -305,8 +303,8 @@ class Search:
     ) -> Sequence[tuple[int, float]]:
         """Return the scored chunks that are not far worse than the best one, by words or by vectors.
 
-        Any folder has something that is nearest to a question, whether it tells anything of it or not. A reranker sees
-        that for itself, and `min_score` says it.
+        Any folder has a chunk that is nearest to a question, whether it answers it or not. With a reranker or with
+        `min_score`, all are returned.
         """
         if self._rerank or query.min_score is not None:
             return scored
@@ -329,7 +327,7 @@ class Search:
 class _Found:
     hits: tuple[Hit, ...]
     by_words: Ranks
-    num_far: int = 0  # of the best ones, too far behind the first
+    num_far: int = 0  # of the best chunks, those far worse than the first
 
 
 def _ranks(scored: Sequence[tuple[int, float]]) -> Ranks:

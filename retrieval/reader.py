@@ -1,10 +1,10 @@
 """The child process itself: limits, formats, passages.
 
 A broken PDF can crash the code that reads it, and a small file can unpack to gigabytes. Here that ends this process alone:
-its transaction is rolled back, the file is one that cannot be read, and another process is started. Chunks are cut and
-stored here, too: in the server's process that would hold the interpreter's lock, for which the engine would wait.
+its transaction is rolled back, the file counts as unreadable, and another process is started. Chunks are cut and stored
+here, too: in the server's process that would take the interpreter's lock, for which the engine would wait.
 
-Each line that comes is a `Task`. The lines that go back are a `Step` after each batch of chunks, and what came of the file.
+Each line of the input is a `ReadTask`. The answers are a `ReadStep` after each batch of chunks, and the result of the file.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ def _read_mail(data: bytes, outline: Outline) -> None:
 
 
 def _read_old(format: str) -> Format:
-    """Return a reader of a format that only its own program reads. Files of others are named like its files, too.
+    """Return a reader of a format that only its own program reads. Files of other formats may have its suffix.
 
-    format: to save it as.
+    format: the format to save a file as.
     """
 
     def read(data: bytes, outline: Outline) -> None:
@@ -107,7 +107,7 @@ RECORD_VECTORS = 100  # documents of a log or a table that get a vector: rows ar
 
 BYTES = 3 << 29  # of the process
 BATCH = 64  # chunks of a step
-NICENESS = 12  # the engine computes on the same cores: beside it about 6 % of one is left for this
+NICENESS = 12  # the engine computes on the same cores: beside it this process gets about 6 % of one
 
 
 def main(database: str) -> None:
@@ -137,13 +137,13 @@ def _bound_memory() -> None:
 
 
 def _bound_time(seconds: float) -> None:
-    """Let a signal end the process after that much more processor time, in the midst of any code; 0: not any more."""
+    """Let a signal end the process after so much more processor time, even within a library; 0: no limit."""
     if hasattr(signal, "setitimer"):  # not on Windows
         signal.setitimer(signal.ITIMER_PROF, seconds)
 
 
 def _read(task: ReadTask, connection: sqlite3.Connection) -> Line:
-    """Bring a file into the index. Raises sqlite3.Error."""
+    """Read a file and store it in the index. Raises sqlite3.Error."""
     try:
         data = read_bytes(task.root, task.parts)
         digest = blake2b(data, digest_size=16).hexdigest()
@@ -181,7 +181,7 @@ def _read_as(data: bytes, suffix: str, outline: Outline) -> None:
 
 
 def _step_by_step(chunks: Iterable[Chunk]) -> Iterator[Chunk]:
-    """Yield chunks. The last step comes before the commit: a file is not stored for a server that has ended."""
+    """Yield chunks, with a step after each batch: if the server has ended, the last step fails before the commit."""
     chunks = iter(chunks)
     while batch := list(islice(chunks, BATCH)):
         yield from batch

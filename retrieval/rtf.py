@@ -19,7 +19,7 @@ CHARSETS = {
     **{161: "cp1253", 162: "cp1254", 163: "cp1258", 177: "cp1255", 178: "cp1256", 186: "cp1257", 204: "cp1251"},
     **{222: "cp874", 238: "cp1250", 255: "cp437"},
 }
-"""The encodings of fonts that have another one than the file."""
+"""The encodings of fonts, by the numbers of their character sets."""
 SIGNS = {
     **{"tab": "\t", "line": "\n", "emdash": "—", "endash": "–", "emspace": " ", "enspace": " ", "qmspace": " "},
     **{"lquote": "‘", "rquote": "’", "ldblquote": "“", "rdblquote": "”", "bullet": "•", "page": " ", "lbr": "\n"},
@@ -30,10 +30,10 @@ UNREAD = {
     *("xe", "tc", "shprslt", "ftnsep", "ftnsepc", "aftnsep", "aftnsepc", "private", "generator", "info", "themedata"),
 }
 LEFT_OUT = {"pict": "pictures", "annotation": "comments"}
-"""Groups whose text is left out on purpose, and as what it is counted."""
+"""Groups whose text is left out on purpose, and the kinds under which it is counted."""
 EDGES = {f"{edge}{kind}" for edge in ("header", "footer") for kind in ("", "l", "r", "f")}
 STARRED = {"shpinst", "shptxt", "annotation", "shppict", "listtext", "pntext", "footnote"}
-"""Groups of new versions of the format, which an old reader is to leave out, and which are read."""
+"""Groups of new versions of the format, which old readers skip. These are read."""
 HEADING = re.compile(r"heading (\d)")
 LEVELS = 9
 UTF_8 = 65001  # as Windows numbers it
@@ -42,7 +42,7 @@ MAX_GROUPS = 10_000  # in each other
 
 @dataclass(frozen=True, slots=True)
 class _State:
-    """What holds up to the end of a group. kind: what its text is for. skipped: characters behind one of Unicode."""
+    """The state up to the end of a group. kind: the use of its text. skipped: characters to skip after one of Unicode."""
 
     kind: str = ""
     codec: str = ""
@@ -52,7 +52,7 @@ class _State:
 
 @dataclass(slots=True)
 class _Paragraph:
-    """What holds up to `pard`. level: of a heading, from 1."""
+    """The state up to `pard`. level: of a heading, from 1."""
 
     level: int = 0
     is_cell: bool = False
@@ -75,9 +75,9 @@ class _RtfReader:
         self._font = self._default_font = self._style = self._to_skip = 0
         self._is_starred = False
         self._bytes = bytearray()  # of text in an encoding, which may have several for a letter
-        self._texts: dict[str, list[str]] = {}  # what is being read, by its kind
+        self._texts: dict[str, list[str]] = {}  # the texts being read, by their kinds
         self._notes: list[str] = []  # of the paragraph that is being read
-        self._waiting: list[str] = []  # of the list or the table before its end
+        self._waiting: list[str] = []  # notes to be added after the list or the table
         self._num_notes = 0
         self._edges: dict[str, None] = {}
         self._paragraph = _Paragraph()
@@ -121,7 +121,7 @@ class _RtfReader:
             self._end_kind(kind)
 
     def _end_kind(self, kind: str) -> None:
-        """Put away the text of a group that is no part of its paragraph."""
+        """Store the text of a group that is no part of its paragraph."""
         text = " ".join(self._take(kind).split())
         if kind == "stylesheet":
             if named := HEADING.match(text.lower()):
@@ -208,7 +208,7 @@ class _RtfReader:
             self._add_property(word, 0 if number is None else number)
 
     def _add_property(self, word: str, number: int) -> None:
-        """Take over what a word says of the letters or the paragraph that follow."""
+        """Apply a property to the letters or the paragraph that follow."""
         kind = self._state.kind
         if word == "ansicpg":
             self._codec = codec_of("utf-8" if number == UTF_8 else f"cp{number}") or self._codec
@@ -276,7 +276,7 @@ class _RtfReader:
             self._add_notes()
 
     def _flush(self) -> None:
-        """Add the list or the table that is being read, and the notes behind it."""
+        """Add the list or the table that is being read, and the notes after it."""
         if self._cells:
             self._rows.append(BETWEEN_CELLS.join(self._cells).rstrip(BETWEEN_CELLS))
         for lines, head in ((self._rows, "".join(self._rows[:1])), (self._items, "")):

@@ -1,6 +1,6 @@
 """Sections of spreadsheets: a sheet is a section, and its rows stay rows.
 
-Excel's format since 2007 is read here, as it is sparse and says how a number is shown. Its older ones have calamine.
+Excel's format since 2007 is read here, as it is sparse and says how a number is shown. calamine reads the older formats.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ WORKBOOK = "xl/workbook.xml"
 ZIP = b"PK\x03\x04"
 MAX_GAP = 64  # empty cells in a row that are shown
 LOCKED = "it is encrypted: save it without a password"
-ENCRYPTED = "EncryptedPackage".encode("utf-16-le")  # which has a workbook of today, with a password
+ENCRYPTED = "EncryptedPackage".encode("utf-16-le")  # in a workbook of today's format with a password
 COLUMN = re.compile(r"([A-Z]{1,3})[0-9]*")
 EPOCH, EPOCH_1904 = datetime(1899, 12, 30), datetime(1904, 1, 1)
 LAST_DAY = 2_957_003  # 31 December 9999, from the later epoch on
@@ -47,7 +47,7 @@ class _SheetTable:
 
 
 class CellLetters:
-    """The letters of a workbook so far, which are bounded: one text can stand in a million cells."""
+    """The letters of a workbook so far, which are bounded: one text can fill a million cells."""
 
     def __init__(self) -> None:
         self._left = MAX_TEXT
@@ -63,8 +63,8 @@ class CellLetters:
 def add_sheet(outline: Outline, name: str, rows: Iterable[Row]) -> None:
     """Add a sheet: its name is a heading, and the first row of each table names its columns.
 
-    A table begins after an empty row if it begins with words in several cells, and goes on behind the empty row else. What
-    stands alone in its row above a table is a paragraph. Columns that the table leaves empty are left out.
+    After an empty row, a row with words in several cells begins another table; any other row continues the table. A cell
+    alone in its row above a table is a paragraph. Columns that are empty in the whole table are left out.
     """
     outline.has_records = True
     outline.add_heading(1, name)
@@ -114,7 +114,7 @@ def _line(row: Row, places: Mapping[int, int]) -> str:
 def read_xlsx(data: bytes, outline: Outline) -> None:
     """Add the sheets of an Excel workbook. Raises Unreadable."""
     if data.startswith(OLD_FORMAT):
-        read_calamine(data, outline)  # of an old one under this name, or of an encrypted one, which it tells
+        read_calamine(data, outline)  # an old workbook under this name, or an encrypted one, which it reports
         return
     with broken_as("an Excel workbook"):
         package = Package(data, [0])
@@ -183,7 +183,7 @@ class _Workbook:
                 self._outline.add_block(_text_of(paragraph))
 
     def _rows(self, data: bytes) -> Iterator[Row]:
-        """Yield the rows that are there; an empty one stands for all that are left out between two of them."""
+        """Yield the rows of a sheet; one empty row stands for all missing rows between two of them."""
         last = 0
         parent: Element | None = None
         for event, element in iterparse(io.BytesIO(data), ("start", "end")):
@@ -210,7 +210,7 @@ class _Workbook:
         return dict(sorted(row.items()))
 
     def _text(self, cell: Element) -> str:
-        """Return a cell as it is shown: of a formula its last result, or itself if nobody has computed it."""
+        """Return a cell as it is shown: of a formula its last result, or the formula if it was never computed."""
         kind = cell.get("t", "n")
         value = child_of(cell, "v")
         text = (value.text or "") if value is not None else ""
@@ -235,12 +235,12 @@ class _Workbook:
 
 
 def _id_of(sheet: Element) -> str:
-    """Return the identity of a sheet's relation: it has another `id` without a namespace in some files."""
+    """Return the id of a sheet's relation. In some files the sheet has another `id`, without a namespace."""
     return next((value for key, value in sheet.attrib.items() if key.endswith("}id")), "")
 
 
 def _text_of(element: Element) -> str:
-    """Return the text of a string or a paragraph, without how it is read aloud."""
+    """Return the text of a string or a paragraph, without its phonetic readings."""
     parts: list[str] = []
     for inner in element:
         if tag_of(inner) == "t":
@@ -271,7 +271,7 @@ BUILT_IN = {
     **dict.fromkeys(range(32, 36), "h:mm:ss"),
     48: "0.0E+0",
 }
-"""The formats that have no code in the file. Those of dates and of money depend on the country of who opens it."""
+"""The formats that have no code in the file. Those of dates and of money depend on the country of the reader."""
 
 TOKEN = re.compile(
     r'"(?P<quoted>[^"]*)"|\\(?P<escaped>.)|\[\$(?P<money>[^\]-]*)[^\]]*\]|\[(?P<elapsed>[hms]+)\]|\[[^\]]*\]|[_*].'
@@ -282,7 +282,7 @@ TOKEN = re.compile(
 
 
 class NumberFormat:
-    """What the code of a format asks for: a date, a time, or a number with its decimals and what stands around it."""
+    """The code of a format, parsed: a date, a time, or a number with its decimals and the text around it."""
 
     def __init__(self, code: str) -> None:
         found = [(match.lastgroup or "", match[match.lastgroup or 0]) for match in TOKEN.finditer(_positive(code))]
@@ -305,7 +305,7 @@ class NumberFormat:
         self._after = "".join(text for kind, text in found[at:] if kind in around)
 
     def shown(self, number: float, epoch: datetime) -> str:
-        """Return a number as the format shows it: dates in one form, and other ones as they are written."""
+        """Return a number as the format shows it: dates in one form, other numbers as they are written."""
         if (self._has_day or self._has_clock) and 0 <= number <= LAST_DAY:
             moment = epoch + timedelta(seconds=round(number * 86400))
             if self._is_elapsed or (number < 1 and not self._has_day):

@@ -11,7 +11,7 @@ from .package import DRAWN, OLD_FORMAT, Package, broken_as, child_of, get, int_o
 PRESENTATION = "ppt/presentation.xml"
 TITLES = {"title", "ctrTitle"}
 EDGES = {"ftr": "running_heads", "hdr": "running_heads", "dt": "running_heads", "sldNum": "page_numbers"}
-"""Placeholders that stand on each slide, and as what their text is counted."""
+"""Placeholders that each slide repeats, and the kinds under which their text is counted."""
 BULLETS = {"buChar", "buAutoNum", "buBlip"}
 COMMENTS = {"comments", "comment"}  # kinds of relations
 MAX_LEVEL = 8
@@ -84,7 +84,7 @@ class _Slide:
         self._outline.add_block("\n".join(lines), self._number, has_lines=True)
 
     def _add_notes(self, name: str) -> None:
-        """Add what the speaker says to a slide."""
+        """Add the speaker's notes to a slide."""
         root = self._package.part(name)
         for shape in _shapes(root) if root is not None else ():
             if _placeholder(shape) == "body":
@@ -94,7 +94,7 @@ class _Slide:
 
 
 def _shapes(root: Element) -> Iterator[Element]:
-    """Yield the shapes of a slide in their order, those in groups too, and of several versions of one the first."""
+    """Yield the shapes of a slide in their order, also those in groups; of several versions of a shape, the first."""
     waiting = [root]
     while waiting:
         element = waiting.pop()
@@ -108,7 +108,7 @@ def _shapes(root: Element) -> Iterator[Element]:
 
 
 def _placeholder(shape: Element) -> str:
-    """Return what a shape is for; empty if it is none of those that the layout has."""
+    """Return the placeholder of the layout that a shape fills; empty if it fills none."""
     about = next((element for element in shape[:1] for element in element.iter() if tag_of(element) == "ph"), None)
     return (get(about, "type") or "body") if about is not None else ""
 

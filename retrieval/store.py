@@ -1,6 +1,6 @@
 """The database of the index: its reads, and the popularity of chunks.
 
-A process that is killed leaves a whole index: each file is in it as it was before, or as it is now.
+After a kill the index is whole: each file is in it as it was before, or as it is now.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from .writing import READABLE, SCHEMA, TABLES, VIOLATIONS, Place, StoredChunk, S
 FILES = """
     select path, hash, state, reason, count(place.chunk), count(vector.chunk), size, mtime_ns, ctime_ns, by_words, left_out
     from file left join place on place.file = file.id left join vector on vector.chunk = place.chunk"""
-SAMPLE = 1000  # chunks that tell the language of all
+SAMPLE = 1000  # chunks that show the language of all
 NEWEST = 20  # files, and chunks of each, whose headings are looked at
-MOST_LETTERS = 80  # of a heading to begin with
+MOST_LETTERS = 80  # of a heading for a first question
 LEFT_OUT = msgspec.json.Decoder(dict[str, int])
 
 
@@ -43,11 +43,11 @@ class Store:
     """The SQLite file. One thread may write files and vectors; any thread may read, meanwhile as well.
 
     A file of another version or another origin is emptied, and so is a damaged one: all of it can be made again.
-    num_chunks: that it has.
+    num_chunks: in the index.
     """
 
     def __init__(self, path: Path, origin: Mapping[str, str] | None) -> None:
-        """origin: of `chunks` and of `vectors`, as text; if it is another one, they are made anew. None: only to read."""
+        """origin: of `chunks` and of `vectors`, as text; with another origin they are made anew. None: only to read."""
         self.path, self._origin = path, origin
         self._writing, self._reading = Lock(), Lock()
         self._open()
@@ -70,7 +70,7 @@ class Store:
 
     @property
     def is_lost(self) -> bool:
-        """Whether the file was removed, or another one put in its place: what is written here would be lost."""
+        """Whether the file was removed, or another one put in its place: all writes here would be lost."""
         return _identity(self.path) != self._file
 
     def reopen(self) -> None:
@@ -131,7 +131,7 @@ class Store:
             yield self._writer
 
     def attach(self, path: Path, statements: Iterable[str]) -> None:
-        """Execute statements in one transaction beside another index, whose tables are those of `old`."""
+        """Execute statements in one transaction, with another index attached as `old`."""
         with self._writing:
             self._writer.execute("attach database ? as old", (str(path),))
             try:
@@ -142,7 +142,7 @@ class Store:
                 self._writer.execute("detach database old")
 
     def written_elsewhere(self, write: Callable[[], writing.WriteOutcome]) -> list[int]:
-        """Let another process write meanwhile; return the numbers of the chunks that are in no file any more."""
+        """Let another process write, by `write`; return the numbers of the chunks that are in no file any more."""
         with self._writing:
             return self._count(write())
 
@@ -190,14 +190,14 @@ class Store:
 
     @property
     def languages(self) -> list[str]:
-        """The languages of the chunks, which tell how words were stemmed; none in an index that was made without."""
+        """The languages of the chunks, by which words were stemmed; none in an index that was made without them."""
         with self.reading() as connection:
             if not connection.execute("select 1 from sqlite_master where name = 'language'").fetchone():
                 return []
             return [name for (name,) in connection.execute("select name from language")]
 
     def share_in(self, language: str) -> float:
-        """Return the share of the chunks that are in a language, by some from all over the index; 0 in an empty one."""
+        """Return the share of the chunks in a language, by a sample from all over the index; 0 in an empty one."""
         numbers = np.sort(self.all_numbers())
         some = numbers[:: max(len(numbers) // SAMPLE, 1)].tolist()
         with self.reading() as connection:
@@ -213,7 +213,7 @@ class Store:
         return count
 
     def chunks(self, numbers: Iterable[int]) -> dict[int, StoredChunk]:
-        """Return chunks with their places, by number; those that are gone are left out."""
+        """Return chunks with their places, by number, without chunks that are gone."""
         found: dict[int, StoredChunk] = {}
         with self.reading() as connection:
             for number in numbers:
@@ -264,7 +264,7 @@ class Store:
     def vectors(self, after: int = 0, limit: int = -1) -> tuple[np.ndarray, np.ndarray]:
         """Return the numbers (chunks,) int64 of all chunks with a vector, and the vectors (chunks, width), float16.
 
-        after: a number; only chunks with higher ones. limit: of the chunks, the lowest numbers; -1: all.
+        after: only chunks with higher numbers. limit: of the chunks, the lowest numbers; -1: all.
         """
         query = "select chunk, x from vector where chunk > ? order by chunk limit ?"
         with self.reading() as connection:
@@ -279,13 +279,13 @@ class Store:
         return self.vectors() if known == embedder else (np.zeros(0, np.int64), np.zeros((0, 0), np.float16))
 
     def all_numbers(self) -> np.ndarray:
-        """Return the numbers (chunks,) int64 of all chunks, in any order. They are read from an index: texts take longer."""
+        """Return the numbers (chunks,) int64 of all chunks, in any order. SQLite's index has them: texts take longer."""
         with self.reading() as connection:
             return np.fromiter((number for (number,) in connection.execute("select number from chunk")), np.int64)
 
     @property
     def clusters(self) -> str:
-        """What is known of the file with the clusters of the vectors; empty if there is none."""
+        """The record of the file with the clusters of the vectors; empty if there is none."""
         with self.reading() as connection:
             row = connection.execute("select value from origin where name = 'clusters'").fetchone()
         return row[0] if row else ""
@@ -306,7 +306,7 @@ class Store:
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
-    """Return what tells a file from another one at the same path; None if there is no file."""
+    """Return the identity of a file, which differs for another file at the same path; None if there is no file."""
     try:
         found = path.stat()
     except FileNotFoundError:
@@ -330,10 +330,10 @@ def _places(connection: sqlite3.Connection, number: int) -> tuple[Place, ...]:
 
 
 def set_aside(path: Path, origin: Mapping[str, str]) -> Store | None:
-    """Return the index that answers until the one at `path` has read all files; None if that one is to answer itself.
+    """Return the index that answers until the one at `path` has read all files; None if the one at `path` answers itself.
 
-    An index of an older version, or of other chunks, moves to a file beside it, where the next start finds it, too. It
-    is whole: one that was only begun since then is removed instead.
+    An index of an older version, or of other chunks, moves to a file beside it, where the next start finds it, too. If
+    that file is there already, it is whole: the index at `path`, which was only begun since, is removed instead.
     """
     aside = path.with_suffix(".old.db")
     if path.exists() and _is_other(path, origin):
@@ -364,7 +364,7 @@ def _copy(path: Path, to: Path) -> None:
 
 
 def _is_other(path: Path, origin: Mapping[str, str]) -> bool:
-    """Whether a file is an index with chunks, of another form than it would be made in now, which can still be searched."""
+    """Whether a file is an index with chunks, of another form than a new one, that can still be searched."""
     try:
         with closing(writing.connect(path)) as connection:
             (version,) = connection.execute("pragma user_version").fetchone()
@@ -379,9 +379,9 @@ def _is_other(path: Path, origin: Mapping[str, str]) -> bool:
 
 
 def take_over(store: Store, old: Store) -> None:
-    """Give the chunks of an index the vectors and the uses that the same texts had in an old one, and remove its file.
+    """Copy the vectors and the uses of equal texts from an old index, and remove its file.
 
-    Nothing is left to do where another process has done that.
+    If another process has done that, the file is gone, and nothing is done.
     """
     if not old.path.exists():
         return
@@ -401,7 +401,7 @@ def take_over(store: Store, old: Store) -> None:
 
 
 def count_uses(store: Store, uses: Mapping[str, int]) -> None:
-    """Count more uses of chunks, by their ids. Those that are gone are not counted. It waits for a file that is written."""
+    """Count more uses of chunks, by their ids, without chunks that are gone. Waits while a file is written."""
     query = """
         insert into popularity select number, ? from chunk where id = ?
         on conflict(chunk) do update set uses = uses + excluded.uses"""
@@ -410,7 +410,7 @@ def count_uses(store: Store, uses: Mapping[str, int]) -> None:
 
 
 def headings(store: Store, limit: int) -> list[str]:
-    """Return some headings to begin with, each once: first the titles of the files changed last, then headings in them."""
+    """Return headings for a first question, each once: first titles of the files changed last, then headings in them."""
     newest = "select id from file where state = 'indexed' order by mtime_ns desc, path limit ?"
     of_file = """
         select title from place join chunk on chunk.number = place.chunk
@@ -442,7 +442,7 @@ def likeliest(store: Store, most_tokens: int) -> list[int]:
 
 
 def _by_likelihood(store: Store) -> Iterable[tuple[int, int]]:
-    """Yield numbers and tokens, some of them twice. A file is read at a time: a search waits for no more."""
+    """Yield numbers and tokens, some of them twice. Reads one file at a time, so that a search waits for no more."""
     popular = "select number, tokens from popularity join chunk on number = chunk order by uses desc, number"
     newest = "select id from file where state = 'indexed' order by mtime_ns desc, path"
     of_file = """

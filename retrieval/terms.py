@@ -1,6 +1,6 @@
 """The terms by which texts are found: words folded, stemmed by language, cut into letters where a script has no spaces.
 
-The same functions fold both sides: `terms_of` a text in the index, and what is `sought` for a question.
+The same functions fold both sides: the terms of a text in the index (`terms_of`), and those of a question (`sought`).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ LETTER = re.compile(rf".[{MARKS}]*", re.S)
 MANY_MARKS = re.compile(rf"([{MARKS}]{{8}})[{MARKS}]+")
 
 
-SIGN_OF_NAME = re.compile(r"[+#](?<=\w.)(?![A-Za-z_])")  # as in `C++`: a character is looked for, then what is before it
+SIGN_OF_NAME = re.compile(r"[+#](?<=\w.)(?![A-Za-z_])")  # as in `C++`: the sign first, then the character before it
 SPACED = bytes(code if chr(code).isalnum() or code == ord("_") else ord(" ") for code in range(128)) + bytes(128)
 
 
@@ -52,7 +52,7 @@ def words_of(text: str) -> list[str]:
     """Return the words of a text as they are written, in one form of Unicode (NFKC)."""
     if text.isascii() and not SIGN_OF_NAME.search(text):
         return text.encode().translate(SPACED).decode().split()  # the same words in a third of the time
-    return WORD.findall(normalize("NFKC", MANY_MARKS.sub(r"\1", text)))  # it takes the square of the marks of one letter
+    return WORD.findall(normalize("NFKC", MANY_MARKS.sub(r"\1", text)))  # its time is quadratic in one letter's marks
 
 
 # ---- Folding: letters without case and without marks. -------------------------------------------------------------------
@@ -60,7 +60,7 @@ def words_of(text: str) -> list[str]:
 SIGNS = {0, 8, 9, *range(84, 133)}  # combining classes: vowel signs, viramas, the voicing of Kana, tones of Thai and Lao
 ACCENTS = _ranges(code for code in ALL_MARKS if combining(chr(code)) not in SIGNS and code != 0x306)
 LOST = re.compile(rf"(?<![иИ])\u0306|[{ACCENTS}{INVISIBLE}]")
-"""What a folded word has not: accents, points of Hebrew and Arabic, the nukta. The Russian й is a letter of its own."""
+"""Signs that folding drops: accents, points of Hebrew and Arabic, the nukta. The Russian й is a letter of its own."""
 
 PLAIN = str.maketrans(
     {"ı": "i", "ł": "l", "ø": "o", "đ": "d", "ħ": "h", "ŧ": "t", "æ": "ae", "œ": "oe", "ð": "d", "þ": "th"}
@@ -96,15 +96,15 @@ STEMS = {
 
 STEMMER = f"PyStemmer {Stemmer.version()}"  # another one makes other terms
 MOST_LETTERS = 64  # of a word that is stemmed
-IDENTIFIER = re.compile(r"\d|[a-zß-öø-ÿ][A-Z]")  # it has a digit, or a capital behind a small letter
+IDENTIFIER = re.compile(r"\d|[a-zß-öø-ÿ][A-Z]")  # it has a digit, or a capital after a small letter
 
 _stemmer = cache(lambda language: Stemmer.Stemmer(STEMS[language], 0))
 
 
 def stems(word: str, language: str) -> dict[str, None]:
-    """Return the stem of a word with its accents, and that of the word as it is typed without, which is mostly the same.
+    """Return the stem of a word with its accents, and the stem of the word without accents, which is mostly the same.
 
-    Each has a mark of its language: a word of one language must not be found by the stem of another one's.
+    Each has a mark of its language: a word of one language must not be found by a stem of another language.
 
     >>> [*stems("informações", "pt")], [*stems("Haus", "de")], [*stems("getUsers", "en")], [*stems("Users", "en")]
     (['inform+pt', 'informaco+pt'], ['haus+de'], ['getusers'], ['user'])
@@ -121,12 +121,12 @@ def stems(word: str, language: str) -> dict[str, None]:
 
 
 def _mark(language: str) -> str:
-    """Return the end of a language's stems, which no word has; none for the most frequent one."""
+    """Return the suffix of a language's stems, which no word has; none for English."""
     return f"+{language}" if language != "en" else ""
 
 
 def parts_of(word: str) -> tuple[str, list[str]]:
-    """Return an identifier folded as a whole, which is empty for any other word, and the words in it.
+    """Return an identifier, folded as a whole, and the words in it. The first is empty for any other word.
 
     >>> parts_of("max_connections"), parts_of("C++"), parts_of("Notepad++"), parts_of("_so_")
     (('max_connections', ['max', 'connections']), ('c++', []), ('notepad++', ['Notepad']), ('', ['so']))
@@ -187,9 +187,9 @@ def terms_of(words: Iterable[str], language: str) -> str:
 
 
 def sought(word: str, languages: Sequence[str]) -> Iterator[list[str]]:
-    """Yield what to look for in an index for a word of a question: terms and phrases, of which one is enough.
+    """Yield lists of terms and phrases for a word of a question: a text needs one of each list.
 
-    languages: of the texts in the index. Two neighbours each are a phrase where a script has no spaces.
+    languages: of the texts in the index. In a script without spaces, each pair of neighbours is a phrase.
 
     >>> list(sought("東京都", [])), list(sought("ragとは", [])), list(sought("月", []))
     ([['東 京'], ['京 都']], [['rag'], ['と は']], [['月']])

@@ -15,7 +15,7 @@ from .languages import WORDS, language_of
 from .store import Store
 from .terms import fold, sought, words_of
 
-# ---- The words of a question that tell what it is about. ----------------------------------------------------------------
+# ---- The telling words of a question. -----------------------------------------------------------------------------------
 
 MAX_LETTERS, MAX_WORDS = 8192, 64  # of a query, from its end: a long message asks its question last
 
@@ -27,10 +27,9 @@ def _frequent(language: str) -> frozenset[str]:
 
 
 def words_sought(text: str, languages: Sequence[str] = ()) -> list[tuple[str, ...]]:
-    """Return the telling words of a text, each in the spellings of which one is enough. languages: of the texts searched.
+    """Return the telling words of a text, each as spellings of which one is enough. languages: of the searched texts.
 
-    Words that stand in most texts of the question's language are left out: a search is six times as fast without them,
-    and finds as much.
+    Frequent words of the question's language are left out: a search is six times as fast without them, and finds as much.
     """
     words = list(dict.fromkeys(reversed(words_of(text[-MAX_LETTERS:]))))
     frequent = _frequent(language_of([word.lower() for word in words], languages))
@@ -93,7 +92,7 @@ def _json(paths: Sequence[str]) -> str:
 
 
 def _has_terms(connection: sqlite3.Connection) -> bool:
-    """Whether the terms of texts can be made as they were for this index; in one of an older version they cannot."""
+    """Whether the terms of texts can be made as this index has them: not for an index of an older version."""
     query = "select 1 from sqlite_master where name = 'told' and instr(sql, 'terms(text, language)')"
     return connection.execute(query).fetchone() is not None
 
@@ -105,12 +104,12 @@ def _text(connection: sqlite3.Connection, number: int) -> tuple[str, str, int]:
     return row
 
 
-# ---- Scores: BM25 (Robertson, Zaragoza, 2009), and a share of its file's. ------------------------------------------------
-# FTS5's own one has a fixed `b`, counts each spelling of a word as a word, and gives nothing for one that half of the
+# ---- Scores: BM25 (Robertson, Zaragoza, 2009), and a share of the file's score. ------------------------------------------
+# FTS5's own BM25 has a fixed `b`, counts each spelling of a word as a word, and gives nothing for a word that half of the
 # documents have.
 
 K1, B = 1.2, 0.4
-FILE_WEIGHT, OF_FILE = 0.2, 3  # of the mean score of a file's best chunks, and how many there are
+FILE_WEIGHT, OF_FILE = 0.2, 3  # of the mean score of a file's best chunks, and their number
 
 
 class _Statistics:
@@ -149,12 +148,12 @@ class _Terms:
         self._counts, self._text = Counter(each), f" {'  '.join(each)} "
 
     def count(self, spellings: Sequence[str]) -> int:
-        """Return how often a word stands here, in any of its spellings: terms, or phrases of them."""
+        """Return how often a word occurs, in any of its spellings: terms, or phrases of them."""
         return sum(self._text.count(f" {one.replace(' ', '  ')} ") if " " in one else self._counts[one] for one in spellings)
 
 
 def _numbers(data: bytes) -> list[int]:
-    """Return the numbers that SQLite has written in as few bytes as each takes: 7 bits in each, and one if more follow."""
+    """Return numbers that SQLite has written with 7 bits in a byte, and the eighth set if more bytes follow."""
     found, number = [], 0
     for byte in data:
         number = number << 7 | byte & 127
@@ -165,7 +164,7 @@ def _numbers(data: bytes) -> list[int]:
 
 
 def _with_files(scores: Sequence[float], files: Sequence[int]) -> list[float]:
-    """Return scores, to each of which a share of its file's is added: of two like chunks that of the better file wins."""
+    """Return scores with a share of the file's score added: of two similar chunks, the one in the better file wins."""
     of_file: defaultdict[int, list[float]] = defaultdict(list)
     for file, score in zip(files, scores, strict=True):
         of_file[file].append(score)

@@ -18,7 +18,7 @@ from .files import NEVER_READ, Stamp
 from .languages import language_of
 from .terms import terms_of, words_of
 
-# ---- What an index knows of files and chunks, as values. ----------------------------------------------------------------
+# ---- The files and chunks of an index, as values. -----------------------------------------------------------------------
 
 INDEXED, FAILED, SKIPPED = "indexed", "failed", "skipped"  # states of a file
 
@@ -27,8 +27,8 @@ INDEXED, FAILED, SKIPPED = "indexed", "failed", "skipped"  # states of a file
 class StoredFile:
     """A file in the index. state: indexed, or, with the reason, failed (to be read) or skipped (not even opened).
 
-    digest: of its bytes. num_chunks, num_vectors: its chunks, and those of them that have a vector. num_by_words: those
-    that get none. left_out: its letters that are in none of them on purpose, by kind.
+    digest: of its bytes. num_chunks, num_vectors: its chunks, and its chunks with a vector. num_by_words: its chunks that
+    get none. left_out: the number of its letters that are in no chunk on purpose, by kind.
     """
 
     path: str
@@ -44,7 +44,7 @@ class StoredFile:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a chunk stands: in which file, the number in it, and the place as in `Chunk`."""
+    """The place of a chunk: its file, its number there, and page, start and stop as in `Chunk`."""
 
     path: str
     number: int
@@ -68,7 +68,7 @@ class StoredChunk:
 # ---- The tables of the index, and the rules that hold in each whole index. ----------------------------------------------
 
 VERSION = 6
-"""Of the tables and of all that is in them: readers, chunks, terms. Another one has the index made anew, from the files."""
+"""Of the tables and of their content: readers, chunks, terms. An index of another version is made anew from the files."""
 
 READABLE = range(3, VERSION + 1)  # versions that can still be searched, while the new index is made
 
@@ -124,17 +124,17 @@ PATIENCE = 30.0  # seconds to wait for another process that writes
 
 
 class WriteOutcome(NamedTuple):
-    """What a write did. num_new: chunks that the index did not have. gone: the numbers of those that it has no more."""
+    """The result of a write. num_new: the number of added chunks. gone: the numbers of removed chunks."""
 
     num_new: int
     gone: list[int]
 
 
 def connect(path: Path, creates: bool = True) -> sqlite3.Connection:
-    """Open the file for any thread, readable by its owner alone. creates: it is made if there is none."""
+    """Open the file for any thread, readable by its owner alone. creates: make the file if there is none."""
     if not path.exists():
-        # Never a file that is there: to close it would end all locks of this process on it (POSIX), and the next process
-        # that has done with the file would take itself for the last one, and remove its journal.
+        # Never a file that is there: closing it would end all locks of this process on it (POSIX), and the next process
+        # that closes the file would take itself for the last one, and remove its journal.
         os.close(os.open(path, os.O_CREAT * creates | os.O_RDWR, 0o600))
     connection = sqlite3.connect(path, timeout=PATIENCE, isolation_level=None, check_same_thread=False)
     try:
@@ -168,7 +168,7 @@ MOST_VECTORS = 4000  # of a file, the first ones: 4 MiB of text
 def put_file(
     connection: sqlite3.Connection, file: StoredFile, chunks: Iterable[Chunk] = (), most_vectors: int = MOST_VECTORS
 ) -> WriteOutcome:
-    """Store a file with all its chunks in order. most_vectors: chunks of it that get one; words find all of them."""
+    """Store a file with all its chunks in order. most_vectors: its chunks that get one; words find all of them."""
     with transaction(connection):
         row, before = _put_row(connection, file)
         num_new = number = 0
@@ -178,7 +178,7 @@ def put_file(
             words = words_of(document.text)
             if (
                 found := language_of(words, before=language or "en") or language
-            ) != language:  # a short one is in that of the chunk before it
+            ) != language:  # a short chunk is in the language of the chunk before
                 language = found
                 connection.execute("insert or ignore into language values (?)", (language,))
             chunk_number, is_new = _put_chunk(connection, document, words, (chunk.tokens, language, number <= most_vectors))
@@ -224,14 +224,14 @@ def _put_row(connection: sqlite3.Connection, file: StoredFile) -> tuple[int, lis
 
 
 def _take_places(connection: sqlite3.Connection, file: int) -> list[int]:
-    """Remove the places of a file; return the chunks that stood there."""
+    """Remove the places of a file; return its chunks."""
     numbers = [number for (number,) in connection.execute("select distinct chunk from place where file = ?", (file,))]
     connection.execute("delete from place where file = ?", (file,))
     return numbers
 
 
 def _remove_orphans(connection: sqlite3.Connection, numbers: Iterable[int]) -> list[int]:
-    """Remove those of the chunks that stand in no file, and return them."""
+    """Remove the given chunks that are in no file, and return them."""
     query = "delete from chunk where number = ? and not exists (select 1 from place where place.chunk = chunk.number)"
     return [number for number in numbers if connection.execute(query, (number,)).rowcount]
 

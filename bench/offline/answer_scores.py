@@ -1,4 +1,4 @@
-"""How good an answer is: its words beside those expected, the documents that it cites, how sure a difference is."""
+"""Scores of answers: their words beside the expected ones, the documents that they cite, how sure a difference is."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def token_f1(answer: str, expected: str) -> float:
 
 
 def cited(answer: str) -> list[str]:
-    """Return what an answer has in brackets that looks like the id of a document, each once, in order."""
+    """Return the texts in an answer's brackets that look like ids of documents, each once, in order."""
     names = (name for bracket in BRACKETS.finditer(answer) for name in NAME.findall(bracket[1]))
     return list(dict.fromkeys(name for name in names if ID_LIKE.fullmatch(name)))
 
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """A mean difference and its 95 % interval. conversations, turns: on which it rests."""
+    """A mean difference and its 95 % interval. conversations, turns: the numbers that it rests on."""
 
     mean: float
     low: float
@@ -51,7 +51,7 @@ class Effect:
 
     @property
     def verdict(self) -> str:
-        """What the rule says of log-likelihoods."""
+        """The rule's verdict on log-likelihoods."""
         if self.conversations < FEWEST:
             return "unknown"
         if self.low > 0 or self.high < 0:
@@ -64,9 +64,9 @@ class Effect:
 
 
 def bootstrap(conversations: Sequence[Sequence[tuple[float, float]]], seed: int = 0) -> Effect:
-    """Return the mean over all turns, and its interval over conversations that are drawn again.
+    """Return the mean over all turns, and its interval over resampled conversations.
 
-    A turn has a sum and over how much it is one, such as the tokens of an answer. Conversations without a turn do not count.
+    A turn is a sum and the number of its items, such as the tokens of an answer. Conversations without a turn do not count.
     Fewer than two have no interval.
     """
     groups = [turns for turns in conversations if turns]

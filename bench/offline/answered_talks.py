@@ -25,7 +25,7 @@ PEOPLE = (
 
 @dataclass(frozen=True, slots=True)
 class AnsweredTurn:
-    """documents: best ranked first. right: the ids of those that hold the answer, as people or the generator say."""
+    """documents: best ranked first. right: the ids of those with the answer, as people or the generator marked them."""
 
     question: str
     answer: str
@@ -42,7 +42,7 @@ class AnsweredTalk:
 
 
 def of_mtrag(data: Path, k: int) -> Iterator[AnsweredTalk]:
-    """Yield MT-RAG's conversations with what a retriever found for each turn. Raises BenchError without the data."""
+    """Yield MT-RAG's conversations with a retriever's documents for each turn. Raises BenchError without the data."""
     folder = data / "mtrag_retrieved" if (data / "mtrag_retrieved").is_dir() else data
     try:
         queries, rows = mtrag(folder, k=k), (folder / "tasks.jsonl").read_text("utf-8").splitlines()
@@ -67,10 +67,10 @@ def of_mtrag(data: Path, k: int) -> Iterator[AnsweredTalk]:
 
 
 def made_up(k: int, seed: int) -> Iterator[AnsweredTalk]:
-    """Yield conversations without end: turn by turn a fact of one document, then one that takes two of them.
+    """Yield conversations without end, whose turns ask in turn for a fact of one document and for one of two documents.
 
     One document has a place and its mayor, the other where the mayor was born. Each conversation has its own places and
-    people; turns share the documents that nobody needs.
+    people; turns share the documents that they do not need.
     """
     for number in count():
         rng = random.Random(f"answers {seed} {number}")

@@ -1,8 +1,8 @@
 """What reuse does to answers: one turn's documents shown in several ways, to a model in this process.
 
 The server's own builder makes the prompts, and its scheduler orders, reuses and computes; the steps are taken here, so that
-a given answer can be read token by token. In front of each turn the cache gets the documents in another order, drawn by a
-seed. Each conversation begins with an empty cache, so that a point depends on no other one.
+a given answer can be read token by token. Before each turn the cache gets the documents in another order, drawn by a seed.
+Each conversation begins with an empty cache, so that a point depends on no other one.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ _text = partial(Fixed, label="the hints", ends=False)
 # ---- The ways to show documents: fields of requests; a change of the prompt, where no request can ask for it. -----------
 
 Show = Callable[[DocumentSet, Sequence[str], Tokenize], tuple[list[Part], list[Part]]]
-"""From documents with their order, all ids of the turn in rank, and what tokenises, to what stands for them, and what stands
-behind the question."""
+"""Takes documents with their order, all ids of the turn in rank, and a tokeniser; returns the parts in the documents' place,
+and the parts after the question."""
 
 
 def _as_served(documents: DocumentSet, ranking: Sequence[str], tokenize: Tokenize) -> tuple[list[Part], list[Part]]:
@@ -65,7 +65,7 @@ def _as_served(documents: DocumentSet, ranking: Sequence[str], tokenize: Tokeniz
 
 
 def _hinted(write: Callable[[Sequence[str], Sequence[str]], str], *, behind: bool = False) -> Show:
-    """Return what shows documents with a hint. write: from the ids as they stand and in rank."""
+    """Return a function that shows documents with a hint. write: makes it from the ids in order, and in rank."""
 
     def show(documents: DocumentSet, ranking: Sequence[str], tokenize: Tokenize) -> tuple[list[Part], list[Part]]:
         text = write([documents.documents[at].id for at in documents.order or ()], ranking)
@@ -88,7 +88,7 @@ def _silent(documents: DocumentSet, ranking: Sequence[str], tokenize: Tokenize) 
 
 
 def _located(documents: DocumentSet, ranking: Sequence[str], tokenize: Tokenize) -> tuple[list[Part], list[Part]]:
-    """Show the reference to a document where the document would stand."""
+    """Show the reference to a document in the place of the document."""
     shown: list[Part] = []
     ranks = {document.id: at for at, document in enumerate(documents.documents)}
     for id in ranking:
@@ -102,9 +102,9 @@ def _located(documents: DocumentSet, ranking: Sequence[str], tokenize: Tokenize)
 
 @dataclass(frozen=True, slots=True)
 class ShownWay:
-    """fields: of the request. show: changes the prompt. than: the way that lacks only what this one is about.
+    """fields: of the request. show: changes the prompt. than: the way that differs in this way's subject alone.
 
-    best_last: the best document stands at the end, whatever the order of the others. bare: without documents.
+    best_last: the best document is the last one, whatever the order of the others. bare: without documents.
     """
 
     name: str
@@ -137,7 +137,7 @@ WAYS = (
 
 
 class Recorder(Sampler):
-    """Gives the tokens that are expected, and adds up the logarithms of their probabilities."""
+    """Chooses the expected tokens, and adds up the logarithms of their probabilities."""
 
     def __init__(self, model: Model, expected: np.ndarray) -> None:
         super().__init__(model, GREEDY)
@@ -162,7 +162,7 @@ class Answerer:
         self._tokenize: Tokenize = partial(service.builder.tokens, "")
 
     def fitting(self, talk: AnsweredTalk, longest: int) -> AnsweredTalk:
-        """Return a conversation without the turns from the first one on that is longer, with an answer, in any way."""
+        """Return a conversation up to the first turn of `longest` tokens or more with an answer, in retrieval order."""
         for at, turn in enumerate(talk.turns):
             try:
                 length = self._prompt(WAYS[0], talk, at).num_tokens + max(self._most, len(self._model.tokenize(turn.answer)))
@@ -173,7 +173,7 @@ class Answerer:
         return talk
 
     def measure(self, way: ShownWay, talk: AnsweredTalk) -> list[dict[str, Any]]:
-        """Return the figures of each turn of a conversation, whose earlier turns stand as they were shown."""
+        """Return the figures of each turn of a conversation, with earlier turns as they were shown."""
         scope, orders, rows = Scope.shared(f"{way.name} {talk.name}"), list[Sequence[int]](), list[dict[str, Any]]()
         for at in range(len(talk.turns)):
             asked = self._prompt(way, talk, at)
@@ -219,7 +219,7 @@ class Answerer:
         return type(asked)(parts)
 
     def _answered(self, prompt: ChatPrompt, talk: AnsweredTalk, at: int, scope: Scope) -> dict[str, Any]:
-        """Answer a prompt greedily, then read the expected answer behind it; return the figures."""
+        """Answer a prompt greedily, then read the expected answer after it; return the figures."""
         turn, expected = talk.turns[at], self._model.tokenize(talk.turns[at].answer)
         job, tokens, ttft = self._compute(prompt, scope, Sampler(self._model, GREEDY), self._most)
         recorder = Recorder(self._model, expected)
@@ -269,7 +269,7 @@ class Answerer:
 
 
 def _drawn(seed: str, documents: DocumentSet) -> tuple[int, ...]:
-    """Return an order that is not the rank, where there is another one, and leaves what has to stand last."""
+    """Return an order other than the rank, if there is one. Documents that have to be last stay last."""
     size = len(documents.documents)
     movable = range(size - documents.keep_last)
     rng, order = random.Random(seed), list(movable)
@@ -385,7 +385,7 @@ def _compared(rows: Rows, way: str, than: str) -> tuple[Cell, ...]:
 
 
 def ways_table(title: str, rows: Rows, ways: Sequence[ShownWay]) -> Table:
-    """Return a line for each way: its figures over all turns, and what it makes of those in retrieval order."""
+    """Return a line for each way: its figures over all turns, and its effect beside retrieval order."""
     columns = ("way", "log-likelihood", "F1", "exact", "cited, given, right", "reused %", "TTFT p50 ms", *COMPARED)
     lines: list[tuple[Cell, ...]] = []
     for way in ways:

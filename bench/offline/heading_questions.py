@@ -1,4 +1,4 @@
-"""Questions made of a folder's own headings: each is taken out of the text, and its section is to be found by it."""
+"""Questions made of a folder's own headings: each heading is removed from the text, and has to find its section."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LEAST_WORDS, LEAST_LETTERS = 3, 250  # of a heading, and of the text below it
 NO_QUESTION = re.compile(r"[()`<>=]|^.{120}")  # in a heading that is code, or a paragraph
 NUMBER = re.compile(r"^[\d.]+\s+")
 MOST_OF_FILE, MOST_RELEVANT = 8, 8  # questions, and chunks of one
-TAKEN = "Section"  # stands in place of a heading that became a question
+TAKEN = "Section"  # replaces a heading that became a question
 STOP = frozenset(WORDS["en"].split())
 START = 60  # letters of a block or of a chunk by which the two find each other
 
@@ -107,6 +107,6 @@ def _without(section: Section, paths: Sequence[tuple[str, ...]], taken: re.Patte
 
 
 def _has_text_of(chunk: Chunk, texts: Sequence[str]) -> bool:
-    """Whether either begins in the other one. Short texts may stand anywhere."""
+    """Whether the start of either is in the other. Short texts do not count: they may be anywhere."""
     start = chunk.text[:START]
     return any(text[:START] in chunk.text or (len(start) == START and start in text) for text in texts if len(text) >= START)

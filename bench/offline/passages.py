@@ -106,7 +106,7 @@ class QueryEmbedder:
         return normalised(self._embedder.vectors([tokens])[0], 2)
 
     def vectors(self, passages: Sequence[Passage]) -> np.ndarray:
-        """Return the vectors (passages, width), float16. A later run computes only what a stopped one has left."""
+        """Return the vectors (passages, width), float16. A later run computes only those that a stopped run lacks."""
         texts = [self._prefixes.document + embedded_text(passage.title, passage.text) for passage in passages]
         contents = blake2b("\0".join(texts).encode(), digest_size=8).hexdigest()
         cache = cache_folder()

@@ -47,7 +47,7 @@ class Accesses:
 
     @property
     def footprint(self) -> int:
-        """The blocks that an unlimited cache would hold: the number of different prefixes."""
+        """The blocks that an unlimited cache would have: the number of different prefixes."""
         return len({prefix for blocks, _ in self.prompts for prefix in prefixes(blocks)})
 
 
@@ -81,7 +81,7 @@ def skewed(requests: int = 4000, documents: int = 1000, hot: float = 0.03, share
 
 
 def conversations(folder: Path) -> Accesses:
-    """Return MT-RAG: each turn's prompt holds the turns before it, with the documents of a real retriever."""
+    """Return MT-RAG: each turn's prompt has the turns before it, with the documents of a real retriever."""
     blocks = _Blocks()
     histories: dict[str, list[tuple[str, int]]] = {}
     prompts = []

@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> Report:
 def shared_speed(results: Sequence[Result]) -> float:
     """Return tokens per second while all of `results` were being decoded; not a number if they did not overlap.
 
-    A chunk may hold more than one token (half a character waits for the other half), so chunks are weighted.
+    A chunk may have more than one token (half a character waits for the other half), so chunks are weighted.
     """
     begin = max(result.started + result.arrivals[0] for result in results)
     end = min(result.started + result.arrivals[-1] for result in results)

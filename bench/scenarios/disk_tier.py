@@ -29,8 +29,8 @@ from ..trace import Query
 
 SETTLED = 1.0  # s in which nothing is written to disk
 WITH, WITHOUT = "with a disk", "without"
-BEGINNING, RUN = 64, 32  # tokens of made records: of a beginning, and of each that stands on one
-BRANCHES = 100  # records that stand on one beginning
+PREFIX, RUN = 64, 32  # tokens of made records: of a shared prefix, and of each record after it
+BRANCHES = 100  # records after one prefix
 MADE_BY = Provenance("0" * 32, "1" * 32)
 MISSES = 1000
 Told = tuple[Table, list[Bar]]
@@ -38,7 +38,7 @@ Told = tuple[Table, list[Bar]]
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """What it takes to have made records: seconds until the index is ready, bytes, and the seconds of a miss."""
+    """The costs of made records: seconds until the index is ready, bytes, and the seconds of a miss."""
 
     seconds: float
     bytes: int
@@ -169,7 +169,7 @@ def _ttft(results: Sequence[Result]) -> float:
 
 
 def _made(count: int, root: Path) -> dict[str, Index]:
-    """Make records; return what their index takes without the file of an earlier one, and with it."""
+    """Make records; return the costs of their index without the file of an earlier one, and with it."""
     with Progress("tenths of the records made", 10) as progress:
         folder = root / MADE_BY.folder
         folder.mkdir(parents=True, mode=0o700)
@@ -189,9 +189,9 @@ def _made(count: int, root: Path) -> dict[str, Index]:
 def _records(count: int) -> Iterator[Record]:
     rng, beginning = np.random.default_rng(0), np.empty(0, np.int32)
     for number in range(count):
-        start = BEGINNING if number % (BRANCHES + 1) else 0
+        start = PREFIX if number % (BRANCHES + 1) else 0
         if not start:
-            beginning = rng.integers(0, 32_000, BEGINNING, np.int32)
+            beginning = rng.integers(0, 32_000, PREFIX, np.int32)
         run = rng.integers(0, 32_000, RUN, np.int32) if start else beginning[:0]
         yield Record(Scope.shared(""), np.concatenate([beginning, run]), start, np.zeros(64, np.uint8))
 
@@ -221,7 +221,7 @@ def _allowed(count: int) -> int:
 def _told_made(args: argparse.Namespace, made: dict[str, Index]) -> Told:
     rows = [(name, one.seconds, one.bytes / 2**20, one.bytes / args.records, 1e6 * one.miss) for name, one in made.items()]
     columns = ("start", "ready after s", "MiB", "bytes a record", "a miss us")
-    table = Table(f"{args.records:,} records of {RUN} and {BEGINNING} tokens", columns, rows)
+    table = Table(f"{args.records:,} records of {RUN} and {PREFIX} tokens", columns, rows)
     last = made["index read"]
     return table, [
         Bar(3, "seconds to ready with the index's file", last.seconds, 5.0),

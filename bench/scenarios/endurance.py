@@ -36,21 +36,21 @@ OUTPUT = 60  # tokens of a bystander's answer
 UNREAD = 1000  # tokens of an answer that nobody reads
 DESCRIPTORS = 1024  # `ulimit -n` of the server
 SHOTS, BETWEEN = 3, 0.5  # faults, and s between two of them
-CALM = 3.0  # s of bystanders without an attack, before and behind it
+CALM = 3.0  # s of bystanders without an attack, before and after it
 CONVERSATIONS, IDLE = 20, 2.0  # that are idle at a fault, and for how many s
 TIMEOUT = 30.0  # s to answer
 DYING = 10.0  # s until a server with a dead engine must end
 TELLING = 2.0  # s after the fault in which /health may still answer 200
-AFTER = 1.0  # s until the descriptors are counted, once all clients have left
+AFTER = 1.0  # s until the descriptors are counted, once all clients have disconnected
 SAMPLE, REPORT_EVERY = 1.0, 60  # s between two samples of memory, and samples between two lines of progress
 PAUSE, LONG_PAUSE = 0.02, 1.0  # s of a visitor between two acts, and after a lost one: a dead server would lose thousands
-TIMED = ("chat", "stream", "converse")  # acts whose time is told
+TIMED = ("chat", "stream", "converse")  # acts whose time is reported
 
 GAP_FACTOR, GAP = 10.0, 0.5  # limit of a gap: this multiple of the longest quiet gap, or these seconds
 LEAST_KEPT = 0.95  # of the tokens that idle conversations reuse without a fault
 MORE_DESCRIPTORS, MORE_LOG, A_REQUEST, MORE_MEMORY = 10, 100.0, 0.3, 100.0  # kB of log, and kB a request; MiB
 STEADY = 1.05  # memory of a mixed load after its first quarter, over the most in it
-LONG_NAME = ("--alias", "a" * 8192)  # each chunk holds the model's name: few tokens fill what the system keeps of an answer
+LONG_NAME = ("--alias", "a" * 8192)  # each chunk has the model's name: few tokens fill the system's buffer for an answer
 
 
 @dataclass(slots=True)
@@ -176,7 +176,7 @@ async def dawdling(stage: Stage) -> None:
 
 
 async def crowding(stage: Stage) -> None:
-    """In another process, so that the bystanders have this one for themselves."""
+    """Crowd the server from another process, so that the bystanders have this one for themselves."""
     with ProcessPoolExecutor(1, get_context("spawn"), tie_to_parent) as pool:
         crowd = pool.submit(rude.crowd, stage.server.url, stage.clients, stage.seconds)
         stage.notes.append(f"{await asyncio.wrap_future(crowd):,} connections were opened")
@@ -271,7 +271,7 @@ def run(args: argparse.Namespace) -> Report:
 
 
 def report(found: Mapping[str, tuple[Stage, list[str]]]) -> Report:
-    """Return a row for each trial, and what was complained of. found: by name of the trial."""
+    """Return a row for each trial, and the complaints. found: by name of the trial."""
     columns = ("trial", "asked", "failed", "gap ms", "quiet ms", "MiB more", "log kB", "descriptors", "complaints")
     rows = [_row(name, *one) for name, one in found.items()]
     num_complaints = sum(len(of) for _, of in found.values())

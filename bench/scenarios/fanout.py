@@ -16,8 +16,8 @@ from ..servers import add_options, arms_for, measured_in_rounds
 class Burst:
     """One round of requests.
 
-    The tokens of the prompt; the most tokens that one request computed, less than the prompt because all prompts have a
-    common beginning; the tokens that all requests computed together; seconds until all have ended.
+    The tokens of the prompt; the most tokens that one request computed, less than the prompt because all prompts share a
+    prefix; the tokens that all requests computed together; seconds until all have ended.
     """
 
     prompt: int

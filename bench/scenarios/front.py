@@ -1,4 +1,4 @@
-"""`slotcache order` in front of one llama-server, also one that tells nothing, and of two behind nginx."""
+"""`slotcache order` in front of one llama-server, also one that reports nothing, and of two behind nginx."""
 
 from __future__ import annotations
 
@@ -65,8 +65,8 @@ http {{
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fronted(Arm):
     """Engines with programs in front of them. engines: their number; order: the front's `--document-order`, empty without a
-    front; nginx: its path, for more than one engine; is_mute: the front hears of no tokens. computed: the prompt tokens that
-    the engines computed, in each round.
+    front; nginx: its path, for more than one engine; is_mute: the front gets no figures of tokens. computed: the prompt
+    tokens that the engines computed, in each round.
     """
 
     engines: int = 1
@@ -165,7 +165,7 @@ def run(args: argparse.Namespace) -> Report:
 
 
 def _gain(computed: Sequence[float]) -> float:
-    """Return what is saved in front of the mute engine over what is in front of the other. computed: of the three arms."""
+    """Return the saving with the mute engine over the saving with the other one. computed: of the three arms."""
     direct, ordered, mute = computed
     return (direct - mute) / max(direct - ordered, 1)
 
@@ -205,7 +205,7 @@ def _bars(before: Outcome, after: Outcome, k: int) -> list[Bar]:
 
 
 def _documents(outcome: Outcome, k: int) -> float:
-    """Return the documents reused a query, by tokens: the text in front of them is what the poorest hit has cached."""
+    """Return the documents reused a query, by tokens: the text before them is what the poorest hit has cached."""
     results = [result for run in outcome.runs for result in run.answered]
     front = min((result.cached_tokens for result in results if result.cached_tokens), default=0)
     return mean([k * max(result.cached_tokens - front, 0) / (result.prompt_tokens - front) for result in results])

@@ -133,7 +133,7 @@ async def _quiet(client: Client, args: argparse.Namespace) -> Window:
 
 
 async def _busy(client: Client, args: argparse.Namespace, folder: Path, number: int) -> Window:
-    """Have new files read, and return the window in which they were."""
+    """Let new files be read, and return the window of that time."""
     aside = folder.with_name(f"aside-{number}")
     _write(aside, number, args.files)
     chunks = await _sum(client, "chunks")

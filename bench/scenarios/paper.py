@@ -28,7 +28,7 @@ from ..trace import Query, burst, conversations, skewed
 
 MODELS = ("bench", "embedded")
 PAUSE = 0.1  # s after each answer of a client that asks alone: idle KV moves meanwhile
-WARM_UP = 5  # requests at the beginning of a trace that do not count, as in RAGCache++ and CacheWeaver
+WARM_UP = 5  # first requests of a trace, which do not count, as in RAGCache++ and CacheWeaver
 FAST = 0.6  # of the cold median, likewise
 TIMES = 5.0  # of the TTFT at the lowest rate: RAGCache's limit (7, Metrics)
 REQUIRED = 1.6  # slotcache's rate at that limit over llama-server's
@@ -84,7 +84,7 @@ class ClientOrder:
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How much a panel measures. parts: loads of the arms with a part switched off. memory: shares of what would be kept."""
+    """The size of a panel. parts: loads of the arms with a part switched off. memory: shares of all KV of the trace."""
 
     requests: int = 60
     requests_a_load: int = 70
@@ -146,7 +146,7 @@ class Study:
         return queries
 
     def measure(self, arm: Arm, drives: Drive, at: At) -> dict[str, Any]:
-        """Return the figures of one point, a list of each with one value a request. at: what tells it from others."""
+        """Return the figures of one point, a list of each with one value a request. at: the values that identify it."""
         options = {name: getattr(self.args, name) for name in ("parallel", "threads", "flash_attn", "repack")}
         options |= {"tokens": self.args.max_tokens, "own": self.args.slotcache_args, "llama": self.args.llama_args}
         options |= {"hint": self.args.order_hint, "seed": self.args.seed, "words": self.words}
@@ -162,7 +162,7 @@ class Study:
         return self.points.point(point, measured)
 
     def curves(self, points: Iterable[tuple[Any, Arm, Drive, At]]) -> dict[str, Curve]:
-        """Measure points: the value of an axis, an arm, how it is driven, and what tells the point. Return curves by arm."""
+        """Measure points: a value of an axis, an arm, how it is driven, what identifies the point. Return curves by arm."""
         found: dict[str, Curve] = {}
         for value, arm, drives, at in points:
             found.setdefault(arm.name, []).append((value, self.measure(arm, drives, at)))
@@ -184,12 +184,12 @@ class Study:
 
     @property
     def label(self) -> str:
-        """The model, and the trace if it is not the usual one: what tables are of."""
+        """The model, and the trace if it is not the usual one, for titles of tables."""
         return "-".join([self.model, *self._trace.values()])
 
     @property
     def _trace(self) -> dict[str, str]:
-        """What tells a point of another trace than the usual one."""
+        """The values that identify a point of another trace than the usual one."""
         return {} if self.args.trace == TRACES[0] else {"workload": self.args.trace}
 
     def _changed(self, changed: At) -> argparse.Namespace:

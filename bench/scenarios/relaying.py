@@ -18,9 +18,9 @@ from ..servers import HOST, Server, free_port, own_command, tie_to_parent
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 HEALTH = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}"
-LAST = b"0\r"  # the line in front of the end of a chunked answer
+LAST = b"0\r"  # the line before the end of a chunked answer
 STAMP = b"stamp:"
-TELLING = (b'"usage"', b'"timings"')  # fields that tell of tokens
+TELLING = (b'"usage"', b'"timings"')  # fields with numbers of tokens
 Body = dict[str, Any]
 DIRECT, BARE, FRONT = "direct", "a proxy that copies bytes", "slotcache order"
 
@@ -159,7 +159,7 @@ async def _engine(port: int) -> None:
                 for _ in range(body["max_tokens"]):
                     said = STAMP + str(perf_counter_ns()).encode() + b";"
                     _write(writer, b'data: {"choices":[{"delta":{"content":"%s"}}]}\n\n' % said)
-                    await writer.drain()  # which ends it, where its client has left
+                    await writer.drain()  # raises if the client has disconnected
                     await asyncio.sleep(body.get("gap", 0))
                 _write(writer, b'data: {"choices":[],"usage":{"prompt_tokens":900}}\n\ndata: [DONE]\n\n')
                 writer.write(b"0\r\n\r\n")
@@ -177,7 +177,7 @@ def _write(writer: asyncio.StreamWriter, data: bytes) -> None:
 
 
 async def copy(port: int, engine: int, is_mute: int = 0) -> None:
-    """Copy the bytes of each connection to the engine and back. is_mute: no answer tells its tokens."""
+    """Copy the bytes of each connection to the engine and back. is_mute: no answer reports its tokens."""
 
     async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:

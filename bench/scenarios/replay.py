@@ -28,7 +28,7 @@ OWN, THEIRS, REUSE = "slotcache", "llama-server", 256
 MESSAGES, BILLED = "slotcache, /v1/messages", "slotcache, a billing line"
 CACHED = {"cache_prompt": True, "session_id": "replay", "volatile": "move"}
 CUT_AFTER = 1 / 3  # of the prompt that is not cached
-SAMPLE = 30_000  # characters of a session that tells how long a token is
+SAMPLE = 30_000  # characters of a session that shows how long a token is
 SPARE = 512  # tokens of context beyond the longest prompt
 IDLE_TOKENS, TOKENS = "slotcache_idle_prompt_tokens_total", "slotcache_prompt_tokens_total"
 BILL = "x-anthropic-billing-header: cc_version=2.1.37.0d9; cc_entrypoint=cli; cch={:05x};"
@@ -47,7 +47,7 @@ class RecordedChat(ChatApi):
 
 @dataclass(frozen=True, slots=True)
 class RecordedMessages(RecordedChat):
-    """Anthropic's messages, with those of a recording. billed: Claude Code's billing line in front, each time another."""
+    """Anthropic's messages, with those of a recording. billed: Claude Code's billing line is first, each time another."""
 
     billed: bool = False
 
@@ -93,8 +93,8 @@ def _blocks(message: Body) -> Body:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A request as it went. cut: tokens that the try before it computed, whose client left. is_first: of its agent, behind
-    the restart. new: tokens with which no earlier prompt of the session begins.
+    """A request as it went. cut: tokens that the try before it computed, whose client disconnected. is_first: of its agent,
+    after the restart. new: tokens after the longest prefix that an earlier prompt of the session shares.
     """
 
     request: Request
@@ -124,7 +124,7 @@ class Turn:
         return self.read_again > known / 2
 
     def data(self) -> dict[str, Any]:
-        """Return it as JSON values."""
+        """Return the turn as JSON values."""
         named = {"agent": self.request.agent, "phase": self.request.phase, "new": round(self.request.new, 4)}
         named |= {"new_tokens": self.new, "is_first": self.is_first}
         return named | {"cut": self.cut, "ttft": self.result.ttft} | self.result.figures
@@ -134,8 +134,8 @@ class Turn:
 class Session:
     """A session as it went. idle: prompt tokens that the server computed beside its requests.
 
-    counted: those that it computed for requests, by its own count, of which the client does not see the last of a try that
-    it cuts. None: the server has no such count.
+    counted: prompt tokens that it computed for requests, by its own count, which includes the last ones of a try that the
+    client cuts; the client does not see these. None: the server has no such count.
     """
 
     turns: tuple[Turn, ...]
@@ -149,7 +149,7 @@ class Session:
 
     @property
     def restarted(self) -> list[Turn]:
-        """The first request of each agent behind the restart."""
+        """The first request of each agent after the restart."""
         return [turn for turn in self.turns if turn.is_first]
 
     @property
@@ -222,7 +222,7 @@ async def _ask(client: Client, request: Request, number: int) -> tuple[Result, i
 
 
 async def _hang_up(client: Client, path: str, body: Body) -> int:
-    """Send a request, and leave in its prefill. Return the tokens that were computed by then."""
+    """Send a request, and disconnect in its prefill. Return the tokens that were computed by then."""
     computed = 0
     async with client.http.post(path, json=body | {"return_progress": True}, raise_for_status=True) as answer:
         async for line in answer.content:
@@ -316,7 +316,7 @@ async def _prompt(http: aiohttp.ClientSession, request: Request) -> Prompt:
 
 
 def new_tokens(prompts: Sequence[Sequence[int]]) -> list[int]:
-    """Return for each prompt how many of its tokens stand behind what the best of the earlier ones begins with, too."""
+    """Return for each prompt the number of its tokens after the longest prefix that an earlier one shares."""
     arrays = [np.array(prompt, np.int32) for prompt in prompts]
     shared = ([common_prefix(prompt, earlier) for earlier in arrays[:at]] for at, prompt in enumerate(arrays))
     return [len(prompt) - max(known, default=0) for prompt, known in zip(arrays, shared, strict=True)]
@@ -342,7 +342,7 @@ def _turns(played: dict[str, list[Session]]) -> Table:
 
 
 def _floors(played: dict[str, list[Session]]) -> list[str]:
-    """Say what must be computed at the least."""
+    """Return lines about the tokens that have to be computed at least."""
     turns = next(iter(played.values()))[0].turns
     new, unseen = sum(turn.new for turn in turns), sum(turn.num_unseen for turn in turns)
     text = f"{new:,} tokens stand behind what an earlier prompt of the session begins with, too"

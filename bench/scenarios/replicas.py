@@ -1,4 +1,4 @@
-"""Two replicas on Ray Serve with one router or another in front: placement by documents, at random, by characters."""
+"""Two replicas on Ray Serve with one router or another: placement by documents, at random, by characters."""
 
 from __future__ import annotations
 

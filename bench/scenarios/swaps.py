@@ -19,7 +19,7 @@ from ..report import Bar, BenchError, Cell, Report, Table, median
 from ..servers import HOST, Server, events, free_port, llama_server, own_command
 
 FILLER = "The keeper of the northern lighthouse writes down wind, tide and every ship that passes. "
-EARLY = 10  # swaps behind which memory is read for the first time
+EARLY = 10  # swaps after which memory is read for the first time
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -91,7 +91,7 @@ def run(args: argparse.Namespace) -> Report:
     with Server([*own_command(), "serve", *files, *flags], port) as server:
         swaps, memory = _swaps(server, args)
         waits = _crowd(server.url, args)
-    after = _behind_swaps(swaps)
+    after = _after_swaps(swaps)
     shares = [sum(min(turn.cached, turn.kept) for turn in turns) / sum(turn.kept for turn in turns) for turns in after]
     firsts = [turns[0].seconds for turns in after]
     ttfts = _ttfts(after)
@@ -105,7 +105,7 @@ def run(args: argparse.Namespace) -> Report:
     bars += [Bar(38, "memory at the end over memory after 10 swaps", memory[-1] / memory[0], 1.05, unit="x")]
     data: dict[str, Any] = {"shares": shares, "firsts": firsts, "memory": memory, "waits": waits, "ttft": ttfts}
     if binary := llama_server(args):
-        theirs = data["router"] = _ttfts(_behind_swaps(_router_swaps(binary, args)))
+        theirs = data["router"] = _ttfts(_after_swaps(_router_swaps(binary, args)))
         rows += [(f"TTFT, s, of {name}, median, llama-server's router", seconds) for name, seconds in theirs.items()]
         ratios = {name: ttfts[name] / theirs[name] for name in ttfts}
         bars += [Bar(38, f"TTFT of {name} over llama-server's router's", of, 0.2, unit="x") for name, of in ratios.items()]
@@ -118,8 +118,8 @@ def _both(args: argparse.Namespace) -> list[str]:
     return ["-c", str(args.ctx_size), "--cache-ram", str(args.cache_ram), "-t", str(args.threads)]
 
 
-def _behind_swaps(swaps: list[list[Turn]]) -> list[list[Turn]]:
-    """Return the turns behind each swap, from the second turn of the conversations on."""
+def _after_swaps(swaps: list[list[Turn]]) -> list[list[Turn]]:
+    """Return the turns after each swap, from the second turn of the conversations on."""
     return [turns for turns in swaps if any(turn.kept for turn in turns)]
 
 

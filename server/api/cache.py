@@ -1,4 +1,4 @@
-"""What the cache holds: contents, documents, prefetch, stored conversations."""
+"""The routes of the cache: warming, contents, sessions, stored conversations, orders of documents, speculation."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from .stream import collect
 
 
 async def warm(request: Request, asked: WarmRequest) -> Response:
-    """Compute the prompt of a chat (messages, documents) and leave it in the cache; nothing is generated.
+    """Prefill the prompt of a chat (messages, documents) and keep it in the cache; generate nothing.
 
-    With `pin` it is evicted last, for `ttl` seconds or until the server stops.
+    With `pin` the prompt is evicted last, for `ttl` seconds or until the server stops.
     """
     service = service_of(request)
     if not (service.model.can_trim or service.view.keeps_snapshots):
@@ -45,16 +45,16 @@ async def warm(request: Request, asked: WarmRequest) -> Response:
 async def contents(request: Request) -> Response:
     """List the cached runs of a scope (`?scope=`, by default the common one)."""
     service, scope = service_of(request), scope_of(request)
-    held = await service.view.contents(scope)
+    found = await service.view.contents(scope)
     return JsonReply(
-        {"object": "cache", "scope": scope, "tokens": held.tokens, "runs": held.runs, "snapshots": held.snapshots}
+        {"object": "cache", "scope": scope, "tokens": found.tokens, "runs": found.runs, "snapshots": found.snapshots}
     )
 
 
 async def drop(request: Request) -> Response:
     """Drop the cache of a scope, except KV that running requests use, and its queued idle prefill.
 
-    Of several models all drop it, unless one is named.
+    All models drop it, unless the request names one.
     """
     scope = scope_of(request)
     dropped = sum([await _drop(service, scope) for service in services_of(request)])
@@ -78,7 +78,7 @@ async def _pin(service: Service, generation: Generation, asked: WarmRequest) -> 
 
 
 async def end_session(request: Request) -> Response:
-    """End a session (`?scope=`): what it alone has in the cache leaves first. With several models, as for `drop`."""
+    """End a session (`?scope=`): KV that it alone has is evicted first. All models end it, unless the request names one."""
     id, scope = request.path_params["id"], scope_of(request)
     retired = [await _end_session(service, scope, id) for service in services_of(request)]
     if all(tokens is None for tokens in retired):
@@ -87,7 +87,7 @@ async def end_session(request: Request) -> Response:
 
 
 async def _end_session(service: Service, scope: str, id: str) -> int | None:
-    """Return how many tokens leave first now; None: no such session has asked this model."""
+    """Return how many tokens are now evicted first; None: no such session has asked this model."""
     is_known = service.sessions.knows((scope, id))
     branches = service.sessions.forget(scope, id)
     if not branches:
@@ -147,7 +147,7 @@ def _unknown(id: str) -> RequestError:
 
 
 async def order(request: Request, asked: DocumentsOrderRequest) -> Response:
-    """Order documents as a dry run, which computes and changes nothing: of a chat with `messages`, or documents alone."""
+    """Order the documents of a chat, or documents alone: a dry run, which computes and changes nothing."""
     if not asked.messages:
         asked = replace_fields(asked, messages=[{"role": "user", "content": "?"}])
     predicted = await predict(request, asked)
@@ -175,8 +175,8 @@ async def order(request: Request, asked: DocumentsOrderRequest) -> Response:
 # Turns that a client opens before its search is done (RAGCache, section 5.3: dynamic speculative pipelining).
 #
 # A client that searches in stages sends the messages at once, and then the documents of each stage. On an idle slot, the
-# server prefills the prompt of the newest stage; a later stage replaces an earlier one, and their common prefix stays
-# cached. The chat completion with the final documents reuses the part that was right. A request ends what is wrong.
+# server prefills the prompt of the newest stage. A later stage replaces an earlier one, and their common prefix stays
+# cached. The chat completion with the final documents reuses the part that was right, and ends the wrong prefill.
 
 
 async def speculate(request: Request, asked: SpeculateRequest) -> Response:

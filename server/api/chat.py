@@ -30,21 +30,21 @@ from .endpoint import (
 from .reply import ChoicesReply, JsonReply, ReplyFormat, ResponseMeta, WholeAnswer, accounts, encode, verbose
 from .response_tools import FreeText, free_text
 
-KIND = "chatcmpl-"  # what the id of an answer begins with
+KIND = "chatcmpl-"  # the prefix of an answer's id
 CLOSING = b'},"logprobs":null,"finish_reason":null}]}\n\n'
 
 
 class ChatReply(ChoicesReply):
-    """Chunks with `delta`, and a message at once. customs: the names of the tools whose calls are a free text."""
+    """Chunks with `delta`, or a whole message. customs: the names of the tools whose calls are a free text."""
 
     def __init__(self, envelope: ResponseMeta, customs: frozenset[str] = frozenset()) -> None:
         super().__init__(envelope, "chat.completion.chunk", "chat.completion")
         self._readers = [envelope.reader() for _ in self._probabilities]
         self._has_calls = [False for _ in self._probabilities]
-        self._unsent: list[list[Raw]] = [[] for _ in self._probabilities]  # tokens, for the next chunk
+        self._unsent: list[list[Raw]] = [[] for _ in self._probabilities]  # tokens with logprobs, for the next chunk
         self._customs = customs
-        self._texts: list[dict[int, FreeText]] = [{} for _ in self._probabilities]  # of such calls, by their number
-        # A chunk with nothing but text, up to the text: nearly all chunks of a stream are such.
+        self._texts: list[dict[int, FreeText]] = [{} for _ in self._probabilities]  # of calls to `customs`, by their number
+        # The start of a chunk with nothing but text, as nearly all chunks of a stream are.
         self._openings = [
             b"data: " + encode(self._head)[:-1] + b',"choices":[{"index":%d,"delta":{"content":' % index
             for index in range(len(self._readers))
@@ -63,7 +63,7 @@ class ChatReply(ChoicesReply):
     def end(self, index: int, end: End) -> list[bytes]:
         rest = self._chunks(index, self._readers[index].finish(end.is_cut), {})
         rest += [self._delta_chunk(index, _custom(at, text.finish()), {}) for at, text in self._texts[index].items()]
-        choice = self._told_choice(index, {}, self._reason(end, self._has_calls[index]))
+        choice = self._choice_with_logprobs(index, {}, self._reason(end, self._has_calls[index]))
         more = accounts(end.report) | self.envelope.notes() | verbose(self.envelope, index, WholeAnswer((), end))
         return [*rest, self._chunk([choice], more)]
 
@@ -83,7 +83,7 @@ class ChatReply(ChoicesReply):
         return self._accounted(choice, answer.end)
 
     def _chunks(self, index: int, fragments: Sequence[Fragment], times: Fields) -> list[bytes]:
-        """times: of the answer so far, in each of its chunks."""
+        """Return the chunks of fragments. times: of the answer so far, for each chunk."""
         write = _old_delta if self._is_old else partial(self._delta, index) if self._customs else _delta
         is_bare, sent = not (times or self._unsent[index]), list[bytes]()
         for fragment in fragments:
@@ -95,7 +95,7 @@ class ChatReply(ChoicesReply):
         return sent
 
     def _delta(self, index: int, fragment: Fragment) -> Fields:
-        """Return a delta for a client some of whose calls are a free text."""
+        """Return the delta of a fragment, for a client with tools that take a free text."""
         texts = self._texts[index]
         match fragment:
             case CallStart(at, id, name) if name in self._customs:
@@ -110,10 +110,10 @@ class ChatReply(ChoicesReply):
         return "function_call" if self._is_old and has_calls and end.reason == "stop" else finish_reason(end, has_calls)
 
     def _delta_chunk(self, index: int, delta: Fields, times: Fields) -> bytes:
-        return self._chunk([self._told_choice(index, delta)], times)
+        return self._chunk([self._choice_with_logprobs(index, delta)], times)
 
-    def _told_choice(self, index: int, delta: Fields, reason: str | None = None) -> Fields:
-        """Return a choice with the tokens whose probabilities were not sent yet."""
+    def _choice_with_logprobs(self, index: int, delta: Fields, reason: str | None = None) -> Fields:
+        """Return a choice with the logprobs that were not sent yet."""
         entries, self._unsent[index] = self._unsent[index], []
         return {"index": index, "delta": delta, "logprobs": _logprobs(entries), "finish_reason": reason}
 
@@ -122,7 +122,7 @@ class ChatReply(ChoicesReply):
 
 
 def finish_reason(end: End, has_calls: bool) -> str:
-    """Return why a chat's answer ended: an answer that calls tools ends for their sake."""
+    """Return why a chat's answer ended: `tool_calls` for an answer that ends after calls."""
     return "tool_calls" if has_calls and end.reason == "stop" else end.reason
 
 
@@ -180,12 +180,12 @@ async def create(request: Request, asked: ChatRequest) -> ReplyFormat:
 
 
 def _whole(reply: ChatReply, generation: Generation, end: End) -> bytes:
-    """Return the whole object of an answer that was streamed, as JSON. From any thread."""
+    """Return the whole object of a streamed answer, as JSON. Safe from any thread."""
     return encode(reply.whole([WholeAnswer((Delta("".join(generation.parts)),), end)]))
 
 
 async def show(request: Request) -> Response:
-    """Show a stored answer (`?scope=`) that `on_disconnect` has kept whole, or how far one is that is being made."""
+    """Show a stored answer (`?scope=`) that `on_disconnect` has kept whole, or the text so far of a running one."""
     id, scope = request.path_params["id"], scope_of(request)
     service = holder_of(request, scope, id)
     if _is_chat(id) and (generation := service.find_open(scope, id)):
@@ -208,7 +208,7 @@ def _is_chat(id: str) -> bool:
 
 
 async def forget(request: Request) -> Response:
-    """Stop an answer that is being made, or delete a stored one (`?scope=`)."""
+    """Stop a running answer, or delete a stored one (`?scope=`)."""
     id, scope = request.path_params["id"], scope_of(request)
     service = holder_of(request, scope, id)
     if _is_chat(id) and (generation := service.find_open(scope, id)):

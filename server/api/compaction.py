@@ -1,4 +1,4 @@
-"""Compactions of OpenAI's Responses: a summary of a history, sealed in an item that comes back in later ones."""
+"""Compactions of OpenAI's Responses: a summary of a history, sealed in an item that later requests send back."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from ..formats.answer import ContentText, Fragment
 from ..http.api_errors import RequestError
 from .reply import seal
 
-TRIGGER = "compaction_trigger"  # a kind of item: as the last one, it asks for a summary of those before it
-SUMMARIES = ("compaction", "compaction_summary", "context_compaction")  # kinds of items, of which the first one is made here
+TRIGGER = "compaction_trigger"  # a kind of item: as the last item, it asks for a summary of the items before
+SUMMARIES = ("compaction", "compaction_summary", "context_compaction")  # kinds of items; this server makes the first
 FREE = ("response_format", "json_schema", "grammar", "lark_grammar", "regex", "stop", "documents", "retrieval")
-"""Fields of a chat that a summary is free of."""
+"""Fields of a chat that a summary ignores."""
 CUT = "the summary was cut at its limit: max_output_tokens sets another one"
 
 
@@ -29,10 +29,10 @@ def triggers(items: object) -> bool:
 
 
 def summarising(chat: ResponseChat) -> tuple[ResponseChat, tuple[str, ...]]:
-    """Return the chat of a request for a summary as it is answered, and a warning for what has no effect on that.
+    """Return the chat that answers a request for a summary, and a warning for fields that have no effect on it.
 
-    It calls no tools, though its prompt has them: so it goes on from the KV of the history. Raises RequestError where there
-    is nothing to summarise, or no token to do it with.
+    The prompt keeps the tools, and so the KV of the history; the answer calls none. Raises RequestError where there is
+    nothing to summarise, or no token for a summary.
     """
     if len(chat.messages) == 1 and chat.previous_response_id is None and chat.conversation is None:
         raise RequestError("input has nothing to summarise: expected at least one message or result", param="input")
@@ -48,7 +48,7 @@ def summarising(chat: ResponseChat) -> tuple[ResponseChat, tuple[str, ...]]:
 
 
 def kept_items(items: Iterable[JsonValue], suffix: str) -> Iterator[Fields]:
-    """Yield the items of a history that its shortened form keeps, as they came. suffix: of the ids of those without one."""
+    """Yield the items of a history that its shortened form keeps, unchanged. suffix: of the ids of items without one."""
     for at, item in enumerate(items):
         if isinstance(item, str):
             item = {"role": "user", "content": item}
@@ -60,18 +60,18 @@ def kept_items(items: Iterable[JsonValue], suffix: str) -> Iterator[Fields]:
 
 
 class CompactionOutput:
-    """The item of a response that compacts: a summary, sealed. suffix: of its id."""
+    """The item of a compaction: a sealed summary. suffix: of its id."""
 
     def __init__(self, suffix: str) -> None:
         self.items: list[Fields] = []
         self._id, self._texts = f"cmp_{suffix}", list[str]()
 
     def status(self, end: End) -> str:
-        """A summary that was cut is one, too: a warning says so."""
+        """Return `completed`: a cut summary is a summary, too, and has a warning."""
         return "completed"
 
     def push(self, fragment: Fragment) -> Iterator[Fields]:
-        """Yield the events of a fragment: none has its text."""
+        """Yield the events of a fragment: no event has the summary's text."""
         if isinstance(fragment, ContentText):
             if not self._texts:
                 yield {"type": "response.output_item.added", "item": self._item(""), "output_index": 0}
@@ -91,7 +91,7 @@ class CompactionOutput:
 
 
 def compaction(response: Mapping[str, JsonValue], kept: Iterable[Fields]) -> Fields:
-    """Return the body of a compaction: what is kept of a history, and the summary in the response to it."""
+    """Return the body of a compaction: the kept items of a history, and the summary in `response`."""
     taken = ("id", "created_at", "model", "usage", "timings", "slotcache", "stopping_word", "warnings")
     body: Fields = {"object": "response.compaction", "output": [*kept, *response["output"]]}
     return body | {name: response[name] for name in taken if name in response}

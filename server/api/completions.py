@@ -45,7 +45,7 @@ class NativeReply:
         self._probabilities = envelope.probabilities()
 
     def begin(self) -> list[bytes]:
-        return self.ping()  # no piece: llama-server's clients count on tokens in each
+        return self.ping()  # no piece: llama-server's clients expect tokens in each
 
     def ping(self) -> list[bytes]:
         return [COMMENT]
@@ -63,8 +63,8 @@ class NativeReply:
             alone = Delta("", (token,), num_generated=delta.num_generated - len(delta.tokens) + len(sent) + 1)
             sent.append(sse_event(self._piece(index, alone) | _with(entry)))
         rest = replace(delta, tokens=delta.tokens[len(sent) :])
-        told = _with(last) or self._none_told(index)
-        return [*sent, sse_event(self._piece(index, rest) | told | self.envelope.times(index, rest))]
+        logprobs = _with(last) or self._no_logprobs(index)
+        return [*sent, sse_event(self._piece(index, rest) | logprobs | self.envelope.times(index, rest))]
 
     def end(self, index: int, end: End) -> list[bytes]:
         body = last_body(self.envelope, index, WholeAnswer((), end), self._has_line[index])
@@ -87,8 +87,8 @@ class NativeReply:
             bodies.append(selected(body, self._fields))
         return bodies[0] if made.num_choices == 1 else bodies
 
-    def _none_told(self, index: int) -> Fields:
-        """Return an empty list where probabilities were asked for: the tokens of a stop string have none."""
+    def _no_logprobs(self, index: int) -> Fields:
+        """Return an empty list if probabilities were asked for: the tokens of a stop string have none."""
         return {} if self.envelope.generations[index].sampling.n_probs is None else {"completion_probabilities": []}
 
     def _piece(self, index: int, delta: Delta) -> Fields:
@@ -122,8 +122,8 @@ def selected(body: Fields, paths: Sequence[str]) -> Fields:
 
 def _with(*entries: msgspec.Raw | None) -> Fields:
     """Return the field of tokens with their probabilities, if there are some."""
-    told = [entry for entry in entries if entry is not None]
-    return {"completion_probabilities": told} if told else {}
+    given = [entry for entry in entries if entry is not None]
+    return {"completion_probabilities": given} if given else {}
 
 
 # ---- OpenAI's completions: choices, in chunks that look like the whole. -------------------------------------------------
@@ -132,7 +132,7 @@ def _with(*entries: msgspec.Raw | None) -> Fields:
 class TextReply(ChoicesReply):
     """The replies of `/v1/completions`.
 
-    An answer that begins with the tokens of its prompt and their probabilities has the text that these are told with.
+    An answer that begins with the probabilities of its prompt's tokens has its text from the tokens' texts.
     """
 
     def __init__(self, envelope: ResponseMeta) -> None:
@@ -161,7 +161,7 @@ class TextReply(ChoicesReply):
         return self._accounted(self._with_logprobs(index, choice, answer.whole()), answer.end)
 
     def _with_logprobs(self, index: int, choice: Fields, delta: Delta) -> Fields:
-        """Return a choice with the probabilities of its tokens, if they are told."""
+        """Return a choice with the probabilities of its tokens, if the delta has them."""
         if not delta.logprobs:
             return choice
         text, logprobs = self._probabilities[index].of_text(delta)
@@ -190,7 +190,7 @@ async def infill(request: Request, asked: InfillRequest) -> ReplyFormat:
 
 # ---- The routes between text and tokens, as llama-server has them. ------------------------------------------------------
 
-PIECE = 50_000  # tokens
+PIECE = 50_000  # tokens that are encoded at a time
 
 
 class TokenizeRequest(msgspec.Struct):
@@ -223,7 +223,7 @@ async def detokenize(request: Request, asked: DetokenizeRequest) -> Response:
 
 
 async def apply_template(request: Request, asked: ChatRequest) -> Response:
-    """Render a chat as one prompt, with its documents in the order that they would have now."""
+    """Render a chat as one prompt, with its documents in their present order."""
     service, layout = service_of(request), (await predict(request, asked)).layout
     work = service.builder.threads.run(request.state.num_bytes, _encode_prompt, service, layout.ids)
     return JsonReply(await while_connected(request, work))
@@ -237,7 +237,7 @@ def _tokens(vectors: Vectors, asked: TokenizeRequest) -> np.ndarray:
 
 
 def _encode_tokens(tokens: np.ndarray, spelling: Callable[[int], bytes] | None) -> bytes:
-    """Encode tokens piece by piece: while one piece is encoded, all other threads wait. spelling: of each, if wanted."""
+    """Encode tokens piece by piece, since all other threads wait while a piece is encoded. spelling: of each, if wanted."""
     pieces = (encode(_shown(tokens[at : at + PIECE].tolist(), spelling))[1:-1] for at in range(0, len(tokens), PIECE))
     return b'{"tokens":[' + b",".join(pieces) + b"]}"
 
@@ -247,7 +247,7 @@ def _shown(tokens: list[int], spelling: Callable[[int], bytes] | None) -> list[o
 
 
 def _piece(spelling: bytes) -> str | list[int]:
-    """Return a token's text, or its bytes where they are no whole characters."""
+    """Return a token's text, or its bytes if they are no whole characters."""
     try:
         return spelling.decode()
     except UnicodeDecodeError:
@@ -255,7 +255,7 @@ def _piece(spelling: bytes) -> str | list[int]:
 
 
 def _encode_text(vectors: Vectors, tokens: list[int]) -> bytes:
-    """Raises RequestError for a token outside the vocabulary."""
+    """Encode the text of tokens. Raises RequestError for a token outside the vocabulary."""
     model = vectors.model
     if unknown := next((token for token in tokens if token >= model.num_vocab), None):
         raise RequestError(f"tokens: {unknown} is not below {model.num_vocab}", param="tokens")
@@ -263,7 +263,7 @@ def _encode_text(vectors: Vectors, tokens: list[int]) -> bytes:
 
 
 def _encode_prompt(service: Service, tokens: np.ndarray) -> bytes:
-    """Encode a prompt as the text that `/completion` makes the same tokens of: it puts BOS in front by itself."""
+    """Encode a prompt as the text from which `/completion` makes the same tokens: without BOS, which that route adds."""
     begin = service.model.tokenizer.begin
     shown = tokens[len(begin) :] if np.array_equal(tokens[: len(begin)], begin) else tokens
     return encode({"prompt": service.model.prompt_text(shown), "n_tokens": len(tokens)})

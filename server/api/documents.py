@@ -1,4 +1,4 @@
-"""Files that clients bring: `POST /v1/documents/read` returns their text, or keeps them to be searched."""
+"""Files of clients: `POST /v1/documents/read` returns their text, or keeps them for searches."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from .endpoint import scope_of, service_of, vectors_of, while_connected
 from .reply import JsonReply, encode
 
 NEVER, AUTO, ALWAYS = SEARCH = ("never", "auto", "always")
-SHARE = 3  # a file that takes more than this part of the context is large
+SHARE = 3  # a file that takes more than a third of the context is large
 MOST_LETTERS = 4 << 20  # of a text that is returned
-MOST_COUNTED = 1 << 20  # letters of a text that are counted in tokens; the rest is estimated by them
+MOST_COUNTED = 1 << 20  # letters of a file that are tokenised; the number of tokens in the rest is estimated
 FORM, MOST_FIELDS = "multipart/form-data", 16
-MOST_HEAD = 4 << 10  # bytes in front of a field's data: Python parses its parameters in quadratic time
+MOST_HEAD = 4 << 10  # bytes of a field's head: Python parses its parameters in quadratic time
 
 
 async def read(request: Request) -> Response:
@@ -43,15 +43,15 @@ async def read(request: Request) -> Response:
             files.keep(scope, file)
             return JsonReply(_kept(files, file))
         if file.letters > MOST_LETTERS:
-            told = f"{file.name} has {file.letters:,} letters, and at most {MOST_LETTERS:,} are returned"
-            raise RequestError(f"{told}: search=auto keeps it here for chats to search", status=413, param="search")
+            reason = f"{file.name} has {file.letters:,} letters, and at most {MOST_LETTERS:,} are returned"
+            raise RequestError(f"{reason}: search=auto keeps it here for chats to search", status=413, param="search")
         return JsonReply(await asyncio.to_thread(lambda: encode(_shown(file) | {"id": None, "parts": [*_parts(file)]})))
     finally:
         files.release(file)
 
 
 async def show(request: Request) -> Response:
-    """Show what is known of a file that is kept for searches (`?scope=`)."""
+    """Show the state of a file that is kept for searches (`?scope=`)."""
     files = _files_of(request)
     return JsonReply(_kept(files, files.find(scope_of(request), request.path_params["id"])))
 
@@ -73,7 +73,7 @@ def _shown(file: Attachment) -> Fields:
 
 
 def _kept(files: Attachments, file: Attachment) -> Fields:
-    """Return what is known of a file that is kept, and by what it is searched."""
+    """Return the state of a kept file, and the stages that search it."""
     state: Fields = {"state": file.state, "stages": files.stages(file)}
     if file.state == EMBEDDING:
         state["progress"] = {"unit": "documents", "done": file.num_vectors, "total": file.num_embedded}
@@ -85,7 +85,7 @@ def _parts(file: Attachment) -> Iterator[Fields]:
 
 
 def _measure(file: Attachment) -> list[str]:
-    """Count the letters of a file; return its first texts, of which the tokens are counted."""
+    """Count the letters of a file; return its first texts, whose tokens are to be counted."""
     sample: list[str] = []
     file.letters = 0
     for part in file.parts():
@@ -107,10 +107,10 @@ def _count(model: Model, texts: list[str]) -> int:
 
 
 async def _take(request: Request) -> Attachment:
-    """Read the body, and have its file on the disk. Raises RequestError, ClientDisconnect."""
+    """Read the body, and store its file on disk. Raises RequestError, ClientDisconnect."""
     bodies, kind = request.app.state.app.bodies, request.headers.get("content-type", "")
-    with Held(bodies) as held:
-        body = await bodies.read(request, held)
+    with Held(bodies) as room:
+        body = await bodies.read(request, room)
         if kind.lower().startswith(FORM):
             name, data = await asyncio.to_thread(_file_in, body, kind)
         else:
@@ -141,7 +141,7 @@ def _file_in(body: bytes, kind: str) -> tuple[str, bytes]:
 
 
 def _disposition(head: bytes) -> Message:
-    """Return the header that names a field of a form and its file; an empty one where there is none."""
+    """Return the header that names a field of a form and its file; empty if there is none."""
     for line in head.decode(errors="replace").splitlines():
         name, _, value = line.partition(":")
         if name.lower() == "content-disposition":
@@ -150,7 +150,7 @@ def _disposition(head: bytes) -> Message:
 
 
 def _header(name: str, value: str) -> Message:
-    """Return a message with one header, whose parameters it can tell."""
+    """Return a message with one header, which can parse the header's parameters."""
     message = Message()
     message[name] = value
     return message

@@ -39,7 +39,7 @@ class EmbeddingRequest(VectorRequest, frozen=True, kw_only=True):
     truncate: Truncation | None = None
 
     def given(self) -> tuple[str, JsonValue]:
-        """Return the field that holds the texts, and its value. Raises RequestError: neither is there."""
+        """Return the name and the value of the field with the texts. Raises RequestError if there is none."""
         for name in ("input", "content"):
             if (value := getattr(self, name)) is not UNSET:
                 return name, value
@@ -47,7 +47,7 @@ class EmbeddingRequest(VectorRequest, frozen=True, kw_only=True):
 
     @property
     def cut(self) -> Literal["start", "end"] | None:
-        """Which end of a text that is too long is cut off; None: such a text is refused."""
+        """The end at which a text that is too long is cut; None: the text is refused."""
         side = self.truncate.lower() if isinstance(self.truncate, str) else ("end" if self.truncate else "none")
         return None if side == "none" else cast(Literal["start", "end"], side)
 
@@ -84,7 +84,7 @@ MAX_NUMBERS = 1 << 23  # of an answer without pooling, which has a vector for ea
 
 
 async def openai(request: Request, asked: EmbeddingRequest) -> Response:
-    """Return vectors in OpenAI's shape; in llama-server's where the field is `content`, as llama-server does."""
+    """Return vectors in OpenAI's shape; in llama-server's if the field is `content`, as llama-server does."""
     if asked.input is UNSET and asked.content is not UNSET:
         return await native(request, asked)
     worker = pooled(vectors_of(request))
@@ -95,7 +95,7 @@ async def openai(request: Request, asked: EmbeddingRequest) -> Response:
 
 
 def pooled(vectors: Vectors) -> EmbeddingWorker:
-    """Return the embedder, which makes one vector of a text. Raises RequestError."""
+    """Return the embedder. Raises RequestError for one that makes a vector of each token."""
     worker = vectors.embedder()
     if worker.embedder.pooling == "none":
         message = "this model has a vector for each token: start the server with --pooling mean, or send it to /embeddings"
@@ -104,7 +104,7 @@ def pooled(vectors: Vectors) -> EmbeddingWorker:
 
 
 async def native(request: Request, asked: EmbeddingRequest) -> Response:
-    """Return vectors in llama-server's shape: a list of vectors for each text, one of them where they are pooled."""
+    """Return vectors in llama-server's shape: a list of vectors for each text, with one vector if they are pooled."""
     worker = vectors_of(request).embedder()
     if asked.encoding_format == "base64":
         raise RequestError("base64 is a format of /v1/embeddings only: expected float", param="encoding_format")
@@ -113,7 +113,7 @@ async def native(request: Request, asked: EmbeddingRequest) -> Response:
 
 
 async def compute(request: Request, worker: EmbeddingWorker, asked: EmbeddingRequest) -> tuple[list[np.ndarray], int]:
-    """Return the vectors as a request wants them, and the number of tokens that they took. Raises RequestError."""
+    """Return the vectors as a request wants them, and the number of tokens. Raises RequestError."""
     return await while_connected(request, _compute(vectors_of(request), worker, asked, request.state.num_bytes))
 
 
@@ -144,7 +144,7 @@ def _tokens(worker: EmbeddingWorker, asked: EmbeddingRequest) -> list[np.ndarray
     return texts
 
 
-# ---- answers may have millions of numbers, so they are made in a thread, a vector at a time: others wait meanwhile ----
+# ---- answers may have millions of numbers: a thread encodes them, a vector at a time, since other threads wait --------
 
 
 def _encode(computed: list[np.ndarray], as_base64: bool) -> bytes:
@@ -169,7 +169,7 @@ def _encode_native(computed: list[np.ndarray]) -> bytes:
 
 
 async def rerank(request: Request, asked: RerankRequest) -> Response:
-    """Return the scores of the documents, the best first; a bare list where they are named `texts`, as TEI does."""
+    """Return the scores of the documents, the best first; a bare list if the field is `texts`, as TEI does."""
     vectors = vectors_of(request)
     worker = vectors.ranker()
     passages = asked.passages()
@@ -193,7 +193,7 @@ def _result(asked: RerankRequest, at: int, score: float, passage: str) -> Fields
 async def _score(
     vectors: Vectors, worker: EmbeddingWorker, asked: RerankRequest, passages: list[str], *, num_bytes: int
 ) -> tuple[list[float], int]:
-    """Return a score for each document, and the number of tokens that they took."""
+    """Return a score for each document, and the number of tokens."""
     name = "documents" if asked.texts is None else "texts"
     made = await vectors.threads.run(num_bytes, worker.pairs, asked.query, passages, name=name)
     return [float(scores[0]) for scores in await worker.compute(made)], sum(map(len, made))

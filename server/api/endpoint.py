@@ -1,4 +1,4 @@
-"""What all routes do: read a body, choose its model, hand it to the service; answer whole or as a stream."""
+"""The steps of all routes: read a body, choose its model, pass it to the service; answer whole or as a stream."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ MOST_ITEMS, USUAL_ITEMS = 100, 20  # of one page of a list
 ORDERS = ("asc", "desc")
 T = TypeVar("T")
 
-# ---- The routes' common parts: the service once it is loaded, and bodies in. --------------------------------------------
+# ---- The common parts of routes: the loaded service, and the body. ------------------------------------------------------
 
 
 class VectorRequest(Struct, frozen=True):
-    """A body whose model is the embedder or the reranker, which are none of those that take turns on the device."""
+    """A body for an embedder or a reranker, which may be a model beside those that take turns on the device."""
 
     model: str | None = None
 
@@ -68,8 +68,8 @@ async def read_body(request: Request, kind: type[R]) -> R:
     `request.state` keeps its length as `num_bytes`, and a warning for each unknown field as `warnings`.
     """
     state = request.app.state.app
-    with Held(state.bodies) as held:  # until it is decoded: what waits for a thread takes memory, too
-        body = await state.bodies.read(request, held)
+    with Held(state.bodies) as room:  # until it is decoded: a body that waits for a thread takes memory, too
+        body = await state.bodies.read(request, room)
         request.state.num_bytes = len(body)
         decoded, warnings = await beside_others(request, partial(decode_request, body, kind, state.settings.strict))
     request.state.warnings = ()
@@ -78,7 +78,7 @@ async def read_body(request: Request, kind: type[R]) -> R:
 
 
 def warn(request: Request, warnings: Sequence[str]) -> None:
-    """Say these in the answer and in the log."""
+    """Add warnings to the answer, and log them."""
     if warnings:
         request.state.warnings += tuple(warnings)
         about = {"request_id": request.state.request_id}
@@ -88,7 +88,7 @@ def warn(request: Request, warnings: Sequence[str]) -> None:
 
 
 def page(items: list[Fields], request: Request) -> Fields:
-    """Return one page of a list, as OpenAI's API parts it. Raises RequestError."""
+    """Return one page of a list by `limit`, `order` and `after`, as in OpenAI's API. Raises RequestError."""
     limit, order, after = (request.query_params.get(name) for name in ("limit", "order", "after"))
     if order not in (None, *ORDERS):
         raise RequestError(f"order: expected one of {', '.join(ORDERS)}", param="order")
@@ -107,7 +107,7 @@ def page(items: list[Fields], request: Request) -> Fields:
 
 
 def stored_record(service: Service, scope: str, id: str, kind: str) -> bytes:
-    """Return the whole object of a stored answer, as JSON. kind: what its id begins with. Raises RequestError 404."""
+    """Return the whole object of a stored answer, as JSON. kind: the prefix of its id. Raises RequestError 404."""
     conversation = service.conversations.find_answer(scope, id)
     if conversation is None or id not in conversation.records or not id.startswith(kind):
         raise not_stored(id)
@@ -125,7 +125,7 @@ def not_stored(id: str) -> RequestError:
 
 
 async def beside_others(request: Request, work: Callable[[], T]) -> T:
-    """Return what `work` on a body returns. For a large body it runs in a thread, beside other requests."""
+    """Return the result of `work` on a body. For a large body it runs in a thread, beside other requests."""
     return work() if request.state.num_bytes < LARGE else await asyncio.to_thread(work)
 
 
@@ -137,7 +137,7 @@ def scope_of(request: Request) -> str:
 
 
 def vectors_of(request: Request) -> Vectors:
-    """Return the models for vectors, which are there for every model. Raises RequestError 503 while the model loads."""
+    """Return the models for vectors, which each model has. Raises RequestError 503 while the model loads."""
     return loaded_of(request).vectors
 
 
@@ -147,13 +147,13 @@ def service_of(request: Request) -> Service:
 
 
 def services_of(request: Request) -> list[Service]:
-    """Return those of all models that were loaded, or of the one that `?model=` names. Raises RequestError."""
+    """Return the services of all models that were loaded, or of the one that `?model=` names. Raises RequestError."""
     service = service_of(request)
     return [service] if "model" in request.query_params else request.app.state.app.services
 
 
 def holder_of(request: Request, scope: str, id: str) -> Service:
-    """Return the service that makes or stores an answer, among those of `services_of`; the first one if none does.
+    """Return the one of `services_of` that makes or stores an answer; the first if none does.
 
     Raises RequestError.
     """
@@ -172,13 +172,13 @@ def loaded_of(request: Request) -> Loaded:
         return loaded
     entry = models_of(request).find(request.query_params.get("model"))
     if entry.loaded is None:
-        told = f"{entry.name} was not loaded yet: a request for it or POST /models/load does that"
-        raise RequestError(told, status=503, param="model", code="model_not_loaded")
+        message = f"{entry.name} was not loaded yet: a request for it or POST /models/load does that"
+        raise RequestError(message, status=503, param="model", code="model_not_loaded")
     return entry.loaded
 
 
 def _entry_of(request: Request, asked: object) -> ModelEntry | None:
-    """Return the model that a body names, or else `?model=`. None: it names one that stands beside, or can name none.
+    """Return the model that a body names, or else `?model=`. None: a model beside these answers, or the body names none.
 
     Raises RequestError: 404, or 503 while the first one loads.
     """
@@ -192,7 +192,7 @@ def _entry_of(request: Request, asked: object) -> ModelEntry | None:
 
 
 async def _load(request: Request, entry: ModelEntry, patience: float | None = None) -> bool:
-    """Have a request answered by a model, which is loaded if it never was. False: not within `patience` (s).
+    """Choose the model that answers a request, and load it first if it is not loaded. False: that takes over `patience` s.
 
     Raises RequestError 503 with the reason.
     """
@@ -202,7 +202,7 @@ async def _load(request: Request, entry: ModelEntry, patience: float | None = No
             loaded = await while_connected(request, asyncio.wait_for(models_of(request).ready(entry), patience))
     except TimeoutError:
         return False
-    request.state.loaded = loaded  # what was ready: it may be replaced since
+    request.state.loaded = loaded  # the one that was ready: `entry` may have another one since
     return True
 
 
@@ -214,14 +214,14 @@ def models_of(request: Request) -> Models:
 
 
 def _name_in(request: Request, asked: object) -> str | None:
-    """Return the name of the model that is asked for."""
+    """Return the name of the model that a request asks for, if it names one."""
     return getattr(asked, "model", None) or request.query_params.get("model")
 
 
 # ---- Accepting ----------------------------------------------------------------------------------------------------------
-# Chats on their way into the service: documents are found for those that ask for it, and prompts are computed ahead.
+# Chats on their way into the service: a search finds documents for those with `retrieval`, and prompts are prefilled ahead.
 
-STAGE = 0.03  # s that a stage of a chat's search has to last before its documents are computed ahead
+STAGE = 0.03  # s that a stage of a chat's search has to last before its documents are prefilled ahead
 
 
 async def prepare(
@@ -234,7 +234,7 @@ async def prepare(
 ) -> Prepared:
     """Find the documents of a chat with `retrieval`, and accept the request: see `Service.accept`. Raises RequestError.
 
-    kind: what the answer's id begins with, by default as OpenAI's, unless its stream has begun with an id.
+    kind: the prefix of the answer's id, by default OpenAI's. A stream that has begun keeps its id.
     """
     early = early_of(request)
     id = early.envelope.id if early else new_id(kind) if kind else ""
@@ -250,7 +250,7 @@ async def prepare(
 
 
 async def predict(request: Request, asked: ChatRequest) -> Prediction:
-    """Return the prompt that a chat would have now, and its reuse. A hint after its documents depends on their order."""
+    """Return the prompt that a chat would have now, with the hint that the order of its documents needs, and its reuse."""
     service, prepared = service_of(request), await prepare(request, asked, wake=Sleep.expect)
     return await service.view.predict(prepared.prompt, service.submitter.scope_of_dry_run(asked))
 
@@ -261,10 +261,10 @@ async def count_prompt(request: Request, asked: ChatRequest) -> dict[str, int]:
 
 
 async def _retrieve(request: Request, asked: ChatRequest, *, computes: bool) -> tuple[ChatRequest, SearchReport]:
-    """Return the chat with the documents that were found for it, and these.
+    """Return the chat with the documents that a search finds for it, and the report of the search.
 
-    What stands in front of the documents is computed while the search runs, and while a later stage of it does, the chat
-    with the documents so far. computes: nothing is for a dry run, nor for a chat that leaves the cache alone.
+    While the search runs, the prompt before the documents is prefilled; while its later stages run, so is the chat with the
+    documents so far. computes: false prefills nothing, for a dry run; nor does a chat without caching.
     """
     service, wish = service_of(request), wish_of(asked)
     folder_index = _folder_of(request, service) if wish.searches_folder else None
@@ -311,7 +311,7 @@ async def _retrieve(request: Request, asked: ChatRequest, *, computes: bool) -> 
 
 
 def _folder_of(request: Request, service: Service) -> FolderIndex:
-    """Return the documents of the server for a chat of a model. Raises RequestError."""
+    """Return the index of --docs for a chat of a model. Raises RequestError if there is none, or for another model."""
     state = request.app.state.app
     if state.folder_index is None:
         raise RequestError("retrieval: this server has no documents: start it with --docs PATH", param="retrieval")
@@ -354,7 +354,7 @@ def begin_answer(request: Request, prepared: Prepared) -> ResponseMeta:
 
 
 def _reader_of(prepared: Prepared) -> Callable[[], AnswerReader]:
-    """Return what makes readers of the part of an answer that the client gets."""
+    """Return a function that makes readers of an answer, without the reasoning that the client does not want."""
     if prepared.turn is None:
         return Plain
     read, options = prepared.turn.chat.shown_reader, prepared.options
@@ -363,7 +363,7 @@ def _reader_of(prepared: Prepared) -> Callable[[], AnswerReader]:
 
 
 def _tell_of_cache(request: Request, prepared: Prepared) -> None:
-    """Say once to a client that says nothing of the cache what that would have saved."""
+    """Warn a client whose requests do not mention the cache, once, how many tokens it would have saved."""
     service, options = service_of(request), prepared.options
     submitter = service.submitter
     if options.cache_prompt is not None or submitter.caches(options) or not submitter.can_reuse:
@@ -381,15 +381,15 @@ REPEATED = (
 
 Handler = Callable[..., Awaitable[Response | ReplyFormat]]
 Opening = Callable[[Request, Any], ReplyFormat | None]
-"""Returns what a request's stream has until its model is loaded; None: the answer is whole."""
+"""Returns the reply of a request's stream until its model is loaded; None: the answer is not streamed."""
 PATIENCE = 0.25  # s that a first load may take, or fail in, before a stream begins without its model
 
 
 def endpoint(handler: Handler, body: type[Struct], opening: Opening | None = None, chooses: bool = True) -> Handler:
-    """Return a handler for which the body is read, and whose answer, if it is one to generate, is streamed or collected.
+    """Return a handler that reads the body first, and then streams or collects an answer that is generated.
 
-    chooses: the model that the body names has to be there. A decoded body takes some 20 times its JSON, and an answer may
-    take minutes: it is free when the handler returns.
+    chooses: the model that the body names is loaded. A decoded body is freed when the handler returns: it takes some 20
+    times the memory of its JSON, and an answer may take minutes.
     """
 
     @wraps(handler)
@@ -417,7 +417,7 @@ def endpoint(handler: Handler, body: type[Struct], opening: Opening | None = Non
 
 
 def early_meta(request: Request, asked: Options, kind: str) -> ResponseMeta:
-    """Return the common fields of an answer whose model is not there yet. kind: of its id. Raises RequestError."""
+    """Return the common fields of an answer whose model is not loaded yet. kind: of its id. Raises RequestError."""
     asked.check()
     state, name = request.app.state.app, _name_in(request, asked)
     shown = (state.settings.any_model and asked.model) or state.models.find(name).name
@@ -425,7 +425,7 @@ def early_meta(request: Request, asked: Options, kind: str) -> ResponseMeta:
 
 
 def _in_session(request: Request, asked: R) -> R:
-    """Return a body with the session that a header names, unless it names one itself."""
+    """Return a body with the session that a header names, unless the body names one."""
     session = request.headers.get("x-session-id", "")[:MAX_NAME]
     if not session or not isinstance(asked, Options) or asked.session_id is not None:
         return asked
@@ -433,7 +433,7 @@ def _in_session(request: Request, asked: R) -> R:
 
 
 async def _refusing(handler: Handler, request: Request, asked: object) -> Response | ReplyFormat:
-    """Return what a handler returns, unless an equal body was just found to be too long. Raises RequestError."""
+    """Return the result of a handler, unless an equal body was just found to be too long. Raises RequestError."""
     if not isinstance(asked, Options):
         return await handler(request, asked)
     refusals: Refusals = request.app.state.app.refusals
@@ -451,13 +451,13 @@ async def _refusing(handler: Handler, request: Request, asked: object) -> Respon
 
 
 async def respond(request: Request, reply: ReplyFormat) -> Response:
-    """Return the answer of a request that was submitted, streamed or whole."""
+    """Return the answer of a submitted request, streamed or whole."""
     envelope, generations = reply.envelope, reply.envelope.generations
     if envelope.options.stream:
         return EventStream(request, reply)
     request.state.account = partial(account, generations)
     answers = await while_connected(request, collect(generations, envelope.abandon, envelope.spell))
-    # Logprobs are much larger than the text that they are of; a long text takes its time to be parsed.
+    # Logprobs are much larger than their text, and a long text takes time to parse.
     if any(answer.logprobs for answer in answers) or sum(len(answer.text) for answer in answers) >= LONG:
         whole = await asyncio.to_thread(lambda: encode(reply.whole(answers)))
     else:
@@ -467,7 +467,7 @@ async def respond(request: Request, reply: ReplyFormat) -> Response:
 
 
 async def while_connected(request: Request, work: Coroutine[object, object, T]) -> T:
-    """Return what `work` returns. Cancels it when the client leaves first, and raises RequestError 499 then."""
+    """Return the result of `work`. If the client disconnects first, cancel it and raise RequestError 499."""
     working = asyncio.ensure_future(work)
     watching = asyncio.ensure_future(_disconnect(request))
     try:

@@ -45,10 +45,10 @@ async def adapters(request: Request) -> Response:
 
 
 async def set_adapters(request: Request) -> Response:
-    """Change these scales. Requests that are open keep theirs."""
+    """Change the scales of requests that set none. Open requests keep their scales."""
     service, bodies = service_of(request), request.app.state.app.bodies
-    with Held(bodies) as held:
-        body = (await bodies.read(request, held)).removeprefix(MARK)
+    with Held(bodies) as room:
+        body = (await bodies.read(request, room)).removeprefix(MARK)
         given = b'{"adapters":%b}' % body if body.lstrip()[:1] == b"[" else body
         asked = await asyncio.to_thread(decode, given, AdapterScales)  # it may be large
     with_scales(asked.adapters, "adapters", service.submitter.adapters.set_usual)
@@ -59,7 +59,7 @@ async def set_adapters(request: Request) -> Response:
 
 
 async def props(request: Request) -> Response:
-    """Show llama-server's properties and every setting; of an encoder, those that it has."""
+    """Show llama-server's properties and every setting; for an encoder, those that it has."""
     vectors, service = vectors_of(request), loaded_of(request).service
     shown = (_properties(service) if service else {}) | vectors.properties()
     shown |= {"ui_settings": {"sources": request.app.state.app.folder_index is not None}}
@@ -110,13 +110,13 @@ def _device(service: Service) -> Fields:
 
 
 def _part(part: DevicePart) -> Fields:
-    """Return what a device has of the model; null for what llama.cpp does not tell."""
+    """Return a device's share of the model; null for sizes that llama.cpp does not report."""
     uses = {name: getattr(part.use, name, None) for name in ("weights", "kv", "compute")}
     return {**asdict(part.device), "layers": part.layers, **uses}
 
 
 def _drafts(service: Service) -> Fields:
-    """Return the mode of requests that leave `draft` out, and why it is off although --draft asks for more."""
+    """Return the mode of requests without `draft`, and why it is off although --draft asks for more."""
     why, wanted = service.submitter.why_no_drafts, service.settings.draft_mode
     model = service.engine.draft_model
     kind = "head" if model and model.context.settings.is_head else "model"
@@ -134,7 +134,7 @@ async def change_props(request: Request) -> Response:
 
 
 async def models(request: Request) -> Response:
-    """List the served models, for OpenAI's clients and for Ollama's, and the models beside for vectors and scores."""
+    """List the served models and the models for vectors and scores, for OpenAI's clients and for Ollama's."""
     data = _all_models(request)
     return JsonReply({"models": [_as_ollama(str(entry["id"]), request) for entry in data], "object": "list", "data": data})
 
@@ -156,9 +156,9 @@ def _all_models(request: Request) -> list[Fields]:
 
 
 def _listing(request: Request, entry: ModelEntry) -> list[Fields]:
-    """Return OpenAI's object of a model, and of those beside it; of several, with llama-server's status.
+    """Return OpenAI's objects of a model and of those beside it, with llama-server's status if several models are served.
 
-    Of the served one, `n_ctx` is what a request may have.
+    `n_ctx` of the served one is the limit of a request.
     """
     state, loaded = request.app.state.app, entry.loaded
     common: Fields = {"object": "model", "created": state.started, "owned_by": "slotcache"}
@@ -175,13 +175,13 @@ def _listing(request: Request, entry: ModelEntry) -> list[Fields]:
         shown |= {"meta": about_served | {"n_ctx": limit}, "context_length": limit, "max_model_len": limit}
     others: list[Fields] = []
     for name, model in beside:
-        told: Fields = {"id": name, "aliases": (name,), "tags": []} | common | {"meta": about(model)}
-        others.append(told | (state.models.status_beside(name) if status else {}))
+        other: Fields = {"id": name, "aliases": (name,), "tags": []} | common | {"meta": about(model)}
+        others.append(other | (state.models.status_beside(name) if status else {}))
     return [shown | status, *others]
 
 
 async def load_model(request: Request, asked: ModelAction) -> Response:
-    """Bring a model into memory, in its turn; one that failed is tried again."""
+    """Load a model in its turn; try one that failed again."""
     models = _several(request)
     entry = models.find(asked.model)
     models.retry(entry)
@@ -192,7 +192,7 @@ async def load_model(request: Request, asked: ModelAction) -> Response:
 
 
 async def unload_model(request: Request, asked: ModelAction) -> Response:
-    """Let a model leave memory once what it runs is answered. Its KV stays in host memory and on disk."""
+    """Unload a model once its running requests are answered. Its KV stays in host memory and on disk."""
     models = _several(request)
     worker = models.find_beside(asked.model)
     if worker is not None and worker.embedder.is_open:
@@ -205,7 +205,7 @@ async def unload_model(request: Request, asked: ModelAction) -> Response:
 
 
 def _several(request: Request) -> Models:
-    """Return the models that share the device. Raises RequestError: there is only one."""
+    """Return the models that share the device. Raises RequestError if there is only one."""
     models = models_of(request)
     if not models.takes_turns:
         raise RequestError("this server has one model: give -m several times, or --models-dir")
@@ -213,7 +213,7 @@ def _several(request: Request) -> Models:
 
 
 def _as_ollama(name: str, request: Request) -> Fields:
-    """Return a model in the words of Ollama, of which clients read the name and the capabilities."""
+    """Return a model as Ollama lists it. Clients read its name and its capabilities."""
     state = request.app.state.app
     vectors: Vectors = state.loaded()
     entry: ModelEntry | None = state.models.entries.get(name)
@@ -239,10 +239,10 @@ def _as_ollama(name: str, request: Request) -> Fields:
 
 
 # ---- Slots --------------------------------------------------------------------------------------------------------------
-# llama-server's `POST /slots/{id}?action=save|restore|erase`: the history of a slot to a file, from a file, and erased.
+# llama-server's `POST /slots/{id}?action=save|restore|erase`: saves a slot's history to a file, restores it, or erases it.
 
 ACTIONS = ("save", "restore", "erase")
-MAX_NAME = 200  # bytes of a file's name: of 255, since a suffix is added while the file is written
+MAX_NAME = 200  # bytes of a file's name, which may have 255: a suffix is added while the file is written
 
 
 class ModelAction(Struct, frozen=True):
@@ -333,7 +333,7 @@ async def slots(request: Request) -> Response:
 
 
 def _slot(service: Service, slot: SlotState, running: Mapping[int, Generation]) -> Fields:
-    """Return a slot with llama-server's fields, and with ours. Of its last request an idle slot keeps little."""
+    """Return a slot with llama-server's fields, and with ours. An idle slot shows little of its last request."""
     task = slot.task
     fields: Fields = {
         "id": slot.id,
@@ -342,27 +342,27 @@ def _slot(service: Service, slot: SlotState, running: Mapping[int, Generation]) 
         "is_processing": task is not None,
     }
     if task is None:
-        told = {
+        more = {
             "id_task": slot.last,
             "n_prompt_tokens": slot.tokens,
             "prefix_cache_tokens": slot.prefix_cache_tokens,
             "prefix_cache_ratio": slot.prefix_cache_ratio,
             "next_token": [_next_token(0, -1)],
         }
-        return fields | (told if slot.last >= 0 else {}) | {"sequence": slot.sequence}
+        return fields | (more if slot.last >= 0 else {}) | {"sequence": slot.sequence}
     generation = running.get(task.id_task)
     left = task.limit - task.generated_tokens
-    told = {
+    more = {
         "n_prompt_tokens": task.prompt_tokens,
         "n_prompt_tokens_processed": max(min(task.computed_tokens, task.prompt_tokens) - task.cached_tokens, 0),
         "n_prompt_tokens_cache": task.cached_tokens,
         "next_token": [_next_token(task.generated_tokens, left)],
     }
-    return fields | told | asdict(task) | ({"params": _params(generation)} if generation else {})
+    return fields | more | asdict(task) | ({"params": _params(generation)} if generation else {})
 
 
 def _params(generation: Generation) -> Fields:
-    """Return the parameters of sampling without those that hold a client's texts."""
+    """Return the parameters of sampling, without a client's texts."""
     return {name: value for name, value in generation.sampling.shown().items() if name not in TEXTS}
 
 

@@ -33,7 +33,7 @@ from .stream import early_of
 # ---- Content blocks of Anthropic's Messages, and the messages of a chat that they make. ---------------------------------
 
 ChatMessages = list[dict[str, JsonValue]]
-FAILED = "Error: "  # in front of the result of a tool that failed: no template has a place of its own for that
+FAILED = "Error: "  # before the result of a tool that failed: templates have no other place for that
 
 
 class CacheControl(Struct, frozen=True):
@@ -44,7 +44,7 @@ class CacheControl(Struct, frozen=True):
 
 
 class BlocksMessage(Struct, frozen=True):
-    """A message: of the user, with results of tools, or of the model. content: a text or blocks, of this server or another.
+    """A message of the user, with results of tools, or of the model. content: a text or blocks, maybe of another server.
 
     documents: as in a message of a chat.
     """
@@ -55,10 +55,9 @@ class BlocksMessage(Struct, frozen=True):
 
 
 def messages_of(said: Sequence[BlocksMessage], orders_documents: bool) -> ChatMessages:
-    """Return the messages of a chat. orders_documents: blocks with documents become ordered documents.
+    """Return the messages of a chat. orders_documents: blocks with documents become ordered documents, and else texts.
 
-    Else they are texts in their place. Other blocks stay as they are, as parts of contents: `content.take` says what becomes
-    of them. Raises RequestError.
+    Other blocks stay parts of contents, which `content.take` reads. Raises RequestError.
     """
     messages: ChatMessages = []
     for at, message in enumerate(said):
@@ -79,7 +78,7 @@ def messages_of(said: Sequence[BlocksMessage], orders_documents: bool) -> ChatMe
 
 
 def _check_question(role: JsonValue, content: JsonValue, where: str) -> None:
-    """Raise RequestError for what the question may be about, and what cannot be read: the role, a block of the user."""
+    """Raise RequestError for a question that cannot be read: for its role, or for a block of the user."""
     if role not in ROLES:
         expected, got = ", ".join(ROLES), reprlib.repr(role)
         raise RequestError(f"{where}.role is {got}: expected one of {expected}", param=f"{where}.role")
@@ -99,7 +98,7 @@ def _kind(block: JsonValue) -> JsonValue:
 
 
 def _with_documents(messages: ChatMessages, said: BlocksMessage, where: str) -> ChatMessages:
-    """Return the messages made of one, with its field `documents`: at its last text, else at its last result of a tool.
+    """Return the messages made from one, with its `documents`: at its last text, or else at its last result of a tool.
 
     Raises RequestError.
     """
@@ -122,9 +121,9 @@ def system_text(system: str | list[JsonValue]) -> JsonValue:
 
 
 def _same_bill(text: str) -> str:
-    """Return a text of the system with nothing behind the name of Claude Code's billing line, in front.
+    """Return a text of the system; of Claude Code's billing line at its start, only the name stays.
 
-    Its version differs from session to session, and its checksum from request to request: nothing behind would be reused.
+    The line has a version for each session and a checksum for each request: no text after it would be reused.
     """
     return BILLING.sub(r"\1", text, count=1) if BILLING.match(text) else text
 
@@ -167,7 +166,7 @@ def _answer(blocks: Sequence[JsonValue]) -> dict[str, JsonValue]:
 
 
 def _thought(block: dict[str, JsonValue]) -> str:
-    """Return the reasoning of a block: as it is, or sealed by this server."""
+    """Return the reasoning of a block: its text, or what this server sealed."""
     text, sealed = block.get("thinking"), block.get("signature")
     if isinstance(text, str) and text:
         return text
@@ -175,7 +174,7 @@ def _thought(block: dict[str, JsonValue]) -> str:
 
 
 def _is_lost(block: JsonValue) -> bool:
-    """Whether a block has reasoning in its seal alone, which cannot be read."""
+    """Whether a block has its reasoning in a seal alone, and that cannot be read."""
     return isinstance(block, dict) and _kind(block) == "thinking" and bool(block.get("signature")) and not _thought(block)
 
 
@@ -214,7 +213,7 @@ def _result(block: dict[str, JsonValue], orders_documents: bool) -> dict[str, Js
 
 
 def _take(block: JsonValue, parts: list[JsonValue], documents: list[dict[str, str]] | None) -> None:
-    """Put a block among the parts of its message: a text, or as it is; or among the documents, if they are ordered."""
+    """Add a block to the parts of its message, as a text if it is one; or to the documents, if they are ordered."""
     if block is None:
         return
     document = _document(block)
@@ -229,7 +228,7 @@ def _take(block: JsonValue, parts: list[JsonValue], documents: list[dict[str, st
 
 
 def _text(block: JsonValue) -> str | None:
-    """Return the text of a block of text; None for another one."""
+    """Return the text of a block of text; None for any other block."""
     match block:
         case str(text) | {"type": "text", "text": str(text)}:
             return text
@@ -237,7 +236,7 @@ def _text(block: JsonValue) -> str | None:
 
 
 def _document(block: JsonValue) -> dict[str, str] | None:
-    """Return the document that a block is; None for one that is none, or is no text."""
+    """Return the document in a block; None if there is none, or if it is no text."""
     match block:
         case {"type": "document", "source": {"type": "text", "data": str(text)}}:
             pass
@@ -259,7 +258,7 @@ def _joined(content: JsonValue) -> str:
 
 
 def _shown(document: dict[str, str]) -> str | None:
-    """Return a document as a text of its message, as documents stand in prompts; None for one without a text."""
+    """Return a document as the text that it has in prompts; None for one that cannot be used."""
     try:
         return document_text(Document.parse(document))
     except DocumentError:
@@ -292,7 +291,7 @@ class ClientTool(Struct, frozen=True, kw_only=True):
     cache_control: CacheControl | None = None
 
     def for_chat(self, where: str) -> dict[str, JsonValue]:
-        """Return the tool as a chat has it; without a schema, one that another server runs. Raises RequestError."""
+        """Return the tool as a chat has it; a tool without a schema is one that another server runs. Raises RequestError."""
         if self.input_schema is None:
             if self.type in (None, "custom"):
                 raise RequestError(f"{where}.input_schema: expected a JSON schema", param=f"{where}.input_schema")
@@ -303,7 +302,7 @@ class ClientTool(Struct, frozen=True, kw_only=True):
 
 
 class MessagesChoiceFields(ToolChoiceFields):
-    """The fields of a `tool_choice` of Messages, which says there whether one answer may call several tools."""
+    """The fields of a `tool_choice` of Messages, with the switch for several calls in one answer."""
 
     disable_parallel_tool_use: JsonValue = None
 
@@ -354,7 +353,7 @@ class MessagesCountRequest(ChatFields, frozen=True, kw_only=True):
         shared = {name: getattr(self, name) for name in ChatFields.__struct_fields__}
         shared["chat_template_kwargs"] = self._variables() | self.chat_template_kwargs
         if self.thinking:
-            shared["thinking"] = msgspec.structs.replace(self.thinking, display=None)  # sealed here
+            shared["thinking"] = msgspec.structs.replace(self.thinking, display=None)  # `MessagesReply` seals it
         if self.stop_sequences:
             shared["stop"] = [*self.stops(), *self.stop_sequences]
         if self.output_config and self.output_config.format:
@@ -378,7 +377,7 @@ class MessagesCountRequest(ChatFields, frozen=True, kw_only=True):
         )
 
     def _variables(self) -> dict[str, JsonValue]:
-        """Return variables of the chat template. As in Anthropic's API the model does not reason unless it is asked to."""
+        """Return variables of the chat template. The model reasons only if asked to, as in Anthropic's API."""
         asked, config = self.asked_reasoning, self.output_config
         is_silent = (asked.is_on, asked.effort, asked.most) == (None, None, None)
         effort = {"reasoning_effort": config.effort} if config and config.effort else {}
@@ -394,7 +393,7 @@ class MessagesCountRequest(ChatFields, frozen=True, kw_only=True):
 
     @property
     def _orders_documents(self) -> bool:
-        """Whether blocks with documents become documents: for a field that texts would ignore."""
+        """Whether blocks with documents become documents: if a field is given that has no effect on texts."""
         given = (self.document_order, self.best, self.best_price_ms)
         return self.documents_attention == "separate" or any(one is not None for one in given)
 
@@ -429,7 +428,7 @@ DELTAS = {
 
 @dataclass(slots=True)
 class _OpenBlock:
-    """One block of the content. named: the id and the name of a call. sealed: its text stands in the signature only."""
+    """One block of the content. named: the id and the name of a call. sealed: its text is in the signature alone."""
 
     type: str
     named: Fields = field(default_factory=dict)
@@ -441,7 +440,7 @@ class _OpenBlock:
         return self._with({}, "", "")
 
     def whole(self) -> Fields | None:
-        """Return the block; None for a call that was cut: an empty input would be another one."""
+        """Return the block; None for a call that was cut: with an empty input it would be another call."""
         text = "".join(self.texts)
         input = decoded_arguments(text) if self.type == "tool_use" else {}
         return None if input is None else self._with(input, "" if self.sealed else text, self.signature())
@@ -459,11 +458,10 @@ class _OpenBlock:
 
 
 class MessagesReply:
-    """The replies of `/v1/messages`. num_prompt: the prompt's tokens, at most; `message_delta` tells how many of them were
-    cached.
+    """The replies of `/v1/messages`. num_prompt: the prompt's tokens, at most; `message_delta` counts the cached ones.
 
-    shows_reasoning: false leaves their text out; sealed in the signature, it comes back with the history. has_begun: the
-    stream has its `message_start`, from before its model was loaded.
+    shows_reasoning: false seals the text of reasoning in the signature, in which it comes back with the history. has_begun:
+    the stream has sent `message_start`, before its model was loaded.
     """
 
     def __init__(self, envelope: ResponseMeta, num_prompt: int, shows_reasoning: bool, *, has_begun: bool = False) -> None:
@@ -573,7 +571,7 @@ class MessagesReply:
     def _costs(self, end: End) -> Fields:
         """Return the usage of the whole answer, and our own `slotcache` beside it."""
         report = end.report
-        # The last token of a prompt is always computed, so it counts as one of the others.
+        # The last token of a prompt is always computed, so it counts as neither read nor written.
         num_created = max(report.num_prompt - report.num_cached - 1, 0) if self.envelope.caches else 0
         usage = _parted(
             report.num_prompt, num_cached=report.num_cached, num_created=num_created, num_generated=report.num_generated
@@ -585,7 +583,7 @@ class MessagesReply:
 
 
 def _parted(num_prompt: int, *, num_cached: int, num_created: int, num_generated: int) -> Fields:
-    """Return the usage, in which the prompt's tokens are parted: read from the cache, left in it, and the others."""
+    """Return the usage, with the prompt's tokens in three parts: read from the cache, written to it, and the others."""
     return {
         "input_tokens": num_prompt - num_cached - num_created,
         "cache_read_input_tokens": num_cached,

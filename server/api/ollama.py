@@ -36,9 +36,9 @@ KeepAlive = float | str
 
 
 class OllamaMessage(Struct, frozen=True):
-    """A message. tool_name, name: whose result it is. images: refused in the last message, else as in a chat.
+    """A message. tool_name, name: the tool whose result it is. images: refused in the last message, else as in a chat.
 
-    What is no message of Ollama's is left to `content.take`.
+    `content.take` reads what Ollama's messages do not have.
     """
 
     role: JsonValue = None
@@ -53,9 +53,9 @@ class OllamaMessage(Struct, frozen=True):
 
 
 def messages_of(said: Sequence[OllamaMessage]) -> ChatMessages:
-    """Return the messages of a chat. Raises RequestError for an image that the question may be about."""
+    """Return the messages of a chat. Raises RequestError for an image in the question."""
     messages: ChatMessages = []
-    names: dict[str, JsonValue] = {}  # of the functions that were called, by the ids of the calls
+    names: dict[str, JsonValue] = {}  # of the called functions, by the ids of the calls
     for at, message in enumerate(said):
         made: dict[str, JsonValue] = {"role": message.role, "content": message.content}
         if message.images:
@@ -100,7 +100,7 @@ def _names(calls: Sequence[JsonValue]) -> dict[str, JsonValue]:
 
 
 class OllamaFields(ChatFields, frozen=True, kw_only=True):
-    """The fields that Ollama's chat and generate have both."""
+    """The common fields of Ollama's chat and generate."""
 
     options: OllamaOptions | None = None
     format: JsonValue = None
@@ -123,7 +123,7 @@ class OllamaFields(ChatFields, frozen=True, kw_only=True):
             raise RequestError("format: another field says what the answer must be, too: send one", param="format")
 
     def for_chat(self, **fields: JsonValue) -> ChatRequest:
-        """Return a chat with these fields of its own. Raises RequestError."""
+        """Return a chat with these fields beside the common ones. Raises RequestError."""
         return ChatRequest(**self.given(ChatFields.__struct_fields__), **fields, echo=False)
 
     def given(self, names: Iterable[str]) -> dict[str, JsonValue]:
@@ -148,7 +148,7 @@ class OllamaChatRequest(OllamaFields, frozen=True, kw_only=True):
 
 
 class GenerateRequest(OllamaFields, frozen=True, kw_only=True):
-    """`POST /api/generate`. raw: the prompt is the whole of it. suffix: the text behind the answer."""
+    """`POST /api/generate`. raw: the prompt is complete, without a chat template. suffix: the text after the answer."""
 
     prompt: str = ""
     suffix: str = ""
@@ -160,7 +160,7 @@ class GenerateRequest(OllamaFields, frozen=True, kw_only=True):
 
     def check(self) -> None:
         super().check()
-        of_chats = self.system or self.asked_reasoning.asks or self.documents or self.retrieval  # what a template shows
+        of_chats = self.system or self.asked_reasoning.asks or self.documents or self.retrieval  # fields for a template
         for is_wrong, param, message in (
             (self.images, "images", unsupported("image")),
             (self.context, "context", "no answer has one here: send the history to /api/chat"),
@@ -189,7 +189,7 @@ class GenerateRequest(OllamaFields, frozen=True, kw_only=True):
 
 
 class EmbedRequest(VectorRequest, frozen=True, kw_only=True):
-    """`POST /api/embed`. truncate: the end of a text that is too long is cut off."""
+    """`POST /api/embed`. truncate: a text that is too long is cut at its end."""
 
     input: str | list[str] = ""
     truncate: bool = True
@@ -211,7 +211,7 @@ class OldEmbedRequest(VectorRequest, frozen=True, kw_only=True):
 UNITS = {"": 1.0, "ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 DURATION = re.compile(r"([0-9]+\.?[0-9]*|\.[0-9]+)(ns|us|µs|ms|s|m|h|)")
 MOST_WRITTEN = 64  # characters
-LONGEST = 365 * 86400.0  # seconds that a model is kept, unless it is for ever
+LONGEST = 365 * 86400.0  # seconds that a model is kept, unless it is kept for ever
 
 
 def seconds_of(given: KeepAlive) -> float:
@@ -237,14 +237,14 @@ Said = dict[str, JsonValue]
 
 
 class OllamaReply:
-    """The replies of `/api/chat` and `/api/generate`. has_message: the text stands in a message. began: in s."""
+    """The replies of `/api/chat` and `/api/generate`. has_message: the text is in a message. began: in s."""
 
     def __init__(self, envelope: ResponseMeta, began: float, has_message: bool) -> None:
         self.envelope, self._began, self._has_message = envelope, began, has_message
         self._reader = envelope.reader()
         self._probabilities = envelope.probabilities()
         self._unsent: list[Raw] = []  # tokens, for the next line
-        self._call: tuple[CallStart, list[str]] | None = None  # that is not whole yet
+        self._call: tuple[CallStart, list[str]] | None = None  # the call that is not whole yet
 
     def begin(self) -> list[bytes]:
         return self.ping()
@@ -282,7 +282,7 @@ class OllamaReply:
         return [*self._parts(self._reader.finish(end.is_cut)), *self._called()]
 
     def _parts(self, fragments: Sequence[Fragment]) -> Iterator[Said]:
-        """Yield the parts that the fragments settle. A call is sent when it is whole; one that is cut is left out."""
+        """Yield the parts that the fragments settle. A call is sent when it is whole; a cut one is dropped."""
         for fragment in fragments:
             match fragment:
                 case CallArguments(_, text) if self._call:
@@ -308,7 +308,7 @@ class OllamaReply:
         return encode(self._body(part, costs)) + b"\n"
 
     def _body(self, part: Said, costs: Fields | None = None) -> Fields:
-        """Return an object of the answer. costs: of its last one."""
+        """Return an object of the answer. costs: of the last object."""
         said: Fields = {"content" if self._has_message else "response": part.get("content", "")}
         said |= {name: part[name] for name in ("thinking", "tool_calls") if part.get(name)}
         body: Fields = {"model": self.envelope.model, "created_at": written()}
@@ -334,7 +334,7 @@ class OllamaReply:
 
 
 def opening(request: Request, asked: OllamaChatRequest | GenerateRequest) -> ReplyFormat | None:
-    """Return what a stream begins with; None for a request that only loads the model."""
+    """Return the reply of a stream until its model is loaded; None for a request that only loads the model."""
     has_message = isinstance(asked, OllamaChatRequest)
     if asked.stream is False or not (asked.messages if has_message else asked.prompt or asked.suffix):
         return None
@@ -364,7 +364,7 @@ async def generate(request: Request, asked: GenerateRequest) -> Response | Reply
 
 
 def _reply(request: Request, asked: OllamaFields, envelope: ResponseMeta, began: float, name: str) -> OllamaReply:
-    """Return the reply of a request that was submitted, under the name that it gave its model."""
+    """Return the reply of a submitted request, with the name that the request has for its model."""
     if asked.keep_alive is not None:
         service_of(request).engine.sleep.keep(seconds_of(asked.keep_alive))
     envelope = replace(envelope, model=name, media_type=NDJSON)
@@ -372,7 +372,7 @@ def _reply(request: Request, asked: OllamaFields, envelope: ResponseMeta, began:
 
 
 def _keep_only(request: Request, asked: OllamaFields, name: str, said: Fields) -> Response:
-    """Answer a request that asks nothing: it loads the model, or with a keep_alive of 0 lets it sleep."""
+    """Answer a request without a question: it loads the model, or with a keep_alive of 0 lets it sleep."""
     asked.check()
     _note(request, asked)
     sleep, seconds = service_of(request).engine.sleep, None if asked.keep_alive is None else seconds_of(asked.keep_alive)
@@ -385,7 +385,7 @@ def _keep_only(request: Request, asked: OllamaFields, name: str, said: Fields) -
 
 
 def _note(request: Request, asked: OllamaFields) -> None:
-    """Warn of what a request does not get. Raises RequestError for a duration that is none."""
+    """Warn of fields that have no effect. Raises RequestError for a duration that cannot be read."""
     service = service_of(request)
     limit, wanted = service.submitter.limit, asked.options.num_ctx if asked.options else None
     if wanted is not None and wanted > limit:
@@ -417,7 +417,7 @@ async def embed_one(request: Request, asked: OldEmbedRequest) -> Response:
 
 
 async def _embed(request: Request, asked: EmbedRequest | OldEmbedRequest, made: EmbeddingRequest, field: bytes) -> Response:
-    """Answer with the vectors of `made`. field: of the answer, which holds them."""
+    """Answer with the vectors of `made`. field: the answer's field for them."""
     began, worker = perf_counter(), pooled(vectors_of(request))
     name = check_model(request, asked.model, worker.embedder.model, "embed")
     seconds, can_sleep = None, vectors_of(request).settings.may_unload

@@ -27,7 +27,7 @@ from .reply import JsonReply, encode
 
 API_VERSION = "0.13.5"  # of the Ollama whose fields these are: clients compare it
 NDJSON = "application/x-ndjson"
-FOR_EVER = 100 * 365 * 86400.0  # seconds, as Ollama's clients are told it
+FOR_EVER = 100 * 365 * 86400.0  # seconds, in answers to Ollama's clients
 
 
 class ModelName(Struct, frozen=True, kw_only=True):
@@ -65,7 +65,7 @@ def _known(request: Request) -> dict[str, Model]:
 
 
 def _opened(request: Request) -> list[tuple[Service | None, Vectors]]:
-    """Return what serves each model that was loaded. Raises RequestError 503 while the first one loads."""
+    """Return the service and the vectors of each loaded model. Raises RequestError 503 while the first one loads."""
     return [(loaded.service, loaded.vectors) for loaded in models_of(request).opened()]
 
 
@@ -82,8 +82,8 @@ def _find(request: Request, name: str | None, usual: Model) -> Model:
     if (model := known.get(tagged(name))) is not None:
         return model
     if _unread(request, name) is not None:
-        told = f"{name!r} was not loaded yet: a request for it or POST /models/load does that"
-        raise RequestError(told, status=503, param="model", code="model_not_loaded")
+        message = f"{name!r} was not loaded yet: a request for it or POST /models/load does that"
+        raise RequestError(message, status=503, param="model", code="model_not_loaded")
     if request.app.state.app.settings.any_model:
         return usual
     raise unknown_model(name, [*known, *(tagged(entry.name) for entry in _never_loaded(request))])
@@ -95,7 +95,7 @@ def _unread(request: Request, name: str) -> ModelEntry | None:
 
 
 def check_model(request: Request, name: str | None, wanted: Model, act: str) -> str:
-    """Return the name of a model, which must be the wanted one. act: what it is wanted for. Raises RequestError."""
+    """Return the name of a model. act: what it is wanted for. Raises RequestError if it is not the wanted one."""
     if _find(request, name, wanted) is not wanted:
         able = next(each for each, model in _known(request).items() if model is wanted)
         raise RequestError(f"{name!r} does not support {act} here: expected {able}", param="model")
@@ -119,7 +119,7 @@ def _service_with(request: Request, model: Model) -> Service | None:
 
 
 def _listed(name: str, model: Model) -> Fields:
-    """Return a model as Ollama lists it. digest: of its files' sizes and times, not of what they hold."""
+    """Return a model as Ollama lists it. digest: of its files' sizes and times, not of their contents."""
     stamps, family, count = sorted(model.weights.files.stamps.values()), _family(model), model.num_parameters
     level = re.sub(r" - ([SML])\w*$", r"_\1", model.file_type).removeprefix("all ")  # llama.cpp's `Q4_K - Medium`
     size = f"{count / 1e9:.1f}B" if count >= 1e9 else f"{count / 1e6:.2f}M"
@@ -129,7 +129,7 @@ def _listed(name: str, model: Model) -> Fields:
 
 
 def _dated(stamps: Sequence[Stamp]) -> Fields:
-    """Return what the stamps of a model's files say: when they changed last, and what changes with them."""
+    """Return the time of the last change of a model's files, and a digest of their stamps."""
     last = max((stamp[3] for stamp in stamps), default=0)
     changed = written(datetime.fromtimestamp(last / 1e9, UTC))
     return {"modified_at": changed, "digest": sha256(repr(stamps).encode()).hexdigest()}
@@ -144,12 +144,12 @@ OF_ARCHITECTURE = ("block_count", "embedding_length", "attention.head_count", "a
 
 
 def _info(model: Model, context: int) -> Fields:
-    """Return what the file says of a model. context: the tokens that a request may have."""
+    """Return the metadata of a model's file. context: the tokens that a request may have."""
     family = _family(model)
-    told = {key: model.metadata(key) for key in (*OF_FILE, *(f"{family}.{key}" for key in OF_ARCHITECTURE))}
+    given = {key: model.metadata(key) for key in (*OF_FILE, *(f"{family}.{key}" for key in OF_ARCHITECTURE))}
     found: Fields = {"general.architecture": family, "general.parameter_count": model.num_parameters}
     found[f"{family}.context_length"] = context
-    return found | {key: int(text) if text.isdecimal() else text for key, text in told.items() if text is not None}
+    return found | {key: int(text) if text.isdecimal() else text for key, text in given.items() if text is not None}
 
 
 def _length(request: Request, model: Model) -> int:
@@ -165,8 +165,8 @@ async def tags(request: Request) -> Response:
 
 
 async def _listed_unread(request: Request, entry: ModelEntry) -> Fields:
-    """Return a model that was not loaded yet as Ollama lists it: by the head of its file, if that can be read."""
-    head = await request.app.state.app.models.look(entry, partial(_told_unread, entry))
+    """Return a model that was not loaded yet as Ollama lists it, from the head of its file if that can be read."""
+    head = await request.app.state.app.models.look(entry, partial(_described_unread, entry))
     if not head.problem:
         return head.told["listed"]
     stamps, name = sorted(head.stamps.values()), tagged(entry.name)
@@ -175,8 +175,8 @@ async def _listed_unread(request: Request, entry: ModelEntry) -> Fields:
     )
 
 
-def _told_unread(entry: ModelEntry, model: Model) -> dict[str, Fields]:
-    """Return what is listed and shown of a model that was not loaded yet. model: the head of its file."""
+def _described_unread(entry: ModelEntry, model: Model) -> dict[str, Fields]:
+    """Return a model that was not loaded yet as it is listed, and as it is shown. model: the head of its file."""
     listed, settings = _listed(tagged(entry.name), model), entry.settings
     most = settings.ctx_size if settings.kv_unified else settings.ctx_size // settings.parallel
     trained = model.context_train
@@ -199,7 +199,7 @@ async def show(request: Request, asked: ModelName) -> Response:
     """Show a model to Ollama's clients."""
     name, state = asked.model or asked.name, request.app.state.app
     if (entry := _unread(request, name)) is not None:
-        head = await state.models.look(entry, partial(_told_unread, entry))
+        head = await state.models.look(entry, partial(_described_unread, entry))
         if head.problem:
             raise RequestError(f"{name!r} cannot be read: {head.problem}", status=503, param="model", code="model_failed")
         return JsonReply(head.told["shown"])
@@ -211,12 +211,12 @@ async def show(request: Request, asked: ModelName) -> Response:
         values = {"num_ctx": service.submitter.limit} | {name: getattr(sampling, name) for name in names}
         lines = (f"{name:<30} {value}" for name, value in values.items())
         body |= {"parameters": "\n".join(lines), "template": service.template.source}
-    told = {"model_info": _info(model, _length(request, model)), "capabilities": _capabilities(request, model)}
-    return JsonReply(body | told)
+    more = {"model_info": _info(model, _length(request, model)), "capabilities": _capabilities(request, model)}
+    return JsonReply(body | more)
 
 
 def _shown(model: Model, listed: Fields) -> Fields:
-    """Return what the file of a model says, as Ollama shows it. listed: the model as it is listed."""
+    """Return a model as Ollama shows it, from the metadata of its file. listed: the model as it is listed."""
     shown: Fields = {"license": model.metadata("general.license") or "", "modelfile": f"FROM {model.path.name}\n"}
     return shown | {field: listed[field] for field in ("details", "modified_at")}
 
@@ -239,7 +239,7 @@ async def ps(request: Request) -> Response:
 
 
 async def version(request: Request) -> Response:
-    """Tell the version of Ollama's API that is spoken here, and of this server."""
+    """Return the versions of Ollama's API, as it is here, and of this server."""
     return JsonReply({"version": API_VERSION, "slotcache": VERSION})
 
 
@@ -266,7 +266,7 @@ def asks_whether_it_runs(request: Request) -> bool:
 
 
 async def greet(request: Request) -> Response:
-    """Tell Ollama's clients that the server runs; there is no page for others."""
+    """Answer Ollama's clients that the server runs; there is no page for others."""
     if not asks_whether_it_runs(request):
         raise no_route(request.scope["path"])
     return PlainTextResponse("Ollama is running")

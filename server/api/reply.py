@@ -1,4 +1,4 @@
-"""What answers are made of: their common fields, usage, probabilities; events and whole bodies."""
+"""The parts of answers: common fields, usage, probabilities; events and whole bodies."""
 
 from __future__ import annotations
 
@@ -31,12 +31,13 @@ Piece = Callable[[int], bytes]
 
 
 class Probabilities:
-    """Writes the tokens of one choice. The texts of its tokens joined are the answer.
+    """Writes the tokens of one choice. Joined, the texts of its tokens are the answer.
 
-    piece: the bytes of a token. after: probabilities are as the samplers left them, and written as such, not as logarithms.
-    A token that ends within a character has no text; the one that completes the character has it whole. Of a token in which
-    a stop string begins, only what stands in front of that is told. num_prompt: how many of the first tokens are the
-    prompt's. spelling: the bytes of a control token, which has some in a prompt.
+    piece: the bytes of a token. after: probabilities are those after the samplers, and written as such, not as logarithms.
+    num_prompt: how many of the first tokens are the prompt's. spelling: the bytes of a control token in a prompt.
+
+    A token that ends within a character has no text; the token that completes the character has it whole. A token in which
+    a stop string begins has only the text before that string.
     """
 
     def __init__(self, piece: Piece, after: bool = False, num_prompt: int = 0, spelling: Piece | None = None) -> None:
@@ -47,12 +48,12 @@ class Probabilities:
     def entries(self, delta: Delta) -> list[Raw]:
         """Return the next tokens, an object each: OpenAI's fields for chats, and llama-server's `id`.
 
-        Each is JSON at once, 84 bytes a listed token: as objects of Python they would take some 400.
+        Each is encoded at once: JSON takes 84 bytes a listed token, and Python's objects some 400.
         """
-        return [entry for _, entry in self._told(delta)]
+        return [entry for _, entry in self._with_texts(delta)]
 
-    def _told(self, delta: Delta) -> list[tuple[str, Raw]]:
-        """Return the next tokens, each with the part of the text that it brings."""
+    def _with_texts(self, delta: Delta) -> list[tuple[str, Raw]]:
+        """Return the next tokens, each with its part of the text."""
         last = len(delta.logprobs) - 1 if delta.is_last else -1
         return [
             self._entry(logprobs, final=at == last, kept=delta.kept if at == last else None)
@@ -65,15 +66,15 @@ class Probabilities:
             self._num_prompt -= 1
             piece = piece or self._spelling(logprobs.token)
         if kept is not None:
-            piece = self._beginning(piece, kept)
+            piece = self._shortest(piece, kept)
         text = self._decoder.decode(piece, final)[:kept]
         best = zip(logprobs.top_tokens.tolist(), logprobs.top_logprobs.tolist(), strict=True)
         top = [self._token(token, spelt(self._piece(token)), self._piece(token), logprob) for token, logprob in best]
-        told = self._token(logprobs.token, text, piece, logprobs.logprob)
-        return text, Raw(encode(told | {"top_probs" if self._after else "top_logprobs": top}))
+        chosen = self._token(logprobs.token, text, piece, logprobs.logprob)
+        return text, Raw(encode(chosen | {"top_probs" if self._after else "top_logprobs": top}))
 
-    def _beginning(self, piece: bytes, length: int) -> bytes:
-        """Return the fewest first bytes of a piece that bring `length` characters."""
+    def _shortest(self, piece: bytes, length: int) -> bytes:
+        """Return the shortest prefix of a piece that completes `length` characters."""
         before = self._decoder.getstate()
         for size in range(len(piece)):
             self._decoder.setstate(before)
@@ -89,8 +90,8 @@ class Probabilities:
 
     def of_text(self, delta: Delta) -> tuple[str, Fields]:
         """Return the next tokens' text, and OpenAI's object for text completions, with llama-server's `content` in it."""
-        told, logprobs = self._told(delta), delta.logprobs
-        texts = [text for text, _ in told]
+        entries, logprobs = self._with_texts(delta), delta.logprobs
+        texts = [text for text, _ in entries]
         offsets: list[int] = []
         for text in texts:
             offsets.append(self._offset)
@@ -100,7 +101,7 @@ class Probabilities:
             "token_logprobs": [each.logprob for each in logprobs],
             "top_logprobs": [None if math.isnan(each.logprob) else self._top(each) for each in logprobs],
             "text_offset": offsets,
-            "content": [entry for _, entry in told],
+            "content": [entry for _, entry in entries],
         }
 
     def _top(self, logprobs: Logprobs) -> Fields:
@@ -118,7 +119,7 @@ DONE = b"data: [DONE]\n\n"
 
 
 Spell = Callable[[Generation], Awaitable[str]]
-"""Returns the text of a prompt that was computed."""
+"""Returns the text of a computed prompt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,11 +127,11 @@ class ResponseMeta:
     """The fields that every body of an answer carries. options: the request's, without its texts.
 
     num_prompts: the answer has `options.n` choices of each. echoes: the prompts' texts, if the answers begin with them.
-    generations: of the choices, in order. reader: makes the reader of a chat's choice. caches: the prompt is left in the
+    generations: of the choices, in order. reader: makes the reader of a chat's choice. caches: the prompt stays in the
     cache. verbose: the answer shows its prompt and its options, as in llama-server. warnings: about the request's fields.
-    piece: the bytes of a token. spelling: of a control token, too. prompt_text: the text of a prompt that was computed.
-    abandon: ends a generation that has not ended, as its client has gone; leave: so, but one that is to be finished goes on.
-    keep: stores the whole answer, as JSON, where it is to be stored; for the event loop. media_type: of a stream.
+    piece: the bytes of a token. spelling: of a control token, too. prompt_text: returns the text of a computed prompt.
+    abandon: ends an open generation whose client disconnected. leave: likewise, but a generation that is to be finished goes
+    on. keep: stores the whole answer, as JSON, if it is to be stored; for the event loop. media_type: of a stream.
     """
 
     id: str
@@ -164,7 +165,7 @@ class ResponseMeta:
 
     @property
     def spell(self) -> Spell | None:
-        """What returns the prompts' texts, for an answer that shows them."""
+        """The function that returns the prompts' texts, for an answer that shows them."""
         return self.prompt_text if self.verbose else None
 
     def probabilities(self) -> list[Probabilities]:
@@ -184,12 +185,12 @@ class ResponseMeta:
         return {"warnings": self.warnings} if self.warnings else {}
 
     def head(self, kind: str) -> Fields:
-        """Return the fields that OpenAI's objects begin with. kind: of the object."""
+        """Return the first fields of OpenAI's objects. kind: of the object."""
         made: Fields = {"id": self.id, "object": kind, "created": self.created, "model": self.model}
         return made | {"system_fingerprint": self.fingerprint}
 
     def progress(self, progress: PromptProgress) -> Fields:
-        """Return the fields of a progress."""
+        """Return the fields of a prompt's progress."""
         fields: Fields = {"prompt_progress": asdict(progress)}
         return fields | {"timings": progress.timings()} if self.options.timings_per_token else fields
 
@@ -213,7 +214,7 @@ class ResponseMeta:
 
 @dataclass(frozen=True, slots=True)
 class WholeAnswer:
-    """One choice of an answer that is sent whole. deltas: all of it, in the pieces in which it came."""
+    """One choice of an answer that is sent whole. deltas: all its pieces, in order."""
 
     deltas: tuple[Delta, ...]
     end: End
@@ -231,7 +232,7 @@ class WholeAnswer:
         return tuple(chain.from_iterable(delta.logprobs for delta in self.deltas))
 
     def whole(self) -> Delta:
-        """Return it as one piece."""
+        """Return the choice as one piece."""
         return Delta(self.text, self.tokens, self.logprobs, is_last=True, kept=self.end.kept)
 
 
@@ -241,11 +242,11 @@ class ReplyFormat(Protocol):
     envelope: ResponseMeta
 
     def begin(self) -> list[bytes]:
-        """Called once, before the prompt is computed: the engine may not know the request yet."""
+        """Begin the answer. Called once, before prefill: the engine may not know the request yet."""
         ...
 
     def ping(self) -> list[bytes]:
-        """An event that says nothing, for a client that counts only events as signs of life. At any time after `begin`."""
+        """Return an empty event, for a client that counts only events as signs of life. Called any time after `begin`."""
         ...
 
     def progress(self, index: int, progress: PromptProgress) -> list[bytes]: ...
@@ -253,15 +254,15 @@ class ReplyFormat(Protocol):
     def delta(self, index: int, delta: Delta) -> list[bytes]: ...
 
     def end(self, index: int, end: End) -> list[bytes]:
-        """The end of a choice. Its text and tokens have come as a delta before."""
+        """End a choice. Its text and its tokens came as a delta before."""
         ...
 
     def close(self, ends: Sequence[End]) -> list[bytes]:
-        """Called once, after the last end, with all ends in order of the choices."""
+        """End the answer. Called once, after the last end, with all ends in order of the choices."""
         ...
 
     def fail(self, error: RequestError) -> list[bytes]:
-        """The answer ends with an error; nothing follows."""
+        """End the answer with an error; nothing follows."""
         ...
 
     def whole(self, answers: Sequence[WholeAnswer]) -> Fields | list[Fields]:
@@ -292,7 +293,7 @@ class JsonReply(Response):
 
 
 class ChoicesReply:
-    """What chats and texts have in common. kind: of a chunk; whole_kind: of a whole answer."""
+    """The common part of chats and texts. kind: of a chunk; whole_kind: of a whole answer."""
 
     def __init__(self, envelope: ResponseMeta, kind: str, whole_kind: str) -> None:
         self.envelope, self._probabilities = envelope, envelope.probabilities()
@@ -300,7 +301,7 @@ class ChoicesReply:
 
     @abstractmethod
     def _choice(self, index: int) -> Fields:
-        """Return a choice of a chunk, with nothing in it."""
+        """Return an empty choice of a chunk."""
 
     @abstractmethod
     def _whole_choice(self, index: int, answer: WholeAnswer) -> Fields: ...
@@ -328,7 +329,7 @@ class ChoicesReply:
         return body | {"usage": self.envelope.usage(ends)} | verbose(self.envelope, 0, answers[0])
 
     def _accounted(self, choice: Fields, end: End) -> Fields:
-        """Return a whole choice, with its own account where there are several."""
+        """Return a whole choice, with its account if the answer has several choices."""
         return choice if self.envelope.num_choices == 1 else choice | accounts(end.report)
 
 
@@ -338,7 +339,7 @@ def verbose(envelope: ResponseMeta, index: int, answer: WholeAnswer) -> Fields:
 
 
 def last_body(envelope: ResponseMeta, index: int, answer: WholeAnswer, has_line: bool) -> Fields:
-    """Return the body of an answer, or the last one of a stream. has_line: whether its text has a line's end."""
+    """Return the body of an answer, or the last one of a stream. has_line: the text has a line's end."""
     generation, end = envelope.generations[index], answer.end
     report = end.report
     about: Fields = {
@@ -381,18 +382,18 @@ def _is_truncated(generation: Generation, end: End) -> bool:
 
 
 # ---- Sealed -------------------------------------------------------------------------------------------------------------
-# Reasoning as a text that a client keeps for the server and hands back as it is. It is no secret: anyone can read it.
+# Reasoning as a text that a client keeps for the server and sends back unchanged. It is no secret: anyone can read it.
 
 MARK = "slotcache:"
 
 
 def seal(reasoning: str) -> str:
-    """Return the text to keep."""
+    """Return reasoning as a text for the client to keep."""
     return MARK + base64.b64encode(reasoning.encode()).decode()
 
 
 def unseal(sealed: str) -> str:
-    """Return the reasoning; empty for a text of another server, which nobody here can read, or a damaged one."""
+    """Return the reasoning in a sealed text; empty if another server sealed it, or if it is damaged."""
     with suppress(Error, ValueError):
         if sealed.startswith(MARK):
             return base64.b64decode(sealed.removeprefix(MARK), validate=True).decode()

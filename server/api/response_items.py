@@ -1,7 +1,7 @@
 """Items of OpenAI's Responses as messages of a chat, and back.
 
-Reasoning, an answer and its calls are items of their own there, and one message here: the one that the model wrote. A
-history may hold anything: what can be read is read, what cannot is left out and counted. Only the question is refused.
+Reasoning, an answer and its calls are separate items there, and one message of the model here. A history may contain
+anything: items that cannot be read are left out and counted. Only a question that cannot be read is refused.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .response_tools import CalledTool, free_text, function_name
 
 ROLES = ("user", "assistant", "system", "developer")
 PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc", "custom_tool_call": "ctc", "compaction": "cmp"}
-TOOL_LISTS = frozenset({"additional_tools", "mcp_list_tools"})  # kinds of items: what they name cannot be called here
+TOOL_LISTS = frozenset({"additional_tools", "mcp_list_tools"})  # kinds of items with tools that cannot be called here
 REFERENCE = "item_reference"
 LEFT_OUT = "input: items that cannot be read were left out: {}"
 
@@ -33,7 +33,7 @@ ChatMessages = list[dict[str, JsonValue]]
 
 @dataclass(frozen=True, slots=True)
 class TakenItems:
-    """The messages that items make. left_out: by kind, the items that make none."""
+    """The messages made from items. left_out: the number of items without a message, by kind."""
 
     messages: ChatMessages
     left_out: Counter[str]
@@ -44,9 +44,10 @@ class TakenItems:
 
 
 def take_items(items: Sequence[JsonValue]) -> TakenItems:
-    """Return the messages that items make, with contents as they came. Raises RequestError for a question of no text.
+    """Return the messages made from items, with unchanged contents. Raises RequestError for a question that is no text.
 
-    The question is the last item but for nulls, if it is a message of the user. An item becomes the same wherever it stands.
+    The question is the last item that is not null, if it is a message of the user. The place of an item does not change
+    its message.
     """
     reader = _ItemReader()
     last = next((at for at in reversed(range(len(items))) if items[at] is not None), None)
@@ -102,12 +103,12 @@ class _ItemReader:
             self._add({"role": role, "content": content}, item)
 
     def _take_reasoning(self, item: Item) -> None:
-        """Take reasoning: as it is, as a summary, or sealed by this server."""
+        """Take reasoning: its text, its summary, or what this server sealed."""
         if text := texts_in(item.get("content")) or texts_in(item.get("summary")) or self._unseal(item):
             _answer(self.messages, "reasoning_content", "content", "tool_calls")["reasoning_content"] = text
 
     def _unseal(self, item: Item) -> str:
-        """Return what this server sealed in an item; empty for what another one did, which is left out."""
+        """Return the text that this server sealed in an item; empty if another server did, and the item is left out."""
         sealed = item.get("encrypted_content")
         text = unseal(sealed) if isinstance(sealed, str) else ""
         if not text and (sealed or item["type"] in SUMMARIES):
@@ -129,14 +130,14 @@ class _ItemReader:
         message.setdefault("tool_calls", []).append({"id": id, "type": "function", "function": function})
 
     def _take_other(self, item: Item, kind: JsonValue) -> None:
-        """Take what a tool of another server did, as a part of the answer: a text stands for it, or nothing."""
+        """Take the work of another server's tool as a part of the answer, if it has a text; else leave it out."""
         if not isinstance(kind, str) or kind in TOOL_LISTS or not read_part(item).text:
             self._leave_out(item)
             return
         message = _answer(self.messages)
         if not isinstance(message["content"], list):
             message["content"] = [message["content"]] if message["content"] else []
-        message["content"].append(item)  # a list of this reader's own: many items stay one list
+        message["content"].append(item)  # this reader made the list, so many items extend one list
 
     def _add(self, message: dict[str, JsonValue], item: Item) -> None:
         if item.get("documents") is not None:
@@ -149,7 +150,7 @@ class _ItemReader:
 
 
 def _check_question(item: Item, where: str) -> None:
-    """Raise RequestError for a role that is not known, and for what a user says and cannot be read."""
+    """Raise RequestError for a role that is not known, and for a user's content that cannot be read."""
     role, content = item.get("role"), item.get("content")
     if role not in ROLES:
         wrong = f"{where}.role is {reprlib.repr(role)}: expected one of {', '.join(ROLES)}"
@@ -166,7 +167,7 @@ def _check_question(item: Item, where: str) -> None:
 
 
 def _content(content: JsonValue) -> JsonValue:
-    """Return a content as a chat takes it: a lone part of text as this text."""
+    """Return a content as a chat takes it: a lone part of text becomes the text."""
     part = content[0] if isinstance(content, list) and len(content) == 1 else content
     if isinstance(part, dict) and isinstance(part.get("type"), str) and MARKS.isdisjoint(part):
         read = read_part(part)
@@ -179,7 +180,7 @@ def _json_of(value: JsonValue) -> str:
 
 
 def _answer(messages: ChatMessages, *taken: str) -> dict[str, JsonValue]:
-    """Return the message of the model that an item belongs to: the last one, or a new one if that has one of `taken`."""
+    """Return the model's message that an item belongs to: the last one, or a new one if the last has a field of `taken`."""
     last = messages[-1] if messages else {}
     if last.get("role") != "assistant" or any(last.get(name) for name in taken):
         messages.append({"role": "assistant", "content": ""})
@@ -192,7 +193,7 @@ def _answer(messages: ChatMessages, *taken: str) -> dict[str, JsonValue]:
 def items_of(
     messages: Sequence[Item], suffix: str, called: Mapping[str, CalledTool] | None = None
 ) -> list[dict[str, JsonValue]]:
-    """Return the items that messages are made of. suffix: of their ids, with their number behind it. called: its tools."""
+    """Return the items of messages. suffix: of their ids, before their number. called: the tools, by function."""
     items: list[dict[str, JsonValue]] = []
     customs: set[str] = set()  # ids of the calls with a free text
     for message in messages:
@@ -203,7 +204,7 @@ def items_of(
 
 
 def _items(message: Item, called: Mapping[str, CalledTool], customs: set[str]) -> list[dict[str, JsonValue]]:
-    """customs: ids of calls with a free text, to which those of the message are added."""
+    """Return the items of a message. customs: ids of calls with a free text; the message's are added."""
     role, content = message.get("role"), message.get("content")
     parts = content if isinstance(content, list) else [{"text": content}] if content else []
     texts = [part.get("text", "") for part in parts]

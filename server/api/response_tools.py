@@ -1,7 +1,7 @@
 """Tools of OpenAI's Responses as functions of a chat, and calls back: namespaces, free text, tools that only OpenAI runs.
 
-A function in a namespace is a function with both names. A tool with free text is one with a single text among its arguments.
-A tool that OpenAI runs is left out: an answer can do without, and a warning names it.
+A function in a namespace becomes a function with both names. A tool with free text becomes a function with one text as its
+argument. A tool that OpenAI runs is left out with a warning: an answer can do without it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ HOSTED = re.compile(
     "local_shell|shell|apply_patch|mcp|tool_search|programmatic_tool_calling)(_[0-9_]+)?"
 )
 """The tools that OpenAI runs, or that only its models were trained for, with the dates of their versions."""
-BETWEEN = "__"  # a namespace and a name, in the name of the function
+BETWEEN = "__"  # between a namespace and a name, in the name of the function
 MODES = {"auto": "auto", "none": "none", "required": "required", "any": "required"}  # choices by their names
 Tool = Mapping[str, JsonValue]
 Choice = str | dict[str, JsonValue] | None
@@ -43,7 +43,7 @@ class CalledTool:
         return function_name(self.name, self.namespace)
 
     def named(self) -> Fields:
-        """Return the fields of a call that name it."""
+        """Return the fields of a call that name the tool."""
         named: Fields = {"name": self.name}
         return named if self.namespace is None else named | {"namespace": self.namespace}
 
@@ -56,8 +56,8 @@ def function_name(name: str, namespace: str | None) -> str:
 class ResponseTools:
     """The tools of a request. functions: of the chat; None: the request has no field for tools.
 
-    called: those that stand for a namespace's or take a free text, by their functions. hosted: the kinds that were left out.
-    unconstrained: tools whose free text should fit a grammar, which the model is only told of.
+    called: tools of a namespace, or with a free text, by their functions. hosted: the kinds that were left out.
+    unconstrained: tools whose free text should fit a grammar, which only their description mentions.
     """
 
     functions: list[dict[str, JsonValue]] | None = None
@@ -67,7 +67,7 @@ class ResponseTools:
 
     @classmethod
     def of(cls, tools: Sequence[JsonValue] | None) -> ResponseTools:
-        """Read the tools of a request, but for nulls. Raises RequestError."""
+        """Read the tools of a request, except nulls. Raises RequestError."""
         if tools is None:
             return cls()
         read = cls(functions=[])
@@ -77,7 +77,7 @@ class ResponseTools:
         return read
 
     def warnings(self, choice: Choice) -> Iterator[str]:
-        """Yield what these tools, and a choice among them, ask for and do not get."""
+        """Yield a warning for each demand of these tools, and of a choice among them, that is not met."""
         if self.hosted:
             yield f"tools: {listed(self.hosted)} left out: this server runs no tools, and the model was told nothing of them"
         if self.unconstrained:
@@ -86,7 +86,7 @@ class ResponseTools:
             yield "tool_choice has no effect: it demands a tool that was left out, so the model chooses among the others"
 
     def choice(self, choice: Choice) -> Choice:
-        """Return a choice as a chat has it: what Responses name at the top, a chat names one level down."""
+        """Return a choice as a chat has it: with the names of a choice of Responses, one level down."""
         if self._is_hosted(choice):
             return "auto"
         match choice:
@@ -108,7 +108,7 @@ class ResponseTools:
         return bool(self.functions) and isinstance(kind, str) and HOSTED.fullmatch(kind) is not None
 
     def _known(self, allowed: Sequence[JsonValue]) -> Iterator[Tool]:
-        """Yield the allowed tools but for those that were left out."""
+        """Yield the allowed tools, except those that were left out."""
         return (tool for tool in allowed if isinstance(tool, dict) and tool.get("type") not in self.hosted)
 
     def _add(self, tool: Tool, where: str, namespace: str | None = None) -> None:
@@ -151,25 +151,25 @@ def _namespace(tool: Tool) -> str | None:
     return namespace if isinstance(namespace := tool.get("namespace"), str) else None
 
 
-# ---- The free text of a call, out of its arguments as they come. --------------------------------------------------------
+# ---- The free text of a call, read from its arguments as they arrive. ---------------------------------------------------
 
 _OPENING = re.compile(rf'\s*\{{\s*"{INPUT}"\s*:\s*"')
 _HALF, _OTHER = (rf"\\u[dD][{half}][0-9a-fA-F]{{2}}" for half in ("89abAB", "c-fC-F"))
 _NO_OTHER = r"(?=[^\\]|\\[^u]|\\u[^dD]|\\u[dD][^c-fC-F])"
-_WHOLE = re.compile(  # characters and escapes that stand there whole, both halves of a pair included
+_WHOLE = re.compile(  # whole characters and escapes, both halves of a pair included
     rf'(?:[^"\\]|\\[^u]|\\u(?![dD][89abAB])[0-9a-fA-F]{{4}}|{_HALF}(?:{_OTHER}|{_NO_OTHER}))*'
 )
 
 
 class FreeText:
-    """Reads the text of one call. Arguments of another shape come at the end: their only text, or as they are."""
+    """Reads the text of one call. Of arguments of another shape, `finish` returns the only text, or all of them."""
 
     def __init__(self) -> None:
         self._arguments: list[str] = []
         self._unread, self._is_open, self._length = "", False, 0
 
     def push(self, arguments: str) -> str:
-        """Add JSON text; return the text that is settled by it."""
+        """Add JSON text; return the text that it settles."""
         self._arguments.append(arguments)
         self._unread += arguments
         if not self._is_open and (opening := _OPENING.match(self._unread)):

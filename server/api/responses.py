@@ -65,7 +65,7 @@ class ReasoningConfig(ReasoningField, frozen=True):
 
 
 class ResponseRequest(OpenAIFields, frozen=True, kw_only=True):
-    """`POST /v1/responses`: OpenAI's fields of it, beside those of all completions and our own ones of a chat."""
+    """`POST /v1/responses`: OpenAI's fields for it, beside those of all completions and ours of a chat."""
 
     input: str | list[JsonValue]
     tools: list[JsonValue] | None = None
@@ -108,7 +108,7 @@ class ResponseRequest(OpenAIFields, frozen=True, kw_only=True):
 
     @property
     def compacts(self) -> bool:
-        """Whether the answer is a summary of the input, to shorten it by."""
+        """Whether the answer is a summary that shortens the input."""
         return triggers(self.input)
 
     @property
@@ -127,7 +127,7 @@ class ResponseRequest(OpenAIFields, frozen=True, kw_only=True):
         return "reasoning.encrypted_content" in (self.include or ())
 
     def chat(self) -> tuple[ResponseChat, tuple[str, ...]]:
-        """Return the chat, and a warning for what it does not show of the input. Raises RequestError."""
+        """Return the chat, and a warning for input that it leaves out. Raises RequestError."""
         self.check()
         shared = {name: getattr(self, name) for name in OpenAIFields.__struct_fields__}
         if self.max_output_tokens is not None:
@@ -179,7 +179,7 @@ class ResponseRequest(OpenAIFields, frozen=True, kw_only=True):
         return {name: Raw(msgspec.json.encode(value)) for name, value in repeated.items()}
 
     def _conversation(self) -> ConversationReference | None:
-        """Return the conversation, whose new messages are the input."""
+        """Return the conversation, to which the input adds its new messages."""
         if self.conversation is None:
             return None
         named = self.conversation
@@ -193,7 +193,7 @@ class ResponseCountRequest(ResponseRequest, frozen=True, kw_only=True):
 
 
 class CompactRequest(ResponseCountRequest, frozen=True, kw_only=True):
-    """`POST /v1/responses/compact`. input: what is to be shortened, behind the history of `previous_response_id`."""
+    """`POST /v1/responses/compact`. input: items to shorten, after the history of `previous_response_id`."""
 
 
 async def count(request: Request, asked: ResponseCountRequest) -> Response:
@@ -203,14 +203,14 @@ async def count(request: Request, asked: ResponseCountRequest) -> Response:
     return JsonReply({"object": "response.input_tokens"} | await count_prompt(request, chat))
 
 
-# ---- The output items of a response, as fragments come, with the events of each. ----------------------------------------
+# ---- The output items of a response, as fragments arrive, with the events of each. --------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ItemKind:
-    """A kind of item. text: the name of the events with its text. field: where the item has the text.
+    """A kind of item. text: the name of the events with its text. field: the item's field with the text.
 
-    part, parts: the type of the part that holds the text, and the name of its events; empty where there is no part.
+    part, parts: the type of the part with the text, and the name of its events. part: empty if there is no part.
     """
 
     name: str
@@ -221,7 +221,7 @@ class ItemKind:
 
     @property
     def prefix(self) -> str:
-        """What its ids begin with."""
+        """The prefix of its ids."""
         return PREFIXES[self.name]
 
     @property
@@ -245,7 +245,7 @@ CUSTOM = ItemKind(name="custom_tool_call", text="response.custom_tool_call_input
 
 @dataclass(slots=True)
 class _Item:
-    """One item. named: of a call, its fields beside the arguments. seals: reasoning is sealed in it, too."""
+    """One item. named: a call's fields beside the arguments. seals: reasoning is sent in a sealed copy, too."""
 
     kind: ItemKind
     id: str
@@ -273,7 +273,7 @@ class _Item:
         yield {"type": "response.output_item.done", "item": self.shown(status, parts=[self._part(text)])}
 
     def shown(self, status: str, parts: list[Fields]) -> Fields:
-        """Return the item itself. parts: with its text; none while it begins."""
+        """Return the item itself. parts: with its text; none at its start."""
         item: Fields = {"type": self.kind.name, "id": self.id, "status": status}
         if self.kind is MESSAGE:
             return item | {"role": "assistant", "content": parts}
@@ -295,7 +295,7 @@ class _Item:
 
 
 class Output:
-    """The items of one response. suffix: of their ids. summarises: reasoning comes as summaries. seals: as in `_Item`.
+    """The items of one response. suffix: of their ids. summarises: reasoning is sent as summaries. seals: as in `_Item`.
 
     called: as in `ResponseTools`.
     """
@@ -331,7 +331,7 @@ class Output:
                 yield from self._write(CALL, text)
 
     def finish(self, status: str) -> Iterator[Fields]:
-        """Yield the events of the end. A response without any item gets an empty message. status: of its last item."""
+        """Yield the events of the end. A response without items gets an empty message. status: of its last item."""
         if self._open is None and not self.items:
             yield from self._begin(MESSAGE)
         yield from self._end(status)
@@ -388,8 +388,8 @@ class ResponsesReply:
         return [*first, self._event({"type": "response.in_progress"} | self._now("in_progress"))]
 
     def progress(self, index: int, progress: PromptProgress) -> list[bytes]:
-        told = {"type": "response.in_progress"} | self._now("in_progress") | self.envelope.progress(progress)
-        return [self._event(told)]
+        event = {"type": "response.in_progress"} | self._now("in_progress") | self.envelope.progress(progress)
+        return [self._event(event)]
 
     def delta(self, index: int, delta: Delta) -> list[bytes]:
         self._length += len(delta.text)
@@ -408,8 +408,8 @@ class ResponsesReply:
         return [self._event({"type": f"response.{status}", "response": response, "timings": response["timings"]})]
 
     def fail(self, error: RequestError) -> list[bytes]:
-        told = {"code": error.code if error.code == TOO_LONG else error.type, "message": error.message}
-        failed = self._response("failed") | {"error": told}
+        reason = {"code": error.code if error.code == TOO_LONG else error.type, "message": error.message}
+        failed = self._response("failed") | {"error": reason}
         return [self._event({"type": "response.failed", "response": failed})]
 
     def whole(self, answers: Sequence[WholeAnswer]) -> Fields:
@@ -432,7 +432,7 @@ class ResponsesReply:
                 "cache_write_tokens": (report.num_prompt - report.num_cached) * self.envelope.caches,
             },
             "output_tokens": report.num_generated,
-            # By its share of the text: which token wrote which part is not known.
+            # By the share of reasoning in the text: which token wrote which part is not known.
             "output_tokens_details": {"reasoning_tokens": report.num_generated * self._reasoning // max(self._length, 1)},
             "total_tokens": report.num_prompt + report.num_generated,
         }
@@ -468,9 +468,9 @@ class ResponsesReply:
 
 
 class CompactionReply(ResponsesReply):
-    """The reply to a compaction. kept: what the body of `/v1/responses/compact` begins with; None: it is a response.
+    """The reply to a compaction. kept: the first items of the body of `/v1/responses/compact`; None: it is a response.
 
-    num_documents: of the messages that are kept, which have only their texts.
+    num_documents: the documents of kept messages, of which only the texts are kept.
     """
 
     kept: Sequence[Fields] | None = None
@@ -500,7 +500,7 @@ def opening(request: Request, asked: ResponseRequest) -> ReplyFormat | None:
 
 
 def _output(asked: ResponseRequest, id: str, called: Mapping[str, CalledTool] | None = None) -> Output | CompactionOutput:
-    """Return the output of the response with this id, as it begins. called: as in `ResponseTools`."""
+    """Return the empty output of the response with this id. called: as in `ResponseTools`."""
     suffix = id.removeprefix("resp_")
     if asked.compacts:
         return CompactionOutput(suffix)
@@ -526,7 +526,7 @@ async def _submitted(request: Request, asked: ResponseRequest) -> tuple[Response
 
 
 async def compact(request: Request, asked: CompactRequest) -> ReplyFormat:
-    """Shorten a history: to the user's messages, and a summary that later requests hand back."""
+    """Shorten a history to the user's messages and a summary, which later requests send back."""
     if asked.stream:
         wrong = f"stream: a compaction comes whole; a stream of /v1/responses has one where its input ends with a {TRIGGER}"
         raise RequestError(wrong, param="stream")
@@ -548,7 +548,7 @@ async def show(request: Request) -> Response:
 
 
 async def forget(request: Request) -> Response:
-    """Delete a stored response; later ones keep what they have of it in their history."""
+    """Delete a stored response; later ones keep it in their history."""
     id, scope = request.path_params["id"], scope_of(request)
     service = holder_of(request, scope, id)
     if not service.conversations.forget_answer(scope, id):

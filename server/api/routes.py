@@ -52,11 +52,11 @@ from .search import RefreshRequest
 
 @dataclass(frozen=True, slots=True)
 class ApiRoute:
-    """A row of the table. paths: the spellings of one route. body: what its requests hold. query: its parameters' schemas.
+    """A row of the table. paths: the spellings of one route. body: the struct of its bodies. query: its parameters' schemas.
 
-    decodes: the handler gets the body, decoded. Else it reads the body itself, since not each of its requests has this one.
-    opening: what its streams have until their model is loaded. chooses: one of several models answers, which the body or
-    `?model=` names; false for those that ask about models, and nothing of one.
+    decodes: the handler gets the decoded body; else it reads the body itself, since only some of its requests have this one.
+    opening: makes the reply of a stream until its model is loaded. chooses: the body or `?model=` names the model that
+    answers; false for routes that no single model answers.
     """
 
     method: str
@@ -69,7 +69,7 @@ class ApiRoute:
     chooses: bool = True
 
     def routes(self) -> list[Route]:
-        """Return it as starlette's routes, one for each spelling."""
+        """Return the row as starlette's routes, one for each spelling."""
         called = self.handler
         if self.body and self.decodes:
             called = endpoint(self.handler, self.body, self.opening, self.chooses)
@@ -79,7 +79,7 @@ class ApiRoute:
 async def show(request: Request) -> Response:
     """Show the OpenAPI document of this server's routes."""
     state = request.app.state
-    if state.document is None:  # to make it takes the event loop longer than a step
+    if state.document is None:  # making it takes the event loop longer than a step
         state.document = encode(document(state.rows))
     return JsonReply(state.document)
 

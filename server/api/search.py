@@ -66,7 +66,7 @@ async def refresh_sources(request: Request, asked: RefreshRequest) -> Response:
 
 
 def folder_index_of(request: Request, scope: str, where: str) -> FolderIndex:
-    """Return the documents for a request of a scope. where: the scope's field.
+    """Return the index of --docs for a request of a scope. where: the field with the scope.
 
     Raises RequestError: 503 while the model loads, 501 without --docs, 403 for another scope.
     """
@@ -92,7 +92,7 @@ async def search(request: Request, asked: SearchRequest) -> Response:
 
 
 async def _stages(request: Request, asked: SearchRequest, folder_index: FolderIndex) -> AsyncIterator[Stage]:
-    """Yield the stages of a search. The documents that lead are computed ahead, if the request names a turn for it."""
+    """Yield the stages of a search. The best documents are prefilled ahead, if the request names a turn for them."""
     query = search_for(asked.query, asked, folder_index.top_k)
     ahead = _ahead(request, asked)
     try:

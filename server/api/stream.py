@@ -18,18 +18,18 @@ from ..http.connection import SHORTCUT, Shortcut
 from .reply import ReplyFormat, Spell, WholeAnswer
 
 logger = logging.getLogger("slotcache")
-EARLY = "slotcache.early"  # where a request's scope has the reply that a stream began with before its model was loaded
+EARLY = "slotcache.early"  # the key, in a request's scope, of the reply of a stream that began before its model was loaded
 
 
 def early_of(request: Request) -> ReplyFormat | None:
-    """Return the reply that the stream of a request began with before its model was loaded, if it has begun."""
+    """Return the reply with which a request's stream began before its model was loaded; None: it did not."""
     return request.scope.get(EARLY)
 
 
 class EventStream(StreamingResponse):
-    """Streams the events of generations. A client that disconnects leaves them, even before the first event.
+    """Streams the events of generations. Calls `leave` for each at the end, also if the client disconnects before it.
 
-    later: gives the reply where the model is still to be loaded; until then `reply` pings, which has no generations.
+    later: returns the reply once the model is loaded; until then `reply` pings, which has no generations.
     """
 
     def __init__(
@@ -55,14 +55,14 @@ class EventStream(StreamingResponse):
                 self._reply.envelope.leave(generation)
 
     def _offer_text(self) -> None:
-        """Have text written at once, where the connection can."""
+        """Let generations write their text at once, if the connection can."""
         shortcut = self._request.scope.get("state", {}).get(SHORTCUT)
         if shortcut is not None:
             for index, generation in enumerate(self._reply.envelope.generations):
                 generation.events.take_now = partial(self._write, shortcut, index)
 
     def _write(self, shortcut: Shortcut, index: int, delta: Delta) -> bool:
-        """Write a piece of text at once. False: something stands in front of it, or its client is slow."""
+        """Write a piece of text at once. False: a ping goes first, or the client is slow."""
         if self._pings.is_sending or not shortcut.is_open:
             return False
         if sent := b"".join(self._reply.delta(index, delta)):
@@ -76,7 +76,7 @@ class EventStream(StreamingResponse):
         return _written(reply, _events(generations, reply.envelope.spell))
 
     async def _to_the_end(self, pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-        """Yield the pieces of a stream, which has begun: an error is its last event, whatever it is."""
+        """Yield the pieces of a stream. Any error becomes its last event, since the status is sent."""
         try:
             async for piece in pieces:
                 yield piece
@@ -98,8 +98,8 @@ class EventStream(StreamingResponse):
         try:
             reply = await later()
         finally:
-            del self._request.scope[EARLY]  # it may hold texts
-        del early, later  # the body is free
+            del self._request.scope[EARLY]  # it may contain texts
+        del early, later  # frees the body
         if isinstance(reply, Response):
             yield bytes(reply.body)
             return
@@ -111,7 +111,7 @@ class EventStream(StreamingResponse):
 
 
 async def _events(generations: Sequence[Generation], spell: Spell | None) -> AsyncIterator[tuple[int, Event]]:
-    """Yield the events of all generations as they come, with the index of each one's choice."""
+    """Yield the events of all generations as they arrive, each with the index of its choice."""
     if len(generations) == 1:
         async for event in _events_of(generations[0], spell):
             yield 0, event
@@ -168,7 +168,7 @@ async def _collect(generation: Generation, spell: Spell | None) -> WholeAnswer:
 
 
 async def _written(reply: ReplyFormat, events: AsyncIterator[tuple[int, Event]]) -> AsyncIterator[bytes]:
-    """Yield the server-sent events of an answer. events: with the index of their choice, up to each choice's end."""
+    """Yield the server-sent events of an answer. events: each with the index of its choice, up to the choice's end."""
     ends: dict[int, End] = {}
     if first := reply.begin():
         yield b"".join(first)
@@ -191,15 +191,15 @@ async def _written(reply: ReplyFormat, events: AsyncIterator[tuple[int, Event]])
     yield b"".join(reply.close([ends[index] for index in sorted(ends)]))
 
 
-# ---- Pings in a stream that is silent for long, so that neither a proxy on its way nor its client gives up. -------------
+# ---- Pings in a stream that is silent for long, so that neither a proxy nor the client gives up. ------------------------
 
 
 class SsePing:
     """Passes a response's messages on, and sends `event` whenever `interval` seconds have passed without one.
 
-    An event and no comment, since parsers drop comments, and clients that wait for events would hang up. One timer for the
-    whole stream: a message costs no more than reading the clock. While a ping waits for a client that reads nothing, no
-    other one joins it.
+    A ping is an event, not a comment: parsers drop comments, and clients that wait for events would hang up. One timer
+    serves the whole stream, so a message only reads the clock. While a ping waits for a client that reads nothing, no other
+    is sent.
     """
 
     def __init__(self, send: Send, interval: float, event: Callable[[], Sequence[bytes]]) -> None:
@@ -210,12 +210,12 @@ class SsePing:
         self._ping: asyncio.Future[None] | None = None
 
     async def send(self, message: Message) -> None:
-        """Pass a message on. Pings begin behind the first one and end in front of the last."""
+        """Pass a message on. Pings begin after the first message and end before the last."""
         self._last = self._loop.time()
         if message["type"] == "http.response.start" and self._interval > 0:
             self._timer = self._loop.call_at(self._last + self._interval, self._beat)
         if self._ping is not None and self.is_sending:
-            await asyncio.wait([self._ping])  # it stands in front: its number is the lower one
+            await asyncio.wait([self._ping])  # the ping goes first: its number is lower
         if not message.get("more_body") and message["type"] != "http.response.start":
             self.stop()
         await self._send(message)
@@ -226,7 +226,7 @@ class SsePing:
         return self._ping is not None and not self._ping.done()
 
     def note(self) -> None:
-        """Note that something was sent past this."""
+        """Note that a piece was sent past this object."""
         self._last = self._loop.time()
 
     def stop(self) -> None:
@@ -247,6 +247,6 @@ class SsePing:
 
 
 def _look_at(ping: asyncio.Future[None]) -> None:
-    """Drop the error of a client that has gone: the stream finds out by itself."""
+    """Drop the error of a disconnected client: the stream itself notices that."""
     if not ping.cancelled():
         ping.exception()

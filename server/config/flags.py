@@ -15,7 +15,7 @@ from .settings import SETTINGS, Setting, Settings, Value, written
 from .topics import TOPICS
 
 # ---- Llama --------------------------------------------------------------------------------------------------------------
-# llama-server's flags that no setting stands for, as tables: its command lines start this server, too.
+# Tables of llama-server's flags that are no settings here: its command lines start this server, too.
 #
 # A flag that changes nothing a client sees is accepted, with a line in the log if it asks for more than it gets. A flag
 # that would change answers, or the machine that computes them, is refused with a line that says what to do instead.
@@ -26,7 +26,7 @@ Row = tuple[str, int, str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LlamaFlag:
-    """A flag of llama-server. says: why it has no effect, or is refused; empty: what it asks for is so here."""
+    """A flag of llama-server. says: why it has no effect, or is refused; empty: the server works as it asks anyway."""
 
     flags: tuple[str, ...]
     num_values: int
@@ -204,7 +204,7 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"slotcache: {message}\n")
 
     def unknown(self, argument: str) -> NoReturn:
-        """End with the flag that an unknown one is most like."""
+        """Exit with an error that names the known flag most like an unknown one."""
         if not argument.startswith("-"):
             self.error(f"{argument}: expected a flag; {self.prog} --help shows them, and -m names a model")
         flag = argument.partition("=")[0]
@@ -214,9 +214,9 @@ class Parser(argparse.ArgumentParser):
 
 
 def add_arguments(parser: argparse.ArgumentParser, shown: bool = True) -> None:
-    """Give a parser the flags of all settings, and llama-server's others, which it refuses or notes.
+    """Give a parser the flags of all settings, and llama-server's other flags, which it refuses or notes.
 
-    shown: the first ones of each topic are in --help; else none. All are in --help-all.
+    shown: --help has the first settings of each topic; else it has none. --help-all has all.
     """
     parser.set_defaults(notes=[], given=frozenset(), from_file=frozenset())
     parser.add_argument("--help-all", action=_HelpAll, nargs=0, help=f"show all {len(SETTINGS)} flags, and exit")
@@ -257,7 +257,7 @@ def add_settings(parser: argparse._ActionsContainer, settings: Sequence[Setting]
 
 
 class _ReadFile(argparse.Action):
-    """Takes settings from a file. A flag wins over it, wherever it stands, and so does a variable of the environment."""
+    """Takes settings from a file. A flag wins over the file, before and after --config; so does an environment variable."""
 
     def __call__(
         self,
@@ -271,7 +271,7 @@ class _ReadFile(argparse.Action):
                 if name not in namespace.given and name not in namespace.from_file:
                     setattr(namespace, name, value)
                 namespace.from_file |= {name}
-        except (OSError, ValueError, RecursionError) as error:  # the last one: of values one in another
+        except (OSError, ValueError, RecursionError) as error:  # deeply nested values recurse
             reason = error.strerror if isinstance(error, OSError) else error
             parser.exit(2, f"slotcache: {option_string} {values}: {reason}\n")
 
@@ -297,7 +297,7 @@ def _read_settings(path: Path) -> Iterator[tuple[str, Value]]:
 
 
 class _HelpAll(argparse.Action):
-    """Shows the flags that --help leaves out, too."""
+    """Shows all flags, also those that --help omits."""
 
     def __call__(self, parser: argparse.ArgumentParser, *given: object) -> NoReturn:
         for action in parser._actions:
@@ -314,18 +314,18 @@ def settings_of(arguments: argparse.Namespace) -> Settings:
 
 
 def given_among(arguments: argparse.Namespace, settings: Sequence[Setting]) -> frozenset[str]:
-    """Return the names of the settings that a flag, a file or a variable has, an empty one too."""
+    """Return the names of the settings that a flag, a file or a variable sets, even to an empty value."""
     flags: frozenset[str] = getattr(arguments, "given", frozenset()) | getattr(arguments, "from_file", frozenset())
     return flags.union(setting.name for setting in settings if variable_of(setting))
 
 
 def notes_of(arguments: argparse.Namespace) -> list[str]:
-    """Return a line for each flag and each variable of llama-server that was given and has no effect here."""
+    """Return a line for each given flag and variable of llama-server that has no effect here."""
     known = {variable for setting in SETTINGS for variable in setting.variables}
     heeded = {foreign.variable for foreign in FOREIGN if not foreign.says}
-    told = {foreign.variable: foreign.says for foreign in FOREIGN}
+    reasons = {foreign.variable: foreign.says for foreign in FOREIGN}
     unheeded = sorted(name for name in os.environ if name.startswith(PREFIX) and name not in known | heeded)
-    return [*arguments.notes, *(f"{name} has no effect: {told.get(name, 'it is not known here')}" for name in unheeded)]
+    return [*arguments.notes, *(f"{name} has no effect: {reasons.get(name, 'it is not known here')}" for name in unheeded)]
 
 
 def with_dashes(arguments: Sequence[str]) -> list[str]:
@@ -339,9 +339,9 @@ def _with_dashes(argument: str) -> str:
 
 
 class _Store(argparse.Action):
-    """A flag of a setting. separator: between its values, when it is given several times; "": the last one counts.
+    """A flag of a setting. separator: joins the values of a repeated flag; "": the last value counts.
 
-    The settings whose flags are given are named in the namespace's `given`. whole_help: what --help-all shows; "": nothing.
+    The namespace's `given` names the settings whose flags are given. whole_help: the text of --help-all; "": none.
     """
 
     def __init__(self, *, dest: str, separator: str = "", whole_help: str = "", **options: object) -> None:
@@ -364,7 +364,7 @@ class _Store(argparse.Action):
 
 
 class _Foreign(argparse.Action):
-    """A flag of llama-server that no setting stands for."""
+    """A flag of llama-server that is no setting here."""
 
     def __init__(self, *, foreign: LlamaFlag, dest: str, **options: object) -> None:
         super().__init__(dest=argparse.SUPPRESS, help=argparse.SUPPRESS, **options)  # type: ignore[arg-type]
@@ -397,7 +397,7 @@ def _argument_type(setting: Setting) -> Callable[[str], Value]:
 
 
 def variable_of(setting: Setting) -> str | None:
-    """Return the variable of the environment that a setting's value comes from."""
+    """Return the environment variable that a setting's value comes from; None: none is set."""
     return next((name for name in setting.variables if name in os.environ), None)
 
 

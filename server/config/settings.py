@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 
 # ---- Setting ------------------------------------------------------------------------------------------------------------
-# A row of a table of settings: from the field of a dataclass to flags, variables, help and documentation.
+# A row of a table of settings: the field of a dataclass becomes flags, variables, help and documentation.
 
 Value = str | int | float | bool
 T = TypeVar("T")
 OF_LLAMA = ("temperature", "top_k", "top_p", "min_p", "repeat_penalty", "presence_penalty", "frequency_penalty")
-"""The parameters of sampling that llama-server reads from its variables, too."""
+"""The sampling parameters for which llama-server, too, has environment variables."""
 
 
 VERSION = "0.2.0"
@@ -52,9 +52,9 @@ def row(
 ) -> T:
     """Declare a field of `Settings`.
 
-    choices: where its type has none. least, most: of a number. words: texts for some numbers. fixed: flags without a value,
-    and the value of each. refused: values that are none here, and why. separator: between the values of a flag given several
-    times. llama: llama-server's variable.
+    choices: the values, if the field's type lists none. least, most: of a number. words: texts that stand for numbers.
+    fixed: flags without a value, and the value that each sets. refused: values that are not supported, and why. separator:
+    joins the values of a repeated flag. llama: llama-server's variable.
     """
     about = {"flags": flags, "help": help, "choices": choices, "least": least, "most": most, "clamps": False}
     about |= {"words": words or {}, "fixed": fixed or {}, "refused": refused or {}, "separator": separator, "llama": llama}
@@ -65,8 +65,8 @@ def row(
 class Setting:
     """One row of the table. The environment may hold a flag's value, as SLOTCACHE_<NAME>; the command line wins.
 
-    words, fixed, refused, separator, llama: as in `row`; fixed holds the flags that turn a switch off, too. clamps: a number outside
-    the range becomes the nearest one in it.
+    words, fixed, refused, separator, llama: as in `row`; fixed includes the flags that turn a switch off. clamps: a number
+    outside the range becomes the nearest one in the range.
     """
 
     name: str
@@ -209,7 +209,7 @@ ReasoningFormat = Literal["auto", "none", "deepseek", "deepseek-legacy"]
 # fmt: off
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings(Numbers):
-    """The settings of a server. A `Literal` lists the values that a setting may have. The base's are defaults of requests."""
+    """The settings of a server. A `Literal` lists the values of a setting. `Numbers` has defaults for fields of requests."""
 
     model: str = row("", ("-m", "--model"), "GGUF file to serve, or `smollm2`, a small chat model that is fetched once; without one, a built-in model. Several: repeat it, or NAME=FILE", separator="\n", llama="LLAMA_ARG_MODEL")
     models_dir: str = row("", ("--models-dir",), "folder whose GGUF files are served too", llama="LLAMA_ARG_MODELS_DIR")
@@ -341,7 +341,7 @@ class Settings(Numbers):
     check: bool = row(False, ("--check",), "check the cache's invariants in idle time")
     verbose: bool = row(False, ("-v", "--verbose", "--log-verbose"), "log every step of llama.cpp's start")
     # fmt: on
-    is_one_of_several: bool = field(default=False, compare=False)  # models that share a device
+    is_one_of_several: bool = field(default=False, compare=False)  # several models share the device
     given: frozenset[str] = field(default=frozenset(), compare=False)  # settings that a flag or a variable has
 
     @property
@@ -375,7 +375,7 @@ class Settings(Numbers):
 
     @property
     def may_unload(self) -> bool:
-        """Whether the model may leave memory."""
+        """Whether the model may be unloaded."""
         return self.sleep_after > 0 or self.is_one_of_several
 
     def is_given(self, name: str) -> bool:
@@ -383,12 +383,12 @@ class Settings(Numbers):
         return name in self.given or getattr(self, name) != getattr(UNSET, name)
 
     def names(self, model: Path) -> tuple[str, ...]:
-        """Return the model's names, in the order of the alphabet as llama-server has them; without --alias, its file's."""
+        """Return the model's names in alphabetical order, as llama-server does; without --alias, the file's name."""
         names = (self.alias,) if self.is_one_of_several else tuple(sorted(listed(self.alias)))
         return names or (model.stem,)
 
     def shown(self) -> dict[str, Value]:
-        """Return all settings but the secret one, the API keys."""
+        """Return all settings except the API keys, which are secret."""
         return {setting.name: getattr(self, setting.name) for setting in SETTINGS if setting.name != "api_key"}
 
 

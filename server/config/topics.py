@@ -1,4 +1,4 @@
-"""The settings by topic, as `--help` shows them: in each the first ones, which most people need, then the rest."""
+"""The settings by topic, in the order of `--help`: first those that most people need, then the rest."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """Settings of one topic. first: those that `--help` shows; rest: those of `--help-all`."""
+    """Settings of one topic. first: shown by `--help`; rest: shown by `--help-all` alone."""
 
     title: str
     first: tuple[str, ...]

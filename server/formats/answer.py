@@ -1,4 +1,4 @@
-"""The fragments of a chat's answer: content, reasoning and tool calls, as they are read out of the model's text."""
+"""The fragments of a chat's answer: content, reasoning and tool calls, read from the model's text."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class ReasoningText:
 
 @dataclass(frozen=True, slots=True)
 class CallStart:
-    """A tool call begins. index: its number in the answer, from 0. id: the one that the tool's result refers to."""
+    """The start of a tool call. index: its number in the answer, from 0. id: the tool's result refers to it."""
 
     index: int
     id: str
@@ -38,7 +38,7 @@ class CallStart:
 
 @dataclass(frozen=True, slots=True)
 class CallArguments:
-    """More of a call's arguments: JSON text, which is an object when all of it is joined."""
+    """More of a call's arguments: JSON text. Joined, the pieces are an object."""
 
     index: int
     text: str
@@ -48,16 +48,16 @@ Fragment = ContentText | ReasoningText | CallStart | CallArguments
 
 
 class AnswerReader(Protocol):
-    """Reads one answer as its text comes. However the text is cut, the fragments joined are the same."""
+    """Reads one answer as its text arrives. Joined, the fragments are the same however the text arrives."""
 
     def push(self, text: str) -> list[Fragment]:
-        """Add text and return the fragments that are settled by it."""
+        """Add text and return the fragments that it settles."""
         ...
 
     def finish(self, is_cut: bool = False) -> list[Fragment]:
-        """Return what was held back. Called once, after the last text. is_cut: the answer reached its limit there.
+        """Return the remaining fragments. Called once, after the last text. is_cut: the answer ended at its limit.
 
-        Of a call that was cut before its name was known, nothing is said.
+        A call that was cut before its name was known is dropped.
         """
         ...
 
@@ -73,7 +73,7 @@ class Plain:
 
 
 class WithoutReasoning:
-    """Reads an answer and leaves its reasoning out. reader: of the whole answer."""
+    """Reads an answer without its reasoning. reader: of the whole answer."""
 
     def __init__(self, reader: AnswerReader) -> None:
         self._reader = reader
@@ -86,9 +86,9 @@ class WithoutReasoning:
 
 
 def message(fragments: Iterable[Fragment]) -> dict[str, object]:
-    """Return the message of OpenAI's API that the fragments of a whole answer make.
+    """Return the fragments of a whole answer as a message of OpenAI's API.
 
-    `reasoning_content` and `tool_calls` stand in it only where the answer has some; then content is null if it is empty.
+    It has `reasoning_content` and `tool_calls` only where the answer has them. With `tool_calls`, empty content is null.
     """
     content: list[str] = []
     reasoning: list[str] = []
@@ -120,7 +120,7 @@ def tool_call(start: CallStart, arguments: str) -> Mapping[str, object]:
 
 
 def decoded_arguments(arguments: str) -> dict[str, object] | None:
-    """Return the arguments of a call as an object; None if they are none, since they were cut off."""
+    """Return the arguments of a call as an object; None if they are not one, as when they were cut off."""
     try:
         decoded = msgspec.json.decode(whole_characters(arguments.encode()))
     except (msgspec.DecodeError, RecursionError):
@@ -138,9 +138,9 @@ class GrammarSpec:
 
 @dataclass(frozen=True, slots=True)
 class AnswerFormat:
-    """The form of one answer. reader: makes a reader of its text. spelt: the control tokens that stand in that text.
+    """The form of one answer. reader: makes a reader of its text. spelt: the control tokens that the text includes.
 
-    grammar_spec: the grammar that it must fit. reasoning: the limit of its reasoning.
+    grammar_spec: the grammar of the answer. reasoning: the limit of its reasoning.
     """
 
     reader: Callable[[], AnswerReader] = Plain

@@ -15,12 +15,12 @@ from .json_text import TEXT, ParameterType, parameter_types
 ANY = r"/(.|\n)*/"
 NOTHING: Mapping[str, str] = MappingProxyType({})
 Definitions = Sequence[tuple[str, Mapping[str, object]]]
-"""Tools: the name and the JSON schema of the arguments of each."""
+"""Tools, each a name and the JSON schema of its arguments."""
 
 
 @dataclass(frozen=True, slots=True)
 class GrammarPart:
-    """A piece of a text. token: in Lark, if it is a control token."""
+    """A piece of a text. token: its spelling in Lark, if it is a control token."""
 
     text: str
     token: str = ""
@@ -32,9 +32,9 @@ class GrammarPart:
 
 @dataclass(frozen=True, slots=True)
 class ParameterTags:
-    """The tags around parameters. opens: in front of a name; key_end, closes: in front of a value and behind it.
+    """The tags around parameters. opens: before a name; key_end, closes: before a value and after it.
 
-    end: behind the last parameter. behind: what may stand there, too, in the view of a reader.
+    end: after the last parameter. behind: other lines that a reader accepts after a value's closing tag.
     """
 
     opens: str
@@ -57,7 +57,7 @@ class ParameterTags:
 
 @dataclass(slots=True)
 class GrammarWriter:
-    """Writes one grammar. controls: the ids of the control tokens that may stand in it, by their spelling."""
+    """Writes one grammar. controls: the ids of the control tokens that it may use, by their spelling."""
 
     controls: Mapping[str, int]
     schemas: dict[str, str] = field(default_factory=dict)  # JSON text by name
@@ -66,17 +66,17 @@ class GrammarWriter:
     _size: int = 0  # characters of the schemas
 
     def calls(self, written: CallNotation, tools: Definitions, parallel: bool) -> str:
-        """Add the rules of one call of these tools or, if they may be `parallel`, of several; return their name."""
+        """Add the rule of one call of these tools, or of several if they may be `parallel`; return its name."""
         one = self.rule(" | ".join(self._call(written, name, schema) for name, schema in tools))
         several = f" ({self.text(written.between)} {one})*" if parallel and written.between is not None else ""
         return self.rule(f"{self.text(written.begin)} {one}{several} {self.text(written.end)}")
 
     def reasoning(self, start: str, end: str) -> str:
-        """Add the rule of reasoning, with the white space behind it, between tags; return its name. start: may be empty."""
+        """Add the rule of reasoning between tags, with the white space after it; return its name. start: may be empty."""
         return self.rule(f'{self.text(start)} {self._free(self._parts(end))} "\\n"? "\\n"?')
 
     def lark(self, start: str) -> str:
-        """Return the grammar of answers that are `start`."""
+        """Return the grammar of answers that fit `start`, an expression in Lark."""
         return "\n".join((f"start: {start}", "TEXT: /(.|\\n)+/", *self._rules))
 
     def rule(self, body: str, options: str = "") -> str:
@@ -86,11 +86,11 @@ class GrammarWriter:
         return name
 
     def text(self, form: str, filled: Mapping[str, str] = NOTHING) -> str:
-        """Return a text of the family's as a piece of Lark, in which control tokens are tokens. filled: as in `_parts`."""
+        """Return a text of a family in Lark, its control tokens as tokens. filled: as in `_parts`."""
         return _joined(self._parts(form, filled))
 
     def _parts(self, form: str, filled: Mapping[str, str] = NOTHING) -> list[GrammarPart]:
-        """Cut a form at the control tokens in it. filled: a client's texts for its holes, which never are tokens."""
+        """Cut a form at its control tokens. filled: a client's texts for the holes, which never become tokens."""
         parts = [GrammarPart("")]
         for at, piece in enumerate(HOLE.split(form) if filled else [form]):
             for part in [GrammarPart(filled[piece])] if at % 2 else self._cut(piece):
@@ -106,18 +106,21 @@ class GrammarWriter:
         return [GrammarPart(text, f"<[{self.controls[text]}]>" if text in self.controls else "") for text in texts]
 
     def _schema(self, schema: object, root: Mapping[str, object]) -> str:
-        """Return a reference to a schema. root: where it refers to. Raises GrammarError: all together are too long."""
+        """Add a schema and return a reference to it. root: the schema that its references point into.
+
+        Raises GrammarError if all schemas together are too long.
+        """
         shared = {name: root[name] for name in ("$defs", "definitions", "strict") if name in root}
         name = f"s{len(self.schemas)}"
         text = json.dumps({**shared, **schema} if isinstance(schema, dict) else schema)
-        self._size += len(text)  # each schema repeats what is shared, so many of them may be far larger than their request
+        self._size += len(text)  # each repeats the shared definitions, so all may be far larger than their request
         if self._size > MAX_BYTES:
             raise GrammarError(f"their schemas have {self._size:,} characters or more: expected at most {MAX_BYTES:,}")
         self.schemas[name] = text
         return f"@{name}"
 
     def _call(self, written: CallNotation, name: str, schema: Mapping[str, object]) -> str:
-        whole = self._schema(schema, schema)  # compiled in each case: a family that writes no JSON refuses the same schemas
+        whole = self._schema(schema, schema)  # compiled in any case, so that families without JSON refuse the same schemas
         holes = {
             "name": lambda: _quoted(name),
             "id": lambda: "/[a-zA-Z0-9]{9}/",
@@ -133,13 +136,14 @@ class GrammarWriter:
         return " ".join(holes[piece]() if at % 2 else self.text(piece) for at, piece in enumerate(pieces) if piece)
 
     def _tagged(self, tags: ParameterTags, schema: Mapping[str, object]) -> str:
-        """Return parameters between tags, and the end of the call: a text ends where its reader finds both.
+        """Return the rule of parameters between tags, with the end of the call.
 
-        Those that are required come first, and then those of the others that the model chooses.
+        The required parameters come first, and then those of the others that the model chooses. A text ends where a reader
+        finds its end: at its closing tag with the next tag after it.
         """
         properties, names, others = _named(schema)
         types = parameter_types(schema)
-        # Each parameter up to the tag that opens the next one, and up to the end of the call.
+        # Two rules for each parameter: up to the tag that opens the next one, and up to the end of the call.
         ways = {key: self._between_tags(tags, (key, properties[key]), types[key], schema) for key in (*names, *others)}
         first = self.text(tags.opens)
         needed = " ".join((first, *(ways[key][0] for key in names)))
@@ -151,9 +155,10 @@ class GrammarWriter:
         return self.rule(" | ".join(ends))
 
     def _chosen(self, ways: Sequence[tuple[str, str]]) -> tuple[str, str]:
-        """Return the rules of some of these parameters in order: up to another one, maybe of none; up to the call's end.
+        """Return two rules of a choice of parameters, in order: up to another one, maybe of none, and up to the call's end.
 
-        Halves of halves: rules that each stood in the one before would nest as deep as there are parameters.
+        Each rule joins those of two halves: a rule that contained the next parameter's would nest as deep as there are
+        parameters.
         """
         if len(ways) == 1:
             return self.rule(f"{ways[0][0]}?"), ways[0][1]
@@ -165,7 +170,7 @@ class GrammarWriter:
     def _between_tags(
         self, tags: ParameterTags, parameter: tuple[str, object], wanted: ParameterType, root: Mapping[str, object]
     ) -> tuple[str, str]:
-        """Return the rules of one parameter from its name on, up to another one and up to the end of the call."""
+        """Return two rules of one parameter, from its name on: up to another one, and up to the end of the call."""
         (key, schema), kind = parameter, next(iter(sorted(wanted.kinds)), "string")
         is_text = not wanted.kinds or "string" in wanted.kinds
         known = {"key": key, "kind": "string" if is_text else kind, "is_text": str(is_text).lower()}
@@ -179,7 +184,7 @@ class GrammarWriter:
             value = self._free(after, schema)
         else:
             closer = "".join(part.text for part in after)
-            if not tags.end.startswith(tags.opens):  # else no text could tell which of them comes
+            if not tags.end.startswith(tags.opens):  # else the text would not show which of them comes
                 ends = [self._until(tags, closer, tag) for tag in (tags.opens, tags.end)]
                 return self.rule(f"{name} {ends[0]}"), self.rule(f"{name} {ends[1]}")
             value = self._until(tags, closer, "")
@@ -187,7 +192,7 @@ class GrammarWriter:
         return self.rule(f"{value} {self.text(tags.opens)}"), self.rule(f"{value} {self.text(tags.end)}")
 
     def _until(self, tags: ParameterTags, closer: str, behind: str) -> str:
-        """Return the rule of a text up to an end that its reader finds: a closing tag, and the tag behind it, if any."""
+        """Return the rule of a text up to the end that a reader finds: a closing tag, and the tag after it, if any."""
         if (rule := self._texts.get((closer, behind))) is None:
             broken = "|".join(_pattern(tag) for tag in (tags.opens, tags.end) if not closer.startswith(tag))
             after = "|".join(map(_pattern, sorted({tags.opens, tags.end, *tags.behind})))
@@ -201,7 +206,7 @@ class GrammarWriter:
         return rule
 
     def _parameters(self, written: CallNotation, schema: Mapping[str, object]) -> str:
-        """Return the parameters: those that are required, and then those of the others that the model chooses."""
+        """Return the rule of parameters: the required ones, and then those of the others that the model chooses."""
         properties, names, others = _named(schema)
         types, between = parameter_types(schema), self.text(written.separator)
 
@@ -211,12 +216,12 @@ class GrammarWriter:
         if names:
             first = f" {between} ".join(map(parameter, names))
             return self.rule(" ".join((first, *(f"({between} {parameter(name)})?" for name in others))))
-        # Without one that is required, any of the others may be the first, which has no separator in front of it.
-        alone = behind = self.rule('""')
+        # Without a required parameter any other may be the first. The first has no separator before it.
+        alone = after = self.rule('""')
         for name in reversed(others):
             one = parameter(name)
-            alone = self.rule(f"{one} {behind} | {alone}")
-            behind = self.rule(f"({between} {one})? {behind}")
+            alone = self.rule(f"{one} {after} | {alone}")
+            after = self.rule(f"({between} {one})? {after}")
         return alone
 
     def _parameter(
@@ -248,11 +253,11 @@ class GrammarWriter:
         return f"{self.rule(f'{ANY} {first.lark}', '[lazy]')} {_joined(rest)}"
 
 
-MAX_LENGTH = 4096  # characters of a bounded text: more make the grammar too large, so it is free
+MAX_LENGTH = 4096  # characters of a bounded text: a larger bound would make the grammar too large, and is dropped
 
 
 def _named(schema: Mapping[str, object]) -> tuple[dict[str, object], list[str], list[str]]:
-    """Return the properties of a schema, and the names of those that are required and of the others."""
+    """Return the properties of a schema, the names of the required ones, and the names of the others."""
     properties, required = schema.get("properties"), schema.get("required")
     properties = properties if isinstance(properties, dict) else {}
     needed = {name for name in required if isinstance(name, str)} if isinstance(required, list) else set()
@@ -260,7 +265,7 @@ def _named(schema: Mapping[str, object]) -> tuple[dict[str, object], list[str], 
 
 
 def _most(schema: object) -> int | None:
-    """Return the most characters of a text whose length is bounded."""
+    """Return the most characters of a text; None: it has no bound, or too large a one."""
     most = schema.get("maxLength") if isinstance(schema, dict) else None
     return most if isinstance(most, int) and 0 <= most <= MAX_LENGTH else None
 

@@ -38,10 +38,10 @@ class CallNotation:
     """How calls are written.
 
     call: one call, with $name and $arguments, and maybe $id (nine letters or digits) or $number. begin, end: around all
-    calls; between: between two of them; None: an answer has one call at most. parameter: one of the arguments, with $key and
-    $value, if they are not one JSON object; $kind is its JSON type, and $is_text whether that is a string. separator: stands
-    between two parameters. quote: around a value that is a text; None: a text stands in it as in JSON.
-    behind: what may stand behind a call in other versions of the form.
+    calls. between: between two calls; None: an answer has one call at most. parameter: one argument, with $key and $value;
+    empty: the arguments are one JSON object. $kind is the value's JSON type, and $is_text whether that is a string.
+    separator: between two parameters. quote: around a value that is a text; None: texts are written as in JSON.
+    behind: texts that may follow a call in other versions of the form.
     """
 
     call: str
@@ -80,7 +80,7 @@ class CallNotation:
 
 
 CALL_NOTATION = CallNotation('<tool_call>\n{"name": "$name", "arguments": $arguments}\n</tool_call>', between="\n")
-"""The form that more models were trained on than on any other."""
+"""The form that the largest number of models was trained on."""
 
 
 # ---- How a family of models writes its answers, and the reader of one answer. -------------------------------------------
@@ -90,9 +90,9 @@ CALL_NOTATION = CallNotation('<tool_call>\n{"name": "$name", "arguments": $argum
 class Family:
     """One row of the table of families.
 
-    signs: texts that all stand in the templates of the family. shapes: how its calls are read; written: how a grammar has
-    them written. around: the tags around content; noise: others of that kind. calls_end_reasoning: a call may begin in
-    reasoning, which it ends.
+    signs: texts that each template of the family contains. shapes: how its calls are read. written: how its calls are
+    written under a grammar. around: the tags around content. noise: more tags that are no content. calls_end_reasoning: a
+    call may begin in reasoning, and ends it.
     """
 
     name: str
@@ -116,7 +116,7 @@ class Family:
         return frozenset((*thinking, *channels, *self.noise, *(tag for shape in self.shapes for tag in shape.tags)))
 
     def spelled(self, controls: Iterable[str]) -> frozenset[str]:
-        """Return the control tokens, of those spelt so, that readers need to see: those that a tag is made of."""
+        """Return the control tokens that readers need to see: those that are a part of a tag. controls: their spellings."""
         tags = self.tags
         return frozenset(control for control in controls if control and any(control in tag for tag in tags))
 
@@ -131,9 +131,9 @@ class Family:
     ) -> AnswerReader:
         """Return the reader of one answer.
 
-        tools: those that may be called. seed: of the calls' ids. thinks: reasoning is told from content. opened: the end of
-        the prompt, from where the answer's own tags begin. controls: the control tokens that are `spelled` in its text:
-        they never become content.
+        tools: those that may be called. seed: of the calls' ids. thinks: reasoning is separated from content. opened: the
+        end of the prompt, which may have opened reasoning or a message. controls: the control tokens that are `spelled` in
+        the answer's text: they never become content.
         """
         text, calls, shapes = UnreadText(), Calls(tools, self.new_id, seed), self.shapes if tools else ()
         if self.channels:
@@ -157,7 +157,7 @@ class Family:
         return SteppedReader(text, answer.read())
 
     def _opened(self, prompt: str) -> str:
-        """Return the open reasoning with which a prompt ends, with its tag; empty if none is open."""
+        """Return the open reasoning at the end of a prompt, with its tag; empty if none is open."""
         if self.thinking is None:
             return ""
         start, end = self.thinking.last(prompt)
@@ -165,7 +165,7 @@ class Family:
 
     @property
     def thinks_anywhere(self) -> bool:
-        """Whether reasoning may come behind content, too."""
+        """Whether reasoning may come after content, too."""
         return self.channels is not None or (self.thinking is not None and self.thinking.anywhere)
 
     @property
@@ -174,9 +174,9 @@ class Family:
         return tuple(tag for shape in self.shapes for tag in shape.opens) if self.calls_end_reasoning else ()
 
     def reasoning(self, prompt: str) -> tuple[str, str, bool] | None:
-        """Return the tags of the reasoning that an answer may begin with, and whether the prompt's end opens it already.
+        """Return the tags of reasoning at the start of an answer, and whether the prompt's end has opened it.
 
-        None if it has none, or if the prompt closes it.
+        None if the family has no reasoning, or if the prompt closes it.
         """
         if self.channels:
             return self.channels.written_reasoning and (*self.channels.written_reasoning, False)
@@ -411,7 +411,7 @@ TAGGED = (
 )
 
 
-# ---- Families that write a tool's name between tags, and its arguments behind it. ---------------------------------------
+# ---- Families that write a tool's name between tags, and its arguments after it. ----------------------------------------
 
 JSON = JsonBody()
 NEVER = re.compile("(?!)")
@@ -670,7 +670,7 @@ OBJECTS = (
 )
 
 GENERIC = Family("generic", shapes=(replace(HERMES, bare=True),))
-"""For templates without a notation of their own: the one that most models know, which the prompt explains."""
+"""For templates without a notation: the one that most models know, explained in the prompt."""
 
 
 THINK = ThinkTags(("<think>",), ("</think>",))
@@ -685,14 +685,14 @@ THINKINGS = (
     ThinkTags(("<|think|>",), ("<|end|>",)),
     THINK,
 )
-"""The tags of reasoning, by which of them a template knows. The first that stands in it counts."""
+"""Tags of reasoning. The first whose start a template contains counts."""
 
 FORMATS = TAGGED + HEADED + OBJECTS
 """Of several that fit a template, the first counts."""
 
 
 def detect(source: str) -> Family:
-    """Return the format of the models that a chat template belongs to. source: the template's."""
+    """Return the family that a chat template belongs to. source: the template's."""
     found = next((format for format in FORMATS if format.fits(source)), GENERIC)
     if found.channels or found.thinking:
         return found

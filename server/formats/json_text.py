@@ -15,10 +15,10 @@ from .answer import Fragment
 
 T = TypeVar("T")
 Steps = Generator[Fragment | None, None, T]
-"""Reading in steps: each yields a fragment, or None where more text is needed. It yields no None once the text has ended."""
+"""Reading in steps: each yields a fragment, or None where more text is needed. After the end of the text, none is None."""
 
 SPACE = " \t\r\n"
-MAX_SPACE = 64  # characters of it between two tags
+MAX_SPACE = 64  # characters of white space between two tags
 
 
 class Tags:
@@ -28,7 +28,7 @@ class Tags:
         self.tags = tuple(sorted(filter(None, set(tags)), key=len, reverse=True))
         self._longest = len(self.tags[0]) if self.tags else 0
         self._begun = frozenset(tag[:length] for tag in self.tags for length in range(1, len(tag)))
-        # `(?!)` fits nowhere.
+        # `(?!)` matches nowhere.
         self._any = re.compile("|".join(map(re.escape, self.tags)) or "(?!)")
         self._first = re.compile("|".join(re.escape(first) for first in {tag[0] for tag in self.tags}) or "(?!)")
 
@@ -36,16 +36,16 @@ class Tags:
         return tag in self.tags
 
     def find(self, text: str, at: int, ended: bool) -> tuple[int, str]:
-        """Return the place of the first tag behind `at`, and the tag.
+        """Return the place of the first tag from `at` on, and the tag.
 
-        The tag is empty where none is whole: then the place is the earliest at which one may have begun.
+        Without a whole tag, the tag is empty, and the place is the earliest at which one may have begun.
         """
         begun = len(text) if ended else self._begun_at(text, at)
         found = self._any.search(text, at)
         return (found.start(), found[0]) if found and found.start() < begun else (begun, "")
 
     def _begun_at(self, text: str, at: int) -> int:
-        """Return where the longest end of the text begins that more text may make a tag."""
+        """Return the place of the longest suffix that more text may complete to a tag; without one, the end."""
         for found in self._first.finditer(text, max(at, len(text) - self._longest + 1)):
             if text[found.start() :] in self._begun:
                 return found.start()
@@ -53,10 +53,11 @@ class Tags:
 
 
 class UnreadText:
-    """The unread text of an answer. Text that was read is dropped, but for what was read since a `mark`.
+    """The unread text of an answer. Read text is dropped, except the text since a `mark`.
 
-    ended: no more will come. is_cut: since the answer reached its limit. num_read: characters so far. content: where some of
-    them are content, each place with its end. waits_at: from where on it is not known yet what they are; None: of all it is.
+    ended: no more text will come. is_cut: the answer ended at its limit. num_read: characters read so far. content: start
+    and end of each read text that is content. waits_at: start of the read text whose kind is not known yet; None: there is
+    none.
     """
 
     __slots__ = ("_at", "_begun", "_read", "_unread", "content", "ended", "is_cut", "num_read", "waits_at")
@@ -72,15 +73,15 @@ class UnreadText:
     def add(self, text: str) -> None:
         self._unread, self._at = self._unread[self._at :] + text, 0
 
-    # ---- take what is here -------------------------------------------------------------------------------------------
+    # ---- take text that is here --------------------------------------------------------------------------------------
 
     @property
     def rest(self) -> str:
-        """The unread text that is here."""
+        """The unread text so far."""
         return self._unread[self._at :]
 
     def take(self, length: int) -> str:
-        """Read as many characters."""
+        """Read this many characters, or all that are here."""
         taken = self._unread[self._at : self._at + length]
         self._at += len(taken)
         self.num_read += len(taken)
@@ -89,20 +90,20 @@ class UnreadText:
         return taken
 
     def back(self, length: int) -> None:
-        """Make the last characters unread again, which were read since text was added last."""
+        """Make the last characters unread again. They were read since the last `add`."""
         self._at -= length
         self.num_read -= length
 
     @property
     def num_settled(self) -> int:
-        """The characters that were read of which it is known what they are: none behind the mark."""
+        """The number of read characters whose kind is known: none after the mark."""
         settled = self.num_read if self._read is None else self._begun
         return settled if self.waits_at is None else min(settled, self.waits_at)
 
     def before(self, tags: Tags) -> tuple[str, str]:
-        """Read up to the next tag and the tag itself; without one, up to where it may begin. Returns both.
+        """Read up to the next tag, and the tag; return both. Without a tag, read up to where one may begin.
 
-        What may be the beginning of a tag is text at the end of an answer, unless that is cut.
+        At the end of an answer, the start of a tag is text, unless the answer was cut.
         """
         place, tag = tags.find(self._unread, self._at, self.ended and not self.is_cut)
         text = self.take(place - self._at)
@@ -110,11 +111,11 @@ class UnreadText:
         return text, tag
 
     def mark(self, text: str) -> None:
-        """Begin to keep what is read. text: what was read just before."""
+        """Keep the text that is read from now on. text: the text read just before, kept too."""
         self._read, self._begun = [text], self.num_read - len(text)
 
     def unmark(self) -> str:
-        """Return what was read since the mark."""
+        """Remove the mark, and return the text read since."""
         read, self._read = "".join(self._read or ()), None
         return read
 
@@ -129,16 +130,16 @@ class UnreadText:
         return self._unread[self._at]
 
     def skip(self, characters: str = SPACE) -> Steps[str]:
-        """Read all next characters of this kind; return the one behind them, unread; empty at the end."""
+        """Read all next characters of this kind; return the next one, unread; empty at the end."""
         while (character := (yield from self.peek())) and character in characters:
-            behind = self._at + 1
-            while behind < len(self._unread) and self._unread[behind] in characters:
-                behind += 1
-            self.take(behind - self._at)
+            end = self._at + 1
+            while end < len(self._unread) and self._unread[end] in characters:
+                end += 1
+            self.take(end - self._at)
         return character
 
     def one_of(self, *tags: str) -> Steps[str]:
-        """Read one of these tags, if one comes next, the longest one; return it, or an empty text."""
+        """Read the longest of these tags that comes next; return it; empty if none does."""
         longest = max(map(len, tags), default=0)
         while True:
             rest = self._unread[self._at : self._at + longest]
@@ -150,7 +151,7 @@ class UnreadText:
     def behind_space(self, tags: Collection[str], stays: Collection[str] = ()) -> Steps[str | None]:
         """Read white space and one of these tags, if they come next; return the tag, or an empty text at the end.
 
-        None: something else comes, and nothing is read. stays: tags in front of which reading ends.
+        None: something else comes, and nothing is read. stays: tags that stay unread.
         """
         known = (*tags, *stays)
         window = MAX_SPACE + max(map(len, known))
@@ -172,7 +173,7 @@ class UnreadText:
     def upto(self, tags: Tags, most: int, stays: Collection[str] = ()) -> Steps[tuple[str, str]]:
         """Read up to the next tag, and the tag; return both. The tag is empty if none begins within `most` characters.
 
-        Then `most` characters are read, or as many as are left. stays: tags that are left unread.
+        Then `most` characters are read, or all that remain. stays: tags that stay unread.
         """
         parts: list[str] = []
         while True:
@@ -187,7 +188,7 @@ class UnreadText:
             yield None
 
 
-# ---- Values in a model's text: JSON passed on as it stands, and other notations written as JSON. ------------------------
+# ---- Values in a model's text: JSON passed on unchanged, and other notations written as JSON. ---------------------------
 
 TEXT = frozenset({"string"})
 MAX_SCHEMAS = 64  # schemas that are looked at for the types of one parameter
@@ -195,7 +196,7 @@ _TYPES: dict[type, str] = {str: "string", bool: "boolean", int: "integer", float
 
 
 class JsonSpan:
-    """Finds the end of a JSON value as its text comes. It counts brackets and quotes, and checks nothing else."""
+    """Finds the end of a JSON value as its text arrives. Counts brackets and quotes, and checks nothing else."""
 
     __slots__ = ("_begun", "_depth", "_escaped", "_quoted", "ended")
 
@@ -228,7 +229,7 @@ class JsonSpan:
         return at
 
     def _step(self, character: str, at: int) -> int:
-        """Take a character that counts; return the place behind it, or its own if the value ended before it."""
+        """Take a character that counts; return the place after it, or `at` if the value ended before it."""
         if self._quoted:
             self._escaped, self._quoted = character == "\\", character == "\\"
             self.ended = not self._quoted and not self._depth
@@ -247,7 +248,7 @@ class JsonSpan:
 
 
 def json_value(text: UnreadText) -> Steps[str]:
-    """Read a JSON value; return its text, which may be no JSON after all."""
+    """Read a JSON value; return its text, which may be malformed."""
     span, parts = JsonSpan(), []
     while True:
         parts.append(text.take(span.feed(text.rest)))
@@ -257,15 +258,15 @@ def json_value(text: UnreadText) -> Steps[str]:
 
 
 def escape(text: str) -> str:
-    """Return a text as it stands inside of a JSON string."""
+    """Return a text as it is written inside a JSON string."""
     return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
 @dataclass(frozen=True, slots=True)
 class ParameterType:
-    """What a schema allows as the value of a parameter. kinds: types of JSON; none: any.
+    """The values that a schema allows for a parameter. kinds: types of JSON; none: any.
 
-    texts: those that it allows, in lists; None: all.
+    texts: lists of the allowed texts; None: all texts.
     """
 
     kinds: frozenset[str] = frozenset()
@@ -273,7 +274,7 @@ class ParameterType:
 
     @property
     def is_free_text(self) -> bool:
-        """Whether a value is a text as it stands, whatever it says."""
+        """Whether any text is a value as it is written."""
         return self.kinds == TEXT and self.texts is None
 
     def lists(self, text: str) -> bool:
@@ -287,7 +288,7 @@ WORD = ParameterType(frozenset({"string", "integer", "number", "boolean", "null"
 
 
 def typed(text: str, wanted: ParameterType = ANY) -> str:
-    """Return a value that was written without quotes as JSON. What fits no type is a text."""
+    """Return as JSON a value that was written without quotes. A value that fits no type becomes a text."""
     bare = text.strip()
     inside = bare[1:-1] if len(bare) > 1 and bare[0] == bare[-1] and bare[0] in "\"'" else None
     said = _unquoted(bare) if inside is not None and bare[0] == '"' else None
@@ -307,7 +308,7 @@ def typed(text: str, wanted: ParameterType = ANY) -> str:
 
 
 def literal(word: str, wanted: ParameterType) -> str:
-    """Return a word of a notation in which texts have quotes, as JSON: what is wanted, or else what it says."""
+    """Return as JSON a word of a notation in which texts have quotes: of the wanted type, or else of any that it fits."""
     if not wanted.kinds or word in ("None", "null"):
         return typed(word, WORD)
     value = typed(word, wanted)
@@ -332,11 +333,11 @@ def quoted(text: str) -> str:
 _WORDS = {"True": "true", "False": "false", "None": "null"}
 _NAMES = {"boolean": {"true": "true", "false": "false"}, "null": {"null": "null", "none": "null"}}
 _NUMBER = re.compile(r"(?P<sign>[+-]?)(?P<whole>[0-9]*)(?:\.(?P<part>[0-9]*))?(?P<power>[eE][+-]?[0-9]{1,3})?")
-LONGEST_NUMBER = 400  # characters of a number that JSON would write otherwise
+LONGEST_NUMBER = 400  # characters of a number that has to be rewritten for JSON
 
 
 def _of_kind(bare: str, kinds: frozenset[str]) -> str | None:
-    """Return a value that is of one of these types, or nearly written so, as JSON; None if it is none."""
+    """Return as JSON a value that is of one of these types, or is written nearly so; None if it is not."""
     if not kinds:
         return None
     if is_json(bare, kinds):
@@ -351,7 +352,7 @@ def _of_kind(bare: str, kinds: frozenset[str]) -> str | None:
 
 
 def _number(bare: str, may_be_broken: bool) -> str | None:
-    """Return a number as JSON has it, such as 0.5 for .5; None if it is none. may_be_broken: else 5.0 is 5."""
+    """Return a number as JSON has it, such as 0.5 for .5; None if it is not one. may_be_broken: else 5.0 becomes 5."""
     found = _NUMBER.fullmatch(bare) if len(bare) <= LONGEST_NUMBER else None
     if found is None or not (found["whole"] or found["part"]) or isinf(float(bare)):
         return None
@@ -370,11 +371,11 @@ _LITERAL = re.compile(
 _SIGNS = {"(": "[", ")": "]", ",": ", ", ":": ": "}
 _IN_QUOTES = re.compile(r"(?P<code>\\u[0-9a-fA-F]{4})|\\x(?P<byte>[0-9a-fA-F]{2})|\\(?P<escaped>.)|[^\\]+", re.DOTALL)
 ESCAPES = {"b": "\b", "f": "\f", "/": "/", "n": "\n", "t": "\t", "r": "\r", "\\": "\\", "'": "'", '"': '"', "\n": ""}
-"""What stands for the characters behind a backslash."""
+"""The character that an escape stands for, by the character after the backslash."""
 
 
 def _from_python(text: str) -> str | None:
-    """Return lists and objects that are written as in Python in JSON; None if a text in them has no end."""
+    """Return as JSON lists and objects that are written as in Python; None if a text in them has no end."""
     parts: list[str] = []
     at = 0
     while at < len(text):
@@ -396,13 +397,13 @@ def _from_python(text: str) -> str | None:
 
 
 def _in_json(found: re.Match[str]) -> str:
-    """Return a piece of a text as it stands in a JSON string."""
+    """Return a piece of a text as it is written inside a JSON string."""
     text = chr(int(found["byte"], 16)) if found["byte"] else ESCAPES.get(found["escaped"], found[0])
     return found["code"] or escape(text)
 
 
 def _unquoted(text: str) -> str | None:
-    """Return the text that a JSON string is; None if it is none, or half of a character."""
+    """Return the text of a JSON string; None if it is not one, or if it has half of a surrogate pair."""
     try:
         value = json.loads(text, strict=False)
         value.encode()
@@ -422,14 +423,14 @@ def _finite(number: str) -> float:
 
 
 def parameter_types(schema: object) -> dict[str, ParameterType]:
-    """Return what each parameter of a tool may be; anything where the schema does not say."""
+    """Return the type of each parameter of a tool; `ANY` where the schema names none."""
     properties = schema.get("properties") if isinstance(schema, dict) else None
     schemas = _Schemas(schema)
     return {name: schemas.type(value) for name, value in properties.items()} if isinstance(properties, dict) else {}
 
 
 class _Schemas:
-    """Finds the types of the parameters of one tool. What many of them refer to is looked at once."""
+    """Finds the types of the parameters of one tool. A reference that many of them share is resolved once."""
 
     def __init__(self, root: object) -> None:
         self._root = root
@@ -437,10 +438,10 @@ class _Schemas:
         self._listed: dict[int, ParameterType] = {}  # of a schema that lists its values, by the id of the list
 
     def type(self, schema: object) -> ParameterType:
-        """Return what a schema allows; anything where it does not say, or not within a few steps."""
+        """Return the type that a schema allows; `ANY` where it names none, or none within `MAX_SCHEMAS` schemas."""
         kinds: set[str] = set()
         texts: list[frozenset[str]] = []
-        is_free = False  # a text need not be among these
+        is_free = False  # texts outside these lists are allowed
         asked = [schema]
         for _ in range(MAX_SCHEMAS):
             if not asked:
@@ -464,7 +465,7 @@ class _Schemas:
         return ANY
 
     def _inner(self, schema: Mapping[str, object]) -> list[object] | None:
-        """Return the schemas that say what this one allows; None if it says so itself."""
+        """Return the schemas that this one refers to or chooses from; None if it names types or values itself."""
         if isinstance(reference := schema.get("$ref"), str):
             return [self._meant(reference)]
         if "type" in schema:
@@ -475,7 +476,7 @@ class _Schemas:
         return choices[:MAX_SCHEMAS] if isinstance(choices, list) else None
 
     def _kinds(self, schema: Mapping[str, object]) -> frozenset[str]:
-        """Return the types that a schema names, or that its keywords are for."""
+        """Return the types that a schema names, or that its keywords imply."""
         if "type" in schema:
             kinds = schema["type"]
             listed = kinds[:MAX_SCHEMAS] if isinstance(kinds, list) else [kinds]
@@ -484,7 +485,7 @@ class _Schemas:
         return frozenset(filter(None, [implied]))
 
     def _values(self, schema: Mapping[str, object]) -> ParameterType | None:
-        """Return what the values are that a schema lists; None if it lists none."""
+        """Return the type of the values that a schema lists; None if it lists none."""
         if "const" in schema:
             return _type_of([schema["const"]])
         values = schema.get("enum")
@@ -495,7 +496,7 @@ class _Schemas:
         return self._listed[id(values)]
 
     def _meant(self, reference: str) -> object:
-        """Return what a reference such as `#/$defs/Place` means; None if it means nothing here."""
+        """Return the schema that a reference such as `#/$defs/Place` points to; None if there is none."""
         if reference not in self._meanings:
             meant = self._root
             for name in reference.removeprefix("#/").split("/"):
@@ -505,7 +506,7 @@ class _Schemas:
 
 
 def _type_of(values: Sequence[object]) -> ParameterType:
-    """Return what one of some values is."""
+    """Return the type that allows each of some values."""
     return ParameterType(frozenset(map(_type, values)), (frozenset(text for text in values if isinstance(text, str)),))
 
 

@@ -29,7 +29,7 @@ from .json_text import (
 
 MAX_NAME = 256  # characters of a tool's name, an id, a parameter's name
 Types = Mapping[str, ParameterType]
-"""What each parameter of a tool may be."""
+"""The type of each parameter of a tool."""
 
 
 def plain_id(digest: str) -> str:
@@ -44,7 +44,7 @@ def short_id(digest: str) -> str:
 class Calls:
     """The calls of one answer so far. tools: those that may be called, with their parameters.
 
-    new_id: makes an id of a hexadecimal digest. seed: of the ids; every reading of an answer finds the same ones.
+    new_id: makes an id from a hexadecimal digest. seed: of the ids, so that every reading of an answer finds the same ids.
     """
 
     def __init__(self, tools: Mapping[str, Types], new_id: Callable[[str], str], seed: str) -> None:
@@ -63,7 +63,7 @@ class Calls:
 
 
 class CallShape(Protocol):
-    """How a family of models writes calls. opens: the tags, one of which opens calls. bare: they may have no tag."""
+    """How a family of models writes calls. opens: tags, each of which opens calls. bare: calls may have no opening tag."""
 
     @property
     def opens(self) -> tuple[str, ...]: ...
@@ -73,7 +73,7 @@ class CallShape(Protocol):
     def bare(self) -> bool: ...
 
     def read(self, text: UnreadText, tag: str, calls: Calls) -> Steps[None]:
-        """Read calls behind their opening tag. What is no call is left unread, or kept behind the text's mark."""
+        """Read calls after their opening tag. Text that is no call stays unread, or stays after the text's mark."""
         ...
 
 
@@ -82,7 +82,7 @@ class CallShape(Protocol):
 
 
 class Body(Protocol):
-    """begins: the tags with which arguments begin, or end at once. tags: all tags that they contain."""
+    """A notation of arguments. begins: tags that begin them, or end empty ones. tags: all tags of the notation."""
 
     @property
     def begins(self) -> tuple[str, ...]: ...
@@ -90,7 +90,7 @@ class Body(Protocol):
     def tags(self) -> tuple[str, ...]: ...
 
     def read(self, text: UnreadText, begin: str, calls: Calls, types: Types, behind: Collection[str] = ()) -> Steps[None]:
-        """Read arguments behind the tag that began them, and yield them as JSON text. behind: what may follow the call."""
+        """Read arguments after the tag that began them, and yield them as JSON. behind: tags that may follow the call."""
         ...
 
 
@@ -117,9 +117,9 @@ class JsonBody:
 class TaggedBody:
     """Parameters, each with its name and its value between tags.
 
-    opens, key_ends, value_opens, value_ends: the tags around a parameter's parts; value_opens may be missing. `{key}` in
-    an end of a value stands for the parameter's name. text_key_ends: ends of a name whose value is a text, whatever the
-    schema says. ends: the tags behind the last parameter.
+    opens, key_ends, value_opens, value_ends: the tags around a parameter's name and value; value_opens may be missing.
+    `{key}` in an end of a value stands for the parameter's name. text_key_ends: ends of a name whose value is a text,
+    whatever the schema says. ends: the tags after the last parameter.
     """
 
     opens: tuple[str, ...]
@@ -155,10 +155,10 @@ class TaggedBody:
     def _value(
         self, text: UnreadText, key: str, calls: Calls, wanted: ParameterType, behind: Collection[str]
     ) -> Steps[str | None]:
-        """Read a value: a text passed on as it comes, all others when they are whole. Return what stands behind its end.
+        """Read a value; return the tag after its end. Empty: the answer ends there; None: the value has no end.
 
-        An end counts only in front of a tag, or of the end of the text: else it is a part of the value. Where it is missing,
-        a tag at the beginning of a line ends the value, too. Empty: nothing stands there; None: the value has no end.
+        A text is passed on as it arrives, any other value when it is whole. An end counts only before a tag, or before the
+        end of the answer; else it is a part of the value. Without an end, a tag at the start of a line ends the value, too.
         """
         ends = [end.replace("{key}", key) for end in self.value_ends]
         lines = [f"\n{tag}" for tag in self.begins if not any(end.startswith(tag) for end in ends)]
@@ -192,7 +192,7 @@ class TaggedBody:
 
 @dataclass(frozen=True, slots=True)
 class LiteralBody:
-    """Literals much as in Python. begin: what opens the arguments. assign: what stands between a name and its value."""
+    """Literals much as in Python. begin: the sign that opens the arguments. assign: the sign after a name."""
 
     begin: str
     assign: str
@@ -207,7 +207,7 @@ class LiteralBody:
         return tuple(quote for quote in self.quotes if len(quote) > 1)
 
     def read(self, text: UnreadText, begin: str, calls: Calls, types: Types, behind: Collection[str] = ()) -> Steps[None]:
-        """Write the literals as JSON, character by character: what is malformed stays so."""
+        """Write the literals as JSON, character by character: malformed literals stay malformed."""
         yield calls.arguments("{")
         open_brackets, between, is_key, wanted = ["}"], "", True, ANY
         while character := (yield from text.skip()):
@@ -236,7 +236,7 @@ class LiteralBody:
                 between = ", "
 
     def _key(self, text: UnreadText) -> Steps[str]:
-        """Read a name and the sign behind it; return the name."""
+        """Read a name and the sign after it; return the name."""
         name, _ = yield from text.upto(Tags((self.assign, ":")), MAX_NAME)
         for quote in self.quotes:
             name = name.strip().removeprefix(quote).removesuffix(quote)
@@ -271,7 +271,7 @@ class LiteralBody:
                 yield None
 
     def _escaped(self, text: UnreadText) -> Steps[str]:
-        """Read what stands behind a backslash; return it as it stands in JSON."""
+        """Read the escape after a backslash; return it as JSON writes it."""
         sign = yield from text.peek()
         text.take(1)
         digits = ""
@@ -280,7 +280,7 @@ class LiteralBody:
         return f"\\u{digits}" if len(digits) == 4 else escape(ESCAPES.get(sign, "\\" + sign) + digits)
 
 
-# ---- Calls with a header that names the tool, in front of their arguments. ----------------------------------------------
+# ---- Calls with a header that names the tool, before their arguments. ---------------------------------------------------
 
 MAX_HEADER = 512  # characters between the tag that opens a call and its arguments
 
@@ -289,8 +289,8 @@ MAX_HEADER = 512  # characters between the tag that opens a call and its argumen
 class HeadedCalls:
     """A tag, a header with the tool's name, the arguments, a closing tag.
 
-    sections, section_ends: tags around all calls. starts, closes: tags around each call; more: what may stand in place of
-    the start of a call that follows another. header: the groups `name` and, if the call has one, `id`; inner: tags in it.
+    sections, section_ends: tags around all calls. starts, closes: tags around each call. more: tags that may start a call
+    after another. header: has the groups `name` and, if the call has one, `id`. inner: tags in the header.
     """
 
     starts: tuple[str, ...]
@@ -312,7 +312,7 @@ class HeadedCalls:
         return self.opens + self.closes + self.section_ends + self.inner + self.body.tags
 
     def read(self, text: UnreadText, tag: str, calls: Calls) -> Steps[None]:
-        """Read calls behind their opening tag. What is no call is left unread, or kept behind the text's mark."""
+        """Read calls after their opening tag. Text that is no call stays unread, or stays after the text's mark."""
         if tag in self.sections:
             yield from text.skip()
             tag = yield from text.one_of(*self.starts)
@@ -328,7 +328,7 @@ class HeadedCalls:
                 yield from text.one_of(*self.section_ends)
 
     def _call(self, text: UnreadText, calls: Calls) -> Steps[bool]:
-        """Read one call; whether it was one. Behind one without arguments stands what ends it, or nothing."""
+        """Read one call; return whether it was one. Without arguments, a tag of `behind` follows the header, or nothing."""
         tags = Tags(self.body.begins + self.behind)
         header, begin = yield from text.upto(tags, MAX_HEADER, stays=self.behind)
         found = self.header.fullmatch(header)
@@ -346,17 +346,17 @@ class HeadedCalls:
 
     @property
     def behind(self) -> tuple[str, ...]:
-        """What may stand behind a call: its end, the next one's beginning, the end of all."""
+        """Tags that may follow a call: its end, the next one's start, the end of all."""
         behind = (*self.closes[-1:], *self.more, self.starts[0], *self.section_ends)
         return tuple(tag for tag in behind if tag not in self.body.begins)
 
 
-# ---- Answers whose parts stand between tags, and the reader that takes the steps of any answer. -------------------------
+# ---- Answers with parts between tags, and the reader that takes the steps of any answer. --------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class ThinkTags:
-    """The tags around reasoning. anywhere: reasoning may come behind content, too."""
+    """The tags around reasoning. anywhere: reasoning may come after content, too."""
 
     starts: tuple[str, ...]
     ends: tuple[str, ...]
@@ -367,7 +367,7 @@ class ThinkTags:
         return self.starts + self.ends
 
     def last(self, text: str) -> tuple[int, int]:
-        """Return the places of the last tag that begins reasoning, and of the last that ends it; -1 for none."""
+        """Return the places of the last start and of the last end of reasoning; -1 for none."""
         return max(map(text.rfind, self.starts)), max(map(text.rfind, self.ends))
 
 
@@ -375,17 +375,17 @@ class ThinkTags:
 class TrimmedText:
     """Text as fragments of one kind, without the white space around calls and reasoning.
 
-    begins: whether white space at the beginning is left out. source: what it is read from, for content.
+    begins: white space at the start is dropped. source: the text that content is read from; it gets the places of content.
     """
 
     kind: type[ContentText] | type[ReasoningText]
     begins: bool = False
     source: UnreadText | None = None
-    _held: list[str] = field(default_factory=list)
-    _spaces: list[tuple[int, int]] = field(default_factory=list)  # where the white space at the end stands
+    _pending: list[str] = field(default_factory=list)
+    _spaces: list[tuple[int, int]] = field(default_factory=list)  # places of the white space at the end
 
     def note(self, text: str, behind: int = 0) -> None:
-        """Note where text stands that was just read and is to be said. behind: characters that were read behind it."""
+        """Note the place of text that was just read as text of this kind. behind: characters that were read after it."""
         if self.source is None:
             return
         shown = text.lstrip(SPACE) if self.begins else text
@@ -403,37 +403,37 @@ class TrimmedText:
             self.source.waits_at = self._spaces[0][0] if self._spaces else None
 
     def say(self, text: str) -> Iterator[Fragment]:
-        """Yield text; white space at its end waits for the text behind it."""
+        """Yield text; white space at its end waits for the text after it."""
         said = text.rstrip(SPACE)
         if said:
-            text = "".join(self._held) + text
+            text = "".join(self._pending) + text
             said = text[: len(text.rstrip(SPACE))]
             yield self.kind(said.lstrip(SPACE) if self.begins else said)
-            self._held, self.begins = [text[len(said) :]], False
+            self._pending, self.begins = [text[len(said) :]], False
         elif not self.begins:
-            self._held.append(text)
+            self._pending.append(text)
 
     def end(self) -> Iterator[Fragment]:
         """Yield the white space at the end."""
         if self.source is not None:
             self.source.content += self._spaces
-        if space := "".join(self._held):
+        if space := "".join(self._pending):
             yield self.kind(space)
         self.drop_space()
 
     def drop_space(self) -> None:
         """Drop the white space at the end."""
-        self._held, self._spaces = [], []
+        self._pending, self._spaces = [], []
         self._wait()
 
     def part(self) -> None:
-        """Drop the white space at the end, and that of the text to come."""
+        """Drop the white space at the end, and at the start of the text to come."""
         self.drop_space()
         self.begins = True
 
 
 class SteppedReader:
-    """Takes the steps of reading an answer, as far as its text has come."""
+    """Takes the steps of reading an answer, as far as its text has arrived."""
 
     def __init__(self, text: UnreadText, steps: Steps[None]) -> None:
         self._text, self._steps = text, steps
@@ -445,7 +445,7 @@ class SteppedReader:
         self.push(text)
 
     def settled(self) -> tuple[int, list[tuple[int, int]]]:
-        """Return how many characters of the answer are settled, and where content is among those that were not so before."""
+        """Return how many characters of the answer are settled, and the places of content among the newly settled ones."""
         found, self._text.content = self._text.content, []
         opened = self._num_opened
         return self._text.num_settled - opened, [
@@ -453,7 +453,7 @@ class SteppedReader:
         ]
 
     def push(self, text: str) -> list[Fragment]:
-        """Add text and return the fragments that are settled by it."""
+        """Add text and return the fragments that it settles."""
         self._text.add(text)
         fragments: list[Fragment] = []
         for fragment in self._steps:
@@ -463,7 +463,7 @@ class SteppedReader:
         return fragments
 
     def finish(self, is_cut: bool = False) -> list[Fragment]:
-        """Return what was held back."""
+        """Return the remaining fragments."""
         self._text.ended, self._text.is_cut = True, is_cut
         return self.push("")
 
@@ -473,10 +473,10 @@ class ReadParts:
 
     def __init__(self, reader: SteppedReader) -> None:
         self._reader, self._unsettled = reader, list[str]()
-        self.num_held = self._at = 0  # characters that are unsettled, and in front of these
+        self.num_held = self._at = 0  # unsettled characters, and settled ones before them
 
     def push(self, text: str) -> list[tuple[str, bool]]:
-        """Add text and return the parts that are settled by it, each with whether it is content."""
+        """Add text and return the parts that it settles, each with whether it is content."""
         self._unsettled.append(text)
         self.num_held += len(text)
         self._reader.push(text)
@@ -503,8 +503,8 @@ class ReadParts:
 class TaggedAnswer:
     """Reads content, reasoning and calls.
 
-    thinking: None leaves reasoning in the content. calls_end: a call ends the reasoning in which it begins. opened: what the
-    prompt already holds of reasoning, with its tag. dropped: tags that never are content, such as control tokens.
+    thinking: None: reasoning stays in the content. calls_end: a call ends the reasoning in which it begins. opened: the
+    reasoning that the prompt has opened, with its tag. dropped: tags that never are content, such as control tokens.
     """
 
     def __init__(
@@ -546,12 +546,12 @@ class TaggedAnswer:
                 yield None
 
     def _say(self, text: str, behind: int = 0) -> Iterator[Fragment]:
-        """Yield text that was just read as content. behind: characters that were read behind it."""
+        """Yield text that was just read, as content. behind: characters that were read after it."""
         self._content.note(text, behind)
         yield from self._content.say(text)
 
     def _first_reasoning(self) -> Steps[None]:
-        """Read the reasoning that an answer begins with, if it does."""
+        """Read the reasoning at the start of an answer, if there is any."""
         if self._thinking is None:
             yield from self._content.say(self._opened)
             return
@@ -587,7 +587,7 @@ class TaggedAnswer:
                 yield None
 
     def _bare_calls(self) -> Steps[None]:
-        """Read calls without a tag, which an answer can only begin with."""
+        """Read calls without an opening tag, which only the start of an answer can be."""
         shape = next((shape for shape in self._shapes if shape.bare), None)
         if shape is None:
             return
@@ -596,7 +596,7 @@ class TaggedAnswer:
         yield from self._call(shape, "", self._content)
 
     def _call(self, shape: CallShape, tag: str, trimmed: TrimmedText) -> Steps[None]:
-        """Read calls. The text of what is none is said as it stands."""
+        """Read calls. Text that is no call is yielded without `dropped` tags."""
         number = self._calls.number
         yield from shape.read(self._text, tag, self._calls)
         if self._calls.number > number:
@@ -611,18 +611,18 @@ class TaggedAnswer:
         yield from trimmed.say(read)
 
 
-# ---- Answers of several messages, each with a header that says for whom it is. ------------------------------------------
+# ---- Answers of several messages, each with a header that names its recipient. ------------------------------------------
 
 _BODY = JsonBody()
 
 
 @dataclass(frozen=True, slots=True)
 class Channels:
-    """Messages one behind the other. The first one's header begins in the prompt.
+    """Messages in a row. The header of the first begins in the prompt.
 
-    starts: what begins a header; message: what ends it. ends: what ends a message. to: finds the tool in a header, as the
-    group `name`. reasoning, plain: fit the headers of reasoning, and of content; any other header is content itself.
-    written_reasoning: the tags around reasoning and up to the next header, if there is reasoning.
+    starts: tags that begin a header. message: the tag that ends a header. ends: tags that end a message. to: finds the tool
+    in a header, as the group `name`. reasoning, plain: match headers of reasoning, and of content; any other header is
+    content itself. written_reasoning: the tags before reasoning, and after it up to the next header; None: no reasoning.
     """
 
     starts: tuple[str, ...]
@@ -639,7 +639,7 @@ class Channels:
 
 
 class ChannelAnswer:
-    """Messages, each of the kind that its header says. thinks: reasoning is told from content."""
+    """Messages, each of the kind that its header names. thinks: reasoning is separated from content."""
 
     def __init__(self, text: UnreadText, channels: Channels, calls: Calls, *, thinks: bool) -> None:
         self._text, self._channels, self._calls, self._thinks = text, channels, calls, thinks
@@ -663,7 +663,7 @@ class ChannelAnswer:
         self._content.drop_space()
 
     def _message(self, header: str, message: str) -> Steps[str]:
-        """Read the message of a header; return the tag behind it."""
+        """Read the message of a header; return the tag after it."""
         channels, found = self._channels, self._channels.to.search(header)
         if message and found and found["name"] in self._calls.tools:
             return (yield from self._call(found["name"]))
@@ -702,7 +702,7 @@ class ChannelAnswer:
 # ---- Calls that are JSON objects with a name and arguments. -------------------------------------------------------------
 
 FENCES = ("```json", "```")
-NO_ARGUMENTS = ("", "null", "[]")  # of a call that has none, as models write it
+NO_ARGUMENTS = ("", "null", "[]")  # as models write that a call has none
 
 
 @dataclass(frozen=True, slots=True)
@@ -724,7 +724,7 @@ class JsonCalls:
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """The members that a call may have before it is known to be one."""
+        """The members that an object may have before it is known to be a call."""
         return (*self.names, *self.arguments, *self.ids, "type")
 
     @property
@@ -750,7 +750,7 @@ class JsonCalls:
 
 
 class _JsonCall:
-    """One call on its way in: its name, and its arguments while the name is still to come."""
+    """One call as it arrives. Its arguments are kept while its name is not known."""
 
     def __init__(self, shape: JsonCalls, text: UnreadText, calls: Calls) -> None:
         self._shape, self._text, self._calls = shape, text, calls
@@ -759,7 +759,7 @@ class _JsonCall:
         self._is_started = False
 
     def read(self) -> Steps[bool]:
-        """Read the members of the object; whether it was a call and is whole."""
+        """Read the members of the object; return whether it was a whole call."""
         text, depth = self._text, 0
         while character := (yield from text.skip(SPACE + ",")):
             if character == "{" and not depth:
@@ -780,7 +780,7 @@ class _JsonCall:
         return False
 
     def _key(self) -> Steps[str]:
-        """Read a member's name and what stands before its value."""
+        """Read a member's name, up to its value; return the name."""
         name = yield from self._string()
         yield from self._text.skip()
         if (yield from self._text.one_of(":")):
@@ -797,7 +797,7 @@ class _JsonCall:
         return _decoded(f'"{read}"') if tag else ""
 
     def _member(self, key: str) -> Steps[bool]:
-        """Read the value of a member; whether this may still be a call."""
+        """Read the value of a member; return whether this may still be a call."""
         shape, character = self._shape, (yield from self._text.peek())
         if key in shape.names and not self._name and character == '"':
             self._name = yield from self._string()
@@ -818,7 +818,7 @@ class _JsonCall:
         return bool(value) and (self._is_started or key in shape.keys)
 
     def _object(self) -> Steps[bool]:
-        """Read the arguments: passed on as they come if the name is known, else kept."""
+        """Read the arguments, passed on as they arrive if the name is known, else kept; return whether they are whole."""
         streams = bool(self._name) and not self._shape.late_id
         if streams:
             yield from self._start()
@@ -839,7 +839,7 @@ class _JsonCall:
         yield self._calls.start(self._name, self._id)
 
     def _close(self) -> Steps[bool]:
-        """End the call, and begin it first if it waited for its end; whether it is one."""
+        """End the call, and start it first if it waited for its end; return whether it is one."""
         if self._name and not self._is_started:
             yield from self._start()
             yield self._calls.arguments("".join(self._arguments) or "{}")
@@ -850,7 +850,7 @@ _QUOTE = Tags(['"'])
 
 
 def _decoded(text: str) -> str:
-    """Return the string that a JSON text is; an empty one if it is none."""
+    """Return the text of a JSON string; empty if it is not one."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):

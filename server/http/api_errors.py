@@ -1,4 +1,4 @@
-"""The error of a request, its bodies for each API, and the responses to requests that are refused or fail.
+"""The error of a request, its body in each API, and the responses to requests that are refused or fail.
 
 RequestError            answered with its status and {"error": {...}}
   400 invalid_request_error       wrong types, no text, a prompt longer than the context; `param` says where
@@ -8,10 +8,10 @@ RequestError            answered with its status and {"error": {...}}
   405 invalid_request_error       no such method; Allow lists the methods
   408 timeout_error               a body that did not arrive
   413 invalid_request_error       a body larger than --max-body, packed or unpacked
-  415 invalid_request_error       a body from a web page that is not JSON; an encoding that is not read
+  415 invalid_request_error       a web page's body that is not JSON; an encoding that is not supported
   429 rate_limit_error            the queue is full; Retry-After says when to try again
   500 server_error                the engine failed
-  501 not_supported_error         a route that this model or these settings have not
+  501 not_supported_error         a route that needs another model or other settings
   503 unavailable_error           loading, shutting down, or no room for another large body
 """
 
@@ -45,7 +45,7 @@ TOO_LONG = "context_length_exceeded"
 
 
 class RequestError(Exception):
-    """An error as the answer. param: the path of the wrong field. code: for programs. details: more fields of the error."""
+    """An error for the client. param: path of the wrong field. code: for programs. details: more fields of the body."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class RequestError(Exception):
 
     def ollama_body(self) -> dict[str, object]:
         """Return Ollama's error object, for the routes of its API."""
-        words = "the input length exceeds the context length: " if self.code == TOO_LONG else ""  # its clients look for them
+        words = "the input length exceeds the context length: " if self.code == TOO_LONG else ""  # clients search for these
         return {"error": words + self.message}
 
 
@@ -101,7 +101,7 @@ def too_long(num_tokens: int, limit: int, about: bool = False) -> RequestError:
 
 
 def unknown_model(name: str, known: Iterable[str]) -> RequestError:
-    """Make the error of a request for a model that is not served. known: the names of those that are."""
+    """Make the error of a request for a model that is not served. known: the names of the served models."""
     message = f"no model {name[:80]!r} is served here: expected {', '.join(known)}"
     return RequestError(message, status=404, code="model_not_found")
 
@@ -112,23 +112,23 @@ def no_route(path: str) -> RequestError:
 
 
 def reason_of(error: Exception) -> str:
-    """Return what an error says, or its kind: some say nothing, as Python's own where no memory is left."""
+    """Return the message of an error, or its type if it has no message, as Python's MemoryError."""
     return str(error) or type(error).__name__
 
 
 def not_loaded(error: Exception) -> RequestError:
-    """Make the error of a request for which a model that slept could not be loaded."""
+    """Make the error of a request whose sleeping model could not be loaded again."""
     return RequestError(f"the model could not be loaded again: {reason_of(error)}", status=503, code="loading_failed")
 
 
 def failed(error: Exception, program: str = "server") -> RequestError:
-    """Make the error of a request for which a program has an error of its own."""
+    """Make the error of a request during which a program failed. program: its name in the message."""
     return RequestError(f"the {program} failed: {type(error).__name__}", status=500)
 
 
-# ---- The response to a request that is refused, in front of the routes and in them. -------------------------------------
+# ---- Responses to refused requests, before the routes and in them. ------------------------------------------------------
 
-MESSAGES, OLLAMA = "/v1/messages", "/api/"  # where Anthropic's clients ask, and Ollama's
+MESSAGES, OLLAMA = "/v1/messages", "/api/"  # paths of Anthropic's API and of Ollama's
 
 
 def refusal(error: RequestError, path: str) -> Response:
@@ -141,7 +141,7 @@ def refusal(error: RequestError, path: str) -> Response:
 
 
 def handlers(program: str) -> dict[Any, ExceptionHandler]:
-    """Return what answers the errors of an application's routes. program: its name, for an error of its own."""
+    """Return the handlers of the errors that an application's routes raise. program: its name, for unexpected errors."""
 
     def fail(request: Request, error: Exception) -> Response:
         return refusal(failed(error, program), request.scope["path"])
@@ -150,7 +150,7 @@ def handlers(program: str) -> dict[Any, ExceptionHandler]:
 
 
 def _refuse(request: Request, error: Exception) -> Response:
-    path = request.scope["path"]  # not its URL's, which a client's `Host` is a part of
+    path = request.scope["path"]  # not the URL's: a client's `Host` is a part of that
     if isinstance(error, HTTPException) and error.status_code == 405 and request.method == "OPTIONS":
         return Response(headers=error.headers)  # `Allow` is the answer; a page's preflight was answered before
     request.state.error = error
@@ -162,5 +162,5 @@ def _refuse(request: Request, error: Exception) -> Response:
 
 
 def _let_go(request: Request, error: Exception) -> Response:
-    """Answer a client that left while it sent its body, for the log only."""
+    """Answer a client that disconnected while it sent its body: the status is for the log."""
     return Response(status_code=499)

@@ -1,4 +1,4 @@
-"""Reads the bodies of requests, with limits: the size and the speed of each, and the memory of all together."""
+"""Reads the bodies of requests within limits: of the size and the speed of each body, and of the memory of all."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from starlette.requests import ClientDisconnect, Request
 from .api_errors import RequestError
 from .encodings import Unpacking, encoding_of
 
-FREE = 64 << 10  # bytes of each body that do not count: uvicorn buffers as many for a connection anyway
+FREE = 64 << 10  # bytes of each body that do not count: uvicorn buffers as much for any connection
 LARGEST = 4  # bodies of the largest size that may be unfinished at a time
 
 
 @dataclass(slots=True)
 class Bodies:
-    """Reads bodies. Not thread-safe: the event loop's.
+    """Reads bodies, on the event loop alone.
 
     most: bytes of one body. room: bytes that bodies may still take. patience: seconds that may pass without a
     byte. rate: bytes a second that must arrive after the first `patience` seconds.
@@ -38,13 +38,13 @@ class Bodies:
         """Read a whole body, and unpack it. Raises ClientDisconnect, and RequestError: 408 too slow, 413 too long, 503 no
         room now, 400 and 415 where it cannot be unpacked.
 
-        held: what the body takes of the room, still when it is here; None: it takes some on its way only.
+        held: the room that the body takes, until the caller frees it; None: the room is free once the body is read.
         """
         if held is None:
             with Held(self) as held:
                 return await self.read(request, held)
         encoding = encoding_of(request.headers)
-        body = BytesIO()  # whose value is no copy
+        body = BytesIO()  # `getvalue` copies nothing
         async for chunk in self._chunks(request):
             body.write(chunk)
             if body.tell() > self.most:
@@ -53,7 +53,7 @@ class Bodies:
         return await self._unpacked(encoding, body.getvalue(), held) if encoding else body.getvalue()
 
     async def _unpacked(self, encoding: str, packed: bytes, held: Held) -> bytes:
-        """Unpack a body in threads, each of which works for one piece only. Raises RequestError."""
+        """Unpack a body, each piece in a thread. Raises RequestError."""
         unpacking, body = Unpacking(encoding, packed), BytesIO()
         while piece := await asyncio.to_thread(unpacking.piece):
             body.write(piece)
@@ -85,13 +85,13 @@ class Bodies:
 
 
 class Held:
-    """The bytes that one request takes of the room for bodies. A context manager: at its end they are free again."""
+    """The room that the body of one request takes. A context manager, which frees the room at its end."""
 
     def __init__(self, bodies: Bodies) -> None:
         self._bodies, self._bytes = bodies, 0
 
     def hold(self, size: int) -> None:
-        """Take the bytes of a body of `size` bytes, in place of those held so far. Raises RequestError 503."""
+        """Take the room of a body of `size` bytes, in place of the room taken so far. Raises RequestError 503."""
         more = max(size - FREE, 0) - self._bytes
         if more > self._bodies.room:
             raise RequestError("too many large bodies are on their way: try again", status=503, retry_after=1)

@@ -3,12 +3,12 @@
     made -> head -> request -> answer -> (kept alive) -> head -> ...
             `head`  `Bodies`   `patience`  uvicorn's
 
-A handler sees a closed connection as a client that has left, and cancels its work. When all places are taken, a connection
-that waits for its client may end before its time: see `connections.py`. Under TLS a handshake is a part of the head.
+A handler sees a closed connection as a client that disconnected, and cancels its work. When all places are taken, a
+connection that waits for its client may be closed early: see `connections.py`. Under TLS the head includes the handshake.
 
-It parses with h11, in asyncio's own loop. httptools would save 0.1 ms a request, and the engine takes many; but it takes a
-head of any length (1 MiB was a 200), and each limit here would have to be made again for it. uvloop takes connections in
-its own way, which knows no limit. The figures are in docs/decisions.md.
+The parser is h11, in asyncio's loop. httptools would save 0.1 ms a request, little beside the engine's time. But it accepts
+a head of any length (one of 1 MiB got a 200), and would need each of these limits again. uvloop accepts connections without
+a limit. docs/decisions.md has the figures.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from .connections import Connections
 from .tls import TlsFilter
 
-SHORTCUT = "shortcut"  # where a request's state has its own
+SHORTCUT = "shortcut"  # the key of a request's `Shortcut` in its state
 
 
 class Shortcut:
-    """Writes more of an answer, past the layers that only its head concerns. Made for one request of a connection.
+    """Writes the pieces of one answer past the layers that only need its head, and past h11.
 
-    The answer is one without a length, which h11 sends in chunks: h11 itself takes longer for a chunk than all else here.
+    The answer has no length, so it goes out in chunks. h11 takes longer for a chunk than everything else here.
     """
 
     def __init__(self, connection: Connection) -> None:
         self._connection, self._cycle = connection, connection.cycle
-        self._has_chunks = connection.scope["http_version"] == "1.1"  # to older clients the body goes as it is
+        self._has_chunks = connection.scope["http_version"] == "1.1"  # older clients get a body without chunks
 
     @property
     def is_open(self) -> bool:
@@ -44,7 +44,7 @@ class Shortcut:
         return self._has_chunks and cycle.response_started and not (cycle.response_complete or is_stopped)
 
     def write(self, data: bytes) -> None:
-        """Write a piece of the body, not an empty one; more follows."""
+        """Write a piece of the body, which may not be empty; more follows."""
         transport = self._connection.gathering
         transport.write(b"%x\r\n%b\r\n" % (len(data), data))
         transport.flush()
@@ -54,10 +54,10 @@ MOST_GATHERED = 64 << 10  # bytes
 
 
 class GatheringTransport:
-    """A transport whose small writes of one turn of the event loop are one call of the system, the dearest part of each.
+    """A transport that joins the small writes of one turn of the event loop into one system call, their dearest part.
 
     The head of an answer goes out with its first event, and the last event with the end of the body. All but writing is
-    the transport's own. tls: what is between it and the socket.
+    passed on to `transport`. tls: the layer above `transport`, if any.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class GatheringTransport:
         return getattr(self._transport, name)
 
     def get_extra_info(self, name: str, default: object = None) -> Any:
-        """Return what the transport knows of itself; uvicorn takes the scheme of a URL from this."""
+        """Return a fact about the transport; uvicorn takes the scheme of a URL from `sslcontext`."""
         if name == "sslcontext" and self._tls is not None:
             return self._tls.context
         return self._transport.get_extra_info(name, default)
@@ -84,7 +84,7 @@ class GatheringTransport:
             self._flush = self._loop.call_soon(self.flush)
 
     def flush(self) -> None:
-        """Write what was gathered, now."""
+        """Write the gathered bytes now."""
         if self._flush is not None:
             self._flush.cancel()
             self._flush = None
@@ -104,12 +104,12 @@ class GatheringTransport:
 
 
 class Connection(H11Protocol, asyncio.BufferedProtocol):
-    """uvicorn's HTTP/1.1 with time limits, which reads in small bites.
+    """uvicorn's HTTP/1.1 with time limits and small reads.
 
     head: seconds for a request's head, or for the rest of a body after its answer. patience: seconds in which a client must
-    take all written bytes, or `rate` bytes a second. bite: bytes that are read at a time. A body may come in chunks of one
-    byte, each of which takes 12 us to parse, and the event loop is blocked until all bytes of a bite are parsed. credit:
-    seconds that a body may pause for and still counts as one that makes progress: it earns them, at `rate`.
+    take all written bytes, or `rate` bytes a second. bite: most bytes of a read, since the event loop stops until a read is
+    parsed, and a chunk of one byte takes 12 us. credit: most seconds that a body may pause and still make progress; its
+    bytes earn them, at `rate`.
     """
 
     server_state: Connections
@@ -152,7 +152,7 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
             self._unseal(data, self._tls)
 
     def _unseal(self, data: bytes, tls: TlsFilter) -> None:
-        """Take bytes of a handshake or below TLS, and answer those that concern TLS alone."""
+        """Take bytes of TLS, and answer those that concern TLS alone, such as a handshake's."""
         try:
             for piece in tls.received(data, self.bite):
                 if not piece:
@@ -165,7 +165,7 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
         self.gathering.flush()
 
     def data_received(self, data: bytes) -> None:
-        if self._is_asked:  # what comes with the head is no progress yet
+        if self._is_asked:  # bytes that come with the head are no progress yet
             now = self.loop.time()
             self._progresses_until = min(max(self._progresses_until, now) + len(data) / self.rate, now + self.credit)
         super().data_received(data)
@@ -181,8 +181,8 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
             state[SHORTCUT] = Shortcut(self)
 
     def eof_received(self) -> None:
-        """Take a client that sends no more as one that has left: that it still reads shows only once it is written to."""
-        self.gathering.flush()  # asyncio closes behind this
+        """Treat a client that sends no more as disconnected: only a write would show that it still reads."""
+        self.gathering.flush()  # asyncio closes after this
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
@@ -197,16 +197,16 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
             self._head_timer.cancel()
             self._head_timer = None
 
-    # ---- its end before its time ------------------------------------------------------------------------------------
+    # ---- early end --------------------------------------------------------------------------------------------------
 
     @property
     def _is_asked(self) -> bool:
-        """Whether a request has begun whose answer has not ended."""
+        """Whether a request has begun, and its answer has not ended."""
         return self.cycle is not None and not self.cycle.response_complete
 
     @property
     def waits(self) -> bool:
-        """Whether it waits for its client: for a head, for its next request, or for the rest of a body."""
+        """Whether the connection waits for its client: for a head, for the next request, or for the rest of a body."""
         if self.flow.write_paused:
             return False  # the client has not taken the last answer
         if not self._is_asked:
@@ -219,8 +219,8 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
 
     def end(self) -> None:
         if self.scope is not None:
-            self.scope.setdefault("state", {})["is_quiet"] = True  # one line a minute tells of all of them
-        self.gathering.flush()  # of an answer that has just ended
+            self.scope.setdefault("state", {})["is_quiet"] = True  # one line a minute reports all closed connections
+        self.gathering.flush()  # the last bytes of an answer
         self.transport.abort()
 
     def _note(self) -> None:
@@ -245,7 +245,7 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
         self._write_timer = self.loop.call_later(self.patience, self._check_progress, left)
 
     def _check_progress(self, before: int) -> None:
-        """Close the connection if the client took too little since `before` bytes were left to send."""
+        """Close the connection if the client took too little since `before` bytes were waiting to be sent."""
         if before - self.transport.get_write_buffer_size() < self.patience * self.rate:
             self.transport.abort()
         else:
@@ -259,13 +259,13 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
 
 # ---- The names of an answer's headers, spelt as llama-server spells them: `Content-Type`. -------------------------------
 #
-# Case means nothing in them, but scripts that search an answer's head know one spelling only.
+# HTTP ignores their case, but scripts that search an answer's head know one spelling only.
 
 IRREGULAR = {b"etag": b"ETag", b"www-authenticate": b"WWW-Authenticate"}
 
 
 class Spelling:
-    """Begins each word of a header's name with a capital letter, but for the irregular ones."""
+    """Begins each word of a header's name with a capital letter, except in `IRREGULAR` names."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

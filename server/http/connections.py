@@ -1,10 +1,10 @@
-"""The open connections of a server: taken a few at a time, bounded, and which of them end first.
+"""The open connections of a server: accepted a few at a time, up to a number, and the longest waiting closed first.
 
     new ---> waits for its client (a head, the rest of a body, the next request) ---> works (an answer is open) ---> waits
                               |
                               +--- closed, the one that has waited longest first, when all places are taken
 
-A time limit of its own for each state would be too long for a server that is full, or too short for one that is not.
+A fixed time limit for each state would be too long for a full server, or too short for any other.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from .tls import tls_context
 logger = logging.getLogger("slotcache")
 MOST = 2048  # connections; each takes some 40 KiB (55 under TLS), and up to 128 KiB with a body that stops
 LEAST = 8
-KEPT = 64  # descriptors at least for all else: files of the cache and of the index, pipes, the engine's devices
+KEPT = 64  # descriptors, at least, for other uses: files of the cache and of the index, pipes, the engine's devices
 SELDOM = 60.0  # s between two lines about one shortage
 
 
@@ -40,7 +40,7 @@ class WaitingConnection(Protocol):
 
     @property
     def may_end(self) -> bool:
-        """Whether nothing is lost with it: no answer is open, and no body makes progress."""
+        """Whether closing it loses nothing: no answer is open, and no body makes progress."""
         ...
 
     def end(self) -> None:
@@ -49,10 +49,10 @@ class WaitingConnection(Protocol):
 
 
 class Connections(ServerState):
-    """uvicorn's state that all connections share, with a limit on their number. It belongs to the event loop.
+    """uvicorn's shared state of all connections, with a limit on their number. Used on the event loop alone.
 
-    most: connections open at a time. arriving: those that were accepted, and are not among `connections` yet. tls: what
-    they speak below HTTP; None: nothing.
+    most: connections open at a time. arriving: accepted connections that are not in `connections` yet. tls: the context of
+    their TLS; None: plain HTTP.
     """
 
     def __init__(self, most: int, tls: SSLContext | None = None) -> None:
@@ -62,7 +62,7 @@ class Connections(ServerState):
         self._told: dict[str, float] = {}
 
     def waits(self, connection: WaitingConnection) -> None:
-        """Note that a connection has arrived and waits for its client. It keeps its place if it did before."""
+        """Note that a connection waits for its client. One that already waits keeps its place."""
         self.arriving.discard(connection)
         self._waiting.setdefault(connection)
 
@@ -76,7 +76,7 @@ class Connections(ServerState):
         return len(self.connections) + len(self.arriving) >= self.most
 
     def make_room(self) -> bool:
-        """Close connections until there is room for one more. False: all that are open are at work."""
+        """Close connections until there is room for one more. False: all open connections are at work."""
         while self.are_full:
             if not self.end_one():
                 if not self.arriving:
@@ -107,7 +107,7 @@ class Connections(ServerState):
 def most_connections(descriptors: int = 1) -> int:
     """Return how many connections a process may have, well below its limit of descriptors (`ulimit -n`).
 
-    descriptors: that each connection takes.
+    descriptors: the number that each connection takes.
     """
     try:
         import resource
@@ -119,17 +119,17 @@ def most_connections(descriptors: int = 1) -> int:
     return max(min((limit - max(limit // 4, KEPT)) // descriptors, MOST), LEAST)
 
 
-# ---- Takes new connections, a few at a time, and no more than there is room for. ----------------------------------------
+# ---- Accepts new connections, a few at a time, and no more than there is room for. --------------------------------------
 #
-# asyncio takes up to 2,048 at once, before it reads a byte of one that is open; where descriptors run out it logs a
-# traceback for each of them and pauses for a second.
+# asyncio accepts up to 2,048 at once, before it reads a byte of an open connection. Where descriptors run out, it logs a
+# traceback for each and pauses for a second.
 
-AT_ONCE = 16  # connections taken before those that are open have their turn
-PAUSE = 0.05  # s until the next attempt, when none could be taken
+AT_ONCE = 16  # connections accepted before the open ones have their turn
+PAUSE = 0.05  # s until the next attempt, when none could be accepted
 
 
 class ConnectionListener:
-    """Takes connections from a socket that listens. make: returns the protocol of one."""
+    """Accepts connections from a listening socket. make: returns the protocol of a connection."""
 
     def __init__(self, listening: socket.socket, connections: Connections, make: Callable[[], asyncio.Protocol]) -> None:
         self._socket, self._connections, self._make = listening, connections, make
@@ -151,14 +151,14 @@ class ConnectionListener:
     def _take(self) -> None:
         for number in range(AT_ONCE):
             if number and self._connections.are_full:
-                return  # room is made for a connection that is there, and only the first one surely is
+                return  # only the first connection is surely there, and room is made for no other
             if not self._connections.make_room():
                 self._wait()
                 return
             try:
                 taken, _ = self._socket.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
-                return  # nobody else waits, or the one that did has left
+                return  # nobody else waits, or the client has disconnected
             except OSError as error:  # no descriptor is free, or no memory of the system
                 self._connections.tell("a new connection cannot be taken now: %s (ulimit -n)", error)
                 self._connections.end_one()
@@ -177,7 +177,7 @@ class ConnectionListener:
             self._connections.tell("a new connection could not be made: %r", error)
 
     def _wait(self) -> None:
-        """Leave new connections to the system for a moment: its queue keeps them."""
+        """Accept nothing for a moment: the system queues new connections."""
         self._loop.remove_reader(self._socket)
         self._pause = self._loop.call_later(PAUSE, self._listen)
 
@@ -185,9 +185,9 @@ class ConnectionListener:
 class ListeningServer(uvicorn.Server):
     """uvicorn with a limit on its connections, TLS and socket files.
 
-    Its config says `loop="asyncio"`: others accept in their own way.
+    Its config needs `loop="asyncio"`: other loops accept connections themselves.
 
-    most: connections open at a time. settings: where it listens. Raises SettingsError for a certificate.
+    most: connections open at a time. settings: where it listens. Raises SettingsError for a certificate that is not usable.
     """
 
     def __init__(self, config: uvicorn.Config, most: int, settings: Settings = UNSET) -> None:
@@ -197,17 +197,14 @@ class ListeningServer(uvicorn.Server):
         self._listeners: list[ConnectionListener] = []
 
     async def listening(self) -> list[str]:
-        """Return the addresses that it listens on, once it does, as its settings name them; none once it ends.
-
-        Socket files come last, as `unix:PATH`. Of port 0 the system chooses one for each host.
-        """
+        """Return the `addresses` once the server listens on them; none if it ends first."""
         while not (self.started or self.should_exit):
             await asyncio.sleep(0.01)
         return self.addresses if self.started else []
 
     @property
     def addresses(self) -> list[str]:
-        """The addresses that it listens on, as its settings name them; socket files come last, as `unix:PATH`."""
+        """The addresses as the settings name them, or with port 0 as the system chose them; `unix:PATH` of files last."""
         scheme = "https" if self._connections.tls else "http"
         places = [(name, self._settings.port) for name in self._settings.hosts]
         if not self._settings.port:
@@ -233,7 +230,10 @@ class ListeningServer(uvicorn.Server):
         await super().shutdown(sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Begin to end; at a second ctrl-C wait for nobody. uvicorn raises each signal again at the end: here only one."""
+        """Begin to shut down; at a second ctrl-C wait for nobody.
+
+        uvicorn raises each captured signal again at the end; here only the first.
+        """
         super().handle_exit(sig, frame)
         del self._captured_signals[1:]
 

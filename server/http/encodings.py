@@ -1,9 +1,9 @@
 """Encodings of bodies (`Content-Encoding`): gzip, deflate and zstd, unpacked piece by piece.
 
-    packed     [member 1][member 2]   `BITE` bytes at a time in, `PIECE` bytes at most out: a kilobyte may hold gigabytes,
-    unpacked   [piece][piece][pie     and whoever asks for the next piece decides whether there shall be more
+    packed     [member 1][member 2]   `BITE` bytes in at a time, at most `PIECE` bytes out: a kilobyte may hold gigabytes,
+    unpacked   [piece][piece][pie     and the caller decides whether to ask for the next piece
 
-A body may consist of several members, one behind the other (`cat a.gz b.gz`; frames of zstd); all of it must be some.
+A body is one member, or several in a row (`cat a.gz b.gz`; frames of zstd), and nothing else.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ else:
 
 PIECE, BITE = 256 << 10, 64 << 10  # bytes
 MOST_MEMBERS = 1024  # each costs more than its bytes
-WINDOW_LOG = 23  # 8 MiB of text that a stream of zstd refers back to, the most that senders may expect (RFC 9659)
+WINDOW_LOG = 23  # a stream of zstd may refer 8 MiB back, the most that senders may expect (RFC 9659)
 
 
 class Stream(Protocol):
-    """What unpacks one member. eof: it has ended. unused_data: what was given and stands behind its end."""
+    """Unpacks one member. eof: the member has ended. unused_data: input after its end."""
 
     @property
     def eof(self) -> bool: ...
@@ -40,7 +40,7 @@ class Stream(Protocol):
 
 
 class Inflating:
-    """A stream of zlib that keeps what it has not read yet, as zstd's do."""
+    """A stream of zlib that keeps its unread input, as streams of zstd do."""
 
     def __init__(self, window_bits: int) -> None:
         self._stream = zlib.decompressobj(window_bits)
@@ -80,27 +80,27 @@ ALIASES, IDENTITY = {"x-gzip": "gzip"}, "identity"
 
 
 def encoding_of(headers: Headers) -> str:
-    """Return the encoding of a request's body; empty: it is as it is. Raises RequestError 415."""
+    """Return the encoding of a request's body; empty: it is not packed. Raises RequestError 415."""
     given = [name.strip() for value in headers.getlist("content-encoding") for name in value.split(",")]
     names = [ALIASES.get(name.lower(), name.lower()) for name in given if name.lower() not in ("", IDENTITY)]
     if not names:
         return ""
     if len(names) > 1 or names[0] not in STREAMS:
         wanted = f"expected one of {', '.join(STREAMS)}, or none"
-        told = f"Content-Encoding: {', '.join(given)[:80]} is not read: {wanted}"
-        raise RequestError(told, status=415, headers={"Accept-Encoding": ", ".join(STREAMS)})
+        message = f"Content-Encoding: {', '.join(given)[:80]} is not read: {wanted}"
+        raise RequestError(message, status=415, headers={"Accept-Encoding": ", ".join(STREAMS)})
     return names[0]
 
 
 class Unpacking:
-    """Unpacks one body. Any thread's, one at a time."""
+    """Unpacks one body, in any thread, but in one at a time."""
 
     def __init__(self, encoding: str, packed: bytes) -> None:
         self._encoding, self._packed, self._given = encoding, packed, 0
         self._stream, self._num_members = STREAMS[encoding](packed), 1
 
     def piece(self) -> bytes:
-        """Return the next bytes, at most `PIECE`; none at the end. Raises RequestError 400 for a body that is damaged."""
+        """Return the next bytes, at most `PIECE`; none at the end. Raises RequestError 400 for a damaged body."""
         if not self._packed:
             return b""
         try:
@@ -116,7 +116,7 @@ class Unpacking:
         return self._stream.eof and self._given == len(self._packed)
 
     def _next(self) -> bytes:
-        """Give the stream more, if it needs more, and return what it has."""
+        """Feed the stream if it needs input, and return what it unpacks."""
         if self._stream.eof:
             self._begin_member()
         bite = self._packed[self._given : self._given + BITE] if self._stream.needs_input else b""

@@ -1,4 +1,4 @@
-"""What a body that is JSON must be: Unicode, and of no more elements than any context could hold."""
+"""Checks of a JSON body: it is Unicode, and has no more elements than any context could hold."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from msgspec import Raw
 
 from .api_errors import RequestError
 
-MAX_COMMAS, MAX_BRACKETS = 1 << 20, 1 << 18  # in a body: to decode it stops all other threads, at this size for 0.1 s
-MAX_TEXTS = 2 * (MAX_COMMAS + MAX_BRACKETS)  # each is a name or a value, and what parts values is counted
+MAX_COMMAS, MAX_BRACKETS = 1 << 20, 1 << 18  # in a body: decoding stops all other threads, at this size for 0.1 s
+MAX_TEXTS = 2 * (MAX_COMMAS + MAX_BRACKETS)  # a name and a value for each comma and each bracket
 ELEMENTS = {"commas": ((b",",), MAX_COMMAS), "brackets": ((b"[", b"{"), MAX_BRACKETS), "texts": ((b'"',), MAX_TEXTS)}
 WINDOW = 256 << 10  # bytes that are searched at a time: other threads wait meanwhile
 
@@ -20,7 +20,7 @@ WINDOW = 256 << 10  # bytes that are searched at a time: other threads wait mean
 def check_elements(*texts: bytes, what: str = "the body", param: str | None = None) -> None:
     """Refuse JSON texts with more lists, objects and numbers than any context could hold. what, param: of the error.
 
-    Those in its strings do not count: who reads such a string as JSON, as the arguments of a call, has to check it again.
+    Strings count as one element each: a string that is decoded as JSON, as a call's arguments are, needs another check.
     """
     if sum(map(len, texts)) <= MAX_BRACKETS or _is_small(_count(texts)):
         return
@@ -45,10 +45,10 @@ def _is_small(found: Mapping[str, int]) -> bool:
 
 
 def outside_strings(text: bytes) -> Iterator[bytes]:
-    """Yield what stands outside the strings of JSON, a quote in place of each string's end, some 256 KiB at a time."""
+    """Yield JSON without its strings, in pieces of some 256 KiB; a quote stands for each string within a piece."""
     is_inside, begun = False, b""
     for start in range(0, len(text), WINDOW):
-        # Without pairs of backslashes, and then without escaped quotes, each quote that is left begins or ends a string.
+        # Once pairs of backslashes and then escaped quotes are removed, each remaining quote begins or ends a string.
         window = (begun + text[start : start + WINDOW]).replace(rb"\\", b"").replace(rb"\"", b"")
         begun = b"\\" if window.endswith(b"\\") else b""  # it may escape a quote
         parts = window.split(b'"')
@@ -56,15 +56,15 @@ def outside_strings(text: bytes) -> Iterator[bytes]:
         is_inside ^= len(parts) % 2 == 0
 
 
-# ---- Unicode: what most bodies are; the others are mended where it is clear how, and else refused. ----------------------
+# ---- Unicode: other bodies are mended if the repair is clear, and else refused. -----------------------------------------
 
 MARK = b"\xef\xbb\xbf"  # the byte-order mark, with which some programs begin a file
-MOST_LEVELS = 8  # of a field's path in an error: each is searched anew
+MOST_LEVELS = 8  # of a field's path in an error: each level is one more search
 LONGEST_PATH = 80  # characters
 
 _HIGH, _LOW = (rb"\\u[dD]%b[0-9a-fA-F]{2}" % half for half in (rb"[89abAB]", rb"[c-fC-F]"))
 LONE = re.compile(rb"%b(?!%b)|%b(?<!%b%b)" % (_HIGH, _LOW, _LOW, _HIGH, _LOW))
-"""Half of a surrogate pair, as an escape, where the other half does not stand beside it."""
+"""Half of a surrogate pair, as an escape, without the other half beside it."""
 LONGEST = len(rb"\ud83d\ude00")
 
 
@@ -81,19 +81,19 @@ def as_unicode(body: bytes) -> bytes:
         except UnicodeDecodeError as error:
             field, at = _field_of_no_text(text), error.start
             where = f"byte {at + len(body) - len(text):,} of the body{f', in {field},' if field else ''}"
-            told = f"{where} is 0x{text[at]:02x}, which is no UTF-8 there: send UTF-8"
-            raise RequestError(told, param=field or None, code="malformed_json") from None
+            message = f"{where} is 0x{text[at]:02x}, which is no UTF-8 there: send UTF-8"
+            raise RequestError(message, param=field or None, code="malformed_json") from None
     return whole_characters(text)
 
 
 def whole_characters(text: bytes) -> bytes:
-    """Return JSON with U+FFFD for each lone half of a surrogate pair. Each stays as long as it was."""
+    """Return JSON with U+FFFD for each lone half of a surrogate pair, at the same length."""
     if not any(begin in text for begin in (rb"\ud", rb"\uD")):
         return text
     escapes, whole = text.replace(rb"\\", b"  "), bytearray()  # so each backslash begins an escape
     for start in range(0, len(text), WINDOW):
         for found in LONE.finditer(escapes, start, start + WINDOW + LONGEST):
-            if found.start() < start + WINDOW:  # what stands behind it was seen
+            if found.start() < start + WINDOW:  # the search saw what follows it
                 whole = whole or bytearray(text)
                 whole[found.start() : found.start() + 6] = rb"\ufffd"
     return bytes(whole) or text
@@ -112,7 +112,7 @@ def _field_of_no_text(body: bytes) -> str:
 
 
 def _inner(value: bytes) -> dict[str, bytes]:
-    """Return the values in an object or a list by how a path goes on to them; none, if their names are no text."""
+    """Return the values of an object or a list, by the step of a path that leads to each; none if a name is no text."""
     try:
         if value.lstrip()[:1] == b"[":
             return {f"[{at}]": bytes(one) for at, one in enumerate(msgspec.json.decode(value, type=list[Raw]))}

@@ -23,7 +23,7 @@ from .api_errors import RequestError, refusal
 # ---- The log of a command: lines of text or of JSON, on stderr or in a file. --------------------------------------------
 
 FIELDS = "fields"  # of a record: values for programs, beside the message
-MAX_WAITING = 10_000  # lines; more are dropped, so that nothing waits for a reader that has stopped
+MAX_WAITING = 10_000  # lines; more are dropped, so that nothing waits for a stopped reader
 LAST_LINES = 2.0  # seconds for them when the process ends
 
 
@@ -58,7 +58,7 @@ FORMATS: dict[str, type[logging.Formatter]] = {"text": TextLines, "json": JsonLi
 
 
 class QueuedHandler(logging.Handler):
-    """Writes lines in a thread of its own: a terminal that was stopped must not stop the server."""
+    """Writes lines in a separate thread: a stopped terminal must not stop the server."""
 
     def __init__(self, stream: TextIO) -> None:
         super().__init__()
@@ -77,7 +77,7 @@ class QueuedHandler(logging.Handler):
             self.handleError(record)
 
     def finish(self) -> None:
-        """Write the lines that are left, if their reader takes them in time."""
+        """Write the remaining lines, if their reader takes them in time."""
         try:
             self._lines.put_nowait(None)
         except queue.Full:
@@ -94,7 +94,7 @@ class QueuedHandler(logging.Handler):
 
 
 def configure(form: str, path: str, verbose: bool) -> None:
-    """Begin to log, unless a log is there. form: of `FORMATS`. path: of the file; empty: stderr. Raises OSError."""
+    """Set up the log, unless there is one. form: a key of `FORMATS`. path: of the file; empty: stderr. Raises OSError."""
     if not logging.root.handlers:
         handler = QueuedHandler(Path(path).expanduser().open("a", encoding="utf-8") if path else sys.stderr)
         handler.setFormatter(FORMATS[form]())
@@ -105,18 +105,18 @@ def configure(form: str, path: str, verbose: bool) -> None:
 logger = logging.getLogger("slotcache.requests")
 HEADER = "X-Request-Id"
 MAX_ID = 128  # characters of an id that a client may send
-QUIET = ("/health", "/v1/health", "/metrics", "/slots")  # asked every few seconds by programs that watch
+QUIET = ("/health", "/v1/health", "/metrics", "/slots")  # monitoring programs ask every few seconds
 FILES = "/page/"  # a browser asks for all of them at once
-GONE = 499  # the status, in the log, of a client that left before its answer began
+GONE = 499  # the log's status of a request whose client disconnected before its answer began
 
 Fields = dict[str, object]
 
 
 class RequestLog:
-    """A layer around the gate and the routes. Routes leave `account` in the request's state: a function that returns figures
-    for the line. A connection that is closed to make room leaves `is_quiet` there.
+    """A layer around the gate and the routes. Routes put `account` into the request's state: a function that returns figures
+    for the line. A connection that is closed to make room puts `is_quiet` there.
 
-    It answers 503 to requests that uvicorn cancels at shutdown, after its grace time: uvicorn itself answers 500.
+    uvicorn cancels requests at shutdown, after its grace time: they get 503 from this layer. uvicorn itself answers 500.
 
     Nothing of a prompt or an answer reaches the log. A path is the client's own: it may name a stored answer.
     """
@@ -153,7 +153,7 @@ class RequestLog:
 
 
 def _given(headers: Headers) -> str | None:
-    """Return the client's id for its request, if it is one that a log can hold."""
+    """Return the client's id for its request, if a line of the log can contain it."""
     id = headers.get(HEADER, "")
     return id if 0 < len(id) <= MAX_ID and id.isascii() and id.isprintable() else None
 
@@ -174,5 +174,5 @@ def _write(scope: Scope, status: int, seconds: float) -> None:
 
 
 def on_one_line(text: str) -> str:
-    """Return a text, which may be a client's, so that it makes no line of its own."""
+    """Return a text, escaped where it is not printable: a client's text must not forge a line."""
     return text if text.isprintable() else repr(text)

@@ -1,4 +1,4 @@
-"""Whether the addresses of a server are free, and who has them; its socket files."""
+"""Checks whether the addresses of a server are free, and finds who has a taken port; socket files."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from pathlib import Path
 from ..config.settings import Settings
 
 LISTENS = "0A"  # a socket's state in /proc/net/tcp
-MOST_TRIED = 100  # ports behind a taken one
+MOST_TRIED = 100  # ports after a taken one
 
 
 def why_taken(settings: Settings) -> str:
-    """Return why a server cannot listen where its settings say, and what would be right; "": it can, or nobody knows."""
+    """Return why a server cannot listen at its addresses, and what would be right; "": it can, or the reason is unknown."""
     return _why_no_port(settings.hosts, settings.port) or _why_no_files(settings.socket_files)
 
 
@@ -25,7 +25,7 @@ def _why_no_port(hosts: Sequence[str], port: int) -> str:
         error = _error_of(host, port)
         if error == errno.EADDRINUSE:
             owner = _owner(port)
-            return f"port {port} is taken{f' by {owner}' if owner else ''}: --port {_free_behind(hosts, port)}"
+            return f"port {port} is taken{f' by {owner}' if owner else ''}: --port {_free_after(hosts, port)}"
         if error == errno.EACCES:
             return f"port {port}: this user may not listen there: --port 8080, for example"
         if error == errno.EADDRNOTAVAIL:
@@ -34,7 +34,7 @@ def _why_no_port(hosts: Sequence[str], port: int) -> str:
 
 
 def _error_of(host: str, port: int) -> int:
-    """Return the number of the error with which a port cannot be had; 0: it can."""
+    """Return the number of the error that listening on a port raises; 0: none."""
     try:
         for family, kind, protocol, _, address in socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM):
             with socket.socket(family, kind, protocol) as probe:
@@ -50,14 +50,14 @@ def _error_of(host: str, port: int) -> int:
     return 0
 
 
-def _free_behind(hosts: Sequence[str], port: int) -> int:
-    """Return a port behind a taken one that is free."""
+def _free_after(hosts: Sequence[str], port: int) -> int:
+    """Return the first free port after a taken one; the next port if none is found."""
     some = range(port + 1, min(port + MOST_TRIED, 65536))
     return next((one for one in some if not any(_error_of(host, one) for host in hosts)), port + 1)
 
 
 def _owner(port: int) -> str:
-    """Return the process that listens on a port, as this user may see it; "": it may not, or the system has no /proc."""
+    """Return the process that listens on a port; "": this user may not see it, or the system has no /proc."""
     wanted = {f"socket:[{inode}]" for inode in _inodes(port)}
     for folder in Path("/proc").glob("[0-9]*/fd") if wanted else ():
         with suppress(OSError):
@@ -68,7 +68,7 @@ def _owner(port: int) -> str:
 
 
 def _inodes(port: int) -> Iterator[str]:
-    """Yield the sockets that listen on a port."""
+    """Yield the inodes of the sockets that listen on a port."""
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         with suppress(OSError):
             for line in Path(table).read_text().splitlines()[1:]:
@@ -85,7 +85,7 @@ def _why_no_files(paths: Sequence[str]) -> str:
 
 
 def _why_no_file(file: Path) -> str:
-    """Return why no server can listen on a socket file; "": it can, also where a server that has ended left the file."""
+    """Return why no server can listen on a socket file; "": one can, also on the file of a server that has ended."""
     if not hasattr(socket, "AF_UNIX"):
         return "this platform has no socket files"
     if not os.access(file.parent, os.W_OK | os.X_OK):
@@ -103,9 +103,9 @@ def _why_no_file(file: Path) -> str:
 
 
 def listen_at(path: str, backlog: int) -> socket.socket:
-    """Return a socket that listens on a file, in place of one that an ended server left. Raises OSError.
+    """Return a socket that listens on a file, in place of an ended server's. Raises OSError.
 
-    backlog: connections that the system keeps until they are taken. Who may write to the file may connect: the umask says.
+    backlog: connections that the system queues. Users who may write to the file may connect: the umask decides.
     """
     with suppress(FileNotFoundError):
         os.unlink(path)

@@ -1,8 +1,8 @@
 """API keys, origins and hosts: who may ask.
 
-The key keeps other people out. The two other checks are for browsers, in which any page may send requests to localhost: by
-a name of its own that now resolves to this machine (DNS rebinding), which the `Host` header shows, or across origins, which
-`Origin` shows. Programs send no Origin and need none.
+The key keeps other people out. The two other checks are for browsers, in which any page may send requests to localhost. A
+page may use a name of its site that now resolves to this machine (DNS rebinding), which the `Host` header shows, or ask
+across origins, which `Origin` shows. Programs send no Origin and need none.
 """
 
 from __future__ import annotations
@@ -26,20 +26,23 @@ from .api_errors import RequestError, refusal
 from .threads import note_client
 
 # ---- Keys ---------------------------------------------------------------------------------------------------------------
-# The API keys of a server: those on its command line, and those in a file; and who may ask where there are none.
+# The API keys of a server, from its command line and from a file; and who may ask a server without keys.
 
 
 class Keys:
-    """Compares in a time that shows neither a key nor which of them it was. Without keys any request is admitted."""
+    """The keys of a server. The time of a comparison shows neither a key nor which one it was.
+
+    Without keys any request is admitted.
+    """
 
     def __init__(self, keys: frozenset[str]) -> None:
         self._digests = [_digest(key.encode()) for key in keys]
 
     @classmethod
     def of(cls, settings: Settings) -> Keys:
-        """Return the keys of --api-key and --api-key-file. Raises SettingsError where one of them is given and holds none.
+        """Return the keys of --api-key and --api-key-file. Raises SettingsError for a setting that is given without a key.
 
-        An empty variable of a script must not start an open server.
+        So an empty variable of a script starts no open server.
         """
         given = listed(settings.api_key)
         for flag, name, holds in (
@@ -66,7 +69,7 @@ class Keys:
 
 
 def open_to(settings: Settings) -> str:
-    """Return who may use a server without a key, in a line for its log; empty: programs of this machine alone, or keys."""
+    """Return a line for the log about who may use a server without a key; empty: this machine alone, or there are keys."""
     if settings.api_key or settings.api_key_file:
         return ""
     far = [host for host in settings.hosts if not _is_loopback(host)]
@@ -95,7 +98,7 @@ def _digest(key: bytes) -> bytes:
 
 
 def _presented(headers: Headers) -> list[bytes]:
-    """Return the keys that a request carries: OpenAI's, llama-server's bare one, and Anthropic's."""
+    """Return the keys that a request carries, as clients of OpenAI, llama-server (a bare one) and Anthropic send them."""
     authorization = headers.get("authorization", "").strip()
     scheme, _, key = authorization.partition(" ")
     if scheme.lower() == "bearer":
@@ -114,7 +117,7 @@ def _keys_in(path: str) -> frozenset[str]:
     return keys
 
 
-# ---- Web pages of other origins: which may ask, and the headers by which their browsers know (CORS). --------------------
+# ---- Web pages of other origins: which may ask, and the headers that tell their browsers (CORS). ------------------------
 
 ANY, LOCAL = "*", "localhost"
 METHODS = ("GET", "POST", "DELETE", "OPTIONS")
@@ -141,7 +144,7 @@ class Origins:
 class CrossOrigin(CORSMiddleware):
     """Answers preflights, and marks the answers that a page may read. A page may send the headers that its browser asks for.
 
-    It stands in front of the gate: a preflight has no key.
+    It comes before the gate: a preflight has no key.
     """
 
     def __init__(self, app: ASGIApp, origins: Origins) -> None:
@@ -159,7 +162,7 @@ class CrossOrigin(CORSMiddleware):
         return self._origins.allow(origin)
 
     def preflight_response(self, request_headers: Headers) -> Response:
-        """Name the headers that a page may send, also to a client that does not say which it wants to."""
+        """Name the headers that a page may send, also if the preflight asks for none."""
         response = super().preflight_response(request_headers)
         response.headers.setdefault("Access-Control-Allow-Headers", ", ".join(SENDABLE))
         return response
@@ -181,7 +184,7 @@ def guards(settings: Settings) -> list[Middleware]:
 
 
 OPEN_PATHS = ("/health", "/v1/health")  # they reveal nothing, and probes use any address
-PAGE = re.compile("/|/page/.*")  # the files of the page: they hold nothing of this server, and ask for its key themselves
+PAGE = re.compile("/|/page/.*")  # the page's files are public, and the page itself asks for the key
 JSON, BYTES = "application/json", "application/octet-stream"
 
 
@@ -191,7 +194,7 @@ def is_open(scope: Scope) -> bool:
 
 
 class Gate:
-    """Answers 401, 403 and 415 in front of all routes, unless a request `is_open`."""
+    """Answers 401, 403 and 415 before all routes, unless a request `is_open`."""
 
     def __init__(self, app: ASGIApp, settings: Settings, keys: Keys, origins: Origins) -> None:
         self._app, self._keys, self._origins = app, keys, origins
@@ -239,7 +242,7 @@ class Gate:
         return address.is_loopback or self._any_address
 
     def _check_page(self, method: str, headers: Headers, host: str) -> None:
-        """Refuse requests from pages of other origins, except a GET without Origin: the page cannot read its answer."""
+        """Refuse requests from pages of other origins, except a GET or HEAD without Origin: no page can read its answer."""
         origin, site = headers.get("origin"), headers.get("sec-fetch-site")
         if origin is None:
             foreign = site == "cross-site" and method not in ("GET", "HEAD")
@@ -248,9 +251,8 @@ class Gate:
         if foreign:
             page = "other sites" if origin is None else origin[:80]
             raise RequestError(f"pages of {page} may not ask: --cors-origins names origins that may", status=403)
-        # Before a page sends JSON or bytes to another origin, its browser asks the server (a preflight); for text and forms
-        # it does not. So a page must send one of these. Programs may say otherwise: `curl -d` declares a form, and sends
-        # JSON.
+        # Before a page sends JSON or bytes to another origin, its browser asks the server (a preflight); before text and
+        # forms it does not. So a page must send JSON or bytes. Programs need not: `curl -d` declares a form and sends JSON.
         kind = headers.get("content-type", JSON).partition(";")[0].strip().lower()
         if (origin or site) and kind not in (JSON, BYTES) and not kind.endswith("+json"):
             raise RequestError(f"the body is {kind[:80]}: expected {JSON} from a page", status=415)

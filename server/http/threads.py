@@ -1,11 +1,11 @@
-"""Threads for work that takes processor time, so that requests which only wait for a file are not held up by it.
+"""Threads for work that takes processor time, so that it delays no request that only waits for a file.
 
-    client a   [a1] [a2] [a3]      One piece of work has the turn. It hands the turn on after `TURN` seconds, where it calls
-    client b   [b1]                `give_way`: to the next client's first work, and then stands last among its client's.
-    turns      a1 b1 a2 b1 a3 ...
+    client a   [a1] [a2] [a3]      One piece of work has the turn. After `TURN` seconds its next call of `give_way` passes
+    client b   [b1]                the turn to the first piece of the next client, and queues this piece last among its
+    turns      a1 b1 a2 b1 a3 ...  own client's.
 
-So a client waits for a turn of each other client that has work, however large theirs is and however much of it waits. Work
-that has begun keeps a thread: a client with some begins more only while half the threads are free, so that others may begin.
+So a client waits for one turn of each other client, however many pieces wait and however large they are. Work that has
+begun keeps a thread. A client with begun work begins more only while half the threads are free, so that others may begin.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ P = ParamSpec("P")
 T = TypeVar("T")
 LARGE = 64 << 10  # bytes: prompts of bodies of this size or more are made in the thread for large ones
 TURN = 0.05  # s
-MOST_BEGUN = 64  # pieces of work, each in a thread of its own that sleeps while it is another one's turn
+MOST_BEGUN = 64  # pieces of work, each in a thread, which sleeps during the turns of others
 CLIENT: ContextVar[tuple[object, ...]] = ContextVar("client", default=())
-"""Who sent the request that is handled: an address, and a key."""
+"""Who sent the current request: an address, and a key."""
 
 
 def note_client(scope: Scope, key: bytes) -> None:
-    """Note who sent a request, for the work that is done for it. key: the server's; by others a client would be many."""
+    """Note who sent a request, for the turns of its work. key: the server's; by any other key one client would be many."""
     address = scope.get("client") or ("",)
     CLIENT.set((address[0], key))
 
 
 class ClientLeft(BaseException):
-    """Ends work whose result nobody waits for. No `Exception`: it would be taken for a failure of the template."""
+    """Ends work whose result nobody waits for. No `Exception`, which would count as a failure of the template."""
 
 
 def _closed() -> RequestError:
@@ -48,23 +48,23 @@ def _closed() -> RequestError:
 
 
 class _Work(Generic[T]):
-    """Work for one client. begun: it has a thread. has_left: its client has gone. ends: when its turn does."""
+    """Work for one client. begun: it has a thread. has_left: the client disconnected. ends: the time its turn ends."""
 
     def __init__(self, turns: Turns, client: tuple[object, ...], call: Callable[[], T]) -> None:
         self.turns, self.client, self.call = turns, client, call
         self.future: Future[T] = Future()
-        self.turn = Semaphore(0)  # free once for each turn behind the first
+        self.turn = Semaphore(0)  # released once for each turn after the first
         self.begun = self.has_left = False
         self.ends = 0.0
 
     def leave(self) -> None:
-        """Do not begin it, or end it at its next call of `give_way`."""
+        """Note that the client disconnected: waiting work never begins, running work ends at its next `give_way`."""
         self.has_left = True
         if self.future.cancel():
             self.turns.drop(self)
 
     def end(self, error: BaseException) -> None:
-        """End it before it has begun."""
+        """End work that has not begun, with an error."""
         if self.future.set_running_or_notify_cancel():
             self.future.set_exception(error)
 
@@ -79,9 +79,9 @@ _running = local()
 
 
 def give_way() -> None:
-    """Let other work have its turn, if this thread's has lasted. Work calls it every few milliseconds, where it can wait.
+    """Pass the turn on if this thread's work has had its time. Work calls this every few milliseconds, where it can wait.
 
-    Raises ClientLeft if nobody waits for the result. In any other thread it does nothing.
+    Raises ClientLeft if nobody waits for the result. Does nothing in a thread that has no turns.
     """
     if (work := getattr(_running, "work", None)) is not None:
         work.give_way()
@@ -93,7 +93,7 @@ class Turns:
     def __init__(self, name: str) -> None:
         self._threads = ThreadPoolExecutor(MOST_BEGUN, name)
         self._lock = Lock()
-        self._waiting: OrderedDict[tuple[object, ...], deque[_Work]] = OrderedDict()  # the client whose turn is next first
+        self._waiting: OrderedDict[tuple[object, ...], deque[_Work]] = OrderedDict()  # the next client first
         self._begun: set[_Work] = set()
         self._current: _Work | None = None
         self._closed = False
@@ -110,13 +110,13 @@ class Turns:
         return work
 
     def drop(self, work: _Work) -> None:
-        """Take work out of the queue that has not begun."""
+        """Remove work that has not begun from the queue."""
         with self._lock:
             if (queue := self._waiting.get(work.client)) is not None and work in queue:
                 queue.remove(work)
 
     def pass_on(self, work: _Work) -> None:
-        """Return when it is this work's turn again: at once if no other waits."""
+        """Pass the turn on, and return at the work's next turn; at once if no other work waits."""
         with self._lock:
             if not any(self._waiting.values()):
                 work.ends = perf_counter() + TURN
@@ -126,9 +126,9 @@ class Turns:
         work.turn.acquire()
 
     def close(self) -> None:
-        """End running work where it gives way, and return when it has ended; what has not begun is not done.
+        """Cancel waiting work, end running work at its next `give_way`, and wait for its end.
 
-        The futures of both have ClientLeft.
+        The futures of both raise ClientLeft.
         """
         with self._lock:
             self._closed = True
@@ -151,7 +151,7 @@ class Turns:
         self._current = work
 
     def _goes_on(self, work: _Work) -> bool:
-        """Give work the turn. False: it needs a thread and the system gives none, so the turn is the next one's."""
+        """Give work the turn. False: it needs a thread, and the system gives none."""
         work.ends = perf_counter() + TURN
         if work.begun:
             work.turn.release()
@@ -161,7 +161,7 @@ class Turns:
         try:
             self._threads.submit(self._do, work)
         except RuntimeError:
-            work.begun = False  # for a thread that finds it in the pool's queue
+            work.begun = False  # so that no thread of the pool does it: the pool may have queued it
             self._begun.discard(work)
             work.end(RequestError("the system gives no more threads: try again", status=503, retry_after=1))
         return work.begun
@@ -181,7 +181,7 @@ class Turns:
         return None
 
     def _do(self, work: _Work[T]) -> None:
-        with self._lock:  # not before `_goes_on` has returned
+        with self._lock:  # waits until `_goes_on` has returned
             if not work.begun:
                 return
         try:
@@ -193,7 +193,7 @@ class Turns:
                     result = work.call()
                 except BaseException as error:
                     work.future.set_exception(error)
-                    del error  # it would hold the request with its traceback
+                    del error  # its traceback keeps the request in memory
                 else:
                     work.future.set_result(result)
                     del result
@@ -205,10 +205,9 @@ class Turns:
 
 
 class PromptThreads:
-    """Small requests take turns, and so do large ones, which may take a second each. The event loop's.
+    """Makes prompts in threads, for the event loop. Small ones take turns, and so do large ones, of up to a second each.
 
-    room: bytes of requests that may still wait: a waiting request is held in memory. num_open: prompts that are being
-    made or wait for their turn.
+    room: bytes of requests that may still wait: a waiting request takes memory. num_open: prompts in work or waiting.
     """
 
     def __init__(self, room: int) -> None:
@@ -218,8 +217,8 @@ class PromptThreads:
     async def run(self, num_bytes: int, work: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
         """Run `work` in a thread and return its result. num_bytes: of the request.
 
-        If the caller is cancelled, work that waits is not begun, and work that runs ends where it gives way. Raises
-        RequestError 503 for a large request if the waiting ones leave no room for it.
+        If the caller is cancelled, waiting work never begins, and running work ends at its next `give_way`. Raises
+        RequestError 503 for a large request that exceeds the room.
         """
         is_large = num_bytes >= LARGE
         if is_large and num_bytes > self.room:
@@ -238,15 +237,15 @@ class PromptThreads:
             self.room += num_bytes
 
     def close(self) -> None:
-        """End running work; waiting work is not done."""
+        """End running work, and cancel waiting work."""
         for turns in (self._small, self._large):
             turns.close()
 
 
 class WaitingThread:
-    """One thread for requests that wait for a disk or for the engine: however many there are, they take no other thread.
+    """One thread for all requests that wait for a disk or for the engine: many of them take no other thread.
 
-    What has begun goes on when its caller is cancelled, and what waits for its thread is not run then. Any thread's.
+    If a caller is cancelled, running work goes on, and waiting work is not run. Safe from any thread.
     """
 
     def __init__(self, name: str) -> None:
@@ -254,7 +253,7 @@ class WaitingThread:
         self._lock, self._closed = Lock(), False
 
     async def run(self, work: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
-        """Run `work` behind all that came before, and return its result. Raises RequestError 503 once it is closed."""
+        """Run `work` after all earlier work, and return its result. Raises RequestError 503 once the thread is closed."""
         with self._lock:
             if self._closed:
                 raise _closed()

@@ -1,8 +1,7 @@
 """TLS between the bytes of a socket and those of HTTP (`--ssl-key-file`, `--ssl-cert-file`).
 
-A handshake is a head that has not come yet: `Connection` calls this filter between its socket and its parser, so all of its
-limits hold below TLS, too. asyncio's own TLS would have limits of its own, keeps 256 KiB a connection, and tells late that a
-client takes nothing.
+`Connection` calls this filter between its socket and its parser, so its limits hold for TLS, too: a handshake is a head that
+has not come yet. asyncio's TLS has other limits, keeps 256 KiB a connection, and reports late that a client takes nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from ..config.settings import Settings, SettingsError
 
 
 def tls_context(settings: Settings) -> ssl.SSLContext | None:
-    """Return what the connections of a server speak below HTTP; None: nothing. Raises SettingsError."""
+    """Return the TLS context of a server's connections; None: plain HTTP. Raises SettingsError."""
     files = {"--ssl-key-file": settings.ssl_key_file, "--ssl-cert-file": settings.ssl_cert_file}
     if not any(files.values()):
         return None
@@ -32,7 +31,7 @@ def tls_context(settings: Settings) -> ssl.SSLContext | None:
     context.set_alpn_protocols(["http/1.1"])
     key, certificate = (Path(path).expanduser() for path in files.values())
     try:
-        context.load_cert_chain(certificate, key, password="")  # without one OpenSSL would ask the terminal
+        context.load_cert_chain(certificate, key, password="")  # without a password OpenSSL would ask the terminal
     except (ssl.SSLError, ValueError) as error:
         reason = getattr(error, "reason", None) or error
         raise SettingsError(
@@ -52,7 +51,7 @@ class TlsFilter:
         self._has_met = False  # the handshake is done
 
     def received(self, data: bytes, most: int) -> Iterator[bytes]:
-        """Take bytes of the socket, and yield those of HTTP, at most `most` at a time; b"": the client sends no more.
+        """Take bytes of the socket, and yield bytes of HTTP, at most `most` at a time; b"": the client sends no more.
 
         Raises ssl.SSLError: the client speaks something else.
         """
@@ -66,7 +65,7 @@ class TlsFilter:
             yield b""
 
     def sealed(self, data: bytes | bytearray) -> bytes:
-        """Return bytes of HTTP as those for the socket, with what TLS itself has to say; only that, once TLS has failed."""
+        """Return bytes for the socket: TLS's own messages, and the given bytes of HTTP unless TLS has failed."""
         view = memoryview(data)
         with suppress(ssl.SSLError):
             while view:
@@ -74,7 +73,7 @@ class TlsFilter:
         return self._outgoing.read()
 
     def end(self) -> bytes:
-        """Return the bytes that tell the client that no more comes."""
+        """Return TLS's closing message: no more bytes follow."""
         with suppress(ssl.SSLError):
             self._object.unwrap()
         return self._outgoing.read()
