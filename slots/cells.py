@@ -83,8 +83,8 @@ class Cells:
     def make_room(self, prompt: Prompt, scope: Scope) -> bool:
         """Save idle KV, and return whether a prefetch may be computed: cells, a sequence and host memory are free for it.
 
-        Runs that no request has used are evicted first, if they have a copy in host memory: down to `idle_cells`, since the
-        prefetch attends over the whole pool as well, and below if it needs their cells. Host memory evicts copies that a
+        Runs that no request has used and that have a copy in host memory are evicted first, until `idle_cells` are left: the
+        prefetch attends over the whole pool, too. More of them are evicted if the prefetch needs their cells. Host memory evicts copies that a
         lower tier has, too. No other KV is evicted for it.
         """
         tree = self._tree

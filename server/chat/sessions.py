@@ -120,8 +120,8 @@ class Sessions:
     dropped, which are a cache. Instructions are dropped only if they alone are too large: without them, a session's next
     prompt continues no earlier one. A session that alone is too large takes no other with it.
 
-    Stored conversations have their own names and bounds: see `Conversations`. The ids of answers are found by a text, in any
-    session of the scope: see `AnswerMemory`.
+    Stored conversations have their own names and bounds: see `Conversations`. The token ids of an answer are found by
+    its text, in any session of the scope: see `AnswerMemory`.
 
     files: of instructions, read at once; None: memory only.
     """

@@ -4,8 +4,8 @@ A changed date or counter at the start of a prompt makes all KV after it useless
 its first request, and a line at the end of the last message names the change. The line stays there in later prompts, because
 a prompt continues the KV of the one before.
 
-Reminders are treated alike: tagged blocks at the end of a user's message, which are gone or changed when the message comes
-again. Nothing else is ever compared or changed.
+Reminders are treated in the same way. They are tagged blocks at the end of a user's message, which are gone or changed when
+the client sends the message again. Nothing else is ever compared or changed.
 """
 
 from __future__ import annotations

@@ -127,7 +127,8 @@ class DeviceTurns:
 
 
 class Sleep:
-    """Decides when the model is on the device. Any thread may call the methods up to `keep`, only the engine's the others.
+    """Decides when the model is on the device. Any thread may call the methods up to and including
+    `keep`; the others are for the engine's thread alone.
 
     A load runs in a thread of its own, so acts run meanwhile. The vocabulary and the cache stay in memory: a question to
     them needs no device, and neither gets nor keeps a shared one.

@@ -63,7 +63,7 @@ class SlotStore:
         return await self._thread.run(self._save, number, path)
 
     async def restore(self, number: int, path: Path) -> tuple[int, int]:
-        """Make a file a slot's history; return the number of tokens restored and the file's bytes. Raises RequestError."""
+        """Load a file as the history of a slot; return the tokens restored and the bytes of the file. Raises RequestError."""
         return await self._thread.run(self._restore, number, path)
 
     def close(self) -> None:

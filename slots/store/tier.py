@@ -28,7 +28,7 @@ class LowerTier(Protocol):
 
     @property
     def name(self) -> str:
-        """The tier's word in reports of where a prompt's tokens came from, and in the names of its metrics."""
+        """The short name of the tier, in reports of where a prompt's tokens came from and in the names of metrics."""
         ...
 
     index: RecordIndex
