@@ -84,8 +84,8 @@ class Cells:
         """Save idle KV, and return whether a prefetch may be computed: cells, a sequence and host memory are free for it.
 
         Runs that no request has used and that have a copy in host memory are evicted first, until `idle_cells` are left: the
-        prefetch attends over the whole pool, too. More of them are evicted if the prefetch needs their cells. Host memory evicts copies that a
-        lower tier has, too. No other KV is evicted for it.
+        prefetch attends over the whole pool, too. More of them are evicted if the prefetch needs their cells. Host memory
+        evicts copies that a lower tier has, too. No other KV is evicted for it.
         """
         tree = self._tree
         missing, _ = self.forecast(prompt, scope)

@@ -63,7 +63,7 @@ class SlotStore:
         return await self._thread.run(self._save, number, path)
 
     async def restore(self, number: int, path: Path) -> tuple[int, int]:
-        """Load a file as the history of a slot; return the tokens restored and the bytes of the file. Raises RequestError."""
+        """Load a file as the history of a slot; return its tokens and its bytes. Raises RequestError."""
         return await self._thread.run(self._restore, number, path)
 
     def close(self) -> None:

@@ -129,7 +129,10 @@ NEIGHBOURS = 2  # on either side of a document
 
 
 def collections(folder_index: FolderIndex, after: str, limit: int) -> Fields:
-    """Return the folders and one page of files: at most `limit`, sorted by path, from the first one after `after`. Reads the index."""
+    """Return the folders and one page of files: at most `limit`, by path, after the path `after`.
+
+    Reads the index.
+    """
     files = list(folder_index.index.store.files(after, limit + 1).values())
     page = files[:limit]
     shown: Fields = {
