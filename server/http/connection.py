@@ -23,6 +23,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from .connections import Connections
 from .tls import TlsFilter
 
+KEEP_ALIVE = 20  # seconds of an idle connection: httpx uses one for 5, aiohttp for 15, and would meet its end
 SHORTCUT = "shortcut"  # where a request's state has its own
 
 
