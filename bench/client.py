@@ -15,7 +15,7 @@ import aiohttp
 
 from .journal import note
 from .report import BenchError
-from .server_api import Chunk, DocumentUse, History, Sampling, ServerApi
+from .server_api import DocumentUse, History, Sampling, ServerApi, StreamChunk
 from .trace import Query, prose
 
 STALL_SECONDS = 600
@@ -149,7 +149,7 @@ class _Stream:
                 self._on_token(at)
         self._add(chunk)
 
-    def _add(self, chunk: Chunk) -> None:
+    def _add(self, chunk: StreamChunk) -> None:
         self.text.append(chunk.text)
         self._num_final += chunk.is_final
         for name in ("prompt_tokens", "cached_tokens", "completion_tokens", "finish_reason", "timings"):

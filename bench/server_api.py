@@ -36,7 +36,7 @@ class DocumentUse:
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
+class StreamChunk:
     """One event of a stream. A figure that the event does not have is None."""
 
     text: str = ""
@@ -61,7 +61,7 @@ class ServerApi(Protocol):
         """Return the path and the JSON body. Not part of the measured time. Raises aiohttp.ClientError."""
         ...
 
-    def read(self, event: Body) -> Chunk:
+    def read(self, event: Body) -> StreamChunk:
         """Return one decoded event of the stream."""
         ...
 
@@ -101,13 +101,13 @@ class ChatApi:
         """Return the messages of a query after its history."""
         return _messages(query, history, _with_field if self.documents_field else _with_text)
 
-    def read(self, event: Body) -> Chunk:
+    def read(self, event: Body) -> StreamChunk:
         choice = (event.get("choices") or [{}])[0]
         delta = choice.get("delta") or {}
         text = delta.get("content") or ""
         usage, timings, own = event.get("usage") or {}, event.get("timings") or {}, event.get("slotcache") or {}
         details = usage.get("prompt_tokens_details") or {}
-        return Chunk(
+        return StreamChunk(
             text=text,
             has_token=bool(text or delta.get("reasoning_content") or delta.get("tool_calls")),
             finish_reason=choice.get("finish_reason"),
@@ -132,11 +132,11 @@ class CompletionApi:
         asked = {"prompt": rendered["prompt"], "n_predict": sampling.max_tokens, "ignore_eos": sampling.ignore_eos}
         return "/completion", asked | {"cache_prompt": sampling.cache_prompt, "temperature": 0, "stream": True}
 
-    def read(self, event: Body) -> Chunk:
+    def read(self, event: Body) -> StreamChunk:
         text, timings = event.get("content") or "", event.get("timings") or {}
         final = bool(event.get("stop"))
         cached = timings.get("cache_n")
-        return Chunk(
+        return StreamChunk(
             text=text,
             has_token=bool(text or event.get("tokens")),
             finish_reason={"limit": "length"}.get(event.get("stop_type", ""), "stop") if final else None,

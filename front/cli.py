@@ -14,7 +14,7 @@ import uvicorn
 
 from ..server.config.flags import given_among
 from ..server.config.settings import Settings, SettingsError
-from ..server.http.connection import Connection
+from ..server.http.connection import KEEP_ALIVE, Connection
 from ..server.http.connections import ListeningServer, most_connections
 from ..server.http.ports import why_taken
 from ..server.http.security import open_to
@@ -82,6 +82,7 @@ def make_server(settings: FrontSettings, hosting: Settings) -> tuple[uvicorn.Ser
         server_header=False,
         date_header=False,
         timeout_graceful_shutdown=round(GRACE) + LAST,
+        timeout_keep_alive=KEEP_ALIVE,
     )
     if line := open_to(hosting):
         logger.warning(line)

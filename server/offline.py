@@ -71,7 +71,7 @@ async def _answer(settings: Settings, path: Path, lines: Sequence[BatchLine], re
     app = make_app(state)
     loaded = await asyncio.to_thread(load.load_all, settings, path)
     num_slots = (loaded.service or state).settings.parallel
-    bar = Bar(len(lines), len(results.done))
+    bar = ProgressBar(len(lines), len(results.done))
     work = run(lines, results, asking(app), num_slots=num_slots, on_answer=bar.advance)
     answering = asyncio.ensure_future(work)
 
@@ -124,7 +124,7 @@ def asking(app: Starlette) -> Ask:
     return ask
 
 
-class Bar:
+class ProgressBar:
     """Shows how many lines are answered, if stderr is a terminal. done: lines answered by earlier runs."""
 
     def __init__(self, total: int, done: int) -> None:

@@ -32,7 +32,7 @@ from .app import AppState, make_app
 from .config.settings import Settings, SettingsError
 from .engine.fit import WORDS_ALONE
 from .http.bodies import Bodies
-from .http.connection import Connection
+from .http.connection import KEEP_ALIVE, Connection
 from .http.connections import ListeningServer, most_connections
 from .http.ports import why_taken
 from .http.security import open_to
@@ -43,7 +43,6 @@ from .service.models import ModelEntry, Models, entries_of
 logger = logging.getLogger("slotcache")
 SWITCH_INTERVAL = 0.0005  # s; with Python's 5 ms the engine would wait so long for the interpreter after a step
 GRACE = 5  # s to write running answers at shutdown
-KEEP_ALIVE = 15  # s of an idle connection: Python's clients reuse one for 5 s, and must not find it closed
 
 Ready = Callable[[str], object]
 """Called with a server's address once its model is loaded, in its own thread; not for a server on a socket file alone."""

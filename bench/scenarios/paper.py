@@ -21,7 +21,7 @@ from .. import report as machine
 from ..client import Client, Run, drive, drive_open
 from ..points import Points, interval, spread
 from ..report import Bar, BenchError, Cell, Report, Table, mean, median, percentile
-from ..server_api import Body, ChatApi, Chunk, History, Sampling
+from ..server_api import Body, ChatApi, History, Sampling, StreamChunk
 from ..servers import Arm, add_options, arms_for, bench_model, sampling
 from ..simulated import serve, shuffled
 from ..trace import Query, burst, conversations, skewed
@@ -78,7 +78,7 @@ class ClientOrder:
         ordered = replace(query, documents=tuple(query.documents[at] for at in order))
         return await self._api.prepare(http, ordered, history, sampling)
 
-    def read(self, event: Body) -> Chunk:
+    def read(self, event: Body) -> StreamChunk:
         return self._api.read(event)
 
 

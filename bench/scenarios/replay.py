@@ -21,7 +21,7 @@ from ..agent_tasks import template_flag
 from ..client import UNREADY, Client, EncodedRequest, Result
 from ..recording import Recording, Request, record
 from ..report import Bar, BenchError, Progress, Report, Summary, Table, median
-from ..server_api import Body, ChatApi, Chunk, Prompt, Sampling
+from ..server_api import Body, ChatApi, Prompt, Sampling, StreamChunk
 from ..servers import Arm, arms_for, in_rounds, sampling
 
 OWN, THEIRS, REUSE = "slotcache", "llama-server", 256
@@ -59,16 +59,16 @@ class RecordedMessages(RecordedChat):
         body |= {"system": [{"type": "text", "text": text} for text in texts], "tools": tools}
         return "/v1/messages", body | {"messages": [*map(_blocks, messages)]} | dict(self.extra or {})
 
-    def read(self, event: Body) -> Chunk:
+    def read(self, event: Body) -> StreamChunk:
         if "type" not in event:
             return RecordedChat.read(self, event)  # of the request that warms the server up
         delta, usage = event.get("delta") or {}, event.get("usage") or {}
         if event["type"] != "message_delta":
-            return Chunk(text=delta.get("text", ""), has_token=event["type"] == "content_block_delta")
+            return StreamChunk(text=delta.get("text", ""), has_token=event["type"] == "content_block_delta")
         cached = usage["cache_read_input_tokens"]
         prompt = usage["input_tokens"] + usage["cache_creation_input_tokens"] + cached
         counts = {"prompt_tokens": prompt, "cached_tokens": cached, "completion_tokens": usage["output_tokens"]}
-        return Chunk(finish_reason=delta["stop_reason"], **counts)
+        return StreamChunk(finish_reason=delta["stop_reason"], **counts)
 
 
 def _with_schema(function: Body) -> Body:

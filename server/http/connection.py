@@ -23,6 +23,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from .connections import Connections
 from .tls import TlsFilter
 
+KEEP_ALIVE = 20  # s of an idle connection: httpx reuses one for 5 s, aiohttp for 15 s, and must not find it closed
 SHORTCUT = "shortcut"  # the key of a request's `Shortcut` in its state
 
 

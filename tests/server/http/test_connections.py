@@ -10,6 +10,7 @@ from asyncio.selector_events import _SelectorSocketTransport  # type: ignore[att
 from contextlib import ExitStack, contextmanager
 from threading import Event, Thread
 
+import aiohttp
 import httpx
 import pytest
 import uvicorn
@@ -302,4 +303,11 @@ def test_without_descriptors_it_logs_one_line_and_goes_on(tmp_path):
 
 def test_an_idle_connection_outlives_its_use_by_python_s_clients(server):
     """A request on one that the server is about to close would fail."""
-    assert server.uvicorn.config.timeout_keep_alive > httpx.Limits().keepalive_expiry
+
+    async def aiohttp_keeps():
+        async with aiohttp.TCPConnector() as connector:
+            return connector._keepalive_timeout
+
+    front, _ = make_front(FrontSettings(upstream="http://127.0.0.1:1"), Settings())
+    for stays in (server.uvicorn.config.timeout_keep_alive, front.config.timeout_keep_alive):
+        assert stays > httpx.Limits().keepalive_expiry and stays > asyncio.run(aiohttp_keeps())
