@@ -37,7 +37,7 @@ from .http.connections import ListeningServer, most_connections
 from .http.ports import why_taken
 from .http.security import open_to
 from .http.tls import tls_context
-from .search.folder import bundled_folder
+from .search.folder import bundled_folder, remove_temporary_folder
 from .service.models import ModelEntry, Models, entries_of
 
 logger = logging.getLogger("slotcache")
@@ -85,6 +85,7 @@ def serve(settings: Settings, when_ready: Ready | None = None) -> int:
             runner.run(run(server, state, path, when_ready))
         if state.failure:
             print(f"slotcache: {state.failure}", file=sys.stderr)
+        remove_temporary_folder()
         if server.ended_by == signal.SIGTERM:
             signal.raise_signal(signal.SIGTERM)  # as who sent it expects, now that all is closed
         return 1 if state.failure else 0

@@ -350,6 +350,12 @@ def _temporary_folder() -> Path:
     return Path(folder)
 
 
+def remove_temporary_folder() -> None:
+    """Remove the folder of a user without a cache, if there is one: a signal that ends the process calls no `atexit`."""
+    if _temporary_folder.cache_info().currsize:
+        shutil.rmtree(_temporary_folder(), ignore_errors=True)
+
+
 def bundled_folder() -> Path:
     """Return the folder of the documents that come with the built-in model."""
     return cache_folder() / "demo"
