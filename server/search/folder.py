@@ -287,14 +287,12 @@ def load_folder_index(settings: Settings, vectors: Vectors, is_busy: Callable[[]
         return None
     embedding, ranker = vectors.for_search, vectors.reranking
     embedder = embedding.for_index() if embedding else None
+    real = real_paths(settings)
     try:
-        real = [str(path.expanduser().resolve(strict=True)) for path in paths]
         name = f"{_name(real, embedder.name if embedder else '')}-{settings.chunk_tokens}"
         database, locked = _free_file(index_folder(settings), name, real)
         _remove_unused(database.parent)
         index = Index(paths, database, embedder=embedder, chunk_tokens=settings.chunk_tokens)
-    except FileNotFoundError as error:
-        raise SettingsError(f"--docs {error.filename}: there is no such file or folder") from None
     except (OSError, sqlite3.Error, ValueError) as error:
         raise SettingsError(f"the index of --docs cannot be opened: {error}") from None
     if embedding is None and settings.embedding_model != WORDS_ALONE:
@@ -326,6 +324,16 @@ def check_read_ahead(settings: Settings, model: Model) -> None:
     }
     if settings.read_ahead and (found := next((text for text, holds in hindrances.items() if holds), None)):
         raise SettingsError(f"--read-ahead: {found}")
+
+
+def real_paths(settings: Settings) -> list[str]:
+    """Return the paths of --docs without links. Raises SettingsError for one that is not there."""
+    try:
+        return [str(Path(path).expanduser().resolve(strict=True)) for path in settings.docs.split("\n") if path]
+    except FileNotFoundError as error:
+        raise SettingsError(f"--docs {error.filename}: there is no such file or folder") from None
+    except OSError as error:
+        raise SettingsError(f"--docs {error.filename}: {error.strerror}") from None
 
 
 def index_folder(settings: Settings) -> Path:
