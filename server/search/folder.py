@@ -234,8 +234,9 @@ class FolderWatcher:
         if not index.read_all(scan.changed, self._may_go_on):
             return False
         if scan.changed or scan.removed:
-            numbers = (len(scan.changed), len(scan.removed), index.progress.chunks, monotonic() - began)
-            logger.info("%d files read, %d gone: %d documents, after %.1f s", *numbers)
+            now = index.progress
+            numbers = (len(scan.changed), len(scan.removed), now.not_read, now.chunks, monotonic() - began)
+            logger.info("files: %d new or changed, %d gone, %d not read; documents: %d; after %.1f s", *numbers)
         return True
 
     def _embed(self) -> bool:
