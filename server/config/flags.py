@@ -206,7 +206,10 @@ class Parser(argparse.ArgumentParser):
     def unknown(self, argument: str) -> NoReturn:
         """Exit with an error that names the known flag most like an unknown one."""
         if not argument.startswith("-"):
-            self.error(f"{argument}: expected a flag; {self.prog} --help shows them, and -m names a model")
+            self.error(
+                f"{argument}: expected a flag; {self.prog} --help shows them, -m names a model, "
+                "and a value with spaces needs quotes"
+            )
         flag = argument.partition("=")[0]
         known = [name for name, action in self._option_string_actions.items() if not isinstance(action, _Foreign)]
         near = get_close_matches(flag, known, n=1, cutoff=0.75)

@@ -139,14 +139,21 @@ class UnreadText:
         return character
 
     def one_of(self, *tags: str) -> Steps[str]:
-        """Read the longest of these tags that comes next; return it; empty if none does."""
+        """Read the longest of these tags that comes next; return it; empty if none does.
+
+        The start of a tag is dropped if the answer was cut there.
+        """
         longest = max(map(len, tags), default=0)
         while True:
             rest = self._unread[self._at : self._at + longest]
-            longer = not self.ended and any(len(tag) > len(rest) and tag.startswith(rest) for tag in tags)
-            if not longer:
-                return self.take(max((len(tag) for tag in tags if tag and rest.startswith(tag)), default=0))
+            begun = any(len(tag) > len(rest) and tag.startswith(rest) for tag in tags)
+            if self.ended or not begun:
+                break
             yield None
+        found = max((len(tag) for tag in tags if tag and rest.startswith(tag)), default=0)
+        if begun and not found and self.is_cut:
+            self.take(len(rest))
+        return self.take(found)
 
     def behind_space(self, tags: Collection[str], stays: Collection[str] = ()) -> Steps[str | None]:
         """Read white space and one of these tags, if they come next; return the tag, or an empty text at the end.

@@ -155,7 +155,9 @@ def _refuse(request: Request, error: Exception) -> Response:
         return Response(headers=error.headers)  # `Allow` is the answer; a page's preflight was answered before
     request.state.error = error
     if isinstance(error, HTTPException):
-        status, detail, headers = error.status_code, error.detail, error.headers
+        status, detail, headers = error.status_code, error.detail, error.headers or {}
+        if status == 405:
+            detail = f"{path} takes no {request.method}: expected {headers.get('Allow', 'another method')}"
         error = no_route(path) if status == 404 else RequestError(detail, status=status, headers=headers)
     assert isinstance(error, RequestError)
     return refusal(error, path)

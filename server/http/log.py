@@ -105,7 +105,8 @@ def configure(form: str, path: str, verbose: bool) -> None:
 logger = logging.getLogger("slotcache.requests")
 HEADER = "X-Request-Id"
 MAX_ID = 128  # characters of an id that a client may send
-QUIET = ("/health", "/v1/health", "/metrics", "/slots")  # monitoring programs ask every few seconds
+QUIET = ("/health", "/v1/health", "/metrics", "/slots", "/props")  # the page and monitoring programs ask every few seconds
+LOADING = "loading_model"  # the code of the error that they get while a model is loaded
 FILES = "/page/"  # a browser asks for all of them at once
 GONE = 499  # the log's status of a request whose client disconnected before its answer began
 
@@ -169,7 +170,8 @@ def _write(scope: Scope, status: int, seconds: float) -> None:
     shown = ", ".join(f"{name} {on_one_line(str(value))}" for name, value in figures.items() if value is not None)
     line = f"{method} {on_one_line(path)} {status} in {spent} s{': ' if shown else ''}{shown}"
     is_quiet = scope["path"] in QUIET or scope["path"].startswith(FILES) or "is_quiet" in state
-    level = logging.WARNING if status >= 500 else logging.DEBUG if is_quiet else logging.INFO
+    is_failure = status >= 500 and not (is_quiet and figures.get("error") == LOADING)
+    level = logging.WARNING if is_failure else logging.DEBUG if is_quiet else logging.INFO
     logger.log(level, "%s", line, extra={FIELDS: head | figures})
 
 

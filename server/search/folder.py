@@ -234,8 +234,9 @@ class FolderWatcher:
         if not index.read_all(scan.changed, self._may_go_on):
             return False
         if scan.changed or scan.removed:
-            numbers = (len(scan.changed), len(scan.removed), index.progress.chunks, monotonic() - began)
-            logger.info("%d files read, %d gone: %d documents, after %.1f s", *numbers)
+            now = index.progress
+            numbers = (len(scan.changed), len(scan.removed), now.not_read, now.chunks, monotonic() - began)
+            logger.info("files: %d new or changed, %d gone, %d not read; documents: %d; after %.1f s", *numbers)
         return True
 
     def _embed(self) -> bool:
@@ -287,14 +288,12 @@ def load_folder_index(settings: Settings, vectors: Vectors, is_busy: Callable[[]
         return None
     embedding, ranker = vectors.for_search, vectors.reranking
     embedder = embedding.for_index() if embedding else None
+    real = real_paths(settings)
     try:
-        real = [str(path.expanduser().resolve(strict=True)) for path in paths]
         name = f"{_name(real, embedder.name if embedder else '')}-{settings.chunk_tokens}"
         database, locked = _free_file(index_folder(settings), name, real)
         _remove_unused(database.parent)
         index = Index(paths, database, embedder=embedder, chunk_tokens=settings.chunk_tokens)
-    except FileNotFoundError as error:
-        raise SettingsError(f"--docs {error.filename}: there is no such file or folder") from None
     except (OSError, sqlite3.Error, ValueError) as error:
         raise SettingsError(f"the index of --docs cannot be opened: {error}") from None
     if embedding is None and settings.embedding_model != WORDS_ALONE:
@@ -328,6 +327,16 @@ def check_read_ahead(settings: Settings, model: Model) -> None:
         raise SettingsError(f"--read-ahead: {found}")
 
 
+def real_paths(settings: Settings) -> list[str]:
+    """Return the paths of --docs without links. Raises SettingsError for one that is not there."""
+    try:
+        return [str(Path(path).expanduser().resolve(strict=True)) for path in settings.docs.split("\n") if path]
+    except FileNotFoundError as error:
+        raise SettingsError(f"--docs {error.filename}: there is no such file or folder") from None
+    except OSError as error:
+        raise SettingsError(f"--docs {error.filename}: {error.strerror}") from None
+
+
 def index_folder(settings: Settings) -> Path:
     """Return the folder of indexes, which have the text of documents. Raises FolderError if --docs-db cannot be used.
 
@@ -348,6 +357,12 @@ def _temporary_folder() -> Path:
     folder = tempfile.mkdtemp(prefix="slotcache-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return Path(folder)
+
+
+def remove_temporary_folder() -> None:
+    """Remove the folder of a user without a cache, if there is one: a signal that ends the process calls no `atexit`."""
+    if _temporary_folder.cache_info().currsize:
+        shutil.rmtree(_temporary_folder(), ignore_errors=True)
 
 
 def bundled_folder() -> Path:

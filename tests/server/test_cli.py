@@ -146,8 +146,9 @@ def test_a_server_that_is_told_to_end_while_it_loads_says_so_and_no_more(tiny, c
     assert "stopped before the model was loaded" in caplog.messages
 
 
-def test_health_tells_what_a_start_waits_for(tiny, monkeypatch):
+def test_health_tells_what_a_start_waits_for(tiny, monkeypatch, caplog):
     port, shown = int(free_port()), []
+    caplog.set_level(logging.DEBUG, "slotcache.requests")
 
     def health():
         return httpx.get(f"http://127.0.0.1:{port}/health", timeout=DEADLINE).json()
@@ -166,6 +167,8 @@ def test_health_tells_what_a_start_waits_for(tiny, monkeypatch):
         assert health() == {"status": "ok"}
     assert shown[0]["message"] == "the model is loading: timing Vulkan0, 2 of 9: a chunk"
     assert shown[0]["code"] == "loading_model"
+    looks = [record for record in caplog.records if record.name == "slotcache.requests"]
+    assert {(record.fields["status"], record.levelno) for record in looks} == {(503, logging.DEBUG), (200, logging.DEBUG)}
 
 
 def test_a_server_that_cannot_start_what_it_has_loaded_ends_with_the_reason(tiny, monkeypatch):

@@ -1,5 +1,6 @@
 """Folders of documents inside the server, over a real port: how they are read, and what the routes show of them."""
 
+import logging
 import os
 import time
 from functools import partial
@@ -49,16 +50,21 @@ def test_the_folders_are_listed_page_by_page(folder_index, corpus):
         assert folder_index.http.get("/v1/sources", params={"limit": limit}).status_code == 400
 
 
-def test_headings_become_questions_and_what_was_not_read_is_counted(tiny, tmp_path):
+def test_headings_become_questions_and_what_was_not_read_is_counted(tiny, tmp_path, caplog):
+    caplog.set_level(logging.INFO, "slotcache.docs")
     folder = write(tmp_path / "notes", {"a.md": "# The tides\n\nTwo a day.", "b.md": "# Why two?\n\nThe moon."})
     for name, changed in (("a.md", 2), ("b.md", 1)):
         os.utime(folder / name, (changed, changed))
     (folder / "broken.pdf").write_bytes(b"%PDF-1.4 nothing")
+    (folder / ".hidden.md").write_text("Skipped.")
     with running(tiny, docs=str(folder), docs_db=str(tmp_path / "db"), docs_watch=False) as up:
         until(lambda: is_ready(up))
         shown = collection(up)
-        assert shown["questions"] == ["What is “The tides” about?", "Why two?"] and shown["not_read"] == 1
+        assert shown["questions"] == ["What is “The tides” about?", "Why two?"] and shown["not_read"] == 2
+        assert shown["progress"] == {"unit": "files", "done": 4, "total": len(shown["files"])}
+        assert any("files: 3 new or changed, 0 gone, 2 not read; documents: 2; " in line for line in caplog.messages)
         (folder / "broken.pdf").unlink()
+        (folder / ".hidden.md").unlink()
         (folder / "a.md").unlink()
         up.http.post("/v1/sources/refresh", json={})
         until(lambda: is_ready(up) and collection(up)["questions"] == ["Why two?"])

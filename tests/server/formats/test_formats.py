@@ -87,6 +87,14 @@ def test_of_a_call_that_was_cut_before_its_name_nothing_is_said(text):
     assert read(Case("hermes", text))["content"] == text, "of a whole answer it is content"
 
 
+@pytest.mark.parametrize("end", ["", "\n", "\n<", "\n</tool", "\n</tool_call", "\n</tool_call>\n<tool_c"])
+def test_a_tag_that_is_cut_behind_a_call_is_no_content(end):
+    reader = row_of("hermes").reader(TOOLS, seed="0")
+    text = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Kiel"}}' + end
+    said: Any = message([*reader.push(text), *reader.finish(is_cut=True)])
+    assert (len(said["tool_calls"]), said["content"] or "") == (1, "")
+
+
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.family}-{case.text[:24]!r}")
 def test_a_call_that_is_cut_does_not_look_whole(case):
     """Cut anywhere, its arguments are all that they are in the whole answer, or no JSON."""

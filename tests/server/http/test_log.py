@@ -87,8 +87,9 @@ def test_errors_and_cancelled_requests_leave_a_line_as_well(server, lines):
         next(answer.iter_lines())
     fields = the_line(lines, 4).fields
     assert (fields["status"], fields["end"]) == (200, "cancelled")
-    server.http.get("/health")
-    assert the_line(lines, 5).levelno == logging.DEBUG
+    for number, path in enumerate(("/health", "/props"), 5):
+        server.http.get(path)
+        assert the_line(lines, number).levelno == logging.DEBUG
 
 
 def test_a_client_s_text_makes_no_line_of_its_own(tiny, lines):

@@ -23,7 +23,8 @@ def test_a_folder_that_is_named_has_to_be_usable(tmp_path):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc is no home for anybody")
-def test_without_a_home_the_folder_ends_with_the_server(tiny, tmp_path):
+@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM])
+def test_without_a_home_the_folder_ends_with_the_server(tiny, tmp_path, end):
     (tmp_path / "note.txt").write_text("The mill was built in 1900.")
     places = {"HOME": "/proc", "XDG_CACHE_HOME": "", "TMPDIR": str(tmp_path)}
     port = free_port()
@@ -33,7 +34,7 @@ def test_without_a_home_the_folder_ends_with_the_server(tiny, tmp_path):
         wait_until_ready(process, port)
         (folder,) = tmp_path.glob("slotcache-*")
         assert httpx.get(f"http://127.0.0.1:{port}/v1/sources", timeout=DEADLINE).json()["collections"]
-        process.send_signal(signal.SIGINT)
+        process.send_signal(end)
         _, log = process.communicate(timeout=DEADLINE)
     finally:
         process.kill()
