@@ -310,4 +310,4 @@ def test_an_idle_connection_outlives_its_use_by_python_s_clients(server):
 
     front, _ = make_front(FrontSettings(upstream="http://127.0.0.1:1"), Settings())
     for stays in (server.uvicorn.config.timeout_keep_alive, front.config.timeout_keep_alive):
-        assert stays > httpx.Limits().keepalive_expiry and stays > asyncio.run(aiohttp_keeps())
+        assert stays > (httpx.Limits().keepalive_expiry or 0) and stays > asyncio.run(aiohttp_keeps())
