@@ -52,8 +52,12 @@ def _list(chosen: argparse.Namespace, folder: Path) -> int:
     for index in found:
         used = time.strftime("%Y-%m-%d %H:%M", time.localtime(index.used))
         print(f"{index.name}  {index.num_bytes / 2**20:9,.1f}  {used}  {_printable(index)}")
-    print(f"{len(found)} indexes, {sum(index.num_bytes for index in found) / 2**20:,.1f} MiB: {folder}")
+    print(f"{_counted(len(found))}, {sum(index.num_bytes for index in found) / 2**20:,.1f} MiB: {folder}")
     return 0
+
+
+def _counted(number: int) -> str:
+    return f"{number} index{'' if number == 1 else 'es'}"
 
 
 def _printable(index: KeptIndex) -> str:
@@ -81,5 +85,5 @@ def _remove(chosen: argparse.Namespace, folder: Path) -> int:
                 code = 2
     if chosen.unused is not None:
         gone += remove_unused(folder, time.time() - chosen.unused * DAY)
-    print(f"{len(gone)} indexes removed, {sum(index.num_bytes for index in gone) / 2**20:,.1f} MiB")
+    print(f"{_counted(len(gone))} removed, {sum(index.num_bytes for index in gone) / 2**20:,.1f} MiB")
     return code

@@ -223,7 +223,7 @@ def _warning(name: str, kind: type[Struct]) -> str:
     if name in ELSEWHERE:
         return f"{name} is no field of this route"
     near = _nearest(name, kind) if len(name) <= MAX_COMPARED else None
-    return f"{_shown.repr(name)} is not known" + (f": is {near} meant?" if near else "")
+    return f"{_shown.repr(name)} is not known" + (f" (did you mean {near}?)" if near else "")
 
 
 @cache

@@ -18,7 +18,7 @@ from .tool_results import text_of
 from .volatile import INSTRUCTIONS
 
 HOLDERS = (*INSTRUCTIONS, "user")
-DIGIT = re.compile(r"\d")
+OF_AN_ID = re.compile(r"\d|\A[a-f]+\Z")  # in stop strings that could match within an id
 MOST_UNTOUCHED = 32  # untouched lists that a report names, each with a reason
 HAS_OWN = "the message has documents of its own"
 HAS_PLACE = "the message has the character U+FDD0"
@@ -26,7 +26,7 @@ ONE_LIST = "another list of the message was taken"
 REWRITTEN = "the chat template changes the text around it"
 CONSTRAINED = "the answer has to fit a form, which may want its numbers"
 MORE = "lists from here on that are left alone, too"
-STOPS = "a stop string has a digit: it is looked for in what the model writes, which has ids"
+STOPS = "a stop string could match within an id: the model writes ids instead of numbers"
 TOLD = "the tokens of the answer are asked for, which name no numbers"
 
 
@@ -114,7 +114,7 @@ def numbers_refused(request: ChatRequest) -> str:
     """Return why the numbers of lists have to stay; empty: they may be replaced."""
     if request.is_constrained:
         return CONSTRAINED
-    if any(DIGIT.search(stop) for stop in request.stops()):
+    if any(OF_AN_ID.search(stop) for stop in request.stops()):
         return STOPS
     return TOLD if request.tells_tokens else ""
 

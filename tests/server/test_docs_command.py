@@ -53,9 +53,9 @@ def test_an_index_is_listed_with_its_folder_and_removed_with_its_text(tiny, fold
     (index,) = stored_indexes(db)
     assert holds_text(db) and index.paths == (str(folder),) and index.used > time.time() - DAY
     code, out, _ = docs(capsys, "list", "--docs-db", db)
-    assert code == 0 and f"{index.name}  " in out and f"  {folder}\n1 indexes, " in out
+    assert code == 0 and f"{index.name}  " in out and f"  {folder}\n1 index, " in out
     code, out, _ = docs(capsys, "remove", folder, "--docs-db", db)
-    assert code == 0 and out.startswith("1 indexes removed, 0.")
+    assert code == 0 and out.startswith("1 index removed, 0.")
     assert [file.name for file in db.iterdir()] == ["mine.db"]
     assert docs(capsys, "remove", index.name, "--docs-db", db)[0] == 2
     assert docs(capsys, "list", "--docs-db", db / "none")[1].startswith("0 indexes, 0.0 MiB")
@@ -108,7 +108,7 @@ def test_an_index_of_an_earlier_version_is_one_too(tiny, folder, db, capsys):
     assert "(an earlier version has made it)" in docs(capsys, "list", "--docs-db", db)[1]
     lock.unlink()
     assert len(stored_indexes(db)) == 1
-    assert docs(capsys, "remove", "--unused", 0, "--docs-db", db)[1].startswith("1 indexes removed")
+    assert docs(capsys, "remove", "--unused", 0, "--docs-db", db)[1].startswith("1 index removed")
     assert not list(db.iterdir())
 
 

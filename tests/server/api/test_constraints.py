@@ -176,7 +176,7 @@ def test_the_forms_of_other_dialects_are_refused_likewise(server, stream):
 def test_a_misspelt_form_is_a_warning(server):
     for route, name in ((RESPONSES, "text"), (MESSAGES, "output_config")):
         (warning,) = post(server, route, **{name: {"fromat": {"type": "json_schema"}}}).json()["warnings"]
-        assert f"'{name}.fromat' is not known: is {name}.format meant?" in warning
+        assert f"'{name}.fromat' is not known (did you mean {name}.format?)" in warning
 
 
 OBJECTS = [{"type": "object", "properties": {"a": schema}, "required": ["a"]} for schema in SCHEMAS]

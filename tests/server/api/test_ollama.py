@@ -103,7 +103,7 @@ def tiny_and_short(tiny):
 
 WARNED = [
     ({"options": GREEDY | {"num_ctx": 1 << 20}}, "options.num_ctx is 1,048,576: a request may have 8,192 tokens"),
-    ({"options": GREEDY | {"num_predct": 5}}, "'options.num_predct' is not known: is options.num_predict meant?"),
+    ({"options": GREEDY | {"num_predct": 5}}, "'options.num_predct' is not known (did you mean options.num_predict?)"),
     ({"options": GREEDY | {"penalize_newline": True}}, "options.penalize_newline has no effect"),
     ({"keep_alive": "5m"}, "keep_alive has no effect"),
     ({"keep_alive": 0}, "keep_alive has no effect"),

@@ -49,8 +49,8 @@ def test_a_misspelt_field_is_a_warning_with_the_name_that_it_resembles(server, p
     with caplog.at_level(logging.WARNING, "slotcache"):
         answer = post(server, path, max_token=7, temprature=0.5).raise_for_status().json()
     said = [
-        "'max_token' is not known: is max_tokens meant?; it has no effect",
-        "'temprature' is not known: is temperature meant?; it has no effect",
+        "'max_token' is not known (did you mean max_tokens?); it has no effect",
+        "'temprature' is not known (did you mean temperature?); it has no effect",
     ]
     assert answer["warnings"] == said
     assert [record.getMessage() for record in caplog.records] == [f"{path}: {'; '.join(said)}"]
@@ -123,7 +123,7 @@ def test_a_field_within_a_field_is_known_by_its_path(server):
     options = {"include_usge": True, "include_usage": True, "include_obfuscation": True}
     carrying = [event for event in events(server, "/v1/chat/completions", stream_options=options) if "warnings" in event]
     assert carrying[0]["warnings"] == [
-        "'stream_options.include_usge' is not known: is stream_options.include_usage meant?; it has no effect"
+        "'stream_options.include_usge' is not known (did you mean stream_options.include_usage?); it has no effect"
     ]
     warnings = post(server, "/v1/chat/completions", conversation={"id": "x", "hist": "new"}).json()["warnings"]
     assert len(warnings) == 1 and "conversation.hist" in warnings[0]

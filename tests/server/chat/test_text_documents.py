@@ -161,6 +161,7 @@ def test_an_answer_goes_on_from_what_its_client_has(server):
         ({"logprobs": True}, TOLD),
         ({"logprobs": 0}, TOLD),
         ({"stop": ["[2]"]}, STOPS),
+        ({"stop": "fee"}, STOPS),
         ({"messages": [{"role": "user", "content": WEBUI, "documents": ["A text."]}]}, HAS_OWN),
         ({"messages": [{"role": "user", "content": WEBUI + PLACE}]}, HAS_PLACE),
     ],
