@@ -152,7 +152,7 @@ class UnreadText:
             yield None
         found = max((len(tag) for tag in tags if tag and rest.startswith(tag)), default=0)
         if begun and not found and self.is_cut:
-            self.take(len(rest))
+            self._unread = self._unread[: self._at]
         return self.take(found)
 
     def behind_space(self, tags: Collection[str], stays: Collection[str] = ()) -> Steps[str | None]:
