@@ -306,7 +306,7 @@ def test_an_idle_connection_outlives_its_use_by_python_s_clients(server):
 
     async def aiohttp_keeps():
         async with aiohttp.TCPConnector() as connector:
-            return connector._keepalive_timeout
+            return connector._keepalive_timeout or 0.0
 
     front, _ = make_front(FrontSettings(upstream="http://127.0.0.1:1"), Settings())
     for stays in (server.uvicorn.config.timeout_keep_alive, front.config.timeout_keep_alive):
