@@ -144,7 +144,9 @@ def handlers(program: str) -> dict[Any, ExceptionHandler]:
     """Return the handlers of the errors that an application's routes raise. program: its name, for unexpected errors."""
 
     def fail(request: Request, error: Exception) -> Response:
-        return refusal(failed(error, program), request.scope["path"])
+        answer = refusal(failed(error, program), request.scope["path"])
+        answer.headers["Connection"] = "close"  # the error goes on to uvicorn, which closes the connection
+        return answer
 
     return {RequestError: _refuse, HTTPException: _refuse, ClientDisconnect: _let_go, Exception: fail}
 

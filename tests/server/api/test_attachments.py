@@ -186,7 +186,8 @@ def test_a_file_that_could_not_be_begun_does_not_count_for_ever(server, monkeypa
 
     with monkeypatch.context() as patch:
         patch.setattr(server.host.attachments, "_write", fails)
-        assert read(server, b"The text.").status_code == 500
+        failed = read(server, b"The text.")
+    assert failed.status_code == 500 and failed.headers["connection"] == "close"
     assert not server.host.attachments._waiting
 
 
