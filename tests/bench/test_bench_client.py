@@ -152,15 +152,15 @@ def test_a_stream_that_ends_twice_is_an_error(serve: Any, chat_events: Any) -> N
     assert result.error == "StreamError: the stream had 2 final events"
 
 
-@pytest.mark.parametrize(("told", "reason"), [("limit", "length"), ("eos", "stop"), ("word", "stop")])
-def test_both_dialects_tell_why_an_answer_ended(serve: Any, told: str, reason: str) -> None:
+@pytest.mark.parametrize(("reported", "reason"), [("limit", "length"), ("eos", "stop"), ("word", "stop")])
+def test_both_dialects_tell_why_an_answer_ended(serve: Any, reported: str, reason: str) -> None:
     async def chat(path: str, body: Any, send: Any) -> None:
         await send({"choices": [{"index": 0, "delta": {}, "finish_reason": reason}]})
 
     async def native(path: str, body: Any, send: Any) -> Any:
         if path == "/apply-template":
             return {"prompt": "x"}
-        await send({"content": "", "stop": True, "stop_type": told})
+        await send({"content": "", "stop": True, "stop_type": reported})
 
     assert ask(serve(chat).url, ChatApi()).finish_reason == reason
     assert ask(serve(native).url, CompletionApi()).finish_reason == reason

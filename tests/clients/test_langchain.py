@@ -61,8 +61,8 @@ def test_a_stream_tells_its_usage(chat):
 
 
 def test_logprobs(chat):
-    told = chat.bind(logprobs=True, top_logprobs=2, max_tokens=4).invoke("Say hello.").response_metadata["logprobs"]
-    assert len(told["content"]) == 4 and all(len(token["top_logprobs"]) == 2 for token in told["content"])
+    reported = chat.bind(logprobs=True, top_logprobs=2, max_tokens=4).invoke("Say hello.").response_metadata["logprobs"]
+    assert len(reported["content"]) == 4 and all(len(token["top_logprobs"]) == 2 for token in reported["content"])
 
 
 def test_vectors(vectors):

@@ -117,9 +117,9 @@ def test_a_fault_behind_the_end_of_a_stream_does_not_matter():
 
 @pytest.mark.parametrize("status", ["429 Too Many Requests", "503 Service Unavailable"])
 def test_a_busy_upstream_speaks_for_itself(status):
-    told = b'{"error": {"message": "too busy", "type": "rate_limit_error", "param": null, "code": 1}}'
-    answer = ask([response(status, told, "application/json", "Retry-After: 7", "X-Own: 1")])
-    assert (answer.status_code, answer.content) == (int(status[:3]), told)
+    reported = b'{"error": {"message": "too busy", "type": "rate_limit_error", "param": null, "code": 1}}'
+    answer = ask([response(status, reported, "application/json", "Retry-After: 7", "X-Own: 1")])
+    assert (answer.status_code, answer.content) == (int(status[:3]), reported)
     assert (answer.headers["retry-after"], answer.headers["x-own"]) == ("7", "1")
 
 

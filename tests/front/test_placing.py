@@ -187,26 +187,26 @@ def test_a_conversation_is_bound_to_its_replica_and_begins_anew_when_that_has_le
 def test_the_last_answer_of_a_replica_that_leaves_is_not_looked_for_there():
     """Ray lets a replica answer what it has begun; by then no other request can go there."""
     fleets = Fleets()
-    told = AnswerReport(conversation=Remembered(id="c", remembered=True))
+    reported = AnswerReport(conversation=Remembered(id="c", remembered=True))
     one = asked(fleets, conversation="c")
     name, other = one.rank(NAMES)
     one.accepted_by(name)
     asked(fleets).rank([other])
-    one.answered(ReplicaAnswer(status=200, id="a1", report=told))
+    one.answered(ReplicaAnswer(status=200, id="a1", report=reported))
     again = asked(fleets, conversation="c")
     assert again.is_unknown and again.rank([other]) == [other]
     again.accepted_by(other)
     assert "begins anew" in again.why
-    one.answered(ReplicaAnswer(status=200, id="a2", report=told))
+    one.answered(ReplicaAnswer(status=200, id="a2", report=reported))
     assert asked(fleets, conversation="c").is_bound, "it has a new place by now"
 
 
 def test_stored_answers_are_found_by_their_ids():
     fleets = Fleets()
-    told = {"conversation": {"id": "conv-1", "remembered": True}}
+    reported = {"conversation": {"id": "conv-1", "remembered": True}}
     answer = ReplicaAnswer()
     answer.read({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/event-stream")]})
-    event = {"type": "response.completed", "response": {"id": "resp_7", "slotcache": {"documents": [], **told}}}
+    event = {"type": "response.completed", "response": {"id": "resp_7", "slotcache": {"documents": [], **reported}}}
     answer.read({"type": "http.response.body", "body": b"event: x\ndata: " + json.dumps(event).encode() + b"\n\n"})
     one = asked(fleets, path="/v1/responses", input="Hello", cache_scope="mine")
     one.rank(NAMES)

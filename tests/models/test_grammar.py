@@ -78,8 +78,8 @@ def test_masks_allow_what_fits_and_nothing_else(model, grammars):
     compiled(grammars, GrammarSource("regex", "[ax]b*c")).start().apply(logits)
     allowed = {model.piece(token) for token in np.flatnonzero(logits == 0).tolist()}
     pieces = {model.piece(token) for token in range(model.num_vocab)}
-    begun = {piece for piece in pieces if re.fullmatch(b"[ax](b*|b*c)", piece)}
-    assert allowed == begun and len(begun) > 2
+    allowed_starts = {piece for piece in pieces if re.fullmatch(b"[ax](b*|b*c)", piece)}
+    assert allowed == allowed_starts and len(allowed_starts) > 2
 
 
 def test_control_tokens_are_no_text_and_all_ends_end(model, grammars):

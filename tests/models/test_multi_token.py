@@ -158,7 +158,7 @@ def test_a_scope_that_is_forgotten_leaves_no_states(head, model):
     compute(head, job, 0, TEXT[:20])
     ask(head, job)
     head.forget(SCOPE)
-    assert not head._trails and not any(held.length for held in head._held)
+    assert not head._trails and not any(kept.length for kept in head._kept)
     compute(head, job, 20, TEXT[20:30])
     grow(job, *TEXT[21:31])
     assert ask(head, job, most=3)[0] == afresh(model, TEXT[:31], first=20)

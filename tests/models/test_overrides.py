@@ -27,10 +27,10 @@ TOKENS = np.arange(300, 340, dtype=np.int32)
 def llama_of(path, scaling=None, factor=4.0):
     """A Llama; scaling: of its positions, as its file says."""
     with TinyModel(path, "llama") as model:
-        model.tell(layer_norm_rms_eps=1e-6, rope_dimension_count=WIDTH // HEADS, feed_forward_length=FEED_FORWARD)
-        model.tell(head_count=HEADS, head_count_kv=KV_HEADS)
+        model.set_metadata(layer_norm_rms_eps=1e-6, rope_dimension_count=WIDTH // HEADS, feed_forward_length=FEED_FORWARD)
+        model.set_metadata(head_count=HEADS, head_count_kv=KV_HEADS)
         if scaling is not None:
-            model.tell(rope_scaling_type=scaling, rope_scaling_factor=factor)
+            model.set_metadata(rope_scaling_type=scaling, rope_scaling_factor=factor)
         for _, block in model.blocks("attn", "ffn"):
             model.attention(block)
             model.feed_forward(block)

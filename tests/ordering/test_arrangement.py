@@ -125,7 +125,7 @@ def test_no_documents() -> None:
     for policy in POLICIES:
         for best in BEST_PLACES:
             assert arrange([], tree_of(["ab"]), policy, best=best) == Arrangement((), 0, 0)
-            assert arrange([], tree_of(["ab"]), policy, best=best, pays=lambda held, free: True) == Arrangement((), 0, 0)
+            assert arrange([], tree_of(["ab"]), policy, best=best, pays=lambda in_place, free: True) == Arrangement((), 0, 0)
 
 
 def test_errors_say_what_would_be_right() -> None:

@@ -44,16 +44,16 @@ class TreeMachine(RuleBasedStateMachine):
             self.tokens[path[:n]], self.used[path[:n]] = tokens, self.time
         while len(self.tokens) > 8:
             parents = {path[:-1] for path in self.tokens}
-            self.leave(min(set(self.tokens) - parents, key=self.used.__getitem__))
+            self.evict(min(set(self.tokens) - parents, key=self.used.__getitem__))
 
     @rule(path=paths)
     def forget(self, path: Path) -> None:
         leaving = [known for known in self.tokens if known[: len(path)] == path]
         assert self.tree.forget(path) == len(leaving)
         for known in leaving:
-            self.leave(known)
+            self.evict(known)
 
-    def leave(self, path: Path) -> None:
+    def evict(self, path: Path) -> None:
         del self.tokens[path], self.used[path]
 
     @invariant()

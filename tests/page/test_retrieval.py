@@ -220,9 +220,9 @@ def test_an_answer_from_a_folder_that_is_still_read_says_so(folder_index, open_f
     index = folder_index.folder_index.index
     watcher.state, index.progress = "reading", replace(index.progress, files_left=3)  # as while it reads
     turn = ask(page, "Zyzzyva?")
-    told = turn.inner_text()
+    reported = turn.inner_text()
     watcher.refresh()
-    assert "still being read" in told and "(61 of 64 files)" in told
+    assert "still being read" in reported and "(61 of 64 files)" in reported
 
 
 def test_a_folder_of_another_scope_is_shown_to_its_readers(open_page, tmp_path):

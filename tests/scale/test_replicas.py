@@ -209,7 +209,7 @@ def test_a_killed_replica_costs_what_it_was_computing_and_no_more(replicas):
                 except httpx.HTTPError as error:
                     outcomes.append((repr(error), began, ""))
 
-    def hold(number):
+    def occupy(number):
         """A long stream at the victim, cut off by its end."""
         with (
             client(replicas.url) as http,
@@ -219,14 +219,14 @@ def test_a_killed_replica_costs_what_it_was_computing_and_no_more(replicas):
             ends[number] = lines[-2:]
 
     ends: dict[int, list[str]] = {}
-    holders = [threading.Thread(target=hold, args=(number,)) for number in range(2)]
+    occupied = [threading.Thread(target=occupy, args=(number,)) for number in range(2)]
     askers = [threading.Thread(target=ask, args=(number,)) for number in range(3)]
-    for thread in (*holders, *askers):
+    for thread in (*occupied, *askers):
         thread.start()
     replicas.until(lambda: len(outcomes) > 10)
     replicas.kill(victim)
     at = time.monotonic()
-    for thread in holders:
+    for thread in occupied:
         thread.join(60)
     after = replicas.chat("More", conversation={"id": conversation, "history": "new"})
     (name,) = replicas.until(lambda: replicas.names() - before, BACK)

@@ -200,17 +200,17 @@ def test_a_terminal_shows_no_progress_beside_the_log_lines_before_the_model_is_r
 
 
 def test_the_demo_opens_the_page_over_the_bundled_documents_without_gguf(tmp_path, bare):
-    told, browser = tmp_path / "told", tmp_path / "browser"
-    browser.write_text(f'#!/bin/sh\nprintf %s "$1" > {told}.part && mv {told}.part {told}\n')
+    reported, browser = tmp_path / "told", tmp_path / "browser"
+    browser.write_text(f'#!/bin/sh\nprintf %s "$1" > {reported}.part && mv {reported}.part {reported}\n')
     browser.chmod(0o755)
     variables = os.environ | bare | {"XDG_CACHE_HOME": str(tmp_path), "BROWSER": f"{browser} %s"}
     process = subprocess.Popen(command("demo", "--page"), env=variables, stdout=subprocess.PIPE, text=True)
     try:
         end = time.monotonic() + DEADLINE
-        while not told.exists():
+        while not reported.exists():
             assert time.monotonic() < end and process.poll() is None
             time.sleep(0.02)
-        url = told.read_text()
+        url = reported.read_text()
         assert httpx.get(url, timeout=DEADLINE).headers["content-type"].startswith("text/html")
         assert httpx.get(f"{url}v1/sources", timeout=DEADLINE).json()["collections"][0]["questions"] == list(SUGGESTED)
         process.send_signal(signal.SIGINT)
@@ -271,8 +271,8 @@ def test_doctor_names_devices_and_what_fits_without_gguf(tiny, bare):
 def test_doctor_says_which_template_a_server_would_use(tiny, tmp_path):
     file = tmp_path / "template.jinja"
     file.write_text("{{ messages[0].content }}é")
-    told = run("doctor", "-m", tiny, "--chat-template-file", file).stdout
-    assert f"chat template of --chat-template-file: 26 characters, sha256 {sha256(file.read_bytes()).hexdigest()}" in told
+    printed = run("doctor", "-m", tiny, "--chat-template-file", file).stdout
+    assert f"chat template of --chat-template-file: 26 characters, sha256 {sha256(file.read_bytes()).hexdigest()}" in printed
     file.write_text("{% for %}")
     refused = run("doctor", "-m", tiny, "--chat-template-file", file)
     assert refused.returncode == 2 and "line 1 of the chat template" in refused.stderr
@@ -323,7 +323,7 @@ def test_every_place_tells_the_one_version(server, capsys):
     assert ended.value.code == 0
     shown = {path: server.http.get(path).json() for path in ("/props", "/openapi.json", "/api/version")}
     label = re.compile(r'^slotcache_build_info\{.*version="([^"]*)"\} 1\.0$', re.M)
-    told = {
+    printed = {
         "slotcache --version": capsys.readouterr().out.removeprefix("slotcache ").strip(),
         "/props": shown["/props"]["build_info"].rpartition("-slotcache-")[2],
         "/openapi.json": shown["/openapi.json"]["info"]["version"],
@@ -332,7 +332,7 @@ def test_every_place_tells_the_one_version(server, capsys):
         "/metrics of the front": "".join(label.findall(FrontMetrics(lambda: 0).exposition().decode())),
         "CHANGELOG.md": re.findall(r"^## (\d\S*) - ", (ROOT / "CHANGELOG.md").read_text("utf-8"), re.M)[0],
     }
-    assert told == dict.fromkeys(told, VERSION)
+    assert printed == dict.fromkeys(printed, VERSION)
 
 
 def test_a_build_reads_the_version_where_the_command_does():

@@ -112,8 +112,8 @@ def test_what_cannot_be_deleted_does_not_count(files, store, capsys):
     fill(files, store)
     num_records = listed(capsys, *flags)["a"]["kv_records"]
     (folder,) = (one.path for one in map(StoredFolder.of, folders(store)) if one.model == digest(files_of(files[0])))
-    held = folder / f"held{next(records(folder)).path.suffix}"
-    held.mkdir()
+    taken = folder / f"held{next(records(folder)).path.suffix}"
+    taken.mkdir()
     code, out, _ = run(capsys, "remove-kv", "a", *flags, "--json")
-    held.rmdir()
+    taken.rmdir()
     assert code == 0 and json.loads(out)["records"] == num_records > 0

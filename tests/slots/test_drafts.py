@@ -36,12 +36,12 @@ def test_a_draft_is_the_text_behind_the_longest_match(prompt, steps):
             if len(prompt) <= MOST_PLACES:  # else an older place than the newest ones may match further
                 assert draft.matched >= longest(tokens, len(prompt))
             matched = tokens[len(tokens) - draft.matched :]
-            behind = [
+            after_draft = [
                 (tokens[stop:] * 5)[:5]
                 for stop in range(draft.matched, len(tokens))
                 if tokens[stop - draft.matched : stop] == matched
             ]
-            assert draft.tokens.tolist() in behind
+            assert draft.tokens.tolist() in after_draft
 
 
 def test_a_draft_goes_on_where_the_last_one_was_right():
@@ -189,9 +189,9 @@ def test_the_pace_is_that_of_the_steps_that_ran():
     assert pace.multiple(1, 8, 100) - 1 == seen
     assert (pace.multiple(1, 5, 100) - 1) / 4 * 7 == seen, "as wrong as about eight rows"
     assert (pace.multiple(1, 64, 100) - 1) / 63 * 7 == seen
-    told = (pace.multiple(1, 20, 100) - 1) / 19
+    reported = (pace.multiple(1, 20, 100) - 1) / 19
     pace.observe(1, 20, depth=100, seconds=0.05)
-    each = pytest.approx((told + 4 / 19) / 2, rel=0.01)
+    each = pytest.approx((reported + 4 / 19) / 2, rel=0.01)
     assert (pace.multiple(1, 20, 100) - 1) / 19 == each, "the first of its size"
     assert (pace.multiple(1, 32, 100) - 1) / 31 == each, "of the same size, but with more rows"
     assert pace.seconds(1, 100) == pytest.approx(0.01)

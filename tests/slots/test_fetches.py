@@ -49,7 +49,7 @@ class Lab:
         self.snapshots = Snapshots(self.tree, of_states, spacing=4)
         shape = {"num_slots": slots, "idle_cells": idle, "batch_size": batch}
         self.scheduler = Scheduler(self.tree, **shape, **reuse_with(self.snapshots))
-        self.behind = WriteBehind(self.scheduler.index.host, [self.remote])
+        self.write_behind = WriteBehind(self.scheduler.index.host, [self.remote])
         self.fetches = Fetches(
             self.scheduler, [self.remote], hand_over=lambda act: act(), read=self.reads.append, clock=lambda: self.now
         )
@@ -81,7 +81,7 @@ class Lab:
         self.look()
         plan = self.scheduler.plan()
         sampled = self.memory.run(plan)
-        self.behind.write()
+        self.write_behind.write()
         for job, _ in self.scheduler.commit(plan, sampled):
             if job.num_tokens == job.num_prompt + job.request.limit:
                 self.scheduler.finish(job)
@@ -144,7 +144,7 @@ def test_a_run_on_disk_stays_for_those_behind_it_that_are_not():
     work = lab.scheduler.plan_idle_work()
     assert work is not None
     lab.memory.run(work)
-    lab.behind.write()
+    lab.write_behind.write()
     check(lab.scheduler)
     (found,) = lab.remote.index.continuing(S, np.array(prompt, np.int32), 0)
     assert (found.start, found.stop) == (0, 30) and lab.tree.host.num_lost == 0
@@ -153,12 +153,12 @@ def test_a_run_on_disk_stays_for_those_behind_it_that_are_not():
 def test_idle_time_writes_what_only_the_device_has():
     lab = Lab(host=12, ends=(12,))
     assert lab.tree.host.put(record(PROMPT[:12], 0), "remote"), "host memory is full of what is there, too"
-    lab.behind.write()
+    lab.write_behind.write()
     lab.submit([4, 3, 2, 1, 0, 4, 3, 2])
     lab.finish()
     while work := lab.scheduler.plan_idle_work():
         lab.memory.run(work)
-        lab.behind.write()
+        lab.write_behind.write()
     check(lab.scheduler)
     assert lab.remote.index.continuing(S, np.array([4, 3, 2, 1, 0, 4, 3, 2], np.int32), 0)
 
@@ -170,7 +170,7 @@ def idle(lab):
             check(lab.scheduler)
             return count
         lab.memory.run(work)
-        lab.behind.write()
+        lab.write_behind.write()
     raise AssertionError("idle work does not end")
 
 
@@ -190,7 +190,7 @@ def test_host_memory_keeps_its_budget_beside_copies_that_no_tier_takes():
     for number in range(40):
         tokens = [number, number]
         assert lab.tree.host.put(replace(record(tokens, 0), scope=other))
-    lab.behind.write()
+    lab.write_behind.write()
     for number in range(8):
         lab.remote.put(record(prompt := [100 + number, *PROMPT[:29]], 0))
         lab.submit(prompt, number)
@@ -205,7 +205,7 @@ def test_a_copy_stays_until_its_record_is_written():
     lab = Lab(host=12, ends=())
     for tokens, left in (([3] * 12, 0), ([4] * 12, 12)):
         assert lab.tree.host.put(record(tokens, 0))
-        lab.behind.write()
+        lab.write_behind.write()
         if left:
             lab.remote.index.remove(list(lab.remote.index.entries.values())[-1])  # as while it waits to be written
         lab.tree.host.free_written(12)
@@ -416,13 +416,13 @@ def test_a_request_that_begins_lets_go(arrived):
     lab = Lab()
     job = lab.submit(PROMPT, limit=30)
     lab.arrive(arrived)
-    held = [node.copy for node in lab.tree.host.nodes if node.copy and node.copy.num_holders]
-    assert held, "it is needed as long as it waits"
+    needed = [node.copy for node in lab.tree.host.nodes if node.copy and node.copy.num_fetches]
+    assert needed, "it is needed as long as it waits"
     lab.look()
     lab.now = 1e6
     assert lab.step() == [0] and job.sequence is not None
     lab.look()
-    assert not any(copy.num_holders for copy in held) and lab.fetches._num_unread == 0
+    assert not any(copy.num_fetches for copy in needed) and lab.fetches._num_unread == 0
     assert not lab.fetches._open, "it takes no room of the fetches of others"
 
 
@@ -434,7 +434,7 @@ def test_a_request_that_ends_lets_go():
     lab.look()
     lab.arrive(2)
     assert lab.scheduler.idle and lab.tree.host.overdraft == 0 and lab.tree.host.num_bytes <= 12
-    assert all(node.copy.num_holders == 0 for node in lab.tree.host.nodes if node.copy)
+    assert all(node.copy.num_fetches == 0 for node in lab.tree.host.nodes if node.copy)
 
 
 def test_a_scope_that_is_dropped_meanwhile_stays_dropped():

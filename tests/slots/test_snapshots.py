@@ -167,10 +167,10 @@ def test_a_state_that_is_taken_again_counts_as_gone_no_more_while_a_waiting_requ
     for first in (3, 5):
         server.ask(np.roll(PROMPT, -first), stops=[12])
     assert server.snapshots.aged == {node}
-    node.copy.num_holders += 1  # as a fetch of the run does
+    node.copy.num_fetches += 1  # as a fetch of the run does
     server.ask(np.append(PROMPT[:10], PROMPT[20:]), stops=[10])
     assert node.state is not None and not server.snapshots.aged
-    node.copy.num_holders -= 1
+    node.copy.num_fetches -= 1
 
 
 # ---- Chats of short turns. -----------------------------------------------------------------------------------------------

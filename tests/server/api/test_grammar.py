@@ -136,8 +136,8 @@ def test_where_chances_are_asked_for_each_token_is_sampled(server):
     plain = ask(server, json_schema={"const": "A text that is known ahead."})
     assert server.metric("slotcache_forced_tokens_total") > forced
     forced = server.metric("slotcache_forced_tokens_total")
-    told = ask(server, json_schema={"const": "A text that is known ahead."}, logprobs=True, top_logprobs=2)
-    assert told == plain and server.metric("slotcache_forced_tokens_total") == forced
+    reported = ask(server, json_schema={"const": "A text that is known ahead."}, logprobs=True, top_logprobs=2)
+    assert reported == plain and server.metric("slotcache_forced_tokens_total") == forced
 
 
 @pytest.mark.parametrize(

@@ -82,8 +82,8 @@ def test_options_are_the_fields_of_a_completion(server):
     """`/slots` shows those of a request that runs."""
     asked = {"messages": [HELLO], "options": OPTIONS | {"num_predict": 4000, "ignore_eos": True}}
     with server.http.stream("POST", "/api/chat", json=USUAL | asked) as stream:
-        told = stream.iter_lines()  # kept: an iterator that is gone closes its stream
-        _, _ = next(told), next(told)  # the line that comes at once, and a piece
+        reported = stream.iter_lines()  # kept: an iterator that is gone closes its stream
+        _, _ = next(reported), next(reported)  # the line that comes at once, and a piece
         (params,) = [slot["params"] for slot in server.http.get("/slots").json() if slot["is_processing"]]
     assert {name: params[name] for name in OPTIONS} == pytest.approx(OPTIONS)
     until(lambda: not server.service.open)
@@ -189,9 +189,9 @@ def test_many_results_that_no_call_waits_for():
 
 
 def test_an_answer_that_has_begun_goes_on(server):
-    begun = [HELLO, {"role": "assistant", "content": "The town"}]
-    chat = server.chat(messages=begun, max_tokens=12, echo=False, cache_prompt=False)
-    assert text_of(whole(server, messages=begun)) == chat["choices"][0]["message"]["content"]
+    partial = [HELLO, {"role": "assistant", "content": "The town"}]
+    chat = server.chat(messages=partial, max_tokens=12, echo=False, cache_prompt=False)
+    assert text_of(whole(server, messages=partial)) == chat["choices"][0]["message"]["content"]
 
 
 def test_logprobs(server):
@@ -312,8 +312,8 @@ def test_a_pull_of_a_served_model_is_done_at_once(both):
 
 
 def test_the_version_is_one_that_clients_can_compare(server):
-    told = server.http.get("/api/version").json()
-    assert [int(part) for part in told["version"].split(".")] >= [0, 13, 4] and told["slotcache"], "of `codex --oss`"
+    reported = server.http.get("/api/version").json()
+    assert [int(part) for part in reported["version"].split(".")] >= [0, 13, 4] and reported["slotcache"], "of `codex --oss`"
 
 
 @pytest.mark.parametrize("ui", [True, False])
@@ -366,8 +366,8 @@ def test_an_embedder_that_stays_in_memory_says_so(tiny, tmp_path):
         for path, text in (("/api/embed", "input"), ("/api/embeddings", "prompt")):
             for said in ("a river", ""):
                 fields = {"model": "bert", text: said}
-                (told,) = post(up, path, **fields, keep_alive="5m").json()["warnings"]
-                assert told.startswith("keep_alive has no effect")
+                (reported,) = post(up, path, **fields, keep_alive="5m").json()["warnings"]
+                assert reported.startswith("keep_alive has no effect")
                 for kept in (-1, None):
                     assert "warnings" not in post(up, path, **fields, keep_alive=kept).json()
 

@@ -9,7 +9,7 @@ import openai
 import pytest
 from support.weather import Weather
 
-from ..conftest import held, running, until
+from ..conftest import blocked, running, until
 
 HELLO: Any = [{"role": "user", "content": "Say hello."}]
 USUAL: Any = {"model": "tiny", "messages": HELLO, "temperature": 0, "max_tokens": 8}
@@ -131,7 +131,7 @@ def test_keys_and_hosts_have_theirs(tiny):
 def test_a_full_queue_is_a_rate_limit_and_a_client_that_retries_gets_its_answer(tiny):
     with running(tiny, parallel=1, max_queue=1) as up:
         first, second = (threading.Thread(target=lambda: up.openai.chat.completions.create(**LONG)) for _ in range(2))
-        with held(up):
+        with blocked(up):
             first.start()
             second.start()
             until(lambda: len(up.service.open) == 2)

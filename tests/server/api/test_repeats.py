@@ -36,8 +36,8 @@ def test_a_client_is_told_once_and_only_of_its_own_prompts(shared, caplog):
     with caplog.at_level(logging.WARNING, "slotcache"):
         (warning,) = ask(shared, "one", question="And why?")
     assert "--cache-prompt" in warning and any(f"first {number},000 tokens" in warning for number in (1, 2))
-    told = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
-    assert told == [f"{CHAT}: {warning}"]
+    logged = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert logged == [f"{CHAT}: {warning}"]
     assert ask(shared, "one", question="And how?") == [], "it was told"
     assert ask(shared, "one", "two", question="And how?") != []
 

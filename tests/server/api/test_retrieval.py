@@ -314,7 +314,7 @@ def test_chats_run_while_an_index_is_built(tiny, tmp_path):
 
 
 def test_a_client_may_leave_during_a_search(staged):
-    async def leave():
+    async def disconnect():
         async with httpx.AsyncClient(base_url=staged.url, timeout=DEADLINE) as client:
             for path, body in (
                 ("/v1/search", {"query": "two tides", "stream": True, "speculate": "gone"}),
@@ -326,7 +326,7 @@ def test_a_client_may_leave_during_a_search(staged):
                             await client.post(path, json=body | {"max_tokens": 5000} if "messages" in body else body)
                             await asyncio.sleep(1)
 
-    asyncio.run(leave())
+    asyncio.run(disconnect())
     until(
         lambda: not staged.service.open and not staged.vectors.embedding.num_open and not staged.vectors.reranking.num_open
     )

@@ -11,7 +11,7 @@ import pytest
 from slotcache.server.api.stream import SsePing
 from slotcache.server.http.connection import Shortcut
 
-from server.conftest import DEADLINE, held, running
+from server.conftest import DEADLINE, blocked, running
 
 ASKED = {"prompt": "A word", "n_predict": 1, "stream": True}
 START = {"type": "http.response.start", "status": 200, "headers": []}
@@ -131,7 +131,7 @@ def test_the_setting_is_the_default(tiny):
 
 def test_a_client_that_leaves_between_pings_ends_its_stream(fast):
     asked = ASKED | {"n_predict": 4000, "ignore_eos": True}
-    with held(fast), fast.http.stream("POST", "/completion", json=asked) as answer:
+    with blocked(fast), fast.http.stream("POST", "/completion", json=asked) as answer:
         lines = filter(None, answer.iter_lines())
         assert next(lines) == next(lines)
     assert fast.http.post("/completion", json=ASKED | {"stream": False}).status_code == 200

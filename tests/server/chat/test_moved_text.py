@@ -215,7 +215,7 @@ def fronts_of(texts):
     return [front for one in every for front in one.fronts]
 
 
-def num_held(texts):
+def num_instructions(texts):
     """The characters of all texts that are remembered."""
     fronts = fronts_of(texts)
     lines = [said for front in fronts for said in front.lines.values()]
@@ -233,7 +233,7 @@ def test_all_that_is_remembered_counts(monkeypatch):
         blocks[0] = reminded("question", f"<a>{turn}</a>")
         history.append(said("user", f"message {turn}"))
         settled(texts, [front, *blocks, *history])
-        assert num_held(texts) < sessions.MOST_INSTRUCTIONS
+        assert num_instructions(texts) < sessions.MOST_INSTRUCTIONS
     monkeypatch.setattr(sessions, "MOST_INSTRUCTIONS", 1 << 17)
     settled(texts, [front, *(reminded(f"question {at}", "<a></a>") for at in range(1000))])
     assert not fronts_of(texts), "a short line takes its key and its objects"
@@ -320,7 +320,7 @@ def test_a_file_that_is_too_large_is_never_read(tmp_path, monkeypatch):
     read, really = [], Path.read_bytes
     monkeypatch.setattr(Path, "read_bytes", lambda path: (read.append(path), really(path))[1])
     texts, files = on_disk(tmp_path)
-    assert num_held(texts) and len(read) == 2 and huge not in read
+    assert num_instructions(texts) and len(read) == 2 and huge not in read
     files.settle()
     assert len(kept_in(tmp_path)) == 2
     files.close()

@@ -165,16 +165,16 @@ def check_that_slots_are_read(up):
     always_ask(up)
     drafter = up.service.engine.draft_model
     first = trial(up, **LONG)
-    until(lambda: max(held.length for held in drafter._held) >= first["tokens_evaluated"] + 58)
+    until(lambda: max(kept.length for kept in drafter._kept) >= first["tokens_evaluated"] + 58)
     read = drafter.num_tokens
     second = trial(up, **LONG | {"prompt": LONG["prompt"] + " and so on", "n_predict": 12})
     assert second["timings"]["draft_n"] > 0
     assert drafter.num_tokens - read < second["tokens_evaluated"], "the prompt was read anew"
     assert up.http.delete("/v1/cache").status_code == 200
-    assert not any(held.length for held in drafter._held)
+    assert not any(kept.length for kept in drafter._kept)
     private = trial(up, **LONG | {"cache_prompt": False})
     assert private["timings"]["draft_n"] > 0
-    until(lambda: not any(held.length for held in drafter._held))
+    until(lambda: not any(kept.length for kept in drafter._kept))
 
 
 def test_a_server_that_slept_drafts_again(floats):
@@ -190,7 +190,7 @@ def test_a_server_that_slept_drafts_again(floats):
 def test_it_reads_nothing_while_another_model_waits_for_the_device(floats, monkeypatch):
     with dozing(floats, draft_model=str(floats)) as up:
         engine, asked = up.service.engine, []
-        monkeypatch.setattr(engine.scheduler, "read_ahead", lambda: bool(asked.append(engine.sleep.is_leaving)))
+        monkeypatch.setattr(engine.scheduler, "read_ahead", lambda: bool(asked.append(engine.sleep.is_ending)))
 
         def idle(ends):
             engine.sleep._ends = ends
@@ -275,7 +275,7 @@ def test_it_drafts_no_further_than_it_was_trained(floats, tmp_path):
         plain, drafted = (trial(up, **GREEDY | {"n_predict": 200}, draft=draft) for draft in ("off", "model"))
         assert drafted["content"] == plain["content"] and drafted["timings"]["draft_n"] > 10
         assert 96 <= max(lengths) <= 97 and not drafter.num_failures
-        assert max(held.length for held in drafter._held) <= 96
+        assert max(kept.length for kept in drafter._kept) <= 96
 
 
 def test_its_memory_is_set_aside(floats):

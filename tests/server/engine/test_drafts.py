@@ -32,14 +32,14 @@ def check_alike(drafted, plain):
     """The same answer; its probabilities but for their last bits, which rows beside each other round otherwise."""
     for name in ("content", "tokens_predicted", "stop_type", "stopping_word"):
         assert drafted.get(name) == plain.get(name)
-    for mine, other in zip(*(told(one.get("completion_probabilities")) for one in (drafted, plain)), strict=True):
+    for mine, other in zip(*(values_in(one.get("completion_probabilities")) for one in (drafted, plain)), strict=True):
         assert mine == pytest.approx(other, abs=0.01)  # KV is rounded to float16, too
 
 
-def told(value):
+def values_in(value):
     """The values within lists and mappings, in order."""
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
-    return [value] if inner is None else [one for each in inner for one in told(each)]
+    return [value] if inner is None else [one for each in inner for one in values_in(each)]
 
 
 def letters(server):

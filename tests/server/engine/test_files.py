@@ -91,10 +91,10 @@ def test_heads_that_are_none_are_a_warning_each_and_the_rest_comes_back(tiny, tm
         up.chat(**BODY)
         settled(up)
     whole = files(tmp_path)
-    beginning = next(one for one in whole if split(one)["start"] == 0)
-    damaged = [beginning.with_name(f"{number:032x}.kv") for number in range(len(HEADS))]
+    prefix = next(one for one in whole if split(one)["start"] == 0)
+    damaged = [prefix.with_name(f"{number:032x}.kv") for number in range(len(HEADS))]
     for path, head in zip(damaged, HEADS.values(), strict=True):
-        path.write_bytes(resealed(beginning.read_bytes(), head(split(beginning))))
+        path.write_bytes(resealed(prefix.read_bytes(), head(split(prefix))))
     with running(tiny, cache_dir=str(tmp_path)) as up:
         until(lambda: up.metric("slotcache_disk_refused_files_total") == len(HEADS))
         assert cached(up.chat(**BODY)) > 100

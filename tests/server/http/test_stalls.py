@@ -188,8 +188,8 @@ def test_comments_that_nobody_reads_take_no_memory(tiny, narrow, monkeypatch):
         beats.clear()
         until(lambda: len(beats) == STREAMS and min(beats.values()) >= 200)
         assert tasks(server) < 10 * STREAMS, "each stream has few, and one that waits for its client"
-        held = [one.transport.get_write_buffer_size() for one in server.uvicorn.server_state.connections]
-        assert len(held) == STREAMS and max(held) < 64 << 10
+        unsent = [one.transport.get_write_buffer_size() for one in server.uvicorn.server_state.connections]
+        assert len(unsent) == STREAMS and max(unsent) < 64 << 10
 
 
 def is_paused(connection):
