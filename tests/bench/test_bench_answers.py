@@ -181,7 +181,7 @@ def test_a_recorder_gives_what_is_expected_and_adds_up_logarithms(service):
     assert recorder.likelihood == pytest.approx(log(3 / 5) + log(4 / 8), abs=1e-5)
 
 
-def test_a_likelihood_is_that_of_the_answer_behind_the_prompt(service, answerer, monkeypatch):
+def test_a_likelihood_is_that_of_the_answer_after_the_prompt(service, answerer, monkeypatch):
     """An answer that the model itself gives is more probable to it than a human's."""
     way, one = WAYS[0], talk()
     figures = answerer.measure(way, AnsweredTalk("probe", one.turns[:1]))[0]

@@ -53,7 +53,7 @@ def test_async_calls_are_the_same(chat):
     assert whole == streamed == chat.invoke("Say hello.").content and all(one.content for one in batch)
 
 
-def test_a_stream_tells_its_usage(chat):
+def test_a_stream_reports_its_usage(chat):
     whole, joined = chat.invoke("Say hello."), None
     for chunk in chat.stream("Say hello.", stream_usage=True):
         joined = chunk if joined is None else joined + chunk

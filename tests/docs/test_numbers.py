@@ -65,7 +65,7 @@ def test_an_answer_of_a_grammar_may_wait_a_second():
     assert grammar.PATIENCE == 1 and "waiting for more than a second in all fails" in text
 
 
-def test_the_bound_on_overtaking_is_told_with_its_exceptions():
+def test_the_bound_on_overtaking_is_reported_with_its_exceptions():
     """Settings.md is made from the settings: how-it-works says the same in words."""
     text = " ".join(section(read("docs/how-it-works.md"), "## One step").split())
     assert WINDOW and "after `--window` times no later one of its priority" in text

@@ -182,7 +182,7 @@ def test_small_chats_pass_a_large_one_that_is_being_read():
 
 
 @pytest.mark.parametrize("content", [5, {"text": "lost"}, True])
-def test_no_content_is_lost_behind_documents(content):
+def test_no_content_is_lost_after_documents(content):
     with ordering("http://127.0.0.1:9", dialect="openai") as front:
         answer = front.chat(messages=[{"role": "user", "content": content}], documents=["a"])
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "messages[0].content")

@@ -111,7 +111,7 @@ def test_any_ends_of_lines_end_events(end):
     assert ask([head, *pieces], WITH_DOCUMENTS | {"stream": True}).content == whole
 
 
-def test_a_fault_behind_the_end_of_a_stream_does_not_matter():
+def test_a_fault_after_the_end_of_a_stream_does_not_matter():
     assert ask([STREAM, chunk(TWO + DONE), "reset"], WITH_DOCUMENTS | {"stream": True}).content == TWO + DONE
 
 

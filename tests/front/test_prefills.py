@@ -95,7 +95,7 @@ def test_the_gain_in_front_of_a_mute_engine_is_nearly_that_in_front_of_one_that_
     assert mute >= 0.9 * gain, (plain, gain, mute)
 
 
-def test_a_wait_beside_another_one_tells_nothing():
+def test_a_wait_beside_another_one_reports_nothing():
     now = [0.0]
     prefills = Prefills(lambda: now[0])
     alone = prefills.begin()

@@ -61,7 +61,7 @@ def machine(tmp_path: Path) -> Machine:
     return Machine(tmp_path / "root")
 
 
-def test_nvidia_s_program_tells_the_capability(machine):
+def test_nvidia_s_program_reports_the_capability(machine):
     machine.nvidia(reported="8.6, 580.95.05, NVIDIA GeForce RTX 3060")
     assert cards.find_cards(machine.root) == [RTX]
 
@@ -217,7 +217,7 @@ def test_the_door_tries_what_was_installed_last(there, monkeypatch):
     assert builds.installed_builds() == InstalledBuilds()
 
 
-def test_without_another_library_the_reasons_are_told(there, monkeypatch):
+def test_without_another_library_the_reasons_are_reported(there, monkeypatch):
     monkeypatch.setattr(builds, "failure_on_card", lambda build: "it finds no card")
     there("vulkan")
     with pytest.raises(LibraryError, match=r"not installed \(vulkan: it finds no card\): pip install"):
@@ -321,7 +321,7 @@ def test_cuda_s_libraries_are_opened_before_the_backend(here, machine, monkeypat
     assert opened == [(name, llama.ctypes.RTLD_GLOBAL) for name in names]
 
 
-def test_a_card_that_is_not_used_is_told_with_the_remedy(here, machine, monkeypatch):
+def test_a_card_that_is_not_used_is_reported_with_the_remedy(here, machine, monkeypatch):
     assert hardware.unused_card() == ""
     machine.nvidia(reported="8.6, 580.95.05, NVIDIA GeForce RTX 3060")
     machine.libraries("libvulkan.so.1")

@@ -246,7 +246,7 @@ def test_a_trial_that_somebody_ended_is_no_failure_of_the_card(tmp_path, number)
     assert not kept_results(tmp_path)
 
 
-def test_a_server_that_is_told_to_exit_ends_its_trial(tmp_path):
+def test_a_server_that_is_asked_to_exit_ends_its_trial(tmp_path):
     asked = []
     reported = tried(
         tmp_path, "import time; time.sleep(600)", patience=600, goes_on=lambda: len(asked) > 3 or asked.append(1)
@@ -281,7 +281,7 @@ def found(monkeypatch):
 WHY = "Vulkan0 (a card) is not used: it fails a trial with a small model: it is computed wrongly (kept in "
 
 
-def test_a_card_that_fails_is_left_alone_and_told(found):
+def test_a_card_that_fails_is_excluded_and_reported(found):
     found("raise SystemExit('it is computed wrongly')")
     gate.exclude_failing_card()
     assert all(os.environ[name] == value for name, value in hardware.HIDDEN.items())
@@ -314,7 +314,7 @@ def test_layers_that_a_flag_gives_to_a_card_that_fails_are_refused(found, given,
     assert str(refused.value).endswith(f"; without {flag.split()[0]} the CPU computes") and not hardware.is_without_card()
 
 
-def test_a_card_that_passes_stays_and_the_log_tells_of_a_trial_under_way(found, caplog):
+def test_a_card_that_passes_stays_and_the_log_reports_a_trial_under_way(found, caplog):
     found("import time; time.sleep(0.5); print('passed')")
     with caplog.at_level("INFO", "slotcache"):
         for _ in range(2):
@@ -331,7 +331,7 @@ def test_a_trial_that_was_stopped_says_nothing_of_the_card(found, tmp_path):
     assert not hardware.is_without_card() and not llama.PASSED_OVER and not kept_results(tmp_path)
 
 
-def test_a_trial_tells_the_log_from_time_to_time(tmp_path, caplog, monkeypatch):
+def test_a_trial_reports_to_the_log_from_time_to_time(tmp_path, caplog, monkeypatch):
     now = [0.0]
     monkeypatch.setattr(builds, "monotonic", lambda: now[0])
     waiting = builds.TrialProgress(tmp_path, lambda: True)

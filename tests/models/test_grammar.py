@@ -155,7 +155,7 @@ NOTHING_MORE, MORE = ['{"a": 1}', '{"a": 1, "b": 2}'], ['{"a": 1, "c": 3}']
         (NAMED, {"$ref": "#/$defs/n", "properties": {"c": {"const": 3}}, "$defs": {"n": NAMED}}),
     ],
 )
-def test_an_object_ends_behind_its_named_properties_unless_more_may_or_must_follow(model, grammars, closed, open_):
+def test_an_object_ends_after_its_named_properties_unless_more_may_or_must_follow(model, grammars, closed, open_):
     grammar = compiled(grammars, schema(closed))
     assert [accepts(model, grammar, text) for text in [*NOTHING_MORE, *MORE]] == [True, True, False]
     answers = ['{"a": 1, "c": 3}', '{"a": 1, "b": 2, "c": 3}']

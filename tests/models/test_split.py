@@ -76,7 +76,7 @@ def test_without_a_gpu_nothing_of_it_counts(cards):
     assert not [*parse_split("none", "layer", "", 0).without_effect()] and not [*ALL_CARDS.without_effect()]
 
 
-def test_what_changes_nothing_is_told(cards):
+def test_what_changes_nothing_is_reported(cards):
     reported = {given: [*parse_split(*given).without_effect()] for given in [
         ("", "layer", "", 1), ("", "none", "1,2", 0), ("CUDA1", "layer", "", 0),
     ]}  # fmt: skip

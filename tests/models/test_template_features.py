@@ -173,7 +173,7 @@ def test_blanks_that_a_template_trims_stay_where_the_answer_goes_on() -> None:
     assert continued(trimming, QUESTION, tagged)[-1].text.endswith("It is ")
 
 
-def test_the_parts_of_an_answer_that_has_begun_are_paragraphs() -> None:
+def test_the_parts_of_an_answer_that_has_started_are_paragraphs() -> None:
     partial = {"role": "assistant", "content": [{"type": "text", "text": "Wh"}, {"type": "text", "text": "ill"}]}
     assert continued(DEFAULT_TEMPLATE, QUESTION, partial)[-1] == TextPiece("Wh\n\nill", 1)
 
@@ -185,7 +185,7 @@ def test_reasoning_goes_on_where_there_is_no_content_yet() -> None:
     assert joined(continued(THINKS, QUESTION, THOUGHTFUL)).endswith("<think>It is winter.</think>No.")
 
 
-def test_reasoning_that_a_template_hides_goes_on_behind_the_tag_of_its_prompt_or_not_at_all() -> None:
+def test_reasoning_that_a_template_hides_goes_on_after_the_tag_of_its_prompt_or_not_at_all() -> None:
     partial = {"role": "assistant", "content": None, "reasoning_content": "It is w"}
     opens = ASKS_AT_THE_END.replace("<think></think>{% endif %}", "<think></think>{% else %}<think>\n{% endif %}")
     assert joined(continued(opens, QUESTION, partial)).endswith("<assistant><think>\nIt is w")
@@ -193,13 +193,13 @@ def test_reasoning_that_a_template_hides_goes_on_behind_the_tag_of_its_prompt_or
         continued(DEFAULT_TEMPLATE, QUESTION, partial)
 
 
-def test_a_template_that_wants_a_user_last_continues_behind_its_own_prompt() -> None:
+def test_a_template_that_wants_a_user_last_continues_after_its_own_prompt() -> None:
     refuses = "{% if messages[-1].role != 'user' %}{{ raise_exception('a user last') }}{% endif %}" + ASKS_AT_THE_END
     partial = {"role": "assistant", "content": "It is w"}
     assert joined(continued(refuses, QUESTION, partial)) == "<user>Is it warm?<assistant><think></think>It is w"
 
 
-def test_an_answer_that_has_not_begun_has_no_piece() -> None:
+def test_an_answer_that_has_not_started_has_no_piece() -> None:
     pieces = continued(DEFAULT_TEMPLATE, QUESTION, {"role": "assistant", "content": ""})
     assert pieces[-1] == TextPiece("<|im_end|>\n<|im_start|>assistant\n", None)
 

@@ -76,7 +76,7 @@ def test_nothing_comes_after_a_stop_string() -> None:
     assert stopped == "\n\n"
 
 
-def test_a_stop_string_waits_for_one_that_may_have_begun_before_it() -> None:
+def test_a_stop_string_waits_for_one_that_may_have_started_before_it() -> None:
     assert stream([b"x", b"abc", b"d"], ["abcd", "bc"]) == (["x", "", "", ""], "abcd")
     assert stream([b"x", b"abc", b"e"], ["abcd", "bc"]) == (["x", "", "a", ""], "bc")
     assert stream([b"x", b"abc"], ["abcd", "bc"]) == (["x", "", "a"], "bc")
@@ -87,7 +87,7 @@ def test_an_empty_stop_string_stops_nothing() -> None:
 
 
 @pytest.mark.parametrize("stop", [[], ["\n\nUser:"]])
-def test_what_is_held_does_not_grow_with_the_text(stop: list[str]) -> None:
+def test_what_is_kept_does_not_grow_with_the_text(stop: list[str]) -> None:
     text = TextStream(stop, lambda token: b"\n\nUse" if token % 2 else b"more words ")
     for token in range(1000):
         text.push(token)

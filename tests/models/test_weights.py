@@ -67,7 +67,7 @@ def test_a_load_may_be_given_up_and_tried_again(file):
             _ = model.handle
 
 
-def test_weights_beside_which_not_all_could_be_made_leave_again(file):
+def test_weights_beside_which_not_all_could_be_made_are_unloaded_again(file):
     made = []
 
     def make():

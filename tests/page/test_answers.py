@@ -309,7 +309,7 @@ def test_an_order_that_saved_time_says_so_and_shows_the_ranks(open_page, gained_
         assert account.locator(".ranks").inner_text() == wanted
 
 
-def test_documents_that_stand_in_rank_are_not_told(open_page):
+def test_documents_that_stand_in_rank_are_not_reported(open_page):
     with playing(["It is so."], 0, **ORDERED) as up:
         page = open_page(up)
         page.fill("#question", "Tell me.")

@@ -101,7 +101,7 @@ def test_documents_and_their_names_never_run(server, open_page):
     check(page)
 
 
-def test_what_a_server_tells_of_itself_never_runs(hostile, open_page):
+def test_what_a_server_reports_of_itself_never_runs(hostile, open_page):
     page = open_page(hostile)
     page.wait_for_selector(".switch")
     assert page.locator("#model").inner_text() == NAME

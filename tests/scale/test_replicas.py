@@ -132,7 +132,7 @@ def test_a_page_may_ask_where_it_is_allowed(replicas, path):
     assert foreign.status_code == 403 and may not in foreign.headers
 
 
-def test_a_replica_that_hangs_does_not_hold_up_new_conversations(replicas):
+def test_a_replica_that_hangs_does_not_delay_new_conversations(replicas):
     kept = replicas.chat("One", conversation="kept-by-the-other")
     hung = next(iter(replicas.names() - {kept.headers[REPLICA]}))
     flying = {"messages": [{"role": "user", "content": "Go"}], "stream": True, "max_tokens": 3500, "ignore_eos": True}

@@ -100,7 +100,7 @@ def test_serve_answers_without_gguf_and_ends_cleanly_on_ctrl_c(tiny, bare):
 
 
 @needs_cpu
-def test_a_card_that_is_not_used_is_told_once_at_the_start_by_doctor_and_in_props(tiny, tmp_path):
+def test_a_card_that_is_not_used_is_reported_once_at_the_start_by_doctor_and_in_props(tiny, tmp_path):
     for path in ("dev/dri/renderD128", "sys/class/drm/renderD128/device/device", "usr/lib/libvulkan.so.1"):
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).touch()
@@ -123,7 +123,7 @@ def test_a_card_that_is_not_used_is_told_once_at_the_start_by_doctor_and_in_prop
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no such signal")
-def test_a_crash_inside_a_library_tells_where_each_thread_was(tiny):
+def test_a_crash_inside_a_library_reports_where_each_thread_was(tiny):
     port = free_port()
     serving = command("serve", "-m", tiny, "--port", port, "-c", 512, "-t", 1)
     process = subprocess.Popen(serving, stderr=subprocess.PIPE, text=True)
@@ -137,7 +137,7 @@ def test_a_crash_inside_a_library_tells_where_each_thread_was(tiny):
     assert "Fatal Python error: Segmentation fault" in log and "engine.py" in log
 
 
-def test_a_server_that_is_told_to_end_while_it_loads_says_so_and_no_more(tiny, caplog):
+def test_a_server_that_is_asked_to_end_while_it_loads_says_so_and_no_more(tiny, caplog):
     caplog.set_level(logging.INFO, "slotcache")
     server, host = make_server(Settings(model=str(tiny), port=int(free_port())))
     server.should_exit = True
@@ -146,7 +146,7 @@ def test_a_server_that_is_told_to_end_while_it_loads_says_so_and_no_more(tiny, c
     assert "stopped before the model was loaded" in caplog.messages
 
 
-def test_health_tells_what_a_start_waits_for(tiny, monkeypatch, caplog):
+def test_health_reports_what_a_start_waits_for(tiny, monkeypatch, caplog):
     port, shown = int(free_port()), []
     caplog.set_level(logging.DEBUG, "slotcache.requests")
 
@@ -316,7 +316,7 @@ def test_state_is_shown_without_text(tiny):
         assert server.metric("slotcache_ttft_seconds_count") == 1
 
 
-def test_every_place_tells_the_one_version(server, capsys):
+def test_every_place_reports_the_one_version(server, capsys):
     """The command, a server's routes and metrics, the front's, and the newest section of the changes."""
     with pytest.raises(SystemExit) as ended:
         main(["--version"])

@@ -47,7 +47,7 @@ def part(device: Device, layers: int | None, weights: int | None) -> DevicePart:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )  # fmt: skip
-def test_the_place_of_a_model_is_told_by_its_layers_and_its_bytes(parts, reported):
+def test_the_place_of_a_model_is_reported_by_its_layers_and_its_bytes(parts, reported):
     assert described_place(parts) == reported
 
 
@@ -165,7 +165,7 @@ def test_layers_for_a_card_that_fails_are_refused_at_the_start(tiny, failing):
     load.load(replace(Settings(ctx_size=512, threads=1), gpu_layers=0), tiny).close()
 
 
-def test_doctor_tells_of_a_card_that_fails(failing, capsys):
+def test_doctor_reports_a_card_that_fails(failing, capsys):
     assert doctor(Settings(gpu_layers=2)) == 2
     assert f"slotcache: -ngl 2: {failing} is not used: it fails a trial" in capsys.readouterr().err
     assert doctor(Settings()) == 0
@@ -173,7 +173,7 @@ def test_doctor_tells_of_a_card_that_fails(failing, capsys):
 
 
 @needs_device
-def test_doctor_tells_that_the_device_passes(capsys):
+def test_doctor_reports_that_the_device_passes(capsys):
     assert doctor(Settings()) == 0
     printed = capsys.readouterr().out
     assert f"tried on {devices()[0]}: it computes there, too" in printed and "GPU offload: yes" in printed

@@ -76,7 +76,7 @@ def only_file(client):
     return json.loads(text)
 
 
-def test_claude_is_told_all_in_its_settings():
+def test_claude_finds_all_in_its_settings():
     assert setup("claude").arguments == ("--settings", "/at/settings.json")
     written = only_file("claude")["env"]
     assert written["ANTHROPIC_BASE_URL"] == MODEL.url and written["ANTHROPIC_AUTH_TOKEN"] == "secret"

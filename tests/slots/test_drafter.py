@@ -139,7 +139,7 @@ def test_a_draft_model_whose_tokens_seem_to_cost_nothing_reads():
     assert sum(size for kind, size in toy.calls if kind == "read") > 250 and source(job).num_accepted > 100
 
 
-def test_a_long_prompt_is_read_in_pieces_behind_the_first_token():
+def test_a_long_prompt_is_read_in_pieces_after_the_first_token():
     toy = ToyDrafter(10, batch=64)
     world = World(rows=64, drafter=toy, batch=512)
     job = world.submit(range(100, 400), limit=200, drafts="model")
@@ -151,7 +151,7 @@ def test_a_long_prompt_is_read_in_pieces_behind_the_first_token():
     assert source(job).num_accepted > 100
 
 
-def test_a_step_behind_what_is_read_teaches_no_pace():
+def test_a_step_after_what_is_read_teaches_no_pace():
     """The draft model leaves the caches cold: a step that seems slow makes drafts seem cheap."""
     toy = ToyDrafter(10, batch=64)
     world = World(cells=2000, rows=64, drafter=toy, stall=1.0)
@@ -186,7 +186,7 @@ def test_a_prompt_that_costs_more_than_the_credit_is_not_read():
     assert not toy.calls
 
 
-def test_requests_that_do_not_ask_have_none_and_hold_none_back():
+def test_requests_that_do_not_ask_have_none_and_keep_none_back():
     toy = ToyDrafter(10)
     world = World(rows=64, drafter=toy)
     world.submit(PROMPT, limit=30)

@@ -131,7 +131,7 @@ def test_a_prompt_larger_than_host_memory_passes_through_it():
     assert job.reuse.cached == 39 and host.overdraft == 0 and host.num_bytes <= 12
 
 
-def test_a_run_on_disk_stays_for_those_behind_it_that_are_not():
+def test_a_run_on_disk_stays_for_those_after_it_that_are_not():
     """Its own copy would be refused, with the others of no use without it: they were dropped before they were written."""
     lab, prompt = Lab(host=12, ends=(10,)), [*PROMPT[:10], *[4] * 20]
     lab.submit(prompt)
@@ -212,7 +212,7 @@ def test_a_copy_stays_until_its_record_is_written():
         assert lab.tree.host.num_tokens == left
 
 
-def test_copies_that_are_there_too_leave_for_it_and_others_stay():
+def test_copies_that_are_there_too_are_evicted_for_it_and_others_stay():
     lab = Lab(host=45)
     kept = record([4] * 5, 0)
     assert lab.tree.host.put(kept)  # it is in no lower tier
@@ -242,7 +242,7 @@ def test_nobody_waits_longer_than_computing_and_a_tenth_more(arrived):
     assert job.reuse.cached == 10 * arrived
 
 
-def test_the_clock_stands_while_it_would_start_behind_a_running_prompt():
+def test_the_clock_stands_while_it_would_start_after_a_running_prompt():
     lab = Lab(batch=8)
     lab.submit([4] * 30, 1)
     lab.step()
@@ -305,7 +305,7 @@ def test_a_record_that_is_gone_costs_its_own_tokens(lost, when, host):
     assert lab.scheduler.counters.prefilled_tokens == 40 - job.reuse.cached
 
 
-def test_a_short_hole_is_computed_with_tokens_behind_it_for_exact_bits():
+def test_a_short_hole_is_computed_with_tokens_after_it_for_exact_bits():
     lab = Lab(ends=(10, 13, 16, 30, 40), recompute_last=8)
     lab.lose(10)
     job = lab.submit(PROMPT)
@@ -322,7 +322,7 @@ def test_a_short_hole_is_computed_with_tokens_behind_it_for_exact_bits():
     assert sizes == [8, 8, 1, 1]
 
 
-def test_a_twin_shares_what_is_adopted_behind_a_hole():
+def test_a_twin_shares_what_is_adopted_after_a_hole():
     lab = Lab()
     lab.lose(10)
     jobs = [lab.submit(PROMPT, number) for number in range(2)]
@@ -332,7 +332,7 @@ def test_a_twin_shares_what_is_adopted_behind_a_hole():
     assert lab.scheduler.counters.prefilled_tokens == 10 + 2
 
 
-def test_what_is_behind_a_hole_is_let_go_where_it_is_not_needed():
+def test_what_is_after_a_hole_is_let_go_where_it_is_not_needed():
     lab = Lab(host=50)
     lab.lose(0)
     job = lab.submit(PROMPT)
@@ -343,7 +343,7 @@ def test_what_is_behind_a_hole_is_let_go_where_it_is_not_needed():
     assert lab.tree.host.num_aside == 0
 
 
-def test_what_comes_from_behind_a_hole_for_a_request_that_has_ended_is_not_kept():
+def test_what_comes_from_after_a_hole_for_a_request_that_has_ended_is_not_kept():
     lab = Lab(host=50)
     lab.lose(0)
     lab.scheduler.finish(lab.submit(PROMPT))
@@ -351,7 +351,7 @@ def test_what_comes_from_behind_a_hole_for_a_request_that_has_ended_is_not_kept(
     assert lab.tree.host.num_aside == 0
 
 
-def test_what_is_behind_a_hole_is_dropped_with_its_scope():
+def test_what_is_after_a_hole_is_dropped_with_its_scope():
     lab = Lab()
     lab.lose(0)
     job = lab.submit(PROMPT)
@@ -362,7 +362,7 @@ def test_what_is_behind_a_hole_is_dropped_with_its_scope():
     assert job.reuse.cached == 0 and lab.tree.host.num_aside == 0
 
 
-def test_what_is_behind_a_hole_survives_a_pause_and_a_failed_step():
+def test_what_is_after_a_hole_survives_a_pause_and_a_failed_step():
     lab = Lab()
     lab.lose(0)
     job = lab.submit(PROMPT)
@@ -375,7 +375,7 @@ def test_what_is_behind_a_hole_survives_a_pause_and_a_failed_step():
 
 
 @pytest.mark.parametrize("takes_more", [True, False])
-def test_kv_that_only_the_device_has_is_written_before_it_leaves_where_host_memory_is_full(takes_more):
+def test_kv_that_only_the_device_has_is_written_before_eviction_where_host_memory_is_full(takes_more):
     lab, other = Lab(host=40, slots=1, idle=100), np.array([4] * 15, np.int32)
     lab.submit(other, 1)
     lab.finish()
@@ -396,7 +396,7 @@ def test_kv_that_only_the_device_has_is_written_before_it_leaves_where_host_memo
     assert job.reuse.cached == 39
 
 
-def test_a_state_that_has_left_comes_back_though_its_runs_are_there():
+def test_a_state_that_was_evicted_comes_back_though_its_runs_are_there():
     lab = Lab(states=200, ends=())
     for number, stop in enumerate((20, 40)):
         lab.submit(PROMPT[:stop], number, 1, cache=False, snapshot_scope=S)

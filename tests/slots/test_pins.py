@@ -63,7 +63,7 @@ def others(cache, count=12):
 
 @pytest.mark.parametrize("host", [0, 100])
 @pytest.mark.parametrize(("pinned", "found"), [(True, 39), (False, 0)])
-def test_what_is_held_outlives_what_is_used_more(host, pinned, found):
+def test_what_is_pinned_outlives_what_is_used_more(host, pinned, found):
     cache = Cache(host)
     cache.use(range(40))
     assert not pinned or cache.pin(range(40)) == 40
@@ -73,7 +73,7 @@ def test_what_is_held_outlives_what_is_used_more(host, pinned, found):
     assert cache.use(range(40)) == found
 
 
-def test_a_hold_ends_when_its_time_is_over():
+def test_a_pin_ends_when_its_time_is_over():
     cache = Cache()
     cache.use(range(40))
     cache.pin(range(40), 60.0)
@@ -90,7 +90,7 @@ def test_the_longer_of_two_holds_counts():
     assert (cache.pinned(30.0), cache.pinned(61.0)) == ([40], [])
 
 
-def test_a_run_that_is_cut_stays_held_and_ends_with_the_rest():
+def test_a_run_that_is_cut_stays_pinned_and_ends_with_the_rest():
     cache = Cache()
     cache.use(range(40))
     cache.pin(range(40), 60.0)
@@ -98,7 +98,7 @@ def test_a_run_that_is_cut_stays_held_and_ends_with_the_rest():
     assert (cache.pinned(), cache.pinned(61.0)) == ([20, 20], [])
 
 
-def test_a_release_leaves_what_another_hold_needs():
+def test_a_release_keeps_what_another_pin_needs():
     cache = Cache()
     first, second = [*range(20), *range(100, 120)], [*range(20), *range(200, 220)]
     for prompt in (first, second):
@@ -108,7 +108,7 @@ def test_a_release_leaves_what_another_hold_needs():
     assert cache.unpin(second) == 40 and not cache.pinned()
 
 
-def test_where_everything_is_held_requests_still_run():
+def test_where_everything_is_pinned_requests_still_run():
     cache = Cache()
     for number in range(10):
         prompt = range(1000 * number, 1000 * number + 40)
@@ -117,14 +117,14 @@ def test_where_everything_is_held_requests_still_run():
     assert cache.tree.num_evicted > 0
 
 
-def test_holding_what_nobody_has_computed_holds_nothing():
+def test_pinning_what_nobody_has_computed_pins_nothing():
     cache = Cache()
     assert cache.pin(range(40)) == 0
     cache.use(range(20))
     assert cache.pin(range(40)) == 20
 
 
-def test_a_hold_that_is_renewed_again_and_again_is_remembered_once():
+def test_a_pin_that_is_renewed_again_and_again_is_remembered_once():
     cache = Cache()
     cache.use(range(40), stops=(20,))
     for _ in range(1000):
@@ -133,7 +133,7 @@ def test_a_hold_that_is_renewed_again_and_again_is_remembered_once():
     assert len(cache.pins._ends) < 200 and not cache.pinned(cache.now + 60.0)
 
 
-def test_holds_on_what_has_left_are_forgotten():
+def test_pins_on_what_was_evicted_are_forgotten():
     cache = Cache()
     for number in range(500):
         cache.use(range(1000 * number, 1000 * number + 40))
@@ -141,7 +141,7 @@ def test_holds_on_what_has_left_are_forgotten():
     assert len(cache.pins._ends) < 100 and sum(cache.pinned()) <= 100
 
 
-def test_a_hold_ends_for_what_is_left_of_its_prompt():
+def test_a_pin_ends_for_what_is_left_of_its_prompt():
     cache = Cache()
     cache.use(range(40), stops=(20,))
     cache.pin(range(40), 60.0)
@@ -164,7 +164,7 @@ def test_what_a_client_marks_is_pinned_when_its_request_ends():
     assert len(list(world.scheduler.pins.runs())) == 1
 
 
-def test_what_a_session_alone_has_leaves_first():
+def test_what_a_session_alone_has_is_evicted_first():
     cache = Cache(cells=130)
     shared, ended = list(range(20)), [*range(20), *range(100, 140)]
     cache.use(ended, [20], session="s")

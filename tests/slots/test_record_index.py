@@ -67,7 +67,7 @@ def evict_next(index, records):
 
 
 @given(PATHS, RUNS, st.data())
-def test_beginnings_leave_last_also_behind_a_restart(paths, runs, data):
+def test_prefixes_are_evicted_last_also_after_a_restart(paths, runs, data):
     index, records = filled(paths, runs, data)
     again = RecordIndex()
     again.restore(index.stored())
@@ -114,7 +114,7 @@ def test_a_prompt_continues_from_the_deepest_state_of_each_stretch():
     assert continuing(prompt, 9) == [(["11"], 11, 12)] and continuing(prompt, 12) == []
 
 
-def test_a_beginning_that_very_many_records_share_takes_no_more_time():
+def test_a_prefix_that_very_many_records_share_takes_no_more_time():
     index = RecordIndex()
     for number in range(40 * MOST_COMPARED):
         index.add(f"{number}", S, 0, ids(7, 7, number, 1, 2), size=1, used=number)

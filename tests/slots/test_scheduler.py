@@ -58,7 +58,7 @@ def test_a_plan_names_the_requests_that_it_admitted():
     assert any(job.reuse.num_preempted for job in jobs)
 
 
-def test_prompts_that_are_told_share_the_rows_of_a_step():
+def test_prompts_that_are_reported_share_the_rows_of_a_step():
     world = World(slots=4, rows=16)
     jobs = [
         world.submit(range(at, at + 50), limit=3, scope=Scope.private(at), cache=False, scores_prompt=True)
@@ -767,7 +767,7 @@ def test_idle_kv_stays_in_place_where_its_way_back_costs_more():
     assert world.run(range(90)).reuse.sources["host"] == 89
 
 
-def test_idle_kv_leaves_where_a_request_passes_over_it_for_long():
+def test_idle_kv_is_evicted_where_a_request_passes_over_it_for_long():
     world = World(cells=300, host=1000, spill_ns=100.0, idle_token_ns=1.0, idle_step_ns=10.0)
     world.run(range(80))
     world.submit(range(500, 530), limit=7)

@@ -180,7 +180,7 @@ def test_forty_files_at_once_leave_a_chat_alone(server):
     assert not server.host.attachments._waiting
 
 
-def test_a_file_that_could_not_be_begun_does_not_count_for_ever(server, monkeypatch):
+def test_a_file_that_could_not_be_started_does_not_count_for_ever(server, monkeypatch):
     def fails(*given):
         raise RuntimeError("can't start new thread")
 
@@ -198,7 +198,7 @@ def test_files_that_wait_have_bounds_and_a_client_may_have_half(server, monkeypa
     assert error_of(error, 503) and error.headers["retry-after"]
 
 
-def test_a_file_whose_client_leaves_is_not_read_to_its_end(server):
+def test_a_file_whose_client_disconnects_is_not_read_to_its_end(server):
     before = server.host.attachments.num_read
     with httpx.Client(base_url=server.url, timeout=0.1) as client, pytest.raises(httpx.TimeoutException):
         client.post("/v1/documents/read?filename=a.md", content=BOOK)
@@ -305,7 +305,7 @@ def test_a_file_that_cannot_be_stored_leaves_nothing_and_the_next_one_is_read(tm
         assert read(server, b"The text.").status_code == 200
 
 
-def test_those_used_least_recently_leave_first_and_a_scope_leaves_others_alone(server, monkeypatch):
+def test_those_used_least_recently_are_evicted_first_and_a_scope_leaves_others_alone(server, monkeypatch):
     monkeypatch.setattr(attachments, "MOST_OF_SCOPE", 2)
     theirs = kept(server, scope="theirs")
     first, second = kept(server, scope="own"), kept(server, scope="own")

@@ -150,7 +150,7 @@ def guarded(tiny):
 
 
 @every
-def test_a_full_queue_is_told_before_the_first_event_and_the_rest_finish(narrow, api):
+def test_a_full_queue_is_reported_before_the_first_event_and_the_rest_finish(narrow, api):
     refused = narrow.metric("slotcache_requests_total", end="refused")
     with blocked(narrow) as go, opened(narrow, CHAT, most=2) as first:
         lines = first.iter_lines()  # kept: an iterator that is gone closes its stream
@@ -170,7 +170,7 @@ def narrow(tiny):
         yield up
 
 
-def test_a_server_that_ends_tells_every_stream(tiny):
+def test_a_server_that_ends_informs_every_stream(tiny):
     with running(tiny, parallel=len(ALL), ctx_size=16384) as up, ExitStack() as stack:
         streams = [(api, api.events(stack.enter_context(opened(up, api)).iter_lines())) for api in ALL]
         for _, events in streams:

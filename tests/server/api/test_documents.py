@@ -17,7 +17,7 @@ def order(server, documents, **fields):
     return answer.json()
 
 
-def test_it_tells_what_the_chat_will_do_and_changes_nothing(server):
+def test_it_reports_what_the_chat_will_do_and_changes_nothing(server):
     fields = {"messages": MESSAGES, "cache_scope": "dry"}
     fresh = order(server, DOCUMENTS[:3], **fields)
     assert fresh["order"] == ["o0", "o1", "o2"] and fresh["cached_tokens"] == 0
@@ -142,7 +142,7 @@ def report_of(server, path, stream, **fields):
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("path", APIS)
-def test_each_api_tells_the_order_and_its_gain(server, path, stream):
+def test_each_api_reports_the_order_and_its_gain(server, path, stream):
     scope = {"cache_scope": f"gain {path} {stream}"}
     assert "reordered" not in report_of(server, path, stream, documents=DOCUMENTS[:3], **scope)
     reported = order(server, SWAPPED, messages=MESSAGES, **scope)
@@ -197,7 +197,7 @@ def test_choices_share_their_prompt_in_any_order(server, caches):
     assert [one["slotcache"]["reordered"]["gained_ms"] for one in choices] == [0, 0, 0]
 
 
-def test_choices_tell_the_gain_of_the_first_one(server):
+def test_choices_report_the_gain_of_the_first_one(server):
     fields = {"messages": [{"role": "user", "content": "Who keeps it? " * 30}], "cache_scope": "gain of choices"}
     server.chat(**fields, documents=DOCUMENTS[:3])
     first, second = (one["slotcache"] for one in server.chat(**fields, documents=SWAPPED, n=2)["choices"])

@@ -46,7 +46,7 @@ def test_an_answer_fits_its_grammar_and_ends(server, api, fields, pattern):
         assert re.fullmatch(pattern, said.text) and said.reason == "stop"
 
 
-def test_any_object_is_begun(server):
+def test_any_object_is_started(server):
     assert ask(server, response_format={"type": "json_object"}, most=30).text.startswith("{")
 
 

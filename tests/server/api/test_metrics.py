@@ -40,7 +40,7 @@ def test_the_counters_are_the_sums_of_the_answers(counting):
 
 
 @pytest.mark.parametrize("api", ALL, ids=str)
-def test_the_reuse_of_a_prompt_is_told_wherever_a_request_shows(counting, api):
+def test_the_reuse_of_a_prompt_is_reported_wherever_a_request_shows(counting, api):
     """`prefix_cache_tokens` and `prefix_cache_ratio`: in the answer, the end of a stream, /slots and /metrics."""
     asked = f"Who keeps the mill of {api}? " * 9, {"most": 3, "cache_prompt": True}
     names = "slotcache_prefix_cache_tokens_total", "slotcache_prefix_cache_ratio_sum", "slotcache_prefix_cache_ratio_count"
@@ -102,6 +102,6 @@ def test_each_help_text_says_alone_what_is_counted(counting):
     assert {name: text for name, text in helps.items() if LEANING.search(text) or len(text) < 8} == {}
 
 
-def test_the_build_is_told_with_its_versions(counting):
+def test_the_build_is_reported_with_its_versions(counting):
     versions = {"llama_cpp": llama.LIBRARY.version, "python": platform.python_version(), "version": VERSION}
     assert llama.LIBRARY.version and counting.metric("slotcache_build_info", **versions) == 1

@@ -42,7 +42,7 @@ def test_answers_of_an_async_client_are_the_same(server):
 ONCE: Any = {"model": "tiny", "prompt": "Once", "max_tokens": 4, "temperature": 0}
 
 
-def test_an_async_stream_that_is_left_frees_its_slot(server):
+def test_an_async_stream_that_is_closed_early_frees_its_slot(server):
     async def left():
         async with (
             openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none") as client,
@@ -96,7 +96,7 @@ def test_several_turns_see_all_that_was_said(server):
     assert counts == sorted(set(counts))
 
 
-def test_raw_responses_tell_the_id_of_the_request(server):
+def test_raw_responses_report_the_id_of_the_request(server):
     raw = server.openai.chat.completions.with_raw_response.create(**USUAL)
     assert raw.headers["x-request-id"] and raw.parse()._request_id == raw.headers["x-request-id"]
 

@@ -78,7 +78,7 @@ def test_whatever_comes_no_route_fails(server, request_made):
     assert answer.status_code < 500, answer.text[:500]
 
 
-def test_every_route_is_told_with_what_it_takes(server):
+def test_every_route_is_reported_with_what_it_takes(server):
     reported = server.http.get("/openapi.json").json()
     routes = {
         (method, route.path.replace(":path}", "}"))

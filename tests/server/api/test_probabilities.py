@@ -115,7 +115,7 @@ def tokens_of(answer):
     return [token["token"] for token in answer["completion_probabilities"]]
 
 
-def test_the_tokens_of_a_stop_string_are_not_told(server):
+def test_the_tokens_of_a_stop_string_are_not_reported(server):
     asked = {"prompt": TEXT["prompt"], "n_predict": 8, "n_probs": 0, "logprobs": 0, "temperature": 0}
     texts = tokens_of(server.http.post("/completion", json=asked).json())
     assert all(texts) and len(texts) == 8
@@ -125,7 +125,7 @@ def test_the_tokens_of_a_stop_string_are_not_told(server):
     assert [token for event in events if not event["stop"] for token in tokens_of(event)] == texts[:4]
 
 
-def test_of_a_token_in_which_a_stop_string_begins_the_part_in_front_is_told(server):
+def test_of_a_token_in_which_a_stop_string_begins_the_part_in_front_is_reported(server):
     asked = {"prompt": TEXT["prompt"], "n_predict": 10, "logprobs": 0, "temperature": 0}
     free = server.http.post("/completion", json=asked).json()
     texts, ids = tokens_of(free), [token["id"] for token in free["completion_probabilities"]]
@@ -171,7 +171,7 @@ def test_a_character_of_several_tokens_belongs_to_the_last_of_them(server):
     assert last["token"] == "\ufffd", "the answer ends within the character"
 
 
-def test_the_end_of_an_answer_is_told_as_llama_server_does(server):
+def test_the_end_of_an_answer_is_reported_as_llama_server_does(server):
     end = min(server.service.model.ends)
     asked = {"prompt": "x", "n_predict": 5, "n_probs": 1, "logit_bias": [[end, 1e9]], "temperature": 0}
     answer = server.http.post("/completion", json=asked).json()

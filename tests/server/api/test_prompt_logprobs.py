@@ -70,7 +70,7 @@ def test_their_texts_are_the_answer_s(server):
         assert [each for _, part in parts for each in getattr(part, name)] == getattr(reported.logprobs, name)
 
 
-def test_a_prompt_alone_may_be_told(server):
+def test_a_prompt_alone_may_be_reported(server):
     tokens = tokens_of(server, "The old town")
     for prompt in (tokens, tokens[:1]):
         body = ASKED | {"prompt": prompt, "max_tokens": 0, "logprobs": 0}

@@ -200,7 +200,7 @@ def test_what_has_no_meaning_here_is_named(thinking, api):
 
 
 @every
-def test_a_template_without_reasoning_is_told_of(server, api):
+def test_a_template_without_reasoning_is_reported(server, api):
     for fields, name in (
         ({"think": True}, "think"),
         ({"reasoning": {"effort": "high"}}, "reasoning.effort"),

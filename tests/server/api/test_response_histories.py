@@ -278,7 +278,7 @@ def test_many_choices_among_many_hosted_tools_are_compared_once_each():
     assert compared <= 300 * 4
 
 
-def test_nulls_behind_the_question_are_nothing(server):
+def test_nulls_after_the_question_are_nothing(server):
     picture = {"role": "user", "content": [{"type": "input_image"}]}
     answer = server.http.post("/v1/responses", json=FIELDS | {"input": [picture, None]})
     assert answer.status_code == 400 and answer.json()["error"]["param"] == "input[0].content[0].type"

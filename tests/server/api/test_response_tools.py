@@ -123,7 +123,7 @@ def test_free_text_is_the_same_however_it_is_cut(is_ascii, size):
 @pytest.mark.parametrize(
     "half", [r"\ud83d", r"\udc00", r"\ud83d\ud83d\ude00", r"\ud83d\u0041", r"\ud83d\n", r"\udc00\ud83d"]
 )
-def test_halves_of_characters_hold_up_no_text(half):
+def test_halves_of_characters_delay_no_text(half):
     text = json.loads(f'"{half}"').encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     reader = FreeText()
     assert "".join(map(reader.push, f'{{"input": "{half}, and more')) == f"{text}, and more"

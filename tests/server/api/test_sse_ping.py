@@ -84,7 +84,7 @@ def test_no_ping_joins_one_that_is_still_unsent():
     assert most == 1 and sent[0] is START and sent[-1] is END
 
 
-def test_a_message_stays_behind_a_ping_that_was_made_before_it():
+def test_a_message_stays_after_a_ping_that_was_made_before_it():
     async def numbered():
         """The numbers of what is sent where a ping waits as the last message comes."""
         numbers, sent, made, takes = itertools.count(), [], asyncio.Event(), asyncio.Event()
@@ -129,7 +129,7 @@ def test_the_setting_is_the_default(tiny):
         assert pings(server, 1.3, sse_ping_interval=-1) == 0
 
 
-def test_a_client_that_leaves_between_pings_ends_its_stream(fast):
+def test_a_client_that_disconnects_between_pings_ends_its_stream(fast):
     asked = ASKED | {"n_predict": 4000, "ignore_eos": True}
     with blocked(fast), fast.http.stream("POST", "/completion", json=asked) as answer:
         lines = filter(None, answer.iter_lines())

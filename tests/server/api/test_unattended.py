@@ -149,7 +149,7 @@ def test_an_answer_that_goes_on_can_be_stopped(server):
     assert server.http.delete(f"{ROUTE}/{id}").status_code == 404
 
 
-def test_a_client_that_still_reads_is_told_of_the_stop(server):
+def test_a_client_that_still_reads_is_informed_of_the_stop(server):
     with blocked(server), server.http.stream("POST", ROUTE, json=body_of("told")) as answer:
         lines = (line for line in answer.iter_lines() if line.startswith("data: {"))
         id = json.loads(next(lines)[6:])["id"]

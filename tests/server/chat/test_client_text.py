@@ -141,7 +141,7 @@ def test_what_a_client_that_has_gone_waited_for_is_not_done(tiny):
         assert made == []
 
 
-def test_large_prompts_hold_up_no_small_ones_and_no_files(tiny):
+def test_large_prompts_delay_no_small_ones_and_no_files(tiny):
     with running(tiny) as server, ThreadPoolExecutor(12) as clients:
         free, started = Event(), Event()
         busy = server.service.builder.threads._large.submit(lambda: started.set() or free.wait(DEADLINE))
@@ -178,7 +178,7 @@ def test_large_requests_that_wait_are_bounded_however_they_are_sent(tiny):
         assert threads.num_open == 0 and threads.room == 4 << 20
 
 
-def test_texts_that_are_tokenised_hold_up_no_prompts(tiny, monkeypatch):
+def test_texts_that_are_tokenised_delay_no_prompts(tiny, monkeypatch):
     # They may be as long as a body, which takes 10 s.
     with running(tiny) as server, ThreadPoolExecutor(1) as clients:
         free, started, tokenize = Event(), Event(), server.service.model.tokenize

@@ -313,7 +313,7 @@ def test_what_is_deleted_while_an_answer_is_under_way_stays_deleted(server):
     assert shown(server, "c", scope).status_code == 404
 
 
-def test_the_least_recently_used_leaves(tiny):
+def test_the_least_recently_used_is_evicted(tiny):
     with running(tiny, conversations=2) as server:
         for name in ("a", "b", "a", "c"):
             ask(server, "Who?", conversation=name)
@@ -449,7 +449,7 @@ def test_a_conversation_without_an_answer_or_a_request_is_not_there(server):
     assert server.http.delete("/v1/conversations/c", params={"scope": "given up"}).status_code == 404
 
 
-def test_what_has_left_for_want_of_room_may_be_deleted_while_an_answer_is_under_way(tiny):
+def test_what_was_evicted_may_be_deleted_while_an_answer_is_under_way(tiny):
     with running(tiny, conversations=1) as server:
         ask(server, "One?", conversation="c")
         stream = ask(server, "Two?", stream=True, max_tokens=400, conversation="c")

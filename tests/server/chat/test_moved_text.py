@@ -39,7 +39,7 @@ def test_the_first_request_is_as_it_was_sent():
     assert settled(Sessions(), messages) == (messages, ())
 
 
-def test_a_changed_line_is_said_behind_the_last_message():
+def test_a_changed_line_is_said_after_the_last_message():
     texts, first = Sessions(), [instructions("Today is Monday.\n"), said("user", "Hello")]
     settled(texts, first)
     shown, moved = settled(texts, [instructions("Today is Tuesday.\n"), *first[1:], said("user", "Again")])
@@ -343,7 +343,7 @@ def test_a_copy_of_a_file_is_left_out_and_goes(tmp_path):
     assert len(fronts_of(texts)) == 1 and len(kept_in(tmp_path)) == 2
 
 
-def test_damaged_files_are_told_of_once_and_what_cannot_be_read_now_stays(tmp_path, caplog, monkeypatch):
+def test_damaged_files_are_reported_once_and_what_cannot_be_read_now_stays(tmp_path, caplog, monkeypatch):
     texts, files = on_disk(tmp_path)
     for session in ("a", "b", "c"):
         texts.settle(("", session, ""), [instructions(), said("user", "Hello")])
@@ -432,7 +432,7 @@ def test_a_session_computes_as_much_as_one_without_the_line(templated, name):
     assert first < whole / 2, "the line alone is why the rest is computed again"
 
 
-def test_a_session_goes_on_behind_a_restart(tiny, tmp_path):
+def test_a_session_goes_on_after_a_restart(tiny, tmp_path):
     """From the KV on disk, which stands on the instructions that the session began with."""
     asked = {"session_id": "restarted", "volatile": "move", "max_tokens": 1}
     turns = [{"role": "user", "content": f"{turn}: {QUESTION}"} for turn in range(3)]
@@ -513,7 +513,7 @@ def test_a_small_model_answers_as_many_questions_about_a_moved_line(turns):
     assert right["move"] >= right["off"] > 10, right
 
 
-def test_a_session_that_is_back_behind_a_restart_can_be_ended(tiny, tmp_path):
+def test_a_session_that_is_back_after_a_restart_can_be_ended(tiny, tmp_path):
     monday, tuesday = ([instructions(f"Today is {day}.\n"), said("user", "Hello")] for day in ("Monday", "Tuesday"))
     fields = {"session_id": "s", "volatile": "move", "cache_prompt": None}
     with running(tiny, cache_dir=str(tmp_path)) as server:

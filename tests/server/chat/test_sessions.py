@@ -115,7 +115,7 @@ def test_a_forgotten_scope_keeps_the_prompts_of_its_sessions():
     assert len(known.forget(*key)) == 1
 
 
-def test_prompts_leave_before_instructions(monkeypatch):
+def test_prompts_are_evicted_before_instructions(monkeypatch):
     """Without these a session's next prompt goes on from no earlier one."""
     monkeypatch.setattr(sessions, "MOST_BYTES", 3 * len(FRONT))
     known = Sessions()
@@ -126,7 +126,7 @@ def test_prompts_leave_before_instructions(monkeypatch):
     assert moves(known, "Tuesday", ("", "old", "tools"))
 
 
-def test_of_too_many_instructions_the_oldest_leave(monkeypatch):
+def test_of_too_many_instructions_the_oldest_are_evicted(monkeypatch):
     """They take no room from what sessions ask today."""
     monkeypatch.setattr(sessions, "MOST_INSTRUCTIONS", 3 * len(FRONT))
     known = Sessions()
@@ -268,7 +268,7 @@ def test_a_killed_server_loses_no_session_that_was_written(tmp_path):
         assert not [*tmp_path.glob("*.instructions")]
 
 
-def test_where_there_are_too_many_a_turn_looks_at_no_more_than_leave(monkeypatch):
+def test_where_there_are_too_many_a_turn_looks_at_no_more_than_are_evicted(monkeypatch):
     monkeypatch.setattr(sessions, "MOST_SESSIONS", 50)
     known, looked = Sessions(), []
     for number in range(50):

@@ -257,7 +257,7 @@ def test_a_part_of_an_id_at_the_end_of_a_cut_answer_is_not_shown(text, shown):
     assert whole.push(text) + whole.finish() == CITATIONS.shown(text), "one that ends by itself is whole"
 
 
-def test_no_more_is_held_back_than_may_be_an_id():
+def test_no_more_is_kept_back_than_may_be_an_id():
     text = NumberedText(CITATIONS)
     assert text.push("Blue [") == "Blue [" and text.push(TIDES[:6]) == ""
     assert text.push("!") == f"{TIDES[:6]}!" and text.push("word") == "word"

@@ -136,7 +136,7 @@ def check_the_distribution(up, monkeypatch, temperature):
     assert square < 16.3, counts  # chi squared of three degrees of freedom: one in a thousand; the seeds are fixed
 
 
-def test_drafts_are_told(floats):
+def test_drafts_are_reported(floats):
     names = ("slotcache_drafted_tokens_total", "slotcache_accepted_tokens_total", "slotcache_draft_model_tokens_total")
     with running(floats, draft_model=str(floats)) as up:
         always_ask(up)
@@ -202,7 +202,7 @@ def test_it_reads_nothing_while_another_model_waits_for_the_device(floats, monke
         assert asked and not any(asked)
 
 
-def test_its_weights_leave_with_those_of_a_model_that_takes_turns(floats):
+def test_its_weights_are_unloaded_with_those_of_a_model_that_takes_turns(floats):
     settings = Settings(flash_attn="off", threads=1, ctx_size=512, cache_ram=0, is_one_of_several=True)
     with closing(load(replace(settings, draft_model=str(floats)), floats)) as service:
         drafter = service.engine.draft_model
@@ -215,7 +215,7 @@ def test_its_weights_leave_with_those_of_a_model_that_takes_turns(floats):
         assert not drafter.context.handle, "one that is off for good takes no memory again"
 
 
-def test_a_draft_model_that_was_gone_at_one_load_drafts_again_behind_the_next(floats, tmp_path, caplog):
+def test_a_draft_model_that_was_gone_at_one_load_drafts_again_after_the_next(floats, tmp_path, caplog):
     (tmp_path / "drafts").mkdir()
     file = Path(shutil.copy(floats, tmp_path / "drafts" / "small.gguf"))
     with dozing(floats, draft_model=str(file)) as up, caplog.at_level(logging.INFO, "slotcache"):

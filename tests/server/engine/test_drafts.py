@@ -77,7 +77,7 @@ def test_an_answer_is_that_of_the_requests_own_sampling(drafting, fields):
     assert "draft_n" not in plain["timings"] and drafted["timings"]["draft_n"] > 0
 
 
-def test_drafts_are_told(drafting):
+def test_drafts_are_reported(drafting):
     names = (
         "slotcache_drafted_tokens_total",
         "slotcache_accepted_tokens_total",
@@ -93,7 +93,7 @@ def test_drafts_are_told(drafting):
     assert {slot["speculative"] for slot in drafting.http.get("/slots").json()} == {True}
 
 
-def test_a_chat_tells_its_drafts_with_its_timings(drafting):
+def test_a_chat_reports_its_drafts_with_its_timings(drafting):
     fields = {"content": ASKED["prompt"], "logit_bias": letters(drafting), "max_tokens": 90}
     assert drafting.chat(**fields)["timings"]["draft_n"] > 0
     assert "draft_n" not in drafting.chat(**fields, draft="off")["timings"]

@@ -285,7 +285,7 @@ def test_a_sampler_that_has_chosen_begins_again(tiny, monkeypatch, fields):
         assert server.chat("Say something", **body)["choices"] == usual
 
 
-def test_logprobs_of_a_prompt_are_told_once_where_the_step_behind_them_fails(tiny, monkeypatch):
+def test_logprobs_of_a_prompt_are_reported_once_where_the_step_after_them_fails(tiny, monkeypatch):
     """An answer that goes on computes its prompt again."""
     with running(tiny, failed_steps=2) as server:
         prompt = list(range(300, 300 + server.service.engine.scheduler._most_scored * 3 // 2))  # two steps tell it
@@ -350,7 +350,7 @@ def check_empty(engine):
     assert all(scope.is_shared for scope in engine.inbox.ask(lambda: list(engine.scheduler.tree.roots)).result(10))
 
 
-def test_a_request_whose_client_leaves_does_not_run_again(tiny, monkeypatch):
+def test_a_request_whose_client_disconnects_does_not_run_again(tiny, monkeypatch):
     with running(tiny, failed_steps=1) as server:
         engine = server.service.engine
         gate, closed = threading.Event(), threading.Event()
@@ -367,7 +367,7 @@ def test_a_request_whose_client_leaves_does_not_run_again(tiny, monkeypatch):
         assert server.chat()["usage"]["completion_tokens"] == 4
 
 
-def test_a_step_that_hangs_is_told_and_its_end_as_well(tiny, monkeypatch, caplog):
+def test_a_step_that_hangs_is_reported_and_its_end_as_well(tiny, monkeypatch, caplog):
     monkeypatch.setattr(engines, "TOKEN_SECONDS", 0)
     with running(tiny) as server:
         engine, gate = server.service.engine, threading.Event()

@@ -220,7 +220,7 @@ def test_a_card_has_memory_of_its_own(monkeypatch, wide):
     assert not any("CPU and of" in line for line in decision.lines())
 
 
-def test_without_a_fit_the_line_tells_what_an_integrated_gpu_takes(monkeypatch, wide):
+def test_without_a_fit_the_line_reports_what_an_integrated_gpu_takes(monkeypatch, wide):
     with pytest.raises(ModelError, match=r"CPU lacks [\d,]+ MiB of 9\d\d MiB \(weights 0 MiB, .*, Vulkan0 9\d\d MiB\)"):
         on_fakes(monkeypatch, wide, [gpu(0, INTEGRATED, 4000)], 30, fit=False, device_memory=2000)
 
@@ -243,7 +243,7 @@ def test_several_cards_are_counted(monkeypatch, wide):
         ({"override_tensor": "a=CPU"}, ["5 of 5 layers on the GPU (-ngl)", "tensors elsewhere (-ot)"]),
     ],
 )
-def test_overrides_are_told(monkeypatch, tmp_path, given, reported):
+def test_overrides_are_reported(monkeypatch, tmp_path, given, reported):
     path = mixture(tmp_path / "mixture.gguf", layers=4)
     decision, _ = on_fakes(monkeypatch, path, [gpu(0, "GPU", 4000)], 4000, **given)
     assert decision.described(decision.chosen.placement).split(", ")[2:] == reported

@@ -115,7 +115,7 @@ def test_a_sleep_changes_nothing_of_it(tiny):
         assert up.chat(**BODY)["choices"] == expected
 
 
-def test_doctor_and_the_log_tell_of_flags_and_of_those_without_effect(tiny):
+def test_doctor_and_the_log_report_flags_and_those_without_effect(tiny):
     reported = run(
         *("doctor", "-m", tiny, "--rope-scaling", "yarn", "--rope-scale", 2, "--override-kv", "llama.no_key=int:1"),
         *("--override-kv", "llama.attention.layer_norm_rms_epsilon=float:0.1", "-dev", "none"),
@@ -130,7 +130,7 @@ def test_doctor_and_the_log_tell_of_flags_and_of_those_without_effect(tiny):
 
 
 @needs_cpu
-def test_flags_for_several_gpus_are_told_where_there_is_none(tiny):
+def test_flags_for_several_gpus_are_reported_where_there_is_none(tiny):
     reported = run("doctor", "-m", tiny, "-sm", "none", "-mg", 0, "-ts", "3,1")
     assert (
         reported.returncode == 0

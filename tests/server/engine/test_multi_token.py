@@ -144,7 +144,7 @@ def test_a_head_that_fails_costs_no_answer(right, monkeypatch):
         assert {request: trail.stop for request, trail in head._trails.items()} == trails, "it keeps no more states"
 
 
-def test_its_weights_leave_with_the_models(right):
+def test_its_weights_are_unloaded_with_the_models(right):
     settings = replace(SETTINGS, **HEAD, is_one_of_several=True)
     with closing(load(settings, right)) as service:
         service.engine.runner.unload()

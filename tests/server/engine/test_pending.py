@@ -40,7 +40,7 @@ def deltas_of(pieces, stops) -> Iterator[tuple[str, Any]]:
 @example(["漢".encode()[:1], "漢".encode()[1:] + b"a"], ["漢"])
 @example([b"a\xe6", "漢".encode()[1:]], ["漢"])
 @example([b"\xe6ab"], ["ab"])
-def test_the_texts_of_the_told_tokens_are_the_text(pieces, stops):
+def test_the_texts_of_the_reported_tokens_are_the_text(pieces, stops):
     expected = TextStream(stops, pieces.__getitem__)
     answer = "".join(map(expected.push, range(len(pieces)))) + expected.finish()
     events = list(deltas_of(pieces, stops))
@@ -54,7 +54,7 @@ def test_the_texts_of_the_told_tokens_are_the_text(pieces, stops):
         assert b"".join(map(bytes, token_bytes)).decode("utf-8", "ignore") == answer
 
 
-def test_without_chances_text_leaves_as_soon_as_it_is_known():
+def test_without_chances_text_is_sent_as_soon_as_it_is_known():
     pending = Pending(shows_logprobs=False)
     pending.push(1, None)
     pending.settle("a", 1)

@@ -76,7 +76,7 @@ def until_asleep(process, url):
     until(sleeps)
 
 
-def test_the_model_leaves_memory_and_the_next_request_brings_it_back(file):
+def test_the_model_is_unloaded_and_the_next_request_brings_it_back(file):
     with running(file, sleep_idle_seconds=1, cache_prompt=True) as up:
         first = up.chat(QUESTION, max_tokens=24, conversation="c")
         stored = up.http.post("/v1/responses", json={"input": "Hello", "max_output_tokens": 2}).json()
@@ -157,7 +157,7 @@ def test_a_load_for_which_there_is_no_thread_fails_and_is_tried_again(file, monk
 
 
 @loads_two
-def test_a_load_that_fails_behind_the_context_leaves_no_weights(file, tiny, monkeypatch):
+def test_a_load_that_fails_after_the_context_leaves_no_weights(file, tiny, monkeypatch):
     with dozing(file, draft_model=str(tiny)) as up:
         first = text_of(up.chat(QUESTION))
         doze(up)
@@ -209,7 +209,7 @@ def test_a_request_that_comes_when_the_load_has_just_ended_causes_no_second_one(
         assert not is_mapped(file) and up.metric("slotcache_wakeups_total") == 1
 
 
-def test_a_request_that_comes_while_the_model_leaves_is_answered(file):
+def test_a_request_that_comes_while_the_model_unloads_is_answered(file):
     with dozing(file) as up, ThreadPoolExecutor(1) as pool:
         expected = text_of(up.chat(QUESTION))
         engine, ending, may_end_turn = up.service.engine, threading.Event(), threading.Event()
@@ -227,7 +227,7 @@ def test_a_request_that_comes_while_the_model_leaves_is_answered(file):
         assert text_of(answer.result(DEADLINE)) == expected and up.metric("slotcache_wakeups_total") == 1
 
 
-def test_the_server_answers_while_it_wakes_and_a_client_may_leave(file):
+def test_the_server_answers_while_it_wakes_and_a_client_may_disconnect(file):
     with dozing(file) as up:
         up.chat(QUESTION)
         doze(up)
@@ -492,7 +492,7 @@ def test_vectors_have_a_sleep_of_their_own(file, tmp_path):
 
 
 @loads_two
-def test_a_model_with_two_uses_leaves_memory_when_neither_wants_it(file):
+def test_a_model_with_two_uses_is_unloaded_when_neither_wants_it(file):
     with dozing(file, embeddings=True, pooling="mean") as up:
         doze(up)
         assert not is_mapped(file)
@@ -505,7 +505,7 @@ def test_a_model_with_two_uses_leaves_memory_when_neither_wants_it(file):
         assert not is_mapped(file)
 
 
-def test_an_embedder_goes_on_behind_what_failed_once(tmp_path, monkeypatch):
+def test_an_embedder_goes_on_after_what_failed_once(tmp_path, monkeypatch):
     class NoThread(threading.Thread):
         def start(self):
             raise RuntimeError("can't start new thread")

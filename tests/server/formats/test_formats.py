@@ -88,7 +88,7 @@ def test_of_a_call_that_was_cut_before_its_name_nothing_is_said(text):
 
 
 @pytest.mark.parametrize("end", ["", "\n", "\n<", "\n</tool", "\n</tool_call", "\n</tool_call>\n<tool_c"])
-def test_a_tag_that_is_cut_behind_a_call_is_no_content(end):
+def test_a_tag_that_is_cut_after_a_call_is_no_content(end):
     reader = row_of("hermes").reader(TOOLS, seed="0")
     text = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Kiel"}}' + end
     said: Any = message([*reader.push(text), *reader.finish(is_cut=True)])

@@ -131,7 +131,7 @@ def test_a_client_that_half_closes_gets_the_answers_that_were_made_at_once(serve
 
 
 @pytest.mark.parametrize("asked", [CHATTED, CHATTED | {"stream": False}], ids=["stream", "whole"])
-def test_a_client_that_half_closes_has_left_as_one_that_closes_has(server, asked):
+def test_a_client_that_half_closes_is_disconnected_as_one_that_closes_is(server, asked):
     body = json.dumps(asked | {"max_tokens": 4000}).encode()
     head = b"POST %b HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % (CHAT.encode(), len(body))
     with blocked(server) as go, opened(server, 1, head + body) as (client,):

@@ -272,7 +272,7 @@ def test_a_large_text_of_one_client_holds_up_no_large_text_of_another(tiny, eage
 
 
 @pytest.mark.parametrize("path", ["/tokenize", "/completion"])
-def test_the_text_of_a_client_that_leaves_is_not_tokenised_to_its_end(tiny, path):
+def test_the_text_of_a_client_that_disconnects_is_not_tokenised_to_its_end(tiny, path):
     body = b'{"%b":"%b"}' % (b"content" if path == "/tokenize" else b"prompt", WORDS.encode())
     ended, began = [], Event()
 

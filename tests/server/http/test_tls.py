@@ -100,7 +100,7 @@ def test_a_slow_reader_gets_all_of_a_large_answer_and_a_clean_end(server, files,
     assert length and len(rest) == int(length[1]) and json.loads(rest)["tokens"]
 
 
-def test_a_client_of_plain_http_is_told_of_once_and_hurts_nobody(server, client, caplog):
+def test_a_client_of_plain_http_is_reported_once_and_hurts_nobody(server, client, caplog):
     with caplog.at_level(logging.WARNING, "slotcache"):
         for _ in range(3):
             with connected(server) as plain:

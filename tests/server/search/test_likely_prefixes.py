@@ -134,7 +134,7 @@ def test_while_a_question_is_typed_its_documents_are_read_separately(tiny, tmp_p
         assert ask(server, "the cedar and the elm", cache_prompt=False)["choices"] == answer["choices"]
 
 
-def test_documents_stand_behind_the_system_message_of_the_newest_chats(server):
+def test_documents_stand_after_the_system_message_of_the_newest_chats(server):
     ask(server, "the elm")
     settled(server)
     before = idle_tokens(server)

@@ -53,7 +53,7 @@ def test_nothing_is_handed_over_after_the_stop():
     assert asyncio.run(stopped()) == []
 
 
-def test_what_stands_in_front_is_begun_at_once_and_ends_where_documents_are_handed_over():
+def test_what_stands_in_front_is_started_at_once_and_ends_where_documents_are_handed_over():
     async def shown():
         order = []
 

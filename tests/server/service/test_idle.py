@@ -57,7 +57,7 @@ def test_the_next_turn_computes_less(tiny, templates, template, saved):
     assert ahead["slotcache"]["miss"]["why"] == "document d2 is not cached here"
 
 
-def test_the_next_turn_of_a_hybrid_continues_from_the_snapshot_behind_it(templates, tmp_path):
+def test_the_next_turn_of_a_hybrid_continues_from_the_snapshot_after_it(templates, tmp_path):
     first = {"documents": DOCUMENTS[:2], "max_tokens": 30}
     with running(hybrid(tmp_path / "hybrid.gguf"), chat_template_file=templates["restated"], idle_prefill=True) as up:
         done, ahead = turns(up, "", True, **first)

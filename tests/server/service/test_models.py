@@ -160,7 +160,7 @@ def test_a_model_that_was_never_loaded_is_listed_and_shown_by_the_head_of_its_fi
     assert known["model_info"]["llama.context_length"] > 0
 
 
-def test_the_head_of_a_file_is_read_again_when_it_has_changed_and_a_broken_one_is_told_of(files, tmp_path):
+def test_the_head_of_a_file_is_read_again_when_it_has_changed_and_a_broken_one_is_reported(files, tmp_path):
     a, b, _, broken = files
     there = tmp_path / "x.gguf"
     shutil.copy(broken, there)
@@ -251,7 +251,7 @@ def test_a_model_that_fails_late_is_not_freed_while_its_vocabulary_is_read(files
         assert was_freed == [False]
 
 
-def test_an_encoder_that_was_no_model_to_generate_leaves_memory(files, tmp_path):
+def test_an_encoder_that_was_no_model_to_generate_is_unloaded(files, tmp_path):
     bert(encoder := tmp_path / "e.gguf")
     with sharing([files[0], encoder]) as up:
         answer = up.http.post("/completion", json={"model": "e", "prompt": "Hello"})
@@ -287,7 +287,7 @@ def test_a_model_that_can_neither_stay_nor_come_back_is_tried_once(files):
 
 
 @pytest.mark.parametrize("step", ["adopt", "start", "_give_up"])
-def test_a_model_that_is_loaded_and_cannot_start_leaves_and_is_tried_again(files, step, monkeypatch, caplog):
+def test_a_model_that_is_loaded_and_cannot_start_is_unloaded_and_tried_again(files, step, monkeypatch, caplog):
     b, body = files[1], {"model": "b", "prompt": "Hello", "n_predict": 2}
     with sharing(files[:2]) as up:
         models = models_of(up)
@@ -333,7 +333,7 @@ def test_a_model_whose_return_cannot_begin_fails_alone_and_is_tried_again(beside
     each(beside, "ab")
 
 
-def test_an_error_behind_a_load_leaves_no_other_model_waiting(files, monkeypatch):
+def test_an_error_after_a_load_leaves_no_other_model_waiting(files, monkeypatch):
     with sharing(files[:2]) as up:
         each(up, "ba")
         engine, errors = up.host.services[1].engine, [RuntimeError("odd")]
@@ -350,7 +350,7 @@ def test_an_error_behind_a_load_leaves_no_other_model_waiting(files, monkeypatch
         engine.num_failed_steps = 0  # this one was to be
 
 
-def test_what_runs_is_answered_before_a_model_leaves(files):
+def test_what_runs_is_answered_before_a_model_is_unloaded(files):
     with sharing(files[:2]) as up:
         body = {"model": "a", "prompt": "Hello", "stream": True, "ignore_eos": True, "n_predict": 40}
         with up.http.stream("POST", "/completion", json=body) as stream, ThreadPoolExecutor(1) as pool:
@@ -618,7 +618,7 @@ def test_an_embedder_beside_whose_file_is_another_one_is_refused_and_shown_so(be
         assert status(beside)["e"] == ("loaded" if value == "loaded" else "unloaded")
 
 
-def test_a_client_that_leaves_during_a_load_cancels_nothing_of_others(files):
+def test_a_client_that_disconnects_during_a_load_cancels_nothing_of_others(files):
     with sharing(files[:2]) as up, ThreadPoolExecutor(2) as pool:
         up.chat(QUESTION, model="b")
         up.chat(QUESTION, model="a")
@@ -682,7 +682,7 @@ def test_a_request_that_a_turn_left_waiting_is_answered_in_the_next(files):
 
 @pytest.mark.skipif("libgomp" not in Path("/proc/self/maps").read_text(), reason="llama.cpp computes without OpenMP")
 @needs_cpu
-def test_the_workers_of_a_model_end_when_it_leaves(files):
+def test_the_workers_of_a_model_end_when_it_is_unloaded(files):
     with sharing(files[:2], threads=24) as up:
         up.chat(QUESTION, model="a")
         with_a = num_threads()
@@ -857,7 +857,7 @@ def test_an_embedder_beside_answers_by_its_name(beside):
     assert models_of(beside).num_swaps == 0
 
 
-def test_an_embedder_beside_leaves_when_it_is_told_to_and_comes_back_for_a_text(beside, tmp_path):
+def test_an_embedder_beside_unloads_when_it_is_asked_to_and_comes_back_for_a_text(beside, tmp_path):
     first = embed(beside).json()["data"]
     assert beside.http.get("/health").json()["beside"] == {"e": "loaded"} and is_mapped(tmp_path / "e.gguf")
     assert beside.http.post("/models/unload", json={"model": "e"}).json() == {"success": True}
@@ -867,7 +867,7 @@ def test_an_embedder_beside_leaves_when_it_is_told_to_and_comes_back_for_a_text(
     assert beside.http.get("/health").json()["beside"] == {"e": "loaded"}
 
 
-def test_an_embedder_that_is_told_twice_to_leave_stays_after_its_next_text(beside):
+def test_an_embedder_that_is_asked_twice_to_unload_stays_after_its_next_text(beside):
     (worker,) = beside.vectors.workers
     reported, unload = [], worker.embedder.unload
 
@@ -920,7 +920,7 @@ def test_an_embedder_beside_stays_where_it_has_a_place(files, tmp_path, monkeypa
 
 
 @pytest.mark.parametrize("is_first", [True, False])
-def test_an_embedder_beside_leaves_for_a_model_that_cannot_be_loaded_beside_it(files, tmp_path, is_first):
+def test_an_embedder_beside_unloads_for_a_model_that_cannot_be_loaded_beside_it(files, tmp_path, is_first):
     bert(embedder := tmp_path / "e.gguf")
     with sharing(files[:2], embedding_model=str(embedder), models_loaded=3) as up:
         models, (worker,) = models_of(up), up.vectors.workers
@@ -943,7 +943,7 @@ def test_an_embedder_beside_leaves_for_a_model_that_cannot_be_loaded_beside_it(f
         assert up.chat(QUESTION, model="b")["model"] == "b" and not worker.embedder.is_open
 
 
-def test_an_embedder_that_computes_leaves_for_no_model(beside):
+def test_an_embedder_that_computes_unloads_for_no_model(beside):
     with ThreadPoolExecutor(1) as pool:
         (worker,) = beside.vectors.workers
         started, may_end, really = threading.Event(), threading.Event(), worker.embedder.vectors
@@ -1013,7 +1013,7 @@ def test_a_stream_whose_model_cannot_be_loaded_ends_with_an_error_of_its_api(fil
 
 
 @every
-def test_a_stream_that_fails_behind_its_load_ends_with_an_error_of_its_api(files, api, monkeypatch, caplog):
+def test_a_stream_that_fails_after_its_load_ends_with_an_error_of_its_api(files, api, monkeypatch, caplog):
     async def fail(*given):
         raise KeyError("odd")
 
@@ -1035,7 +1035,7 @@ def started(answer, go, act=lambda: None):
 
 
 @pytest.mark.parametrize("api", [MESSAGES, RESPONSES], ids=str)
-def test_a_prompt_that_is_too_long_for_a_model_that_loads_is_told_in_the_words_of_its_api(files, api):
+def test_a_prompt_that_is_too_long_for_a_model_that_loads_is_reported_in_the_words_of_its_api(files, api):
     with sharing(files[:2]) as up, blocked_loads(up) as go, streaming(up, api, "word " * 5000) as answer:
         *_, last = api.events(started(answer, go))
     if api is MESSAGES:
@@ -1051,7 +1051,7 @@ def test_what_a_stream_asks_wrongly_is_refused_before_its_model_is_loaded(files)
             assert answer.status_code in (400, 404)
 
 
-def test_a_client_that_leaves_before_its_model_is_loaded_asks_nothing_of_it(files):
+def test_a_client_that_disconnects_before_its_model_is_loaded_asks_nothing_of_it(files):
     with sharing(files[:2]) as up:
         with blocked_loads(up) as go:
             with streaming(up, COMPLETIONS) as answer:
