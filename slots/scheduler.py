@@ -442,8 +442,8 @@ class Scheduler:
         self._late.update(self.running)
         num_late = 0
         while num_late < MOST_LATE and self._has_slot() and (job := self.waiting.next()):
-            if self.fetcher.begins_late(job):
-                continue
+            if self.fetcher.has_to_wait(job):
+                continue  # the queue passes it over until the fetch ends
             if self._late.add(job, self.running):
                 num_late += 1
                 continue
