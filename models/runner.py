@@ -442,7 +442,7 @@ class Runner:
                 llama.llama_memory_clear(memory, False)
 
     def _guard(self, sequence: int, start: int, stop: int) -> None:
-        """With a sliding window, give the sequence's twin these cells, too."""
+        """With a sliding window, give the sequence's twin these cells, too: see `Context`."""
         if self.context.twin:
             llama.llama_memory_seq_cp(self.context.memory, sequence, sequence + self.context.twin, start, stop)
 

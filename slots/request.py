@@ -66,7 +66,7 @@ class Layout:
         """The tokens (int32) as the model knows them."""
         return self.ids_of(self.tokens)
 
-    # ---- where all of a prompt is read as it stands; special layouts differ ------------------------------------------
+    # ---- where all of a prompt is read as it stands; the layouts of `slots/separate.py` differ -----------------------
 
     @property
     def in_pieces(self) -> bool:
