@@ -348,7 +348,7 @@ class _Trainer:
         self.words = [list(word) for word in words]
         self.weight = list(words.values())
         self.counts: Counter[Pair] = Counter()
-        self.holders: defaultdict[Pair, set[int]] = defaultdict(set)
+        self.owners: defaultdict[Pair, set[int]] = defaultdict(set)
         for index, word in enumerate(self.words):
             self._count(index, word, +1)
         # Holds outdated entries, too: one whose count is no longer true is put right when it comes up.
@@ -370,7 +370,7 @@ class _Trainer:
 
     def _merge(self, pair: Pair) -> None:
         changed: set[Pair] = set()
-        for index in self.holders.pop(pair):
+        for index in self.owners.pop(pair):
             old, new = self.words[index], _joined(self.words[index], pair)
             self._count(index, old, -1)
             self._count(index, new, +1)
@@ -383,7 +383,7 @@ class _Trainer:
         for pair in pairwise(word):
             self.counts[pair] += sign * self.weight[index]
             if sign > 0:
-                self.holders[pair].add(index)
+                self.owners[pair].add(index)
 
 
 def _joined(word: list[str], pair: Pair) -> list[str]:

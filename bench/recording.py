@@ -296,7 +296,7 @@ class _Session:
 
     def beside(self) -> int:
         """Let all work at once until the sub-agents are done. Return the wave in the middle."""
-        begun = len(self.waves)
+        num_before = len(self.waves)
         for sub in self.subs:
             prompt = next(self.questions)
             sub.ask(prompt)
@@ -313,7 +313,7 @@ class _Session:
             last = f"Done as {sub.name}. " + sub.messages[-1]["content"][: sub.files.size // 2]
             sub.say(last)
             self.main.call("task_result", last, agent=sub.name)
-        return (begun + len(self.waves)) // 2
+        return (num_before + len(self.waves)) // 2
 
     def compacted(self) -> None:
         """Let the main agent ask for a summary, begin anew with it, and work on."""

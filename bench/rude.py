@@ -226,7 +226,7 @@ class Visitor:
         if "usage" in answer and answer["usage"]["completion_tokens"] != wanted:
             raise Lost(f"{answer['usage']['completion_tokens']} tokens instead of {wanted}")
 
-    async def leave(self) -> None:
+    async def disconnect(self) -> None:
         async with self._post(PATH, self.chat(stream=True, ignore_eos=True, max_tokens=400)) as answer:
             await answer.content.read(1 + self.rng.randrange(2000))
             answer.close()
@@ -312,7 +312,7 @@ ACTS: dict[str, tuple[float, Act]] = {
     "chat": (6, _chats()),
     "stream": (8, Visitor.stream),
     "fill": (2, Visitor.fill),
-    "leave": (3, Visitor.leave),
+    "leave": (3, Visitor.disconnect),
     "converse": (6, Visitor.converse),
     "branch": (2, Visitor.branch),
     "look back": (0.7, lambda one: one.asked("GET", f"/v1/conversations/{one.conversation}", scope=one.own_scope)),
@@ -384,7 +384,7 @@ async def stall(url: str, count: int, tokens: int) -> list[socket.socket]:
     return connections
 
 
-async def leave(url: str, count: int, seed: int = 0) -> None:
+async def disconnect(url: str, count: int, seed: int = 0) -> None:
     """Connect and disconnect: within the head, within the body, before the answer, or during it."""
     rng = random.Random(seed)
     for number in range(count):

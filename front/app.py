@@ -21,7 +21,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from ..models.heap import return_large_blocks
 from ..server.http.api_errors import RequestError, handlers
-from ..server.http.bodies import Held
+from ..server.http.bodies import Reservation
 from ..server.http.log import HEADER, RequestLog
 from ..server.http.security import guards, is_open
 from .chat_documents import opening, read_chat
@@ -52,14 +52,14 @@ class Proxy:
             with room.probing():
                 await _while_connected(receive, self._probe(scope, send))
             return
-        with room.relaying() as held:
+        with room.relaying() as reservation:
             sent = Sent(scope["method"], target_of(scope), headers_of(scope))
-            sent.body = await room.bodies.read(Request(scope, receive), held)
-            await _while_connected(receive, self.exchange(scope, send, sent, held))
+            sent.body = await room.bodies.read(Request(scope, receive), reservation)
+            await _while_connected(receive, self.exchange(scope, send, sent, reservation))
 
-    async def exchange(self, scope: Scope, send: Send, sent: Sent, held: Held) -> None:
-        """Send a request and relay its answer. held: the room that its body takes. Raises RequestError."""
-        sent.held = held
+    async def exchange(self, scope: Scope, send: Send, sent: Sent, reservation: Reservation) -> None:
+        """Send a request and relay its answer. reservation: the room that its body takes. Raises RequestError."""
+        sent.reservation = reservation
         await self.relay(sent, Relay(self._state, send, scope["path"], Bystander()))
 
     async def _probe(self, scope: Scope, send: Send) -> None:
@@ -158,18 +158,18 @@ class Ask:
 class ChatProxy(Proxy):
     """Orders a chat's documents, and relays it."""
 
-    async def exchange(self, scope: Scope, send: Send, sent: Sent, held: Held) -> None:
+    async def exchange(self, scope: Scope, send: Send, sent: Sent, reservation: Reservation) -> None:
         state, began = self._state, perf_counter()
         engine = await state.finder.engine(scope["headers"])
-        held.hold(COPIES * len(sent.body))
+        reservation.reserve(COPIES * len(sent.body))
         sent.body, ask = await state.threads.run(len(sent.body), self._prepare, sent.body, engine)
-        held.hold(len(sent.body))
+        reservation.reserve(len(sent.body))
         state.metrics.ordering.observe(perf_counter() - began)
         sent.headers = self._headers(sent.headers, ask.session)
         prefill = state.prefills.begin()
         if ask.plan is None:  # its prefill counts: it is computed beside prompts that are judged by their wait
             try:
-                sent.held = held
+                sent.reservation = reservation
                 await self.relay(sent, Relay(state, send, scope["path"], FirstChunk(prefill)))
             finally:
                 prefill.end()
@@ -215,7 +215,7 @@ class ChatProxy(Proxy):
         ask = Ask(session, plan, model=bytes(chat.fields.get("model", b"null")))
         if engine.knows_documents:
             return chat.body, ask
-        wants = chat.lacks_usage and not engine.tells_in_streams
+        wants = chat.lacks_usage and not engine.reports_in_streams
         return write(chat, plan, wants), replace(ask, hides_usage=wants)
 
 
@@ -240,12 +240,12 @@ class WarmUpProxy(ChatProxy):
     (RAGCache++, section 3.6).
     """
 
-    async def exchange(self, scope: Scope, send: Send, sent: Sent, held: Held) -> None:
+    async def exchange(self, scope: Scope, send: Send, sent: Sent, reservation: Reservation) -> None:
         state, engine = self._state, await self._state.finder.engine(scope["headers"])
         if engine.knows_documents:
-            await Proxy.exchange(self, scope, send, sent, held)
+            await Proxy.exchange(self, scope, send, sent, reservation)
             return
-        held.hold(COPIES * len(sent.body))
+        reservation.reserve(COPIES * len(sent.body))
         name, parts, body, session, plan, model = await state.threads.run(len(sent.body), self._open, sent.body)
         # Prompts that wait come first: the engine has no time for others. A warm-up that hangs delays those of its model.
         starts = bool(parts) and state.prefills.has_time_for(model) and state.warm_ups.has_room(len(body))

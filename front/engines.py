@@ -140,14 +140,14 @@ def _first(*numbers: int | None) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class EngineApi:
-    """knows_documents: it gets requests unchanged. tells_in_streams: a stream ends with its figures, unasked.
+    """knows_documents: it gets requests unchanged. reports_in_streams: a stream ends with its figures, unasked.
 
     text_field, no_begin: the fields of `POST /tokenize` for the text, and for no BOS token; empty without that route.
     """
 
     name: str
     knows_documents: bool = False
-    tells_in_streams: bool = False
+    reports_in_streams: bool = False
     text_field: str = ""
     no_begin: str = ""
 
@@ -155,8 +155,8 @@ class EngineApi:
 ENGINES = {
     engine.name: engine
     for engine in (
-        EngineApi("slotcache", knows_documents=True, tells_in_streams=True, text_field="content", no_begin="add_special"),
-        EngineApi("llama", tells_in_streams=True, text_field="content", no_begin="add_special"),
+        EngineApi("slotcache", knows_documents=True, reports_in_streams=True, text_field="content", no_begin="add_special"),
+        EngineApi("llama", reports_in_streams=True, text_field="content", no_begin="add_special"),
         EngineApi("vllm", text_field="prompt", no_begin="add_special_tokens"),
         EngineApi("sglang", text_field="prompt", no_begin="add_special_tokens"),
         EngineApi("openai"),

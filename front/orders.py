@@ -48,7 +48,7 @@ class FrontMetrics:
         self.prompt_tokens = Counter(f"{prefix}_prompt_tokens", "Tokens of prompts with documents", registry=registry)
         of_cached = "Tokens of prompts with documents that were cached, as the upstream told"
         self.cached_tokens = Counter(f"{prefix}_cached_tokens", of_cached, registry=registry)
-        self.untold = Counter(f"{prefix}_untold", "Answers that tell no cached tokens", registry=registry)
+        self.unreported = Counter(f"{prefix}_untold", "Answers that tell no cached tokens", registry=registry)
         of_stale = "Prompts that took the time of cold ones, though the upstream should have had them"
         self.stale = Counter(f"{prefix}_stale", of_stale, registry=registry)
         self.warmed = Counter(f"{prefix}_warmed", "Prompts computed during a search up to its documents", registry=registry)
@@ -179,7 +179,7 @@ class Onward:
 
     def __init__(self, tree: KnowledgeTree, place: DocumentNode | None) -> None:
         self._place = place
-        self.behind, self.follow, self.beyond, self.recency = tree.behind, tree.follow, tree.beyond, tree.recency
+        self.after, self.follow, self.beyond, self.recency = tree.after, tree.follow, tree.beyond, tree.recency
 
     def start(self) -> DocumentNode | None:
         return self._place
@@ -241,19 +241,19 @@ class Orders:
             with self._lock:
                 self._tree.forget([part.key for part in plan.parts[: plan.known + 1]])
 
-    def learn(self, plan: OrderPlan, told: EngineFeedback, seconds: float | None = None, model: bytes = b"") -> Learnt:
+    def learn(self, plan: OrderPlan, reported: EngineFeedback, seconds: float | None = None, model: bytes = b"") -> Learnt:
         """Correct the tree by an answer. seconds: until its first token, which counts if no cached tokens are reported."""
-        if told.documents:
-            plan = plan.ordered_by(told.documents)
+        if reported.documents:
+            plan = plan.ordered_by(reported.documents)
         with self._lock:
-            path = self._lengths.fit(plan.parts, plan.chars, told.prompt_tokens)
-            cached_tokens = told.cached_tokens
+            path = self._lengths.fit(plan.parts, plan.chars, reported.prompt_tokens)
+            cached_tokens = reported.cached_tokens
             is_timed = False
             if cached_tokens is None and seconds is not None:
                 is_timed = True
                 expected = sum(tokens for _, tokens in path[: plan.known])
                 rest = PromptPart("", plan.chars)
-                tokens = told.prompt_tokens or sum(tokens for _, tokens in path) + self._lengths.tokens(rest)
+                tokens = reported.prompt_tokens or sum(tokens for _, tokens in path) + self._lengths.tokens(rest)
                 cached_tokens = self._speeds.cached(model, max(tokens, expected + 1), expected, seconds)
             cached = None if cached_tokens is None else leading(path, cached_tokens)
             is_stale = is_timed and cached is not None and cached < plan.known
@@ -300,8 +300,8 @@ class Orders:
         self._num_ranks += len(order) - len(self._kept.pop(name, ()))
         self._kept[name] = order
         while len(self._kept) > MAX_TURNS or self._num_ranks > MAX_RANKS:
-            _, left = self._kept.popitem(last=False)
-            self._num_ranks -= len(left)
+            _, evicted = self._kept.popitem(last=False)
+            self._num_ranks -= len(evicted)
 
     def _walk(self, place: DocumentNode | None, parts: Sequence[PromptPart]) -> tuple[DocumentNode | None, int]:
         """Follow parts of a prompt from a place on. Return their end, None if the tree lacks it, and how many it has."""
@@ -322,41 +322,41 @@ class Learning:
 
     def __init__(self, orders: Orders, metrics: FrontMetrics) -> None:
         self._orders, self._metrics = orders, metrics
-        self._is_told = self._has_warned = False
+        self._has_reported = self._has_warned = False
 
-    def learn(self, plan: OrderPlan, told: EngineFeedback, seconds: float | None = None, model: bytes = b"") -> None:
+    def learn(self, plan: OrderPlan, reported: EngineFeedback, seconds: float | None = None, model: bytes = b"") -> None:
         """Learn from the answer to a prompt, at once or a little later. seconds: until its first token; None: not known."""
-        _run(self._learn, plan, self._completed(plan, told), seconds, model)
+        _run(self._learn, plan, self._completed(plan, reported), seconds, model)
 
     def take_back(self, plan: OrderPlan) -> None:
         """Forget a prompt that the upstream did not take, so that a client that it refuses teaches nothing."""
         _run(self._orders.take_back, plan)
 
-    def _completed(self, plan: OrderPlan, told: EngineFeedback) -> EngineFeedback:
+    def _completed(self, plan: OrderPlan, reported: EngineFeedback) -> EngineFeedback:
         """Return the figures, with a zero if an engine that reports cached tokens omits it, as vLLM does."""
-        self._is_told |= told.cached_tokens is not None
-        if told.cached_tokens is None and self._is_told and told.prompt_tokens is not None:
-            return replace(told, cached_tokens=0)
-        if not self._is_told and plan.num_expected and not self._has_warned:
+        self._has_reported |= reported.cached_tokens is not None
+        if reported.cached_tokens is None and self._has_reported and reported.prompt_tokens is not None:
+            return replace(reported, cached_tokens=0)
+        if not self._has_reported and plan.num_expected and not self._has_warned:
             self._has_warned = True
             logger.warning(
                 "the upstream tells no cached tokens, so its cache is guessed, from the time to the first token of streams: "
                 "vLLM tells them with --enable-prompt-tokens-details, SGLang with --enable-cache-report"
             )
-        return told
+        return reported
 
-    def _learn(self, plan: OrderPlan, told: EngineFeedback, seconds: float | None, model: bytes) -> None:
-        learnt, metrics = self._orders.learn(plan, told, seconds, model), self._metrics
+    def _learn(self, plan: OrderPlan, reported: EngineFeedback, seconds: float | None, model: bytes) -> None:
+        learnt, metrics = self._orders.learn(plan, reported, seconds, model), self._metrics
         metrics.stale.inc(learnt.is_stale)
         metrics.documents.inc(plan.num_documents)
         metrics.repeated.inc(sum(len(placed.repeated) for placed in plan.placed))
         metrics.expected.inc(plan.num_expected)
-        metrics.prompt_tokens.inc(told.prompt_tokens or 0)
+        metrics.prompt_tokens.inc(reported.prompt_tokens or 0)
         if learnt.cached is None:
-            metrics.untold.inc()
+            metrics.unreported.inc()
         else:
             metrics.cached.inc(plan.documents_in(learnt.cached))
-            metrics.cached_tokens.inc(told.cached_tokens or 0)
+            metrics.cached_tokens.inc(reported.cached_tokens or 0)
 
 
 def _run(work: Callable[..., None], *arguments: object) -> None:

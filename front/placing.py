@@ -23,7 +23,7 @@ from .orders import PromptPart
 
 # ---- What an answer of slotcache reports of a replica's cache, read while the answer passes. ----------------------------
 
-TOLD = b'"slotcache"'
+OWN_FIELD = b'"slotcache"'
 LARGEST = 16 << 20  # bytes of an answer's JSON that are read
 
 
@@ -72,7 +72,7 @@ class ReplicaAnswer:
                 name.lower() == b"content-type" and b"event-stream" in value for name, value in message["headers"]
             )
         elif self.is_stream:
-            for event in split(message.get("body", b"")) if TOLD in message.get("body", b"") else ():
+            for event in split(message.get("body", b"")) if OWN_FIELD in message.get("body", b"") else ():
                 self._take(data_of(event))
         elif len(self.body) <= LARGEST:
             self.body += message.get("body", b"")
@@ -92,7 +92,7 @@ class ReplicaAnswer:
             yield "answer", self.id
 
     def _take(self, data: bytes | bytearray) -> None:
-        if TOLD not in data:
+        if OWN_FIELD not in data:
             return
         try:
             found = DECODER.decode(data)
@@ -152,7 +152,7 @@ class Answering:
     def __init__(self, app: ASGIApp, forward: Forward) -> None:
         self._app, self._forward = app, forward
         self._messages: list[Message] = []
-        self._news, self._is_left, self._is_read = asyncio.Event(), asyncio.Event(), False
+        self._news, self._is_disconnected, self._is_read = asyncio.Event(), asyncio.Event(), False
 
     async def messages(self) -> AsyncGenerator[list[Message], None]:
         """Yield the answer as it arrives, some ASGI messages at a time. If the caller stops, the app sees a disconnect."""
@@ -166,7 +166,7 @@ class Answering:
                 if taken:
                     yield taken
         finally:
-            self._is_left.set()
+            self._is_disconnected.set()
             await asyncio.wait((work,))
         work.result()
 
@@ -174,11 +174,11 @@ class Answering:
         if not self._is_read:
             self._is_read = True
             return {"type": "http.request", "body": self._forward.body, "more_body": False}
-        await self._is_left.wait()
+        await self._is_disconnected.wait()
         return {"type": "http.disconnect"}
 
     async def _send(self, message: Message) -> None:
-        if self._is_left.is_set():
+        if self._is_disconnected.is_set():
             raise OSError("the client has left")
         self._messages.append(message)
         self._news.set()

@@ -22,7 +22,7 @@ class Prefills:
 
     def __init__(self, clock: Callable[[], float] = perf_counter) -> None:
         self.clock = clock
-        self.num_waiting = self.num_begun = 0
+        self.num_waiting = self.num_started = 0
         self.warming: Counter[bytes] = Counter()  # those of `num_waiting` that no client waits for, by their models
 
     def begin(self) -> Prefill:
@@ -50,12 +50,12 @@ class Prefill:
         self._prefills, self._warms, self._is_waiting = prefills, warms, True
         self._is_first = not prefills.num_waiting
         prefills.num_waiting += 1
-        prefills.num_begun += 1
-        self._number, self._began = prefills.num_begun, prefills.clock()
+        prefills.num_started += 1
+        self._number, self._began = prefills.num_started, prefills.clock()
 
     def token(self) -> None:
         """Note that a token has come; only the first one counts."""
-        if self._is_waiting and self._is_first and self._prefills.num_begun == self._number:
+        if self._is_waiting and self._is_first and self._prefills.num_started == self._number:
             self.seconds = self._prefills.clock() - self._began
         self.end()
 

@@ -33,7 +33,7 @@ from ..server import load
 from ..server.app import AppState, make_app
 from ..server.config.settings import Settings
 from ..server.http.api_errors import RequestError, handlers
-from ..server.http.bodies import Bodies, Held
+from ..server.http.bodies import Bodies, Reservation
 from ..server.http.log import configure
 from ..server.http.security import CrossOrigin, Gate, Keys, Origins
 from ..server.serve import prepare, start
@@ -138,7 +138,7 @@ class Ingress:
             await self._pass_on(Asked(Forward.of(scope, b""), Needs(), self._fleets), send)
             return
         only = headers.get(REPLICA, "")
-        with Held(self._bodies) as room:  # until it is decoded, as in `read_body`
+        with Reservation(self._bodies) as room:  # until it is decoded, as in `read_body`
             forward = Forward.of(scope, await self._bodies.read(Request(scope, receive), room), only)
             needs = await asyncio.to_thread(Needs.of, forward, self._fleets.tool_documents)
         if (forward.method, forward.path) == LIST:

@@ -12,7 +12,7 @@ import aiohttp
 from starlette.types import Send
 
 from ..server.http.api_errors import RequestError
-from ..server.http.bodies import Held
+from ..server.http.bodies import Reservation
 from .events import EventError, Events, closing, is_done
 from .state import FrontState
 from .upstream import OF_THE_HOP, headers_of
@@ -56,7 +56,7 @@ class Relay:
 
     def __init__(self, state: FrontState, send: Send, path: str, reader: StreamReader, *, more: Headers = ()) -> None:
         self._state, self._send, self._path, self._reader, self._more = state, send, path, reader, more
-        self._has_begun = self.is_refused = False
+        self._has_started = self.is_refused = False
         self.failure: RequestError | None = None
 
     async def relay(self, response: aiohttp.ClientResponse) -> None:
@@ -95,7 +95,7 @@ class Relay:
     async def _relay_json(self, response: aiohttp.ClientResponse, pieces: AsyncIterator[bytes]) -> None:
         """Send a body once it is whole, so that an answer that breaks off becomes an error. Pass a too large one on."""
         body = BytesIO()
-        with Held(self._state.room.bodies) as room:
+        with Reservation(self._state.room.bodies) as room:
             async for piece in pieces:
                 body.write(piece)
                 if not _takes_room(room, body.tell()):
@@ -117,7 +117,7 @@ class Relay:
                 await self._begin(response)
                 await self._write(piece)
         except RequestError as error:
-            if not self._has_begun:
+            if not self._has_started:
                 raise
             self._note(error)
             return  # without its end: uvicorn closes the connection
@@ -126,9 +126,9 @@ class Relay:
 
     async def _begin(self, response: aiohttp.ClientResponse, without: frozenset[bytes] = OF_THE_HOP) -> None:
         """Send the head, once."""
-        if self._has_begun:
+        if self._has_started:
             return
-        self._has_begun = True
+        self._has_started = True
         headers = [*headers_of(response, without), *(() if self.is_refused else self._more)]
         await self._send({"type": "http.response.start", "status": response.status, "headers": headers})
 
@@ -137,7 +137,7 @@ class Relay:
 
     async def _fail(self, error: RequestError) -> None:
         """End a stream with an error."""
-        if not self._has_begun:
+        if not self._has_started:
             raise error
         self._note(error)
         await self._write(closing(error, self._path))
@@ -152,10 +152,10 @@ class Relay:
         return self._path.endswith("/chat/completions")
 
 
-def _takes_room(room: Held, length: int) -> bool:
+def _takes_room(room: Reservation, length: int) -> bool:
     """Take the room of an answer so far; return whether there is enough, and the answer is not too large."""
     try:
-        room.hold(length)
+        room.reserve(length)
     except RequestError:
         return False
     return length <= LARGEST

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from ..server.config.settings import Settings
 from ..server.http.api_errors import RequestError
-from ..server.http.bodies import LARGEST, Bodies, Held
+from ..server.http.bodies import LARGEST, Bodies, Reservation
 from ..server.http.threads import PromptThreads
 from .engines import Counting, Finder
 from .lengths import Lengths
@@ -34,15 +34,15 @@ class Room:
         self._most, self.num_relayed, self._num_probes = most, 0, 0
 
     @contextmanager
-    def relaying(self) -> Iterator[Held]:
+    def relaying(self) -> Iterator[Reservation]:
         """Let a request in, until its answer has ended. Raises RequestError 503."""
         if self.num_relayed >= self._most:
             full = f"{self._most:,} requests are being relayed, the front's --max-relayed: try again"
             raise RequestError(full, status=503, retry_after=1)
         self.num_relayed += 1
         try:
-            with Held(self.bodies) as held:
-                yield held
+            with Reservation(self.bodies) as reservation:
+                yield reservation
         finally:
             self.num_relayed -= 1
 

@@ -13,7 +13,7 @@ from multidict import CIMultiDict
 from yarl import URL
 
 from ..server.http.api_errors import RequestError
-from ..server.http.bodies import Held
+from ..server.http.bodies import Reservation
 from .settings import FrontSettings
 
 STATUSES = range(200, 600)  # of answers; an upgrade to another protocol is none
@@ -38,7 +38,7 @@ Headers = Iterable[tuple[bytes, bytes]]
 class Sent:
     """A request. target: the path with the query. headers: with those of the client's connection, which are not sent.
 
-    has_key: the upstream's key is sent. held: the room that is free once the upstream has the body.
+    has_key: the upstream's key is sent. reservation: the room that is free once the upstream has the body.
     """
 
     method: str
@@ -46,13 +46,13 @@ class Sent:
     headers: Headers
     body: bytes = b""
     has_key: bool = True
-    held: Held | None = None
+    reservation: Reservation | None = None
 
     def let_go(self) -> None:
         """Forget the body: the upstream has it."""
         self.body = b""
-        if self.held is not None:
-            self.held.hold(0)
+        if self.reservation is not None:
+            self.reservation.reserve(0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ PACKAGES = {"cpu": "linux-x64", "vulkan": "linux-x64-vulkan", "cuda": "linux-x64
 BACKEND_OF_CUDA12 = "linux-x64-cuda-ext/bins/linux-x64-cuda/fallback/libggml-cuda.so"
 
 PATIENCE = 300  # s for the trial on a card: kernels are compiled at their first use
-TOLD_EVERY = 15  # s between two lines of the log
+LOG_EVERY = 15  # s between two lines of the log
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,7 @@ class TrialProgress:
 
     def __call__(self) -> bool:
         if (seconds := monotonic() - self._began) >= self._due:
-            self._due += TOLD_EVERY
+            self._due += LOG_EVERY
             line = "trying the llama.cpp of %s on the card, once for this driver: %.0f s so far, %d at most"
             logger.info(line, self._folder, seconds, PATIENCE)
         return self._goes_on()

@@ -74,9 +74,9 @@ def _completed(text: str) -> dict[str, object] | None:
     if not closers:
         return None
     text, end = text.rstrip(), "".join(reversed(closers))
-    for begun in (text, _CUT_WORD.sub("null", text), f"{text}null", f"{text}: null", text.removesuffix(",")):
+    for start in (text, _CUT_WORD.sub("null", text), f"{text}null", f"{text}: null", text.removesuffix(",")):
         try:
-            value = decode_json(begun + end)
+            value = decode_json(start + end)
         except (ValueError, RecursionError):
             continue
         return value if isinstance(value, dict) else None

@@ -115,7 +115,7 @@ class Context:
                 raise ModelError(f"{self.model.path} keeps no KV, so it is no text generation model: {about}")
         except ModelError:
             llama.llama_free(handle)
-            self.model.weights.leave()
+            self.model.weights.exit()
             raise
         self.memory, self.handle = memory, handle
 
@@ -132,7 +132,7 @@ class Context:
     def unload(self) -> None:
         """Free the memory until `open`. The weights are freed, too, unless another context computes with them."""
         self.close()
-        self.model.weights.leave()
+        self.model.weights.exit()
 
     def close(self) -> None:
         if self.handle:
@@ -158,7 +158,7 @@ def open_context(model: Model, params: llama.llama_context_params) -> llama.llam
     model.weights.enter()
     handle = llama.llama_init_from_model(model.handle, params)
     if not handle:
-        model.weights.leave()
+        model.weights.exit()
         raise ModelError(f"cannot make a context of {params.n_ctx} cells for {model.path.name}: {llama.last_complaint()}")
     return handle
 

@@ -11,10 +11,10 @@ from typing import Protocol
 class ContentParts(Protocol):
     """Cuts the text of an answer into parts, in order: (text, whether it is content, in which stop strings count).
 
-    num_held: characters that are in no part yet.
+    num_unsettled: characters that are in no part yet.
     """
 
-    num_held: int
+    num_unsettled: int
 
     def push(self, text: str) -> list[tuple[str, bool]]:
         """Add text and return the parts that are settled by it."""
@@ -34,7 +34,7 @@ class TextStream:
     and never across two parts.
     """
 
-    __slots__ = ("_begun", "_decoder", "_held", "_parts", "_piece", "_stop", "stopped")
+    __slots__ = ("_decoder", "_partial", "_parts", "_piece", "_stop", "_unsettled", "stopped")
 
     def __init__(self, stop: Sequence[str], piece: Callable[[int], bytes], parts: ContentParts | None = None) -> None:
         self.stopped: str | None = None
@@ -43,8 +43,8 @@ class TextStream:
         self._piece = piece
         self._decoder = getincrementaldecoder("utf-8")("replace")
         # Never longer than the longest stop string: the cost of a push depends on this, not on the answer's length.
-        self._held = ""
-        self._begun = [PartialWords(word) for word in self._stop]
+        self._unsettled = ""
+        self._partial = [PartialWords(word) for word in self._stop]
         self._parts = parts if self._stop else None
 
     def push(self, token: int) -> str:
@@ -64,9 +64,9 @@ class TextStream:
         return settled + self._settle("", final=True)
 
     @property
-    def num_held(self) -> int:
+    def num_unsettled(self) -> int:
         """The characters that are known and not returned yet."""
-        return len(self._held) + (self._parts.num_held if self._parts else 0)
+        return len(self._unsettled) + (self._parts.num_unsettled if self._parts else 0)
 
     def _settle_parts(self, parts: Sequence[tuple[str, bool]]) -> str:
         settled = ""
@@ -74,34 +74,34 @@ class TextStream:
             settled += self._settle(text if is_content else "", final=not is_content)
             if not is_content and self.stopped is None:
                 settled += text
-                for begun in self._begun:
-                    begun.length = 0
+                for partial in self._partial:
+                    partial.length = 0
         return settled
 
     def _settle(self, text: str, *, final: bool) -> str:
         if self.stopped is not None:
             return ""
-        self._held += text
-        for begun in self._begun:
-            begun.push(text)
-        hold = len(self._held) if final else self._first_unfinished()
+        self._unsettled += text
+        for partial in self._partial:
+            partial.push(text)
+        settled_end = len(self._unsettled) if final else self._first_unfinished()
         found = self._first_stop()
-        if found is not None and found[0] <= hold:
+        if found is not None and found[0] <= settled_end:
             # A stop string that may still turn out to start earlier goes first, so this one may have to wait.
             start, self.stopped = found
-            settled, self._held = self._held[:start], ""
+            settled, self._unsettled = self._unsettled[:start], ""
         else:
-            settled, self._held = self._held[:hold], self._held[hold:]
+            settled, self._unsettled = self._unsettled[:settled_end], self._unsettled[settled_end:]
         return settled
 
     def _first_stop(self) -> tuple[int, str] | None:
         """Return the start of the earliest whole stop string, and the string."""
-        found = ((self._held.find(word), word) for word in self._stop)
+        found = ((self._unsettled.find(word), word) for word in self._stop)
         return min((hit for hit in found if hit[0] >= 0), key=lambda hit: (hit[0], len(hit[1])), default=None)
 
     def _first_unfinished(self) -> int:
         """Return the start of the earliest stop string that may still become whole; without one, the end of the text."""
-        return len(self._held) - max((begun.length for begun in self._begun), default=0)
+        return len(self._unsettled) - max((partial.length for partial in self._partial), default=0)
 
 
 class PartialWords:

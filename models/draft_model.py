@@ -75,7 +75,7 @@ class Best(Sampler):
 
 
 @dataclass(slots=True, eq=False)
-class HeldTokens:
+class KeptTokens:
     """The KV of a slot. tokens[:length] (int32) have KV; the first `known` are the request's, the others are drafted.
 
     is_refused: the request has a token that only the served model knows, finds no cells, or is too long for the draft model.
@@ -118,7 +118,7 @@ class DraftModel:
         self._is_end = served.is_end
         self._runner = Runner(context)
         self._runner.interrupt = beside.on(context)
-        self._held = [HeldTokens() for _ in range(num_slots)]
+        self._kept = [KeptTokens() for _ in range(num_slots)]
         self._samplers = {slot: Best(context.model, self._num_vocab) for slot in range(num_slots)}
         self._clock = 0
 
@@ -137,7 +137,7 @@ class DraftModel:
         """Free the memory of the device until `open`."""
         if self.context.handle:
             self._runner.unload()
-        self._held = [HeldTokens() for _ in self._held]
+        self._kept = [KeptTokens() for _ in self._kept]
 
     def open(self) -> None:
         """Load the model again, unless it is off for good. If that fails, it drafts nothing until a later load."""
@@ -156,7 +156,7 @@ class DraftModel:
     def clear(self) -> None:
         """Free every cell."""
         self._runner.clear()
-        self._held = [HeldTokens() for _ in self._held]
+        self._kept = [KeptTokens() for _ in self._kept]
 
     def close(self) -> None:
         """Free the context and the model."""
@@ -173,34 +173,34 @@ class DraftModel:
     def lacking(self, job: Job) -> int:
         """See `Drafter`."""
         try:
-            held = self._of(job)
+            kept = self._of(job)
         except RunnerError:
             return self._fail(-1)
-        return -1 if held.is_refused else job.num_tokens - 1 - held.length
+        return -1 if kept.is_refused else job.num_tokens - 1 - kept.length
 
     def read(self, job: Job, most: int) -> bool:
         """See `Drafter`."""
-        held = self._of(job)
-        return self._read(job.slot, held, ids_of(job.tokens[held.length : job.num_tokens - 1][:most]))
+        kept = self._of(job)
+        return self._read(job.slot, kept, ids_of(job.tokens[kept.length : job.num_tokens - 1][:most]))
 
     def read_ahead(self, slot: Slot, cached: int, most: int) -> bool:
         """See `Drafter`."""
-        held, tokens = self._held[slot.id], ids_of(slot.history[:cached])
+        kept, tokens = self._kept[slot.id], ids_of(slot.history[:cached])
         if slot.scope is None:
             return False
         try:
-            if (held.request, held.scope) != (slot.last, slot.scope):  # a restored history has no request
+            if (kept.request, kept.scope) != (slot.last, slot.scope):  # a restored history has no request
                 self._begin(slot.id, slot.last, slot.scope, tokens, len(tokens))
-            self._keep(slot.id, common_prefix(held.tokens[: held.length], tokens))
+            self._keep(slot.id, common_prefix(kept.tokens[: kept.length], tokens))
         except RunnerError:
             return self._fail(False)
-        lacks = held.length < len(tokens) and not held.is_refused
-        return lacks and self._read(slot.id, held, tokens[held.length :][:most])
+        lacks = kept.length < len(tokens) and not kept.is_refused
+        return lacks and self._read(slot.id, kept, tokens[kept.length :][:most])
 
     def draft(self, jobs: Sequence[Job], lengths: Sequence[int], goes_on: GoesOn) -> list[ModelDraft]:
         """See `Drafter`."""
-        held = [self._of(job) for job in jobs]
-        feeds = [ids_of(job.tokens[one.length : job.num_tokens]) for job, one in zip(jobs, held, strict=True)]
+        kept = [self._of(job) for job in jobs]
+        feeds = [ids_of(job.tokens[one.length : job.num_tokens]) for job, one in zip(jobs, kept, strict=True)]
         found: list[list[int]] = [[] for _ in jobs]
         confidences: list[list[float]] = [[] for _ in jobs]
         active = [place for place, length in enumerate(lengths) if length > 0]
@@ -222,78 +222,78 @@ class DraftModel:
             pass  # the tokens drafted so far are the draft
         except RunnerError:
             self._fail(0)
-        for job, one in zip(jobs, held, strict=True):
+        for job, one in zip(jobs, kept, strict=True):
             one.known = min(one.length, job.num_tokens)
         drafts = zip(found, confidences, strict=True)
         return [ModelDraft(np.array(tokens, np.int32), tuple(certain)) for tokens, certain in drafts]
 
     def forget(self, scope: Scope) -> None:
         """See `Drafter`."""
-        for slot, held in enumerate(self._held):
-            if held.scope == scope:
+        for slot, kept in enumerate(self._kept):
+            if kept.scope == scope:
                 self._keep(slot, 0)
 
     # ---- the KV of slots -------------------------------------------------------------------------------------------
 
-    def _of(self, job: Job) -> HeldTokens:
+    def _of(self, job: Job) -> KeptTokens:
         """Return the KV of a running job's slot, cut to the job's tokens without the last one."""
-        held, last = self._held[job.slot], job.num_tokens - 1
-        if held.request != job.request.id:
+        kept, last = self._kept[job.slot], job.num_tokens - 1
+        if kept.request != job.request.id:
             # No more than the cache had of the prompt, so that no draft reveals KV that was dropped there.
             most = min(job.reuse.cached, last)
             self._begin(job.slot, job.request.id, job.request.index_scope, ids_of(job.tokens[:last]), most)
         else:
-            drafted = held.tokens[held.known : held.length]
-            same = common_prefix(drafted, ids_of(job.tokens[held.known : last]))
-            self._keep(job.slot, min(held.known, last) + same)
-        held.known = held.length
+            drafted = kept.tokens[kept.known : kept.length]
+            same = common_prefix(drafted, ids_of(job.tokens[kept.known : last]))
+            self._keep(job.slot, min(kept.known, last) + same)
+        kept.known = kept.length
         self._clock += 1
-        held.used = self._clock
-        return held
+        kept.used = self._clock
+        return kept
 
     def _begin(self, slot: int, request: int, scope: Scope, tokens: np.ndarray, most: int) -> None:
         """Give a slot to another request, with the longest prefix of its tokens that a slot of its scope has."""
-        held, tokens = self._held[slot], tokens[:most]
-        same = [self._common(one, scope, tokens) for one in self._held]
+        kept, tokens = self._kept[slot], tokens[:most]
+        same = [self._common(one, scope, tokens) for one in self._kept]
         source = max(range(len(same)), key=lambda one: (same[one], one == slot))
         if source == slot:
             self._keep(slot, same[slot])
         else:
             self._keep(slot, 0)
             self._runner.apply(Share(source, slot, 0, same[source]))
-            held.extend(self._held[source].tokens[: same[source]])
-        held.request, held.scope, held.known, held.is_refused = request, scope, held.length, False
+            kept.extend(self._kept[source].tokens[: same[source]])
+        kept.request, kept.scope, kept.known, kept.is_refused = request, scope, kept.length, False
 
-    def _common(self, held: HeldTokens, scope: Scope, tokens: np.ndarray) -> int:
+    def _common(self, kept: KeptTokens, scope: Scope, tokens: np.ndarray) -> int:
         """Return how many of these tokens a slot's KV has, if it can be continued after them; else 0."""
-        same = common_prefix(held.tokens[: held.length], tokens) if held.scope == scope else 0
+        same = common_prefix(kept.tokens[: kept.length], tokens) if kept.scope == scope else 0
         window = self.context.model.window
-        return same if not window or held.length - same < min(window, self.batch) else 0  # else cells may be gone
+        return same if not window or kept.length - same < min(window, self.batch) else 0  # else cells may be gone
 
     def _keep(self, slot: int, length: int) -> None:
         """Free the KV of a slot after its first `length` tokens."""
-        held = self._held[slot]
-        if length < held.length:
-            self._runner.apply(Trim(slot, length, held.length) if length else Drop(slot))
-            held.length, held.known = length, min(held.known, length)
+        kept = self._kept[slot]
+        if length < kept.length:
+            self._runner.apply(Trim(slot, length, kept.length) if length else Drop(slot))
+            kept.length, kept.known = length, min(kept.known, length)
 
     # ---- computing -------------------------------------------------------------------------------------------------
 
-    def _read(self, slot: int, held: HeldTokens, tokens: np.ndarray) -> bool:
+    def _read(self, slot: int, kept: KeptTokens, tokens: np.ndarray) -> bool:
         """Compute tokens of a slot without logits. False: a new request has aborted it, or it failed."""
-        span = Span(slot, slot, held.length, tokens, logits=False)
+        span = Span(slot, slot, kept.length, tokens, logits=False)
         try:
             self._run((span,), background=True)
         except (Interrupted, NoRoom):
             return False
         except RunnerError:
             return self._fail(False)
-        held.known = held.length
+        kept.known = kept.length
         return True
 
     def _pass(self, feeds: dict[int, np.ndarray]) -> dict[int, tuple[int, float]]:
         """Compute these tokens of slots; return the best next token of each slot, with its probability."""
-        spans = tuple(Span(slot, slot, self._held[slot].length, tokens, logits=True) for slot, tokens in feeds.items())
+        spans = tuple(Span(slot, slot, self._kept[slot].length, tokens, logits=True) for slot, tokens in feeds.items())
         tokens = self._run(spans)
         self.num_passes += 1
         return {slot: (token, self._samplers[slot].confidence) for slot, token in zip(feeds, tokens, strict=True)}
@@ -305,7 +305,7 @@ class DraftModel:
                 raise self._refuse(span.sequence)
         num_tokens = sum(len(span.tokens) for span in spans)
         while True:
-            spare = max(self.context.num_cells - sum(held.length for held in self._held) - num_tokens, 0)
+            spare = max(self.context.num_cells - sum(kept.length for kept in self._kept) - num_tokens, 0)
             try:
                 sampled = self._runner.run(Plan((), spans, num_spare=spare, background=background), self._samplers)
                 break
@@ -313,7 +313,7 @@ class DraftModel:
                 if not self._evict({span.sequence for span in spans}, background):
                     raise self._refuse(max(spans, key=lambda span: span.start).sequence) from None
         for span in spans:
-            self._held[span.sequence].extend(span.tokens)
+            self._kept[span.sequence].extend(span.tokens)
         self.num_tokens += num_tokens
         return sampled
 
@@ -323,16 +323,16 @@ class DraftModel:
         background: only of a slot that was used before those of this pass: two idle slots would else evict each other for
         ever.
         """
-        latest = max(self._held[slot].used for slot in needed) if background else math.inf
-        others = [slot for slot, held in enumerate(self._held) if held.length and slot not in needed and held.used < latest]
+        latest = max(self._kept[slot].used for slot in needed) if background else math.inf
+        others = [slot for slot, kept in enumerate(self._kept) if kept.length and slot not in needed and kept.used < latest]
         if others:
-            self._keep(min(others, key=lambda slot: self._held[slot].used), 0)
+            self._keep(min(others, key=lambda slot: self._kept[slot].used), 0)
         return bool(others)
 
     def _refuse(self, slot: int) -> NoRoom:
         """Draft no more for the request of a slot; return the error."""
         self._keep(slot, 0)
-        self._held[slot].is_refused = True
+        self._kept[slot].is_refused = True
         return NoRoom()
 
     def _fail(self, value: Any) -> Any:

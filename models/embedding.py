@@ -84,7 +84,7 @@ class EmbeddingModel:
     def unload(self) -> None:
         """Free the memory until `open`: see `Context.unload`."""
         self.close()
-        self.model.weights.leave()
+        self.model.weights.exit()
 
     def close(self) -> None:
         if self.handle:

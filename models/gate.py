@@ -65,7 +65,7 @@ def check() -> None:
         raise ModelError(str(llama.LIBRARY.refused(f"fails a trial with a small model: {reason}")))
 
 
-def leave_failing_card(asked: str = "", goes_on: Callable[[], bool] = lambda: True) -> None:
+def exclude_failing_card(asked: str = "", goes_on: Callable[[], bool] = lambda: True) -> None:
     """Let no card compute in this process if the library fails the trial on it.
 
     asked: the flag that asks for layers on a card. goes_on: asked ten times a second; if it returns False, the trial ends.

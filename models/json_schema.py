@@ -299,7 +299,7 @@ def _without_named_patterns(path: str, schema: Schema, is_strict: bool) -> Itera
     patterns, named = schema.get("patternProperties"), schema.get("properties", {})
     if schema.get("additionalProperties") is not False or not isinstance(patterns, dict) or not isinstance(named, dict):
         return
-    if not patterns or _leaves_names(patterns, named):
+    if not patterns or _has_other_names(patterns, named):
         return
     listed = ", ".join(repr(pattern[:80]) for pattern in patterns)
     if is_strict:
@@ -308,7 +308,7 @@ def _without_named_patterns(path: str, schema: Schema, is_strict: bool) -> Itera
     yield f"patternProperties {listed}"
 
 
-def _leaves_names(patterns: Iterable[str], named: Iterable[str]) -> bool:
+def _has_other_names(patterns: Iterable[str], named: Iterable[str]) -> bool:
     """Return whether some name fits one of these patterns and is not in `named`; also if a pattern cannot be compiled."""
     closed: Schema = {
         "type": "object",

@@ -82,7 +82,7 @@ class Attention:
         """Return how many bytes this part takes in a state of that many tokens."""
         return 8 + len(self.lead) + BLOCK * len(self.blocks) + num_tokens * self.token_bytes
 
-    def fits(self, state: np.ndarray, start: int, stop: int, holder: int) -> bool:
+    def fits(self, state: np.ndarray, start: int, stop: int, sequence: int) -> bool:
         """Return whether bytes of the right length are this part, but for tensors' numbers and the order of cells.
 
         A state has its cells in the order of the pool. Each position must be there once.
@@ -92,16 +92,16 @@ class Attention:
             return False
         numbers = np.frombuffer(state[8:at].tobytes(), np.int32).reshape(cells, -1).copy()
         numbers[:, TOKEN_AT:-1] = 0  # of a wide cell: any token
-        if not np.array_equal(numbers[np.argsort(numbers[:, 0], kind="stable")], self._cells(start, stop, holder)):
+        if not np.array_equal(numbers[np.argsort(numbers[:, 0], kind="stable")], self._cells(start, stop, sequence)):
             return False
         lead = state[at : at + len(self.lead)].tobytes()
         return lead == self.lead and _has_blocks(state, at + len(self.lead), self.blocks, cells)
 
-    def _cells(self, start: int, stop: int, holder: int) -> np.ndarray:
+    def _cells(self, start: int, stop: int, sequence: int) -> np.ndarray:
         """Return the numbers of the cells of positions [start, stop), in this order."""
         cells = np.zeros((stop - start, self.cell // 4), np.int32)
         cells[:, :TOKEN_AT] = np.arange(start, stop)[:, None]
-        cells[:, 1], cells[:, TOKEN_AT:], cells[:, -1] = 1, 0, holder
+        cells[:, 1], cells[:, TOKEN_AT:], cells[:, -1] = 1, 0, sequence
         return cells
 
 

@@ -63,14 +63,14 @@ Offload = tuple[int, str, str, str, int]
 """The layers on GPUs, and how they are split: --device, --split-mode, --tensor-split, --main-gpu."""
 
 
-def compare(model: Path, threads: int, offload: Offload, tell: Callable[[str], None]) -> dict[Library, LibrarySpeed]:
-    """Return the speed of each library, the one in use first. tell: called with the name of the next timing."""
+def compare(model: Path, threads: int, offload: Offload, log: Callable[[str], None]) -> dict[Library, LibrarySpeed]:
+    """Return the speed of each library, the one in use first. log: called with the name of the next timing."""
     speeds: dict[Library, LibrarySpeed] = {}
     found = installed()
     for number in range(ROUNDS):
         for library in found:
             if not (known := speeds.get(library)) or not known.refused:
-                tell(f"round {number + 1} of {ROUNDS}: {library}")
+                log(f"round {number + 1} of {ROUNDS}: {library}")
                 speed = _speed(library, model, threads, offload)
                 speeds[library] = known.best(speed) if known else speed
     return speeds

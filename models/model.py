@@ -88,7 +88,7 @@ class Weights:
                 self._load_again()
             self._num_contexts += 1
 
-    def leave(self) -> None:
+    def exit(self) -> None:
         """Count one context less."""
         with self._lock:
             self._num_contexts -= 1

@@ -26,7 +26,7 @@ from ..slots.plan import Span
 from ..slots.reuse import ids_of
 from ..slots.scope import Scope
 from .context import Context, ContextSettings
-from .draft_model import FEWEST, DraftModel, HeldTokens
+from .draft_model import FEWEST, DraftModel, KeptTokens
 from .model import Model
 from .model_files import files_of
 from .runner import Runner
@@ -145,14 +145,14 @@ class MultiTokenHead(DraftModel):
         """See `Drafter`. KV of drafted tokens comes from guessed states: it is computed again once the states are known."""
         drafts = super().draft(jobs, lengths, goes_on)
         for job in jobs:
-            self._keep(job.slot, self._held[job.slot].known)
+            self._keep(job.slot, self._kept[job.slot].known)
         return drafts
 
     def forget(self, scope: Scope) -> None:
         """See `Drafter`."""
-        for held in self._held:
-            if held.scope == scope:
-                self._trails.pop(held.request, None)
+        for kept in self._kept:
+            if kept.scope == scope:
+                self._trails.pop(kept.request, None)
         super().forget(scope)
 
     # ---- states ----------------------------------------------------------------------------------------------------
@@ -184,20 +184,20 @@ class MultiTokenHead(DraftModel):
             else:
                 return
 
-    def _of(self, job: Job) -> HeldTokens:
-        held, last = super()._of(job), job.num_tokens - 1
+    def _of(self, job: Job) -> KeptTokens:
+        kept, last = super()._of(job), job.num_tokens - 1
         trail = self._trails.get(job.request.id)
         if trail is None or trail.stop < last:  # other requests have computed the tokens in between
             trail = self._trails[job.request.id] = Trail(last, last)
         trail.cut(last)  # later states are of drafted tokens that were not accepted
-        if held.length < trail.start:  # tokens in between cannot be read, and llama.cpp's positions have no gaps
+        if kept.length < trail.start:  # tokens in between cannot be read, and llama.cpp's positions have no gaps
             self._keep(job.slot, 0)
-            held.extend(ids_of(job.tokens[: trail.start]))
-            held.known = held.length
-        return held
+            kept.extend(ids_of(job.tokens[: trail.start]))
+            kept.known = kept.length
+        return kept
 
     def _begin(self, slot: int, request: int, scope: Scope, tokens: np.ndarray, most: int) -> None:
-        others = [one.request for one in self._held if one.scope == scope]
+        others = [one.request for one in self._kept if one.scope == scope]
         super()._begin(slot, request, scope, tokens, most)
         trail = self._trails.get(request)
         if trail is not None and trail.start <= most:
@@ -205,11 +205,11 @@ class MultiTokenHead(DraftModel):
 
     # ---- computing -------------------------------------------------------------------------------------------------
 
-    def _read(self, slot: int, held: HeldTokens, tokens: np.ndarray) -> bool:
-        trail = self._trails.get(held.request)
-        if trail is None or not trail.start <= held.length <= trail.stop:
+    def _read(self, slot: int, kept: KeptTokens, tokens: np.ndarray) -> bool:
+        trail = self._trails.get(kept.request)
+        if trail is None or not trail.start <= kept.length <= trail.stop:
             return False
-        return super()._read(slot, held, tokens[: trail.stop + 1 - held.length])
+        return super()._read(slot, kept, tokens[: trail.stop + 1 - kept.length])
 
     def _run(self, spans: tuple[Span, ...], background: bool = False) -> list[int]:
         rows, at = self._runner.batch.states, 0
@@ -221,7 +221,7 @@ class MultiTokenHead(DraftModel):
         for span in spans:
             at += len(span.tokens)
             self._own[span.sequence] = states[at - 1].copy()
-            if trail := self._trails.get(self._held[span.sequence].request):
+            if trail := self._trails.get(self._kept[span.sequence].request):
                 trail.shed(span.stop - 1)
         return sampled
 
@@ -230,7 +230,7 @@ class MultiTokenHead(DraftModel):
 
         Zeros stand for the state before the first known one, as in llama.cpp.
         """
-        trail = self._trails[self._held[span.sequence].request]
+        trail = self._trails[self._kept[span.sequence].request]
         if span.start > trail.stop:
             return self._own[span.sequence]
         states = np.zeros((len(span.tokens), self.context.state_width), np.float32)

@@ -465,9 +465,9 @@ class Runner:
         row, last = 0, -1
         for span in spans:
             last += len(span.tokens)
-            if span.told is not None:
-                samplers[span.request].tell(logits[row : row + span.num_told], span.told)
-                row += span.num_told
+            if span.scored is not None:
+                samplers[span.request].score_prompt(logits[row : row + span.num_scored], span.scored)
+                row += span.num_scored
             if not span.logits:
                 continue
             sampler, first = samplers[span.request], last - span.drafted
@@ -514,7 +514,7 @@ class Batch:
             self.sequence[start:stop] = span.sequence
             self.wants_logits[start:stop] = 0
             self.wants_logits[stop - 1 - span.drafted : stop] = span.logits
-            self.wants_logits[start : start + span.num_told] = 1
+            self.wants_logits[start : start + span.num_scored] = 1
             start = stop
         self.struct.n_tokens = start
 

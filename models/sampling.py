@@ -295,12 +295,12 @@ class Sampler:
         is_over = self._clock is not None and self._clock.is_over
         return is_over or (self.constraint is not None and self.constraint.has_forced)
 
-    def tell(self, rows: np.ndarray, tokens: np.ndarray) -> None:
-        """Keep the logprobs of tokens of the prompt: see `take_told`. rows: the model's logits before each of them."""
+    def score_prompt(self, rows: np.ndarray, tokens: np.ndarray) -> None:
+        """Keep the logprobs of tokens of the prompt: see `take_scored`. rows: the model's logits before each of them."""
         assert self._most is not None, "a request that tells its prompt and no logprobs"
         self._prompt = [Logprobs.of_model(row, token, self._most) for row, token in zip(rows, tokens.tolist(), strict=True)]
 
-    def take_told(self) -> list[Logprobs]:
+    def take_scored(self) -> list[Logprobs]:
         """Return the logprobs of the prompt tokens that the last step has computed."""
         taken, self._prompt = self._prompt, []
         return taken

@@ -56,7 +56,7 @@ class Spellings:
         return (
             self._lower.search(text) is not None
             # Nearly all words start and end with the same few characters: most texts have none of them there.
-            or (not self._first.isdisjoint(tail) and any(tail[at:] in self._beginnings for at in range(most)))
+            or (not self._first.isdisjoint(tail) and any(tail[at:] in self._prefixes for at in range(most)))
             or (not self._last.isdisjoint(head) and any(head[: at + 1] in self._ends for at in range(most)))
         )
 
@@ -66,14 +66,14 @@ class Spellings:
 
     @cached_property
     def _first(self) -> frozenset[str]:
-        return frozenset(beginning[0] for beginning in self._beginnings)
+        return frozenset(prefix[0] for prefix in self._prefixes)
 
     @cached_property
     def _last(self) -> frozenset[str]:
         return frozenset(end[-1] for end in self._ends)
 
     @cached_property
-    def _beginnings(self) -> frozenset[str]:
+    def _prefixes(self) -> frozenset[str]:
         return frozenset(word[:length].lower() for word in self.words for length in range(1, len(word)))
 
     @cached_property

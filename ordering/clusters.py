@@ -50,22 +50,22 @@ def depth_first(sets: Sequence[Mapping[str, float]]) -> list[int]:
 def _split(cluster: Cluster, sets: Sequence[Mapping[str, float]]) -> Iterator[Cluster]:
     """Yield the clusters of a cluster: the requests with the document that spares the most, then likewise of the rest."""
     left = {at: [key for key in sets[at] if key not in cluster.placed] for at in cluster.requests}
-    holders: dict[str, dict[int, None]] = {}
+    places: dict[str, dict[int, None]] = {}
     for at, keys in left.items():
         for key in keys:
-            holders.setdefault(key, {})[at] = None
-    counts = Counter({key: len(found) for key, found in holders.items()})
+            places.setdefault(key, {})[at] = None
+    counts = Counter({key: len(found) for key, found in places.items()})
     first = {key: place for place, key in enumerate(counts)}
-    heap = [(-_spared(key, count, sets[next(iter(holders[key]))]), first[key], key) for key, count in counts.items()]
+    heap = [(-_spared(key, count, sets[next(iter(places[key]))]), first[key], key) for key, count in counts.items()]
     heapify(heap)
     while heap:
         worth, place, key = heappop(heap)
         if counts[key] < 2:
             continue
-        if worth != (now := -_spared(key, counts[key], sets[next(iter(holders[key]))])):
+        if worth != (now := -_spared(key, counts[key], sets[next(iter(places[key]))])):
             heappush(heap, (now, place, key))
             continue
-        found = [at for at in holders[key] if at in left]
+        found = [at for at in places[key] if at in left]
         for at in found:
             counts.subtract(left.pop(at))
         yield Cluster(found, cluster.placed | {key})

@@ -190,7 +190,7 @@ def _kind(value: object) -> str:
 # ---- The documents in the messages of a chat: in fields `documents`, and as results of tools. ---------------------------
 
 TOOLS = ("tool", "function")  # roles of results
-HOLDERS = ("user", *TOOLS)  # roles whose messages may have documents
+DOCUMENT_ROLES = ("user", *TOOLS)  # roles whose messages may have documents
 LISTS = ("documents", "results", "hits", "passages", "chunks", "items", "data")  # fields with a result's documents
 MOST_MESSAGES = MOST_DOCUMENTS = 10_000  # of a request: far more than a context holds, and read in a tenth of a second
 ELEMENTS, MOST_ELEMENTS = "[{,", 1 << 18  # of a result that is decoded: that stops all other threads
@@ -211,7 +211,7 @@ def find_documents(messages: Sequence[Message], top: object, takes_results: bool
     left = MOST_DOCUMENTS
     for at, message in enumerate(messages):
         where, given = f"messages[{at}]", message.get("documents")
-        if given and message["role"] not in HOLDERS:
+        if given and message["role"] not in DOCUMENT_ROLES:
             raise DocumentError(f"{where}.documents", "stand in the wrong place: only users and tools have documents")
         if given is not None:
             found[at] = _parse(given, f"{where}.documents", left)
@@ -264,10 +264,10 @@ def beside_documents(message: Message) -> str:
     return _lines(beside.items())
 
 
-def leave_out(documents: Sequence[Document], held: AbstractSet[str]) -> tuple[tuple[Document, ...], tuple[str, ...]]:
-    """Return the documents that no earlier turn shows, and the ids of the rest (RAGBoost, 6). held: keys of the rest."""
-    new = tuple(document for document in documents if document.key not in held)
-    return new, tuple(document.id for document in documents if document.key in held)
+def leave_out(documents: Sequence[Document], shown_before: AbstractSet[str]) -> tuple[tuple[Document, ...], tuple[str, ...]]:
+    """Return the documents that no earlier turn shows, and the ids of the rest (RAGBoost, 6). shown_before: their keys."""
+    new = tuple(document for document in documents if document.key not in shown_before)
+    return new, tuple(document.id for document in documents if document.key in shown_before)
 
 
 def _listed(content: object) -> tuple[Sequence[object], Mapping[str, object]]:

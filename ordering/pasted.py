@@ -153,7 +153,7 @@ class PastedList:
 
 
 @dataclass(frozen=True, slots=True)
-class LeftAlone:
+class Untouched:
     """A list that looks like one of a format from `start` on but is not touched, and why."""
 
     format: str
@@ -161,26 +161,28 @@ class LeftAlone:
     why: str
 
 
-def find_pasted(text: str, most: int = MOST_DOCUMENTS) -> tuple[PastedList | None, list[LeftAlone]]:
+def find_pasted(text: str, most: int = MOST_DOCUMENTS) -> tuple[PastedList | None, list[Untouched]]:
     """Return the list of documents in a text, and the lists that are left alone. most: documents that it may have.
 
     Of several lists, the last one of the first format counts: an example may come before the program's own list.
     """
     found: list[PastedList] = []
-    left: list[LeftAlone] = []
+    untouched: list[Untouched] = []
     for read in (*(partial(_marked, format) for format in FORMATS), _numbered):
         for one in read(text):
-            if isinstance(one, LeftAlone):
-                left.append(one)
+            if isinstance(one, Untouched):
+                untouched.append(one)
             else:
                 found.append(one)
     if not found:
-        return None, left
+        return None, untouched
     taken = max((one for one in found if one.format == found[0].format), key=lambda one: one.start)
     if len(taken.documents) > most:
-        return None, [*left, LeftAlone(taken.format, taken.start, TOO_LONG)]
-    left += [LeftAlone(one.format, one.start, "another list of the message was taken") for one in found if one is not taken]
-    return taken, [one for one in left if not taken.start <= one.start < taken.stop]
+        return None, [*untouched, Untouched(taken.format, taken.start, TOO_LONG)]
+    untouched += [
+        Untouched(one.format, one.start, "another list of the message was taken") for one in found if one is not taken
+    ]
+    return taken, [one for one in untouched if not taken.start <= one.start < taken.stop]
 
 
 # ---- Formats with marks. ------------------------------------------------------------------------------------------------
@@ -222,7 +224,7 @@ class _Unfit(Exception):
     """A text does not fit a format. The message says why."""
 
 
-def _marked(format: PastedFormat, text: str) -> Iterator[PastedList | LeftAlone]:
+def _marked(format: PastedFormat, text: str) -> Iterator[PastedList | Untouched]:
     """Yield the lists of a format in a text, and those that fit it only in part."""
     num_tried = end = 0
     for before in format.before.finditer(text) if format.mark in text else ():
@@ -230,7 +232,7 @@ def _marked(format: PastedFormat, text: str) -> Iterator[PastedList | LeftAlone]
         if start < end or not format.opening.match(text, start):
             continue
         if num_tried == MOST_TRIES:
-            yield LeftAlone(format.name, start, TOO_MANY)
+            yield Untouched(format.name, start, TOO_MANY)
             return
         try:
             blocks, spaces, end = _closed(format, text, start) if format.closing else _open(format, text, start)
@@ -238,7 +240,7 @@ def _marked(format: PastedFormat, text: str) -> Iterator[PastedList | LeftAlone]
                 continue
             yield _list(format, text, (start, end), blocks, spaces)
         except _Unfit as unfit:
-            yield LeftAlone(format.name, start, str(unfit))
+            yield Untouched(format.name, start, str(unfit))
         num_tried += 1
 
 
@@ -337,24 +339,24 @@ NUMBERED = "numbered"
 FIRST = re.compile(r"(?:\A|\n\n|:\n)(?=\[[01]\] \S)")
 ENTRY = re.compile(r"\[(?P<number>\d{1,3})\] (?=\S)")
 CITED = re.compile(r"\[(\d{1,3})\]")
-BEHIND = re.compile(r"\s{0,64}(?:\Z|#{1,6} |---|===|</|(?:Question|Query|User|Answer)[^\n:]{0,40}:)")
+AFTER_LIST = re.compile(r"\s{0,64}(?:\Z|#{1,6} |---|===|</|(?:Question|Query|User|Answer)[^\n:]{0,40}:)")
 """What may follow the last entry: before other text it could go on."""
 
 
-def _numbered(text: str) -> Iterator[PastedList | LeftAlone]:
+def _numbered(text: str) -> Iterator[PastedList | Untouched]:
     """Yield the lists of numbered entries in a text, and those whose end is not known."""
     end = 0
     for num_tried, before in enumerate(FIRST.finditer(text) if "[1] " in text else ()):
         start = before.end()
         if num_tried == MOST_TRIES:
-            yield LeftAlone(NUMBERED, start, TOO_MANY)
+            yield Untouched(NUMBERED, start, TOO_MANY)
             return
         try:
             if start >= end and (found := _entries(text, start)):
                 end = found.stop
                 yield found
         except _Unfit as unfit:
-            yield LeftAlone(NUMBERED, start, str(unfit))
+            yield Untouched(NUMBERED, start, str(unfit))
 
 
 def _entries(text: str, start: int) -> PastedList | None:
@@ -372,7 +374,7 @@ def _entries(text: str, start: int) -> PastedList | None:
     goes_on = f"\n\n[{int(blocks[-1].opening[1]) + 1}] " in text[end:]
     if len(blocks) < 2 and not goes_on:
         return None
-    if goes_on or not BEHIND.match(text, end) or (joint == "\n" and text[end : end + 2].strip()):
+    if goes_on or not AFTER_LIST.match(text, end) or (joint == "\n" and text[end : end + 2].strip()):
         raise _Unfit("where an entry ends is not to be seen")
     numbers = {block.opening[1] for block in blocks}
     if sum(cited[1] in numbers for cited in CITED.finditer(text)) > len(blocks):

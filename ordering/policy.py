@@ -48,7 +48,7 @@ class Index(Protocol[P]):
         """Return the position at which a request's documents begin; None if the text before them is not cached."""
         ...
 
-    def behind(self, position: P) -> Collection[str]:
+    def after(self, position: P) -> Collection[str]:
         """Return the keys of the documents that are cached directly after `position`.
 
         Must take constant time, and so must `in` on the result.
@@ -136,10 +136,10 @@ def cached_ranks(index: Index[P], position: P, ranks: Mapping[str, int]) -> list
 
     ranks: by key, ascending. The time is proportional to the smaller of `ranks` and the documents cached at `position`.
     """
-    behind = index.behind(position)
-    if 4 * len(behind) < len(ranks):  # else the sort costs more than it saves
-        return sorted(ranks[key] for key in tuple(behind) if key in ranks)
-    return [rank for key, rank in ranks.items() if key in behind]
+    after = index.after(position)
+    if 4 * len(after) < len(ranks):  # else the sort costs more than it saves
+        return sorted(ranks[key] for key in tuple(after) if key in ranks)
+    return [rank for key, rank in ranks.items() if key in after]
 
 
 def auto(request: OrderRequest, index: Index[P], floor: float = 0.0) -> Sequence[int]:

@@ -50,7 +50,7 @@ class KnowledgeTree:
         """Return the root: in every prompt, the documents follow the same system text."""
         return self._root
 
-    def behind(self, position: DocumentNode) -> Collection[str]:
+    def after(self, position: DocumentNode) -> Collection[str]:
         """Return the keys of the documents that were served directly after `position`."""
         return position.children
 

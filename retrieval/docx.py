@@ -122,7 +122,7 @@ class _Numbering:
         self._links: dict[str, str] = {}
         self._lists: dict[str, tuple[str, dict[int, int]]] = {}  # each: its abstract list, and the levels' new first numbers
         self._counts: dict[str, dict[int, int]] = {}
-        self._begun: set[tuple[str, int]] = set()
+        self._started: set[tuple[str, int]] = set()
         for element in root if root is not None else ():
             if tag_of(element) == "abstractNum":
                 id = get(element, "abstractNumId")
@@ -149,9 +149,9 @@ class _Numbering:
         if own is None:
             return None
         counts = self._counts.setdefault(abstract, {})
-        if level in starts and (id, level) not in self._begun:
+        if level in starts and (id, level) not in self._started:
             counts[level] = starts[level] - 1
-        self._begun.add((id, level))
+        self._started.add((id, level))
         counts[level] = counts.get(level, own.start - 1) + 1
         for deeper in [number for number in counts if number > level]:
             del counts[deeper]

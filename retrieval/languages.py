@@ -88,7 +88,7 @@ WORDS = {
 }
 """Words that most texts of a language have, by its code (ISO 639-1). A question is searched without them."""
 
-TELLING = 100  # words of a text that show its language
+SAMPLE = 100  # words of a text that show its language
 LEAST_SHARE = 7  # of so many different words of a text, at least one is frequent
 LEAST_SURE = 3  # likewise, if no other language has to be looked at
 LEAST_SHARED = 3  # frequent words of near languages, as Danish and Norwegian: either one's stems will do
@@ -126,7 +126,7 @@ def language_of(words: Sequence[str], among: Collection[str] = (), before: str =
 
     among: languages that it may be in; none: all. before: the language of the text before it, which is tried first.
     """
-    different = set(words[:TELLING])
+    different = set(words[:SAMPLE])
     if not among and LEAST_SURE * len(_frequent(before) & different) > len(different):
         return before
     votes = votes_of(different)

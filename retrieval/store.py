@@ -420,10 +420,10 @@ def headings(store: Store, limit: int) -> list[str]:
         rows = [connection.execute(of_file, (*file, NEWEST)).fetchall() for file in files]
     paths = [[title.split(BETWEEN_HEADINGS) for (title,) in some] for some in rows]
     titles, inner = [some[0][0] for some in paths if some], [path[-1] for some in paths for path in some]
-    return list(dict.fromkeys(heading for heading in titles + inner if _is_telling(heading)))[:limit]
+    return list(dict.fromkeys(heading for heading in titles + inner if _is_specific(heading)))[:limit]
 
 
-def _is_telling(heading: str) -> bool:
+def _is_specific(heading: str) -> bool:
     return len(heading) <= MOST_LETTERS and any(map(str.isalpha, heading))
 
 

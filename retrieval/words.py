@@ -33,8 +33,8 @@ def words_sought(text: str, languages: Sequence[str] = ()) -> list[tuple[str, ..
     """
     words = list(dict.fromkeys(reversed(words_of(text[-MAX_LETTERS:]))))
     frequent = _frequent(language_of([word.lower() for word in words], languages))
-    telling = [word for word in words if fold(word) not in frequent] or words
-    found = chain.from_iterable(sought(word, languages) for word in telling)
+    rare = [word for word in words if fold(word) not in frequent] or words
+    found = chain.from_iterable(sought(word, languages) for word in rare)
     return list(dict.fromkeys(map(tuple, islice(found, MAX_WORDS))))
 
 

@@ -53,7 +53,7 @@ def _print_library(settings: Settings) -> None:
     print(f"  in use: {', '.join(path.name for path in gate.files_in_use())}")
     print(f"  made for: {', '.join(used)}")
     print("  tried: a small model's KV comes back as it was saved")
-    gate.leave_failing_card(card_flag(settings))
+    gate.exclude_failing_card(card_flag(settings))
     if on := [str(device) for device in devices() if device.is_gpu]:
         print(f"  tried on {', '.join(on)}: it computes there, too")
     if unused := unused_features(used):

@@ -127,8 +127,8 @@ def _fetch_with_npm(npm: str, source: Path, folder: Path) -> None:
     done = run_child(command)
     if done.returncode:
         said = [line for line in done.stderr.decode("utf-8", "replace").splitlines() if line.strip()]
-        told = next((line for line in said if re.search(r"error (network|\d{3}|[A-Z]\w+ )", line)), "")
-        raise InstallError(f"npm could not fetch it: {told or (said or ['it gave no reason'])[0]}; {OFFLINE}")
+        reason = next((line for line in said if re.search(r"error (network|\d{3}|[A-Z]\w+ )", line)), "")
+        raise InstallError(f"npm could not fetch it: {reason or (said or ['it gave no reason'])[0]}; {OFFLINE}")
 
 
 def _locked(lock: Path) -> Iterator[tuple[str, str, str]]:

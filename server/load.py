@@ -207,7 +207,7 @@ def _with_search(settings: Settings, model: Model, service: Service | None, path
 
 
 @cache
-def _tell_unused() -> None:
+def _log_unused() -> None:
     """Log once in a process why a GPU, or a backend for it, is not used."""
     if line := unused_card():
         logger.warning("%s", line)
@@ -227,8 +227,8 @@ def _open(settings: Settings, path: Path, progress: LoadProgress | None = None) 
     gate.check()
     if settings.gpu_layers == ALL_LAYERS and not settings.device:  # not given
         hide_slower_card(path, settings.threads or fast_cores())
-    gate.leave_failing_card(card_flag(settings), lambda: progress is None or progress(0.0, "trying the card"))
-    _tell_unused()
+    gate.exclude_failing_card(card_flag(settings), lambda: progress is None or progress(0.0, "trying the card"))
+    _log_unused()
     index = settings.docs_db if settings.docs else ""
     folders = {"--cache-dir": settings.cache_dir, "--slot-save-path": settings.slot_save_path, "--docs-db": index}
     for flag, folder in folders.items():
@@ -283,7 +283,7 @@ def _serve(settings: Settings, model: Model, decision: Decision | None, made: Ex
     if (draft_model := _draft_model(settings, context, runner, goes_on)) is not None:
         made.callback(draft_model.close)
     elif model.num_heads:
-        _tell_of_head(model)
+        _log_unused_head(model)
     rows = min(context.max_rows, context.batch, settings.ubatch_size)  # the most rows of drafts that one kernel computes
     scheduler = Scheduler(
         tree,
@@ -428,7 +428,7 @@ def _recommended(model: Model) -> dict[str, Any]:
     return of_file
 
 
-def _tell_of_head(model: Model) -> None:
+def _log_unused_head(model: Model) -> None:
     why = why_unused(model) or "--spec-type draft-mtp drafts with it"
     logger.info("the multi-token head of %s is not used: %s", model.path.name, why)
 

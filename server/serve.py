@@ -213,7 +213,7 @@ async def run(server: Server, state: AppState, path: Path, when_ready: Ready | N
     """Serve the model at `path` until the server has to exit. Raises ModelError and FolderError."""
     load = asyncio.create_task(_load(state, path, server))
     if when_ready is not None:
-        load.add_done_callback(lambda done: _tell_ready(done, when_ready))
+        load.add_done_callback(lambda done: _call_when_ready(done, when_ready))
     await server.serve()
     await load
     if server.reload is not None:
@@ -226,7 +226,7 @@ async def run(server: Server, state: AppState, path: Path, when_ready: Ready | N
     await asyncio.to_thread(state.close)
 
 
-def _tell_ready(load: asyncio.Task[str], when_ready: Ready) -> None:
+def _call_when_ready(load: asyncio.Task[str], when_ready: Ready) -> None:
     if not load.cancelled() and load.exception() is None and load.result():
         Thread(target=when_ready, args=(load.result(),), name="ready", daemon=True).start()
 

@@ -24,9 +24,9 @@ def check_tree(tree: PrefixTree) -> None:
     assert device.num_pending == sum(len(node.tokens) - node.ready for node in nodes if node.in_use)
     assert device.num_in_use == sum(node.ready for node in nodes if node.in_use)
     assert 0 <= device.num_ready <= device.num_cells
-    for holder in device.stretches.holders:
-        assert holder.ready if isinstance(holder, Node) else holder.active, "stretches of cells that hold nothing"
-    assert device.stretches.total == sum(map(device.stretches.of, device.stretches.holders))
+    for owner in device.stretches.owners:
+        assert owner.ready if isinstance(owner, Node) else owner.active, "stretches of cells that hold nothing"
+    assert device.stretches.total == sum(map(device.stretches.of, device.stretches.owners))
     for node in nodes:
         assert len(node.tokens) > 0
         assert node.parent is not None and node.parent.children[int(node.tokens[0])] is node
@@ -61,7 +61,7 @@ def check_host(tree: PromptTree, nodes: list[Node]) -> None:
         assert node.copy is None or (node.copy.start <= node.start and node.end <= node.copy.stop)
         assert node.state is None or (node.state.start, node.state.stop) == (0, node.end)
     assert all(copy.users == sum(node.copy is copy for node in nodes) for copy in copies)
-    assert host.candidates.nodes == {node for node in nodes if host.may_leave(node)}
+    assert host.candidates.nodes == {node for node in nodes if host.may_evict(node)}
     assert tree.pinned == {node for node in nodes if node.pinned_until}
 
 

@@ -20,12 +20,12 @@ class Stretches:
         self._counts: dict[Node | Sequence, int] = {}
         self.total = 0  # of all holders
 
-    def of(self, holder: Node | Sequence) -> int:
+    def of(self, owner: Node | Sequence) -> int:
         """Return the count; 0: it stands in one piece."""
-        return self._counts.get(holder, 0)
+        return self._counts.get(owner, 0)
 
     @property
-    def holders(self) -> Iterable[Node | Sequence]:
+    def owners(self) -> Iterable[Node | Sequence]:
         """The runs and sequences with a count."""
         return self._counts.keys()
 
@@ -34,9 +34,9 @@ class Stretches:
         self._counts[sequence] = self._counts.get(sequence, 0) + 1
         self.total += 1
 
-    def join(self, holder: Node | Sequence) -> int:
+    def join(self, owner: Node | Sequence) -> int:
         """It comes back in one piece, or has left the device. Return its count until now."""
-        count = self._counts.pop(holder, 0)
+        count = self._counts.pop(owner, 0)
         self.total -= count
         return count
 
@@ -131,7 +131,7 @@ class DeviceCells:
     def share(self, sequence: Sequence, upto: int) -> None:
         """Let `sequence` hold the cells of its path up to position `upto`, from the sequence that holds most of them."""
         nodes = [node for node in path(sequence.last_node, sequence.length) if node.start < upto]
-        donor = nodes[0].longest_holder()
+        donor = nodes[0].longest_sequence()
         self._operations.append(Share(donor.id, sequence.id, sequence.length, upto))
         for node in nodes:
             node.sequences.add(sequence)
@@ -159,8 +159,8 @@ class DeviceCells:
             computed_from = max(sequence.length - node.start, 0)
             twice = min(node.ready, fresh)
             if twice > computed_from:
-                holder, start, end = node.longest_holder(), node.start + computed_from, node.start + twice
-                self._operations += [Trim(sequence.id, start, end), Share(holder.id, sequence.id, start, end)]
+                owner, start, end = node.longest_sequence(), node.start + computed_from, node.start + twice
+                self._operations += [Trim(sequence.id, start, end), Share(owner.id, sequence.id, start, end)]
             self.count_ready(node, max(fresh - node.ready, 0))
             node.sequences.add(sequence)
         sequence.length = stop

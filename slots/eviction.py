@@ -80,11 +80,11 @@ class Candidates:
     """The runs that may be evicted from a tier, in a heap with the next one on top.
 
     `offer` adds an entry when the place of a run may have changed, or when the run may be evicted again, in O(log n). `pop`
-    passes over outdated entries. place: the sort key of a run. may_leave: whether a run can be evicted now.
+    passes over outdated entries. place: the sort key of a run. may_evict: whether a run can be evicted now.
     """
 
-    def __init__(self, place: Callable[[Node], tuple[float, int]], may_leave: Callable[[Node], bool]) -> None:
-        self._place, self._may_leave = place, may_leave
+    def __init__(self, place: Callable[[Node], tuple[float, int]], may_evict: Callable[[Node], bool]) -> None:
+        self._place, self._may_evict = place, may_evict
         self._heap: list[tuple[tuple[float, int], int, Node]] = []
         self._count = itertools.count()  # of equals, the one that was offered first
         self._limit = 64
@@ -122,4 +122,4 @@ class Candidates:
         self._limit = 2 * len(self._heap) + 64
 
     def _is_current(self, place: tuple[float, int], node: Node) -> bool:
-        return place == self._place(node) and self._may_leave(node)
+        return place == self._place(node) and self._may_evict(node)

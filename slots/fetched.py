@@ -33,7 +33,7 @@ class Fetch:
     tier: the tier's name. texts (int32): the prompt, and the texts that its documents are read in. gained: tokens that the
     fetch spares. seconds: the time to compute these. num_bytes: of all records. keys: of the records that are not adopted
     yet, prefixes first, with their sizes. arrived: records that came before the first of `keys`; None: the record is gone.
-    held: the copies that stay in host memory for the fetch, each with one of its nodes. wanted_at: when the request could
+    reserved: the copies that stay in host memory for it, each with one of its nodes. wanted_at: when the request could
     have been admitted without the fetch; 0: not yet.
     """
 
@@ -45,7 +45,7 @@ class Fetch:
     num_bytes: int
     keys: deque[tuple[str, int]] = field(default_factory=deque[tuple[str, int]])
     arrived: dict[str, Record | None] = field(default_factory=dict[str, "Record | None"])
-    held: dict[HostCopy, Node] = field(default_factory=dict[HostCopy, Node])
+    reserved: dict[HostCopy, Node] = field(default_factory=dict[HostCopy, Node])
     num_adopted: int = 0  # bytes
     began: float = 0.0
     wanted_at: float = 0.0

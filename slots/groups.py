@@ -89,14 +89,14 @@ class Groups:
         self.paths = RadixTree(Node, Root.of)
         self._sharers: dict[Node, Sharers] = {}
         self._entries: dict[Job, Entry] = {}
-        self._behind_all, self._before_all = itertools.count(), itertools.count(-1, -1)
+        self._after_all, self._before_all = itertools.count(), itertools.count(-1, -1)
 
     def add(self, job: Job, *, first: bool = False) -> None:
         """Let a request wait, last or first."""
         prompt = job.request.prompt
         root = self.paths.root(job.request.index_scope)
-        place = self.paths.insert(root, prompt.beginning, ())[len(prompt.beginning)]
-        entry = self._entries[job] = Entry(job, next(self._before_all if first else self._behind_all), place)
+        place = self.paths.insert(root, prompt.prefix, ())[len(prompt.prefix)]
+        entry = self._entries[job] = Entry(job, next(self._before_all if first else self._after_all), place)
         sharers = self._sharers.setdefault(place, Sharers())
         sharers.entries[entry] = None
         for key in prompt.documents:
@@ -209,7 +209,7 @@ class Groups:
         Its documents are searched after its fixed tokens, in any order, at `MOST_PLACES` places.
         """
         prompt, scope, tree = job.request.prompt, job.request.index_scope, self._tree
-        match = tree.match(scope, prompt.beginning)
+        match = tree.match(scope, prompt.prefix)
         most = 0 if match.node.parent is None else tree.continued(tree.roots[scope], match)
         places = [match.exact_end] if match.exact_end is not None and prompt.documents else []
         for place in places:
@@ -220,7 +220,7 @@ class Groups:
 
     def _sharing(self, admitted: Entry) -> Iterator[tuple[Entry, int]]:
         """Yield the entries that share documents or fixed tokens with a request, and how many tokens."""
-        start = len(admitted.job.request.prompt.beginning)
+        start = len(admitted.job.request.prompt.prefix)
         ends = {key: stop for key, at, stop in admitted.job.layout.places if at >= start}
         if ends and (same := self._sharers.get(admitted.place)) is not None:
             for entry in same.by_document.get(next(iter(ends)), ()):

@@ -87,7 +87,7 @@ class HostMemory:
         # Copies made since the last `take_unsaved` that no lower tier has; None: no lower tier takes copies.
         self.unsaved: dict[Node, None] | None = None
         self._policy = policy or EvictionPolicy()
-        self.candidates = Candidates(lambda node: (node.host_priority, 0), self.may_leave)
+        self.candidates = Candidates(lambda node: (node.host_priority, 0), self.may_evict)
 
     @property
     def nodes(self) -> list[Node]:
@@ -219,12 +219,12 @@ class HostMemory:
         self._policy.on_evict(node.host_priority)
         self.count_lost(node, self.index.lose(node))
 
-    def may_leave(self, node: Node) -> bool:
+    def may_evict(self, node: Node) -> bool:
         """Return whether eviction would free something: a state, or a run without a copy after it.
 
         A copy stays while a running request is about to restore it, or a waiting request has fetched it.
         """
-        if node.copy is None or node.copy.num_holders or (node.in_use and not node.ready):
+        if node.copy is None or node.copy.num_fetches or (node.in_use and not node.ready):
             return False
         return node.state is not None or all(child.copy is None for child in node.children.values())
 
@@ -568,7 +568,7 @@ class Copies:
     def save_if_free(self, node: Node) -> HostCopy | None:
         """Return the run's copy. It is made now if all of the run is computed and no other copy has to be evicted for it."""
         if node.complete and self._host.has_room_for(len(node.tokens)):
-            self.save(node, node.longest_holder())
+            self.save(node, node.longest_sequence())
         return node.copy
 
     @property

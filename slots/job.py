@@ -53,7 +53,7 @@ class StrategyState:
     pause: int = 0
 
     @property
-    def has_begun(self) -> bool:
+    def has_started(self) -> bool:
         """Whether something was computed for this job that no other job would find."""
         return False
 
@@ -112,7 +112,7 @@ class Strategy(Protocol):
         """Keep what a computed span has led to. True: the stage has ended, and the job returns to the queue."""
         ...
 
-    def leave(self, job: Job) -> None:
+    def release(self, job: Job) -> None:
         """Keep the KV of the job's sequence, and give the sequence up."""
         ...
 
@@ -166,10 +166,10 @@ class Job:
         """Return tokens as the model knows them."""
         return self.layout.ids_of(self.tokens[start:stop])
 
-    def told(self, start: int, stop: int) -> np.ndarray | None:
+    def scored(self, start: int, stop: int) -> np.ndarray | None:
         """Return the prompt's tokens at positions [start + 1, stop + 1), if the request asks for their logprobs."""
         last = min(stop + 1, self.num_prompt)
-        return self.ids(start + 1, last) if self.request.tells_prompt and start + 1 < last else None
+        return self.ids(start + 1, last) if self.request.scores_prompt and start + 1 < last else None
 
     def step_back(self) -> Job:
         """Drop the layout, to be laid out again: a document has been read."""
@@ -200,9 +200,9 @@ class Job:
         return self.num_failures > 0 and self.num_generated == self.failed_at
 
     @property
-    def has_begun(self) -> bool:
+    def has_started(self) -> bool:
         """Whether the job ran before, and waits to go on."""
-        return self.reuse.num_preempted > 0 or self.strategy_state.has_begun
+        return self.reuse.num_preempted > 0 or self.strategy_state.has_started
 
     @property
     def keeps_layout(self) -> bool:

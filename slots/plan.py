@@ -21,7 +21,7 @@ class HostCopy:
     data: np.ndarray | None = None
     users: int = 1
     source: str = Source.HOST  # what its reuse counts as: the kind of copy, or the name of its lower tier
-    num_holders: int = 0  # fetches of waiting requests that will need it
+    num_fetches: int = 0  # fetches of waiting requests that will need it
 
     def __len__(self) -> int:
         return self.stop - self.start
@@ -105,7 +105,7 @@ class Span:
 
     tokens: int32, the ids at positions [start, start + len(tokens)) of `sequence`. logits: sample after the last token.
     drafted: how many of the last tokens are a draft. The runner then samples before the first drafted token and after each
-    of them, as long as its choices equal the draft. told: the prompt's tokens (int32) after the span's first ones; the
+    of them, as long as its choices equal the draft. scored: the prompt's tokens (int32) after the span's first ones; the
     request asks for their logprobs.
     """
 
@@ -115,20 +115,20 @@ class Span:
     tokens: np.ndarray
     logits: bool
     drafted: int = 0
-    told: np.ndarray | None = None
+    scored: np.ndarray | None = None
 
     @property
     def stop(self) -> int:
         return self.start + len(self.tokens)
 
     @property
-    def num_told(self) -> int:
-        return 0 if self.told is None else len(self.told)
+    def num_scored(self) -> int:
+        return 0 if self.scored is None else len(self.scored)
 
     @property
     def num_rows(self) -> int:
         """Rows of logits that the span needs."""
-        return self.num_told + self.logits + self.drafted
+        return self.num_scored + self.logits + self.drafted
 
     @property
     def draft(self) -> np.ndarray:

@@ -223,7 +223,7 @@ class PrefixTree(PromptTree):
         freed, take = 0, self.device.take_unused if unused else self.device.take_leaf
         while freed < needed and (leaf := take()):
             freed, parent = freed + leaf.ready, leaf.parent
-            self._leave_device(leaf)
+            self._evict_from_device(leaf)
             self.copies.save_prefix(parent)
         self.num_evicted += freed
         return freed
@@ -258,7 +258,7 @@ class PrefixTree(PromptTree):
                 continue
             dropped += len(node.tokens)
             if node.ready:
-                self._leave_device(node, keep=False)
+                self._evict_from_device(node, keep=False)
             else:
                 self._remove(node)
         return dropped
@@ -276,7 +276,7 @@ class PrefixTree(PromptTree):
         node = self._descend(self.roots[scope], tokens[:at]).children[int(tokens[at])]
         for run in [node, *descendants(node)][::-1]:
             if run.ready and not node.in_use:
-                self._leave_device(run)
+                self._evict_from_device(run)
 
     def _begin(self, last_node: Node) -> Sequence:
         """Return a new sequence for the path to `last_node`, which is in use. Without an id, the path is removed again."""
@@ -294,7 +294,7 @@ class PrefixTree(PromptTree):
             node.note_session(session)
             self.price(node)
 
-    def _leave_device(self, leaf: Node, keep: bool = True) -> None:
+    def _evict_from_device(self, leaf: Node, keep: bool = True) -> None:
         """Free a leaf's cells. keep: move the run to host memory; a run that the tier refuses is forgotten."""
         sequence = self.device.idle[leaf]
         saved = keep and self.copies.save(leaf, sequence)

@@ -149,9 +149,9 @@ class Queue:
         Only a higher priority overtakes a request that has been paused, that has read a document for its prompt, or that was
         overtaken `window` times. Raises Rejected for a request whose prompt fails.
         """
-        if first.has_begun and first.keeps_layout:
+        if first.has_started and first.keeps_layout:
             return first
-        chosen = first if first.has_begun or first.is_suspect else self.groups.choose(first, self._may_start)
+        chosen = first if first.has_started or first.is_suspect else self.groups.choose(first, self._may_start)
         chosen.lay_out(self._lay_out(chosen))
         return chosen
 

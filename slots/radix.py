@@ -121,7 +121,7 @@ class Node(Run["Node"]):
         upper.cells_end = self.cells_end - self.ready  # later tokens stand in higher cells
         self.sequences = {sequence for sequence in self.sequences if sequence.length > self.start}
 
-    def longest_holder(self) -> Sequence:
+    def longest_sequence(self) -> Sequence:
         """Return the sequence that holds most of this run: the one to share it from."""
         return max(self.sequences, key=lambda sequence: sequence.length)
 
@@ -384,7 +384,7 @@ def descendants(root: N) -> Iterator[N]:
 # ---- Text that changes from one prompt to the next, with the same text after it. ----------------------------------------
 
 LONGEST_CHANGE = 64  # tokens of a piece, on either side
-SAME_BEHIND = 32  # tokens after the piece that have to be equal; the opening of an answer alone is shorter
+SAME_AFTER = 32  # tokens after the piece that have to be equal; the opening of an answer alone is shorter
 MOST_BRANCHES = 4  # earlier prompts to compare, the most recently used
 
 
@@ -392,12 +392,12 @@ MOST_BRANCHES = 4  # earlier prompts to compare, the most recently used
 class ChangedPiece:
     """A short piece of a prompt where an earlier prompt had another. before, after: the two pieces (int32).
 
-    num_behind: equal tokens after the piece, which would have been reused without the change.
+    num_after: equal tokens after the piece, which would have been reused without the change.
     """
 
     before: np.ndarray
     after: np.ndarray
-    num_behind: int
+    num_after: int
 
 
 def changed_piece(last_node: Node, tokens: np.ndarray, at: int) -> ChangedPiece | None:
@@ -410,7 +410,7 @@ def changed_piece(last_node: Node, tokens: np.ndarray, at: int) -> ChangedPiece 
         return None
     branches = sorted((node for node in own.parent.children.values() if node is not own), key=lambda node: -node.last_use)
     found = (_change(_continuation(node, len(tokens) - at), tokens[at:]) for node in branches[:MOST_BRANCHES])
-    return max(filter(None, found), key=lambda piece: piece.num_behind, default=None)
+    return max(filter(None, found), key=lambda piece: piece.num_after, default=None)
 
 
 def _continuation(node: Node, num_tokens: int) -> np.ndarray:
@@ -424,12 +424,12 @@ def _continuation(node: Node, num_tokens: int) -> np.ndarray:
 def _change(old: np.ndarray, new: np.ndarray) -> ChangedPiece | None:
     """Return the shortest piece at the start of both after which the tokens are equal."""
     places: dict[bytes, int] = {}
-    for at in range(min(LONGEST_CHANGE, len(new) - SAME_BEHIND) + 1):
-        places.setdefault(new[at : at + SAME_BEHIND].tobytes(), at)
+    for at in range(min(LONGEST_CHANGE, len(new) - SAME_AFTER) + 1):
+        places.setdefault(new[at : at + SAME_AFTER].tobytes(), at)
     pairs = [
         (at, places[window])
-        for at in range(min(LONGEST_CHANGE, len(old) - SAME_BEHIND) + 1)
-        if (window := old[at : at + SAME_BEHIND].tobytes()) in places
+        for at in range(min(LONGEST_CHANGE, len(old) - SAME_AFTER) + 1)
+        if (window := old[at : at + SAME_AFTER].tobytes()) in places
     ]
     if not pairs:
         return None

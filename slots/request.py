@@ -119,12 +119,12 @@ NO_LAYOUT = Layout(NO_TOKENS)
 class Prompt(Protocol):
     """A prompt whose documents may have no order yet.
 
-    num_tokens: a bound on its length before its layout. beginning: its tokens (int32) up to the first set of documents
+    num_tokens: a bound on its length before its layout. prefix: its tokens (int32) up to the first set of documents
     without an order; all of its tokens if no such set is there. documents: the keys of that set.
     """
 
     num_tokens: int
-    beginning: np.ndarray
+    prefix: np.ndarray
     documents: frozenset[str]
 
     def arrange(self, tree: PrefixIndex, scope: Scope, waiting: Collection[Prompt] = ()) -> Layout:
@@ -162,7 +162,7 @@ class Request:
     priority: a higher one goes first; a kind's priority overrides it. limit: most tokens to generate. follows: the id of the
     request whose next turn this one prefills. wanted_slot: the slot that it waits for; -1: any. snapshot_scope: the scope of
     its snapshots, if the model cannot be cut at a prefix and the request may keep any. draft: its source of drafts, if any.
-    tells_prompt: the answer has logprobs of the prompt, so the whole prompt is computed, in a scope for this request alone.
+    scores_prompt: the answer has logprobs of the prompt, so the whole prompt is computed, in a scope for this request alone.
     session: the name of its session; empty: none.
     """
 
@@ -177,7 +177,7 @@ class Request:
     wanted_slot: int = -1
     snapshot_scope: Scope | None = None
     draft: DraftSource | None = None
-    tells_prompt: bool = False
+    scores_prompt: bool = False
     session: str = ""
 
     def __post_init__(self) -> None:
@@ -187,9 +187,9 @@ class Request:
     def leads_to(self, other: Request) -> bool:
         """Return whether `other` can reuse what this request computes: its fixed prefix, and its documents if it has any."""
         own, others = self.prompt, other.prompt
-        begins = others.beginning[: None if own.documents else len(own.beginning)]
+        begins = others.prefix[: None if own.documents else len(own.prefix)]
         is_same = self.index_scope == other.index_scope and own.documents in (frozenset(), others.documents)
-        return is_same and np.array_equal(own.beginning, begins)
+        return is_same and np.array_equal(own.prefix, begins)
 
     @property
     def index_scope(self) -> Scope:

@@ -44,7 +44,7 @@ class StepBuilder:
     """Requests and their spans, in the same order. A builder lives from one `plan()` to the next: `commit()` reads it.
 
     is_decode_turn: decode took this step alone, since decode and prefill together cost more; the next step is for prompts,
-    if any wait. most_told: most prompt tokens whose logprobs are computed, each of which takes a row of logits. beside: a
+    if any wait. most_scored: most prompt tokens whose logprobs are computed, each of which takes a row of logits. beside: a
     client's request runs, in this step or in turn with it.
     """
 
@@ -55,11 +55,11 @@ class StepBuilder:
         counters: Counters,
         fetcher: Fetcher,
         *,
-        most_told: int = 0,
+        most_scored: int = 0,
         beside: bool = False,
     ) -> None:
         self._tree, self._cells, self._counters, self._fetcher = tree, cells, counters, fetcher
-        self._most_told, self._beside = most_told, beside
+        self._most_scored, self._beside = most_scored, beside
         self.jobs: list[Job] = []
         self.spans: list[Span] = []
         self.checked: list[tuple[Job, Span]] = []  # those with drafts, once they are computed
@@ -149,8 +149,8 @@ class StepBuilder:
         """Return how many tokens of a prompt to compute: at most `num_tokens`, up to its next stop, if cells allow."""
         costs = self._tree.costs
         most = num_tokens if job.request.kind.is_client else min(num_tokens, self._background_size(job.computed))
-        if job.request.tells_prompt and not job.answering:
-            most = min(most, self._most_told)
+        if job.request.scores_prompt and not job.answering:
+            most = min(most, self._most_scored)
         size = chunk_size(job.strategy.next_stop(job) - job.computed, most, costs)
         if size > 0 and not self._cells.reserve(self._num_cells + size):
             size = self._cells.num_free - self._num_cells
@@ -174,11 +174,11 @@ class StepBuilder:
         tokens, is_last = job.ids(start, stop), stop == job.num_tokens and not job.is_reading
         if len(draft):
             tokens, size = np.concatenate((tokens, draft)), size + len(draft)
-        told = job.told(start, stop)
-        span = Span(job.request.id, job.sequence.id, start, tokens, logits=is_last, drafted=len(draft), told=told)
+        scored = job.scored(start, stop)
+        span = Span(job.request.id, job.sequence.id, start, tokens, logits=is_last, drafted=len(draft), scored=scored)
         self.spans.append(span)
         self.jobs.append(job)
-        self._most_told -= span.num_told
+        self._most_scored -= span.num_scored
         self.num_tokens += size
         self._num_cells += size
 
@@ -254,7 +254,7 @@ class Scheduler:
         self.admits = True  # whether waiting requests may start
         self.cells = Cells(tree, self.index, self.running, idle_cells)
         self.pins, self.counters = Pins(self.index), Counters(tree)
-        self._most_told = max_rows - num_slots  # beside a row for each slot
+        self._most_scored = max_rows - num_slots  # beside a row for each slot
         self.step = self._new_step()  # of the last plan
         self._strategies = [make(tree, self.cells, self.counters) for make in (*strategies, PlainKV)]
         self._late = LateStarts(self.budget, self.cells, self.counters, batch_size)
@@ -274,7 +274,7 @@ class Scheduler:
         """End a waiting or running request. Its KV stays in the tree, unless it is not to be cached."""
         self.fetcher.ends(job)
         has_run = job.sequence is not None
-        self._leave(job) if has_run else self.waiting.discard(job)
+        self._release(job) if has_run else self.waiting.discard(job)
         for stop, seconds in job.layout.breakpoints if has_run and job.request.keeps else ():
             if seconds:
                 self.pins.pin(job.request.index_scope, job.tokens[: min(stop, job.computed)], seconds)
@@ -334,7 +334,7 @@ class Scheduler:
         """
         progress = self.step.commit(plan, sampled)
         for job in self.step.staged:
-            self._leave(job)
+            self._release(job)
             self.waiting.resume(job.step_back(), blocks=False)
         return progress
 
@@ -360,7 +360,7 @@ class Scheduler:
         """
         recovery = Recovery([], [], [])
         for job in self.running:
-            self.slots.leave(job)
+            self.slots.release(job)
             job.sequence = None
             job.num_failures += 1
             job.failed_at = job.num_generated
@@ -389,7 +389,7 @@ class Scheduler:
     def _new_step(self) -> StepBuilder:
         beside = any(job.request.kind.is_client for job in self.running)
         parts = self.tree, self.cells, self.counters, self.fetcher
-        return StepBuilder(*parts, most_told=self._most_told, beside=beside)
+        return StepBuilder(*parts, most_scored=self._most_scored, beside=beside)
 
     def _next_step(self) -> StepBuilder:
         """Return a step: decode first, then prefill with the remaining tokens; in turns where both together cost more.
@@ -509,21 +509,21 @@ class Scheduler:
 
     def _pause(self, victim: Job, *, blocks: bool) -> None:
         """Put a running request first in the queue. blocks: as in `Queue.resume`, while others run."""
-        self._leave(victim)
+        self._release(victim)
         forget_uncached(self.tree, victim, self.running)
         victim.reuse.num_preempted += 1
         victim.computed = 0
         self.waiting.resume(victim, blocks=blocks and bool(self.running))
         self.counters.preemptions += 1
 
-    def _leave(self, job: Job) -> None:
+    def _release(self, job: Job) -> None:
         """Take a request off its slot; its KV stays in the tree, idle."""
         for checked, span in self.step.checked:
             if checked is job:
                 cut(job, span, self.tree.device)
-        job.strategy.leave(job)
+        job.strategy.release(job)
         self.running.remove(job)
-        self.slots.leave(job)
+        self.slots.release(job)
         job.sequence = None
 
 

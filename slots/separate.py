@@ -184,7 +184,7 @@ class ReadDocuments(StrategyState):
     looked: int = 0
 
     @property
-    def has_begun(self) -> bool:
+    def has_started(self) -> bool:
         return bool(self.pieces)
 
     def suits(self, layout: Layout) -> bool:
@@ -243,10 +243,10 @@ class SeparateDocuments(PlainKV):
         assert job.sequence is not None
         self._price_path(job, job.sequence.last_node)
 
-    def leave(self, job: Job) -> None:
+    def release(self, job: Job) -> None:
         sequence = job.sequence
         assert sequence is not None
-        super().leave(job)
+        super().release(job)
         self._price_path(job, sequence.last_node)
 
     def catch_up(self, job: Job, num_cells: int) -> None:
@@ -405,9 +405,9 @@ def _copied(tree: PrefixTree, run: Run) -> KvPart:
 
 
 def _copy(tree: PrefixTree, node: Node) -> HostCopy:
-    if node.copy is None and not (node.complete and tree.copies.save(node, node.longest_holder())):
+    if node.copy is None and not (node.complete and tree.copies.save(node, node.longest_sequence())):
         copy = HostCopy(node.start, node.start + node.ready, users=0)
-        tree.device.perform(Save(node.longest_holder().id, copy))
+        tree.device.perform(Save(node.longest_sequence().id, copy))
         return copy
     assert node.copy is not None
     return node.copy

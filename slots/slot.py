@@ -96,7 +96,7 @@ class Slots:
         self._clock += 1
         slot.sequence_id, slot.last_use = sequence_id, self._clock
 
-    def leave(self, job: Job) -> None:
+    def release(self, job: Job) -> None:
         """Take a request off its slot. The slot remembers a client's prompt, but no document that was read for it."""
         slot = self._slots[job.slot]
         slot.job = None
@@ -165,7 +165,7 @@ class Histories:
         copies = [node.copy or HostCopy(node.start, stop) for node, stop in runs]
         for (node, _), copy in zip(runs, copies, strict=True):
             if copy is not node.copy:
-                self._device.perform(Save(node.longest_holder().id, copy))
+                self._device.perform(Save(node.longest_sequence().id, copy))
         self._carry_out()
         made = [index.host.part(node, copy, stop) for (node, stop), copy in zip(runs, copies, strict=True)]
         return list(takewhile(bool, made))  # type: ignore[arg-type]

@@ -309,10 +309,10 @@ class FromSnapshots(PlainKV):
             self._snapshots.take(job)
         return False
 
-    def leave(self, job: Job) -> None:
+    def release(self, job: Job) -> None:
         if self._snapshots.host.max_bytes and self._snapshots.pays(job):
             self._snapshots.take(job)
-        super().leave(job)
+        super().release(job)
 
     def _load(self, job: Job, num_cells: int) -> None:
         """Continue from the deepest state of the prompt, if so many cells are free."""

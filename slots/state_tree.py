@@ -116,7 +116,7 @@ class StateTree(PromptTree):
     def price(self, node: Node, *, is_used: bool = True) -> None:
         """Set the priority of a state that is used or new: the time that it saves for each byte that its eviction frees."""
         self.aged.discard(node)
-        if not self.host.may_leave(node):
+        if not self.host.may_evict(node):
             return  # a run that states need is evicted with them
         node.token_cost = self._token_cost(node)
         node.last_use = self._clock if is_used else 0

@@ -65,7 +65,7 @@ class PlainKV:
     def reached(self, job: Job, span: Span) -> bool:
         return False
 
-    def leave(self, job: Job) -> None:
+    def release(self, job: Job) -> None:
         assert job.sequence is not None
         private = job.tokens[job.claimed : max(job.computed, job.claimed)]
         self._tree.release(job.sequence, private, session=job.request.session)

@@ -134,23 +134,23 @@ def swap_out(
     """
     copies: list[Operation] = []
     stays: list[Operation] = []  # KV of the computing requests, which comes back before the step
-    leaves: list[Restore | Share] = []  # all other KV, which comes back after it
+    moved: list[Restore | Share] = []  # all other KV, which comes back after it
     needed = {job.sequence for job in computing}
     private = {job.sequence for job in running if not job.request.cache}
     for node in runs:
         is_needed = not node.sequences.isdisjoint(needed)
         if is_needed and in_place:
             continue
-        holder, stop = node.longest_holder(), node.start + node.ready
+        longest, stop = node.longest_sequence(), node.start + node.ready
         tree.device.stretches.join(node)
         copy = node.copy if node.sequences <= private else tree.copies.save_if_free(node)
         if copy is None:
             copy = HostCopy(node.start, stop)
-            copies.append(Save(holder.id, copy))
-        moves: list[Operation] | list[Restore | Share] = stays if is_needed else leaves
-        moves.append(Restore(copy, holder.id, node.start, stop))
-        sharers = (sequence for sequence in node.sequences if sequence is not holder)
-        moves += [Share(holder.id, one.id, node.start, min(stop, one.length)) for one in sharers]
+            copies.append(Save(longest.id, copy))
+        moves: list[Operation] | list[Restore | Share] = stays if is_needed else moved
+        moves.append(Restore(copy, longest.id, node.start, stop))
+        sharers = (sequence for sequence in node.sequences if sequence is not longest)
+        moves += [Share(longest.id, one.id, node.start, min(stop, one.length)) for one in sharers]
     for job in running:
         if job.num_private and (sequence := job.sequence):  # the tree does not know of private tokens
             is_needed = sequence in needed
@@ -159,11 +159,11 @@ def swap_out(
             tree.device.stretches.join(sequence)
             copy = HostCopy(job.claimed, job.computed)
             copies.append(Save(sequence.id, copy))
-            moves = stays if is_needed else leaves
+            moves = stays if is_needed else moved
             moves.append(Restore(copy, sequence.id, copy.start, copy.stop))
     if in_place:
-        return (*copies, *map(_trim_of, leaves)), tuple(leaves)
-    return (*copies, Clear(), *stays), tuple(leaves)
+        return (*copies, *map(_trim_of, moved)), tuple(moved)
+    return (*copies, Clear(), *stays), tuple(moved)
 
 
 def _trim_of(move: Restore | Share) -> Trim:

@@ -47,7 +47,7 @@ class LateStarts:
 
     def add(self, job: Job, running: Collection[Job]) -> bool:
         """Return whether a waiting request, whose prompt is laid out, starts later, and remember it."""
-        if not job.request.kind.is_client or job.has_begun or job.is_suspect:
+        if not job.request.kind.is_client or job.has_started or job.is_suspect:
             return False
         ends, is_new = self._ends(running), not job.due
         if job.request.scope.adapters not in ends:

@@ -204,7 +204,7 @@ def test_what_was_set_up_stays_until_another_build_is_asked_for(workshop: Worksh
 
 @needs_make
 @pytest.mark.parametrize(
-    ("installed", "oldest", "told"),
+    ("installed", "oldest", "reported"),
     [
         ("echo none", "echo none", ["none", "none"]),
         ("echo hole; exit 1", "echo none", ["hole", "none"]),
@@ -213,7 +213,7 @@ def test_what_was_set_up_stays_until_another_build_is_asked_for(workshop: Worksh
     ],
 )
 def test_an_audit_asks_for_what_is_installed_and_for_each_lower_bound(
-    workshop: Workshop, installed: str, oldest: str, told: list[str]
+    workshop: Workshop, installed: str, oldest: str, reported: list[str]
 ) -> None:
     audits = f'case "$*" in *--path*) {installed};; *) {oldest};; esac >&2'
     workshop.put(workshop.venv / "audit/bin/pip-audit", audits)
@@ -222,8 +222,8 @@ def test_an_audit_asks_for_what_is_installed_and_for_each_lower_bound(
     for stamp in (".engine", ".installed", ".developing", ".auditing"):
         (workshop.venv / stamp).touch()
     ran = workshop.make("audit", HOLES="http://holes")
-    assert ran.stdout.splitlines() == told
-    assert (ran.returncode == 0) == (told == ["none", "none"])
+    assert ran.stdout.splitlines() == reported
+    assert (ran.returncode == 0) == (reported == ["none", "none"])
     listed = dict(line.split("==") for line in (workshop.venv / "audit/oldest.txt").read_text().splitlines())
     asked = [*PROJECT["dependencies"], *(one for some in PROJECT["optional-dependencies"].values() for one in some)]
     assert set(listed) == {re.split(r"[^\w.-]", one)[0] for one in asked} and listed["ray"] == "2.56"

@@ -31,8 +31,8 @@ def check_modules() -> None:
 
 def check_version() -> None:
     """Compare the wheel's number with the one that the installed command tells, and with the checkout's."""
-    told = subprocess.run([str(COMMAND), "--version"], capture_output=True, text=True, check=True).stdout
-    assert told == f"slotcache {version('slotcache')}\n"
+    printed = subprocess.run([str(COMMAND), "--version"], capture_output=True, text=True, check=True).stdout
+    assert printed == f"slotcache {version('slotcache')}\n"
     assert f'\nVERSION = "{version("slotcache")}"\n' in (ROOT / "server/config/settings.py").read_text("utf-8")
 
 

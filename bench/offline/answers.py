@@ -64,13 +64,13 @@ def _as_served(documents: DocumentSet, ranking: Sequence[str], tokenize: Tokeniz
     return [documents], []
 
 
-def _hinted(write: Callable[[Sequence[str], Sequence[str]], str], *, behind: bool = False) -> Show:
+def _hinted(write: Callable[[Sequence[str], Sequence[str]], str], *, after: bool = False) -> Show:
     """Return a function that shows documents with a hint. write: makes it from the ids in order, and in rank."""
 
     def show(documents: DocumentSet, ranking: Sequence[str], tokenize: Tokenize) -> tuple[list[Part], list[Part]]:
         text = write([documents.documents[at].id for at in documents.order or ()], ranking)
-        hint: list[Part] = [_text(tokenize(f"\n\n{text.strip()}" if behind else text))] if text else []
-        return ([documents], hint) if behind else ([documents, *hint], [])
+        hint: list[Part] = [_text(tokenize(f"\n\n{text.strip()}" if after else text))] if text else []
+        return ([documents], hint) if after else ([documents, *hint], [])
 
     return show
 
@@ -124,7 +124,7 @@ WAYS = (
     ShownWay("exact order", EXACT),
     ShownWay("exact order + hint", EXACT | {"order_hint": True}, than="exact order"),
     ShownWay("exact order + priority", EXACT, _hinted(_priority), "exact order"),
-    ShownWay("exact order + hint behind", EXACT, _hinted(rank_hint, behind=True), "exact order"),
+    ShownWay("exact order + hint behind", EXACT, _hinted(rank_hint, after=True), "exact order"),
     ShownWay("best last", EXACT, best_last=True),
     ShownWay("best last + hint", EXACT, _hinted(rank_hint), "best last", best_last=True),
     ShownWay("left out + reference", LESS),
@@ -205,14 +205,14 @@ class Answerer:
 
     def _shown(self, way: ShownWay, asked: ChatPrompt, talk: AnsweredTalk, orders: Sequence[Sequence[int]]) -> ChatPrompt:
         """Return a prompt with its documents as the way shows them. orders: of its sets; one without stays as it is."""
-        parts, behind, number = list[Part](), list[Part](), 0
+        parts, moved, number = list[Part](), list[Part](), 0
         for part in asked.parts:
             if isinstance(part, Fixed):
-                parts += [part, *(behind if part.is_question else [])]
-                behind = [] if part.is_question else behind
+                parts += [part, *(moved if part.is_question else [])]
+                moved = [] if part.is_question else moved
             elif number < len(orders):
                 ranking = [document.id for document in talk.turns[number].documents]
-                here, behind = way.show(replace(part, order=tuple(orders[number])), ranking, self._tokenize)
+                here, moved = way.show(replace(part, order=tuple(orders[number])), ranking, self._tokenize)
                 parts, number = [*parts, *here], number + 1
             else:
                 parts.append(part)

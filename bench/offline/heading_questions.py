@@ -84,14 +84,14 @@ def _chosen(files: dict[str, list[Section]]) -> list[tuple[str, tuple[str, ...]]
             and section.headings not in parents
             and counts[section.headings[-1].lower()] == 1
             and not NO_QUESTION.search(section.headings[-1])
-            and len(_telling(section.headings[-1])) >= LEAST_WORDS
+            and len(_content_words(section.headings[-1])) >= LEAST_WORDS
             and sum(len(block.text) for block in section.blocks) >= LEAST_LETTERS
         ]
         chosen += [(name, path) for path in sorted(fit, key=_hash)[:MOST_OF_FILE]]
     return chosen
 
 
-def _telling(heading: str) -> list[str]:
+def _content_words(heading: str) -> list[str]:
     return [word for word in re.findall(r"[^\W\d_]{2,}", heading) if word.lower() not in STOP]
 
 

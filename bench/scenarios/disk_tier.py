@@ -33,7 +33,7 @@ PREFIX, RUN = 64, 32  # tokens of made records: of a shared prefix, and of each 
 BRANCHES = 100  # records after one prefix
 MADE_BY = Provenance("0" * 32, "1" * 32)
 MISSES = 1000
-Told = tuple[Table, list[Bar]]
+Section = tuple[Table, list[Bar]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,15 +67,15 @@ def run(args: argparse.Namespace) -> Report:
         asked, gap = _ask_and_kill(args, folder / "asked")
         made = _made(args.records, folder / "made") if args.records else {}
         pairs = asyncio.run(_pairs(args, folder / "pairs")) if args.pairs else {}
-    told = [_told_asked(args, asked, gap)]
-    told += [_told_made(args, made)] if made else []
-    told += [_told_pairs(args, pairs)] if pairs else []
+    sections = [_asked_section(args, asked, gap)]
+    sections += [_made_section(args, made)] if made else []
+    sections += [_pairs_section(args, pairs)] if pairs else []
     data = {
         "asked": {name: [one.figures for one in of] for name, of in asked.items()},
         "made": {name: asdict(one) for name, one in made.items()},
         "pairs": {name: [one.figures for one in of] for name, of in pairs.items()},
     }
-    return Report("disk", [table for table, _ in told], [bar for _, bars in told for bar in bars], data=data)
+    return Report("disk", [table for table, _ in sections], [bar for _, bars in sections for bar in bars], data=data)
 
 
 def _arm(args: argparse.Namespace, name: str, flags: Sequence[str]) -> Arm:
@@ -136,7 +136,7 @@ async def _until_written(client: Client) -> None:
         written, before = await client.gauge("slotcache_disk_written_runs_total"), written
 
 
-def _told_asked(args: argparse.Namespace, asked: dict[str, list[Result]], gap: float) -> Told:
+def _asked_section(args: argparse.Namespace, asked: dict[str, list[Result]], gap: float) -> Section:
     cold, rows = asked["cold"], []
     for name, of in asked.items():
         ttft = Summary.of(one.ttft for one in of)
@@ -187,13 +187,13 @@ def _made(count: int, root: Path) -> dict[str, Index]:
 
 
 def _records(count: int) -> Iterator[Record]:
-    rng, beginning = np.random.default_rng(0), np.empty(0, np.int32)
+    rng, prefix = np.random.default_rng(0), np.empty(0, np.int32)
     for number in range(count):
         start = PREFIX if number % (BRANCHES + 1) else 0
         if not start:
-            beginning = rng.integers(0, 32_000, PREFIX, np.int32)
-        run = rng.integers(0, 32_000, RUN, np.int32) if start else beginning[:0]
-        yield Record(Scope.shared(""), np.concatenate([beginning, run]), start, np.zeros(64, np.uint8))
+            prefix = rng.integers(0, 32_000, PREFIX, np.int32)
+        run = rng.integers(0, 32_000, RUN, np.int32) if start else prefix[:0]
+        yield Record(Scope.shared(""), np.concatenate([prefix, run]), start, np.zeros(64, np.uint8))
 
 
 def _opened(root: Path, count: int) -> Index:
@@ -218,7 +218,7 @@ def _allowed(count: int) -> int:
     return 1024 * count + 4 * sum(len(record.tokens) - record.start for record in _records(count))
 
 
-def _told_made(args: argparse.Namespace, made: dict[str, Index]) -> Told:
+def _made_section(args: argparse.Namespace, made: dict[str, Index]) -> Section:
     rows = [(name, one.seconds, one.bytes / 2**20, one.bytes / args.records, 1e6 * one.miss) for name, one in made.items()]
     columns = ("start", "ready after s", "MiB", "bytes a record", "a miss us")
     table = Table(f"{args.records:,} records of {RUN} and {PREFIX} tokens", columns, rows)
@@ -254,7 +254,7 @@ async def _pairs(args: argparse.Namespace, folder: Path) -> dict[str, list[Resul
     return {name: of[1:] for name, of in results.items()}
 
 
-def _told_pairs(args: argparse.Namespace, pairs: dict[str, list[Result]]) -> Told:
+def _pairs_section(args: argparse.Namespace, pairs: dict[str, list[Result]]) -> Section:
     rows = [(name, 1000 * _ttft(of), 1000 * _step(of)) for name, of in pairs.items()]
     table = Table(f"{args.pairs} pairs without a hit", ("server", "TTFT p50 ms", "step p50 ms"), rows)
     return table, [

@@ -40,7 +40,7 @@ CALM = 3.0  # s of bystanders without an attack, before and after it
 CONVERSATIONS, IDLE = 20, 2.0  # that are idle at a fault, and for how many s
 TIMEOUT = 30.0  # s to answer
 DYING = 10.0  # s until a server with a dead engine must end
-TELLING = 2.0  # s after the fault in which /health may still answer 200
+GRACE = 2.0  # s after the fault in which /health may still answer 200
 AFTER = 1.0  # s until the descriptors are counted, once all clients have disconnected
 SAMPLE, REPORT_EVERY = 1.0, 60  # s between two samples of memory, and samples between two lines of progress
 PAUSE, LONG_PAUSE = 0.02, 1.0  # s of a visitor between two acts, and after a lost one: a dead server would lose thousands
@@ -74,7 +74,7 @@ class Stage:
     tail: str = ""
     notes: list[str] = field(default_factory=list)
     wrongs: list[str] = field(default_factory=list)
-    held: list[socket.socket] = field(default_factory=list)
+    connections: list[socket.socket] = field(default_factory=list)
     acts: Counter[str] = field(default_factory=Counter)
     times: list[tuple[float, float]] = field(default_factory=list)
     memory: list[float] = field(default_factory=list)
@@ -134,8 +134,8 @@ async def idle_conversations(stage: Stage) -> None:
             await _turn(stage, "trip 99", "What is the fee?")  # 200: it runs again, since it has no token yet
         reused.append(sum([await _turn(stage, name, "And which one leaves next?") for name in names]))
     usual, struck = reused
-    told = f"{CONVERSATIONS} idle conversations reuse {struck} tokens behind a failed step, {usual} without one"
-    (stage.wrongs if struck < LEAST_KEPT * usual or not usual else stage.notes).append(told)
+    summary = f"{CONVERSATIONS} idle conversations reuse {struck} tokens behind a failed step, {usual} without one"
+    (stage.wrongs if struck < LEAST_KEPT * usual or not usual else stage.notes).append(summary)
 
 
 async def _turn(stage: Stage, conversation: str, question: str) -> int:
@@ -143,17 +143,17 @@ async def _turn(stage: Stage, conversation: str, question: str) -> int:
     documents = [{"id": str(at), "text": f"Text {at} of {conversation}: the train leaves late. " * 8} for at in range(3)]
     body = {"messages": [{"role": "user", "content": question}], "conversation": conversation, "documents": documents}
     async with stage.http.post(PATH, json={**body, "max_tokens": 16, "temperature": 0}) as answer:
-        told = await answer.json()
+        reply = await answer.json()
     if answer.status != 200:
-        stage.wrongs.append(f"a turn of conversation {conversation} was answered {answer.status}: {told}")
+        stage.wrongs.append(f"a turn of conversation {conversation} was answered {answer.status}: {reply}")
         return 0
-    return int(told["slotcache"]["cached_tokens"])
+    return int(reply["slotcache"]["cached_tokens"])
 
 
 async def stalling(stage: Stage) -> None:
     """Open more streams than slots and queue places without reading them. Return when their output is computed."""
     enough, end = await _metric(stage) + (SLOTS + QUEUE) * UNREAD // 2, monotonic() + stage.seconds
-    stage.held += await rude.stall(stage.server.url, stage.clients, UNREAD // 2)
+    stage.connections += await rude.stall(stage.server.url, stage.clients, UNREAD // 2)
     while await _metric(stage) < enough and monotonic() < end:
         await asyncio.sleep(BETWEEN)
 
@@ -166,13 +166,13 @@ async def _metric(stage: Stage, name: str = "slotcache_generated_tokens_total") 
 
 async def unread(stage: Stage) -> None:
     """Open streams without reading them, and keep them."""
-    stage.held += await rude.stall(stage.server.url, stage.clients, UNREAD)
+    stage.connections += await rude.stall(stage.server.url, stage.clients, UNREAD)
     await asyncio.sleep(stage.seconds)
 
 
 async def dawdling(stage: Stage) -> None:
-    if held := await rude.dawdle(stage.server.url, stage.clients, stage.seconds):
-        stage.wrongs.append(f"{held} bodies that never end are held after {stage.seconds:.0f} s")
+    if failure := await rude.dawdle(stage.server.url, stage.clients, stage.seconds):
+        stage.wrongs.append(f"{failure} bodies that never end are held after {stage.seconds:.0f} s")
 
 
 async def crowding(stage: Stage) -> None:
@@ -234,7 +234,7 @@ TRIALS = {
     "slow-disk": Trial(disk, "slow-disk"),
     "killed": Trial(faults, "killed", may_fail=None),
     "stall": Trial(stalling, seconds=60, clients=SLOTS + QUEUE + BYSTANDERS, is_before=True, flags=LONG_NAME),
-    "leave": Trial(lambda stage: rude.leave(stage.server.url, stage.clients), clients=24),
+    "leave": Trial(lambda stage: rude.disconnect(stage.server.url, stage.clients), clients=24),
     "dawdle": Trial(dawdling, seconds=120, clients=12),
     "half-open": Trial(crowding, seconds=60, clients=2000, ask="texts", most_gap=2.0),
     "unread": Trial(unread, "eager", 120, clients=50, ask="texts", most_gap=2.0, flags=(*LONG_NAME, "--max-queue", "256")),
@@ -296,7 +296,7 @@ def complaints(trial: Trial, stage: Stage) -> list[str]:
         elif one.error is None and one.text != right.get(one.prompt):
             found.append(f"another answer to {one.prompt!r}: {one.text!r}")
     if trial.may_fail is None:
-        late = [status for at, status in stage.health.looks if at > stage.began + TELLING and status not in (0, 503)]
+        late = [status for at, status in stage.health.looks if at > stage.began + GRACE and status not in (0, 503)]
         found += [f"health said {status or 'nothing'} of a server that cannot go on" for status in late]
         if stage.code is None or stage.code <= 0:
             found.append(f"the server did not end with an error within {DYING:.0f} s: {stage.code}")
@@ -309,8 +309,8 @@ def complaints(trial: Trial, stage: Stage) -> list[str]:
     found += [f"health said {status or 'nothing'}" for _, status in stage.health.looks if status != 200]
     if stage.code is not None:
         found.append(f"the server ended with code {stage.code}: {stage.tail}")
-    told = MORE_LOG + A_REQUEST * (len(stage.beside) + stage.acts.total())
-    more = (("descriptors", stage.descriptors, MORE_DESCRIPTORS), ("kB of log", stage.log, told))
+    most_log = MORE_LOG + A_REQUEST * (len(stage.beside) + stage.acts.total())
+    more = (("descriptors", stage.descriptors, MORE_DESCRIPTORS), ("kB of log", stage.log, most_log))
     if trial.ask:
         more = (*more, ("MiB", stage.growth, MORE_MEMORY))
     return found + [f"the server has {value:.0f} {what} more" for what, value, most in more if value > most]
@@ -343,7 +343,7 @@ async def _play(trial: Trial, server: Server, args: argparse.Namespace) -> Stage
         if trial.is_before:
             await trial.attack(stage)
         stage.beside = await _bystand(trial, http, _attack(trial, stage))
-        for connection in stage.held:
+        for connection in stage.connections:
             connection.close()
         if trial.may_fail is None:
             await _wait_for_end(server)
@@ -382,8 +382,8 @@ async def _watch(stage: Stage) -> None:
     while True:
         stage.memory.append(stage.server.memory / 2**20)
         if stage.acts and len(stage.memory) % REPORT_EVERY == 0:
-            told = f"{stage.acts.total()} acts, {len(stage.wrongs)} lost, {stage.memory[-1]:.0f} MiB"
-            print(f"  {len(stage.memory) * SAMPLE / 60:.0f} min, {told}", file=sys.stderr, flush=True)
+            summary = f"{stage.acts.total()} acts, {len(stage.wrongs)} lost, {stage.memory[-1]:.0f} MiB"
+            print(f"  {len(stage.memory) * SAMPLE / 60:.0f} min, {summary}", file=sys.stderr, flush=True)
             note(acts=dict(stage.acts), lost=stage.wrongs[-1:], memory_mib=stage.memory[-1:])
         await asyncio.sleep(SAMPLE)
 
@@ -412,6 +412,6 @@ def _row(name: str, stage: Stage, found: Sequence[str]) -> Sequence[Cell]:
 
 
 def _data(stage: Stage) -> dict[str, Any]:
-    told = ("prompt", "status", "finals", "error", "longest_gap")
-    beside = [{name: getattr(one, name) for name in told} for one in stage.beside]
+    shown = ("prompt", "status", "finals", "error", "longest_gap")
+    beside = [{name: getattr(one, name) for name in shown} for one in stage.beside]
     return {"beside": beside, "acts": dict(stage.acts), "memory_mib": stage.memory}

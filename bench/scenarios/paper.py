@@ -449,8 +449,8 @@ def orders(study: Study) -> Findings:
         times = list(zip([_ttfts(one) for one in runs], middle[COLD.name], strict=True))
         fast = [100 * mean([t < FAST * base for t in ttfts]) for ttfts, base in times]
         less = [[1 - ttft / base for ttft in ttfts] for ttfts, base in times]
-        told = (spread([1000 * t for t in middle[name]]), spread(fast), *_percents(less, median, _p95))
-        rows.append((name, *told, _of_oracle(middle, name)))
+        cells = (spread([1000 * t for t in middle[name]]), spread(fast), *_percents(less, median, _p95))
+        rows.append((name, *cells, _of_oracle(middle, name)))
         reusing = f"{sum(map(_num_reusing, runs))}/{sum(map(len, shares[name]))}"
         saved.append((name, *_percents(shares[name], median, mean, _p95), _of_oracle(kept, name), reusing))
     count = f"{study.size.queries - WARM_UP} queries, {study.size.seeds} seeds"

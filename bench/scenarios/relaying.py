@@ -20,7 +20,7 @@ HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding
 HEALTH = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}"
 LAST = b"0\r"  # the line before the end of a chunked answer
 STAMP = b"stamp:"
-TELLING = (b'"usage"', b'"timings"')  # fields with numbers of tokens
+COUNTS = (b'"usage"', b'"timings"')  # fields with numbers of tokens
 Body = dict[str, Any]
 DIRECT, BARE, FRONT = "direct", "a proxy that copies bytes", "slotcache order"
 
@@ -88,7 +88,7 @@ async def _measure(port: int, bodies: dict[str, Body], args: argparse.Namespace,
 async def _ask(port: int, body: Body) -> tuple[float, list[float]]:
     """Send a request. Return the seconds of the whole answer, and of each chunk from its stamp to its arrival."""
     data, lags = json.dumps(body).encode(), list[float]()
-    begun = perf_counter()
+    began = perf_counter()
     reader, writer = await asyncio.open_connection(HOST, port)
     head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: {HOST}\r\nContent-Type: application/json\r\n"
     writer.write(f"{head}Content-Length: {len(data)}\r\nConnection: close\r\n\r\n".encode() + data)
@@ -98,7 +98,7 @@ async def _ask(port: int, body: Body) -> tuple[float, list[float]]:
         *lines, rest = (rest + data).split(b"\n")
         stamps = (line.partition(STAMP)[2].partition(b";")[0] for line in lines)
         lags += [(now - int(stamp)) / 1e9 for stamp in stamps if stamp]
-    seconds = perf_counter() - begun
+    seconds = perf_counter() - began
     writer.close()
     return seconds, lags
 
@@ -182,7 +182,7 @@ async def copy(port: int, engine: int, is_mute: int = 0) -> None:
     async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             while data := await reader.read(1 << 16):
-                for name in TELLING if is_mute else ():
+                for name in COUNTS if is_mute else ():
                     data = data.replace(name, b'"' + b"_" * (len(name) - 2) + b'"')
                 writer.write(data)
         except ConnectionError:

@@ -227,9 +227,9 @@ async def _hang_up(client: Client, path: str, body: Body) -> int:
     async with client.http.post(path, json=body | {"return_progress": True}, raise_for_status=True) as answer:
         async for line in answer.content:
             event = json.loads(line[5:]) if line.startswith(b"data:") and b"[DONE]" not in line else {}
-            if told := event.get("prompt_progress"):
-                computed = told["processed"] - told["cache"]
-                if computed >= CUT_AFTER * (told["total"] - told["cache"]):
+            if prefill := event.get("prompt_progress"):
+                computed = prefill["processed"] - prefill["cache"]
+                if computed >= CUT_AFTER * (prefill["total"] - prefill["cache"]):
                     break
             elif client.api.read(event).has_token:
                 break
@@ -265,8 +265,8 @@ def run(args: argparse.Namespace) -> Report:
     rounds = f"medians of {args.rounds}" if args.rounds > 1 else "one round"
     title = f"agent --replay: {args.size:,} tokens, {recording.num_requests} requests of 4 agents, {args.ctx_size:,} cells, "
     title += f"{args.parallel} slots, -cram {args.cache_ram}, {rounds}"
-    told = {name: [[turn.data() for turn in one.turns] for one in sessions] for name, sessions in played.items()}
-    facts = {"sessions": told, "arms": [arm.describe() for arm in arms], "restart": recording.restart}
+    listed = {name: [[turn.data() for turn in one.turns] for one in sessions] for name, sessions in played.items()}
+    facts = {"sessions": listed, "arms": [arm.describe() for arm in arms], "restart": recording.restart}
     rows = [(name, *(_middle(sessions, figure) for figure in FIGURES)) for name, sessions in played.items()]
     tables = [Table(title, ("arm", *FIGURES), rows), *([_turns(played)] if args.turns else [])]
     return Report("agent", tables, bars=_bars(played), notes=_floors(played), data=facts)

@@ -88,8 +88,8 @@ def run(args: argparse.Namespace) -> Report:
     table = Table(title, ("arm", *columns), [_row(name, rounds, allowed, tile) for name, rounds in stalls.items()])
     worst = max(one.excess(allowed, tile) for one in stalls[arms[0].name])
     bar = Bar(6, "longest gap over --max-stall, or a tile, and a step of the streams", worst, 1.0, unit="x")
-    told = {name: [asdict(one) for one in rounds] for name, rounds in stalls.items()}
-    data = {"arms": [arm.describe() for arm in arms], "stalls": told}
+    listed = {name: [asdict(one) for one in rounds] for name, rounds in stalls.items()}
+    data = {"arms": [arm.describe() for arm in arms], "stalls": listed}
     return Report("stall", [table], bars=[bar], data=data)
 
 

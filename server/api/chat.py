@@ -17,10 +17,10 @@ from ..engine.generation import Delta, End, Generation
 from ..engine.usage import Fields
 from ..formats.answer import AnswerReader, CallArguments, CallStart, ContentText, Fragment, ReasoningText, message
 from .endpoint import (
+    answer_service_of,
     begin_answer,
     count_prompt,
     early_meta,
-    holder_of,
     not_stored,
     prepare,
     scope_of,
@@ -187,7 +187,7 @@ def _whole(reply: ChatReply, generation: Generation, end: End) -> bytes:
 async def show(request: Request) -> Response:
     """Show a stored answer (`?scope=`) that `on_disconnect` has kept whole, or the text so far of a running one."""
     id, scope = request.path_params["id"], scope_of(request)
-    service = holder_of(request, scope, id)
+    service = answer_service_of(request, scope, id)
     if _is_chat(id) and (generation := service.find_open(scope, id)):
         text = "".join(generation.parts)
         turn, read = service.open[generation], partial(_content, text)
@@ -210,7 +210,7 @@ def _is_chat(id: str) -> bool:
 async def forget(request: Request) -> Response:
     """Stop a running answer, or delete a stored one (`?scope=`)."""
     id, scope = request.path_params["id"], scope_of(request)
-    service = holder_of(request, scope, id)
+    service = answer_service_of(request, scope, id)
     if _is_chat(id) and (generation := service.find_open(scope, id)):
         service.stop(generation)
     elif _is_chat(id) and service.conversations.forget_answer(scope, id):

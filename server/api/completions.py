@@ -137,7 +137,7 @@ class TextReply(ChoicesReply):
 
     def __init__(self, envelope: ResponseMeta) -> None:
         super().__init__(envelope, "text_completion", "text_completion")
-        self._tells_prompts = any(generation.num_echoed for generation in envelope.generations)
+        self._shows_prompts = any(generation.num_echoed for generation in envelope.generations)
         self._echoes = [echo for echo in envelope.echoes for _ in range(envelope.num_each)] or [""] * envelope.num_choices
 
     def begin(self) -> list[bytes]:
@@ -165,7 +165,7 @@ class TextReply(ChoicesReply):
         if not delta.logprobs:
             return choice
         text, logprobs = self._probabilities[index].of_text(delta)
-        return choice | {"logprobs": logprobs} | ({"text": text} if self._tells_prompts else {})
+        return choice | {"logprobs": logprobs} | ({"text": text} if self._shows_prompts else {})
 
     def _choice(self, index: int, text: str = "", reason: str | None = None) -> Fields:
         return {"index": index, "text": text, "logprobs": None, "finish_reason": reason}

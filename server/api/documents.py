@@ -12,7 +12,7 @@ from starlette.responses import Response
 from ...models.model import Model
 from ..engine.usage import Fields
 from ..http.api_errors import RequestError
-from ..http.bodies import Held
+from ..http.bodies import Reservation
 from ..http.threads import give_way
 from ..search.attachments import Attachment, Attachments
 from ..search.folder import EMBEDDING
@@ -109,7 +109,7 @@ def _count(model: Model, texts: list[str]) -> int:
 async def _take(request: Request) -> Attachment:
     """Read the body, and store its file on disk. Raises RequestError, ClientDisconnect."""
     bodies, kind = request.app.state.app.bodies, request.headers.get("content-type", "")
-    with Held(bodies) as room:
+    with Reservation(bodies) as room:
         body = await bodies.read(request, room)
         if kind.lower().startswith(FORM):
             name, data = await asyncio.to_thread(_file_in, body, kind)

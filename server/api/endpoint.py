@@ -26,7 +26,7 @@ from ..engine.usage import Fields
 from ..engine.view import Prediction
 from ..formats.answer import AnswerReader, Plain, WithoutReasoning
 from ..http.api_errors import RequestError
-from ..http.bodies import Held
+from ..http.bodies import Reservation
 from ..http.log import on_one_line
 from ..search.attachments import Attachments, interleaved
 from ..search.folder import FolderIndex
@@ -68,7 +68,7 @@ async def read_body(request: Request, kind: type[R]) -> R:
     `request.state` keeps its length as `num_bytes`, and a warning for each unknown field as `warnings`.
     """
     state = request.app.state.app
-    with Held(state.bodies) as room:  # until it is decoded: a body that waits for a thread takes memory, too
+    with Reservation(state.bodies) as room:  # until it is decoded: a body that waits for a thread takes memory, too
         body = await state.bodies.read(request, room)
         request.state.num_bytes = len(body)
         decoded, warnings = await beside_others(request, partial(decode_request, body, kind, state.settings.strict))
@@ -152,7 +152,7 @@ def services_of(request: Request) -> list[Service]:
     return [service] if "model" in request.query_params else request.app.state.app.services
 
 
-def holder_of(request: Request, scope: str, id: str) -> Service:
+def answer_service_of(request: Request, scope: str, id: str) -> Service:
     """Return the one of `services_of` that makes or stores an answer; the first if none does.
 
     Raises RequestError.
@@ -330,7 +330,7 @@ def begin_answer(request: Request, prepared: Prepared) -> ResponseMeta:
     """Submit a request; return the common fields of its answer. Raises RequestError: too long, no room."""
     service, options = service_of(request), prepared.options.without_texts()
     warn(request, prepared.warnings)
-    _tell_of_cache(request, prepared)
+    _warn_of_cache(request, prepared)
     early = early_of(request)
     return ResponseMeta(
         id=prepared.id,
@@ -348,7 +348,7 @@ def begin_answer(request: Request, prepared: Prepared) -> ResponseMeta:
         spelling=service.model.spelling,
         prompt_text=service.prompt_text,
         abandon=service.abandon,
-        leave=service.leave,
+        disconnect=service.disconnect,
         created=early.envelope.created if early else int(time()),
     )
 
@@ -362,7 +362,7 @@ def _reader_of(prepared: Prepared) -> Callable[[], AnswerReader]:
     return (lambda: WithoutReasoning(read())) if is_hidden else read
 
 
-def _tell_of_cache(request: Request, prepared: Prepared) -> None:
+def _warn_of_cache(request: Request, prepared: Prepared) -> None:
     """Warn a client whose requests do not mention the cache, once, how many tokens it would have saved."""
     service, options = service_of(request), prepared.options
     submitter = service.submitter

@@ -23,7 +23,7 @@ from ..engine.generation import Generation
 from ..engine.usage import Fields
 from ..engine.view import SlotState
 from ..http.api_errors import RequestError, unknown_model
-from ..http.bodies import Held
+from ..http.bodies import Reservation
 from ..http.json_body import MARK
 from ..search.vectors import Vectors, about
 from ..service.models import ModelEntry, Models
@@ -47,7 +47,7 @@ async def adapters(request: Request) -> Response:
 async def set_adapters(request: Request) -> Response:
     """Change the scales of requests that set none. Open requests keep their scales."""
     service, bodies = service_of(request), request.app.state.app.bodies
-    with Held(bodies) as room:
+    with Reservation(bodies) as room:
         body = (await bodies.read(request, room)).removeprefix(MARK)
         given = b'{"adapters":%b}' % body if body.lstrip()[:1] == b"[" else body
         asked = await asyncio.to_thread(decode, given, AdapterScales)  # it may be large

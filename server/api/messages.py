@@ -103,10 +103,10 @@ def _with_documents(messages: ChatMessages, said: BlocksMessage, where: str) -> 
     Raises RequestError.
     """
     messages = messages or [{"role": said.role, "content": ""}]
-    holder = next((message for message in reversed(messages) if message["role"] == said.role), messages[-1])
-    if said.documents and holder.get("documents"):
+    carrier = next((message for message in reversed(messages) if message["role"] == said.role), messages[-1])
+    if said.documents and carrier.get("documents"):
         raise RequestError(f"{where}.documents: and blocks with documents: give one of them", param=f"{where}.documents")
-    holder["documents"] = said.documents or holder.get("documents", [])
+    carrier["documents"] = said.documents or carrier.get("documents", [])
     return messages
 
 
@@ -435,7 +435,7 @@ class _OpenBlock:
     sealed: bool = False
     texts: list[str] = field(default_factory=list)
 
-    def begun(self) -> Fields:
+    def start(self) -> Fields:
         """Return the block without its text."""
         return self._with({}, "", "")
 
@@ -464,22 +464,22 @@ class MessagesReply:
     the stream has sent `message_start`, before its model was loaded.
     """
 
-    def __init__(self, envelope: ResponseMeta, num_prompt: int, shows_reasoning: bool, *, has_begun: bool = False) -> None:
+    def __init__(self, envelope: ResponseMeta, num_prompt: int, shows_reasoning: bool, *, has_started: bool = False) -> None:
         self.envelope, self._reader = envelope, envelope.reader()
-        self.has_begun = has_begun
-        self._late_notes: Fields = envelope.notes() if has_begun else {}  # else `message_start` has them
+        self.has_started = has_started
+        self._late_notes: Fields = envelope.notes() if has_started else {}  # else `message_start` has them
         self._num_prompt, self._shows_reasoning = num_prompt, shows_reasoning
         self._blocks: list[_OpenBlock] = []
         self._is_open = False  # the last block
 
     def begin(self) -> list[bytes]:
-        return [] if self.has_begun else self.ping()
+        return [] if self.has_started else self.ping()
 
     def ping(self) -> list[bytes]:
         first: list[Fields] = []
-        if not self.has_begun:
+        if not self.has_started:
             usage = _parted(self._num_prompt, num_cached=0, num_created=0, num_generated=0)
-            first, self.has_begun = [{"type": "message_start", "message": self._message([]) | {"usage": usage}}], True
+            first, self.has_started = [{"type": "message_start", "message": self._message([]) | {"usage": usage}}], True
         return self._sent([*first, {"type": "ping"}])
 
     def progress(self, index: int, progress: PromptProgress) -> list[bytes]:
@@ -507,7 +507,7 @@ class MessagesReply:
         self.end(0, answer.end)
         shown = {at: made for at, block in enumerate(self._blocks) if (made := block.whole())}
         self._blocks = [self._blocks[at] for at in shown]
-        message = self._message(list(shown.values()) or [_OpenBlock("text").begun()])
+        message = self._message(list(shown.values()) or [_OpenBlock("text").start()])
         return message | self._reason(answer.end) | self._costs(answer.end)
 
     # ---- blocks ------------------------------------------------------------------------------------------------------
@@ -539,7 +539,7 @@ class MessagesReply:
         yield from self._end()
         self._blocks.append(block)
         self._is_open = True
-        yield {"type": "content_block_start", "index": len(self._blocks) - 1, "content_block": block.begun()}
+        yield {"type": "content_block_start", "index": len(self._blocks) - 1, "content_block": block.start()}
 
     def _end(self) -> Iterator[Fields]:
         if not self._is_open:
@@ -604,6 +604,6 @@ async def create(request: Request, asked: MessagesRequest) -> ReplyFormat:
     chat = await beside_others(request, asked.chat)
     envelope = begin_answer(request, await prepare(request, chat, kind="msg_"))
     (answered, *_) = envelope.generations
-    begun = early_of(request)
-    num_prompt, has_begun = answered.request.prompt.num_tokens, isinstance(begun, MessagesReply) and begun.has_begun
-    return MessagesReply(envelope, num_prompt, asked.shows_reasoning, has_begun=has_begun)
+    early = early_of(request)
+    num_prompt, has_started = answered.request.prompt.num_tokens, isinstance(early, MessagesReply) and early.has_started
+    return MessagesReply(envelope, num_prompt, asked.shows_reasoning, has_started=has_started)

@@ -168,7 +168,7 @@ async def _listed_unread(request: Request, entry: ModelEntry) -> Fields:
     """Return a model that was not loaded yet as Ollama lists it, from the head of its file if that can be read."""
     head = await request.app.state.app.models.look(entry, partial(_described_unread, entry))
     if not head.problem:
-        return head.told["listed"]
+        return head.facts["listed"]
     stamps, name = sorted(head.stamps.values()), tagged(entry.name)
     return {"name": name, "model": name, "size": sum(one[2] for one in stamps), "details": {"format": "gguf"}} | _dated(
         stamps
@@ -202,7 +202,7 @@ async def show(request: Request, asked: ModelName) -> Response:
         head = await state.models.look(entry, partial(_described_unread, entry))
         if head.problem:
             raise RequestError(f"{name!r} cannot be read: {head.problem}", status=503, param="model", code="model_failed")
-        return JsonReply(head.told["shown"])
+        return JsonReply(head.facts["shown"])
     model = _find(request, name, state.loaded().model)
     service, body = _service_with(request, model), _shown(model, _listed(name, model))
     if service is not None:

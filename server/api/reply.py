@@ -130,7 +130,7 @@ class ResponseMeta:
     generations: of the choices, in order. reader: makes the reader of a chat's choice. caches: the prompt stays in the
     cache. verbose: the answer shows its prompt and its options, as in llama-server. warnings: about the request's fields.
     piece: the bytes of a token. spelling: of a control token, too. prompt_text: returns the text of a computed prompt.
-    abandon: ends an open generation whose client disconnected. leave: likewise, but a generation that is to be finished goes
+    abandon: ends an open generation whose client disconnected. disconnect: likewise, but one that is to be finished goes
     on. keep: stores the whole answer, as JSON, if it is to be stored; for the event loop. media_type: of a stream.
     """
 
@@ -149,7 +149,7 @@ class ResponseMeta:
     spelling: Piece = lambda token: b""
     prompt_text: Spell | None = None
     abandon: Callable[[Generation], None] = lambda generation: None
-    leave: Callable[[Generation], None] = lambda generation: None
+    disconnect: Callable[[Generation], None] = lambda generation: None
     keep: Callable[[bytes], None] = lambda answer: None
     media_type: str = "text/event-stream"
     created: int = field(default_factory=lambda: int(time()))

@@ -27,11 +27,11 @@ from ..http.api_errors import TOO_LONG, RequestError
 from ..service.submitter import Prepared
 from .compaction import CUT, TRIGGER, CompactionOutput, compaction, kept_items, summarising, triggers
 from .endpoint import (
+    answer_service_of,
     begin_answer,
     beside_others,
     count_prompt,
     early_meta,
-    holder_of,
     not_stored,
     page,
     prepare,
@@ -519,9 +519,9 @@ async def _submitted(request: Request, asked: ResponseRequest) -> tuple[Response
     keep = partial(service_of(request).conversations.attach, chat.cache_scope, prepared.id)
     envelope = replace(begin_answer(request, prepared), keep=keep)
     output = _output(asked, envelope.id, ResponseTools.of(asked.tools).called)
-    begun = early_of(request)
+    early = early_of(request)
     kind = CompactionReply if asked.compacts else ResponsesReply
-    num_events = begun.num_events if isinstance(begun, ResponsesReply) else 0
+    num_events = early.num_events if isinstance(early, ResponsesReply) else 0
     return kind(envelope, echo, output, num_events=num_events), prepared
 
 
@@ -544,13 +544,13 @@ async def compact(request: Request, asked: CompactRequest) -> ReplyFormat:
 async def show(request: Request) -> Response:
     """Show a stored response (`?scope=`)."""
     id, scope = request.path_params["id"], scope_of(request)
-    return JsonReply(stored_record(holder_of(request, scope, id), scope, id, "resp_"))
+    return JsonReply(stored_record(answer_service_of(request, scope, id), scope, id, "resp_"))
 
 
 async def forget(request: Request) -> Response:
     """Delete a stored response; later ones keep it in their history."""
     id, scope = request.path_params["id"], scope_of(request)
-    service = holder_of(request, scope, id)
+    service = answer_service_of(request, scope, id)
     if not service.conversations.forget_answer(scope, id):
         raise not_stored(id)
     await service.view.disk_thread.run(service.conversations.settle)
@@ -565,7 +565,7 @@ async def cancel(request: Request) -> Response:
 async def input_items(request: Request) -> Response:
     """List the items that a stored response answered, those of earlier turns included."""
     id, scope = request.path_params["id"], scope_of(request)
-    conversation = holder_of(request, scope, id).conversations.find_answer(scope, id)
+    conversation = answer_service_of(request, scope, id).conversations.find_answer(scope, id)
     if conversation is None:
         raise not_stored(id)
     *before, _ = conversation.answers[id]

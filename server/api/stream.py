@@ -27,7 +27,7 @@ def early_of(request: Request) -> ReplyFormat | None:
 
 
 class EventStream(StreamingResponse):
-    """Streams the events of generations. Calls `leave` for each at the end, also if the client disconnects before it.
+    """Streams the events of generations. Calls `disconnect` for each at the end, also if the client disconnects before it.
 
     later: returns the reply once the model is loaded; until then `reply` pings, which has no generations.
     """
@@ -52,7 +52,7 @@ class EventStream(StreamingResponse):
             ping.stop()
             for generation in self._reply.envelope.generations:
                 generation.events.take_now = None
-                self._reply.envelope.leave(generation)
+                self._reply.envelope.disconnect(generation)
 
     def _offer_text(self) -> None:
         """Let generations write their text at once, if the connection can."""

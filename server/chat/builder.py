@@ -39,7 +39,7 @@ from .history import ChatHistory, History, HistoryMessage, Prefilled, are_new, c
 from .parts import ROLES
 from .prompt_length import PromptLength
 from .sessions import Sessions
-from .text_documents import Cut, TextList, cut_lists, leave_lists, numbers_refused, places, put_back
+from .text_documents import Cut, TextList, cut_lists, keep_lists, numbers_refused, places, put_back
 from .text_prompt import Infill, TextTokens, split_prompts
 from .tokens import AnswerMemory, Sampled, Shown, TokenCache, answer_key, place_answers
 from .tool_results import make_places, text_of
@@ -299,7 +299,7 @@ class PromptBuilder:
         check_attention(request, separates=self.separates(request))
         takes = self.takes_text_documents(request)
         build = partial(self._cut_chat, request, ref, open_turn=open_turn, breakpoints=breakpoints)
-        cut = partial(cut_lists, no_numbers=numbers_refused(request)) if takes else leave_lists
+        cut = partial(cut_lists, no_numbers=numbers_refused(request)) if takes else keep_lists
         try:
             return build(cut=cut)
         except _LeftOut:
@@ -473,12 +473,12 @@ class PromptBuilder:
     def _document_sets(self, history: History, options: Options, length: PromptLength) -> dict[int, DocumentSet]:
         """Return the documents by message: as they stood for kept messages, newly made for new ones."""
         sets = {at: entry.shown for at, entry in enumerate(history.kept) if entry.shown}
-        held: set[str] | None = None
+        shown_before: set[str] | None = None
         if (options.dedup or self._settings.dedup) == "auto":
-            held = {key for shown in sets.values() for key in shown.keys}
+            shown_before = {key for shown in sets.values() for key in shown.keys}
         new = {
             at: self._document_set(
-                given, options, held if at >= len(history.kept) else None, length, pasted=history.lists.get(at)
+                given, options, shown_before if at >= len(history.kept) else None, length, pasted=history.lists.get(at)
             )
             for at, given in sorted(history.documents.items())
             if given
@@ -489,22 +489,22 @@ class PromptBuilder:
         self,
         given: tuple[Document, ...],
         options: Options,
-        held: set[str] | None,
+        shown_before: set[str] | None,
         length: PromptLength,
         *,
         pasted: PastedList | None,
     ) -> DocumentSet:
-        """Tokenise documents. held: keys of earlier turns' documents, not shown again (RAGBoost, 6); None: show all.
+        """Tokenise documents. shown_before: keys of earlier turns' documents, not shown again (RAGBoost, 6); None: show all.
 
         pasted: the list in the message's text. Nothing can refer to its documents if the list does not name them.
         """
         hint = self._settings.order_hint if options.order_hint is None else options.order_hint
         if pasted is not None and not pasted.is_named:
-            held, hint = None, False
+            shown_before, hint = None, False
         tokenize = partial(self.tokens, options.cache_scope)
-        documents, repeated = leave_out(given, held or set())
-        if held is not None:
-            held.update(document.key for document in documents)
+        documents, repeated = leave_out(given, shown_before or set())
+        if shown_before is not None:
+            shown_before.update(document.key for document in documents)
         texts = list(map(document_text, documents))
         length.extend(texts)
         tokens: list[np.ndarray] = []

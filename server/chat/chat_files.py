@@ -103,15 +103,15 @@ class ChatFiles:
         refused: list[str] = []
         for path, written in self._newest_first(suffix, max_bytes):
             try:
-                held = decode(path.read_bytes())
-                if name(held) != path.name:
+                stored = decode(path.read_bytes())
+                if name(stored) != path.name:
                     raise DamagedFile("it has the name of another file")
             except (OSError, DamagedFile) as error:
                 refused.append(f"{path.name}: {error}")
                 if isinstance(error, DamagedFile):
                     self.drop([path.name])
                 continue
-            found.append((held, written))
+            found.append((stored, written))
         if refused:
             logger.warning("%d files in %s are not used, first %s", len(refused), self.folder, refused[0])
         return found

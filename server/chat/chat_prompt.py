@@ -253,11 +253,11 @@ class CachedPrompt:
             pays=pays,
         )
 
-    def _pays(self, price_ms: float, node: Run | None, held: float, free: float) -> bool:
-        """Return whether `free` reused tokens after a node, instead of `held` ones, save more than `price_ms`."""
-        if node is None or free <= held:
+    def _pays(self, price_ms: float, node: Run | None, in_place: float, free: float) -> bool:
+        """Return whether `free` reused tokens after a node, instead of `in_place` ones, save more than `price_ms`."""
+        if node is None or free <= in_place:
             return False
-        return 1000 * self.tree.seconds(node.end + round(held), round(free - held)) > price_ms
+        return 1000 * self.tree.seconds(node.end + round(in_place), round(free - in_place)) > price_ms
 
     def _placed(self, index: int, origin: Run) -> Iterator[CachedPlace]:
         """Yield every cached path after `origin` that has the whole set at `index`."""
@@ -297,7 +297,7 @@ class CachedDocuments:
     def start(self) -> CachedPlace | None:
         return None if self._origin is None else CachedPlace(self._origin)
 
-    def behind(self, position: CachedPlace) -> Collection[str]:
+    def after(self, position: CachedPlace) -> Collection[str]:
         return position.node.documents
 
     def follow(self, position: CachedPlace, key: str) -> Step[CachedPlace] | None:
@@ -330,7 +330,7 @@ class ChatPrompt:
         self._first_free, free = next(sets, (len(parts), None))
         self.documents: frozenset[str] = frozenset() if free is None else free.key_set
         runs = (run for part in self.parts[: self._first_free] for run in _runs(part))
-        self.beginning = np.concatenate([NO_TOKENS, *runs])
+        self.prefix = np.concatenate([NO_TOKENS, *runs])
 
     def arrange(self, tree: PrefixIndex, scope: Scope, waiting: Collection[Prompt] = ()) -> Layout:
         """Choose the order of each set of documents by the tree and the waiting prompts, and join all parts."""
@@ -376,7 +376,7 @@ class ChatPrompt:
         if index != self._first_free:
             return []
         alike = (other for other in waiting if isinstance(other, ChatPrompt) and other.documents)
-        return [other.documents for other in alike if np.array_equal(self.beginning, other.beginning)]
+        return [other.documents for other in alike if np.array_equal(self.prefix, other.prefix)]
 
 
 class SeparatePrompt(ChatPrompt):
@@ -388,7 +388,7 @@ class SeparatePrompt(ChatPrompt):
     def __init__(self, parts: Sequence[Part]) -> None:
         super().__init__([_kept_in_rank(part) if isinstance(part, DocumentSet) else part for part in parts])
         self._layout = self._lay_out()
-        self.beginning = self._layout.tokens
+        self.prefix = self._layout.tokens
 
     def arrange(self, tree: PrefixIndex, scope: Scope, waiting: Collection[Prompt] = ()) -> Layout:
         """Return the only layout."""

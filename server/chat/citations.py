@@ -38,11 +38,11 @@ class Citations:
     number_of: Mapping[str, str]
     trail: bytes = b""
     owed: str = ""
-    beginnings: frozenset[str] = field(init=False)
+    prefixes: frozenset[str] = field(init=False)
 
     def __post_init__(self) -> None:
-        beginnings = frozenset(id[:length] for id in self.number_of for length in range(1, ID_DIGITS + 1))
-        object.__setattr__(self, "beginnings", beginnings)
+        prefixes = frozenset(id[:length] for id in self.number_of for length in range(1, ID_DIGITS + 1))
+        object.__setattr__(self, "prefixes", prefixes)
 
     @classmethod
     def of(cls, sets: Sequence[DocumentSet], trail: bytes) -> Citations:
@@ -61,7 +61,7 @@ class Citations:
     def owing(self, written: str, sent: str) -> Citations:
         """Return them for an answer that goes on. written: its beginning in the prompt. sent: the same from the client."""
         text = NumberedText(self)
-        shown, part = text.push(written), text.held
+        shown, part = text.push(written), text.pending
         return self if not part or text.finish(is_cut=True) or shown != sent else replace(self, owed=part)
 
     def read(self, make: Callable[[], AnswerReader], owed: str = "") -> Callable[[], AnswerReader]:
@@ -79,24 +79,24 @@ class Citations:
 class NumberedText:
     """A text of an answer as it comes, with numbers in place of ids. A piece that may begin an id waits for the next one.
 
-    held: such a piece.
+    pending: such a piece.
     """
 
-    def __init__(self, citations: Citations, held: str = "") -> None:
-        self._citations, self.held = citations, held
+    def __init__(self, citations: Citations, pending: str = "") -> None:
+        self._citations, self.pending = citations, pending
         self._before = ""  # the character in front of it; an underscore for one of a word
 
     def push(self, text: str) -> str:
         """Add text; return what is settled by it."""
-        text = self._before + self.held + text
+        text = self._before + self.pending + text
         word = WORD_AT_END.search(text[-ID_DIGITS - 1 :])
-        self.held = word[0] if word and word[0] in self._citations.beginnings else ""
-        return self._shown(text[: len(text) - len(self.held)])
+        self.pending = word[0] if word and word[0] in self._citations.prefixes else ""
+        return self._shown(text[: len(text) - len(self.pending)])
 
     def finish(self, is_cut: bool = False) -> str:
         """Return what was held back; nothing of an id that was cut, which says nothing to a client."""
-        is_part = is_cut and len(self.held) < ID_DIGITS and (len(self.held) >= LEAST_PART or self._before == "[")
-        text, self.held = self._before + ("" if is_part else self.held), ""
+        is_part = is_cut and len(self.pending) < ID_DIGITS and (len(self.pending) >= LEAST_PART or self._before == "[")
+        text, self.pending = self._before + ("" if is_part else self.pending), ""
         return self._shown(text)
 
     def _shown(self, text: str) -> str:
@@ -183,8 +183,8 @@ class CitedAnswers:
             self._answers[key] = answer
             self.num_bytes += OVERHEAD + len(answer)
             while self.num_bytes > self._max_bytes:
-                _, left = self._answers.popitem(last=False)
-                self.num_bytes -= OVERHEAD + len(left)
+                _, evicted = self._answers.popitem(last=False)
+                self.num_bytes -= OVERHEAD + len(evicted)
 
     def restore(self, scope: str, messages: Sequence[Message]) -> tuple[list[Message], list[bytes]]:
         """Return messages with answers as the model wrote them, and the trails: before each message, and after the last."""

@@ -286,20 +286,20 @@ class Conversations:
         self._turns, self._entering = turns, list[ConversationRef]()
         self._max_number, self._max_bytes, self._max_age, self._clock = max_number, max_bytes, max_age, clock
         self._files = files
-        # `_held`: stored ones, the least recently used first. `_known`: also those that only unfinished requests refer to.
-        self._held: OrderedDict[tuple[str, str], Conversation] = OrderedDict()
+        # `_stored`: stored ones, the least recently used first. `_known`: also those that only unfinished requests refer to.
+        self._stored: OrderedDict[tuple[str, str], Conversation] = OrderedDict()
         self._known: WeakValueDictionary[tuple[str, str], Conversation] = WeakValueDictionary()
         self._by_answer: dict[tuple[str, str], Conversation] = {}
 
     def __len__(self) -> int:
-        return len(self._held)
+        return len(self._stored)
 
     # ---- ask -------------------------------------------------------------------------------------------------------
 
     def find(self, scope: str, id: str) -> Conversation | None:
         """Return a stored conversation by its id."""
         self._expire()
-        return self._held.get((scope, id))
+        return self._stored.get((scope, id))
 
     def known(self, scope: str, id: str) -> Conversation | None:
         """Return a conversation by its id, stored or in its first request."""
@@ -348,7 +348,7 @@ class Conversations:
         for stored, written in self._files.answers(vocabulary, self._max_bytes):
             groups.setdefault((stored.scope, stored.conversation), []).append((stored, written))
         for key, found in sorted(groups.items(), key=lambda group: max(written for _, written in group[1])):
-            conversation = self._known[key] = self._held[key] = Conversation(*key)
+            conversation = self._known[key] = self._stored[key] = Conversation(*key)
             conversation.used = self._clock() - seconds_since(max(written for _, written in found))
             changed, lost = conversation.restore(stored for stored, _ in found)
             self._by_answer |= {(key[0], answer): conversation for answer in conversation.answers}
@@ -356,9 +356,9 @@ class Conversations:
             self._write(conversation, changed)
             self._unwrite(key[0], lost)
             if not conversation.answers:
-                self._leave(conversation, "its files are not whole")
+                self._remove(conversation, "its files are not whole")
         self._make_room()
-        logger.info("%d conversations are back, with %d answers", len(self._held), len(self._by_answer))
+        logger.info("%d conversations are back, with %d answers", len(self._stored), len(self._by_answer))
 
     def close(self) -> None:
         """Finish the pending writes."""
@@ -380,10 +380,10 @@ class Conversations:
         if not ref.stores or conversation.forgotten:
             return False
         key = (conversation.scope, conversation.id)
-        before = conversation.num_bytes if key in self._held else 0
+        before = conversation.num_bytes if key in self._stored else 0
         is_head = not ref.branches or conversation.head == ref.answer
         conversation.add(answer, entries, is_head, parent=ref.answer)
-        self._held[key] = conversation
+        self._stored[key] = conversation
         self.num_bytes += conversation.num_bytes - before
         self._by_answer[conversation.scope, answer] = conversation
         self._use(conversation)
@@ -392,7 +392,7 @@ class Conversations:
         self._write(conversation, [answer])
         self._expire()
         self._make_room(conversation)
-        return key in self._held
+        return key in self._stored
 
     def attach(self, scope: str, answer: str, record: bytes) -> None:
         """Store an answer's API object as JSON, if the answer is still stored."""
@@ -414,7 +414,7 @@ class Conversations:
         if conversation is None:
             return False
         if len(conversation.answers) == 1:
-            self._leave(conversation, "its last answer was deleted")
+            self._remove(conversation, "its last answer was deleted")
             return True
         self.num_bytes -= conversation.num_bytes
         self._write(conversation, conversation.remove(answer))
@@ -441,12 +441,12 @@ class Conversations:
         if conversation is None:
             return False
         refs = (*self._entering, *(turn.ref for turn in self._turns() if turn is not None and turn.ref is not None))
-        is_begun = any(ref.conversation is conversation and ref.stores for ref in refs)
-        is_held = (scope, id) in self._held
+        is_open = any(ref.conversation is conversation and ref.stores for ref in refs)
+        is_stored = (scope, id) in self._stored
         conversation.forgotten = True
-        if is_held:
-            self._leave(conversation, "it was deleted")
-        return is_held or is_begun
+        if is_stored:
+            self._remove(conversation, "it was deleted")
+        return is_stored or is_open
 
     def _new_ref(self, scope: str, stores: bool) -> ConversationRef:
         return ConversationRef(conversation=self._begin(scope, f"conv-{secrets.token_hex(12)}"), stores=stores)
@@ -454,9 +454,9 @@ class Conversations:
     def _begin(self, scope: str, id: str) -> Conversation:
         """Return the unstored conversation of this id, a new one if need be. Requests may be running in it."""
         key = (scope, id)
-        if (begun := self._known.get(key)) is None:
-            begun = self._known[key] = Conversation(scope, id)
-        return begun
+        if (conversation := self._known.get(key)) is None:
+            conversation = self._known[key] = Conversation(scope, id)
+        return conversation
 
     def _after_answer(self, scope: str, answer: str, stores: bool) -> ConversationRef:
         conversation = self.find_answer(scope, answer)
@@ -475,7 +475,7 @@ class Conversations:
 
     def _use(self, conversation: Conversation) -> None:
         conversation.used = self._clock()
-        self._held.move_to_end((conversation.scope, conversation.id))
+        self._stored.move_to_end((conversation.scope, conversation.id))
 
     def share(self, stores: Sequence[Conversations]) -> None:
         """Share the bounds among these stores, this one included: the least recently used of all is dropped first."""
@@ -484,8 +484,8 @@ class Conversations:
 
     def _expire(self) -> None:
         oldest = self._clock() - self._max_age
-        while self._max_age and self._held and (first := self._oldest).used < oldest:
-            self._leave(first, "it is too old")
+        while self._max_age and self._stored and (first := self._oldest).used < oldest:
+            self._remove(first, "it is too old")
 
     def _make_room(self, newest: Conversation | None = None) -> None:
         """Drop the least recently used conversations. newest: is dropped first if it alone is larger than the bound."""
@@ -500,11 +500,11 @@ class Conversations:
     @property
     def _oldest(self) -> Conversation:
         """The least recently used conversation; the store must have one."""
-        return next(iter(self._held.values()))
+        return next(iter(self._stored.values()))
 
     def _evict(self, conversation: Conversation, why: str) -> None:
         self.num_evicted += 1
-        self._leave(conversation, why)
+        self._remove(conversation, why)
 
     def _write(self, conversation: Conversation, answers: Iterable[str]) -> None:
         if self._files is not None:
@@ -515,8 +515,8 @@ class Conversations:
         if self._files is not None:
             self._files.drop(file_name(scope, answer) for answer in answers)
 
-    def _leave(self, conversation: Conversation, why: str) -> None:
-        del self._held[conversation.scope, conversation.id]
+    def _remove(self, conversation: Conversation, why: str) -> None:
+        del self._stored[conversation.scope, conversation.id]
         for answer in conversation.answers:
             del self._by_answer[conversation.scope, answer]
         self._unwrite(conversation.scope, conversation.answers)

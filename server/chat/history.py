@@ -285,8 +285,8 @@ def _size(entry: HistoryMessage) -> int:
         size += getsizeof(entry.sampled)
     if entry.shown is None:
         return size + sum(map(getsizeof, entry.keys))
-    held = {document.key for document in entry.shown.documents}
-    return size + _set_size(entry.shown) + sum(getsizeof(key) for key in entry.keys if key not in held)
+    earlier = {document.key for document in entry.shown.documents}
+    return size + _set_size(entry.shown) + sum(getsizeof(key) for key in entry.keys if key not in earlier)
 
 
 def _set_size(shown: DocumentSet) -> int:

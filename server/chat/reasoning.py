@@ -117,12 +117,12 @@ def read_reasoning(fields: ReasoningFields) -> AskedReasoning:
         ("include_reasoning", fields.include_reasoning),
         ("thinking.display", thinking and thinking.display and thinking.display != "omitted"),
     )
-    told_apart = _agreed(
+    separated = _agreed(
         ("reasoning_format", fields.reasoning_format and fields.reasoning_format != OFF),
         ("separate_reasoning", fields.separate_reasoning),
     )
-    if shown and told_apart and not (shown[1] or told_apart[1]):
-        raise _contradiction(told_apart[0], shown[0])
+    if shown and separated and not (shown[1] or separated[1]):
+        raise _contradiction(separated[0], shown[0])
     unused: list[str] = []
     if switch and not switch[1]:
         wishes = [said for said in (effort, most) if said and said[1] not in (OFF, 0)]
@@ -134,7 +134,7 @@ def read_reasoning(fields: ReasoningFields) -> AskedReasoning:
         effort=effort and effort[1],
         most=most and most[1],
         is_shown=shown and shown[1],
-        format=fields.reasoning_format or (None if told_apart is None else "auto" if told_apart[1] else OFF),
+        format=fields.reasoning_format or (None if separated is None else "auto" if separated[1] else OFF),
         wish=asked_on[0] if asked_on else "",
         unused=tuple(unused),
     )

@@ -99,7 +99,7 @@ class SamplingOptions(Numeric, frozen=True):
         return defaults.changed(given)
 
     @property
-    def tells_tokens(self) -> bool:
+    def shows_tokens(self) -> bool:
         """Whether the request asks for logprobs."""
         return self._num_probs() is not None
 

@@ -17,7 +17,7 @@ from .chat_prompt import PLACE
 from .tool_results import text_of
 from .volatile import INSTRUCTIONS
 
-HOLDERS = (*INSTRUCTIONS, "user")
+LIST_ROLES = (*INSTRUCTIONS, "user")
 OF_AN_ID = re.compile(r"\d|\A[a-f]+\Z")  # in stop strings that could match within an id
 MOST_UNTOUCHED = 32  # untouched lists that a report names, each with a reason
 HAS_OWN = "the message has documents of its own"
@@ -27,12 +27,12 @@ REWRITTEN = "the chat template changes the text around it"
 CONSTRAINED = "the answer has to fit a form, which may want its numbers"
 MORE = "lists from here on that are left alone, too"
 STOPS = "a stop string could match within an id: the model writes ids instead of numbers"
-TOLD = "the tokens of the answer are asked for, which name no numbers"
+SHOWS_TOKENS = "the tokens of the answer are asked for, which name no numbers"
 
 
 @dataclass(frozen=True, slots=True)
 class TextList:
-    """A list for the report. count: of its documents. left: why the list is left alone; empty: it is not.
+    """A list for the report. count: of its documents. reason: why the list is left alone; empty: it is not.
 
     message: the index in the request; negative: the instructions of a response, which come before the messages.
     """
@@ -40,14 +40,14 @@ class TextList:
     message: int
     format: str
     count: int = 0
-    left: str = ""
+    reason: str = ""
 
     def shown(self, order: Sequence[int]) -> dict[str, object]:
         """Return the list for the answer. order: the ranks of the shown documents, in prompt order."""
         where = self.message if self.message >= 0 else "instructions"
         fields: dict[str, object] = {"message": where, "format": self.format}
-        if self.left:
-            return fields | {"left": self.left}
+        if self.reason:
+            return fields | {"left": self.reason}
         return fields | {"documents": self.count, "moved": sum(rank != place for place, rank in enumerate(order))}
 
 
@@ -69,14 +69,16 @@ Given = Mapping[int, Sequence[Document]]
 Cut = Callable[[Sequence[Message], Given], CutMessages]
 
 
-def leave_lists(messages: Sequence[Message], given: Given) -> CutMessages:
+def keep_lists(messages: Sequence[Message], given: Given) -> CutMessages:
     """Return messages unchanged, for a request that wants no cut."""
     return CutMessages(messages, {})
 
 
 def put_back(cut: Cut, messages: Sequence[Message], given: Given) -> CutMessages:
     """Return messages unchanged, for a template that does not show the places of the lists that `cut` finds."""
-    report = [one if one.left else TextList(one.message, one.format, left=REWRITTEN) for one in cut(messages, given).report]
+    report = [
+        one if one.reason else TextList(one.message, one.format, reason=REWRITTEN) for one in cut(messages, given).report
+    ]
     return CutMessages(messages, {}, tuple(report))
 
 
@@ -89,24 +91,24 @@ def cut_lists(messages: Sequence[Message], given: Given, no_numbers: str = "") -
     report, untouched = list[TextList](), list[TextList]()
     room = MOST_DOCUMENTS - sum(map(len, given.values()))
     for at, message in enumerate(messages):
-        if message["role"] not in HOLDERS:
+        if message["role"] not in LIST_ROLES:
             continue
         has_place = any(PLACE in text for _, text in _texts(message))
         for part, text in _texts(message):
-            found, left = find_pasted(text, room)
-            untouched += [TextList(at, one.format, left=one.why) for one in left]
+            found, skipped = find_pasted(text, room)
+            untouched += [TextList(at, one.format, reason=one.why) for one in skipped]
             if found is None:
                 continue
             why = HAS_OWN if given.get(at) else ONE_LIST if at in lists else HAS_PLACE if has_place else ""
             if why or (found.number_of and no_numbers):
-                untouched.append(TextList(at, found.format, left=why or no_numbers))
+                untouched.append(TextList(at, found.format, reason=why or no_numbers))
                 continue
             report.append(TextList(at, found.format, len(found.documents)))
             lists[at], room = found, room - len(found.documents)
             shown[at] = _with_text(message, part, text[: found.start] + PLACE + text[found.stop :])
     more = len(untouched) - MOST_UNTOUCHED
     if more > 0:
-        untouched[MOST_UNTOUCHED:] = [replace(untouched[MOST_UNTOUCHED], left=f"{MORE}: {more:,}")]
+        untouched[MOST_UNTOUCHED:] = [replace(untouched[MOST_UNTOUCHED], reason=f"{MORE}: {more:,}")]
     return CutMessages(shown, lists, (*report, *untouched))
 
 
@@ -116,7 +118,7 @@ def numbers_refused(request: ChatRequest) -> str:
         return CONSTRAINED
     if any(OF_AN_ID.search(stop) for stop in request.stops()):
         return STOPS
-    return TOLD if request.tells_tokens else ""
+    return SHOWS_TOKENS if request.shows_tokens else ""
 
 
 def places(messages: Sequence[Message]) -> list[int]:

@@ -132,11 +132,11 @@ class Infill:
         """Return the text around the gap, cut to the window: the end of the prefix, the start of the suffix."""
         most = self._window * self._longest  # characters that can count
         before = self._tokens(request.input_prefix, "input_prefix", slice(-most, None))
-        behind = self._tokens(request.input_suffix, "input_suffix", slice(most))
+        tail = self._tokens(request.input_suffix, "input_suffix", slice(most))
         before = before[max(len(before) - self._window * 3 // 4, 0) :]
-        behind = behind[: max(self._window // 4 - 2 - len(start), 0)]
+        tail = tail[: max(self._window // 4 - 2 - len(start), 0)]
         prefix = Fixed(_after(self._special.prefix, before, start), "the text in front of the gap")
-        suffix = Fixed(_after(self._special.suffix, behind), "the text behind the gap")
+        suffix = Fixed(_after(self._special.suffix, tail), "the text behind the gap")
         middle = Fixed(_after(self._special.middle), "the gap", ends=False)
         return [suffix, prefix, middle] if self._suffix_first else [prefix, suffix, middle]
 

@@ -270,8 +270,8 @@ def _compared(before: str, after: str) -> Iterator[tuple[int, ChangedText]]:
         (at for at, (one, other) in enumerate(zip(old, new, strict=False)) if one != other), min(len(old), len(new))
     )
     most = min(len(old), len(new)) - first
-    behind = next((at for at in range(most) if old[-1 - at] != new[-1 - at]), most)
-    old_middle, new_middle = old[first : len(old) - behind], new[first : len(new) - behind]
+    same_after = next((at for at in range(most) if old[-1 - at] != new[-1 - at]), most)
+    old_middle, new_middle = old[first : len(old) - same_after], new[first : len(new) - same_after]
     if max(len(old_middle), len(new_middle)) > MOST_UNITS:
         yield 0, ChangedText(before, after)
         return
@@ -308,7 +308,7 @@ def _blocks_begin(text: str) -> int:
     begin = len(text)
     while end := TAG.search(text, max(begin - LONGEST_TAG, 0), begin):
         least = max(len(text) - LONGEST, 0)
-        start = max(text.rfind(f"<{end[1]}{behind}", least, end.start()) for behind in "> ")
+        start = max(text.rfind(f"<{end[1]}{sign}", least, end.start()) for sign in "> ")
         if start < 0:
             break
         begin = start

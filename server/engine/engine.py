@@ -185,7 +185,7 @@ class Sleep:
         """Fail the load that the model asked for and that cannot begin."""
         self._inbox.put(lambda: self._end_load(error, 0))
 
-    def leave(self, seconds: float) -> None:
+    def end_turn(self, seconds: float) -> None:
         """End the turn for another model: after `seconds`, or after a load's time without a request.
 
         Running requests are answered; waiting ones are answered in the next turn. A turn whose wait for a request was in
@@ -230,7 +230,7 @@ class Sleep:
         return max(end - perf_counter(), 0)
 
     @property
-    def is_leaving(self) -> bool:
+    def is_ending(self) -> bool:
         """Whether another model waits for the device."""
         return self._ends is not None
 
@@ -258,7 +258,7 @@ class Sleep:
         self.load()
 
     def _bring(self) -> None:
-        if not self.is_leaving:
+        if not self.is_ending:
             self.last_use = perf_counter()
             self._set(self._usual)
         self.load()
@@ -443,7 +443,7 @@ class Engine:
         self.step_seconds = 0.0  # of the last step
         self.host_seconds = 0.0  # of the last step, outside llama.cpp
         self.num_failed_steps = 0
-        self._behind = WriteBehind(scheduler.index.host, lower)
+        self._write_behind = WriteBehind(scheduler.index.host, lower)
         self._checks, self._stopping = checks, False
         self._failed_idle = False  # the last failed step had no request, and no step has succeeded since
         self._on_failure: Callable[[], None] = lambda: None
@@ -552,7 +552,7 @@ class Engine:
             self._warm_up()
             while not self._stopping:
                 self._take_turn()
-            if self._behind.lower:
+            if self._write_behind.lower:
                 self._use_idle_time(until=perf_counter() + LAST_SAVE)
         except BaseException as error:
             self._end_for_good(error)
@@ -564,9 +564,9 @@ class Engine:
     def _take_turn(self) -> None:
         try:
             self._read_inbox()
-            if self._behind.lower or self.scheduler.index.host.overdraft:
+            if self._write_behind.lower or self.scheduler.index.host.overdraft:
                 self.fetches.look()
-            if self.sleep.is_leaving and self._has_left():
+            if self.sleep.is_ending and self._has_unloaded():
                 pass
             elif not self.scheduler.idle and self._seconds_left is None:
                 self._step() if self.sleep.is_awake else self.sleep.load()
@@ -574,7 +574,7 @@ class Engine:
             self._recover()
         self.outbox.send()
 
-    def _has_left(self) -> bool:
+    def _has_unloaded(self) -> bool:
         """Unload the model once its turn is over and its running requests have ended. True: it is unloaded."""
         self.background.drop_all()
         self.scheduler.admits = not self.sleep.is_over
@@ -594,7 +594,7 @@ class Engine:
                 check(self.scheduler)
             seconds = self.sleep.seconds_left
             # At the end of a turn it sleeps, however many acts come that need no device.
-            act = None if self.sleep.is_leaving and not seconds else self.inbox.wait(seconds)
+            act = None if self.sleep.is_ending and not seconds else self.inbox.wait(seconds)
             act() if act else self._fall_asleep()
         elif (seconds := self._seconds_left) is not None and (act := self.inbox.wait(seconds)) is not None:
             act()
@@ -604,7 +604,7 @@ class Engine:
     @property
     def _seconds_left(self) -> float | None:
         """As in `Fetches`; None without a lower tier."""
-        return self.fetches.seconds_left if self._behind.lower else None
+        return self.fetches.seconds_left if self._write_behind.lower else None
 
     def _step(self) -> None:
         began = perf_counter()
@@ -622,10 +622,10 @@ class Engine:
         except Interrupted:
             return  # an act in the inbox ended a step that no client waits for
         ran = perf_counter()
-        self._behind.write()
+        self._write_behind.write()
         if self.sleep.is_used:  # the first step after a load also maps the weights: its time would mislead
             self.scheduler.observe(plan, ran - planned)
-        self.generations.tell_prompts(plan.spans)
+        self.generations.send_prompts(plan.spans)
         for job, token in self.scheduler.commit(plan, sampled):
             self.generations.push(job, token)
         self.generations.report_progress()
@@ -641,13 +641,13 @@ class Engine:
             work = self.scheduler.plan_idle_work() if self.sleep.is_awake else None
             if work is not None:
                 self._run(work)
-            self._behind.write()  # also records that an act read from a file
+            self._write_behind.write()  # also records that an act read from a file
             if work is None and not (until == inf and self._read_ahead()):
                 return
 
     def _read_ahead(self) -> bool:
         """Let a draft model read a piece of an idle slot's history. False: nothing is left, or sleep would discard it."""
-        if not self.sleep.is_awake or self.sleep.is_leaving:
+        if not self.sleep.is_awake or self.sleep.is_ending:
             return False
         with self.watchdog.step(0):
             return self.scheduler.read_ahead()
@@ -693,7 +693,7 @@ class Engine:
                 one.drop(scope)
         tree.evict(tree.device.num_ready)
         self._run(Plan(tree.device.take_operations()))
-        self._behind.write()
+        self._write_behind.write()
         if tree.device.num_ready:  # KV in use by waiting requests
             self.generations.fail(self.scheduler.recover().failed, lost())
         self.scheduler.admits = True

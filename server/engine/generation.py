@@ -43,7 +43,7 @@ from .usage import (
 
 MAX_PROGRESS = 8  # unread events of progress
 MAX_PIECES = 8  # unread pieces of text that are sent one by one; more are joined
-MAX_HELD = 64  # pieces of an unstreamed answer that wake the event loop once
+MAX_UNSENT = 64  # pieces of an unstreamed answer that wake the event loop once
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,12 +215,12 @@ def _join(deltas: Sequence[Delta]) -> Delta:
 class Pending:
     """Unsent tokens, and as much of their text as is known.
 
-    tells: the answer shows logprobs. Then text is sent in whole tokens only, so that the sent tokens spell the sent text;
-    else all text is sent with all tokens. logprobs: one for each token. ends: where the text of each token ends, in
+    shows_logprobs: text is sent in whole tokens only, so that the sent tokens spell the sent text; else all text is sent
+    with all tokens. logprobs: one for each token. ends: where the text of each token ends, in
     characters of `text`. The text of the last tokens may still be kept back.
     """
 
-    tells: bool
+    shows_logprobs: bool
     tokens: list[int] = field(default_factory=list)
     logprobs: list[Logprobs] = field(default_factory=list)
     ends: list[int] = field(default_factory=list)
@@ -229,19 +229,19 @@ class Pending:
     def push(self, token: int, logprobs: Logprobs | None) -> None:
         """Add a token. logprobs: None for a token that no sampler chose."""
         self.tokens.append(token)
-        if self.tells:
+        if self.shows_logprobs:
             self.logprobs.append(logprobs or Logprobs.certain(token))
 
-    def settle(self, text: str, num_held: int) -> None:
-        """Add the text that became known with the last token. num_held: the characters after it that are kept back."""
+    def settle(self, text: str, num_unsettled: int) -> None:
+        """Add the text that became known with the last token. num_unsettled: the characters after it that are kept back."""
         self.text += text
-        if self.tells:
-            self.ends.append(len(self.text) + num_held)
+        if self.shows_logprobs:
+            self.ends.append(len(self.text) + num_unsettled)
 
     def take(self) -> tuple[str, tuple[int, ...], tuple[Logprobs, ...]]:
         """Take text with its tokens and their logprobs. Tokens without text wait for it."""
         text, number = self.text, len(self.tokens)
-        if self.tells:
+        if self.shows_logprobs:
             number = sum(end <= len(text) for end in self.ends)
             text = text[: self.ends[number - 1]] if number else ""
         if not text:
@@ -300,7 +300,7 @@ class Generation:
     on_end: OnEnd = lambda generation, event: event
     events: Unread = field(default_factory=Unread)
     parts: list[str] = field(default_factory=list)  # the text so far
-    held: list[Delta] = field(default_factory=list)  # unsent pieces of an answer that is read at the end
+    unsent: list[Delta] = field(default_factory=list)  # unsent pieces of an answer that is read at the end
     job: Job = field(init=False)  # set by its submission
     pending: Pending = field(init=False)
     arrived: float = field(default_factory=perf_counter)
@@ -309,7 +309,7 @@ class Generation:
     first: Generation | None = None
     question: bytes = b""  # the last message of the user, as JSON; empty for a text
     num_pushed: int = 0  # tokens of the answer that came here
-    num_told: int = 0  # tokens of the prompt that were sent with their logprobs
+    num_sent: int = 0  # tokens of the prompt that were sent with their logprobs
     first_token: float = 0.0
     patience: float = 0.0  # seconds after the first token until the answer ends, once it has a line; 0: no limit
     has_line: bool = False
@@ -318,7 +318,7 @@ class Generation:
     abandoned: bool = False
 
     def __post_init__(self) -> None:
-        self.pending = Pending(tells=self.sampling.n_probs is not None)
+        self.pending = Pending(shows_logprobs=self.sampling.n_probs is not None)
 
     def deliver(self, event: Event) -> None:
         """Put an event into the client's unread ones; runs in the event loop."""
@@ -333,7 +333,7 @@ class Generation:
     @property
     def num_echoed(self) -> int:
         """The number of prompt tokens, if the answer starts with them and their logprobs; else 0."""
-        return self.request.prompt.num_tokens if self.request.tells_prompt else 0
+        return self.request.prompt.num_tokens if self.request.scores_prompt else 0
 
     @property
     def is_past_half(self) -> bool:
@@ -368,25 +368,25 @@ class Generation:
         if self.num_generated >= self.limit or self._is_late(text):
             return self._end(text + self.text.finish(is_cut=True), "length", is_end)
         self.parts.append(text)
-        self.pending.settle(text, self.text.num_held)
-        sent, tokens, told = self.pending.take()
+        self.pending.settle(text, self.text.num_unsettled)
+        sent, tokens, shown = self.pending.take()
         num_generated = self.num_generated - len(self.pending.tokens)
-        return Delta(sent, tokens, told, num_generated=num_generated) if sent else None
+        return Delta(sent, tokens, shown, num_generated=num_generated) if sent else None
 
-    def hold(self, delta: Delta) -> Delta | None:
-        """Keep a piece of an answer that is read at the end; return all kept pieces as one, once there are `MAX_HELD`."""
-        self.held.append(delta)
-        return self.take_held() if len(self.held) >= MAX_HELD else None
+    def collect(self, delta: Delta) -> Delta | None:
+        """Keep a piece of an answer that is read at the end; return all kept pieces as one, once there are `MAX_UNSENT`."""
+        self.unsent.append(delta)
+        return self.take_unsent() if len(self.unsent) >= MAX_UNSENT else None
 
-    def take_held(self) -> Delta | None:
+    def take_unsent(self) -> Delta | None:
         """Take the kept pieces as one; None: there are none."""
-        held, self.held = self.held, []
-        return _join(held) if held else None
+        unsent, self.unsent = self.unsent, []
+        return _join(unsent) if unsent else None
 
-    def tell(self, start: int, logprobs: Sequence[Logprobs]) -> Delta:
+    def send_prompt(self, start: int, logprobs: Sequence[Logprobs]) -> Delta:
         """Return the unsent prompt tokens among those from position `start` on: a paused request computes some again."""
-        new = tuple(logprobs[self.num_told - start :])
-        self.num_told += len(new)
+        new = tuple(logprobs[self.num_sent - start :])
+        self.num_sent += len(new)
         return Delta("", tuple(one.token for one in new), new)
 
     def _is_late(self, text: str) -> bool:
@@ -425,9 +425,9 @@ class Generation:
         pending = self.pending
         pending.text += text
         kept = pending.cut() if self.text.stopped is not None else None
-        told, sampled = tuple(pending.logprobs), self._sampled(is_end)
+        shown, sampled = tuple(pending.logprobs), self._sampled(is_end)
         return End(
-            pending.text, reason, self._report(), sampled=sampled, tokens=tuple(pending.tokens), logprobs=told, kept=kept
+            pending.text, reason, self._report(), sampled=sampled, tokens=tuple(pending.tokens), logprobs=shown, kept=kept
         )
 
     def _sampled(self, is_end: bool) -> np.ndarray | None:
@@ -468,8 +468,10 @@ class Generation:
 
     def _reordered(self) -> Reordering | None:
         """Return what the order of documents gained: the gain of the first choice, with which all share KV in any order."""
-        told = self.first or self
-        return reordering(told.job.layout, told.job.reuse.cached, told._seconds if told.first_token else self._seconds)
+        leader = self.first or self
+        return reordering(
+            leader.job.layout, leader.job.reuse.cached, leader._seconds if leader.first_token else self._seconds
+        )
 
     def _seconds(self, start: int, stop: int) -> float:
         """Return about how many seconds the prompt's tokens at [start, stop) take: saved by reuse, and spent on the rest."""
@@ -519,8 +521,8 @@ class Generation:
             return None
         opening = job.tokens[max(at - OPENING, 0) : at]
         after, before = (self.detokenize(np.concatenate((opening, part)))[:LONGEST] for part in (piece.after, piece.before))
-        ms = round(1000 * piece.num_behind * self._seconds_each, 1)
-        change: Change = {"after": after, "tokens": piece.num_behind, "ms": ms}
+        ms = round(1000 * piece.num_after * self._seconds_each, 1)
+        change: Change = {"after": after, "tokens": piece.num_after, "ms": ms}
         if self.scope:
             change["before"] = before
         return change

@@ -146,8 +146,10 @@ class Generations:
             if not generation.admitted:
                 generation.admitted = now
                 self._report_progress(generation, now)
-                if generation.request.tells_prompt:
-                    self._outbox.put(generation, generation.tell(0, [Logprobs.unknown(int(generation.job.tokens[0]))]))
+                if generation.request.scores_prompt:
+                    self._outbox.put(
+                        generation, generation.send_prompt(0, [Logprobs.unknown(int(generation.job.tokens[0]))])
+                    )
             if not generation.is_primed and not generation.job.is_reading:
                 generation.is_primed = True
                 self.samplers[id].prime(generation.job.ids(0, generation.job.num_prompt))
@@ -179,21 +181,21 @@ class Generations:
     def _push(self, generation: Generation, token: int, logprobs: Logprobs | None = None) -> None:
         event = generation.push(token, self._is_end(token), logprobs)
         if isinstance(event, Delta) and generation.is_whole:
-            event = generation.hold(event)
+            event = generation.collect(event)
         elif isinstance(event, End):
             self.end(generation)
-            if held := generation.take_held():
-                self._outbox.put(generation, held)
+            if unsent := generation.take_unsent():
+                self._outbox.put(generation, unsent)
         if event is not None:
             self._outbox.put(generation, event)
 
-    def tell_prompts(self, spans: Sequence[Span]) -> None:
+    def send_prompts(self, spans: Sequence[Span]) -> None:
         """Send the logprobs of the computed prompt tokens to the clients that want them."""
         for span in spans:
-            if span.told is not None:
+            if span.scored is not None:
                 generation = self._open[span.request]
-                logprobs = self.samplers[span.request].take_told()
-                self._outbox.put(generation, generation.tell(span.start + 1, logprobs))
+                logprobs = self.samplers[span.request].take_scored()
+                self._outbox.put(generation, generation.send_prompt(span.start + 1, logprobs))
 
     def report_progress(self) -> None:
         """Send the progress of unfinished prompts to the clients that want it."""

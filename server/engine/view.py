@@ -410,7 +410,7 @@ class View:
         """Return the part of a prompt that idle prefill would compute. Nothing changes."""
 
         def question() -> Missing:
-            is_idle = self._scheduler.idle and self._engine.sleep.is_awake and not self._engine.sleep.is_leaving
+            is_idle = self._scheduler.idle and self._engine.sleep.is_awake and not self._engine.sleep.is_ending
             tokens, fits = self._scheduler.cells.forecast(prompt, scope)
             return Missing(0 if tokens and self._engine.fetches.has_all(prompt, scope) else tokens, fits, idle=is_idle)
 

@@ -41,16 +41,16 @@ class ParameterTags:
     key_end: str
     closes: str
     end: str
-    behind: frozenset[str]
+    after_call: frozenset[str]
 
     @classmethod
     def of(cls, written: CallNotation) -> ParameterTags:
         """Find the tags in a notation that has no separator."""
         before, _, closes = written.parameter.partition("$value")
         opens, _, key_end = before.partition("$key")
-        begin, _, behind = written.call.partition("$arguments")
-        end, *rest = behind.split("\n")
-        around = (begin.partition("$name")[0], *rest, written.begin, written.end, *written.behind)
+        begin, _, after_call = written.call.partition("$arguments")
+        end, *rest = after_call.split("\n")
+        around = (begin.partition("$name")[0], *rest, written.begin, written.end, *written.after_call)
         lines = frozenset(line for text in around for line in text.split("\n") if line)
         return cls(opens, key_end, closes, end, lines)
 
@@ -191,18 +191,18 @@ class GrammarWriter:
         value = self.rule(f"{name} {value}")
         return self.rule(f"{value} {self.text(tags.opens)}"), self.rule(f"{value} {self.text(tags.end)}")
 
-    def _until(self, tags: ParameterTags, closer: str, behind: str) -> str:
+    def _until(self, tags: ParameterTags, closer: str, tail: str) -> str:
         """Return the rule of a text up to the end that a reader finds: a closing tag, and the tag after it, if any."""
-        if (rule := self._texts.get((closer, behind))) is None:
+        if (rule := self._texts.get((closer, tail))) is None:
             broken = "|".join(_pattern(tag) for tag in (tags.opens, tags.end) if not closer.startswith(tag))
-            after = "|".join(map(_pattern, sorted({tags.opens, tags.end, *tags.behind})))
+            after = "|".join(map(_pattern, sorted({tags.opens, tags.end, *tags.after_call})))
             ended = rf"\n({broken})|{_pattern(closer.strip())}[ \t\r\n]*({after})"
             safe = rf"{ANY} & ~/(.|\n)*({ended})(.|\n)*/"
             if tags.key_end.endswith("\n"):
                 safe = rf"{safe} & ~/({broken})(.|\n)*/"
             terminal = f"SAFE{len(self._texts)}"
             self._rules.append(f"{terminal}: {safe}")
-            rule = self._texts[closer, behind] = self.rule(f"{terminal} {_quoted(closer + behind)}", "[lazy]")
+            rule = self._texts[closer, tail] = self.rule(f"{terminal} {_quoted(closer + tail)}", "[lazy]")
         return rule
 
     def _parameters(self, written: CallNotation, schema: Mapping[str, object]) -> str:

@@ -41,7 +41,7 @@ class CallNotation:
     calls. between: between two calls; None: an answer has one call at most. parameter: one argument, with $key and $value;
     empty: the arguments are one JSON object. $kind is the value's JSON type, and $is_text whether that is a string.
     separator: between two parameters. quote: around a value that is a text; None: texts are written as in JSON.
-    behind: texts that may follow a call in other versions of the form.
+    after_call: texts that may follow a call in other versions of the form.
     """
 
     call: str
@@ -51,7 +51,7 @@ class CallNotation:
     parameter: str = ""
     separator: str = ""
     quote: str | None = ""
-    behind: tuple[str, ...] = ()
+    after_call: tuple[str, ...] = ()
 
     def text(self, calls: Sequence[tuple[str, str]]) -> str:
         """Return calls, each a name and arguments as JSON text, as the family writes them."""
@@ -249,7 +249,7 @@ TAGGED = (
             begin="\n\n<｜DSML｜function_calls>\n",
             end="\n</｜DSML｜function_calls>",
             parameter='<｜DSML｜parameter name="$key" string="$is_text">$value</｜DSML｜parameter>\n',
-            behind=("</｜DSML｜tool_calls>",),
+            after_call=("</｜DSML｜tool_calls>",),
         ),
     ),
     Family(

@@ -27,7 +27,7 @@ class Tags:
     def __init__(self, tags: Iterable[str]) -> None:
         self.tags = tuple(sorted(filter(None, set(tags)), key=len, reverse=True))
         self._longest = len(self.tags[0]) if self.tags else 0
-        self._begun = frozenset(tag[:length] for tag in self.tags for length in range(1, len(tag)))
+        self._prefixes = frozenset(tag[:length] for tag in self.tags for length in range(1, len(tag)))
         # `(?!)` matches nowhere.
         self._any = re.compile("|".join(map(re.escape, self.tags)) or "(?!)")
         self._first = re.compile("|".join(re.escape(first) for first in {tag[0] for tag in self.tags}) or "(?!)")
@@ -40,14 +40,14 @@ class Tags:
 
         Without a whole tag, the tag is empty, and the place is the earliest at which one may have begun.
         """
-        begun = len(text) if ended else self._begun_at(text, at)
+        prefix_at = len(text) if ended else self._prefix_at(text, at)
         found = self._any.search(text, at)
-        return (found.start(), found[0]) if found and found.start() < begun else (begun, "")
+        return (found.start(), found[0]) if found and found.start() < prefix_at else (prefix_at, "")
 
-    def _begun_at(self, text: str, at: int) -> int:
+    def _prefix_at(self, text: str, at: int) -> int:
         """Return the place of the longest suffix that more text may complete to a tag; without one, the end."""
         for found in self._first.finditer(text, max(at, len(text) - self._longest + 1)):
-            if text[found.start() :] in self._begun:
+            if text[found.start() :] in self._prefixes:
                 return found.start()
         return len(text)
 
@@ -60,13 +60,13 @@ class UnreadText:
     none.
     """
 
-    __slots__ = ("_at", "_begun", "_read", "_unread", "content", "ended", "is_cut", "num_read", "waits_at")
+    __slots__ = ("_at", "_marked_at", "_read", "_unread", "content", "ended", "is_cut", "num_read", "waits_at")
 
     def __init__(self) -> None:
         self.ended = self.is_cut = False
         self._unread, self._at = "", 0
         self._read: list[str] | None = None
-        self._begun = self.num_read = 0
+        self._marked_at = self.num_read = 0
         self.content: list[tuple[int, int]] = []
         self.waits_at: int | None = None
 
@@ -97,7 +97,7 @@ class UnreadText:
     @property
     def num_settled(self) -> int:
         """The number of read characters whose kind is known: none after the mark."""
-        settled = self.num_read if self._read is None else self._begun
+        settled = self.num_read if self._read is None else self._marked_at
         return settled if self.waits_at is None else min(settled, self.waits_at)
 
     def before(self, tags: Tags) -> tuple[str, str]:
@@ -112,7 +112,7 @@ class UnreadText:
 
     def mark(self, text: str) -> None:
         """Keep the text that is read from now on. text: the text read just before, kept too."""
-        self._read, self._begun = [text], self.num_read - len(text)
+        self._read, self._marked_at = [text], self.num_read - len(text)
 
     def unmark(self) -> str:
         """Remove the mark, and return the text read since."""
@@ -146,16 +146,16 @@ class UnreadText:
         longest = max(map(len, tags), default=0)
         while True:
             rest = self._unread[self._at : self._at + longest]
-            begun = any(len(tag) > len(rest) and tag.startswith(rest) for tag in tags)
-            if self.ended or not begun:
+            is_partial = any(len(tag) > len(rest) and tag.startswith(rest) for tag in tags)
+            if self.ended or not is_partial:
                 break
             yield None
         found = max((len(tag) for tag in tags if tag and rest.startswith(tag)), default=0)
-        if begun and not found and self.is_cut:
+        if is_partial and not found and self.is_cut:
             self._unread = self._unread[: self._at]
         return self.take(found)
 
-    def behind_space(self, tags: Collection[str], stays: Collection[str] = ()) -> Steps[str | None]:
+    def after_space(self, tags: Collection[str], stays: Collection[str] = ()) -> Steps[str | None]:
         """Read white space and one of these tags, if they come next; return the tag, or an empty text at the end.
 
         None: something else comes, and nothing is read. stays: tags that stay unread.
@@ -165,14 +165,14 @@ class UnreadText:
         while True:
             rest = self._unread[self._at : self._at + window]
             bare = rest.lstrip(SPACE)
-            space, begun = len(rest) - len(bare), any(tag.startswith(bare) and tag != bare for tag in known)
+            space, is_partial = len(rest) - len(bare), any(tag.startswith(bare) and tag != bare for tag in known)
             if space > MAX_SPACE:
                 return None
-            if self.ended or not begun:
+            if self.ended or not is_partial:
                 break
             yield None
         tag = max((tag for tag in known if bare.startswith(tag)), key=len, default="")
-        if not tag and not (self.ended and (not bare or (begun and self.is_cut))):
+        if not tag and not (self.ended and (not bare or (is_partial and self.is_cut))):
             return None
         self.take(space + (0 if tag in stays else len(tag)))
         return tag
@@ -205,7 +205,7 @@ _TYPES: dict[type, str] = {str: "string", bool: "boolean", int: "integer", float
 class JsonSpan:
     """Finds the end of a JSON value as its text arrives. Counts brackets and quotes, and checks nothing else."""
 
-    __slots__ = ("_begun", "_depth", "_escaped", "_quoted", "ended")
+    __slots__ = ("_depth", "_escaped", "_quoted", "_started", "ended")
 
     _IN_TEXT = re.compile(r'["\\]')
     _NESTED = re.compile(r'["{}\[\]]')
@@ -214,7 +214,7 @@ class JsonSpan:
     def __init__(self) -> None:
         self.ended = False
         self._depth = 0
-        self._quoted = self._escaped = self._begun = False
+        self._quoted = self._escaped = self._started = False
 
     def feed(self, text: str) -> int:
         """Take text; return how much of it belongs to the value."""
@@ -227,9 +227,9 @@ class JsonSpan:
             signs = self._IN_TEXT if self._quoted else self._NESTED if self._depth else self._OUTSIDE
             found = signs.search(text, at)
             if not found:
-                self._begun = True
+                self._started = True
                 return len(text)
-            self._begun = self._begun or found.start() > at
+            self._started = self._started or found.start() > at
             at = self._step(found[0], found.start())
             if self.ended:
                 return at
@@ -241,14 +241,14 @@ class JsonSpan:
             self._escaped, self._quoted = character == "\\", character == "\\"
             self.ended = not self._quoted and not self._depth
         elif character == '"':
-            self._quoted = self._begun = True
+            self._quoted = self._started = True
         elif character in "{[":
             self._depth += 1
-            self._begun = True
+            self._started = True
         elif self._depth:
             self._depth -= character in "}]"
             self.ended = not self._depth
-        elif self._begun or character not in SPACE:
+        elif self._started or character not in SPACE:
             self.ended = True
             return at
         return at + 1

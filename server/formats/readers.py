@@ -89,8 +89,10 @@ class Body(Protocol):
     @property
     def tags(self) -> tuple[str, ...]: ...
 
-    def read(self, text: UnreadText, begin: str, calls: Calls, types: Types, behind: Collection[str] = ()) -> Steps[None]:
-        """Read arguments after the tag that began them, and yield them as JSON. behind: tags that may follow the call."""
+    def read(
+        self, text: UnreadText, begin: str, calls: Calls, types: Types, after_call: Collection[str] = ()
+    ) -> Steps[None]:
+        """Read arguments after their first tag, and yield them as JSON. after_call: tags that may follow the call."""
         ...
 
 
@@ -101,7 +103,9 @@ class JsonBody:
     begins: tuple[str, ...] = ("{",)
     tags: tuple[str, ...] = ()
 
-    def read(self, text: UnreadText, begin: str, calls: Calls, types: Types, behind: Collection[str] = ()) -> Steps[None]:
+    def read(
+        self, text: UnreadText, begin: str, calls: Calls, types: Types, after_call: Collection[str] = ()
+    ) -> Steps[None]:
         span = JsonSpan()
         span.feed(begin)
         yield calls.arguments(begin)
@@ -137,7 +141,9 @@ class TaggedBody:
     def tags(self) -> tuple[str, ...]:
         return self.opens + self.key_ends + self.value_ends + self.ends + self.text_key_ends + self.value_opens
 
-    def read(self, text: UnreadText, begin: str, calls: Calls, types: Types, behind: Collection[str] = ()) -> Steps[None]:
+    def read(
+        self, text: UnreadText, begin: str, calls: Calls, types: Types, after_call: Collection[str] = ()
+    ) -> Steps[None]:
         yield calls.arguments("{")
         between, tag = "", begin
         while tag in self.opens:
@@ -147,13 +153,13 @@ class TaggedBody:
             key = key.strip()
             yield calls.arguments(f'{between}"{escape(key)}": ')
             wanted = FREE_TEXT if end in self.text_key_ends else types.get(key, ANY)
-            tag = yield from self._value(text, key, calls, wanted, behind)
+            tag = yield from self._value(text, key, calls, wanted, after_call)
             between = ", "
         if tag or (tag is not None and not text.is_cut):
             yield calls.arguments("}")
 
     def _value(
-        self, text: UnreadText, key: str, calls: Calls, wanted: ParameterType, behind: Collection[str]
+        self, text: UnreadText, key: str, calls: Calls, wanted: ParameterType, after_call: Collection[str]
     ) -> Steps[str | None]:
         """Read a value; return the tag after its end. Empty: the answer ends there; None: the value has no end.
 
@@ -164,7 +170,7 @@ class TaggedBody:
         lines = [f"\n{tag}" for tag in self.begins if not any(end.startswith(tag) for end in ends)]
         tags, lead = Tags((*ends, *lines)), "\n" if "\n" in self.value_opens else ""
         if self.value_opens and not lead:
-            yield from text.behind_space(self.value_opens)
+            yield from text.after_space(self.value_opens)
         parts: list[str] = []
         if wanted.is_free_text:
             yield calls.arguments('"')
@@ -173,7 +179,7 @@ class TaggedBody:
             part, tag = text.before(tags)
             if tag in lines:
                 text.back(len(tag))
-            following = (yield from text.behind_space(self.begins, behind)) if tag else None
+            following = (yield from text.after_space(self.begins, after_call)) if tag else None
             part += tag if following is None and tag else ""
             if part and lead:
                 part, lead = part.removeprefix(lead), ""
@@ -206,7 +212,9 @@ class LiteralBody:
     def tags(self) -> tuple[str, ...]:
         return tuple(quote for quote in self.quotes if len(quote) > 1)
 
-    def read(self, text: UnreadText, begin: str, calls: Calls, types: Types, behind: Collection[str] = ()) -> Steps[None]:
+    def read(
+        self, text: UnreadText, begin: str, calls: Calls, types: Types, after_call: Collection[str] = ()
+    ) -> Steps[None]:
         """Write the literals as JSON, character by character: malformed literals stay malformed."""
         yield calls.arguments("{")
         open_brackets, between, is_key, wanted = ["}"], "", True, ANY
@@ -328,9 +336,9 @@ class HeadedCalls:
                 yield from text.one_of(*self.section_ends)
 
     def _call(self, text: UnreadText, calls: Calls) -> Steps[bool]:
-        """Read one call; return whether it was one. Without arguments, a tag of `behind` follows the header, or nothing."""
-        tags = Tags(self.body.begins + self.behind)
-        header, begin = yield from text.upto(tags, MAX_HEADER, stays=self.behind)
+        """Read one call; return whether it was one. Without arguments, a tag of `after_call` follows its header, or none."""
+        tags = Tags(self.body.begins + self.after_call)
+        header, begin = yield from text.upto(tags, MAX_HEADER, stays=self.after_call)
         found = self.header.fullmatch(header)
         is_whole = bool(begin) or (text.ended and not text.is_cut and not text.rest)
         name = found["name"].strip() if found and is_whole else ""
@@ -339,16 +347,16 @@ class HeadedCalls:
         text.unmark()
         yield calls.start(name, (found.groupdict().get("id") or "").strip())
         if begin in self.body.begins:
-            yield from self.body.read(text, begin, calls, calls.tools[name], self.behind)
+            yield from self.body.read(text, begin, calls, calls.tools[name], self.after_call)
         else:
             yield calls.arguments("{}")
         return True
 
     @property
-    def behind(self) -> tuple[str, ...]:
+    def after_call(self) -> tuple[str, ...]:
         """Tags that may follow a call: its end, the next one's start, the end of all."""
-        behind = (*self.closes[-1:], *self.more, self.starts[0], *self.section_ends)
-        return tuple(tag for tag in behind if tag not in self.body.begins)
+        after_call = (*self.closes[-1:], *self.more, self.starts[0], *self.section_ends)
+        return tuple(tag for tag in after_call if tag not in self.body.begins)
 
 
 # ---- Answers with parts between tags, and the reader that takes the steps of any answer. --------------------------------
@@ -384,12 +392,12 @@ class TrimmedText:
     _pending: list[str] = field(default_factory=list)
     _spaces: list[tuple[int, int]] = field(default_factory=list)  # places of the white space at the end
 
-    def note(self, text: str, behind: int = 0) -> None:
-        """Note the place of text that was just read as text of this kind. behind: characters that were read after it."""
+    def note(self, text: str, num_after: int = 0) -> None:
+        """Note the place of text that was just read as text of this kind. num_after: characters that were read after it."""
         if self.source is None:
             return
         shown = text.lstrip(SPACE) if self.begins else text
-        said, end = shown.rstrip(SPACE), self.source.num_read - behind
+        said, end = shown.rstrip(SPACE), self.source.num_read - num_after
         start = end - len(shown)
         if said:
             self.source.content += [*self._spaces, (start, start + len(said))]
@@ -473,12 +481,12 @@ class ReadParts:
 
     def __init__(self, reader: SteppedReader) -> None:
         self._reader, self._unsettled = reader, list[str]()
-        self.num_held = self._at = 0  # unsettled characters, and settled ones before them
+        self.num_unsettled = self._at = 0  # unsettled characters, and settled ones before them
 
     def push(self, text: str) -> list[tuple[str, bool]]:
         """Add text and return the parts that it settles, each with whether it is content."""
         self._unsettled.append(text)
-        self.num_held += len(text)
+        self.num_unsettled += len(text)
         self._reader.push(text)
         number, content = self._reader.settled()
         return self._take(number, content)
@@ -486,7 +494,7 @@ class ReadParts:
     def finish(self, is_cut: bool) -> list[tuple[str, bool]]:
         """Return the last parts."""
         self._reader.finish(is_cut)
-        return self._take(self._at + self.num_held, self._reader.settled()[1])
+        return self._take(self._at + self.num_unsettled, self._reader.settled()[1])
 
     def _take(self, number: int, content: Sequence[tuple[int, int]]) -> list[tuple[str, bool]]:
         if number <= self._at:
@@ -496,7 +504,7 @@ class ReadParts:
         for start, end in (*content, (number, number)):
             parts += [(text[self._at - first : start - first], False), (text[start - first : end - first], True)]
             self._at = max(end, self._at)
-        self._unsettled, self.num_held = [text[number - first :]], len(text) - (number - first)
+        self._unsettled, self.num_unsettled = [text[number - first :]], len(text) - (number - first)
         return [part for part in parts if part[0]]
 
 
@@ -545,9 +553,9 @@ class TaggedAnswer:
                     return
                 yield None
 
-    def _say(self, text: str, behind: int = 0) -> Iterator[Fragment]:
-        """Yield text that was just read, as content. behind: characters that were read after it."""
-        self._content.note(text, behind)
+    def _say(self, text: str, num_after: int = 0) -> Iterator[Fragment]:
+        """Yield text that was just read, as content. num_after: characters that were read after it."""
+        self._content.note(text, num_after)
         yield from self._content.say(text)
 
     def _first_reasoning(self) -> Steps[None]:

@@ -34,33 +34,33 @@ class Bodies:
         """Make a reader of bodies of at most `most` bytes each."""
         return cls(most, LARGEST * most)
 
-    async def read(self, request: Request, held: Held | None = None) -> bytes:
+    async def read(self, request: Request, reservation: Reservation | None = None) -> bytes:
         """Read a whole body, and unpack it. Raises ClientDisconnect, and RequestError: 408 too slow, 413 too long, 503 no
         room now, 400 and 415 where it cannot be unpacked.
 
-        held: the room that the body takes, until the caller frees it; None: the room is free once the body is read.
+        reservation: the room that the body takes, until the caller frees it; None: the room is free once the body is read.
         """
-        if held is None:
-            with Held(self) as held:
-                return await self.read(request, held)
+        if reservation is None:
+            with Reservation(self) as reservation:
+                return await self.read(request, reservation)
         encoding = encoding_of(request.headers)
         body = BytesIO()  # `getvalue` copies nothing
         async for chunk in self._chunks(request):
             body.write(chunk)
             if body.tell() > self.most:
                 raise self._too_large()
-            held.hold(body.tell())
-        return await self._unpacked(encoding, body.getvalue(), held) if encoding else body.getvalue()
+            reservation.reserve(body.tell())
+        return await self._unpacked(encoding, body.getvalue(), reservation) if encoding else body.getvalue()
 
-    async def _unpacked(self, encoding: str, packed: bytes, held: Held) -> bytes:
+    async def _unpacked(self, encoding: str, packed: bytes, reservation: Reservation) -> bytes:
         """Unpack a body, each piece in a thread. Raises RequestError."""
         unpacking, body = Unpacking(encoding, packed), BytesIO()
         while piece := await asyncio.to_thread(unpacking.piece):
             body.write(piece)
             if body.tell() > self.most:
                 raise self._too_large(" when it is unpacked")
-            held.hold(len(packed) + body.tell())
-        held.hold(body.tell())
+            reservation.reserve(len(packed) + body.tell())
+        reservation.reserve(body.tell())
         return body.getvalue()
 
     def _too_large(self, when: str = "") -> RequestError:
@@ -84,13 +84,13 @@ class Bodies:
             yield chunk
 
 
-class Held:
+class Reservation:
     """The room that the body of one request takes. A context manager, which frees the room at its end."""
 
     def __init__(self, bodies: Bodies) -> None:
         self._bodies, self._bytes = bodies, 0
 
-    def hold(self, size: int) -> None:
+    def reserve(self, size: int) -> None:
         """Take the room of a body of `size` bytes, in place of the room taken so far. Raises RequestError 503."""
         more = max(size - FREE, 0) - self._bytes
         if more > self._bodies.room:
@@ -98,8 +98,8 @@ class Held:
         self._bodies.room -= more
         self._bytes += more
 
-    def __enter__(self) -> Held:
+    def __enter__(self) -> Reservation:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self.hold(0)
+        self.reserve(0)

@@ -161,7 +161,7 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
                 elif not self.transport.is_closing():
                     self.data_received(piece)
         except SSLError as error:
-            self.server_state.tell("a client was not understood under TLS: %s", error.reason or error)
+            self.server_state.log("a client was not understood under TLS: %s", error.reason or error)
             self.transport.close()
         self.gathering.flush()
 

@@ -59,7 +59,7 @@ class Connections(ServerState):
         super().__init__()
         self.most, self.tls, self.arriving = most, tls, set[object]()
         self._waiting: OrderedDict[WaitingConnection, None] = OrderedDict()  # the one that has waited longest first
-        self._told: dict[str, float] = {}
+        self._logged: dict[str, float] = {}
 
     def waits(self, connection: WaitingConnection) -> None:
         """Note that a connection waits for its client. One that already waits keeps its place."""
@@ -80,9 +80,9 @@ class Connections(ServerState):
         while self.are_full:
             if not self.end_one():
                 if not self.arriving:
-                    self.tell("all %d connections are at work: a new one waits until one of them ends", self.most)
+                    self.log("all %d connections are at work: a new one waits until one of them ends", self.most)
                 return False
-            self.tell("%d connections are open, the most: those that wait longest for their clients are closed", self.most)
+            self.log("%d connections are open, the most: those that wait longest for their clients are closed", self.most)
         return True
 
     def end_one(self) -> bool:
@@ -96,11 +96,11 @@ class Connections(ServerState):
             self._waiting[connection] = None  # its body makes progress
         return False
 
-    def tell(self, line: str, *figures: object) -> None:
+    def log(self, line: str, *figures: object) -> None:
         """Log a line about a shortage, once a minute at most."""
         now = time.monotonic()
-        if now >= self._told.get(line, now):
-            self._told[line] = now + SELDOM
+        if now >= self._logged.get(line, now):
+            self._logged[line] = now + SELDOM
             logger.warning(line, *figures)
 
 
@@ -160,7 +160,7 @@ class ConnectionListener:
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return  # nobody else waits, or the client has disconnected
             except OSError as error:  # no descriptor is free, or no memory of the system
-                self._connections.tell("a new connection cannot be taken now: %s (ulimit -n)", error)
+                self._connections.log("a new connection cannot be taken now: %s (ulimit -n)", error)
                 self._connections.end_one()
                 self._wait()
                 return
@@ -174,7 +174,7 @@ class ConnectionListener:
         self._taking.discard(taking)
         self._connections.arriving.discard(made)
         if not taking.cancelled() and (error := taking.exception()):
-            self._connections.tell("a new connection could not be made: %r", error)
+            self._connections.log("a new connection could not be made: %r", error)
 
     def _wait(self) -> None:
         """Accept nothing for a moment: the system queues new connections."""

@@ -46,11 +46,11 @@ def _is_small(found: Mapping[str, int]) -> bool:
 
 def outside_strings(text: bytes) -> Iterator[bytes]:
     """Yield JSON without its strings, in pieces of some 256 KiB; a quote stands for each string within a piece."""
-    is_inside, begun = False, b""
+    is_inside, cut = False, b""
     for start in range(0, len(text), WINDOW):
         # Once pairs of backslashes and then escaped quotes are removed, each remaining quote begins or ends a string.
-        window = (begun + text[start : start + WINDOW]).replace(rb"\\", b"").replace(rb"\"", b"")
-        begun = b"\\" if window.endswith(b"\\") else b""  # it may escape a quote
+        window = (cut + text[start : start + WINDOW]).replace(rb"\\", b"").replace(rb"\"", b"")
+        cut = b"\\" if window.endswith(b"\\") else b""  # it may escape a quote
         parts = window.split(b'"')
         yield b'"'.join(parts[is_inside::2])
         is_inside ^= len(parts) % 2 == 0

@@ -28,7 +28,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 LARGE = 64 << 10  # bytes: prompts of bodies of this size or more are made in the thread for large ones
 TURN = 0.05  # s
-MOST_BEGUN = 64  # pieces of work, each in a thread, which sleeps during the turns of others
+MOST_STARTED = 64  # pieces of work, each in a thread, which sleeps during the turns of others
 CLIENT: ContextVar[tuple[object, ...]] = ContextVar("client", default=())
 """Who sent the current request: an address, and a key."""
 
@@ -39,7 +39,7 @@ def note_client(scope: Scope, key: bytes) -> None:
     CLIENT.set((address[0], key))
 
 
-class ClientLeft(BaseException):
+class Disconnected(BaseException):
     """Ends work whose result nobody waits for. No `Exception`, which would count as a failure of the template."""
 
 
@@ -48,18 +48,18 @@ def _closed() -> RequestError:
 
 
 class _Work(Generic[T]):
-    """Work for one client. begun: it has a thread. has_left: the client disconnected. ends: the time its turn ends."""
+    """Work for one client. started: it has a thread. is_disconnected: its client is. ends: the time its turn ends."""
 
     def __init__(self, turns: Turns, client: tuple[object, ...], call: Callable[[], T]) -> None:
         self.turns, self.client, self.call = turns, client, call
         self.future: Future[T] = Future()
         self.turn = Semaphore(0)  # released once for each turn after the first
-        self.begun = self.has_left = False
+        self.started = self.is_disconnected = False
         self.ends = 0.0
 
-    def leave(self) -> None:
+    def disconnect(self) -> None:
         """Note that the client disconnected: waiting work never begins, running work ends at its next `give_way`."""
-        self.has_left = True
+        self.is_disconnected = True
         if self.future.cancel():
             self.turns.drop(self)
 
@@ -69,10 +69,10 @@ class _Work(Generic[T]):
             self.future.set_exception(error)
 
     def give_way(self) -> None:
-        if perf_counter() >= self.ends and not self.has_left:
+        if perf_counter() >= self.ends and not self.is_disconnected:
             self.turns.pass_on(self)
-        if self.has_left:
-            raise ClientLeft
+        if self.is_disconnected:
+            raise Disconnected
 
 
 _running = local()
@@ -91,10 +91,10 @@ class Turns:
     """Does the work of many clients, one piece at a time, in turns. Safe from any thread."""
 
     def __init__(self, name: str) -> None:
-        self._threads = ThreadPoolExecutor(MOST_BEGUN, name)
+        self._threads = ThreadPoolExecutor(MOST_STARTED, name)
         self._lock = Lock()
         self._waiting: OrderedDict[tuple[object, ...], deque[_Work]] = OrderedDict()  # the next client first
-        self._begun: set[_Work] = set()
+        self._started: set[_Work] = set()
         self._current: _Work | None = None
         self._closed = False
 
@@ -132,13 +132,13 @@ class Turns:
         """
         with self._lock:
             self._closed = True
-            refused = [work for queue in self._waiting.values() for work in queue if not work.begun]
+            refused = [work for queue in self._waiting.values() for work in queue if not work.started]
             for work in refused:
                 self._waiting[work.client].remove(work)
-            for work in self._begun:
-                work.has_left = True
+            for work in self._started:
+                work.is_disconnected = True
         for work in refused:
-            work.end(ClientLeft())
+            work.end(Disconnected())
         self._threads.shutdown()
 
     def _queue(self, work: _Work) -> None:
@@ -153,24 +153,24 @@ class Turns:
     def _goes_on(self, work: _Work) -> bool:
         """Give work the turn. False: it needs a thread, and the system gives none."""
         work.ends = perf_counter() + TURN
-        if work.begun:
+        if work.started:
             work.turn.release()
             return True
-        work.begun = True
-        self._begun.add(work)
+        work.started = True
+        self._started.add(work)
         try:
             self._threads.submit(self._do, work)
         except RuntimeError:
-            work.begun = False  # so that no thread of the pool does it: the pool may have queued it
-            self._begun.discard(work)
+            work.started = False  # so that no thread of the pool does it: the pool may have queued it
+            self._started.discard(work)
             work.end(RequestError("the system gives no more threads: try again", status=503, retry_after=1))
-        return work.begun
+        return work.started
 
     def _pick(self) -> _Work | None:
-        num_begun, clients = len(self._begun), {work.client for work in self._begun}
+        num_started, clients = len(self._started), {work.client for work in self._started}
         for client, queue in list(self._waiting.items()):
-            may_begin = num_begun < (MOST_BEGUN // 2 if client in clients else MOST_BEGUN)
-            work = next((work for work in queue if work.begun or may_begin), None)
+            may_begin = num_started < (MOST_STARTED // 2 if client in clients else MOST_STARTED)
+            work = next((work for work in queue if work.started or may_begin), None)
             if work is not None:
                 queue.remove(work)
                 self._waiting.move_to_end(client)
@@ -182,14 +182,14 @@ class Turns:
 
     def _do(self, work: _Work[T]) -> None:
         with self._lock:  # waits until `_goes_on` has returned
-            if not work.begun:
+            if not work.started:
                 return
         try:
             if work.future.set_running_or_notify_cancel():
                 _running.work = work
                 try:
-                    if work.has_left:
-                        raise ClientLeft
+                    if work.is_disconnected:
+                        raise Disconnected
                     result = work.call()
                 except BaseException as error:
                     work.future.set_exception(error)
@@ -200,7 +200,7 @@ class Turns:
         finally:
             _running.work = None
             with self._lock:
-                self._begun.discard(work)
+                self._started.discard(work)
                 self._next()
 
 
@@ -224,15 +224,15 @@ class PromptThreads:
         if is_large and num_bytes > self.room:
             raise RequestError("too many large requests wait to be read: try again", status=503, retry_after=1)
         turns = self._large if is_large else self._small
-        begun = turns.submit(partial(work, *arguments, **named), CLIENT.get())
+        started = turns.submit(partial(work, *arguments, **named), CLIENT.get())
         self.num_open += 1
         self.room -= num_bytes
         try:
-            return await asyncio.wrap_future(begun.future)
-        except ClientLeft:
+            return await asyncio.wrap_future(started.future)
+        except Disconnected:
             raise _closed() from None
         finally:
-            begun.leave()  # no effect on work that has ended
+            started.disconnect()  # no effect on work that has ended
             self.num_open -= 1
             self.room += num_bytes
 

@@ -39,7 +39,7 @@ from ...retrieval.terms import STEMMER
 from ...slots.store.private_folder import MOST_SERVERS, FolderError, lock, places
 from ..config.settings import Settings
 from ..http.api_errors import RequestError
-from ..http.threads import CLIENT, ClientLeft, Turns, give_way
+from ..http.threads import CLIENT, Disconnected, Turns, give_way
 from .folder import EMBEDDING, FAILED, OTHER_LANGUAGE, POLL, READY, index_folder
 from .vectors import Embedding
 
@@ -139,7 +139,7 @@ class Attachment:
         while embedding.is_busy() and not self._over.wait(POLL):
             give_way()
         if self._over.is_set():
-            raise ClientLeft
+            raise Disconnected
 
     def fail(self, error: str) -> None:
         """Note why the file has no vectors. It is still searched by words."""
@@ -250,7 +250,7 @@ class Attachments:
             raise unreadable(file.name, str(error)) from None
         except sqlite3.Error as error:
             raise RequestError(f"files cannot be stored here: {error}", status=503) from None
-        except (ClientLeft, EndedError):
+        except (Disconnected, EndedError):
             raise _stopping() from None
         self.num_read += 1
 
@@ -266,7 +266,7 @@ class Attachments:
         try:
             await asyncio.wrap_future(work.future)
         finally:
-            work.leave()
+            work.disconnect()
 
     def _free(self, size: int) -> None:
         client = CLIENT.get()

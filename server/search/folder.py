@@ -146,7 +146,7 @@ class FolderWatcher:
         self._wanted, self._stopping, self._settling = Event(), Event(), Lock()
         self._threads: list[Thread] = []
         self._pause = 0.0  # seconds until the next scan
-        self._told = monotonic()
+        self._logged = monotonic()
         self._on_read: Callable[[], None] = lambda: None
 
     def start(self, on_read: Callable[[], None] = lambda: None) -> None:
@@ -245,11 +245,11 @@ class FolderWatcher:
             if not self._index.embed_some():
                 return True
             self.state = EMBEDDING
-            self._tell()
+            self._log_progress()
         return False
 
     def _may_go_on(self) -> bool:
-        self._tell()
+        self._log_progress()
         return not self._stopping.is_set()
 
     def _gap_comes(self) -> bool:
@@ -258,10 +258,10 @@ class FolderWatcher:
             self._wanted.wait(POLL)
         return not gives_up
 
-    def _tell(self) -> None:
+    def _log_progress(self) -> None:
         """Log the progress every `EVERY` seconds."""
-        if monotonic() - self._told > EVERY:
-            self._told, now = monotonic(), self._index.progress
+        if monotonic() - self._logged > EVERY:
+            self._logged, now = monotonic(), self._index.progress
             numbers = (now.files - now.files_left, now.files, now.vectors, now.chunks - now.by_words)
             logger.info("%s: %d of %d files, vectors of %d of %d documents", self.state, *numbers)
 

@@ -110,7 +110,7 @@ class VectorQueue:
                 self._timer.cancel()
                 self._timer, self._ends = self._start_timer()
 
-    def leave_now(self) -> bool:
+    def unload_now(self) -> bool:
         """Unload the embedder at once, unless it computes; return whether it was unloaded. Not for the event loop."""
         was_open = self._embedder.is_open
         with self._lock:
@@ -354,9 +354,9 @@ class EmbeddingWorker:
         """Unload the model after so many seconds without a request. The next request loads it."""
         self._queue.keep(seconds)
 
-    def leave_now(self) -> bool:
+    def unload_now(self) -> bool:
         """Unload the model for another one, unless it computes; return whether it was unloaded. Not for the event loop."""
-        return self._queue.leave_now()
+        return self._queue.unload_now()
 
     # ---- in a thread -----------------------------------------------------------------------------------------------
 

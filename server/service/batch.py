@@ -130,8 +130,8 @@ def in_order(lines: Iterable[BatchLine]) -> list[BatchLine]:
     """Return lines in order: those whose prompts start alike are together, and among these those that share documents."""
     groups: dict[bytes, list[tuple[bytes, BatchLine, Mapping[str, float]]]] = {}
     for line in lines:
-        beginning, lengths, rest = _parts(line)
-        groups.setdefault(beginning, []).append((rest, line, lengths))
+        head, lengths, rest = _parts(line)
+        groups.setdefault(head, []).append((rest, line, lengths))
     ordered: list[BatchLine] = []
     for _, group in sorted(groups.items(), key=lambda item: item[0]):
         group.sort(key=lambda each: each[0])
@@ -152,8 +152,8 @@ def _parts(line: BatchLine) -> tuple[bytes, dict[str, float], bytes]:
     at = min((at for at, documents in found.items() if documents), default=len(texts.messages))
     documents: Sequence[Document] = found.get(at, ())
     head = (line.url, texts.cache_scope, texts.tools, texts.instructions, texts.messages[:at])
-    behind = [{name: value for name, value in message.items() if name != "documents"} for message in texts.messages[at:]]
-    rest = encode((behind, texts.prompt, texts.input))
+    others = [{name: value for name, value in message.items() if name != "documents"} for message in texts.messages[at:]]
+    rest = encode((others, texts.prompt, texts.input))
     if not documents:
         return encode(head)[:-1] + rest, {}, b""
     return encode(head), {document.key: float(len(document.text)) for document in documents[:MOST_ORDERED]}, rest

@@ -164,16 +164,16 @@ class Metrics:
             return
         for name, (help, value) in self._stats.gauges.items():
             yield GaugeMetricFamily(f"slotcache_{name}", help, value)
-        held, counters = self._conversations, self._stats.counters
+        stored, counters = self._conversations, self._stats.counters
         for name, help, value in (
-            ("conversations", "Conversations that are stored", len(held)),
-            ("conversation_bytes", "Bytes of memory that stored conversations take", held.num_bytes),
+            ("conversations", "Conversations that are stored", len(stored)),
+            ("conversation_bytes", "Bytes of memory that stored conversations take", stored.num_bytes),
             ("requests_open", "Accepted requests that the engine has not ended yet", len(self._open)),
             ("idle_bytes", "Bytes of memory kept for idle work to come", self._idle.num_bytes),
         ):
             yield GaugeMetricFamily(f"slotcache_{name}", help, value)
         loop = ("Seconds of processor time of the event loop's thread", thread_time())
-        evicted = ("Stored conversations that were deleted since there was no room", held.num_evicted)
+        evicted = ("Stored conversations that were deleted since there was no room", stored.num_evicted)
         for name, (help, value) in {"loop_seconds": loop, "conversations_evicted": evicted, **counters}.items():
             yield CounterMetricFamily(f"slotcache_{name}", help, value)
         cached = CounterMetricFamily("slotcache_cached_tokens", "Prompt tokens reused, by source", labels=["source"])

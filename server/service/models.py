@@ -75,7 +75,7 @@ class FileHead:
     """What is known of a model from its file alone. problem: why the file cannot be read; empty: it can."""
 
     stamps: dict[Path, Stamp]
-    told: dict[str, Any]
+    facts: dict[str, Any]
     problem: str = ""
 
 
@@ -96,7 +96,7 @@ class ModelEntry:
     checking: asyncio.Task[None] | None = None
     closing: asyncio.Task[None] | None = None
     value: str = "unloaded"
-    is_leaving: bool = False
+    is_ending: bool = False
     failure: str = ""
     stamps: dict[Path, Stamp] = field(default_factory=dict)
     num_turns: int = 0
@@ -282,14 +282,14 @@ class Models:
         finally:
             entry.num_arriving -= 1
 
-    async def look(self, entry: ModelEntry, tell: Callable[[Model], dict[str, Any]]) -> FileHead:
-        """Return what `tell` finds in a model's metadata and vocabulary, read without the weights.
+    async def look(self, entry: ModelEntry, describe: Callable[[Model], dict[str, Any]]) -> FileHead:
+        """Return what `describe` finds in a model's metadata and vocabulary, read without the weights.
 
-        tell: the same for all calls. A thread reads one file at a time, each once, and again after a change.
+        describe: the same for all calls. A thread reads one file at a time, each once, and again after a change.
         """
         async with self._looking:
             if entry.head is None or entry.head.stamps != _stamps(entry.path):
-                entry.head = await asyncio.to_thread(_read_head, entry, tell)
+                entry.head = await asyncio.to_thread(_read_head, entry, describe)
             return entry.head
 
     def retry(self, entry: ModelEntry) -> None:
@@ -323,14 +323,14 @@ class Models:
         types = entry.settings.cache_type_k, entry.settings.cache_type_v
         entry.num_bytes = model.size + loaded.service.context.num_cells * model.kv_bytes(*types)
 
-        def tell(act: Callable[[], None]) -> None:
+        def call(act: Callable[[], None]) -> None:
             if not self._closed:
                 loop.call_soon_threadsafe(lambda: act() if entry.loaded is loaded else None)  # unless it was replaced
 
         turns = DeviceTurns(
-            on_want=lambda: tell(partial(self.want, entry)),
-            on_load=lambda error: tell(partial(self._loaded, entry, error)),
-            on_free=lambda: tell(partial(self._left, entry)),
+            on_want=lambda: call(partial(self.want, entry)),
+            on_load=lambda error: call(partial(self._loaded, entry, error)),
+            on_free=lambda: call(partial(self._unloaded, entry)),
             make_room=self._make_room,
         )
         engine.sleep.share(turns, seconds)
@@ -347,7 +347,7 @@ class Models:
 
     def want(self, entry: ModelEntry) -> None:
         """Queue a model for the device, unless it is there or about to be."""
-        if self._closed or entry in self._waiting or (entry.is_placed and not entry.is_leaving):
+        if self._closed or entry in self._waiting or (entry.is_placed and not entry.is_ending):
             return
         self._waiting.append(entry)
         self._next()
@@ -355,8 +355,8 @@ class Models:
     def unload(self, entry: ModelEntry) -> None:
         """Unload a model once its running requests are answered."""
         if entry.loaded is not None and entry.loaded.service is not None and entry.value == "loaded":
-            entry.is_leaving = True
-            entry.loaded.service.engine.sleep.leave(0)
+            entry.is_ending = True
+            entry.loaded.service.engine.sleep.end_turn(0)
 
     def close(self) -> None:
         """Give no more turns. Requests that wait for a first load end with an error."""
@@ -379,13 +379,13 @@ class Models:
         for entry in ready[: max(self._places - len(placed), 0)]:
             self._waiting.remove(entry)
             self._grant(entry)
-        leaving = sum(entry.is_leaving for entry in placed)
-        stay = sorted((one for one in placed if one.value == "loaded" and not one.is_leaving), key=lambda one: one.began)
+        leaving = sum(entry.is_ending for entry in placed)
+        stay = sorted((one for one in placed if one.value == "loaded" and not one.is_ending), key=lambda one: one.began)
         num_short = len([entry for entry in self._waiting if not entry.is_placed]) - leaving
         for entry in stay[: max(num_short, 0)]:
-            entry.is_leaving = True
+            entry.is_ending = True
             assert entry.loaded is not None and entry.loaded.service is not None
-            entry.loaded.service.engine.sleep.leave(max(entry.began + self._turn - perf_counter(), 0))
+            entry.loaded.service.engine.sleep.end_turn(max(entry.began + self._turn - perf_counter(), 0))
 
     def _grant(self, entry: ModelEntry) -> None:
         self.num_swaps += 1
@@ -417,17 +417,17 @@ class Models:
 
     def _make_room(self) -> bool:
         """Unload the embedder and the reranker, unless they compute; return whether one was. Not for the event loop."""
-        return any([worker.leave_now() for worker in self.beside.values()])
+        return any([worker.unload_now() for worker in self.beside.values()])
 
     def _loaded(self, entry: ModelEntry, error: Exception | None) -> None:
         entry.failure = "" if error is None else reason_of(error)
         if error is not None:
-            return  # `_left` follows
+            return  # `_unloaded` follows
         entry.value, entry.began, entry.num_turns = "loaded", perf_counter(), entry.num_turns + 1
         self._next()
 
-    def _left(self, entry: ModelEntry) -> None:
-        entry.value, entry.is_leaving = "failed" if entry.failure else "unloaded", False
+    def _unloaded(self, entry: ModelEntry) -> None:
+        entry.value, entry.is_ending = "failed" if entry.failure else "unloaded", False
         if not entry.failure:
             logger.info("%s has left memory; its KV stays", entry.name)
             self._last = entry
@@ -592,11 +592,11 @@ def _shutting_down() -> RequestError:
     return RequestError("the server is shutting down", status=503)
 
 
-def _read_head(entry: ModelEntry, tell: Callable[[Model], dict[str, Any]]) -> FileHead:
+def _read_head(entry: ModelEntry, describe: Callable[[Model], dict[str, Any]]) -> FileHead:
     stamps = _stamps(entry.path)
     try:
         with closing(open_model(entry.settings, entry.path, vocab_only=True)) as model:
-            return FileHead(stamps, tell(model))
+            return FileHead(stamps, describe(model))
     except (ModelError, OSError) as error:
         return FileHead(stamps, {}, reason_of(error))
 

@@ -24,7 +24,7 @@ from ..http.api_errors import TOO_LONG, RequestError
 
 STRIDE = 1000  # tokens: prefixes of multiples of this length are compared
 LONGEST = 64_000  # tokens of a prompt that are compared
-MOST_KEPT, MOST_TOLD = 4096, 1024  # remembered prefixes and clients: 16 bytes each, and a name
+MOST_KEPT, MOST_WARNED = 4096, 1024  # remembered prefixes and clients: 16 bytes each, and a name
 
 Client = tuple[str, ...]
 """Who asked, and in which scope: a note must not reveal the prompts of others."""
@@ -35,14 +35,14 @@ class Repeats:
 
     def __init__(self) -> None:
         self._kept: OrderedDict[bytes, None] = OrderedDict()
-        self._told: OrderedDict[Client, None] = OrderedDict()
+        self._warned: OrderedDict[Client, None] = OrderedDict()
 
     def note(self, client: Client, prompt: ChatPrompt, model: str = "") -> int:
         """Remember a prompt; return the length of the prefix that an earlier one had, rounded down to `STRIDE`.
 
         After a client's first such prompt: 0. model: its name; two models may have the same tokens, but never the same KV.
         """
-        if client in self._told:
+        if client in self._warned:
             return 0
         digests = list(_digests((*client, model), prompt))
         repeated = next((at for at in range(len(digests), 0, -1) if digests[at - 1] in self._kept), 0)
@@ -51,8 +51,8 @@ class Repeats:
             self._kept.move_to_end(digest)
         _shorten(self._kept, MOST_KEPT)
         if repeated:
-            self._told[client] = None
-            _shorten(self._told, MOST_TOLD)
+            self._warned[client] = None
+            _shorten(self._warned, MOST_WARNED)
         return repeated * STRIDE
 
 

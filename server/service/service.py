@@ -55,7 +55,7 @@ class Service:
     name: of the model, in answers. build: of llama.cpp and of this server. fingerprint: OpenAI's, from the build, the model
     and the settings. parts: the model's share on each device. decision: how the model was fitted to memory; None: llama.cpp
     could not count it. template: of chats. open: submitted generations that the engine has not ended yet, each with its
-    turn to remember, if any. _left: generations that go on without a client, oldest first, each with its client. _wholes:
+    turn to remember, if any. _unattended: generations that go on without their clients, oldest first. _wholes:
     generations whose whole answer is kept. _keeping: by id, the whole answers in the making.
     """
 
@@ -80,7 +80,7 @@ class Service:
     sessions: Sessions
     tiers: list[LowerTier]  # below host memory
     open: dict[Generation, PendingTurn | None]
-    _left: dict[Generation, tuple[object, ...]] = field(default_factory=dict[Generation, Any], init=False)
+    _unattended: dict[Generation, tuple[object, ...]] = field(default_factory=dict[Generation, Any], init=False)
     _wholes: dict[Generation, Callable[[End], bytes]] = field(default_factory=dict[Generation, Any], init=False)
     _keeping: dict[str, asyncio.Task[None]] = field(default_factory=dict[str, "asyncio.Task[None]"], init=False)
 
@@ -149,10 +149,10 @@ class Service:
         prompts = self.builder.prompts(asked)
         sampling = self.submitter.sampling(asked)
         is_echoed = isinstance(asked, TextRequest) and asked.echo
-        tells = is_echoed and sampling.n_probs is not None
-        echoes = tuple(map(self.builder.spelt, prompts)) if is_echoed and not tells else ()
+        scores = is_echoed and sampling.n_probs is not None
+        echoes = tuple(map(self.builder.spelt, prompts)) if is_echoed and not scores else ()
         grammar_spec = asked.grammar_spec()
-        return Prepared(id, prompts, asked, sampling, echoes=echoes, tells_prompts=tells, grammar_spec=grammar_spec)
+        return Prepared(id, prompts, asked, sampling, echoes=echoes, scores_prompts=scores, grammar_spec=grammar_spec)
 
     async def _constrained(self, prepared: Prepared) -> Prepared:
         """Return a request with its compiled grammar, if it has one. Raises RequestError for a grammar that is no use."""
@@ -234,7 +234,7 @@ class Service:
 
     # ---- a request ends --------------------------------------------------------------------------------------------
 
-    def leave(self, generation: Generation) -> None:
+    def disconnect(self, generation: Generation) -> None:
         """End a stream whose client has gone, unless it is to be finished. In a conversation only one stream goes on.
 
         Such streams may take half of the places for open requests. Beyond that, the client with the most of them loses its
@@ -247,14 +247,14 @@ class Service:
         self.stop_unattended(turn.ref.conversation)
         generation.is_unattended = True
         generation.events.close()
-        self._left[generation] = CLIENT.get()
-        if len(self._left) > max(self.max_open // 2, 1):
-            ((client, _),) = Counter(self._left.values()).most_common(1)
-            self.abandon(next(one for one, whose in self._left.items() if whose == client))
+        self._unattended[generation] = CLIENT.get()
+        if len(self._unattended) > max(self.max_open // 2, 1):
+            ((client, _),) = Counter(self._unattended.values()).most_common(1)
+            self.abandon(next(one for one, whose in self._unattended.items() if whose == client))
 
     def stop_unattended(self, conversation: Conversation) -> None:
         """End the answer that goes on without a client in a conversation, if there is one."""
-        for generation in list(self._left):
+        for generation in list(self._unattended):
             turn = self.open[generation]
             if turn and turn.ref and turn.ref.conversation is conversation:
                 self.abandon(generation)
@@ -278,7 +278,7 @@ class Service:
             return
         self.metrics.count_unanswered("cancelled")
         generation.abandoned, self.open[generation] = True, None
-        self._left.pop(generation, None)
+        self._unattended.pop(generation, None)
         ended = asyncio.wrap_future(self.engine.cancel(generation))
         ended.add_done_callback(lambda ended: self._close_abandoned(generation, ended))
 
@@ -377,7 +377,7 @@ class Service:
 
     def _close(self, generation: Generation) -> None:
         self.open.pop(generation, None)
-        self._left.pop(generation, None)
+        self._unattended.pop(generation, None)
         self._wholes.pop(generation, None)
         self.idle.resume()
 

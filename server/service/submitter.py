@@ -31,15 +31,15 @@ from ..search.retrieve import AnswerSources
 T = TypeVar("T")
 CANNOT_DRAFT = "this model's state cannot be cut, so no wrong draft could leave it"
 CACHE_IS_OFF = "cache_prompt is off"
-TOLD = "the log-probabilities of the prompt were asked for, so all of it was computed"
+SCORED = "the log-probabilities of the prompt were asked for, so all of it was computed"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prepared:
     """A checked request with its prompts. id: of the answer. turn: of a chat, to remember.
 
-    echoes: the prompts' texts, if the answer starts with them. tells_prompts: the answer starts with the prompts' tokens and
-    their logprobs instead. grammar_spec: the grammar that the answers must fit. answer_sources: the documents of a search,
+    echoes: the prompts' texts, if the answer starts with them. scores_prompts: the answer starts with their tokens and
+    logprobs instead. grammar_spec: the grammar that the answers must fit. answer_sources: the documents of a search,
     and the finder of citations. warnings: of wishes without effect.
     """
 
@@ -49,7 +49,7 @@ class Prepared:
     sampling: Sampling
     turn: PendingTurn | None = None
     echoes: tuple[str, ...] = ()
-    tells_prompts: bool = False
+    scores_prompts: bool = False
     grammar_spec: GrammarSpec | None = None
     answer_sources: AnswerSources | None = None
     warnings: tuple[str, ...] = ()
@@ -170,10 +170,10 @@ class Submitter:
         options, (first, choice) = prepared.options, place
         wanted, room = options.limit(self.defaults.limit), self.limit - prompt.num_tokens
         limit = room if wanted < 0 else min(wanted, room)
-        tells = prepared.tells_prompts and kind.is_client
-        shared, caches = self.scope(options), self.caches(options) and not tells
+        scores = prepared.scores_prompts and kind.is_client
+        shared, caches = self.scope(options), self.caches(options) and not scores
         cache = caches and self._model.can_trim
-        number, can_share = next(self._ids) if choice else first, self._model.can_trim and not tells
+        number, can_share = next(self._ids) if choice else first, self._model.can_trim and not scores
         request = Request(
             id=number,
             prompt=prompt,
@@ -186,7 +186,7 @@ class Submitter:
             wanted_slot=self._slot(options) if kind.is_client and not choice else -1,
             snapshot_scope=shared if caches and self._view.keeps_snapshots else None,
             draft=self._draft(options) if kind.is_client else None,
-            tells_prompt=tells,
+            scores_prompt=scores,
             session=options.session,
         )
         piece, keeps = self._pieces(prepared), request.keeps
@@ -205,7 +205,7 @@ class Submitter:
             wants_segments=options.report_segments,
             is_whole=not options.stream,
             outlives_client=kind.is_client and isinstance(options, ChatRequest) and options.outlives_client,
-            no_cache_reason=TOLD if tells else self._no_cache_reason(caches, cache),
+            no_cache_reason=SCORED if scores else self._no_cache_reason(caches, cache),
             detokenize=self._model.detokenize,
             spells=partial(self._model.spells, piece=piece) if keeps else None,
         )

@@ -104,11 +104,11 @@ class PricedIndex:
         above = new[-1].parent if new else node
         end = self._ends.get(above, self._root and (self._root, 0)) if above else None
         for one in reversed(new):
-            end = self._ends[one] = end and _behind(*end, one.tokens)
+            end = self._ends[one] = end and _after(*end, one.tokens)
         return end
 
 
-def _behind(node: Node, at: int, tokens: np.ndarray) -> tuple[Node, int] | None:
+def _after(node: Node, at: int, tokens: np.ndarray) -> tuple[Node, int] | None:
     """Return the run and position where a tree has the end of some tokens that follow the first `at` tokens of `node`.
 
     None: the tree does not have all of them.
@@ -212,7 +212,7 @@ class Fetches:
 
     def begins_late(self, job: Job) -> bool:
         """Begin a fetch for a request that is about to be admitted, if none was considered or KV was lost since."""
-        if not self._lower or job in self._by_job or job.has_begun or job.is_suspect or not self._may_fetch(job):
+        if not self._lower or job in self._by_job or job.has_started or job.is_suspect or not self._may_fetch(job):
             return False
         expected = self._expected.get(job)
         if expected is None or self._scheduler.index.reusable(job.request.index_scope, job.layout.tokens) < expected:
@@ -302,7 +302,7 @@ class Fetches:
         fetch.job.enter(Phase.FETCHING)
         self._open.append(fetch)
         for text in fetch.texts:
-            self._hold(fetch, text)
+            self._reserve(fetch, text)
         for entry in entries:
             fetch.keys.append((entry.key, entry.size))
             self._read(partial(self._bring, fetch, tier, entry.key))
@@ -352,7 +352,7 @@ class Fetches:
         index.host.overdraw(record)
         if not index.host.put(record, fetched.tier):
             return False
-        self._hold(fetch, record.tokens)
+        self._reserve(fetch, record.tokens)
         return True
 
     def _end(self, fetch: Fetch) -> None:
@@ -378,20 +378,20 @@ class Fetches:
     def _has_room(self) -> bool:
         return not self._open or sum(one.num_bytes for one in self._open) <= self._scheduler.index.host.max_bytes // 2
 
-    def _hold(self, fetch: Fetch, tokens: np.ndarray) -> None:
+    def _reserve(self, fetch: Fetch, tokens: np.ndarray) -> None:
         """Let the copies that a prompt will need stay in host memory."""
         for node in path(self._scheduler.index.match(fetch.job.request.index_scope, tokens).node):
-            if node.copy is not None and node.copy not in fetch.held:
-                node.copy.num_holders += 1
-                fetch.held[node.copy] = node
+            if node.copy is not None and node.copy not in fetch.reserved:
+                node.copy.num_fetches += 1
+                fetch.reserved[node.copy] = node
 
     def _release(self, fetch: Fetch) -> None:
         """Let the copies be evicted again: the request has begun, or it has ended."""
         self._end(fetch)
         self._open.remove(fetch)
         index, scope = self._scheduler.index, fetch.job.request.index_scope
-        for copy, node in fetch.held.items():
-            copy.num_holders -= 1
+        for copy, node in fetch.reserved.items():
+            copy.num_fetches -= 1
             *above, root = _to_root(node)
             parts = [part for part in above if part.copy is copy][-1:] if root is index.roots.get(scope) else []
             while parts:  # one run, or several parts of a split run

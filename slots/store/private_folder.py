@@ -133,7 +133,7 @@ def written_aside(path: Path, *, syncs: bool = False, used: int | None = None) -
 
 def remove_stale(folder: Path) -> None:
     """Delete the unfinished files (*.tmp) of servers that have ended."""
-    for left in folder.glob("*.tmp"):
+    for leftover in folder.glob("*.tmp"):
         with contextlib.suppress(OSError):
-            if left.stat().st_mtime < time.time() - STALE:
-                left.unlink()
+            if leftover.stat().st_mtime < time.time() - STALE:
+                leftover.unlink()

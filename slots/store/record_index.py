@@ -285,7 +285,7 @@ class RecordIndex(RadixTree[IndexNode]):
         found = [entry for entry in self.entries.values() if entry.scope.name in names]
         return sorted(found, key=lambda entry: -entry.start)
 
-    def first_to_leave(self) -> RecordEntry | None:
+    def first_to_evict(self) -> RecordEntry | None:
         """Return the record that is evicted next; no other record depends on it."""
         if self._heap is None:
             self._heap = [entry.place for entry in self.entries.values()]
@@ -303,7 +303,7 @@ class RecordIndex(RadixTree[IndexNode]):
 
     def evict(self) -> RecordEntry | None:
         """Forget the record that is evicted next, and return it. Later uses count for more."""
-        if entry := self.first_to_leave():
+        if entry := self.first_to_evict():
             self._age = max(self._age, entry.priority)
             self.remove(entry)
         return entry

@@ -70,8 +70,8 @@ def test_turns_with_the_same_prompt_do_not_count():
 def test_a_line_of_the_table_has_shares_over_all_turns():
     def turn(tokens: int, likelihood: float, named: tuple[int, int, int], reused: int, ttft: float) -> dict[str, Any]:
         counts = dict(zip(("cited", "given", "right"), named, strict=True))
-        told = {"prompt": "x", "tokens": tokens, "likelihood": likelihood, "f1": 0.5, "exact": tokens == 1}
-        return told | counts | {"reused": reused, "length": 100, "ttft": ttft}
+        reported = {"prompt": "x", "tokens": tokens, "likelihood": likelihood, "f1": 0.5, "exact": tokens == 1}
+        return reported | counts | {"reused": reused, "length": 100, "ttft": ttft}
 
     turns = {
         "a": [turn(1, -2.0, (3, 2, 1), 10, 0.1), turn(3, -2.0, (1, 1, 0), 30, 0.2)],
@@ -90,9 +90,9 @@ def test_made_up_answers_are_in_the_documents_that_are_right_and_in_no_other():
     turns = [turn for talk in talks for turn in talk.turns]
     assert {len(turn.right) for turn in turns} == {1, 2}
     for turn in turns:
-        holders = [document.id for document in turn.documents if turn.answer in document.text]
-        assert len(turn.documents) == 4 and len(holders) <= 2 and turn.right <= {one.id for one in turn.documents}
-        assert turn.right.intersection(holders) and (turn.answer not in turn.question)
+        sources = [document.id for document in turn.documents if turn.answer in document.text]
+        assert len(turn.documents) == 4 and len(sources) <= 2 and turn.right <= {one.id for one in turn.documents}
+        assert turn.right.intersection(sources) and (turn.answer not in turn.question)
     seen = [one.id for turn in talks[0].turns for one in turn.documents]
     assert len(set(seen)) < len(seen), "no document comes twice: nothing could be left out"
 
@@ -181,7 +181,7 @@ def test_a_recorder_gives_what_is_expected_and_adds_up_logarithms(service):
     assert recorder.likelihood == pytest.approx(log(3 / 5) + log(4 / 8), abs=1e-5)
 
 
-def test_a_likelihood_is_that_of_the_answer_behind_the_prompt(service, answerer, monkeypatch):
+def test_a_likelihood_is_that_of_the_answer_after_the_prompt(service, answerer, monkeypatch):
     """An answer that the model itself gives is more probable to it than a human's."""
     way, one = WAYS[0], talk()
     figures = answerer.measure(way, AnsweredTalk("probe", one.turns[:1]))[0]
@@ -276,5 +276,5 @@ def test_unknown_ways_and_missing_data_are_refused(tiny, tmp_path, capsys):
     given = ["answers", "-m", str(tiny), "--out", str(tmp_path / "points")]
     assert main([*given, "--ways", "best first"]) == 2
     assert main([*given, "--data", str(tmp_path / "none")]) == 2
-    told = capsys.readouterr().err
-    assert "--ways best first: expected some of retrieval order, " in told and "no MT-RAG in" in told
+    printed = capsys.readouterr().err
+    assert "--ways best first: expected some of retrieval order, " in printed and "no MT-RAG in" in printed

@@ -163,16 +163,16 @@ sys.exit(cli.main(["conversations", "--model", sys.executable]))
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
 def test_ctrl_c_leaves_no_server_behind(tmp_path: Path, number: signal.Signals) -> None:
-    told = tmp_path / "told"
-    arguments = [sys.executable, "-c", BENCH, str(Path(__file__).parents[1]), HANG, str(told)]
+    reported = tmp_path / "told"
+    arguments = [sys.executable, "-c", BENCH, str(Path(__file__).parents[1]), HANG, str(reported)]
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as if these tests ran in the background
     try:
         bench = subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True, env=os.environ | {"TMPDIR": str(tmp_path)})
     finally:
         signal.signal(signal.SIGINT, before)
-    until(lambda: told.exists() or bench.poll() is not None)  # a request has arrived
+    until(lambda: reported.exists() or bench.poll() is not None)  # a request has arrived
     assert bench.returncode is None, bench.communicate()[1]
-    with watched(int(told.read_text())) as (server,):
+    with watched(int(reported.read_text())) as (server,):
         bench.send_signal(number)
         _, said = bench.communicate(timeout=300)
         assert ended(server, 0 if number != signal.SIGKILL else DEADLINE)

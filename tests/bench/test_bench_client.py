@@ -41,7 +41,7 @@ def test_ttft_is_the_first_token_and_not_the_first_event(serve: Any, chat_events
     assert len(result.gaps) == 2 and result.error is None and result.status == 200
 
 
-def test_slotcache_gets_documents_as_a_field_and_tells_their_use(serve: Any, chat_events: Any) -> None:
+def test_slotcache_gets_documents_as_a_field_and_reports_their_use(serve: Any, chat_events: Any) -> None:
     used = [{"id": "b", "tokens": 4, "cached_tokens": 4}, {"id": "a", "tokens": 3, "cached_tokens": 0}]
     own = {"slot": 1, "source": "fork", "cached_tokens": 7, "documents": used, "miss": None}
 
@@ -82,7 +82,7 @@ def test_earlier_turns_keep_their_documents(serve: Any, chat_events: Any) -> Non
     assert other["messages"][3]["content"] == "[c]\nthird\n\nAnd?" and "documents" not in other
 
 
-def test_llama_server_renders_first_and_tells_reuse_in_timings(serve: Any) -> None:
+def test_llama_server_renders_first_and_reports_reuse_in_timings(serve: Any) -> None:
     async def handler(path: str, body: Any, send: Any) -> Any:
         if path == "/apply-template":
             return {"prompt": f"<{body['messages'][1]['content']}>"}
@@ -152,15 +152,15 @@ def test_a_stream_that_ends_twice_is_an_error(serve: Any, chat_events: Any) -> N
     assert result.error == "StreamError: the stream had 2 final events"
 
 
-@pytest.mark.parametrize(("told", "reason"), [("limit", "length"), ("eos", "stop"), ("word", "stop")])
-def test_both_dialects_tell_why_an_answer_ended(serve: Any, told: str, reason: str) -> None:
+@pytest.mark.parametrize(("reported", "reason"), [("limit", "length"), ("eos", "stop"), ("word", "stop")])
+def test_both_dialects_report_why_an_answer_ended(serve: Any, reported: str, reason: str) -> None:
     async def chat(path: str, body: Any, send: Any) -> None:
         await send({"choices": [{"index": 0, "delta": {}, "finish_reason": reason}]})
 
     async def native(path: str, body: Any, send: Any) -> Any:
         if path == "/apply-template":
             return {"prompt": "x"}
-        await send({"content": "", "stop": True, "stop_type": told})
+        await send({"content": "", "stop": True, "stop_type": reported})
 
     assert ask(serve(chat).url, ChatApi()).finish_reason == reason
     assert ask(serve(native).url, CompletionApi()).finish_reason == reason

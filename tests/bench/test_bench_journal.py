@@ -45,10 +45,10 @@ def test_a_run_that_is_killed_leaves_its_requests(url: str, tmp_path: Path, numb
     command = ["burst", "--url", url, "--queries", str(QUERIES), "--pause", "0", "--max-tokens", "2", "--json", str(out)]
     with subprocess.Popen([sys.executable, "-c", BENCH, TESTS, *command], stderr=subprocess.PIPE, text=True) as bench:
         assert bench.stderr
-        told = next(line for line in bench.stderr if f" 10/{QUERIES}" in line)  # blocks until so many are answered
+        logged = next(line for line in bench.stderr if f" 10/{QUERIES}" in line)  # blocks until so many are answered
         bench.send_signal(number)
         said = bench.stderr.read()
-    assert told and bench.returncode == (130 if number != signal.SIGKILL else -number)
+    assert logged and bench.returncode == (130 if number != signal.SIGKILL else -number)
     first, *rest = lines_of(out)
     assert first["unfinished"] is True and first["scenario"] == "burst" and first["machine"]["command"][-1] == str(out)
     requests = [line for line in rest if "latency" in line]

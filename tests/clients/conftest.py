@@ -8,7 +8,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from server.conftest import held, running, until
+from server.conftest import blocked, running, until
 from slotcache.bench.random_models import SHAPES, generate
 from slotcache.models.demo import FILE
 from support.encoders import bert
@@ -38,7 +38,7 @@ def full(tmp_path_factory):
         threads = [threading.Thread(target=lambda: up.openai.completions.create(**asked)) for _ in range(2)]
         metrics = up.service.metrics
         count_unanswered = metrics.count_unanswered
-        with held(up) as go:
+        with blocked(up) as go:
             metrics.count_unanswered = lambda end: (go.set(), count_unanswered(end))
             for thread in threads:
                 thread.start()

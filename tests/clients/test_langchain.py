@@ -53,7 +53,7 @@ def test_async_calls_are_the_same(chat):
     assert whole == streamed == chat.invoke("Say hello.").content and all(one.content for one in batch)
 
 
-def test_a_stream_tells_its_usage(chat):
+def test_a_stream_reports_its_usage(chat):
     whole, joined = chat.invoke("Say hello."), None
     for chunk in chat.stream("Say hello.", stream_usage=True):
         joined = chunk if joined is None else joined + chunk
@@ -61,8 +61,8 @@ def test_a_stream_tells_its_usage(chat):
 
 
 def test_logprobs(chat):
-    told = chat.bind(logprobs=True, top_logprobs=2, max_tokens=4).invoke("Say hello.").response_metadata["logprobs"]
-    assert len(told["content"]) == 4 and all(len(token["top_logprobs"]) == 2 for token in told["content"])
+    reported = chat.bind(logprobs=True, top_logprobs=2, max_tokens=4).invoke("Say hello.").response_metadata["logprobs"]
+    assert len(reported["content"]) == 4 and all(len(token["top_logprobs"]) == 2 for token in reported["content"])
 
 
 def test_vectors(vectors):

@@ -89,8 +89,8 @@ def test_thinking_is_taken(client, name):
 
 
 def test_logprobs(client, name):
-    told = client.chat(name, HELLO, logprobs=True, top_logprobs=2, options=GREEDY | {"num_predict": 4}).logprobs
-    assert len(told) == 4 and all(len(token.top_logprobs) == 2 for token in told)
+    reported = client.chat(name, HELLO, logprobs=True, top_logprobs=2, options=GREEDY | {"num_predict": 4}).logprobs
+    assert len(reported) == 4 and all(len(token.top_logprobs) == 2 for token in reported)
 
 
 def test_models(client, name):

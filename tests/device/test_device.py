@@ -95,5 +95,5 @@ print(*(use.device for use in breakdown(context.handle)), *(device.name for devi
     command, name = [sys.executable, "-c", code], devices()[0].name
     for value in ("", "1"):
         done = subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ | {NO_CARD: value})
-        *log, told = done.stdout.splitlines()
-        assert (name in told.split(), any(name in line for line in log if "buffer size" in line)) == (not value, not value)
+        *log, logged = done.stdout.splitlines()
+        assert (name in logged.split(), any(name in line for line in log if "buffer size" in line)) == (not value, not value)

@@ -36,9 +36,9 @@ def test_each_request_ends_once_and_the_server_goes_on_when_the_device_is_back(m
                 assert [event["error"]["type"] for event in stream.finals] == ["server_error"]
                 assert stream.events[-1] == "[DONE]"
             assert server.http.post(CHAT, json=about("Calder")).status_code == 500
-        told = [record for record in caplog.records if record.levelname == "ERROR"]
-        assert len(told) == server.service.engine.num_failed_steps
-        assert all(record.getMessage().startswith("a step failed: ") for record in told)
+        logged = [record for record in caplog.records if record.levelname == "ERROR"]
+        assert len(logged) == server.service.engine.num_failed_steps
+        assert all(record.getMessage().startswith("a step failed: ") for record in logged)
         assert text_of(server.chat(**about("Calder"))) == "The river of Calder is Vennet."
 
 

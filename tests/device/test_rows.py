@@ -16,7 +16,7 @@ SETTINGS = ContextSettings(num_cells=512, batch=256, flash_attention="off", thre
 
 
 @pytest.mark.parametrize("layers", [ALL_LAYERS, 1, 0], ids=["all layers there", "half of them", "none"])
-def test_a_prompt_behind_its_cached_front_is_equal_to_the_bit(tiny, layers):
+def test_a_prompt_after_its_cached_front_is_equal_to_the_bit(tiny, layers):
     """Fewer rows are another kernel's: those of a card, or of the CPU where the card takes large batches alone."""
     with closing(Model(tiny, layers)) as model, closing(Context(model, SETTINGS)) as context:
         runner, rows = Runner(context), context.costs.recompute_last

@@ -55,13 +55,13 @@ def test_documents_in_any_order_are_read_once():
     assert 0 < first < second
 
 
-def test_kv_leaves_for_host_memory_and_comes_back():
+def test_kv_moves_to_host_memory_and_comes_back():
     with serving() as up:
         check_two_turns(up, "host")
         assert up.metric("slotcache_restored_tokens_total") > 0
 
 
-def test_a_client_that_leaves_in_the_middle_of_its_prefill_stops_it():
+def test_a_client_that_disconnects_in_the_middle_of_its_prefill_stops_it():
     with serving(batch_size=64) as up:
         with up.http.stream("POST", "/completion", json=READING) as answer:
             assert any('"prompt_progress"' in line for line in answer.iter_lines())

@@ -56,10 +56,10 @@ def test_layers_are_where_flags_put_them_and_kv_comes_back(tiny, given, places):
         assert {name for name, size in at.items() if size} == {CARDS[place] for place in places}
         first = logits(runner, TOKENS)
         runner.apply(Save(0, copy))
-        behind = logits(runner, TOKENS[:1], 0, len(TOKENS))
+        after = logits(runner, TOKENS[:1], 0, len(TOKENS))
         runner.apply(Drop(0))
         runner.apply(Restore(copy, 1, 0, len(TOKENS)))
-        assert np.array_equal(logits(runner, TOKENS[:1], 1, len(TOKENS)), behind)
+        assert np.array_equal(logits(runner, TOKENS[:1], 1, len(TOKENS)), after)
         context.unload()
         context.open()
         assert weights(context) == at and np.array_equal(logits(runner, TOKENS), first)

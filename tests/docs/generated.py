@@ -92,9 +92,9 @@ def llama_table() -> str:
         return ", ".join(f"`{name}`" for names, _, _ in rows for name in names.split())
 
     effects = (("no effect: ", WITHOUT_EFFECT), ("refused: ", REFUSED))
-    told = [f"| {code(rows)} | {effect}{says} |" for effect, groups in effects for says, rows in groups.items()]
+    reported = [f"| {code(rows)} | {effect}{says} |" for effect, groups in effects for says, rows in groups.items()]
     accepted = f"| {code(SO_HERE)} | accepted: it is so here, or nothing depends on it |"
-    return _lines("| llama-server's flag | here |", "|---|---|", *told, accepted)
+    return _lines("| llama-server's flag | here |", "|---|---|", *reported, accepted)
 
 
 def _lines(*lines: str) -> str:
@@ -105,8 +105,10 @@ def with_report(page: str, report: dict[str, object]) -> str:
     """The README with a report as its sample. What varies stays as it is there."""
     from docs.markdown import blocks
 
-    told = json.loads(blocks(README, "json")[0].text)
-    return _with(packed(report | {name: told[name] for name in VARIES if name in told and name in report}), REPORT, page)
+    reported = json.loads(blocks(README, "json")[0].text)
+    return _with(
+        packed(report | {name: reported[name] for name in VARIES if name in reported and name in report}), REPORT, page
+    )
 
 
 def packed(fields: dict[str, object]) -> str:

@@ -59,9 +59,9 @@ def test_the_defaults_of_sampling_are_as_described():
 
 def test_every_status_and_code_of_an_error_is_described():
     part = section(API, "## Errors")
-    told = [cells for cells in rows(part) if cells[0].isdecimal()]
-    assert {int(status): kind.strip("`") for status, kind, _ in told} == TYPES | STATUS_OF_NO_TYPE
-    named = {name for *_, cause in told for name in re.findall(r"`([a-z]+(?:_[a-z]+)+)`", cause)}
+    reported = [cells for cells in rows(part) if cells[0].isdecimal()]
+    assert {int(status): kind.strip("`") for status, kind, _ in reported} == TYPES | STATUS_OF_NO_TYPE
+    named = {name for *_, cause in reported for name in re.findall(r"`([a-z]+(?:_[a-z]+)+)`", cause)}
     real = {
         keyword.value.value
         for path in (ROOT / "server").rglob("*.py")

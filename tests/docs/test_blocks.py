@@ -106,8 +106,8 @@ def check_slotcache(arguments, capsys):
     with pytest.raises(SystemExit) as ended:
         main([*arguments, WRONG])
     message = capsys.readouterr().err
-    told = (f"{WRONG} is no flag of slotcache {arguments[0]}: --help shows all\n", f"unrecognized arguments: {WRONG}\n")
-    assert ended.value.code == 2 and message.endswith(told), message
+    reported = (f"{WRONG} is no flag of slotcache {arguments[0]}: --help shows all\n", f"unrecognized arguments: {WRONG}\n")
+    assert ended.value.code == 2 and message.endswith(reported), message
 
 
 def check_variable(name):

@@ -33,8 +33,8 @@ def test_the_figures_of_the_chart_stand_in_the_benchmarks():
 def test_the_chart_names_its_conditions():
     """Who sees the picture elsewhere has nothing but the picture."""
     results, drawn = json.loads(RESULTS.read_text("utf-8")), read("docs/ttft.svg")
-    told = [results[name] for name in ("arms", "engine", "model", "measured")]
-    assert all(f">{text}<" in drawn for text in told + [row["machine"] for row in results["workloads"]])
+    reported = [results[name] for name in ("arms", "engine", "model", "measured")]
+    assert all(f">{text}<" in drawn for text in reported + [row["machine"] for row in results["workloads"]])
 
 
 def test_every_scenario_is_described():

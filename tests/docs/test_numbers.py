@@ -20,7 +20,7 @@ from docs.markdown import read, rows, section
 
 WINDOW = next(setting.default for setting in SETTINGS if setting.name == "window")
 WORDS = {2: "two", 3: "three", 4: "four", 5: "five"}
-TOLD = [
+SENTENCES = [
     ("docs/how-it-works.md", "raises it for up to {} waiting requests that share", groups.MOST_SHARING),
     ("docs/how-it-works.md", "the same uncached text of {} tokens or more", CPU.min_shared),
     ("docs/how-it-works.md", "runs in steps of {} tokens", CPU.background_step),
@@ -49,7 +49,9 @@ TOLD = [
 ]
 
 
-@pytest.mark.parametrize(("name", "sentence", "value"), TOLD, ids=[f"{name} {text[:40]}" for name, text, _ in TOLD])
+@pytest.mark.parametrize(
+    ("name", "sentence", "value"), SENTENCES, ids=[f"{name} {text[:40]}" for name, text, _ in SENTENCES]
+)
 def test_a_number_is_the_codes(name, sentence, value):
     text = " ".join(read(name).split())
     assert value == int(value)
@@ -63,7 +65,7 @@ def test_an_answer_of_a_grammar_may_wait_a_second():
     assert grammar.PATIENCE == 1 and "waiting for more than a second in all fails" in text
 
 
-def test_the_bound_on_overtaking_is_told_with_its_exceptions():
+def test_the_bound_on_overtaking_is_reported_with_its_exceptions():
     """Settings.md is made from the settings: how-it-works says the same in words."""
     text = " ".join(section(read("docs/how-it-works.md"), "## One step").split())
     assert WINDOW and "after `--window` times no later one of its priority" in text

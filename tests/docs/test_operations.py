@@ -24,8 +24,8 @@ TOOLS = {
 
 def known_metrics():
     """Metrics of the documents, which are held to the server, and their kinds."""
-    told = [cells for page in ("docs/metrics.md", "docs/scale.md") for cells in rows(read(page))]
-    return {name: cells[1] for cells in told for name in CODE.findall(cells[0]) if METRIC.fullmatch(name)}
+    reported = [cells for page in ("docs/metrics.md", "docs/scale.md") for cells in rows(read(page))]
+    return {name: cells[1] for cells in reported for name in CODE.findall(cells[0]) if METRIC.fullmatch(name)}
 
 
 @pytest.mark.parametrize("name", ["alerts.yaml", "grafana.json"])

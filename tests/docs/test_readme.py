@@ -26,9 +26,9 @@ def test_it_is_short_and_in_order():
 
 def test_its_five_settings_are_as_it_says():
     known = {flag: setting for setting in SETTINGS for flag in setting.flags}
-    told = list(rows(section(read("README.md"), "## Five settings that matter")))
-    assert len(told) == 5
-    for flag, default, _ in told:
+    reported = list(rows(section(read("README.md"), "## Five settings that matter")))
+    assert len(reported) == 5
+    for flag, default, _ in reported:
         value = known[flag.strip("`")].default
         assert default == (("on" if value else "off") if isinstance(value, bool) else str(value) or "-"), flag
 

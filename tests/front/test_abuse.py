@@ -173,16 +173,16 @@ def test_small_chats_pass_a_large_one_that_is_being_read():
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(app, "read_chat", slowly)
-            held = [clients.submit(front.http.post, "/v1/chat/completions", json=large) for _ in range(8)]
+            waiting = [clients.submit(front.http.post, "/v1/chat/completions", json=large) for _ in range(8)]
             until(lambda: front.host.room.num_relayed == 8)
             answers = [front.chat(documents=["a", "b"]) for _ in range(3)]
-            assert len(upstream.requests) == 3 and not any(one.done() for one in held)
+            assert len(upstream.requests) == 3 and not any(one.done() for one in waiting)
             reading.set()
-            assert {one.result().status_code for one in held} == {answer.status_code for answer in answers} == {200}
+            assert {one.result().status_code for one in waiting} == {answer.status_code for answer in answers} == {200}
 
 
 @pytest.mark.parametrize("content", [5, {"text": "lost"}, True])
-def test_no_content_is_lost_behind_documents(content):
+def test_no_content_is_lost_after_documents(content):
     with ordering("http://127.0.0.1:9", dialect="openai") as front:
         answer = front.chat(messages=[{"role": "user", "content": content}], documents=["a"])
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "messages[0].content")

@@ -111,15 +111,15 @@ def test_any_ends_of_lines_end_events(end):
     assert ask([head, *pieces], WITH_DOCUMENTS | {"stream": True}).content == whole
 
 
-def test_a_fault_behind_the_end_of_a_stream_does_not_matter():
+def test_a_fault_after_the_end_of_a_stream_does_not_matter():
     assert ask([STREAM, chunk(TWO + DONE), "reset"], WITH_DOCUMENTS | {"stream": True}).content == TWO + DONE
 
 
 @pytest.mark.parametrize("status", ["429 Too Many Requests", "503 Service Unavailable"])
 def test_a_busy_upstream_speaks_for_itself(status):
-    told = b'{"error": {"message": "too busy", "type": "rate_limit_error", "param": null, "code": 1}}'
-    answer = ask([response(status, told, "application/json", "Retry-After: 7", "X-Own: 1")])
-    assert (answer.status_code, answer.content) == (int(status[:3]), told)
+    reported = b'{"error": {"message": "too busy", "type": "rate_limit_error", "param": null, "code": 1}}'
+    answer = ask([response(status, reported, "application/json", "Retry-After: 7", "X-Own: 1")])
+    assert (answer.status_code, answer.content) == (int(status[:3]), reported)
     assert (answer.headers["retry-after"], answer.headers["x-own"]) == ("7", "1")
 
 

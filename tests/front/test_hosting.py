@@ -89,7 +89,7 @@ def test_which_pages_may_read_an_answer_is_for_the_front_to_say():
     assert not any(word in head.lower() for head, _ in upstream.requests for word in (b"app.example", b"sec-fetch"))
 
 
-def test_a_client_that_leaves_ends_the_request_upstream(engine):
+def test_a_client_that_disconnects_ends_the_request_upstream(engine):
     before = engine.metric("slotcache_requests_total", end="cancelled")
     body = USUAL | {"messages": [{"role": "user", "content": "?"}], "max_tokens": 4000, "ignore_eos": True, "stream": True}
     with ordering(engine.url, dialect="llama") as front:
@@ -132,7 +132,7 @@ def test_an_upstream_must_be_an_address(address, capsys):
     assert "--upstream" in capsys.readouterr().err
 
 
-def test_the_command_serves_until_it_is_told_to_stop(engine):
+def test_the_command_serves_until_it_is_asked_to_stop(engine):
     port = free_port()
     command = [sys.executable, "-m", "slotcache.server.cli", "order", "--upstream", engine.url, "--port", str(port)]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}

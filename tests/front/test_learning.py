@@ -34,7 +34,7 @@ def metric(front, name):
 
 
 @pytest.mark.parametrize(
-    ("chunk", "told"),
+    ("chunk", "reported"),
     [
         (VLLM, EngineFeedback(70, 48)),
         (VLLM_NONE, EngineFeedback(70, None)),
@@ -48,11 +48,11 @@ def metric(front, name):
         (b'{"usage":{"prompt_tokens":-1,"prompt_cache_hit_tokens":1e999}}', EngineFeedback()),
     ],
 )
-def test_each_engine_tells_it_in_its_own_way(chunk, told):
+def test_each_engine_reports_it_in_its_own_way(chunk, reported):
     listener = Listener(hides_usage=False)
     stream = b'data: {"choices":[{"delta":{"content":"\\"usage\\": {}"}}]}\n\ndata: ' + chunk + b"\n\ndata: [DONE]\n\n"
     assert listener.events(stream) == stream
-    assert listener.feedback == told
+    assert listener.feedback == reported
 
 
 def test_of_an_answer_to_a_chat_without_documents_only_the_first_token_is_read(monkeypatch):
@@ -148,9 +148,9 @@ def test_an_upstream_without_a_tokenizer_is_asked_once():
     assert sum(head.startswith(b"POST /tokenize") for head, _ in upstream.requests) == 1
 
 
-def test_a_missing_figure_is_a_zero_once_an_engine_has_told_one(caplog):
-    told = iter([VLLM_NONE, VLLM_NONE, VLLM, VLLM_NONE])
-    answers = scripted(answer=lambda body: response("200 OK", next(told)))
+def test_a_missing_figure_is_a_zero_once_an_engine_has_reported_one(caplog):
+    reported = iter([VLLM_NONE, VLLM_NONE, VLLM, VLLM_NONE])
+    answers = scripted(answer=lambda body: response("200 OK", next(reported)))
     with answers as upstream, ordering(upstream.url, dialect="openai") as front:
         for number in range(4):
             front.chat("?", documents=documents("alpha"))
@@ -159,7 +159,7 @@ def test_a_missing_figure_is_a_zero_once_an_engine_has_told_one(caplog):
     assert sum("tells no cached tokens" in record.message for record in caplog.records) == 1
 
 
-def test_slotcache_behind_it_orders_by_itself(engine):
+def test_slotcache_upstream_orders_by_itself(engine):
     with ordering(engine.url) as front:
         first = front.chat("One?", documents=documents("alpha", "beta"), cache_scope="slotcache", document_order="retrieval")
         second = front.chat("Two?", documents=documents("gamma", "beta", "alpha"), cache_scope="slotcache")

@@ -63,7 +63,7 @@ def test_documents_find_their_replica_and_new_ones_the_emptier():
 @pytest.mark.parametrize(
     "changed", [{"cache_scope": "mine"}, {"lora": [{"id": 0}]}, {"messages": [{"role": "user", "content": "x"}]}]
 )
-def test_documents_count_as_cached_in_one_scope_behind_one_text(changed):
+def test_documents_count_as_cached_in_one_scope_after_one_text(changed):
     fleets = Fleets()
     assert (
         send(fleets, documents=DOCUMENTS, messages=[{"role": "system", "content": "A"}, {"role": "user", "content": "?"}])
@@ -106,7 +106,7 @@ def test_what_continues_an_answer_is_counted_where_it_is():
     assert counted.rank(NAMES) == [home]
 
 
-def test_a_client_that_leaves_while_a_replica_accepts_leaves_no_work_behind():
+def test_a_client_that_disconnects_while_a_replica_accepts_leaves_no_work():
     fleets = Fleets()
     one = asked(fleets, documents=DOCUMENTS)
     name, *_ = one.rank(NAMES)
@@ -164,7 +164,7 @@ def test_a_name_that_a_replica_refuses_is_not_remembered(named):
     assert one.needs == Needs()
 
 
-def test_a_conversation_is_bound_to_its_replica_and_begins_anew_when_that_has_left():
+def test_a_conversation_is_bound_to_its_replica_and_begins_anew_when_that_is_gone():
     fleets = Fleets()
     assert asked(fleets, conversation="c").is_unknown
     home = send(fleets, conversation="c", documents=DOCUMENTS)
@@ -184,29 +184,29 @@ def test_a_conversation_is_bound_to_its_replica_and_begins_anew_when_that_has_le
     assert again.rank(others) == others and not again.begins_anew
 
 
-def test_the_last_answer_of_a_replica_that_leaves_is_not_looked_for_there():
+def test_the_last_answer_of_a_replica_that_goes_is_not_looked_for_there():
     """Ray lets a replica answer what it has begun; by then no other request can go there."""
     fleets = Fleets()
-    told = AnswerReport(conversation=Remembered(id="c", remembered=True))
+    reported = AnswerReport(conversation=Remembered(id="c", remembered=True))
     one = asked(fleets, conversation="c")
     name, other = one.rank(NAMES)
     one.accepted_by(name)
     asked(fleets).rank([other])
-    one.answered(ReplicaAnswer(status=200, id="a1", report=told))
+    one.answered(ReplicaAnswer(status=200, id="a1", report=reported))
     again = asked(fleets, conversation="c")
     assert again.is_unknown and again.rank([other]) == [other]
     again.accepted_by(other)
     assert "begins anew" in again.why
-    one.answered(ReplicaAnswer(status=200, id="a2", report=told))
+    one.answered(ReplicaAnswer(status=200, id="a2", report=reported))
     assert asked(fleets, conversation="c").is_bound, "it has a new place by now"
 
 
 def test_stored_answers_are_found_by_their_ids():
     fleets = Fleets()
-    told = {"conversation": {"id": "conv-1", "remembered": True}}
+    reported = {"conversation": {"id": "conv-1", "remembered": True}}
     answer = ReplicaAnswer()
     answer.read({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/event-stream")]})
-    event = {"type": "response.completed", "response": {"id": "resp_7", "slotcache": {"documents": [], **told}}}
+    event = {"type": "response.completed", "response": {"id": "resp_7", "slotcache": {"documents": [], **reported}}}
     answer.read({"type": "http.response.body", "body": b"event: x\ndata: " + json.dumps(event).encode() + b"\n\n"})
     one = asked(fleets, path="/v1/responses", input="Hello", cache_scope="mine")
     one.rank(NAMES)
@@ -257,7 +257,7 @@ def test_many_requests_that_continue_one_history_do_not_all_wait_at_one_replica(
 
 
 @pytest.mark.parametrize("path", ["/v1/cache/warm", "/v1/chat/completions/input_tokens", "/apply-template"])
-def test_a_beginning_that_is_only_warmed_or_counted_is_no_history(path):
+def test_a_prefix_that_is_only_warmed_or_counted_is_no_history(path):
     """Else all chats behind one system prompt would stay where that prompt was warmed."""
     fleets = Fleets()
     system = {"role": "system", "content": "Be kind."}
@@ -316,7 +316,7 @@ def test_a_named_replica_takes_the_request():
     assert one.rank(NAMES) == ["r1"]
 
 
-def test_a_request_for_a_replica_that_has_just_left_reaches_no_other_one():
+def test_a_request_for_a_replica_that_is_just_gone_reaches_no_other_one():
     """Ray has it go to another one, which must not drop its own cache for it, say."""
     forward = pickle.loads(pickle.dumps(asked(Fleets(), path="/v1/cache", method="DELETE", only="r1")))
 
@@ -371,7 +371,7 @@ def test_a_wrong_argument_is_refused_with_what_is_right(name, value, right):
     assert right in str(refused.value) and "secret" not in str(refused.value)
 
 
-def test_a_wrong_variable_is_an_error_that_a_worker_of_ray_can_tell(monkeypatch):
+def test_a_wrong_variable_is_an_error_that_a_worker_of_ray_can_report(monkeypatch):
     monkeypatch.setenv("SLOTCACHE_REPLICAS", "two")
     with pytest.raises(SettingsError, match="SLOTCACHE_REPLICAS='two': expected a whole number"):
         read_settings({})
@@ -391,7 +391,7 @@ def test_yaml_may_say_switches_and_texts_in_its_own_way():
     assert (settings.flash_attn, settings.ui, settings.alias, settings.temperature) == ("off", False, "10", 1.0)
 
 
-def test_an_application_answers_without_a_port_and_notices_that_its_client_leaves(engine):
+def test_an_application_answers_without_a_port_and_notices_that_its_client_disconnects(engine):
     body = json.dumps(
         {"messages": [{"role": "user", "content": "Go"}], "stream": True, "max_tokens": 5000, "ignore_eos": True}
     )

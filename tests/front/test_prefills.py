@@ -26,8 +26,8 @@ def common_length(one, other):
 class Engine:
     """Caches the prefixes of its newest prompts, and takes a second for a thousand characters that it computes."""
 
-    def __init__(self, tells: bool) -> None:
-        self.tells, self.now, self.computed = tells, 0.0, 0
+    def __init__(self, reports: bool) -> None:
+        self.reports, self.now, self.computed = reports, 0.0, 0
         self.kept: deque[str] = deque(maxlen=KEPT)
 
     def answer(self, body: bytes) -> bytes:
@@ -37,8 +37,8 @@ class Engine:
         self.computed += len(prompt) - cached
         self.now += 0.05 + (len(prompt) - cached) / 1000
         usage = b'{"prompt_tokens":%d,"prompt_tokens_details":{"cached_tokens":%d}}' % (len(prompt) // 4, cached // 4)
-        told = b'data: {"choices":[],"usage":%b}\n\n' % usage if self.tells else b""
-        return response("200 OK", event("Yes") + told + DONE, "text/event-stream")
+        reported = b'data: {"choices":[],"usage":%b}\n\n' % usage if self.reports else b""
+        return response("200 OK", event("Yes") + reported + DONE, "text/event-stream")
 
 
 def question(front, number, ids, **fields):
@@ -52,7 +52,7 @@ def question(front, number, ids, **fields):
 
 
 def test_an_engine_that_lost_its_cache_is_found_out_within_three_requests():
-    engine = Engine(tells=False)
+    engine = Engine(reports=False)
     with scripted(answer=engine.answer) as upstream, ordering(upstream.url, dialect="openai") as front:
         front.host.prefills.clock = lambda: engine.now
         for number in range(LEAST + 1):
@@ -71,9 +71,9 @@ def test_an_engine_that_lost_its_cache_is_found_out_within_three_requests():
         assert metric(front, "stale") == 1, "it has them again by now"
 
 
-def computed(tells, **fields):
+def computed(reports, **fields):
     """The characters that an engine computes for questions in bursts; in their middle it loses its cache."""
-    engine, draw = Engine(tells), random.Random(7)
+    engine, draw = Engine(reports), random.Random(7)
     with scripted(answer=engine.answer) as upstream, ordering(upstream.url, dialect="openai") as front:
         front.host.prefills.clock = lambda: engine.now
         for burst in range(12):
@@ -84,7 +84,7 @@ def computed(tells, **fields):
                 ids = draw.sample([*draw.sample(ids, 3), *draw.sample([id for id in region if id not in ids], 2)], K)
             if burst == 5:
                 engine.kept.clear()
-        assert metric(front, "cached") > 0 or not tells
+        assert metric(front, "cached") > 0 or not reports
     return engine.computed
 
 
@@ -95,7 +95,7 @@ def test_the_gain_in_front_of_a_mute_engine_is_nearly_that_in_front_of_one_that_
     assert mute >= 0.9 * gain, (plain, gain, mute)
 
 
-def test_a_wait_beside_another_one_tells_nothing():
+def test_a_wait_beside_another_one_reports_nothing():
     now = [0.0]
     prefills = Prefills(lambda: now[0])
     alone = prefills.begin()

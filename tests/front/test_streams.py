@@ -50,14 +50,14 @@ def test_a_usage_chunk_that_nobody_asked_for_is_taken_out(asked):
 
 def test_without_documents_bodies_go_both_ways_byte_for_byte():
     odd = b'{ "messages":[{"role":"user",  "content":"\\u00e9"}], "n":1.50, "stream" : false, "documents": [ ] }'
-    told = b'{"choices": [ ],  "usage": {"prompt_tokens": 1e0}}'
-    answered = response("200 OK", told, "application/json", "X-Own: a", "X-Own: b")
+    reported = b'{"choices": [ ],  "usage": {"prompt_tokens": 1e0}}'
+    answered = response("200 OK", reported, "application/json", "X-Own: a", "X-Own: b")
     with scripted(answer=lambda body: answered) as upstream, ordering(upstream.url, dialect="openai") as front:
         headers = {"Content-Type": "application/json", "X-Mine": "m"}
         answer = front.http.post("/v1/chat/completions?a=%2F&b", content=odd, headers=headers)
-        assert (answer.content, answer.headers.get_list("x-own")) == (told, ["a", "b"])
+        assert (answer.content, answer.headers.get_list("x-own")) == (reported, ["a", "b"])
         other = front.http.put("/any%2Fpath?x=1", content=b"\x00\xff")
-        assert other.content == told
+        assert other.content == reported
     (head, body), (other_head, other_body) = upstream.requests
     assert body == odd and head.startswith(b"POST /v1/chat/completions?a=%2F&b HTTP/1.1\r\n")
     assert b"X-Mine: m" in head.title() or b"x-mine: m" in head

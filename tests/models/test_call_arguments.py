@@ -63,7 +63,7 @@ def test_the_text_of_an_object_stays_as_it_is():
 
 
 @given(st.dictionaries(st.text(max_size=4), JSON, max_size=3), st.data())
-def test_each_beginning_of_an_object_is_one(value, data):
+def test_each_start_of_an_object_is_one(value, data):
     text = json.dumps(value, ensure_ascii=data.draw(st.booleans()))
     cut = argument_object(text[: data.draw(st.integers(1, len(text)))])
     assert set(cut) <= {"arguments"} | set(value) or len(set(cut) - set(value)) == 1  # the last key may be cut

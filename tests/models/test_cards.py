@@ -33,11 +33,11 @@ class Machine:
         file.write_text(text)
         return file
 
-    def nvidia(self, driver: str = "580.95.05", told: str = "") -> None:
+    def nvidia(self, driver: str = "580.95.05", reported: str = "") -> None:
         """told: what nvidia-smi prints; "": it fails."""
         self.file("proc/driver/nvidia/version", VERSION.format(driver))
         self.file("proc/driver/nvidia/gpus/0000:01:00.0/information", "Model: \t\t NVIDIA GeForce RTX 3060\nIRQ:\t 1\n")
-        does = f"echo '{told}'" if told else "exit 9"
+        does = f"echo '{reported}'" if reported else "exit 9"
         self.file("usr/bin/nvidia-smi", f"#!/bin/sh\n{does}\n").chmod(0o755)
 
     def drm(self, node: str, driver: str, device: str = "0x744c") -> None:
@@ -61,8 +61,8 @@ def machine(tmp_path: Path) -> Machine:
     return Machine(tmp_path / "root")
 
 
-def test_nvidia_s_program_tells_the_capability(machine):
-    machine.nvidia(told="8.6, 580.95.05, NVIDIA GeForce RTX 3060")
+def test_nvidia_s_program_reports_the_capability(machine):
+    machine.nvidia(reported="8.6, 580.95.05, NVIDIA GeForce RTX 3060")
     assert cards.find_cards(machine.root) == [RTX]
 
 
@@ -217,7 +217,7 @@ def test_the_door_tries_what_was_installed_last(there, monkeypatch):
     assert builds.installed_builds() == InstalledBuilds()
 
 
-def test_without_another_library_the_reasons_are_told(there, monkeypatch):
+def test_without_another_library_the_reasons_are_reported(there, monkeypatch):
     monkeypatch.setattr(builds, "failure_on_card", lambda build: "it finds no card")
     there("vulkan")
     with pytest.raises(LibraryError, match=r"not installed \(vulkan: it finds no card\): pip install"):
@@ -321,25 +321,26 @@ def test_cuda_s_libraries_are_opened_before_the_backend(here, machine, monkeypat
     assert opened == [(name, llama.ctypes.RTLD_GLOBAL) for name in names]
 
 
-def test_a_card_that_is_not_used_is_told_with_the_remedy(here, machine, monkeypatch):
+def test_a_card_that_is_not_used_is_reported_with_the_remedy(here, machine, monkeypatch):
     assert hardware.unused_card() == ""
-    machine.nvidia(told="8.6, 580.95.05, NVIDIA GeForce RTX 3060")
+    machine.nvidia(reported="8.6, 580.95.05, NVIDIA GeForce RTX 3060")
     machine.libraries("libvulkan.so.1")
 
-    def told() -> str:
+    def reported() -> str:
         hardware.unused_card.cache_clear()
         return hardware.unused_card()
 
     begins = "NVIDIA GeForce RTX 3060 (driver 580.95.05) is not used: "
     assert (
-        told() == f"{begins}npm 3.22.1 is a build for the CPU; make serve LLAMA=vulkan or slotcache install vulkan (24 MB)"
+        reported()
+        == f"{begins}npm 3.22.1 is a build for the CPU; make serve LLAMA=vulkan or slotcache install vulkan (24 MB)"
     )
     builds.keep_installed(InstalledBuilds("auto", (), {"vulkan": "it finds no card"}))
-    assert told().startswith(f"{begins}vulkan: it finds no card; make serve LLAMA=vulkan") and told().endswith(
+    assert reported().startswith(f"{begins}vulkan: it finds no card; make serve LLAMA=vulkan") and reported().endswith(
         "once that is mended"
     )
     monkeypatch.setattr(llama, "PASSED_OVER", {"auto": "the CPU computes m.gguf faster"})
     monkeypatch.setattr(llama, "LIBRARY", llama.Library(here / LIBRARY.name, "npm-vulkan"))
-    assert told().endswith("auto: the CPU computes m.gguf faster; make serve LLAMA=vulkan takes it nonetheless")
+    assert reported().endswith("auto: the CPU computes m.gguf faster; make serve LLAMA=vulkan takes it nonetheless")
     monkeypatch.setattr(hardware, "devices", lambda: [hardware.Device("Vulkan0", "a card", "GPU", 1, 1)])
-    assert told() == ""
+    assert reported() == ""

@@ -57,5 +57,5 @@ def test_what_a_build_leaves_unused_of_a_cpu(tmp_path):
     assert unused_features([], tmp_path / "none") == []
 
 
-def test_this_build_tells_what_it_was_compiled_for():
+def test_this_build_reports_what_it_was_compiled_for():
     assert used_features() and all(re.fullmatch(r"[A-Z]\w+", name) for name in used_features())

@@ -205,7 +205,7 @@ def test_what_no_time_can_show_has_no_price():
     assert 0.03 < costs.restore_share < 0.1 and costs.swap_from_tokens == NEVER and not costs.pays_to_offload(10**9, 10**9)
 
 
-def test_times_tell_what_a_row_of_a_draft_takes():
+def test_times_report_what_a_row_of_a_draft_takes():
     """A step of one row takes as long as it was timed; each row more a 64th of 6 ms, or of 60 ms."""
     card, cpu = timed_costs(OTHER, LIKE_A_CARD), timed_costs(OTHER, LIKE_A_CPU)
     for costs, times, eight in ((card, LIKE_A_CARD, 1.09), (cpu, LIKE_A_CPU, 1.60)):

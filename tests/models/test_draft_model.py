@@ -121,8 +121,8 @@ def test_streams_do_not_mix(served, tiny, drafter):
     drafts = drafter.draft(jobs, [4, 1, 3], lambda place, confidences: len(confidences) < 2)
     assert [len(draft.tokens) for draft in drafts] == [2, 1, 2]
     for job, draft in zip(jobs, drafts, strict=True):
-        told = afresh(served, tiny, job.tokens[: job.num_tokens])
-        assert draft.tokens.tolist() == told[: len(draft.tokens)]
+        reported = afresh(served, tiny, job.tokens[: job.num_tokens])
+        assert draft.tokens.tolist() == reported[: len(draft.tokens)]
         assert all(0 < one <= 1 for one in draft.confidences) and len(draft.confidences) == len(draft.tokens)
 
 
@@ -204,9 +204,9 @@ def test_a_restored_history_is_forgotten_with_its_own_scope(drafter):
     slot.scope = other
     assert drafter.read_ahead(slot, 40, 64), "what another scope has is read again"
     drafter.forget(SCOPE)
-    assert drafter._held[0].length == 40
+    assert drafter._kept[0].length == 40
     drafter.forget(other)
-    assert drafter._held[0].length == 0
+    assert drafter._kept[0].length == 0
 
 
 def test_a_windowed_draft_model_drafts_as_afresh(served, tmp_path):
@@ -277,4 +277,4 @@ def test_histories_that_do_not_fit_together_are_read_ahead_once(served, tiny):
         while any(drafter.read_ahead(slot, size, 16) for slot in slots):
             pieces += 1
             assert pieces < 5 * size // 16, "it reads for ever"
-        assert drafter._held[2].length == size, "that of the last one used stays"
+        assert drafter._kept[2].length == size, "that of the last one used stays"

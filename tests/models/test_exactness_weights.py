@@ -131,7 +131,7 @@ def test_few_tokens_alone_are_rounded_otherwise(weights):
     assert equal < len(found) or len(found) < 20
 
 
-def test_a_prompt_gets_the_same_bits_wherever_its_beginning_comes_from(weights):
+def test_a_prompt_gets_the_same_bits_wherever_its_prefix_comes_from(weights):
     """Run one request at a time, prompt after prompt in one cache; then take its records from disk into another cache."""
     with closing(weights.lab()) as lab, closing(weights.lab()) as restarted:
 

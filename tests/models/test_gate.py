@@ -181,8 +181,8 @@ def test_a_build_is_known_by_its_bytes_and_not_by_its_place(tmp_path):
     with (other / LIBRARY.name).open("ab") as file:
         file.write(b"built anew")
     code = "from slotcache.models.gate import identity; print(identity())"
-    told = [starts(folder, code).stdout.strip() for folder in (same, other)]
-    assert told[0] == gate.identity() != told[1] != ""
+    printed = [starts(folder, code).stdout.strip() for folder in (same, other)]
+    assert printed[0] == gate.identity() != printed[1] != ""
 
 
 @pytest.mark.skipif(llama.LIBRARY.origin != "llama-cpp-python", reason="a library with libggml-cpu.so beside it")
@@ -227,17 +227,17 @@ COMPLAINT = f"import os, sys; print('{trial.COMPLAINS}CUDA error: no kernel imag
     ],
 )  # fmt: skip
 def test_a_failure_on_a_card_is_kept_until_its_file_is_removed(tmp_path, code, reason):
-    told = tried(tmp_path, code)
+    reported = tried(tmp_path, code)
     (file,) = tmp_path.glob("cache/slotcache/libraries/on-card-*")
-    assert told == f"{reason} (kept in {file}: remove it to try again)"
-    assert tried(tmp_path, "print('passed')") == told and kept_results(tmp_path) == [f"{trial.FAILED}{reason}"]
+    assert reported == f"{reason} (kept in {file}: remove it to try again)"
+    assert tried(tmp_path, "print('passed')") == reported and kept_results(tmp_path) == [f"{trial.FAILED}{reason}"]
     file.unlink()
     assert tried(tmp_path, "print('passed')") == "" and kept_results(tmp_path) == [trial.PASSED]
 
 
 def test_a_card_that_hangs_is_not_waited_for_again(tmp_path):
-    told = tried(tmp_path, "import time; time.sleep(600)", patience=0.1)
-    assert told.startswith("did not end within 0.1 s (kept in ") and told == tried(tmp_path, "print('passed')")
+    reported = tried(tmp_path, "import time; time.sleep(600)", patience=0.1)
+    assert reported.startswith("did not end within 0.1 s (kept in ") and reported == tried(tmp_path, "print('passed')")
 
 
 @pytest.mark.parametrize("number", ["SIGINT", "SIGTERM", "SIGKILL"])
@@ -246,10 +246,12 @@ def test_a_trial_that_somebody_ended_is_no_failure_of_the_card(tmp_path, number)
     assert not kept_results(tmp_path)
 
 
-def test_a_server_that_is_told_to_exit_ends_its_trial(tmp_path):
+def test_a_server_that_is_asked_to_exit_ends_its_trial(tmp_path):
     asked = []
-    told = tried(tmp_path, "import time; time.sleep(600)", patience=600, goes_on=lambda: len(asked) > 3 or asked.append(1))
-    assert told == "was not tried to its end" and not kept_results(tmp_path)
+    reported = tried(
+        tmp_path, "import time; time.sleep(600)", patience=600, goes_on=lambda: len(asked) > 3 or asked.append(1)
+    )
+    assert reported == "was not tried to its end" and not kept_results(tmp_path)
 
 
 def test_a_failure_that_was_spoilt_is_none(tmp_path):
@@ -279,14 +281,14 @@ def found(monkeypatch):
 WHY = "Vulkan0 (a card) is not used: it fails a trial with a small model: it is computed wrongly (kept in "
 
 
-def test_a_card_that_fails_is_left_alone_and_told(found):
+def test_a_card_that_fails_is_excluded_and_reported(found):
     found("raise SystemExit('it is computed wrongly')")
-    gate.leave_failing_card()
+    gate.exclude_failing_card()
     assert all(os.environ[name] == value for name, value in hardware.HIDDEN.items())
     assert os.environ[llama.VARIABLES[0]] == str(LIBRARY.parent), "what it starts has the same library"
     assert hardware.unused_card().startswith(WHY)
     found("raise SystemExit('tried again')")
-    gate.leave_failing_card()
+    gate.exclude_failing_card()
     assert hardware.unused_card().startswith(WHY)
 
 
@@ -307,29 +309,29 @@ def test_layers_that_a_flag_gives_to_a_card_that_fails_are_refused(found, given,
     if not flag:
         return
     with pytest.raises(ModelError) as refused:
-        gate.leave_failing_card(flag)
+        gate.exclude_failing_card(flag)
     assert str(refused.value).startswith(f"{flag}: {WHY}")
     assert str(refused.value).endswith(f"; without {flag.split()[0]} the CPU computes") and not hardware.is_without_card()
 
 
-def test_a_card_that_passes_stays_and_the_log_tells_of_a_trial_under_way(found, caplog):
+def test_a_card_that_passes_stays_and_the_log_reports_a_trial_under_way(found, caplog):
     found("import time; time.sleep(0.5); print('passed')")
     with caplog.at_level("INFO", "slotcache"):
         for _ in range(2):
-            gate.leave_failing_card("-ngl 7")
-    told = [line for line in caplog.messages if line.startswith("trying the llama.cpp of ")]
-    assert len(told) == 1 and told[0].endswith("on the card, once for this driver: 0 s so far, 300 at most")
+            gate.exclude_failing_card("-ngl 7")
+    logged = [line for line in caplog.messages if line.startswith("trying the llama.cpp of ")]
+    assert len(logged) == 1 and logged[0].endswith("on the card, once for this driver: 0 s so far, 300 at most")
     assert not hardware.is_without_card() and not llama.PASSED_OVER
 
 
 def test_a_trial_that_was_stopped_says_nothing_of_the_card(found, tmp_path):
     found("import time; time.sleep(600)")
     with pytest.raises(ModelError, match="the trial on Vulkan0 \\(a card\\) was stopped"):
-        gate.leave_failing_card("", lambda: False)
+        gate.exclude_failing_card("", lambda: False)
     assert not hardware.is_without_card() and not llama.PASSED_OVER and not kept_results(tmp_path)
 
 
-def test_a_trial_tells_the_log_from_time_to_time(tmp_path, caplog, monkeypatch):
+def test_a_trial_reports_to_the_log_from_time_to_time(tmp_path, caplog, monkeypatch):
     now = [0.0]
     monkeypatch.setattr(builds, "monotonic", lambda: now[0])
     waiting = builds.TrialProgress(tmp_path, lambda: True)
@@ -342,7 +344,7 @@ def test_a_trial_tells_the_log_from_time_to_time(tmp_path, caplog, monkeypatch):
 def test_without_a_card_nothing_is_tried(found, monkeypatch):
     monkeypatch.setattr(gate, "devices", lambda: devices()[-1:])
     found("raise SystemExit('it finds no card')")
-    gate.leave_failing_card()
+    gate.exclude_failing_card()
     assert not hardware.is_without_card()
 
 

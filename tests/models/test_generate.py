@@ -253,7 +253,7 @@ def test_the_built_in_model_is_written_once(tmp_path: Path, monkeypatch: pytest.
     assert path.stat().st_ino == written
 
 
-def test_a_user_without_a_home_is_told_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_user_without_a_home_is_informed_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     def no_home() -> Path:
         raise RuntimeError("Could not determine home directory.")  # as for a container's user who is in no list of users
 

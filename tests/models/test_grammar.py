@@ -78,8 +78,8 @@ def test_masks_allow_what_fits_and_nothing_else(model, grammars):
     compiled(grammars, GrammarSource("regex", "[ax]b*c")).start().apply(logits)
     allowed = {model.piece(token) for token in np.flatnonzero(logits == 0).tolist()}
     pieces = {model.piece(token) for token in range(model.num_vocab)}
-    begun = {piece for piece in pieces if re.fullmatch(b"[ax](b*|b*c)", piece)}
-    assert allowed == begun and len(begun) > 2
+    allowed_starts = {piece for piece in pieces if re.fullmatch(b"[ax](b*|b*c)", piece)}
+    assert allowed == allowed_starts and len(allowed_starts) > 2
 
 
 def test_control_tokens_are_no_text_and_all_ends_end(model, grammars):
@@ -155,7 +155,7 @@ NOTHING_MORE, MORE = ['{"a": 1}', '{"a": 1, "b": 2}'], ['{"a": 1, "c": 3}']
         (NAMED, {"$ref": "#/$defs/n", "properties": {"c": {"const": 3}}, "$defs": {"n": NAMED}}),
     ],
 )
-def test_an_object_ends_behind_its_named_properties_unless_more_may_or_must_follow(model, grammars, closed, open_):
+def test_an_object_ends_after_its_named_properties_unless_more_may_or_must_follow(model, grammars, closed, open_):
     grammar = compiled(grammars, schema(closed))
     assert [accepts(model, grammar, text) for text in [*NOTHING_MORE, *MORE]] == [True, True, False]
     answers = ['{"a": 1, "c": 3}', '{"a": 1, "b": 2, "c": 3}']

@@ -62,7 +62,7 @@ print(before - kept, kept - taken())
 
 
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="not glibc")
-def test_what_was_freed_goes_back_when_a_model_leaves():
+def test_what_was_freed_goes_back_when_a_model_is_unloaded():
     found = subprocess.run([sys.executable, "-c", UNLOAD], check=True, capture_output=True, text=True).stdout
     by_itself, by_the_unload = map(int, found.split())
     assert by_itself < 10 << 20 and by_the_unload > 40 << 20

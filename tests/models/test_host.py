@@ -216,7 +216,7 @@ def test_documents_are_found_again(model, prompt, records):
 
 
 @pytest.mark.parametrize("lost", [0, 1, 2, 3])
-def test_what_was_fetched_from_behind_a_hole_gives_the_same_logits_bit_for_bit(model, prompt, records, lost):
+def test_what_was_fetched_from_after_a_hole_gives_the_same_logits_bit_for_bit(model, prompt, records, lost):
     tokens = records[-1].tokens
     longer = np.concatenate([tokens, prompt[:60]])
     reference = Lab(model).run(longer, limit=4, cache=False)

@@ -127,7 +127,7 @@ def test_a_next_turn_goes_on_from_the_states_of_the_last_one(head, model, runner
     assert head.lacking(third) == 40 - 24, "another scope's states are not its own"
 
 
-def test_where_nothing_tells_the_states_it_begins_there(head, model):
+def test_where_nothing_reports_the_states_it_begins_there(head, model):
     """KV that came from host memory or from disk: the head reads what the model computed behind it."""
     job = running(1, 0, TEXT[:41], cached=24)
     compute(head, job, 0, TEXT[:24])
@@ -158,7 +158,7 @@ def test_a_scope_that_is_forgotten_leaves_no_states(head, model):
     compute(head, job, 0, TEXT[:20])
     ask(head, job)
     head.forget(SCOPE)
-    assert not head._trails and not any(held.length for held in head._held)
+    assert not head._trails and not any(kept.length for kept in head._kept)
     compute(head, job, 20, TEXT[20:30])
     grow(job, *TEXT[21:31])
     assert ask(head, job, most=3)[0] == afresh(model, TEXT[:31], first=20)
@@ -225,7 +225,7 @@ def test_what_cannot_draft_says_why(tmp_path, tiny, monkeypatch):
     assert why(path) == "those of glm4moe were never tried here, but of other"
 
 
-def test_a_library_that_tells_no_states_is_refused(model, monkeypatch):
+def test_a_library_that_reports_no_states_is_refused(model, monkeypatch):
     monkeypatch.setattr(contexts, "GIVE_STATES", "llama_of_another_day")
     with pytest.raises(ModelError, match="has no llama_of_another_day, so it tells no hidden states: --spec-type none"):
         Context(model, SHAPE)

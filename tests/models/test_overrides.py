@@ -27,10 +27,10 @@ TOKENS = np.arange(300, 340, dtype=np.int32)
 def llama_of(path, scaling=None, factor=4.0):
     """A Llama; scaling: of its positions, as its file says."""
     with TinyModel(path, "llama") as model:
-        model.tell(layer_norm_rms_eps=1e-6, rope_dimension_count=WIDTH // HEADS, feed_forward_length=FEED_FORWARD)
-        model.tell(head_count=HEADS, head_count_kv=KV_HEADS)
+        model.set_metadata(layer_norm_rms_eps=1e-6, rope_dimension_count=WIDTH // HEADS, feed_forward_length=FEED_FORWARD)
+        model.set_metadata(head_count=HEADS, head_count_kv=KV_HEADS)
         if scaling is not None:
-            model.tell(rope_scaling_type=scaling, rope_scaling_factor=factor)
+            model.set_metadata(rope_scaling_type=scaling, rope_scaling_factor=factor)
         for _, block in model.blocks("attn", "ffn"):
             model.attention(block)
             model.feed_forward(block)
@@ -100,7 +100,7 @@ def test_metadata_that_is_none_is_refused_with_its_text(text, why):
         parse_metadata(text)
 
 
-def test_metadata_of_flags_stands_in_for_the_files_and_is_what_the_model_tells(plain):
+def test_metadata_of_flags_stands_in_for_the_files_and_is_what_the_model_reports(plain):
     with closing(Model(plain, metadata=parse_metadata("llama.context_length=int:4096,general.name=str:Other"))) as model:
         assert model.context_train == 4096 and model.metadata("llama.context_length") == "4096"
         assert model.metadata("general.name") == "Other" and not [*model.without_effect()]
@@ -118,7 +118,7 @@ def test_metadata_of_flags_stands_in_for_the_files_and_is_what_the_model_tells(p
         ("tokenizer.chat_template=str:no", "llama.cpp reads no such key"),
     ],
 )
-def test_metadata_that_nothing_reads_is_told_and_changes_nothing(plain, text, why):
+def test_metadata_that_nothing_reads_is_reported_and_changes_nothing(plain, text, why):
     with closing(Model(plain, metadata=parse_metadata(text))) as model:
         (line,) = model.without_effect()
         assert line.startswith(f"--override-kv {parse_metadata(text)[0]} has no effect") and why in line
@@ -195,7 +195,7 @@ def test_a_file_that_is_scaled_already_is_scaled_anew(tmp_path):
             assert model.context_train == trained
 
 
-def test_a_factor_of_attention_beside_extrapolation_is_told(plain):
+def test_a_factor_of_attention_beside_extrapolation_is_reported(plain):
     """llama.cpp computes it by itself there."""
     for given, lines in (({}, 1), ({"ext_factor": 0.5}, 1), ({"ext_factor": 0.0}, 0), ({"kind": "linear"}, 0)):
         with closing(

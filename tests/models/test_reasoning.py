@@ -94,7 +94,7 @@ def answer(model, most, grammar=None, message="", length=60, **changed):
 
 @pytest.mark.parametrize("most", [1, 2, 7])
 @pytest.mark.parametrize("message", ["", " Enough."])
-def test_the_grammar_behind_a_thought_goes_on_where_it_is_ended(model, grammars, most, message):
+def test_the_grammar_after_a_thought_goes_on_where_it_is_ended(model, grammars, most, message):
     """Its rest is forced as soon as the tag has begun: the tag's own tokens come one by one all the same."""
     source = GrammarSource("lark", 'start: /[a-zA-Z .]*/ "</think>" "{" /[01]{3}/ "}"')
     text = answer(model, most, grammars.compile(source).result(), message)

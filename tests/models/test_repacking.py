@@ -32,7 +32,7 @@ def kept(tmp_path):
     return list((tmp_path / "slotcache" / "times").glob("*.repack"))
 
 
-def telling(code):
+def answering(code):
     """A child that runs this code."""
     return lambda *_: [sys.executable, "-c", code]
 
@@ -52,7 +52,7 @@ def test_both_layouts_are_timed_once_for_a_file(tiny, tmp_path, monkeypatch, is_
     else:
         plain, repacked = map(float, file.read_text().strip("[]").split(","))
         assert 0 < plain < 60 and 0 < repacked < 60 and chosen == (repacked < repacking.GAIN * plain)
-    monkeypatch.setattr(repacking, "command", telling("raise SystemExit('asked again')"))
+    monkeypatch.setattr(repacking, "command", answering("raise SystemExit('asked again')"))
     assert is_faster_repacked(tiny, 1) is chosen and kept(tmp_path) == [file]
 
 
@@ -69,23 +69,23 @@ def test_both_layouts_are_timed_once_for_a_file(tiny, tmp_path, monkeypatch, is_
     ids=["faster", "hardly faster", "slower", "the kernel ends the process", "the file cannot be loaded", "no times"],
 )
 def test_weights_are_repacked_where_a_turn_takes_clearly_less_time(tiny, monkeypatch, code, is_faster):
-    monkeypatch.setattr(repacking, "command", telling(code))
+    monkeypatch.setattr(repacking, "command", answering(code))
     assert [is_faster_repacked(tiny, 1) for _ in range(2)] == [is_faster, is_faster]
 
 
-@pytest.mark.parametrize(("enough", "told"), [(60.0, "3.0 2.0\n"), (0.0, "3.0 4.0\n")], ids=["all rounds", "slow model"])
-def test_the_layouts_take_turns_and_the_fastest_turns_count(monkeypatch, capsys, enough, told):
+@pytest.mark.parametrize(("enough", "reported"), [(60.0, "3.0 2.0\n"), (0.0, "3.0 4.0\n")], ids=["all rounds", "slow model"])
+def test_the_layouts_take_turns_and_the_fastest_turns_count(monkeypatch, capsys, enough, reported):
     """A machine that slows down after a time shows it in both."""
     times = iter([3.0, 4.0, 5.0, 2.0, 9.0, 9.0, 9.0, 9.0])
     monkeypatch.setattr(repacking, "_runner", lambda path, threads, repack: repack)
     monkeypatch.setattr(repacking, "_turn", lambda repack: next(times))
     monkeypatch.setattr(repacking, "ENOUGH", enough)
     repacking.main("model.gguf", "2")
-    assert capsys.readouterr().out == told
+    assert capsys.readouterr().out == reported
 
 
 def test_a_damaged_file_of_times_is_measured_again(tiny, tmp_path, monkeypatch):
-    monkeypatch.setattr(repacking, "command", telling("print(2.0); print(1.0)"))
+    monkeypatch.setattr(repacking, "command", answering("print(2.0); print(1.0)"))
     assert is_faster_repacked(tiny, 1)
     for damage in ("", "[]", "{", '["x"]', "7", "[" * 10**5, f"[{'9' * 400}]"):
         kept(tmp_path)[0].write_text(damage)
@@ -93,7 +93,7 @@ def test_a_damaged_file_of_times_is_measured_again(tiny, tmp_path, monkeypatch):
 
 
 def test_a_file_of_times_that_is_none_is_not_waited_for(tiny, tmp_path, monkeypatch):
-    monkeypatch.setattr(repacking, "command", telling("print(2.0); print(1.0)"))
+    monkeypatch.setattr(repacking, "command", answering("print(2.0); print(1.0)"))
     assert is_faster_repacked(tiny, 1)
     (file,) = kept(tmp_path)
     file.unlink()
@@ -119,7 +119,7 @@ def test_a_machine_that_starts_no_process_leaves_the_weights_as_they_are(tiny, t
 
 
 def test_all_parts_of_a_split_model_count(tiny, tmp_path, monkeypatch):
-    monkeypatch.setattr(repacking, "command", telling("print(2.0); print(1.0)"))
+    monkeypatch.setattr(repacking, "command", answering("print(2.0); print(1.0)"))
     first = split(tiny, tmp_path / "model.gguf")
     parts = files_of(first)
     size = sum(part.stat().st_size for part in parts)
@@ -173,16 +173,16 @@ def test_a_start_that_is_given_up_keeps_no_layout(tiny, tmp_path, monkeypatch):
 
 
 def test_a_start_that_is_given_up_ends_the_child_and_keeps_nothing(tiny, tmp_path, monkeypatch):
-    monkeypatch.setattr(repacking, "command", telling("print(2.0, flush=True); import time; time.sleep(600)"))
+    monkeypatch.setattr(repacking, "command", answering("print(2.0, flush=True); import time; time.sleep(600)"))
     asked = iter([True, True, False, False])
     assert not is_faster_repacked(tiny, 1, lambda: next(asked)) and not kept(tmp_path)
 
 
 def test_a_child_that_takes_too_long_leaves_the_weights_as_they_are(tiny, monkeypatch):
     monkeypatch.setattr(repacking, "PATIENCE", 0.3)
-    monkeypatch.setattr(repacking, "command", telling("print(2.0, flush=True); import time; time.sleep(600)"))
+    monkeypatch.setattr(repacking, "command", answering("print(2.0, flush=True); import time; time.sleep(600)"))
     assert not is_faster_repacked(tiny, 1)
-    monkeypatch.setattr(repacking, "command", telling("print(2.0); print(1.0)"))
+    monkeypatch.setattr(repacking, "command", answering("print(2.0); print(1.0)"))
     assert not is_faster_repacked(tiny, 1), "a start asked again"
 
 

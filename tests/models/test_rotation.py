@@ -21,7 +21,7 @@ TOKENS = np.random.default_rng(0).integers(300, 900, 40).astype(np.int32)
 def neox(path: Path) -> Path:
     """StableLM: halves of a head are pairs, and only half of a head turns."""
     with TinyModel(path, "stablelm") as model:
-        model.tell(layer_norm_eps=1e-5, rope_dimension_count=HEAD // 2, rope_freq_base=10_000.0)
+        model.set_metadata(layer_norm_eps=1e-5, rope_dimension_count=HEAD // 2, rope_freq_base=10_000.0)
         _layers(model)
         model.matrix("output", 1024, WIDTH)
         for name in ["output_norm", *(f"blk.{layer}.{norm}_norm" for layer in range(LAYERS) for norm in ("attn", "ffn"))]:
@@ -32,8 +32,8 @@ def neox(path: Path) -> Path:
 def scaled(path: Path) -> Path:
     """A Llama whose angles are a quarter of the usual ones, and divided by the factors of a tensor."""
     with TinyModel(path, "llama") as model:
-        model.tell(layer_norm_rms_eps=1e-6, rope_dimension_count=HEAD, rope_scaling_type=RopeScalingType.LINEAR)
-        model.tell(rope_scaling_factor=4.0)
+        model.set_metadata(layer_norm_rms_eps=1e-6, rope_dimension_count=HEAD, rope_scaling_type=RopeScalingType.LINEAR)
+        model.set_metadata(rope_scaling_factor=4.0)
         model.numbers("rope_freqs.weight", np.linspace(1, 8, HEAD // 2))
         _layers(model)
     return path
@@ -42,8 +42,8 @@ def scaled(path: Path) -> Path:
 def yarn(path: Path) -> Path:
     """A Qwen2 with YaRN, which turns some pairs more than others and makes keys larger."""
     with TinyModel(path, "qwen2") as model:
-        model.tell(layer_norm_rms_eps=1e-6, rope_scaling_type=RopeScalingType.YARN, rope_scaling_factor=4.0)
-        model.tell(rope_scaling_orig_ctx_len=2048)
+        model.set_metadata(layer_norm_rms_eps=1e-6, rope_scaling_type=RopeScalingType.YARN, rope_scaling_factor=4.0)
+        model.set_metadata(rope_scaling_orig_ctx_len=2048)
         _layers(model)
         for layer in range(LAYERS):
             for name, size in (("q", WIDTH), ("k", HEAD * KV_HEADS), ("v", HEAD * KV_HEADS)):
@@ -52,7 +52,7 @@ def yarn(path: Path) -> Path:
 
 
 def _layers(model: TinyModel) -> None:
-    model.tell(feed_forward_length=FEED_FORWARD, head_count=HEADS, head_count_kv=KV_HEADS)
+    model.set_metadata(feed_forward_length=FEED_FORWARD, head_count=HEADS, head_count_kv=KV_HEADS)
     for _, block in model.blocks("attn", "ffn"):
         model.attention(block)
         model.feed_forward(block)

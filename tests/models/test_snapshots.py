@@ -190,7 +190,7 @@ def test_preempted_and_resumed_from_a_snapshot(model, prompt):
     lab.close()
 
 
-def test_the_budget_holds_and_the_oldest_leave(model, prompt):
+def test_the_budget_holds_and_the_oldest_are_evicted(model, prompt):
     lab = lab_of(model)
     size = lab.snapshots.host.size_of(98) + 98 * lab.snapshots.host.sizes.run_token
     lab.snapshots.host.max_bytes = int(2.5 * size)

@@ -76,12 +76,12 @@ def test_without_a_gpu_nothing_of_it_counts(cards):
     assert not [*parse_split("none", "layer", "", 0).without_effect()] and not [*ALL_CARDS.without_effect()]
 
 
-def test_what_changes_nothing_is_told(cards):
-    told = {given: [*parse_split(*given).without_effect()] for given in [
+def test_what_changes_nothing_is_reported(cards):
+    reported = {given: [*parse_split(*given).without_effect()] for given in [
         ("", "layer", "", 1), ("", "none", "1,2", 0), ("CUDA1", "layer", "", 0),
     ]}  # fmt: skip
-    assert [len(lines) for lines in told.values()] == [1, 1, 0]
-    assert "--main-gpu 1" in told["", "layer", "", 1][0] and "--tensor-split" in told["", "none", "1,2", 0][0]
+    assert [len(lines) for lines in reported.values()] == [1, 1, 0]
+    assert "--main-gpu 1" in reported["", "layer", "", 1][0] and "--tensor-split" in reported["", "none", "1,2", 0][0]
 
 
 def test_rows_are_split_where_the_backend_can(cards, monkeypatch):

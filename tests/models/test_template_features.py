@@ -27,7 +27,7 @@ THINKS = """\
 ASKS_AT_THE_END = """\
 {% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}
 {% if add_generation_prompt %}<assistant>{% if not enable_thinking %}<think></think>{% endif %}{% endif %}"""
-TELLS_AT_THE_FRONT = """\
+SAYS_AT_THE_FRONT = """\
 {% if enable_thinking %}Deliberate.{% else %}Be quick.{% endif %}
 {% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"""
 
@@ -72,7 +72,7 @@ def test_a_system_message_stands_before_the_first_message_of_a_template_without_
 
 @pytest.mark.parametrize(
     ("source", "thinks"),
-    [(THINKS, True), (ASKS_AT_THE_END, True), (TELLS_AT_THE_FRONT, False), (DEFAULT_TEMPLATE, False)],
+    [(THINKS, True), (ASKS_AT_THE_END, True), (SAYS_AT_THE_FRONT, False), (DEFAULT_TEMPLATE, False)],
     ids=["shows reasoning", "asks at the end", "tells at the front", "knows none"],
 )
 def test_whether_a_model_thinks(source: str, thinks: bool) -> None:
@@ -82,8 +82,8 @@ def test_whether_a_model_thinks(source: str, thinks: bool) -> None:
 def test_thinking_is_on_where_the_model_thinks_and_a_request_may_turn_it_off() -> None:
     assert render(ASKS_AT_THE_END, QUESTION).endswith("<assistant>")
     assert render(ASKS_AT_THE_END, QUESTION, variables={"enable_thinking": False}).endswith("<think></think>")
-    assert render(TELLS_AT_THE_FRONT, QUESTION).startswith("Be quick.")
-    assert render(TELLS_AT_THE_FRONT, QUESTION, variables={"enable_thinking": True}).startswith("Deliberate.")
+    assert render(SAYS_AT_THE_FRONT, QUESTION).startswith("Be quick.")
+    assert render(SAYS_AT_THE_FRONT, QUESTION, variables={"enable_thinking": True}).startswith("Deliberate.")
 
 
 @pytest.mark.parametrize("source", [THINKING_FIELD, THINKING_PART], ids=["field", "part"])
@@ -157,8 +157,8 @@ def continued(source: str, *messages: dict[str, Any]) -> list[TextPiece]:
 
 
 def test_an_answer_goes_on_where_its_content_ends() -> None:
-    begun = {"role": "assistant", "content": " one two thr "}
-    assert continued(DEFAULT_TEMPLATE, QUESTION, begun) == [
+    partial = {"role": "assistant", "content": " one two thr "}
+    assert continued(DEFAULT_TEMPLATE, QUESTION, partial) == [
         TextPiece("<|im_start|>user\n", None),
         TextPiece("Is it warm?", 0),
         TextPiece("<|im_end|>\n<|im_start|>assistant\n", None),
@@ -173,33 +173,33 @@ def test_blanks_that_a_template_trims_stay_where_the_answer_goes_on() -> None:
     assert continued(trimming, QUESTION, tagged)[-1].text.endswith("It is ")
 
 
-def test_the_parts_of_an_answer_that_has_begun_are_paragraphs() -> None:
-    begun = {"role": "assistant", "content": [{"type": "text", "text": "Wh"}, {"type": "text", "text": "ill"}]}
-    assert continued(DEFAULT_TEMPLATE, QUESTION, begun)[-1] == TextPiece("Wh\n\nill", 1)
+def test_the_parts_of_an_answer_that_has_started_are_paragraphs() -> None:
+    partial = {"role": "assistant", "content": [{"type": "text", "text": "Wh"}, {"type": "text", "text": "ill"}]}
+    assert continued(DEFAULT_TEMPLATE, QUESTION, partial)[-1] == TextPiece("Wh\n\nill", 1)
 
 
 def test_reasoning_goes_on_where_there_is_no_content_yet() -> None:
-    begun = {"role": "assistant", "content": "", "reasoning_content": "It is w"}
-    assert joined(continued(THINKS, QUESTION, begun)).endswith("<assistant><think>It is w")
-    assert continued(THINKS, QUESTION, begun)[-1] == TextPiece("It is w", 1, part="reasoning")
+    partial = {"role": "assistant", "content": "", "reasoning_content": "It is w"}
+    assert joined(continued(THINKS, QUESTION, partial)).endswith("<assistant><think>It is w")
+    assert continued(THINKS, QUESTION, partial)[-1] == TextPiece("It is w", 1, part="reasoning")
     assert joined(continued(THINKS, QUESTION, THOUGHTFUL)).endswith("<think>It is winter.</think>No.")
 
 
-def test_reasoning_that_a_template_hides_goes_on_behind_the_tag_of_its_prompt_or_not_at_all() -> None:
-    begun = {"role": "assistant", "content": None, "reasoning_content": "It is w"}
+def test_reasoning_that_a_template_hides_goes_on_after_the_tag_of_its_prompt_or_not_at_all() -> None:
+    partial = {"role": "assistant", "content": None, "reasoning_content": "It is w"}
     opens = ASKS_AT_THE_END.replace("<think></think>{% endif %}", "<think></think>{% else %}<think>\n{% endif %}")
-    assert joined(continued(opens, QUESTION, begun)).endswith("<assistant><think>\nIt is w")
+    assert joined(continued(opens, QUESTION, partial)).endswith("<assistant><think>\nIt is w")
     with pytest.raises(TemplateError, match="shows no reasoning"):
-        continued(DEFAULT_TEMPLATE, QUESTION, begun)
+        continued(DEFAULT_TEMPLATE, QUESTION, partial)
 
 
-def test_a_template_that_wants_a_user_last_continues_behind_its_own_prompt() -> None:
+def test_a_template_that_wants_a_user_last_continues_after_its_own_prompt() -> None:
     refuses = "{% if messages[-1].role != 'user' %}{{ raise_exception('a user last') }}{% endif %}" + ASKS_AT_THE_END
-    begun = {"role": "assistant", "content": "It is w"}
-    assert joined(continued(refuses, QUESTION, begun)) == "<user>Is it warm?<assistant><think></think>It is w"
+    partial = {"role": "assistant", "content": "It is w"}
+    assert joined(continued(refuses, QUESTION, partial)) == "<user>Is it warm?<assistant><think></think>It is w"
 
 
-def test_an_answer_that_has_not_begun_has_no_piece() -> None:
+def test_an_answer_that_has_not_started_has_no_piece() -> None:
     pieces = continued(DEFAULT_TEMPLATE, QUESTION, {"role": "assistant", "content": ""})
     assert pieces[-1] == TextPiece("<|im_end|>\n<|im_start|>assistant\n", None)
 

@@ -32,8 +32,8 @@ def cut(data: bytes, at: list[int]) -> list[bytes]:
 
 edges = st.lists(st.integers(0, 60), max_size=12)
 # Bytes that open, continue and break UTF-8 sequences of each length, surrogates and overlong forms included.
-telling = [*b"a\n", 0x80, 0xA0, 0xBF, 0xC1, 0xC3, 0xE0, 0xE2, 0xED, 0xF0, 0xF4, 0xFF]
-broken = st.lists(st.sampled_from(telling)).map(bytes)
+edge_bytes = [*b"a\n", 0x80, 0xA0, 0xBF, 0xC1, 0xC3, 0xE0, 0xE2, 0xED, 0xF0, 0xF4, 0xFF]
+broken = st.lists(st.sampled_from(edge_bytes)).map(bytes)
 
 
 @given(st.one_of(st.binary(max_size=60), st.text(max_size=20).map(str.encode), broken), edges)
@@ -76,7 +76,7 @@ def test_nothing_comes_after_a_stop_string() -> None:
     assert stopped == "\n\n"
 
 
-def test_a_stop_string_waits_for_one_that_may_have_begun_before_it() -> None:
+def test_a_stop_string_waits_for_one_that_may_have_started_before_it() -> None:
     assert stream([b"x", b"abc", b"d"], ["abcd", "bc"]) == (["x", "", "", ""], "abcd")
     assert stream([b"x", b"abc", b"e"], ["abcd", "bc"]) == (["x", "", "a", ""], "bc")
     assert stream([b"x", b"abc"], ["abcd", "bc"]) == (["x", "", "a"], "bc")
@@ -87,11 +87,11 @@ def test_an_empty_stop_string_stops_nothing() -> None:
 
 
 @pytest.mark.parametrize("stop", [[], ["\n\nUser:"]])
-def test_what_is_held_does_not_grow_with_the_text(stop: list[str]) -> None:
+def test_what_is_kept_does_not_grow_with_the_text(stop: list[str]) -> None:
     text = TextStream(stop, lambda token: b"\n\nUse" if token % 2 else b"more words ")
     for token in range(1000):
         text.push(token)
-        assert len(text._held) <= len("\n\nUser:")
+        assert len(text._unsettled) <= len("\n\nUser:")
 
 
 def test_long_stop_strings_cost_no_more_than_their_length() -> None:

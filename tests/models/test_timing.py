@@ -212,10 +212,10 @@ def test_the_first_use_of_a_kernel_is_in_no_time(context, times, monkeypatch):
 @pytest.mark.parametrize("first", [0.5, 4.0, 12.0, 40.0])
 def test_the_timing_of_a_device_has_a_bound(card, first, folder, caplog, monkeypatch):
     """What comes behind it is unknown, and no rule is decided by it; two later starts go on, and no more."""
-    clock, told = Clock(monkeypatch, first=first), []
+    clock, reported = Clock(monkeypatch, first=first), []
     with caplog.at_level(logging.INFO, "slotcache"):
-        learn_costs(card, lambda doing: told.append(doing) is None)
-    assert clock.now <= max(BOUND, first) + 1 and told[0] == f"timing {card.model.device.name}, 1 of 9: a token"
+        learn_costs(card, lambda doing: reported.append(doing) is None)
+    assert clock.now <= max(BOUND, first) + 1 and reported[0] == f"timing {card.model.device.name}, 1 of 9: a token"
     assert any("2 of 9: a chunk" in line for line in caplog.messages) == (2 < first < 30), "a slow one shows where it is"
     times, costs = card.times, card.costs
     if first == 0.5:
@@ -296,8 +296,8 @@ def test_the_tiles_of_a_larger_model_on_the_cpu_are_timed_once(wide, folder, cap
     assert first and first.chunk_tokens == TILE and first.depth >= DEEP and not first.save, "moves are not timed"
     assert wide.times == first and wide.costs == costs == timed_tiles(known, first)
     assert wide.unit == wide.costs.token_ns / known.token_ns
-    beginnings = ("timing the CPU, once", "timed the CPU in ", "the CPU: a token ", "the CPU: a token ")
-    assert all(line.startswith(one) for line, one in zip(caplog.messages, beginnings, strict=True))
+    starts = ("timing the CPU, once", "timed the CPU in ", "the CPU: a token ", "the CPU: a token ")
+    assert all(line.startswith(one) for line, one in zip(caplog.messages, starts, strict=True))
 
 
 @pytest.mark.skipif(ON_DEVICE, reason="the costs of the CPU")

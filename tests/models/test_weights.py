@@ -67,7 +67,7 @@ def test_a_load_may_be_given_up_and_tried_again(file):
             _ = model.handle
 
 
-def test_weights_beside_which_not_all_could_be_made_leave_again(file):
+def test_weights_beside_which_not_all_could_be_made_are_unloaded_again(file):
     made = []
 
     def make():
@@ -108,12 +108,12 @@ def test_files_that_changed_are_not_loaded(file, tmp_path, changed):
         adapters = Adapters(model, [lora(tmp_path / "lora.gguf", SHAPES["tiny"], 1)])
         context = Context(model, SMALL)
         context.unload()
-        held = (tmp_path / changed).read_bytes()
-        (tmp_path / changed).write_bytes(held[:-1] + bytes([held[-1] ^ 1]))
+        content = (tmp_path / changed).read_bytes()
+        (tmp_path / changed).write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
         for _ in range(2):
             with pytest.raises(ChangedFile, match=f"{changed} changed since it was loaded"):
                 context.open()
-        (tmp_path / changed).write_bytes(held)
+        (tmp_path / changed).write_bytes(content)
         context.open()
         context.close()
         assert Scope.shared("", adapters.name({0: 1.0})).is_lasting

@@ -56,7 +56,7 @@ def test_the_window_matters(model, prompt):
     assert not np.array_equal(fresh(model, one, 1).logits[0], fresh(model, other, 1).logits[0])
 
 
-def test_forks_far_behind_the_window_are_exact(model, prompt):
+def test_forks_far_beyond_the_window_are_exact(model, prompt):
     lab = lab_of(model)
     lab.run(prompt, limit=20)
     for cut in (320, 200, 96, 30):
@@ -125,7 +125,7 @@ def test_what_has_come_back_keeps_the_cells_that_its_window_has_passed(model, pr
     lab.close()
 
 
-def test_what_comes_back_behind_a_step_leaves_that_step_its_cells(model, prompt):
+def test_what_comes_back_after_a_step_leaves_that_step_its_cells(model, prompt):
     lab = lab_of(model)
     assert lab.runner.warm_up()
     compute(lab.runner, 0, prompt[:60])

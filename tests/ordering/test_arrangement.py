@@ -93,7 +93,7 @@ def test_a_document_stands_in_a_prompt_once_even_if_it_was_served_twice() -> Non
     assert arrange("ba", tree_of(["aab"])) == Arrangement((1, 0), reused_documents=1, reused_tokens=200)
 
 
-def test_nothing_is_reused_behind_an_uncached_start() -> None:
+def test_nothing_is_reused_after_an_uncached_start() -> None:
     table = PathTable({("b",): (100, 100.0)}, cached=False)
     for policy in POLICIES:
         assert arrange("ab", table, policy) == Arrangement((0, 1), 0, 0)
@@ -115,7 +115,7 @@ def test_the_best_document_stands_first_or_last(best: str, order: str) -> None:
     assert ordered("bacd", arrange("bacd", tree_of(["abcd", "bad", "ac"]), best=best)) == order
 
 
-def test_the_text_behind_a_set_counts_where_the_best_document_is_last() -> None:
+def test_the_text_after_a_set_counts_where_the_best_document_is_last() -> None:
     paths = {tuple(path): (100, 100.0) for path in ("b", "bc", "bca", "c", "cb", "cba")}
     assert arrange("abc", PathTable(paths), best="last").order == (1, 2, 0)
     assert arrange("abc", PathTable(paths, {("c", "b", "a"): 1.0}), best="last").order == (2, 1, 0)
@@ -125,7 +125,7 @@ def test_no_documents() -> None:
     for policy in POLICIES:
         for best in BEST_PLACES:
             assert arrange([], tree_of(["ab"]), policy, best=best) == Arrangement((), 0, 0)
-            assert arrange([], tree_of(["ab"]), policy, best=best, pays=lambda held, free: True) == Arrangement((), 0, 0)
+            assert arrange([], tree_of(["ab"]), policy, best=best, pays=lambda in_place, free: True) == Arrangement((), 0, 0)
 
 
 def test_errors_say_what_would_be_right() -> None:

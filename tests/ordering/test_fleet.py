@@ -76,7 +76,7 @@ def test_equal_costs_fill_the_emptier_cache_and_then_go_by_name() -> None:
     assert "2 documents (20 tokens) cached" in fleet.rank(order_of("dc"), ["r1", "r0"])[0].why
 
 
-def test_a_session_stays_until_its_replica_leaves() -> None:
+def test_a_session_stays_until_its_replica_is_gone() -> None:
     fleet = Fleet(max_sessions=2)
     fleet.served("r1", order_of("ab"), "s")
     fleet.served("r0", order_of("cd"))
@@ -115,7 +115,7 @@ class Engine:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_after_a_report_no_order_promises_more_than_was_told(seed: int) -> None:
+def test_after_a_report_no_order_promises_more_than_was_reported(seed: int) -> None:
     random, fleet = Random(seed), Fleet()
     engine = Engine(random.randint(4, 9))
     for _ in range(60):

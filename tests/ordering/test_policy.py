@@ -64,15 +64,15 @@ def test_the_best_document_leaves_its_place_for_more_than_its_price(
 ) -> None:
     asked: list[tuple[float, float]] = []
 
-    def pays(held: float, free: float) -> bool:
-        asked.append((held, free))
-        return free - held > price
+    def pays(in_place: float, free: float) -> bool:
+        asked.append((in_place, free))
+        return free - in_place > price
 
     order = arrange(keys, index, best=best, pays=pays).order
-    free, held = best_order(index, keys), best_order(index, keys, best="last" if best == "last" else "first")
-    gained = [saved(index, [keys[i] for i in one]) for one in (held, free)]
+    free, in_place = best_order(index, keys), best_order(index, keys, best="last" if best == "last" else "first")
+    gained = [saved(index, [keys[i] for i in one]) for one in (in_place, free)]
     assert asked == [tuple(gained)]
-    assert order == (free if gained[1] - gained[0] > price else held)
+    assert order == (free if gained[1] - gained[0] > price else in_place)
 
 
 def test_what_is_to_stay_stands_in_front_of_the_best_document() -> None:
@@ -215,7 +215,7 @@ def chain(size: int) -> tuple[list[str], KnowledgeTree]:
 def test_a_long_cached_path_costs_in_proportion_to_its_length(policy: str, best: str) -> None:
     keys, tree = chain(2000)
     asked = 0
-    follow, behind = tree.follow, tree.behind
+    follow, after = tree.follow, tree.after
 
     class Counted(KnowledgeTree):
         def start(self) -> DocumentNode:
@@ -226,16 +226,16 @@ def test_a_long_cached_path_costs_in_proportion_to_its_length(policy: str, best:
             asked += 1
             return follow(position, key)
 
-        def behind(self, position: DocumentNode) -> set[str]:
+        def after(self, position: DocumentNode) -> set[str]:
             nonlocal asked
-            found = set(behind(position))
+            found = set(after(position))
             asked += len(found)
             return found
 
     assert arrange(keys, Counted(), policy, best=best).reused_documents == (0 if best == "first" else 2000)
     assert asked < 5 * 2000
     asked = 0
-    assert arrange(keys, Counted(), policy, best=best, pays=lambda held, free: free > held).reused_documents == 2000
+    assert arrange(keys, Counted(), policy, best=best, pays=lambda in_place, free: free > in_place).reused_documents == 2000
     assert asked < 12 * 2000
 
 

@@ -44,16 +44,16 @@ class TreeMachine(RuleBasedStateMachine):
             self.tokens[path[:n]], self.used[path[:n]] = tokens, self.time
         while len(self.tokens) > 8:
             parents = {path[:-1] for path in self.tokens}
-            self.leave(min(set(self.tokens) - parents, key=self.used.__getitem__))
+            self.evict(min(set(self.tokens) - parents, key=self.used.__getitem__))
 
     @rule(path=paths)
     def forget(self, path: Path) -> None:
         leaving = [known for known in self.tokens if known[: len(path)] == path]
         assert self.tree.forget(path) == len(leaving)
         for known in leaving:
-            self.leave(known)
+            self.evict(known)
 
-    def leave(self, path: Path) -> None:
+    def evict(self, path: Path) -> None:
         del self.tokens[path], self.used[path]
 
     @invariant()
@@ -67,7 +67,7 @@ TestTreeMachine = TreeMachine.TestCase
 TestTreeMachine.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
 
 
-def test_the_least_recently_served_leaf_leaves_first() -> None:
+def test_the_least_recently_served_leaf_is_evicted_first() -> None:
     tree = KnowledgeTree(max_nodes=4)
     tree.insert([("a", 1), ("b", 1)])
     tree.insert([("c", 1), ("d", 1)])
@@ -76,7 +76,7 @@ def test_the_least_recently_served_leaf_leaves_first() -> None:
     assert cached_paths(tree) == {("a",): 1, ("c",): 1, ("c", "d"): 1, ("e",): 1}
 
 
-def test_a_path_longer_than_the_tree_keeps_its_beginning() -> None:
+def test_a_path_longer_than_the_tree_keeps_its_prefix() -> None:
     tree = KnowledgeTree(max_nodes=2)
     tree.insert([("a", 1), ("b", 1), ("c", 1)])
     assert cached_paths(tree) == {("a",): 1, ("a", "b"): 1}

@@ -291,10 +291,10 @@ ORDERED = {
 
 
 @pytest.mark.parametrize(
-    ("gained_ms", "told"),
+    ("gained_ms", "reported"),
     [(412.3, "documents moved: 412 ms gained"), (1400.0, "1.4 s gained"), (0.0, ""), (-40.0, "")],
 )
-def test_an_order_that_saved_time_says_so_and_shows_the_ranks(open_page, gained_ms, told):
+def test_an_order_that_saved_time_says_so_and_shows_the_ranks(open_page, gained_ms, reported):
     reordered = {"gained_tokens": 9, "gained_ms": gained_ms, "hint": "Most relevant: a"}
     with playing(["It is so."], 0, **ORDERED, reordered=reordered) as up:
         page = open_page(up)
@@ -302,14 +302,14 @@ def test_an_order_that_saved_time_says_so_and_shows_the_ranks(open_page, gained_
         page.keyboard.press("Enter")
         account = ended(page).locator(".account")
         summary = account.locator("summary").inner_text()
-        assert told in summary and ("documents moved" in summary) == bool(told)
+        assert reported in summary and ("documents moved" in summary) == bool(reported)
         assert not account.locator(".ranks").is_visible()
         account.locator("summary").click()
         wanted = "Documents in prompt order: “The <b>port</b>” (rank 3), “The lamp” (rank 2)."
         assert account.locator(".ranks").inner_text() == wanted
 
 
-def test_documents_that_stand_in_rank_are_not_told(open_page):
+def test_documents_that_stand_in_rank_are_not_reported(open_page):
     with playing(["It is so."], 0, **ORDERED) as up:
         page = open_page(up)
         page.fill("#question", "Tell me.")

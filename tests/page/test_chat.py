@@ -167,7 +167,7 @@ def test_the_key_is_asked_for_where_the_server_wants_one(open_page):
         assert page.locator("dialog").count() == 0
 
 
-def test_an_error_is_told_and_the_question_can_be_asked_again(server, open_page):
+def test_an_error_is_reported_and_the_question_can_be_asked_again(server, open_page):
     page = open_page(server)
     page.watch.expected = ("400",)
     turn = ask(page, "word " * 6000)

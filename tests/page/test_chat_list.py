@@ -188,7 +188,7 @@ def damaged(change):
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "reported"),
     [
         ("%PDF-1.4", "it is no JSON"),
         (damaged(lambda *_: None)[:-9], "its end is missing"),
@@ -204,13 +204,16 @@ def damaged(change):
     ],
     ids=["pdf", "cut", "foreign", "null", "version", "answer", "parent", "twice", "document", "number", "list"],
 )
-def test_a_file_that_is_no_export_says_why_and_changes_nothing(server, open_page, text, told):
+def test_a_file_that_is_no_export_says_why_and_changes_nothing(server, open_page, text, reported):
     page = open_page(server)
     ask(page, "What is a lamp?")
     before = chats_in(page)
     bring(page, text, "some.json")
     page.wait_for_selector("dialog .notice:not(:empty)")
-    assert told in page.locator("dialog .notice").inner_text() and "some.json" in page.locator("dialog .notice").inner_text()
+    assert (
+        reported in page.locator("dialog .notice").inner_text()
+        and "some.json" in page.locator("dialog .notice").inner_text()
+    )
     assert chats_in(page) == before
     bring_again = damaged(lambda *_: None)
     page.set_input_files(

@@ -16,8 +16,8 @@ def test_the_tree_names_this_browser_s_texts_and_no_other_s(server, open_page, c
     own = page.locator(".run[aria-label^='Mine']").first
     own.click()
     page.wait_for_selector(".about blockquote")
-    told = page.locator(".about").inner_text()
-    assert text[:60] in told and question.question in told
+    reported = page.locator(".about").inner_text()
+    assert text[:60] in reported and question.question in reported
     page.locator(".run[aria-label^='Another']").first.click()
     page.wait_for_function("() => document.querySelector('.about h3').textContent.includes('Another client')")
     assert "The server shows no text" in page.locator(".about").inner_text()

@@ -4,7 +4,7 @@ import json
 import threading
 from contextlib import contextmanager
 
-from server.conftest import DEADLINE, held, until
+from server.conftest import DEADLINE, blocked, until
 
 from .conftest import act, ask, ended
 
@@ -60,9 +60,9 @@ def check_whole(server, page):
     assert turn.locator(".account").count() == 1 and turn.locator(".answer").inner_text().strip()
     assert "Stopped here." not in turn.inner_text() and turn.locator(".notice").count() == 0
     (kept,) = turns_in(page)
-    told = server.http.get(f"/v1/chat/completions/{kept['answerId']}").json()
-    assert kept["state"] == "done" and kept["answer"] == told["choices"][0]["message"]["content"]
-    assert told["usage"]["completion_tokens"] == 400
+    reported = server.http.get(f"/v1/chat/completions/{kept['answerId']}").json()
+    assert kept["state"] == "done" and kept["answer"] == reported["choices"][0]["message"]["content"]
+    assert reported["usage"]["completion_tokens"] == 400
 
 
 def second_tab(page):
@@ -190,9 +190,9 @@ def test_an_answer_that_the_server_finishes_can_be_stopped(server, open_page):
         begin(page)
         page.reload()
         page.wait_for_selector(".turn .answer[aria-busy] > *")
-        with page.expect_response(lambda answer: answer.request.method == "DELETE") as told:
+        with page.expect_response(lambda answer: answer.request.method == "DELETE") as reported:
             page.keyboard.press("Escape")
-        assert told.value.ok
+        assert reported.value.ok
         assert "Stopped here." in ended(page).inner_text()
         until(lambda: not server.service.open)
     page.reload()
@@ -213,7 +213,7 @@ def test_two_tabs_keep_the_turns_of_both(server, open_page):
     page = open_page(server)
     ask(page, "What is a lamp?")
     other = second_tab(page)
-    with held(server):
+    with blocked(server):
         for tab, question in ((page, "And in the first tab?"), (other, "And in the second tab?")):
             tab.fill("#question", question)
         page.keyboard.press("Enter")

@@ -101,7 +101,7 @@ def test_what_is_found_while_one_types_is_read_before_the_question(folder_index,
     assert "on the device" in turn.locator("tr", has_text="Clock Museum").first.inner_text(), "it was read while one typed"
 
 
-def test_the_next_question_is_searched_behind_the_chat(folder_index, open_folder):
+def test_the_next_question_is_searched_after_the_chat(folder_index, open_folder):
     page = open_folder()
     ask(page, "Who is the mayor of Osselby?")
     with page.expect_request(lambda request: request.url.endswith("/v1/search")) as sent:
@@ -192,7 +192,7 @@ def test_questions_about_the_folder_s_own_headings_are_offered_once_it_is_read(o
         assert page.locator(".questions button:visible").all_inner_texts() == offered[:2]
 
 
-def test_a_source_that_is_gone_is_told(folder_index, open_folder):
+def test_a_source_that_is_gone_is_reported(folder_index, open_folder):
     root = folder_index.folder_index.folders[0].root
     write(root, {"soon.md": "# Soon\n\nThe mill of Soonby grinds barley on Sundays."})
     folder_index.folder_index.watcher.refresh()
@@ -209,7 +209,7 @@ def test_a_source_that_is_gone_is_told(folder_index, open_folder):
     assert "its file may have changed" in page.locator("#drawer .notice").inner_text()
 
 
-def test_a_question_that_nothing_matches_is_told(folder_index, open_folder):
+def test_a_question_that_nothing_matches_is_reported(folder_index, open_folder):
     page = open_folder()
     turn = ask(page, "Zyzzyva?")
     assert "Nothing in the folder matches" in turn.inner_text() and turn.locator(".sources, .read").count() == 0
@@ -220,9 +220,9 @@ def test_an_answer_from_a_folder_that_is_still_read_says_so(folder_index, open_f
     index = folder_index.folder_index.index
     watcher.state, index.progress = "reading", replace(index.progress, files_left=3)  # as while it reads
     turn = ask(page, "Zyzzyva?")
-    told = turn.inner_text()
+    reported = turn.inner_text()
     watcher.refresh()
-    assert "still being read" in told and "(61 of 64 files)" in told
+    assert "still being read" in reported and "(61 of 64 files)" in reported
 
 
 def test_a_folder_of_another_scope_is_shown_to_its_readers(open_page, tmp_path):

@@ -101,7 +101,7 @@ def test_documents_and_their_names_never_run(server, open_page):
     check(page)
 
 
-def test_what_a_server_tells_of_itself_never_runs(hostile, open_page):
+def test_what_a_server_reports_of_itself_never_runs(hostile, open_page):
     page = open_page(hostile)
     page.wait_for_selector(".switch")
     assert page.locator("#model").inner_text() == NAME
@@ -142,13 +142,13 @@ def test_what_a_server_tells_of_itself_never_runs(hostile, open_page):
 def test_the_policy_stops_what_slips_through(server, open_page):
     page = open_page(server)
     page.watch.expected = ("Content Security Policy", "TrustedHTML", "ERR_BLOCKED_BY_CSP", "violates")
-    told = page.evaluate(
+    reported = page.evaluate(
         """run => {
             try { document.body.innerHTML = `<img src=x onerror=${run}>`; } catch (error) { return error.name; }
         }""",
         RUN,
     )
-    assert told == "TypeError"
+    assert reported == "TypeError"
     page.evaluate("fetch('http://evil.example/').catch(() => {})")
     page.evaluate("() => new Promise(done => setTimeout(done, 100))")
     page.watch.foreign.clear()  # the policy refused it: Playwright tells of it all the same

@@ -164,9 +164,12 @@ def test_a_removed_turn_can_be_taken_back_and_leaves_both_tabs(server, open_page
                 tab.wait_for_function("() => document.querySelectorAll('.turn').length === 3")
     with other.expect_request("**/v1/chat/completions") as sent:
         ask(other, "And a ship?")
-    told = sent.value.post_data_json
-    assert [one["content"] for one in told["messages"] if one["role"] == "user"][-2:] == ["What is a keeper?", "And a ship?"]
-    assert "What is a tide?" not in json.dumps(told)
+    reported = sent.value.post_data_json
+    assert [one["content"] for one in reported["messages"] if one["role"] == "user"][-2:] == [
+        "What is a keeper?",
+        "And a ship?",
+    ]
+    assert "What is a tide?" not in json.dumps(reported)
     gone = [turn["answerId"] for turn in turns_in(page) if turn["question"] == "What is a tide?"]
     page.goto("about:blank")  # the page goes before the time is over
     until(lambda: all(server.http.get(f"/v1/chat/completions/{id}").status_code == 404 for id in gone))
@@ -319,8 +322,8 @@ def test_a_chat_has_a_system_prompt_of_its_own(server, open_page):
     page.wait_for_selector("dialog", state="detached")
     with page.expect_request("**/v1/chat/completions") as sent:
         ask(page, "And a keeper?")
-    told = sent.value.post_data_json["messages"]
-    assert told[0] == {"role": "system", "content": "Answer as a captain."} and len(told) == 4
+    reported = sent.value.post_data_json["messages"]
+    assert reported[0] == {"role": "system", "content": "Answer as a captain."} and len(reported) == 4
     other.wait_for_function("() => document.querySelectorAll('.turn').length === 2")
     other.click("text=System prompt: set")
     assert other.input_value("#system") == "Answer as a captain."

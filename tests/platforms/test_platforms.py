@@ -34,7 +34,7 @@ PURE_TESTS = (
 )
 NEEDS_A_LIMIT = (  # of processor time, which Windows does not have
     "tests/retrieval/test_index.py::test_a_file_that_takes_too_long_ends_its_reader_alone",
-    "tests/retrieval/test_index.py::test_files_that_take_long_are_read_behind_all_others",
+    "tests/retrieval/test_index.py::test_files_that_take_long_are_read_after_all_others",
 )
 NO_LLAMA = """
 import sys

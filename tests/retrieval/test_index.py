@@ -202,7 +202,7 @@ def test_a_file_that_takes_too_long_ends_its_reader_alone(folder, make, monkeypa
     assert index.refresh() and index.store.files()["z.txt"].state == INDEXED
 
 
-def test_files_that_take_long_are_read_behind_all_others(folder, make, monkeypatch):
+def test_files_that_take_long_are_read_after_all_others(folder, make, monkeypatch):
     monkeypatch.setattr(index_module, "QUICK", 0.1)
     (folder / "a.html").write_bytes(b"<p>text</p>" * 60_000)
     for name in ("b.txt", "c.txt"):

@@ -286,7 +286,7 @@ def folder_of(tmp_path):
         one.close()
 
 
-def test_documents_far_behind_the_best_one_do_not_ride_along(folder_of):
+def test_documents_far_below_the_best_one_do_not_ride_along(folder_of):
     index = folder_of(GERMAN)
     (stage,) = stages(index.search(), text="Wie hoch ist die Miete im Monat?")
     assert paths(stage.hits) == ["miete.md"] and stage.left_out == 1

@@ -179,7 +179,7 @@ def test_the_frequent_words_of_a_question_are_left_out_in_its_language():
 
 
 @pytest.mark.parametrize("language", [*STEMS, "he", "uk"])
-def test_a_sentence_tells_its_language(language):
+def test_a_sentence_shows_its_language(language):
     near = {"no": ("no", "da"), "ca": ("ca", "es"), "ro": ("ro",)}
     text = SENTENCES.get(language, "") + OTHERS.get(language, "")
     assert language_of(words_of(text)) in near.get(language, (language,))

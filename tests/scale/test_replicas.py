@@ -132,7 +132,7 @@ def test_a_page_may_ask_where_it_is_allowed(replicas, path):
     assert foreign.status_code == 403 and may not in foreign.headers
 
 
-def test_a_replica_that_hangs_does_not_hold_up_new_conversations(replicas):
+def test_a_replica_that_hangs_does_not_delay_new_conversations(replicas):
     kept = replicas.chat("One", conversation="kept-by-the-other")
     hung = next(iter(replicas.names() - {kept.headers[REPLICA]}))
     flying = {"messages": [{"role": "user", "content": "Go"}], "stream": True, "max_tokens": 3500, "ignore_eos": True}
@@ -209,7 +209,7 @@ def test_a_killed_replica_costs_what_it_was_computing_and_no_more(replicas):
                 except httpx.HTTPError as error:
                     outcomes.append((repr(error), began, ""))
 
-    def hold(number):
+    def occupy(number):
         """A long stream at the victim, cut off by its end."""
         with (
             client(replicas.url) as http,
@@ -219,14 +219,14 @@ def test_a_killed_replica_costs_what_it_was_computing_and_no_more(replicas):
             ends[number] = lines[-2:]
 
     ends: dict[int, list[str]] = {}
-    holders = [threading.Thread(target=hold, args=(number,)) for number in range(2)]
+    occupied = [threading.Thread(target=occupy, args=(number,)) for number in range(2)]
     askers = [threading.Thread(target=ask, args=(number,)) for number in range(3)]
-    for thread in (*holders, *askers):
+    for thread in (*occupied, *askers):
         thread.start()
     replicas.until(lambda: len(outcomes) > 10)
     replicas.kill(victim)
     at = time.monotonic()
-    for thread in holders:
+    for thread in occupied:
         thread.join(60)
     after = replicas.chat("More", conversation={"id": conversation, "history": "new"})
     (name,) = replicas.until(lambda: replicas.names() - before, BACK)

@@ -142,7 +142,7 @@ def until(condition, deadline=DEADLINE):
 
 
 @contextmanager
-def held(server):
+def blocked(server):
     """Keep the engine from all work. Yields an event that lets it go on."""
     began, go = threading.Event(), threading.Event()
     server.service.engine.inbox.ask(lambda: (began.set(), go.wait(DEADLINE)))
@@ -154,7 +154,7 @@ def held(server):
 
 
 @contextmanager
-def held_load(weights):
+def blocked_load(weights):
     """Let the next load of these weights wait until the block ends. Yields two events: it has begun; it may go on."""
     began, may_end = threading.Event(), threading.Event()
 

@@ -59,7 +59,7 @@ def refusal(capsys, *arguments):
 # ---- list, verify, prune ------------------------------------------------------------------------------------------------
 
 
-def test_list_tells_scopes_tokens_bytes_and_the_model(tmp_path, capsys):
+def test_list_reports_scopes_tokens_bytes_and_the_model(tmp_path, capsys):
     found = fill(tmp_path, record(0), record(0, 10, 25), record(100, scope="a\x1b[31m"))
     code, out, _ = run(capsys, "list", tmp_path)
     assert code == 0 and "tiny.gguf, b1" in out and HERE.folder in out and "\x1b" not in out
@@ -79,7 +79,7 @@ def test_verify_names_what_is_damaged_and_deletes_nothing(tmp_path, capsys):
     assert f"{found[1]}: its checksum is wrong" in out and str(found[2]) in out
 
 
-def test_prune_to_a_size_keeps_what_is_worth_most_and_beginnings_last(tmp_path, capsys):
+def test_prune_to_a_size_keeps_what_is_worth_most_and_prefixes_last(tmp_path, capsys):
     given = [record(0), record(0, 10, 20, worth=9.0), record(100, worth=2.0), record(200, worth=1.5)]
     fill(tmp_path, *(record(300, worth=0.5, size=1 << 20), *given))
     (one,) = {path.stat().st_size >> 10 for path in files(tmp_path) if path.stat().st_size < 1 << 20}
@@ -90,7 +90,7 @@ def test_prune_to_a_size_keeps_what_is_worth_most_and_beginnings_last(tmp_path, 
     assert run(capsys, "prune", tmp_path, "--size", "0")[0] == 0 and not files(tmp_path)
 
 
-def test_prune_of_what_is_unused_keeps_the_beginnings_of_what_is_used(tmp_path, capsys):
+def test_prune_of_what_is_unused_keeps_the_prefixes_of_what_is_used(tmp_path, capsys):
     begins, used, unused = record(0), record(0, 10, 20), record(100)
     fill(tmp_path, begins, used, unused)
     old = time.time() - 10 * DAY

@@ -100,7 +100,7 @@ def test_serve_answers_without_gguf_and_ends_cleanly_on_ctrl_c(tiny, bare):
 
 
 @needs_cpu
-def test_a_card_that_is_not_used_is_told_once_at_the_start_by_doctor_and_in_props(tiny, tmp_path):
+def test_a_card_that_is_not_used_is_reported_once_at_the_start_by_doctor_and_in_props(tiny, tmp_path):
     for path in ("dev/dri/renderD128", "sys/class/drm/renderD128/device/device", "usr/lib/libvulkan.so.1"):
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).touch()
@@ -123,7 +123,7 @@ def test_a_card_that_is_not_used_is_told_once_at_the_start_by_doctor_and_in_prop
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no such signal")
-def test_a_crash_inside_a_library_tells_where_each_thread_was(tiny):
+def test_a_crash_inside_a_library_reports_where_each_thread_was(tiny):
     port = free_port()
     serving = command("serve", "-m", tiny, "--port", port, "-c", 512, "-t", 1)
     process = subprocess.Popen(serving, stderr=subprocess.PIPE, text=True)
@@ -137,7 +137,7 @@ def test_a_crash_inside_a_library_tells_where_each_thread_was(tiny):
     assert "Fatal Python error: Segmentation fault" in log and "engine.py" in log
 
 
-def test_a_server_that_is_told_to_end_while_it_loads_says_so_and_no_more(tiny, caplog):
+def test_a_server_that_is_asked_to_end_while_it_loads_says_so_and_no_more(tiny, caplog):
     caplog.set_level(logging.INFO, "slotcache")
     server, host = make_server(Settings(model=str(tiny), port=int(free_port())))
     server.should_exit = True
@@ -146,7 +146,7 @@ def test_a_server_that_is_told_to_end_while_it_loads_says_so_and_no_more(tiny, c
     assert "stopped before the model was loaded" in caplog.messages
 
 
-def test_health_tells_what_a_start_waits_for(tiny, monkeypatch, caplog):
+def test_health_reports_what_a_start_waits_for(tiny, monkeypatch, caplog):
     port, shown = int(free_port()), []
     caplog.set_level(logging.DEBUG, "slotcache.requests")
 
@@ -200,17 +200,17 @@ def test_a_terminal_shows_no_progress_beside_the_log_lines_before_the_model_is_r
 
 
 def test_the_demo_opens_the_page_over_the_bundled_documents_without_gguf(tmp_path, bare):
-    told, browser = tmp_path / "told", tmp_path / "browser"
-    browser.write_text(f'#!/bin/sh\nprintf %s "$1" > {told}.part && mv {told}.part {told}\n')
+    reported, browser = tmp_path / "told", tmp_path / "browser"
+    browser.write_text(f'#!/bin/sh\nprintf %s "$1" > {reported}.part && mv {reported}.part {reported}\n')
     browser.chmod(0o755)
     variables = os.environ | bare | {"XDG_CACHE_HOME": str(tmp_path), "BROWSER": f"{browser} %s"}
     process = subprocess.Popen(command("demo", "--page"), env=variables, stdout=subprocess.PIPE, text=True)
     try:
         end = time.monotonic() + DEADLINE
-        while not told.exists():
+        while not reported.exists():
             assert time.monotonic() < end and process.poll() is None
             time.sleep(0.02)
-        url = told.read_text()
+        url = reported.read_text()
         assert httpx.get(url, timeout=DEADLINE).headers["content-type"].startswith("text/html")
         assert httpx.get(f"{url}v1/sources", timeout=DEADLINE).json()["collections"][0]["questions"] == list(SUGGESTED)
         process.send_signal(signal.SIGINT)
@@ -271,8 +271,8 @@ def test_doctor_names_devices_and_what_fits_without_gguf(tiny, bare):
 def test_doctor_says_which_template_a_server_would_use(tiny, tmp_path):
     file = tmp_path / "template.jinja"
     file.write_text("{{ messages[0].content }}é")
-    told = run("doctor", "-m", tiny, "--chat-template-file", file).stdout
-    assert f"chat template of --chat-template-file: 26 characters, sha256 {sha256(file.read_bytes()).hexdigest()}" in told
+    printed = run("doctor", "-m", tiny, "--chat-template-file", file).stdout
+    assert f"chat template of --chat-template-file: 26 characters, sha256 {sha256(file.read_bytes()).hexdigest()}" in printed
     file.write_text("{% for %}")
     refused = run("doctor", "-m", tiny, "--chat-template-file", file)
     assert refused.returncode == 2 and "line 1 of the chat template" in refused.stderr
@@ -316,14 +316,14 @@ def test_state_is_shown_without_text(tiny):
         assert server.metric("slotcache_ttft_seconds_count") == 1
 
 
-def test_every_place_tells_the_one_version(server, capsys):
+def test_every_place_reports_the_one_version(server, capsys):
     """The command, a server's routes and metrics, the front's, and the newest section of the changes."""
     with pytest.raises(SystemExit) as ended:
         main(["--version"])
     assert ended.value.code == 0
     shown = {path: server.http.get(path).json() for path in ("/props", "/openapi.json", "/api/version")}
     label = re.compile(r'^slotcache_build_info\{.*version="([^"]*)"\} 1\.0$', re.M)
-    told = {
+    printed = {
         "slotcache --version": capsys.readouterr().out.removeprefix("slotcache ").strip(),
         "/props": shown["/props"]["build_info"].rpartition("-slotcache-")[2],
         "/openapi.json": shown["/openapi.json"]["info"]["version"],
@@ -332,7 +332,7 @@ def test_every_place_tells_the_one_version(server, capsys):
         "/metrics of the front": "".join(label.findall(FrontMetrics(lambda: 0).exposition().decode())),
         "CHANGELOG.md": re.findall(r"^## (\d\S*) - ", (ROOT / "CHANGELOG.md").read_text("utf-8"), re.M)[0],
     }
-    assert told == dict.fromkeys(told, VERSION)
+    assert printed == dict.fromkeys(printed, VERSION)
 
 
 def test_a_build_reads_the_version_where_the_command_does():

@@ -29,7 +29,7 @@ def part(device: Device, layers: int | None, weights: int | None) -> DevicePart:
 
 
 @pytest.mark.parametrize(
-    "parts, told",
+    "parts, reported",
     [
         ([part(CPU, 31, 120)], "all layers on the CPU"),
         ([part(FIRST, 31, 110), part(CPU, 0, 10)], "31 of 31 layers on CUDA0 (card 0) with 110 MiB of weights"),
@@ -47,8 +47,8 @@ def part(device: Device, layers: int | None, weights: int | None) -> DevicePart:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )  # fmt: skip
-def test_the_place_of_a_model_is_told_by_its_layers_and_its_bytes(parts, told):
-    assert described_place(parts) == told
+def test_the_place_of_a_model_is_reported_by_its_layers_and_its_bytes(parts, reported):
+    assert described_place(parts) == reported
 
 
 def test_props_and_metrics_show_what_each_device_has(tiny):
@@ -116,8 +116,8 @@ def test_overrides_are_seen_in_the_weights(experts, given, layers, weights):
     assert first.use and host.use
     share = first.use.weights / (first.use.weights + host.use.weights)
     assert weights <= share <= weights + 0.4
-    told = f"{first.layers} of {total} layers on {first.device} with "
-    assert told in describe(service.context, service.settings, service.parts)
+    reported = f"{first.layers} of {total} layers on {first.device} with "
+    assert reported in describe(service.context, service.settings, service.parts)
     service.close()
 
 
@@ -135,8 +135,8 @@ def failing(monkeypatch, tmp_path):
     monkeypatch.setattr(builds, "command", lambda *_: [sys.executable, "-c", code])
     found = devices() if ON_DEVICE else [CARD, *devices()]
     monkeypatch.setattr(gate, "devices", lambda: devices() if hardware.is_without_card() else found)
-    for told_once in (hardware.unused_card, load._tell_unused):
-        told_once.cache_clear()
+    for cached_once in (hardware.unused_card, load._log_unused):
+        cached_once.cache_clear()
     yield found[0]
     hardware.unused_card.cache_clear()
 
@@ -165,7 +165,7 @@ def test_layers_for_a_card_that_fails_are_refused_at_the_start(tiny, failing):
     load.load(replace(Settings(ctx_size=512, threads=1), gpu_layers=0), tiny).close()
 
 
-def test_doctor_tells_of_a_card_that_fails(failing, capsys):
+def test_doctor_reports_a_card_that_fails(failing, capsys):
     assert doctor(Settings(gpu_layers=2)) == 2
     assert f"slotcache: -ngl 2: {failing} is not used: it fails a trial" in capsys.readouterr().err
     assert doctor(Settings()) == 0
@@ -173,10 +173,10 @@ def test_doctor_tells_of_a_card_that_fails(failing, capsys):
 
 
 @needs_device
-def test_doctor_tells_that_the_device_passes(capsys):
+def test_doctor_reports_that_the_device_passes(capsys):
     assert doctor(Settings()) == 0
-    told = capsys.readouterr().out
-    assert f"tried on {devices()[0]}: it computes there, too" in told and "GPU offload: yes" in told
+    printed = capsys.readouterr().out
+    assert f"tried on {devices()[0]}: it computes there, too" in printed and "GPU offload: yes" in printed
 
 
 @pytest.mark.parametrize(("free", "lent"), [(9, 0), (13, 0), (14, 3)])

@@ -82,8 +82,10 @@ def test_a_start_removes_the_indexes_that_no_server_had_for_90_days(tiny, folder
         serve(tiny, other, db)
     found = [index.paths for index in stored_indexes(db)]
     assert found == [(str(other),), (str(folder),)][: 1 + is_kept] and holds_text(db) == is_kept
-    told = [line for line in caplog.messages if line.startswith(f"no server had the index of {folder} for 90 days: it is ")]
-    assert len(told) == (not is_kept)
+    logged = [
+        line for line in caplog.messages if line.startswith(f"no server had the index of {folder} for 90 days: it is ")
+    ]
+    assert len(logged) == (not is_kept)
 
 
 def test_a_start_goes_on_where_what_is_old_cannot_be_removed(tiny, folder, db, caplog):

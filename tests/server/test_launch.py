@@ -76,14 +76,14 @@ def only_file(client):
     return json.loads(text)
 
 
-def test_claude_is_told_all_in_its_settings():
+def test_claude_finds_all_in_its_settings():
     assert setup("claude").arguments == ("--settings", "/at/settings.json")
-    told = only_file("claude")["env"]
-    assert told["ANTHROPIC_BASE_URL"] == MODEL.url and told["ANTHROPIC_AUTH_TOKEN"] == "secret"
-    assert told["CLAUDE_CODE_ATTRIBUTION_HEADER"] == "0" and int(told["API_TIMEOUT_MS"]) >= 600_000
-    assert told["CLAUDE_CODE_AUTO_COMPACT_WINDOW"] == "40000" and told["CLAUDE_CODE_TOTAL_TOKENS_REMINDER"] == "off"
-    assert {value for name, value in told.items() if name.endswith("_MODEL")} == {"org/model"}
-    assert all(isinstance(value, str) for value in told.values())
+    written = only_file("claude")["env"]
+    assert written["ANTHROPIC_BASE_URL"] == MODEL.url and written["ANTHROPIC_AUTH_TOKEN"] == "secret"
+    assert written["CLAUDE_CODE_ATTRIBUTION_HEADER"] == "0" and int(written["API_TIMEOUT_MS"]) >= 600_000
+    assert written["CLAUDE_CODE_AUTO_COMPACT_WINDOW"] == "40000" and written["CLAUDE_CODE_TOTAL_TOKENS_REMINDER"] == "off"
+    assert {value for name, value in written.items() if name.endswith("_MODEL")} == {"org/model"}
+    assert all(isinstance(value, str) for value in written.values())
 
 
 def test_codex_has_a_provider_whose_changing_parts_are_arguments():
@@ -103,9 +103,9 @@ def test_codex_has_a_provider_whose_changing_parts_are_arguments():
 
 
 def test_opencode_has_a_provider_and_opts_in():
-    told = only_file("opencode")
-    provider = told["provider"]["slotcache"]
-    assert told["model"] == told["small_model"] == "slotcache/org/model"
+    written = only_file("opencode")
+    provider = written["provider"]["slotcache"]
+    assert written["model"] == written["small_model"] == "slotcache/org/model"
     assert provider["options"] == {"baseURL": MODEL.v1, "apiKey": "secret", "timeout": False, "setCacheKey": True}
     assert provider["models"]["org/model"]["limit"]["context"] == 40_000
 
@@ -118,8 +118,8 @@ def test_qwen_crush_and_cline_have_a_provider():
     assert (provider["base_url"], provider["models"][0]["context_window"]) == (MODEL.v1, 40_000)
     assert setup("crush").variables[provider["api_key"].removeprefix("$")] == "secret"
     cline = only_file("cline")
-    told = cline["providers"][cline["lastUsedProvider"]]["settings"]
-    assert (told["baseUrl"], told["model"], told["apiKey"]) == (MODEL.v1, "org/model", "secret")
+    written = cline["providers"][cline["lastUsedProvider"]]["settings"]
+    assert (written["baseUrl"], written["model"], written["apiKey"]) == (MODEL.v1, "org/model", "secret")
 
 
 @pytest.mark.parametrize("client", CLIENTS)
@@ -149,32 +149,32 @@ def in_variables(text, variables):
 
 
 def of_claude(made):
-    told = json.loads(made.files["settings.json"])["env"]
-    return told["ANTHROPIC_MODEL"], told["ANTHROPIC_AUTH_TOKEN"]
+    written = json.loads(made.files["settings.json"])["env"]
+    return written["ANTHROPIC_MODEL"], written["ANTHROPIC_AUTH_TOKEN"]
 
 
 def of_codex(made):
     tomllib.loads(made.files["config.toml"])
-    told = {}
+    written = {}
     for overridden in made.arguments[1::2]:
         name, value = overridden.split("=", 1)
-        told[name] = tomllib.loads(f"value = {value}")["value"]
-    return told["model"], made.variables["SLOTCACHE_API_KEY"]
+        written[name] = tomllib.loads(f"value = {value}")["value"]
+    return written["model"], made.variables["SLOTCACHE_API_KEY"]
 
 
 def of_opencode(made):
     text = re.sub(r"\{env:([^}]+)\}", lambda found: os.environ.get(found[1], ""), made.files["opencode.json"])
-    told = json.loads(re.sub(r"\{file:([^}]+)\}", "a file", text))
-    provider = told["provider"]["slotcache"]
+    written = json.loads(re.sub(r"\{file:([^}]+)\}", "a file", text))
+    provider = written["provider"]["slotcache"]
     (name,) = provider["models"]
-    assert told["model"] == f"slotcache/{name}"
+    assert written["model"] == f"slotcache/{name}"
     return name, provider["options"]["apiKey"]
 
 
 def of_qwen(made):
-    told, variables = json.loads(made.files["settings.json"]), os.environ | made.variables
-    (entry,) = told["modelProviders"]["openai"]
-    assert in_variables(told["model"]["name"], variables) == in_variables(entry["id"], variables)
+    written, variables = json.loads(made.files["settings.json"]), os.environ | made.variables
+    (entry,) = written["modelProviders"]["openai"]
+    assert in_variables(written["model"]["name"], variables) == in_variables(entry["id"], variables)
     return in_variables(entry["id"], variables), variables[entry["envKey"]]
 
 
@@ -184,8 +184,8 @@ def of_crush(made):
 
 
 def of_cline(made):
-    told = json.loads(made.files["data/settings/providers.json"])["providers"]["openai-compatible"]["settings"]
-    return told["model"], told["apiKey"]
+    written = json.loads(made.files["data/settings/providers.json"])["providers"]["openai-compatible"]["settings"]
+    return written["model"], written["apiKey"]
 
 
 READERS = dict(zip(CLIENTS, (of_claude, of_codex, of_opencode, of_qwen, of_crush, of_cline), strict=True))
@@ -374,9 +374,9 @@ def test_a_client_of_a_server_that_runs(tiny, home):
     with running(tiny, ctx_size=CONTEXT, cache_prompt=True, api_key="k", alias="served") as server:
         port = server.http.base_url.port
         stdout, stderr, code = launch("claude", "--port", port, "--api-key", "k", "--", "--port", "8", **home)
-        told = json.loads(stdout)
-        assert code == 7 and told["cached"] > 0 and told["arguments"] == ["--port", "8"]
-        assert told["settings"]["ANTHROPIC_MODEL"] == "served" and f"{CONTEXT:,} tokens of context" in stderr
+        printed = json.loads(stdout)
+        assert code == 7 and printed["cached"] > 0 and printed["arguments"] == ["--port", "8"]
+        assert printed["settings"]["ANTHROPIC_MODEL"] == "served" and f"{CONTEXT:,} tokens of context" in stderr
         assert "name its key with --api-key" in launch("claude", "--port", port, **home)[1]
         assert served_model(server.url, "k")[1]
 

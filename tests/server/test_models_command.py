@@ -50,7 +50,7 @@ def listed(capsys, *flags):
     return {one["name"]: one for one in json.loads(out)}
 
 
-def test_list_tells_of_each_model_and_of_its_kv(files, store, capsys):
+def test_list_reports_each_model_and_its_kv(files, store, capsys):
     flags = ("--models_dir", files[0].parent, "--cache-dir", store)
     found = listed(capsys, *flags)
     assert list(found) == ["a", "b"]
@@ -66,7 +66,7 @@ def test_list_tells_of_each_model_and_of_its_kv(files, store, capsys):
     assert listed(capsys, "-m", f"x={files[0]}")["x"]["kv_records"] == 0
 
 
-def test_show_tells_how_a_model_fits(files, store, capsys):
+def test_show_reports_how_a_model_fits(files, store, capsys):
     code, out, _ = run(capsys, "show", "-m", files[0], "-m", files[1], "--cache-dir", store, "b")
     assert code == 0 and out.startswith("b: ") and "bytes a token" in out and "cells (-c)" in out and f"KV in {store}" in out
     code, out, err = run(capsys, "show", "d", "-m", files[0])
@@ -112,8 +112,8 @@ def test_what_cannot_be_deleted_does_not_count(files, store, capsys):
     fill(files, store)
     num_records = listed(capsys, *flags)["a"]["kv_records"]
     (folder,) = (one.path for one in map(StoredFolder.of, folders(store)) if one.model == digest(files_of(files[0])))
-    held = folder / f"held{next(records(folder)).path.suffix}"
-    held.mkdir()
+    taken = folder / f"held{next(records(folder)).path.suffix}"
+    taken.mkdir()
     code, out, _ = run(capsys, "remove-kv", "a", *flags, "--json")
-    held.rmdir()
+    taken.rmdir()
     assert code == 0 and json.loads(out)["records"] == num_records > 0

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from slotcache.slots.prefix_tree import PrefixTree
-from slotcache.slots.radix import LONGEST_CHANGE, SAME_BEHIND, changed_piece
+from slotcache.slots.radix import LONGEST_CHANGE, SAME_AFTER, changed_piece
 from slotcache.slots.scope import Scope
 
 SCOPE = Scope.shared("")
@@ -22,7 +22,7 @@ def after(*prompts):
         tree.device.advance(claim.sequence, len(tokens))
         piece = changed_piece(claim.sequence.last_node, tokens, claim.cached)
         tree.release(claim.sequence)
-    return piece and (piece.before.tolist(), piece.after.tolist(), piece.num_behind)
+    return piece and (piece.before.tolist(), piece.after.tolist(), piece.num_after)
 
 
 @given(
@@ -45,7 +45,7 @@ def test_of_several_prompts_the_one_that_goes_on_longest_counts():
     [
         [*FRONT, *range(5000, 5200)],  # another question
         [*FRONT, *range(5000, 5001 + LONGEST_CHANGE), *REST],  # too long for a piece
-        [*FRONT, 5000, *REST[: SAME_BEHIND - 1]],  # too little behind it
+        [*FRONT, 5000, *REST[: SAME_AFTER - 1]],  # too little behind it
         FRONT,
     ],
 )

@@ -81,7 +81,7 @@ def simulate(toy, steps, right=(), answers=1):
 
     Return for each step its seconds, the tokens that it drafted, and those that were right.
     """
-    world, told, taken = World(cells=100_000), dict(right), []
+    world, reported, taken = World(cells=100_000), dict(right), []
     drafts = Drafts(UNMEASURED, max_rows=64, drafter=toy, clock=toy.clock)
     each = steps // answers
     for number in range(steps):
@@ -91,7 +91,7 @@ def simulate(toy, steps, right=(), answers=1):
             job.append(1)
             job.computed = job.num_prompt
         job = world.jobs[-1]
-        toy.right, began = told.get(number, toy.right), toy.now
+        toy.right, began = reported.get(number, toy.right), toy.now
         proposed = drafts.propose([job], [job], world.scheduler.cells)
         draft = proposed[0] if len(proposed) else NO_DRAFT
         span = Span(0, 0, job.computed, np.zeros(1 + len(draft), np.int32), logits=True, drafted=len(draft))
@@ -139,7 +139,7 @@ def test_a_draft_model_whose_tokens_seem_to_cost_nothing_reads():
     assert sum(size for kind, size in toy.calls if kind == "read") > 250 and source(job).num_accepted > 100
 
 
-def test_a_long_prompt_is_read_in_pieces_behind_the_first_token():
+def test_a_long_prompt_is_read_in_pieces_after_the_first_token():
     toy = ToyDrafter(10, batch=64)
     world = World(rows=64, drafter=toy, batch=512)
     job = world.submit(range(100, 400), limit=200, drafts="model")
@@ -151,7 +151,7 @@ def test_a_long_prompt_is_read_in_pieces_behind_the_first_token():
     assert source(job).num_accepted > 100
 
 
-def test_a_step_behind_what_is_read_teaches_no_pace():
+def test_a_step_after_what_is_read_teaches_no_pace():
     """The draft model leaves the caches cold: a step that seems slow makes drafts seem cheap."""
     toy = ToyDrafter(10, batch=64)
     world = World(cells=2000, rows=64, drafter=toy, stall=1.0)
@@ -186,7 +186,7 @@ def test_a_prompt_that_costs_more_than_the_credit_is_not_read():
     assert not toy.calls
 
 
-def test_requests_that_do_not_ask_have_none_and_hold_none_back():
+def test_requests_that_do_not_ask_have_none_and_keep_none_back():
     toy = ToyDrafter(10)
     world = World(rows=64, drafter=toy)
     world.submit(PROMPT, limit=30)
@@ -246,8 +246,8 @@ def test_a_pass_learnt_in_a_long_context_takes_less_in_a_short_one():
     times = DraftTimes(served, small)
     times.learn_passes(1, 1, 4000, small.step_ns(1, 4000) / 1e9)
     for depth in (0, 4000):
-        told = small.step_ns(1, depth) / served.step_ns(1, depth)
-        assert times.pass_steps(1, depth, served.step_ns(1, depth) / 1e9) == pytest.approx(told)
+        reported = small.step_ns(1, depth) / served.step_ns(1, depth)
+        assert times.pass_steps(1, depth, served.step_ns(1, depth) / 1e9) == pytest.approx(reported)
     times = DraftTimes(UNMEASURED, UNMEASURED)
     times.learn_passes(1, 2, 4000, 0.004)
     assert times.pass_steps(1, 0, 0.01) == pytest.approx(0.2), "no cost is known"

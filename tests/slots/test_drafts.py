@@ -26,7 +26,7 @@ def longest(tokens: list[int], last: int) -> int:
 
 
 @given(prompt=WORDS, steps=st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=4), max_size=20))
-def test_a_draft_is_the_text_behind_the_longest_match(prompt, steps):
+def test_a_draft_is_the_text_after_the_longest_match(prompt, steps):
     lookup, tokens = Lookup(), list(prompt)
     for step in steps:
         tokens += step
@@ -36,12 +36,12 @@ def test_a_draft_is_the_text_behind_the_longest_match(prompt, steps):
             if len(prompt) <= MOST_PLACES:  # else an older place than the newest ones may match further
                 assert draft.matched >= longest(tokens, len(prompt))
             matched = tokens[len(tokens) - draft.matched :]
-            behind = [
+            after_draft = [
                 (tokens[stop:] * 5)[:5]
                 for stop in range(draft.matched, len(tokens))
                 if tokens[stop - draft.matched : stop] == matched
             ]
-            assert draft.tokens.tolist() in behind
+            assert draft.tokens.tolist() in after_draft
 
 
 def test_a_draft_goes_on_where_the_last_one_was_right():
@@ -189,9 +189,9 @@ def test_the_pace_is_that_of_the_steps_that_ran():
     assert pace.multiple(1, 8, 100) - 1 == seen
     assert (pace.multiple(1, 5, 100) - 1) / 4 * 7 == seen, "as wrong as about eight rows"
     assert (pace.multiple(1, 64, 100) - 1) / 63 * 7 == seen
-    told = (pace.multiple(1, 20, 100) - 1) / 19
+    reported = (pace.multiple(1, 20, 100) - 1) / 19
     pace.observe(1, 20, depth=100, seconds=0.05)
-    each = pytest.approx((told + 4 / 19) / 2, rel=0.01)
+    each = pytest.approx((reported + 4 / 19) / 2, rel=0.01)
     assert (pace.multiple(1, 20, 100) - 1) / 19 == each, "the first of its size"
     assert (pace.multiple(1, 32, 100) - 1) / 31 == each, "of the same size, but with more rows"
     assert pace.seconds(1, 100) == pytest.approx(0.01)
@@ -224,7 +224,7 @@ def test_rows_that_seemed_to_take_no_time_are_found_to_take_some():
 
 
 @pytest.mark.parametrize("depth", [8000, 25_000])
-def test_the_first_draft_behind_a_long_prompt_tells_little_of_others(depth):
+def test_the_first_draft_after_a_long_prompt_says_little_of_others(depth):
     pace = Pace(KNOWN)
     run(pace, 1, 100)
     run(pace, 8, depth)
@@ -268,7 +268,7 @@ def test_a_tile_of_rows_takes_no_longer_than_one_row_less():
 
 
 @pytest.mark.parametrize("most", [2, 5])
-def test_a_step_without_drafts_tells_now_and_then_how_long_it_takes(monkeypatch, most):
+def test_a_step_without_drafts_reports_now_and_then_how_long_it_takes(monkeypatch, most):
     monkeypatch.setattr("slotcache.slots.drafts.REFRESH", most)
     world = World(cells=4000, rows=64)
     world.submit(PROMPT * 4, limit=400, drafts=True)

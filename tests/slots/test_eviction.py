@@ -49,13 +49,13 @@ def test_what_many_have_used_outlives_what_came_later(policy, found):
 
 
 def test_what_was_used_often_does_not_stay_for_ever():
-    stays, leaves = Tier(100, "lfu"), Tier(100, "gdsf")
-    for tier in (stays, leaves):
+    stays, evicts = Tier(100, "lfu"), Tier(100, "gdsf")
+    for tier in (stays, evicts):
         for number in range(3):
             tier.use(*run(100), 7, number, stops=[20])
         for start in range(1000, 3000, 100):
             tier.use(*run(start))
-    assert stays.use(*run(100)) == 19 and leaves.use(*run(100)) == 0
+    assert stays.use(*run(100)) == 19 and evicts.use(*run(100)) == 0
 
 
 def test_a_conversation_does_not_make_its_history_dearer_to_others():
@@ -123,7 +123,7 @@ def test_one_call_frees_as_many_leaves_as_it_takes_and_no_more():
 def test_a_leaf_is_found_without_a_look_at_each():
     tree = idle(*[3] * 400)
     device, looks = tree.device, []
-    device.leaves._may_leave = lambda node: looks.append(node) or device.is_leaf(node)
+    device.leaves._may_evict = lambda node: looks.append(node) or device.is_leaf(node)
     assert tree.evict(300) == 300
     assert len(looks) <= 200 and device.num_ready == 901
 

@@ -49,7 +49,7 @@ class Lab:
         self.snapshots = Snapshots(self.tree, of_states, spacing=4)
         shape = {"num_slots": slots, "idle_cells": idle, "batch_size": batch}
         self.scheduler = Scheduler(self.tree, **shape, **reuse_with(self.snapshots))
-        self.behind = WriteBehind(self.scheduler.index.host, [self.remote])
+        self.write_behind = WriteBehind(self.scheduler.index.host, [self.remote])
         self.fetches = Fetches(
             self.scheduler, [self.remote], hand_over=lambda act: act(), read=self.reads.append, clock=lambda: self.now
         )
@@ -81,7 +81,7 @@ class Lab:
         self.look()
         plan = self.scheduler.plan()
         sampled = self.memory.run(plan)
-        self.behind.write()
+        self.write_behind.write()
         for job, _ in self.scheduler.commit(plan, sampled):
             if job.num_tokens == job.num_prompt + job.request.limit:
                 self.scheduler.finish(job)
@@ -131,7 +131,7 @@ def test_a_prompt_larger_than_host_memory_passes_through_it():
     assert job.reuse.cached == 39 and host.overdraft == 0 and host.num_bytes <= 12
 
 
-def test_a_run_on_disk_stays_for_those_behind_it_that_are_not():
+def test_a_run_on_disk_stays_for_those_after_it_that_are_not():
     """Its own copy would be refused, with the others of no use without it: they were dropped before they were written."""
     lab, prompt = Lab(host=12, ends=(10,)), [*PROMPT[:10], *[4] * 20]
     lab.submit(prompt)
@@ -144,7 +144,7 @@ def test_a_run_on_disk_stays_for_those_behind_it_that_are_not():
     work = lab.scheduler.plan_idle_work()
     assert work is not None
     lab.memory.run(work)
-    lab.behind.write()
+    lab.write_behind.write()
     check(lab.scheduler)
     (found,) = lab.remote.index.continuing(S, np.array(prompt, np.int32), 0)
     assert (found.start, found.stop) == (0, 30) and lab.tree.host.num_lost == 0
@@ -153,12 +153,12 @@ def test_a_run_on_disk_stays_for_those_behind_it_that_are_not():
 def test_idle_time_writes_what_only_the_device_has():
     lab = Lab(host=12, ends=(12,))
     assert lab.tree.host.put(record(PROMPT[:12], 0), "remote"), "host memory is full of what is there, too"
-    lab.behind.write()
+    lab.write_behind.write()
     lab.submit([4, 3, 2, 1, 0, 4, 3, 2])
     lab.finish()
     while work := lab.scheduler.plan_idle_work():
         lab.memory.run(work)
-        lab.behind.write()
+        lab.write_behind.write()
     check(lab.scheduler)
     assert lab.remote.index.continuing(S, np.array([4, 3, 2, 1, 0, 4, 3, 2], np.int32), 0)
 
@@ -170,7 +170,7 @@ def idle(lab):
             check(lab.scheduler)
             return count
         lab.memory.run(work)
-        lab.behind.write()
+        lab.write_behind.write()
     raise AssertionError("idle work does not end")
 
 
@@ -190,7 +190,7 @@ def test_host_memory_keeps_its_budget_beside_copies_that_no_tier_takes():
     for number in range(40):
         tokens = [number, number]
         assert lab.tree.host.put(replace(record(tokens, 0), scope=other))
-    lab.behind.write()
+    lab.write_behind.write()
     for number in range(8):
         lab.remote.put(record(prompt := [100 + number, *PROMPT[:29]], 0))
         lab.submit(prompt, number)
@@ -205,14 +205,14 @@ def test_a_copy_stays_until_its_record_is_written():
     lab = Lab(host=12, ends=())
     for tokens, left in (([3] * 12, 0), ([4] * 12, 12)):
         assert lab.tree.host.put(record(tokens, 0))
-        lab.behind.write()
+        lab.write_behind.write()
         if left:
             lab.remote.index.remove(list(lab.remote.index.entries.values())[-1])  # as while it waits to be written
         lab.tree.host.free_written(12)
         assert lab.tree.host.num_tokens == left
 
 
-def test_copies_that_are_there_too_leave_for_it_and_others_stay():
+def test_copies_that_are_there_too_are_evicted_for_it_and_others_stay():
     lab = Lab(host=45)
     kept = record([4] * 5, 0)
     assert lab.tree.host.put(kept)  # it is in no lower tier
@@ -242,7 +242,7 @@ def test_nobody_waits_longer_than_computing_and_a_tenth_more(arrived):
     assert job.reuse.cached == 10 * arrived
 
 
-def test_the_clock_stands_while_it_would_start_behind_a_running_prompt():
+def test_the_clock_stands_while_it_would_start_after_a_running_prompt():
     lab = Lab(batch=8)
     lab.submit([4] * 30, 1)
     lab.step()
@@ -305,7 +305,7 @@ def test_a_record_that_is_gone_costs_its_own_tokens(lost, when, host):
     assert lab.scheduler.counters.prefilled_tokens == 40 - job.reuse.cached
 
 
-def test_a_short_hole_is_computed_with_tokens_behind_it_for_exact_bits():
+def test_a_short_hole_is_computed_with_tokens_after_it_for_exact_bits():
     lab = Lab(ends=(10, 13, 16, 30, 40), recompute_last=8)
     lab.lose(10)
     job = lab.submit(PROMPT)
@@ -322,7 +322,7 @@ def test_a_short_hole_is_computed_with_tokens_behind_it_for_exact_bits():
     assert sizes == [8, 8, 1, 1]
 
 
-def test_a_twin_shares_what_is_adopted_behind_a_hole():
+def test_a_twin_shares_what_is_adopted_after_a_hole():
     lab = Lab()
     lab.lose(10)
     jobs = [lab.submit(PROMPT, number) for number in range(2)]
@@ -332,7 +332,7 @@ def test_a_twin_shares_what_is_adopted_behind_a_hole():
     assert lab.scheduler.counters.prefilled_tokens == 10 + 2
 
 
-def test_what_is_behind_a_hole_is_let_go_where_it_is_not_needed():
+def test_what_is_after_a_hole_is_let_go_where_it_is_not_needed():
     lab = Lab(host=50)
     lab.lose(0)
     job = lab.submit(PROMPT)
@@ -343,7 +343,7 @@ def test_what_is_behind_a_hole_is_let_go_where_it_is_not_needed():
     assert lab.tree.host.num_aside == 0
 
 
-def test_what_comes_from_behind_a_hole_for_a_request_that_has_ended_is_not_kept():
+def test_what_comes_from_after_a_hole_for_a_request_that_has_ended_is_not_kept():
     lab = Lab(host=50)
     lab.lose(0)
     lab.scheduler.finish(lab.submit(PROMPT))
@@ -351,7 +351,7 @@ def test_what_comes_from_behind_a_hole_for_a_request_that_has_ended_is_not_kept(
     assert lab.tree.host.num_aside == 0
 
 
-def test_what_is_behind_a_hole_is_dropped_with_its_scope():
+def test_what_is_after_a_hole_is_dropped_with_its_scope():
     lab = Lab()
     lab.lose(0)
     job = lab.submit(PROMPT)
@@ -362,7 +362,7 @@ def test_what_is_behind_a_hole_is_dropped_with_its_scope():
     assert job.reuse.cached == 0 and lab.tree.host.num_aside == 0
 
 
-def test_what_is_behind_a_hole_survives_a_pause_and_a_failed_step():
+def test_what_is_after_a_hole_survives_a_pause_and_a_failed_step():
     lab = Lab()
     lab.lose(0)
     job = lab.submit(PROMPT)
@@ -375,7 +375,7 @@ def test_what_is_behind_a_hole_survives_a_pause_and_a_failed_step():
 
 
 @pytest.mark.parametrize("takes_more", [True, False])
-def test_kv_that_only_the_device_has_is_written_before_it_leaves_where_host_memory_is_full(takes_more):
+def test_kv_that_only_the_device_has_is_written_before_eviction_where_host_memory_is_full(takes_more):
     lab, other = Lab(host=40, slots=1, idle=100), np.array([4] * 15, np.int32)
     lab.submit(other, 1)
     lab.finish()
@@ -396,7 +396,7 @@ def test_kv_that_only_the_device_has_is_written_before_it_leaves_where_host_memo
     assert job.reuse.cached == 39
 
 
-def test_a_state_that_has_left_comes_back_though_its_runs_are_there():
+def test_a_state_that_was_evicted_comes_back_though_its_runs_are_there():
     lab = Lab(states=200, ends=())
     for number, stop in enumerate((20, 40)):
         lab.submit(PROMPT[:stop], number, 1, cache=False, snapshot_scope=S)
@@ -416,13 +416,13 @@ def test_a_request_that_begins_lets_go(arrived):
     lab = Lab()
     job = lab.submit(PROMPT, limit=30)
     lab.arrive(arrived)
-    held = [node.copy for node in lab.tree.host.nodes if node.copy and node.copy.num_holders]
-    assert held, "it is needed as long as it waits"
+    needed = [node.copy for node in lab.tree.host.nodes if node.copy and node.copy.num_fetches]
+    assert needed, "it is needed as long as it waits"
     lab.look()
     lab.now = 1e6
     assert lab.step() == [0] and job.sequence is not None
     lab.look()
-    assert not any(copy.num_holders for copy in held) and lab.fetches._num_unread == 0
+    assert not any(copy.num_fetches for copy in needed) and lab.fetches._num_unread == 0
     assert not lab.fetches._open, "it takes no room of the fetches of others"
 
 
@@ -434,7 +434,7 @@ def test_a_request_that_ends_lets_go():
     lab.look()
     lab.arrive(2)
     assert lab.scheduler.idle and lab.tree.host.overdraft == 0 and lab.tree.host.num_bytes <= 12
-    assert all(node.copy.num_holders == 0 for node in lab.tree.host.nodes if node.copy)
+    assert all(node.copy.num_fetches == 0 for node in lab.tree.host.nodes if node.copy)
 
 
 def test_a_scope_that_is_dropped_meanwhile_stays_dropped():

@@ -40,7 +40,7 @@ def test_requests_of_one_path_follow_each_other_however_far_apart_they_wait():
     assert not any(job.reuse.num_overtaken for job in jobs), "each leader was the oldest"
 
 
-def test_what_leaves_the_cache_is_not_expected_any_more():
+def test_what_is_evicted_is_not_expected_any_more():
     """The fourth prompt of a subject was cached when it came, and is not when another one has taken the cells."""
     world = busy()
     world.finish()

@@ -63,7 +63,7 @@ def test_a_save_needs_no_room_in_the_host_tier(room):
     assert fresh.run([*range(140), 3]).reuse.cached == min(restored, 140)
 
 
-def test_what_is_saved_after_a_part_has_left_is_a_beginning():
+def test_what_is_saved_after_a_part_was_evicted_is_a_prefix():
     world = World(cells=310, host=0)
     world.run(range(140), stops=(50, 90))
     assert save(world) == [], "there is nowhere to keep KV"
@@ -92,7 +92,7 @@ def test_what_another_request_is_computing_has_not_come_back():
     assert restore(fresh, records, slot=1) == 141
 
 
-def test_what_only_a_slot_held_is_erased():
+def test_what_only_a_slot_kept_is_erased():
     world = World(host=1000, idle=1000)
     world.run(range(100), stops=(50,))
     world.run([*range(50), 7, 7, 7], stops=(50,), slot=1)

@@ -38,7 +38,7 @@ def test_prompts_of_one_step_start_together():
     assert all(job.phase is Phase.DECODE for job in jobs) and world.scheduler.counters.late_starts == 0
 
 
-def test_beside_streams_a_step_has_the_end_of_one_and_the_beginning_of_the_next():
+def test_beside_streams_a_step_has_the_end_of_one_and_the_start_of_the_next():
     world = World(cells=3000, slots=3, batch=512, budget=256)
     world.submit(range(20), limit=500)
     first, second = world.submit(range(1000, 1600)), world.submit(range(2000, 2700))
@@ -137,7 +137,7 @@ def test_prompts_of_one_step_start_together_where_a_step_is_no_longer_than_a_chu
     assert world.step().admitted == (0, 1)
 
 
-def test_a_short_question_does_not_wait_behind_one_with_more_cached_that_starts_later():
+def test_a_short_question_does_not_wait_after_one_with_more_cached_that_starts_later():
     world = World(cells=4000)
     world.run(range(3000, 3800))
     world.submit(LONG)
@@ -208,7 +208,7 @@ def test_no_prompt_waits_for_those_of_another_set_of_adapters():
     assert late.phase is Phase.WAITING
 
 
-def test_what_no_client_waits_for_starts_behind_a_client_s_that_starts_later():
+def test_what_no_client_waits_for_starts_after_a_client_s_that_starts_later():
     world = World(cells=4000)
     world.submit(LONG)
     world.step()

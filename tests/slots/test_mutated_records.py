@@ -30,9 +30,9 @@ def records():
     """Two prompts of three runs each that share the first one, in two scopes."""
     chance = np.random.default_rng(1)
     for scope in (Scope.shared("s"), Scope.shared("other")):
-        beginning = chance.integers(0, 1000, 90).astype(np.int32)
+        prefix = chance.integers(0, 1000, 90).astype(np.int32)
         for _ in range(2):
-            tokens = np.concatenate([beginning, chance.integers(0, 1000, 160).astype(np.int32)])
+            tokens = np.concatenate([prefix, chance.integers(0, 1000, 160).astype(np.int32)])
             for start, stop in ((0, 90), (90, 170), (170, 250)):
                 yield Record(scope, tokens[:stop], start, kv(scope, tokens[:stop], start), frequency=stop)
 

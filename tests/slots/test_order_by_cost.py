@@ -23,7 +23,7 @@ def prompt():
 
 
 @pytest.mark.parametrize(("slow", "first"), [(0, "far"), (22_500, "near")])
-def test_a_document_that_is_dear_to_read_stands_behind_a_shorter_one_in_memory(slow, first):
+def test_a_document_that_is_dear_to_read_stands_after_a_shorter_one_in_memory(slow, first):
     """A read of `slow` seconds is all that is known of the tier: 40 bytes take half of the 10 s to compute them, or none."""
     lab = Lab(host=1000, cells=1000, ends=())
     begins = record(FRONT, 0)

@@ -39,7 +39,7 @@ class Cache:
     def unpin(self, tokens):
         return self.pins.unpin(COMMON, np.array(tokens, np.int32))
 
-    def held(self, now=None):
+    def pinned(self, now=None):
         """Return the lengths of the runs that are held. now: the time, at which holds may have ended."""
         self.now = self.now if now is None else now
         self.pins.expire()
@@ -62,22 +62,22 @@ def others(cache, count=12):
 
 
 @pytest.mark.parametrize("host", [0, 100])
-@pytest.mark.parametrize(("held", "found"), [(True, 39), (False, 0)])
-def test_what_is_held_outlives_what_is_used_more(host, held, found):
+@pytest.mark.parametrize(("pinned", "found"), [(True, 39), (False, 0)])
+def test_what_is_pinned_outlives_what_is_used_more(host, pinned, found):
     cache = Cache(host)
     cache.use(range(40))
-    assert not held or cache.pin(range(40)) == 40
+    assert not pinned or cache.pin(range(40)) == 40
     others(cache)
     while host and cache.tree.evict():
         pass
     assert cache.use(range(40)) == found
 
 
-def test_a_hold_ends_when_its_time_is_over():
+def test_a_pin_ends_when_its_time_is_over():
     cache = Cache()
     cache.use(range(40))
     cache.pin(range(40), 60.0)
-    assert (cache.held(59.0), cache.held(60.0)) == ([40], [])
+    assert (cache.pinned(59.0), cache.pinned(60.0)) == ([40], [])
     others(cache)
     assert cache.use(range(40)) == 0
 
@@ -87,28 +87,28 @@ def test_the_longer_of_two_holds_counts():
     cache.use(range(40))
     cache.pin(range(40), 60.0)
     cache.pin(range(40), 20.0)
-    assert (cache.held(30.0), cache.held(61.0)) == ([40], [])
+    assert (cache.pinned(30.0), cache.pinned(61.0)) == ([40], [])
 
 
-def test_a_run_that_is_cut_stays_held_and_ends_with_the_rest():
+def test_a_run_that_is_cut_stays_pinned_and_ends_with_the_rest():
     cache = Cache()
     cache.use(range(40))
     cache.pin(range(40), 60.0)
     cache.use([*range(20), *range(500, 510)])
-    assert (cache.held(), cache.held(61.0)) == ([20, 20], [])
+    assert (cache.pinned(), cache.pinned(61.0)) == ([20, 20], [])
 
 
-def test_a_release_leaves_what_another_hold_needs():
+def test_a_release_keeps_what_another_pin_needs():
     cache = Cache()
     first, second = [*range(20), *range(100, 120)], [*range(20), *range(200, 220)]
     for prompt in (first, second):
         cache.use(prompt, stops=(20,))
         assert cache.pin(prompt) == 40
-    assert cache.unpin(first) == 20 and sum(cache.held()) == 40
-    assert cache.unpin(second) == 40 and not cache.held()
+    assert cache.unpin(first) == 20 and sum(cache.pinned()) == 40
+    assert cache.unpin(second) == 40 and not cache.pinned()
 
 
-def test_where_everything_is_held_requests_still_run():
+def test_where_everything_is_pinned_requests_still_run():
     cache = Cache()
     for number in range(10):
         prompt = range(1000 * number, 1000 * number + 40)
@@ -117,31 +117,31 @@ def test_where_everything_is_held_requests_still_run():
     assert cache.tree.num_evicted > 0
 
 
-def test_holding_what_nobody_has_computed_holds_nothing():
+def test_pinning_what_nobody_has_computed_pins_nothing():
     cache = Cache()
     assert cache.pin(range(40)) == 0
     cache.use(range(20))
     assert cache.pin(range(40)) == 20
 
 
-def test_a_hold_that_is_renewed_again_and_again_is_remembered_once():
+def test_a_pin_that_is_renewed_again_and_again_is_remembered_once():
     cache = Cache()
     cache.use(range(40), stops=(20,))
     for _ in range(1000):
         cache.pin(range(40), 60.0)
         cache.now += 0.01
-    assert len(cache.pins._ends) < 200 and not cache.held(cache.now + 60.0)
+    assert len(cache.pins._ends) < 200 and not cache.pinned(cache.now + 60.0)
 
 
-def test_holds_on_what_has_left_are_forgotten():
+def test_pins_on_what_was_evicted_are_forgotten():
     cache = Cache()
     for number in range(500):
         cache.use(range(1000 * number, 1000 * number + 40))
         cache.pin(range(1000 * number, 1000 * number + 40), 1e9)
-    assert len(cache.pins._ends) < 100 and sum(cache.held()) <= 100
+    assert len(cache.pins._ends) < 100 and sum(cache.pinned()) <= 100
 
 
-def test_a_hold_ends_for_what_is_left_of_its_prompt():
+def test_a_pin_ends_for_what_is_left_of_its_prompt():
     cache = Cache()
     cache.use(range(40), stops=(20,))
     cache.pin(range(40), 60.0)
@@ -149,7 +149,7 @@ def test_a_hold_ends_for_what_is_left_of_its_prompt():
     cache.tree.discard(list(first.children.values()))
     for number in range(1, 200):
         cache.pin(range(40), 60.0 if number == 1 else 1e-9)
-    assert not cache.held(61.0)
+    assert not cache.pinned(61.0)
 
 
 def test_what_a_client_marks_is_pinned_when_its_request_ends():
@@ -164,7 +164,7 @@ def test_what_a_client_marks_is_pinned_when_its_request_ends():
     assert len(list(world.scheduler.pins.runs())) == 1
 
 
-def test_what_a_session_alone_has_leaves_first():
+def test_what_a_session_alone_has_is_evicted_first():
     cache = Cache(cells=130)
     shared, ended = list(range(20)), [*range(20), *range(100, 140)]
     cache.use(ended, [20], session="s")
@@ -189,7 +189,7 @@ def test_what_another_prompt_has_too_stays_as_it_is():
 
 @pytest.mark.parametrize("other", ["", "t"])
 @pytest.mark.parametrize(
-    ("before", "behind", "retired"),
+    ("before", "after", "retired"),
     [
         ((range(40),), (), 40),  # it warmed the system prompt and the documents
         ((), (range(80),), 0),  # the same prompt
@@ -198,17 +198,17 @@ def test_what_another_prompt_has_too_stays_as_it_is():
         ((), ([*range(40), *range(300, 340)],), 40),  # the same documents, another question
     ],
 )
-def test_what_another_client_computed_or_used_keeps_its_worth_when_a_session_ends(before, behind, retired, other):
+def test_what_another_client_computed_or_used_keeps_its_worth_when_a_session_ends(before, after, retired, other):
     cache = Cache(cells=300)
     for text in before:
         cache.use(text, session=other)
     cache.use(range(80), [20, 40], session="s")
-    for text in behind:
+    for text in after:
         cache.use(text, [20, 40], session=other)
-    known = [cache.worths(text) for text in (*before, *behind)]
+    known = [cache.worths(text) for text in (*before, *after)]
     assert cache.retire(range(80), session="other") == 0
     assert cache.retire(range(80)) == retired
-    assert [cache.worths(text) for text in (*before, *behind)] == known
+    assert [cache.worths(text) for text in (*before, *after)] == known
 
 
 def test_the_next_turn_of_a_session_goes_with_it():

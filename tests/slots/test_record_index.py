@@ -44,7 +44,7 @@ def filled(paths, runs, data):
         if data.draw(st.booleans()):
             index.use(data.draw(st.sampled_from(sorted(records))), 100 + number)
         if data.draw(st.booleans()):
-            leave(index, records)
+            evict_next(index, records)
     return index, records
 
 
@@ -59,7 +59,7 @@ def evicted(index):
     return gone.key
 
 
-def leave(index, records):
+def evict_next(index, records):
     gone = index.evict()
     assert not [key for key, one in records.items() if stands_on(one, records[gone.key])]
     del records[gone.key]
@@ -67,7 +67,7 @@ def leave(index, records):
 
 
 @given(PATHS, RUNS, st.data())
-def test_beginnings_leave_last_also_behind_a_restart(paths, runs, data):
+def test_prefixes_are_evicted_last_also_after_a_restart(paths, runs, data):
     index, records = filled(paths, runs, data)
     again = RecordIndex()
     again.restore(index.stored())
@@ -76,7 +76,7 @@ def test_beginnings_leave_last_also_behind_a_restart(paths, runs, data):
     for one in (index, again):
         left = {key: record for key, record in records.items() if key in one.entries}
         while left:
-            leave(one, left)
+            evict_next(one, left)
         assert not one.roots and one.num_bytes == 0
 
 
@@ -89,8 +89,8 @@ def test_what_continues_a_prompt_covers_it_but_for_its_holes(paths, runs, data):
         ends = {key: (start, common_prefix(ids(*path), ids(*tokens))) for key, (start, path) in records.items()}
         covered = {at for start, stop in ends.values() for at in range(max(start, reached), stop)}
         assert covered == {at for one in stretches for at in range(one.start, one.stop)}
-        for one, behind in pairwise(stretches):
-            assert one.stop < behind.start
+        for one, later in pairwise(stretches):
+            assert one.stop < later.start
         for one in stretches:
             at = one.start
             for entry in one.entries:
@@ -114,7 +114,7 @@ def test_a_prompt_continues_from_the_deepest_state_of_each_stretch():
     assert continuing(prompt, 9) == [(["11"], 11, 12)] and continuing(prompt, 12) == []
 
 
-def test_a_beginning_that_very_many_records_share_takes_no_more_time():
+def test_a_prefix_that_very_many_records_share_takes_no_more_time():
     index = RecordIndex()
     for number in range(40 * MOST_COMPARED):
         index.add(f"{number}", S, 0, ids(7, 7, number, 1, 2), size=1, used=number)
@@ -122,7 +122,7 @@ def test_a_beginning_that_very_many_records_share_takes_no_more_time():
         (((entry,), start, stop),) = index.continuing(S, ids(7, 7, number, 1, 2, 3), 0)
         assert (entry.key, start, stop) == (f"{number}", 0, 5)
     for number in range(40 * MOST_COMPARED):
-        assert leave(index, {f"{at}": (0, (at,)) for at in range(40 * MOST_COMPARED)}) == f"{number}"
+        assert evict_next(index, {f"{at}": (0, (at,)) for at in range(40 * MOST_COMPARED)}) == f"{number}"
     assert not index.roots
 
 

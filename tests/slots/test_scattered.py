@@ -46,7 +46,7 @@ def test_without_host_memory_the_price_of_a_save_drops_nothing():
     assert tree.num_uncopied == 0 < tree.host.num_lost
 
 
-def test_it_is_saved_where_much_stands_behind_it():
+def test_it_is_saved_where_much_stands_after_it():
     world = World(host=2000, scattered_tokens=3.0)
     jobs = [world.submit(prompt, limit=LIMIT) for prompt in PROMPTS]
     world.finish()

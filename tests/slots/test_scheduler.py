@@ -58,18 +58,20 @@ def test_a_plan_names_the_requests_that_it_admitted():
     assert any(job.reuse.num_preempted for job in jobs)
 
 
-def test_prompts_that_are_told_share_the_rows_of_a_step():
+def test_prompts_that_are_reported_share_the_rows_of_a_step():
     world = World(slots=4, rows=16)
     jobs = [
-        world.submit(range(at, at + 50), limit=3, scope=Scope.private(at), cache=False, tells_prompt=True)
+        world.submit(range(at, at + 50), limit=3, scope=Scope.private(at), cache=False, scores_prompt=True)
         for at in (1000, 2000)
     ]
     plain = world.submit(range(100), limit=3)
     world.finish()
     assert all(sum(span.num_rows for span in plan.spans) <= 16 for plan in world.plans)
     for job in jobs:
-        told = [span.told for plan in world.plans for span in plan.spans if span.request == job.request.id and span.num_told]
-        assert np.concatenate(told).tolist() == job.tokens[1:50].tolist()
+        scored = [
+            span.scored for plan in world.plans for span in plan.spans if span.request == job.request.id and span.num_scored
+        ]
+        assert np.concatenate(scored).tolist() == job.tokens[1:50].tolist()
     assert max(computed(plan, plain) for plan in world.plans) > 16, "others compute as much as ever"
 
 
@@ -463,8 +465,8 @@ def test_what_a_step_sees_stays_and_what_was_saved_is_not_saved_again():
     aside = [plan for plan in plans if plan.afterwards]
     assert len(aside) == 3 and first.num_private > 0
     for plan in aside:
-        behind = [(move.start, move.stop) for move in plan.afterwards if isinstance(move, Restore)]
-        assert behind[0] == (60, 120) and behind[1][0] == 120  # its own part, and its answer so far
+        later = [(move.start, move.stop) for move in plan.afterwards if isinstance(move, Restore)]
+        assert later[0] == (60, 120) and later[1][0] == 120  # its own part, and its answer so far
         # Their common beginning gets the first cells and keeps them.
         moved = [(move.start, move.stop) for move in plan.operations if isinstance(move, Restore)]
         assert moved == ([(0, 60)] if plan is aside[0] else [])
@@ -527,14 +529,14 @@ def test_conversations_in_turn_come_back_once_each(shared):
 def test_cells_that_become_free_between_two_pieces_of_a_prompt_are_filled_once():
     world = World(aside=5, host=5000, cells=3000, apart=0, budget=64, batch=64)
     world.submit(range(100), limit=500)
-    leaver = world.submit(range(1000, 1400), limit=500)
-    while leaver.phase is not Phase.DECODE:
+    ending = world.submit(range(1000, 1400), limit=500)
+    while ending.phase is not Phase.DECODE:
         world.step()
     prompt, cells, scheduler = world.submit(range(2000, 2900)), world.scheduler.cells, world.scheduler
     while prompt.computed < 200:
         world.step()
     before = sum(Clear() in plan.operations for plan in world.plans)
-    scheduler.finish(leaver)
+    scheduler.finish(ending)
     scheduler.tree.evict(1000)
     while prompt.computed < 700:
         world.step()
@@ -765,7 +767,7 @@ def test_idle_kv_stays_in_place_where_its_way_back_costs_more():
     assert world.run(range(90)).reuse.sources["host"] == 89
 
 
-def test_idle_kv_leaves_where_a_request_passes_over_it_for_long():
+def test_idle_kv_is_evicted_where_a_request_passes_over_it_for_long():
     world = World(cells=300, host=1000, spill_ns=100.0, idle_token_ns=1.0, idle_step_ns=10.0)
     world.run(range(80))
     world.submit(range(500, 530), limit=7)

@@ -77,7 +77,7 @@ def test_a_copy_that_pushes_another_one_out_of_host_memory():
     assert job.reuse.sources["moved"] == 2 * 40 and pieces(world, job) == [12, 1]
 
 
-def test_a_document_that_leaves_the_cache_while_its_prompt_waits_for_cells():
+def test_a_document_that_is_evicted_while_its_prompt_waits_for_cells():
     world = World(host=1000, cells=180, slots=2)
     world.run(prompt(1000, 2000))
     running = world.submit(range(5000, 5100), limit=40)
@@ -218,7 +218,7 @@ def chosen_at_random(num_questions, seed=0):
     return [chance.sample(range(1, NUM_DOCUMENTS + 1), OF_EACH) for _ in range(num_questions)]
 
 
-def test_documents_stay_where_what_stands_at_their_places_leaves():
+def test_documents_stay_where_what_stands_at_their_places_is_evicted():
     world = World(cells=600, host=ROOM * SIZE, batch=512, budget=512)
     last = asked_about(world, chosen_at_random(100))[-25:]
     share = sum(sum(one.values()) for one in last) / (25 * OF_EACH * SIZE)
@@ -278,7 +278,7 @@ def test_a_document_that_was_read_ahead_counts_as_used_once_a_request_has_moved_
     assert original.ready or original.copy, "no prompt that is computed ahead pushes it out"
 
 
-def test_what_stands_at_places_leaves_a_lower_tier_first():
+def test_what_stands_at_places_is_evicted_first_from_a_lower_tier():
     world = World(host=10_000, batch=512, budget=512)
     asked_about(world, chosen_at_random(20))
     while world.scheduler.tree.copies.save_ahead():

@@ -124,14 +124,14 @@ def test_prompts_share_the_runs_that_they_begin_with():
     assert server.snapshots.drop(S) == 34 and server.snapshots.host.num_bytes == 0 and not server.snapshots.roots
 
 
-def test_a_state_leaves_with_the_runs_that_only_it_needs():
+def test_a_state_is_evicted_with_the_runs_that_only_it_needs():
     server = Server(budget=45)
     server.ask(PROMPT, stops=[20])
     server.ask(np.append(PROMPT[:20], PROMPT[:4]))
     assert server.kept() == [20, 24] and server.snapshots.host.num_bytes == 24 + 2 * 5
 
 
-def test_the_state_that_saves_the_least_time_a_byte_leaves_first():
+def test_the_state_that_saves_the_least_time_a_byte_is_evicted_first():
     server = Server(budget=45)
     server.ask(PROMPT[:25])
     server.ask(PROMPT[5:10])
@@ -148,7 +148,7 @@ def test_a_prompt_that_is_longer_than_the_budget_leaves_the_rest_alone():
     assert server.kept() == [20] and server.ask(PROMPT[10:]) == 0
 
 
-def test_a_state_within_a_prompt_waits_for_a_second_one_and_leaves_before_newer_ones():
+def test_a_state_within_a_prompt_waits_for_a_second_one_and_is_evicted_before_newer_ones():
     server = Server(budget=1000)
     server.ask(PROMPT, stops=[10, 20])
     assert server.ask(np.append(PROMPT[:10], PROMPT[20:])) == 10
@@ -167,10 +167,10 @@ def test_a_state_that_is_taken_again_counts_as_gone_no_more_while_a_waiting_requ
     for first in (3, 5):
         server.ask(np.roll(PROMPT, -first), stops=[12])
     assert server.snapshots.aged == {node}
-    node.copy.num_holders += 1  # as a fetch of the run does
+    node.copy.num_fetches += 1  # as a fetch of the run does
     server.ask(np.append(PROMPT[:10], PROMPT[20:]), stops=[10])
     assert node.state is not None and not server.snapshots.aged
-    node.copy.num_holders -= 1
+    node.copy.num_fetches -= 1
 
 
 # ---- Chats of short turns. -----------------------------------------------------------------------------------------------
@@ -209,7 +209,7 @@ def test_the_state_of_an_earlier_turn_that_is_a_prompts_end_waits_for_no_second_
     assert server.kept() == [10, 19, 20, 22, 30, 40]
 
 
-def test_many_chats_do_not_let_each_others_turns_leave():
+def test_many_chats_do_not_evict_each_others_turns():
     server = Server(budget=10_000, cells=100, unused=2)
     for first in range(0, 1000, 100):
         chat(server, turns=4, first=first)
@@ -243,7 +243,7 @@ def test_a_chat_under_a_small_budget_keeps_states_all_along_it(states, kept):
 
 
 @pytest.mark.parametrize("stops", [(), (20, 60, 100)])
-def test_earlier_turns_leave_before_the_ends_of_other_chats(stops):
+def test_earlier_turns_are_evicted_before_the_ends_of_other_chats(stops):
     """However much more each of them saves. stops: ends of texts within the turns, which no second prompt uses."""
     server = Server(budget=10_000, cells=400, spacing=8, unused=1)
     host = server.snapshots.host
@@ -307,7 +307,7 @@ def test_a_short_last_question_gets_no_state_of_its_own(stops, states):
     assert server.kept() == [*states, 31], "the last token of an answer has no KV"
 
 
-def test_a_short_question_behind_what_is_cached_gets_no_state_unless_no_answer_follows():
+def test_a_short_question_after_what_is_cached_gets_no_state_unless_no_answer_follows():
     server = Server(budget=1000, spacing=4)
     server.ask(PROMPT)
     assert server.ask(np.append(PROMPT, PROMPT[1:16]), stops=[44], limit=2) == 30 and server.kept() == [30, 46]
@@ -348,7 +348,7 @@ def test_a_state_counts_as_far_from_the_last_one_that_is_taken():
     assert server.kept() == [6, 8], "3 is too close to the beginning"
 
 
-def test_an_answer_with_forced_tokens_takes_no_state_from_behind_its_prompt():
+def test_an_answer_with_forced_tokens_takes_no_state_from_after_its_prompt():
     """Its own tail is there already: the state's runs would be held twice."""
     server = Server(budget=1000)
     answer = next_token((*PROMPT.tolist(),))
@@ -379,7 +379,7 @@ def test_without_a_budget_nothing_is_kept_whatever_its_size():
     assert not server.snapshots.roots
 
 
-def test_what_came_in_behind_a_run_that_was_never_made_goes_with_it():
+def test_what_came_in_after_a_run_that_was_never_made_goes_with_it():
     server = Server(budget=200)
     server.ask(PROMPT)
     node = server.snapshots.longest(S, PROMPT)
@@ -398,7 +398,7 @@ def test_what_came_in_behind_a_run_that_was_never_made_goes_with_it():
     assert server.ask(PROMPT) == 0 and server.kept() == [30]
 
 
-def test_what_is_forgotten_behind_a_failure_is_not_written_any_more():
+def test_what_is_forgotten_after_a_failure_is_not_written_any_more():
     server = Server(budget=200)
     server.snapshots.host.write_behind(Nothing())
     server.ask(PROMPT)
@@ -448,7 +448,7 @@ def test_a_pin_of_a_long_prompt_looks_for_each_state_once(monkeypatch):
     assert server.scheduler.pins.unpin(S, tokens) and not server.snapshots.pinned
 
 
-def test_by_last_use_too_the_states_of_an_ended_session_leave_first():
+def test_by_last_use_too_the_states_of_an_ended_session_are_evicted_first():
     server = Server(1000)
     server.snapshots.host._policy = EvictionPolicy("lru")
     ended = np.arange(100, 130, dtype=np.int32)

@@ -31,11 +31,11 @@ class TinyModel(ModelFile):
         super().__init__(path, architecture, vocabulary())
         self._floats = floats
         self.rng = np.random.default_rng(0)
-        self.tell(context_length=8192, embedding_length=WIDTH, block_count=layers, vocab_size=VOCABULARY)
+        self.set_metadata(context_length=8192, embedding_length=WIDTH, block_count=layers, vocab_size=VOCABULARY)
         if embedding:
             self.matrix("token_embd", VOCABULARY, WIDTH)
 
-    def tell(self, **fields: object) -> None:
+    def set_metadata(self, **fields: object) -> None:
         """Fields of the file, by the names of the writer's methods."""
         for name, value in fields.items():
             getattr(self.writer, f"add_{name}")(value)
@@ -94,8 +94,8 @@ class TinyModel(ModelFile):
 def windowed(path: Path, floats: bool = False) -> Path:
     """Cohere 2's architecture: windows of 32 in layers 0 to 2, none in layer 3."""
     with TinyModel(path, "cohere2", floats=floats) as model:
-        model.tell(feed_forward_length=FEED_FORWARD, head_count=HEADS, head_count_kv=KV_HEADS)
-        model.tell(rope_dimension_count=WIDTH // HEADS, layer_norm_eps=1e-5, logit_scale=1.0, sliding_window=WINDOW)
+        model.set_metadata(feed_forward_length=FEED_FORWARD, head_count=HEADS, head_count_kv=KV_HEADS)
+        model.set_metadata(rope_dimension_count=WIDTH // HEADS, layer_norm_eps=1e-5, logit_scale=1.0, sliding_window=WINDOW)
         model.ones("output_norm", WIDTH, 3.0)
         for _, block in model.blocks("attn"):
             model.attention(block)
@@ -106,8 +106,10 @@ def windowed(path: Path, floats: bool = False) -> Path:
 def mixture(path: Path, layers: int = 6, experts: int = 16, feed_forward: int = 512) -> Path:
     """Mixtral's architecture: each token passes two experts a layer. About 20 MiB, nearly all of it experts."""
     with TinyModel(path, "llama", layers) as model:
-        model.tell(feed_forward_length=feed_forward, head_count=HEADS, head_count_kv=KV_HEADS, layer_norm_rms_eps=1e-5)
-        model.tell(expert_count=experts, expert_used_count=2)
+        model.set_metadata(
+            feed_forward_length=feed_forward, head_count=HEADS, head_count_kv=KV_HEADS, layer_norm_rms_eps=1e-5
+        )
+        model.set_metadata(expert_count=experts, expert_used_count=2)
         model.ones("output_norm", WIDTH, 3.0)
         for _, block in model.blocks("attn", "ffn", layers=layers):
             model.attention(block)
@@ -122,8 +124,8 @@ def recurrent(path: Path, floats: bool = False) -> Path:
     """Mamba's architecture: no attention, a state of fixed size."""
     inner, state, kernel, rank = 2 * WIDTH, 16, 4, 32
     with TinyModel(path, "mamba", floats=floats) as model:
-        model.tell(feed_forward_length=0, head_count=0, layer_norm_rms_eps=1e-5, ssm_conv_kernel=kernel)
-        model.tell(ssm_inner_size=inner, ssm_state_size=state, ssm_time_step_rank=rank)
+        model.set_metadata(feed_forward_length=0, head_count=0, layer_norm_rms_eps=1e-5, ssm_conv_kernel=kernel)
+        model.set_metadata(ssm_inner_size=inner, ssm_state_size=state, ssm_time_step_rank=rank)
         model.ones("output_norm", WIDTH, 3.0)
         for _, block in model.blocks("attn"):
             model.matrix(f"{block}.ssm_in", 2 * inner, WIDTH)
@@ -142,8 +144,8 @@ def hybrid(path: Path, floats: bool = False) -> Path:
     """LFM 2's architecture: short convolutions in layers 0 and 2, attention in layers 1 and 3."""
     kernel = 3
     with TinyModel(path, "lfm2", floats=floats) as model:
-        model.tell(feed_forward_length=FEED_FORWARD, head_count=HEADS, head_count_kv=[0, KV_HEADS, 0, KV_HEADS])
-        model.tell(layer_norm_rms_eps=1e-5, shortconv_l_cache=kernel)
+        model.set_metadata(feed_forward_length=FEED_FORWARD, head_count=HEADS, head_count_kv=[0, KV_HEADS, 0, KV_HEADS])
+        model.set_metadata(layer_norm_rms_eps=1e-5, shortconv_l_cache=kernel)
         model.ones("token_embd_norm", WIDTH, 3.0)
         for layer, block in model.blocks("attn", "ffn"):
             model.feed_forward(block)
@@ -164,10 +166,14 @@ def delta(path: Path, heads: int = 0, floats: bool = False) -> Path:
     keys, values = size * key_heads, size * value_heads
     with TinyModel(path, "qwen35", LAYERS + heads, floats=floats) as model:
         if heads:
-            model.tell(nextn_predict_layers=heads)
-        model.tell(feed_forward_length=FEED_FORWARD, head_count=HEADS, head_count_kv=KV_HEADS, layer_norm_rms_eps=1e-5)
-        model.tell(rope_dimension_sections=[8, 8, 0, 0], full_attention_interval=LAYERS, ssm_conv_kernel=kernel)
-        model.tell(ssm_inner_size=values, ssm_state_size=size, ssm_time_step_rank=value_heads, ssm_group_count=key_heads)
+            model.set_metadata(nextn_predict_layers=heads)
+        model.set_metadata(
+            feed_forward_length=FEED_FORWARD, head_count=HEADS, head_count_kv=KV_HEADS, layer_norm_rms_eps=1e-5
+        )
+        model.set_metadata(rope_dimension_sections=[8, 8, 0, 0], full_attention_interval=LAYERS, ssm_conv_kernel=kernel)
+        model.set_metadata(
+            ssm_inner_size=values, ssm_state_size=size, ssm_time_step_rank=value_heads, ssm_group_count=key_heads
+        )
         model.ones("output_norm", WIDTH, 3.0)
         for layer, block in model.blocks("attn", "post_attention", layers=LAYERS + heads):
             model.feed_forward(block)
@@ -197,9 +203,9 @@ def mamba2(path: Path, floats: bool = False) -> Path:
     """Granite 4's architecture: Mamba 2 in layers 0 and 2, attention in layers 1 and 3."""
     inner, state, heads, groups, kernel = 2 * WIDTH, 32, 4, 1, 4
     with TinyModel(path, "granitehybrid", floats=floats) as model:
-        model.tell(feed_forward_length=FEED_FORWARD, head_count=HEADS, head_count_kv=[0, KV_HEADS, 0, KV_HEADS])
-        model.tell(rope_dimension_count=WIDTH // HEADS, layer_norm_rms_eps=1e-5, ssm_conv_kernel=kernel)
-        model.tell(ssm_inner_size=inner, ssm_state_size=state, ssm_time_step_rank=heads, ssm_group_count=groups)
+        model.set_metadata(feed_forward_length=FEED_FORWARD, head_count=HEADS, head_count_kv=[0, KV_HEADS, 0, KV_HEADS])
+        model.set_metadata(rope_dimension_count=WIDTH // HEADS, layer_norm_rms_eps=1e-5, ssm_conv_kernel=kernel)
+        model.set_metadata(ssm_inner_size=inner, ssm_state_size=state, ssm_time_step_rank=heads, ssm_group_count=groups)
         model.ones("output_norm", WIDTH, 3.0)
         for layer, block in model.blocks("attn", "ffn"):
             model.feed_forward(block)
@@ -227,10 +233,10 @@ def with_head(path: Path, reads: str = "token", heads: int = 1, dense: int = 1) 
     """
     experts, small = 4, 0.05
     with TinyModel(path, "glm4moe", LAYERS + (heads or 1), embedding=False) as model:
-        model.tell(feed_forward_length=FEED_FORWARD, expert_feed_forward_length=FEED_FORWARD, head_count=HEADS)
-        model.tell(head_count_kv=KV_HEADS, rope_dimension_count=WIDTH // HEADS, layer_norm_rms_eps=1e-5)
-        model.tell(expert_count=experts, expert_used_count=2, expert_shared_count=1, leading_dense_block_count=dense)
-        model.tell(nextn_predict_layers=heads or 1)
+        model.set_metadata(feed_forward_length=FEED_FORWARD, expert_feed_forward_length=FEED_FORWARD, head_count=HEADS)
+        model.set_metadata(head_count_kv=KV_HEADS, rope_dimension_count=WIDTH // HEADS, layer_norm_rms_eps=1e-5)
+        model.set_metadata(expert_count=experts, expert_used_count=2, expert_shared_count=1, leading_dense_block_count=dense)
+        model.set_metadata(nextn_predict_layers=heads or 1)
         words = np.array([token.isascii() for token in vocabulary().tokens]) & (np.array(vocabulary().types) == 1)
         circle, embedding = np.flatnonzero(words), model.random(VOCABULARY, WIDTH, gain=WIDTH**0.5)
         model.numbers("token_embd.weight", embedding)

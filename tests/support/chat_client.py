@@ -13,7 +13,7 @@ PATH = "/v1/chat/completions"
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """queue_ms: between arrival and admission. told: of its conversation, None where it has none."""
+    """queue_ms: between arrival and admission. report: of its conversation, None where it has none."""
 
     id: str
     text: str
@@ -24,7 +24,7 @@ class Answer:
     source: str
     documents: tuple[str, ...]
     repeated: tuple[str, ...]
-    told: Mapping[str, Any] | None
+    report: Mapping[str, Any] | None
     queue_ms: float
 
 
@@ -49,7 +49,7 @@ class ChatClient:
         said = CHAT.join(events)
         return _answer(events[-1], said.text, said.reason)
 
-    def leave(self, body: Mapping[str, Any], after: int) -> bool:
+    def disconnect(self, body: Mapping[str, Any], after: int) -> bool:
         """Ask for a stream and leave after `after` events; return whether the server noticed in time."""
         self.num_asked += 1
         before = self._ended("cancelled")

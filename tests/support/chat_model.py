@@ -169,26 +169,26 @@ class World:
         entries = (*kept, *_entered(kept, new, ask.options))
         return Turn(ask, entries, len(kept), (conversation, answer))
 
-    def remember(self, turn: Turn, entries: tuple[Entry, ...], id: str, told: Mapping[str, Any] | None) -> None:
-        """A whole answer, the last of `entries`; told: the server's report on its conversation."""
+    def remember(self, turn: Turn, entries: tuple[Entry, ...], id: str, report: Mapping[str, Any] | None) -> None:
+        """A whole answer, the last of `entries`; report: the server's report on its conversation."""
         ask, (conversation, answer) = turn.ask, turn.ref
         scope, last = self.scope(ask.scope), entries[-1]
         if ask.caches and last.sampled is not None:
             scope.spelt[last.text] = last.sampled
         belongs = bool(ask.conversation or ask.previous or (ask.store and ask.caches))
-        assert (told is not None) == belongs
-        if told is None:
+        assert (report is not None) == belongs
+        if report is None:
             return
         stores = ask.caches and ask.store is not False
-        assert told["remembered"] == stores and (told["messages"], told["messages_kept"]) == (
+        assert report["remembered"] == stores and (report["messages"], report["messages_kept"]) == (
             len(turn.entries),
             turn.num_kept,
         )
-        assert (told["previous"] or "") == answer
+        assert (report["previous"] or "") == answer
         if not stores:
             return
-        conversation = conversation or Conversation(ask.conversation or told["id"])
-        assert told["id"] == conversation.id
+        conversation = conversation or Conversation(ask.conversation or report["id"])
+        assert report["id"] == conversation.id
         if not ask.previous or conversation.head == answer:
             conversation.head = id
         conversation.answers[id] = entries

@@ -165,9 +165,9 @@ class Chat(Dialect):
     def read(self, body: Body) -> Said:
         (choice,) = body["choices"]
         assert body["object"] == self.whole_kind and choice["index"] == 0
-        return self._said(body, choice["finish_reason"], *self._told(choice))
+        return self._said(body, choice["finish_reason"], *self._parts_of(choice))
 
-    def _told(self, choice: Body) -> tuple[str, str, list[tuple[str, Any]]]:
+    def _parts_of(self, choice: Body) -> tuple[str, str, list[tuple[str, Any]]]:
         message = choice["message"]
         functions = [call["function"] for call in message.get("tool_calls") or ()]
         calls = [(one["name"], decoded(one["arguments"])) for one in functions]
@@ -175,12 +175,12 @@ class Chat(Dialect):
 
     def join(self, events: Sequence[Body]) -> Said:
         assert len({event["id"] for event in events}) == 1 and {event["object"] for event in events} == {self.kind}
-        *told, last = events
+        *reported, last = events
         assert last["choices"] == [] and last["usage"], "the usage, which was asked for"
-        choices = [choice for event in told for choice in event["choices"]]
+        choices = [choice for event in reported for choice in event["choices"]]
         reasons = [choice["finish_reason"] for choice in choices]
         assert reasons.index(reasons[-1]) == len(reasons) - 1 and set(reasons[:-1]) == {None}
-        notes = {name: value for event in told for name, value in event.items() if name == "warnings"}
+        notes = {name: value for event in reported for name, value in event.items() if name == "warnings"}
         return self._said(last | notes, reasons[-1], *self._joined(choices))
 
     def _joined(self, choices: Sequence[Body]) -> tuple[str, str, list[tuple[str, Any]]]:
@@ -214,7 +214,7 @@ class Text(Chat):
     def _asks(self, said: str, system: str) -> Body:
         return {"prompt": said}
 
-    def _told(self, choice: Body) -> tuple[str, str, list[tuple[str, Any]]]:
+    def _parts_of(self, choice: Body) -> tuple[str, str, list[tuple[str, Any]]]:
         return choice["text"], "", []
 
     def _joined(self, choices: Sequence[Body]) -> tuple[str, str, list[tuple[str, Any]]]:
@@ -284,12 +284,12 @@ class Messages(Dialect):
         return Said(text, thought, calls, *ends, num_prompt, cached, num_generated, tuple(body.get("warnings", ())))
 
     def join(self, events: Sequence[Body]) -> Said:
-        first, second, *told, changed, last = events
+        first, second, *reported, changed, last = events
         kinds = [event["type"] for event in (first, second, changed, last)]
         assert kinds == ["message_start", "ping", "message_delta", "message_stop"]
         message = first["message"]
         assert message["content"] == [] and message["stop_reason"] is None and message["usage"]["output_tokens"] == 0
-        of_blocks = [event for event in told if event["type"] != "ping"]
+        of_blocks = [event for event in reported if event["type"] != "ping"]
         blocks = [_block(at, [*one]) for at, one in groupby(of_blocks, lambda event: event["index"])]
         assert [at for at, _ in blocks] == [*range(len(blocks))]
         costs = {"usage": changed["usage"]} | {name: changed[name] for name in ("warnings",) if name in changed}
@@ -363,13 +363,13 @@ class Responses(Dialect):
 
     def join(self, events: Sequence[Body]) -> Said:
         assert [event["sequence_number"] for event in events] == [*range(len(events))]
-        first, second, *told, last = events
+        first, second, *reported, last = events
         response = last["response"]
         kinds = [event["type"].removeprefix("response.") for event in (first, second, last)]
         assert kinds == ["created", "in_progress", response["status"]] and last["timings"] == response["timings"]
         assert all(event["response"]["status"] == "in_progress" for event in (first, second))
-        told = [event for event in told if event["type"] != "response.in_progress"]
-        items = [self._item([*one]) for _, one in groupby(told, lambda event: event["output_index"])]
+        reported = [event for event in reported if event["type"] != "response.in_progress"]
+        items = [self._item([*one]) for _, one in groupby(reported, lambda event: event["output_index"])]
         assert [item["status"] for item in items] == ["completed"] * (len(items) - 1) + [response["status"]]
         assert items == response["output"] and {event["response"]["id"] for event in (first, second)} == {response["id"]}
         return self.read(response)
@@ -411,7 +411,7 @@ class Ollama(Dialect):
 
     def read(self, body: Body) -> Said:
         assert body["done"] is True and body["created_at"]
-        text, thought, calls = self._told(body)
+        text, thought, calls = self._parts_of(body)
         reason, num_cached = body["done_reason"], body["slotcache"]["cached_tokens"]
         costs = body["prompt_eval_count"], num_cached, body["eval_count"]
         ends = "calls" if calls and reason == "stop" else reason, None
@@ -419,14 +419,14 @@ class Ollama(Dialect):
 
     def join(self, events: Sequence[Body]) -> Said:
         *pieces, last = events
-        assert not any(piece["done"] for piece in pieces) and self._told(last) == ("", "", ())
+        assert not any(piece["done"] for piece in pieces) and self._parts_of(last) == ("", "", ())
         assert {event["model"] for event in events} == {last["model"]}
-        texts, thoughts, calls = zip(*map(self._told, pieces), strict=True)
+        texts, thoughts, calls = zip(*map(self._parts_of, pieces), strict=True)
         said: Body = {"content": "".join(texts), "thinking": "".join(thoughts)}
         said["tool_calls"] = [{"function": {"name": name, "arguments": given}} for some in calls for name, given in some]
         return self.read(last | ({"message": said} if "message" in last else said | {"response": said["content"]}))
 
-    def _told(self, body: Body) -> tuple[str, str, tuple[tuple[str, Any], ...]]:
+    def _parts_of(self, body: Body) -> tuple[str, str, tuple[tuple[str, Any], ...]]:
         said = body.get("message", body)
         calls = [call["function"] for call in said.get("tool_calls", ())]
         text = said["content"] if "message" in body else said["response"]

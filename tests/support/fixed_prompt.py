@@ -12,7 +12,7 @@ class Fixed:
         tokens, places, breakpoints = np.array(tokens, np.int32), (tuple(stops), tuple(documents)), tuple(breakpoints)
         self.layout = Layout(tokens, *places, breakpoints=breakpoints, opening=opening)
         self.num_tokens = len(self.layout.tokens)
-        self.beginning = self.layout.tokens
+        self.prefix = self.layout.tokens
         self.documents: frozenset[str] = frozenset()
 
     def arrange(self, tree, scope, waiting=()):

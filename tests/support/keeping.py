@@ -35,7 +35,7 @@ class Keeping(Life):
     def build(self, cells, host, states):
         super().build(cells, host, states)
         lower: Any = (self,)  # as far as writing needs a tier
-        self.behind = WriteBehind(self.scheduler.index.host, lower)
+        self.write_behind = WriteBehind(self.scheduler.index.host, lower)
         self.reads: list = []  # of records, which threads would do
         self.fetches: Fetches | None = None
 
@@ -85,7 +85,7 @@ class Keeping(Life):
 
     def ran(self):
         """Write new copies behind, as the server does after a step."""
-        self.behind.write()
+        self.write_behind.write()
 
     def put(self, record):
         """A record on its way to the lower tier, which need not keep it."""

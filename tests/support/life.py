@@ -288,9 +288,9 @@ class Life(RuleBasedStateMachine):
         assert [*self.scheduler.waiting] == [*paused, *again, *waiting] and not self.scheduler.running
         assert {*failed, *again, *paused} == {*running} and len(failed) + len(again) + len(paused) == len(running)
         for job in running:
-            has_begun = job.num_generated > 0
-            gives_up = job.num_failures >= TRIES or not job.request.kind.is_client or (has_begun and job in late)
-            assert job in (failed if gives_up else paused if has_begun else again)
+            has_started = job.num_generated > 0
+            gives_up = job.num_failures >= TRIES or not job.request.kind.is_client or (has_started and job in late)
+            assert job in (failed if gives_up else paused if has_started else again)
         for job in failed:
             self.open.remove(job)
             self.scheduler.finish(job)
@@ -397,9 +397,9 @@ class Life(RuleBasedStateMachine):
         self.look_at_phases()
         for job in self.scheduler.running:
             assert job.sequence is not None
-            held = self.memory.cells.get(job.sequence.id, {})
+            known_cells = self.memory.cells.get(job.sequence.id, {})
             known = seen(job.tokens[: job.computed].tolist(), job.request.scope.adapters)
-            assert job.computed == 0 or held[job.computed - 1] == known
+            assert job.computed == 0 or known_cells[job.computed - 1] == known
 
     def look_at_phases(self, plan=None):
         """Each request is in the phase that the queue, its tokens and the next step tell; one that is done stays so."""

@@ -40,10 +40,10 @@ class Memory:
         assert self.can_cut or not isinstance(operation, Share | Trim), "a state cannot be cut"
         match operation:
             case Share(source, target, start, stop):
-                held, mine = self.cells[source], self.cells.setdefault(target, {})
+                theirs, mine = self.cells[source], self.cells.setdefault(target, {})
                 assert not set(mine) & set(range(start, stop)), "a position would be held twice"
                 for position in range(start, stop):
-                    mine[position] = held[position]
+                    mine[position] = theirs[position]
                     self.identities[target, position] = self.identities[source, position]
             case Trim(sequence, start, stop):
                 if sequence not in self.cells:  # it was dropped, with the end of a draft on it

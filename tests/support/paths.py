@@ -21,7 +21,7 @@ class PathTable:
     def start(self) -> Path | None:
         return () if self.cached else None
 
-    def behind(self, position: Path) -> list[str]:
+    def after(self, position: Path) -> list[str]:
         return [path[-1] for path in self.paths if path[:-1] == position]
 
     def follow(self, position: Path, key: str) -> Step[Path] | None:

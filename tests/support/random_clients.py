@@ -142,10 +142,10 @@ class Clients:
             body |= {"n": rng.randint(2, 3)} if path != WARM else {}
         if not self._alone and rng.random() < 0.2:
             body["priority"] = 1
-        leave = None
+        disconnect_after = None
         if path != WARM and rng.random() < 0.5:
             body["stream"] = True
             if rng.random() < 0.35:  # after so many events: the first one tells that the prompt has begun
-                leave = rng.choice([1, 2, 3, 6, 9] if self._alone else [0, 0, 1, 2, 3, 6, 9])
+                disconnect_after = rng.choice([1, 2, 3, 6, 9] if self._alone else [0, 0, 1, 2, 3, 6, 9])
                 body |= {"max_tokens": 40, "return_progress": True}
-        return {"path": path, "body": body, "leave": leave}
+        return {"path": path, "body": body, "leave": disconnect_after}

@@ -56,7 +56,7 @@ def record(file: Path) -> None:
         write(prompt=job.request.id, scope=name, tokens=layout.tokens.tolist(), **about)
 
     def ran(runner: Any, plan: Any, *_: Any, result: list[int]) -> None:
-        if not result or any(span.drafted or span.num_told for span in plan.spans):
+        if not result or any(span.drafted or span.num_scored for span in plan.spans):
             return
         asking = [span for span in plan.spans if span.logits]
         for span, row in zip(asking, runner.logits(len(asking)), strict=True):

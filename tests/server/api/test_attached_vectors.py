@@ -12,9 +12,9 @@ from support.dialects import CHATS
 from support.encoders import bert
 from support.on_device import loads_two
 
-from server.conftest import held, running, until
+from server.conftest import blocked, running, until
 
-from .test_attachments import BOOK, QUESTION, chat, kept, read, told
+from .test_attachments import BOOK, QUESTION, chat, error_of, kept, read
 from .test_retrieval_by import ask, every
 
 pytestmark = loads_two
@@ -80,7 +80,7 @@ def test_a_file_is_searched_by_words_at_once_and_by_vectors_when_they_are_there(
 def test_a_gap_is_a_time_without_a_request(server):
     assert not server.vectors.for_search.is_busy()
     with ThreadPoolExecutor(1) as pool:
-        with held(server):
+        with blocked(server):
             answer = pool.submit(server.chat, "Hello")
             until(lambda: server.vectors.for_search.is_busy())
         answer.result()
@@ -132,7 +132,7 @@ def test_a_file_that_is_forgotten_gets_no_more_vectors(server):
         id = kept(server)
         folder = files._place / id
         assert server.http.delete(f"/v1/documents/{id}").json()["deleted"]
-        until(lambda: not (folder.exists() or files._vectors._begun))
+        until(lambda: not (folder.exists() or files._vectors._started))
 
 
 def test_a_small_file_does_not_wait_for_the_vectors_of_a_large_one(server, monkeypatch):
@@ -180,4 +180,4 @@ def test_without_an_embedder_a_file_is_searched_by_words_and_says_so(tmp_path):
         assert (shown(up, id)["state"], shown(up, id)["stages"]) == ("ready", ["lexical"])
         assert stage_of(chat(up, id, question=QUESTION)["slotcache"]) == "lexical"
         refused = ask(up, CHATS[0], {"documents": [id], "by": "vectors"})
-        assert "--embedding-model" in told(refused, 400)["message"]
+        assert "--embedding-model" in error_of(refused, 400)["message"]

@@ -39,7 +39,7 @@ def read(server, data, name="report.md", **query):
     return server.http.post("/v1/documents/read", params={"filename": name} | query, content=data)
 
 
-def told(answer, status):
+def error_of(answer, status):
     assert answer.status_code == status, answer.text
     return answer.json()["error"]
 
@@ -82,9 +82,9 @@ def test_a_form_brings_a_file_too(server):
     files = {"purpose": (None, "assistants"), "file": ("Größe.txt", b"The moon raises two tides.\r\n--x\r\n")}
     answer = server.http.post("/v1/documents/read", files=files).json()
     assert (answer["name"], answer["parts"][0]["text"]) == ("Größe.txt", "The moon raises two tides.\n--x")
-    assert told(server.http.post("/v1/documents/read", files={"other": ("a.txt", b"text")}), 400)["param"] == "file"
+    assert error_of(server.http.post("/v1/documents/read", files={"other": ("a.txt", b"text")}), 400)["param"] == "file"
     kind = {"Content-Type": "multipart/form-data"}
-    assert told(server.http.post("/v1/documents/read", content=b"x", headers=kind), 400)["param"] == "file"
+    assert error_of(server.http.post("/v1/documents/read", content=b"x", headers=kind), 400)["param"] == "file"
 
 
 FORM = {"Content-Type": "multipart/form-data; boundary=x"}
@@ -100,7 +100,7 @@ def test_the_last_field_of_a_form_that_is_read_ends_where_it_ends(server):
 
 def test_a_form_that_is_cut_within_its_file_is_refused(server):
     answer = server.http.post("/v1/documents/read", content=FILE_FIELD + b"The moon raises", headers=FORM)
-    assert "ends within" in told(answer, 400)["message"]
+    assert "ends within" in error_of(answer, 400)["message"]
 
 
 @pytest.mark.parametrize("name", [b"filename*=x\0''a", b"filename*" + b"9" * 5000 + b"=a"], ids=["nul", "number"])
@@ -113,7 +113,7 @@ def test_a_form_whose_file_has_an_odd_name_is_no_fault_of_the_server(server, nam
 def test_the_head_of_a_field_costs_no_more_than_its_size(server, begin):
     """Python parses the parameters of a header in quadratic time: these took hours."""
     body = begin + (b"\r\n:" if begin.endswith(b"x") else b";") * (8 << 20) + b"\r\n\r\nThe moon.\r\n--x--\r\n"
-    assert told(server.http.post("/v1/documents/read", content=body, headers=FORM), 400)["param"] == "file"
+    assert error_of(server.http.post("/v1/documents/read", content=body, headers=FORM), 400)["param"] == "file"
 
 
 def test_what_is_left_out_is_counted(server):
@@ -134,15 +134,15 @@ def test_what_is_left_out_is_counted(server):
     ids=["png", "pdf", "docx", "empty", "blank", "scan"],
 )
 def test_a_file_that_cannot_be_read_says_why(server, name, data, words):
-    error = told(read(server, data, name), 400)
+    error = error_of(read(server, data, name), 400)
     assert error["code"] == "unreadable_file" and error["message"].startswith(name) and words in error["message"]
 
 
 def test_requests_that_name_nothing_say_what_is_expected(server):
-    assert told(server.http.post("/v1/documents/read", content=b"text"), 400)["param"] == "filename"
-    assert told(read(server, b"text", search="perhaps"), 400)["param"] == "search"
-    assert told(read(server, b"text", scope="s" * 300), 400)["param"] == "scope"
-    assert told(server.http.get("/v1/documents/read"), 404)["code"] == "file_not_found"
+    assert error_of(server.http.post("/v1/documents/read", content=b"text"), 400)["param"] == "filename"
+    assert error_of(read(server, b"text", search="perhaps"), 400)["param"] == "search"
+    assert error_of(read(server, b"text", scope="s" * 300), 400)["param"] == "scope"
+    assert error_of(server.http.get("/v1/documents/read"), 404)["code"] == "file_not_found"
 
 
 def test_names_cannot_leave_their_folder_and_show_no_control_characters(server):
@@ -154,7 +154,7 @@ def test_a_bomb_ends_its_process_alone(server):
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as file:
         file.writestr("word/document.xml", b"<w:t>" + b"a" * (200 << 20))
-    assert "it unpacks to" in told(read(server, packed.getvalue(), "bomb.docx"), 400)["message"]
+    assert "it unpacks to" in error_of(read(server, packed.getvalue(), "bomb.docx"), 400)["message"]
     assert read(server, b"The text.").status_code == 200
 
 
@@ -165,7 +165,7 @@ def test_a_file_that_takes_too_long_is_ended_and_others_do_not_wait_for_it(serve
     with ThreadPoolExecutor() as threads:
         slow = threads.submit(read, server, endless, "endless.html")
         assert read(server, b"The text.").status_code == 200
-        assert "seconds to read" in told(slow.result(), 400)["message"]
+        assert "seconds to read" in error_of(slow.result(), 400)["message"]
 
 
 def test_many_files_at_once_leave_a_chat_alone(server):
@@ -180,7 +180,7 @@ def test_many_files_at_once_leave_a_chat_alone(server):
     assert not server.host.attachments._waiting
 
 
-def test_a_file_that_could_not_be_begun_does_not_count_for_ever(server, monkeypatch):
+def test_a_file_that_could_not_be_started_does_not_count_for_ever(server, monkeypatch):
     def fails(*given):
         raise RuntimeError("can't start new thread")
 
@@ -195,10 +195,10 @@ def test_files_that_wait_have_bounds_and_a_client_may_have_half(server, monkeypa
     monkeypatch.setattr(attachments, "MOST_WAITING", 100)
     assert read(server, b"The text.").status_code == 200
     error = read(server, b"The text. " * 6)
-    assert told(error, 503) and error.headers["retry-after"]
+    assert error_of(error, 503) and error.headers["retry-after"]
 
 
-def test_a_file_whose_client_leaves_is_not_read_to_its_end(server):
+def test_a_file_whose_client_disconnects_is_not_read_to_its_end(server):
     before = server.host.attachments.num_read
     with httpx.Client(base_url=server.url, timeout=0.1) as client, pytest.raises(httpx.TimeoutException):
         client.post("/v1/documents/read?filename=a.md", content=BOOK)
@@ -208,7 +208,7 @@ def test_a_file_whose_client_leaves_is_not_read_to_its_end(server):
 
 def test_a_large_text_is_not_returned_but_kept(server, monkeypatch):
     monkeypatch.setattr(documents, "MOST_LETTERS", 1000)
-    error = told(read(server, BOOK.encode()), 413)
+    error = error_of(read(server, BOOK.encode()), 413)
     assert "search=auto" in error["message"] and error["param"] == "search"
     assert kept(server)
 
@@ -268,7 +268,7 @@ def test_a_scope_sees_nothing_of_another_one_s_files(server):
     error = chat(server, id, status=404)["error"]
     assert (error["code"], error["param"]) == ("file_not_found", "retrieval.documents[0]")
     for method in ("GET", "DELETE"):
-        assert told(server.http.request(method, f"/v1/documents/{id}"), 404)["code"] == "file_not_found"
+        assert error_of(server.http.request(method, f"/v1/documents/{id}"), 404)["code"] == "file_not_found"
     assert server.http.delete(f"/v1/documents/{id}?scope=mine").json()["deleted"]
     chat(server, id, status=404, cache_scope="mine")
 
@@ -293,11 +293,11 @@ def test_a_file_that_cannot_be_stored_leaves_nothing_and_the_next_one_is_read(tm
 
         with monkeypatch.context() as patched:
             patched.setattr(Path, "mkdir", fails)
-            assert "stored" in told(read(server, b"The text."), 503)["message"]
+            assert "stored" in error_of(read(server, b"The text."), 503)["message"]
         assert read(server, b"The text.").status_code == 200
         with monkeypatch.context() as patched:
             patched.setattr(attachments, "Store", full)
-            assert "full" in told(read(server, b"The text."), 503)["message"]
+            assert "full" in error_of(read(server, b"The text."), 503)["message"]
         place = server.host.attachments._place
         assert place is not None
         until(lambda: not [*place.iterdir()])
@@ -305,7 +305,7 @@ def test_a_file_that_cannot_be_stored_leaves_nothing_and_the_next_one_is_read(tm
         assert read(server, b"The text.").status_code == 200
 
 
-def test_those_used_least_recently_leave_first_and_a_scope_leaves_others_alone(server, monkeypatch):
+def test_those_used_least_recently_are_evicted_first_and_a_scope_leaves_others_alone(server, monkeypatch):
     monkeypatch.setattr(attachments, "MOST_OF_SCOPE", 2)
     theirs = kept(server, scope="theirs")
     first, second = kept(server, scope="own"), kept(server, scope="own")

@@ -56,15 +56,15 @@ def test_a_breakpoint_with_a_time_is_pinned_up_to_its_message(templated, body):
         path, fields = body(mark)
         answer = templated.http.post(path, json=fields | limit | {"cache_scope": scope, "cache_prompt": True})
         assert answer.status_code == 200, answer.text
-        held, cached = pinned(templated, scope)
-        assert cached > 100 and (cached / 2 < held < cached if mark else not held)
+        pinned_tokens, cached = pinned(templated, scope)
+        assert cached > 100 and (cached / 2 < pinned_tokens < cached if mark else not pinned_tokens)
 
 
 def test_the_end_of_the_prompt_may_be_one(templated):
     for name, field in (("control", {"cache_control": HOUR}), ("options", {"prompt_cache_options": {"ttl": "30m"}})):
         templated.chat(messages=chat({})[1]["messages"], cache_scope=name, max_tokens=1, **field)
-        held, cached = pinned(templated, name)
-        assert cached - 20 < held <= cached
+        pinned_tokens, cached = pinned(templated, name)
+        assert cached - 20 < pinned_tokens <= cached
     templated.chat(cache_scope="untimed", cache_control={"type": "ephemeral"})
     assert pinned(templated, "untimed")[0] == 0, "without a time it only opts in"
 
@@ -114,10 +114,10 @@ def test_a_sub_agent_whose_last_message_is_taken_over_has_ended(templated):
         return answer["choices"][0]["message"]["content"], answer["usage"]
 
     task = {"role": "user", "content": "Which harbour is the deepest, and who has measured it?"}
-    begun, _ = ask({"role": "system", "content": SYSTEM}, {"role": "user", "content": "Begin."})
+    opening, _ = ask({"role": "system", "content": SYSTEM}, {"role": "user", "content": "Begin."})
     found, used = ask({"role": "system", "content": SYSTEM}, task)
     history = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": "Begin."}]
-    history += [{"role": "assistant", "content": begun}]
+    history += [{"role": "assistant", "content": opening}]
     before = templated.metric("slotcache_retired_tokens_total")
     ask(*history, {"role": "user", "content": f"It has begun to say {found[:20]}"})
     assert templated.metric("slotcache_retired_tokens_total") == before, "a part of the message is not the end"
@@ -136,5 +136,5 @@ def test_a_session_holds_no_more_of_a_prompt_than_is_counted(templated):
     }
     assert templated.http.post("/v1/chat/completions", json=asked).status_code == 200
     (branch,) = templated.service.sessions.forget("", "held")
-    held = branch.tokens if branch.tokens.base is None else branch.tokens.base
-    assert held.nbytes == branch.tokens.nbytes
+    pinned_tokens = branch.tokens if branch.tokens.base is None else branch.tokens.base
+    assert pinned_tokens.nbytes == branch.tokens.nbytes

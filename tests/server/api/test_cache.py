@@ -99,9 +99,9 @@ def test_snapshots_are_pinned_too(tmp_path):
         messages = [{"role": "user", "content": "A question that is long enough for a state of its own. " * 8}]
         warmed = up.http.post("/v1/cache/warm", json={"messages": messages, "pin": True}).json()
         assert warmed["pinned_tokens"] == warmed["prompt_tokens"] > 0
-        held = up.http.get("/v1/cache").json()
-        assert held["snapshots"][-1]["tokens"] == held["tokens"]["host"] == warmed["prompt_tokens"]
-        assert all(run["pinned"] and run["host"] for run in held["runs"])
+        cache = up.http.get("/v1/cache").json()
+        assert cache["snapshots"][-1]["tokens"] == cache["tokens"]["host"] == warmed["prompt_tokens"]
+        assert all(run["pinned"] and run["host"] for run in cache["runs"])
         warmed = up.http.post("/v1/cache/warm", json={"messages": messages, "pin": False}).json()
         assert warmed["slotcache"]["source"] == "snapshot" and warmed["pinned_tokens"] == 0
         body = {"messages": MESSAGES, "documents": DOCUMENTS}

@@ -21,8 +21,8 @@ def test_choices_compute_their_prompt_once(server, cache_prompt):
         usage, last = answer["usage"], server.service.context.costs.recompute_last
         assert usage["completion_tokens"] == 6 * num_choices
         assert computed(answer) <= usage["prompt_tokens"] + last * (num_choices - 1)
-    held = server.http.get("/v1/cache").json()
-    assert cache_prompt or "False" not in str(held)
+    cache = server.http.get("/v1/cache").json()
+    assert cache_prompt or "False" not in str(cache)
 
 
 def test_each_choice_is_the_answer_of_its_own_seed(server):

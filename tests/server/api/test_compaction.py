@@ -76,11 +76,11 @@ def test_a_trigger_is_answered_by_a_summary(server):
     with server.openai.responses.stream(
         model="tiny", temperature=0, max_output_tokens=40, extra_body=extra, **fields
     ) as stream:
-        told = [event.to_dict() for event in stream]
-    kinds = [event["type"].removeprefix("response.") for event in told]
+        reported = [event.to_dict() for event in stream]
+    kinds = [event["type"].removeprefix("response.") for event in reported]
     assert kinds[-4:] == ["output_item.added", "compaction.compacting", "output_item.done", "completed"]
-    assert [event["sequence_number"] for event in told] == list(range(len(told)))
-    added, compacting, done, completed = told[-4:]
+    assert [event["sequence_number"] for event in reported] == list(range(len(reported)))
+    added, compacting, done, completed = reported[-4:]
     assert added["item"] == done["item"] | {"encrypted_content": ""} and compacting["item_id"] == done["item"]["id"]
     assert completed["response"]["output"] == [done["item"]]
     assert done["item"]["encrypted_content"] == item["encrypted_content"]
@@ -94,8 +94,8 @@ def test_documents_of_what_is_stored_are_counted_where_they_stay_behind(server):
     documents = [{"id": name, "text": f"{name} is {colour}."} for name, colour in (("Sky", "blue"), ("Sea", "green"))]
     first = respond(server, input=[USER], documents=documents)
     done = compact(server, [], previous_response_id=first["id"]).to_dict(warnings=False)
-    told = "2 documents of the stored history are not in its shortened form: send them again"
-    assert told in done["warnings"] and told not in compact(server, HISTORY).to_dict(warnings=False)["warnings"]
+    reported = "2 documents of the stored history are not in its shortened form: send them again"
+    assert reported in done["warnings"] and reported not in compact(server, HISTORY).to_dict(warnings=False)["warnings"]
 
 
 def test_a_trigger_shortens_what_is_stored(server):

@@ -8,7 +8,7 @@ import jsonschema
 import pytest
 from support.dialects import ALL, CALLERS, CHAT, MESSAGES, NATIVE, TEXT, Ollama
 
-from server.conftest import REST, held, running, until
+from server.conftest import REST, blocked, running, until
 
 every = pytest.mark.parametrize("api", ALL, ids=str)
 either = pytest.mark.parametrize("way", ["whole", "streamed"])
@@ -150,16 +150,16 @@ def guarded(tiny):
 
 
 @every
-def test_a_full_queue_is_told_before_the_first_event_and_the_rest_finish(narrow, api):
+def test_a_full_queue_is_reported_before_the_first_event_and_the_rest_finish(narrow, api):
     refused = narrow.metric("slotcache_requests_total", end="refused")
-    with held(narrow) as go, opened(narrow, CHAT, most=2) as first:
+    with blocked(narrow) as go, opened(narrow, CHAT, most=2) as first:
         lines = first.iter_lines()  # kept: an iterator that is gone closes its stream
-        begun = next(lines)
+        first_line = next(lines)
         for stream in (False, True):
             answer = api.ask(narrow, stream=stream)
             assert "answers are running" in api.refused(answer, 429) and int(answer.headers["Retry-After"]) >= 1
         go.set()
-        assert CHAT.join([*CHAT.events(chain([begun], lines))]).num_generated == 2
+        assert CHAT.join([*CHAT.events(chain([first_line], lines))]).num_generated == 2
     until(lambda: not narrow.service.open)
     assert narrow.metric("slotcache_requests_total", end="refused") == refused + 2
 
@@ -170,7 +170,7 @@ def narrow(tiny):
         yield up
 
 
-def test_a_server_that_ends_tells_every_stream(tiny):
+def test_a_server_that_ends_informs_every_stream(tiny):
     with running(tiny, parallel=len(ALL), ctx_size=16384) as up, ExitStack() as stack:
         streams = [(api, api.events(stack.enter_context(opened(up, api)).iter_lines())) for api in ALL]
         for _, events in streams:
@@ -209,7 +209,7 @@ def test_a_stream_that_the_server_fails_in_ends_with_an_error_of_its_api(server,
 @every
 def test_a_stream_begins_before_its_prompt_is_computed(fast, api, interval):
     """And is never silent for long: parsers of some APIs drop comments, so they get events."""
-    with held(fast) as go, opened(fast, api, most=1, sse_ping_interval=interval) as answer:
+    with blocked(fast) as go, opened(fast, api, most=1, sse_ping_interval=interval) as answer:
         lines = filter(None, answer.iter_lines())
         begins = 4 if api.has_names else 1
         pings = 0 if interval else 2 if api.has_names else 1

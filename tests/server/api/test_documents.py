@@ -17,21 +17,21 @@ def order(server, documents, **fields):
     return answer.json()
 
 
-def test_it_tells_what_the_chat_will_do_and_changes_nothing(server):
+def test_it_reports_what_the_chat_will_do_and_changes_nothing(server):
     fields = {"messages": MESSAGES, "cache_scope": "dry"}
     fresh = order(server, DOCUMENTS[:3], **fields)
     assert fresh["order"] == ["o0", "o1", "o2"] and fresh["cached_tokens"] == 0
     assert order(server, DOCUMENTS[:3], **fields) == fresh
     server.chat(**fields, documents=DOCUMENTS[:3])
     shuffled = [DOCUMENTS[3], DOCUMENTS[2], DOCUMENTS[0], DOCUMENTS[1]]
-    told = order(server, shuffled, **fields)
-    assert told["order"] == ["o0", "o1", "o2", "o3"]
-    assert told["cached_tokens"] == sum(told["tiers"].values()) > 100
-    assert "o3" in told["miss"]["why"]
+    reported = order(server, shuffled, **fields)
+    assert reported["order"] == ["o0", "o1", "o2", "o3"]
+    assert reported["cached_tokens"] == sum(reported["tiers"].values()) > 100
+    assert "o3" in reported["miss"]["why"]
     answer = server.chat(**fields, documents=shuffled)
-    assert answer["slotcache"]["cached_tokens"] == told["cached_tokens"]
-    assert answer["slotcache"]["documents"] == told["documents"]
-    assert answer["usage"]["prompt_tokens"] == told["prompt_tokens"]
+    assert answer["slotcache"]["cached_tokens"] == reported["cached_tokens"]
+    assert answer["slotcache"]["documents"] == reported["documents"]
+    assert answer["usage"]["prompt_tokens"] == reported["prompt_tokens"]
     assert order(server, shuffled, messages=MESSAGES, cache_scope="another")["cached_tokens"] == 0
 
 
@@ -39,31 +39,31 @@ def test_its_miss_reads_as_the_answer_s(server):
     fields = {"messages": MESSAGES, "cache_scope": "words"}
     server.chat(**fields, documents=DOCUMENTS[:2])
     shuffled = DOCUMENTS[1::-1]
-    told = order(server, shuffled, **fields)["miss"]
-    assert told["why"] == "the hints are not cached here", "the documents are, and their ranking is another one"
-    assert server.chat(**fields, documents=shuffled)["slotcache"]["miss"] == told
+    reported = order(server, shuffled, **fields)["miss"]
+    assert reported["why"] == "the hints are not cached here", "the documents are, and their ranking is another one"
+    assert server.chat(**fields, documents=shuffled)["slotcache"]["miss"] == reported
 
 
 @pytest.mark.parametrize("caches", [True, False])
 def test_it_foresees_a_chat_that_leaves_the_cache_alone(server, caches):
     fields = {"messages": MESSAGES, "cache_scope": "alone or not", "best": "last"}
     server.chat(**fields, documents=DOCUMENTS[:3])
-    told = order(server, SWAPPED, **fields, cache_prompt=caches)
+    reported = order(server, SWAPPED, **fields, cache_prompt=caches)
     body = fields | {"documents": SWAPPED, "cache_prompt": caches}
     counted = server.http.post("/v1/chat/completions/input_tokens", json=body)
     answer = server.chat(**fields, documents=SWAPPED, cache_prompt=caches)
     report = answer["slotcache"]
     assert {name: report[name] for name in ("documents", "cached_tokens", "miss")} == {
-        name: told[name] for name in ("documents", "cached_tokens", "miss")
+        name: reported[name] for name in ("documents", "cached_tokens", "miss")
     }
-    assert told["reordered"]["gained_tokens"] == report["reordered"]["gained_tokens"]
-    assert counted.json()["input_tokens"] == told["prompt_tokens"] == answer["usage"]["prompt_tokens"]
+    assert reported["reordered"]["gained_tokens"] == report["reordered"]["gained_tokens"]
+    assert counted.json()["input_tokens"] == reported["prompt_tokens"] == answer["usage"]["prompt_tokens"]
 
 
 def test_documents_alone_are_those_of_a_first_question(server):
     server.chat("Who was it?", documents=DOCUMENTS[:2], cache_scope="alone")
-    told = order(server, [DOCUMENTS[1], DOCUMENTS[0]], cache_scope="alone")
-    assert told["order"] == ["o0", "o1"]
+    reported = order(server, [DOCUMENTS[1], DOCUMENTS[0]], cache_scope="alone")
+    assert reported["order"] == ["o0", "o1"]
 
 
 def test_documents_that_are_to_stay_stay(server):
@@ -135,28 +135,28 @@ def report_of(server, path, stream, **fields):
         return answer.json()["slotcache"]
     lines = [line.removeprefix("data: ") for line in answer.text.splitlines()]
     events = [json.loads(line) for line in lines if line.startswith("{")]
-    told = (event.get("response", {}).get("slotcache", event.get("slotcache")) for event in events)
-    (report,) = [one for one in told if one]
+    reported = (event.get("response", {}).get("slotcache", event.get("slotcache")) for event in events)
+    (report,) = [one for one in reported if one]
     return report
 
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("path", APIS)
-def test_each_api_tells_the_order_and_its_gain(server, path, stream):
+def test_each_api_reports_the_order_and_its_gain(server, path, stream):
     scope = {"cache_scope": f"gain {path} {stream}"}
     assert "reordered" not in report_of(server, path, stream, documents=DOCUMENTS[:3], **scope)
-    told = order(server, SWAPPED, messages=MESSAGES, **scope)
+    reported = order(server, SWAPPED, messages=MESSAGES, **scope)
     report = report_of(server, path, stream, documents=SWAPPED, **scope)
-    assert report["documents"] == told["documents"]
+    assert report["documents"] == reported["documents"]
     assert [(one["id"], one["rank"], one["moved"]) for one in report["documents"]] == [
         ("o0", 2, True),
         ("o1", 1, True),
         ("o2", 3, False),
     ]
     in_rank = report["cached_tokens"] - report["reordered"]["gained_tokens"]
-    assert report["reordered"]["gained_tokens"] == told["reordered"]["gained_tokens"] > 100 > in_rank >= 0
-    assert report["reordered"]["gained_ms"] > 0 and told["reordered"]["gained_ms"] > 0
-    assert report["reordered"]["hint"] == told["reordered"]["hint"] == "Most relevant: o1"
+    assert report["reordered"]["gained_tokens"] == reported["reordered"]["gained_tokens"] > 100 > in_rank >= 0
+    assert report["reordered"]["gained_ms"] > 0 and reported["reordered"]["gained_ms"] > 0
+    assert report["reordered"]["hint"] == reported["reordered"]["hint"] == "Most relevant: o1"
 
 
 @pytest.mark.parametrize("path", APIS)
@@ -197,7 +197,7 @@ def test_choices_share_their_prompt_in_any_order(server, caches):
     assert [one["slotcache"]["reordered"]["gained_ms"] for one in choices] == [0, 0, 0]
 
 
-def test_choices_tell_the_gain_of_the_first_one(server):
+def test_choices_report_the_gain_of_the_first_one(server):
     fields = {"messages": [{"role": "user", "content": "Who keeps it? " * 30}], "cache_scope": "gain of choices"}
     server.chat(**fields, documents=DOCUMENTS[:3])
     first, second = (one["slotcache"] for one in server.chat(**fields, documents=SWAPPED, n=2)["choices"])

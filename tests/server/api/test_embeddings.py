@@ -242,7 +242,7 @@ def test_settings_that_no_server_starts_with(encoder, tiny, tmp_path):
 
 
 @loads_two
-def test_a_full_queue_and_clients_that_leave(encoder):
+def test_a_full_queue_and_clients_that_disconnect(encoder):
     with running_encoder(encoder, max_queue=0) as up:
         worker = up.vectors.embedder()
         many = {"input": ["the city of stone is " * 25] * 2048}

@@ -46,7 +46,7 @@ def test_an_answer_fits_its_grammar_and_ends(server, api, fields, pattern):
         assert re.fullmatch(pattern, said.text) and said.reason == "stop"
 
 
-def test_any_object_is_begun(server):
+def test_any_object_is_started(server):
     assert ask(server, response_format={"type": "json_object"}, most=30).text.startswith("{")
 
 
@@ -136,8 +136,8 @@ def test_where_chances_are_asked_for_each_token_is_sampled(server):
     plain = ask(server, json_schema={"const": "A text that is known ahead."})
     assert server.metric("slotcache_forced_tokens_total") > forced
     forced = server.metric("slotcache_forced_tokens_total")
-    told = ask(server, json_schema={"const": "A text that is known ahead."}, logprobs=True, top_logprobs=2)
-    assert told == plain and server.metric("slotcache_forced_tokens_total") == forced
+    reported = ask(server, json_schema={"const": "A text that is known ahead."}, logprobs=True, top_logprobs=2)
+    assert reported == plain and server.metric("slotcache_forced_tokens_total") == forced
 
 
 @pytest.mark.parametrize(

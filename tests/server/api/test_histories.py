@@ -129,11 +129,11 @@ def warned(answer):
     *((MESSAGES, *row) for row in BLOCKS), *((CHAT, *row) for row in PARTS), *((OLLAMA, *row) for row in PARTS)
 ], ids=str)  # fmt: skip
 def test_a_part_of_a_history_is_a_text_or_nothing(server, api, block, shown, kind, role):
-    begun = [said("user", text("Hi"))] * (role == "assistant")
-    history = [*begun, said(role, text("Well."), block)]
+    earlier = [said("user", text("Hi"))] * (role == "assistant")
+    history = [*earlier, said(role, text("Well."), block)]
     after = [*([said("assistant", text("So."))] * (role == "user")), said("user", text("And?"))]
     answer = post(server, api, [*history, *after])
-    plain = [*begun, said(role, text("Well."), *([text(shown)] if shown else [])), *after]
+    plain = [*earlier, said(role, text("Well."), *([text(shown)] if shown else [])), *after]
     assert num_tokens(api, answer) == count(server, plain)
     assert warned(answer).endswith(kind) and bool(kind) == bool(warned(answer)), warned(answer)
 
@@ -203,9 +203,9 @@ TURNS: list[tuple[Any, Any]] = [
 
 @pytest.mark.parametrize(("given", "meant"), TURNS, ids=str)
 def test_messages_of_a_chat_that_lack_something(server, given, meant):
-    begun, after = said("user", text("Hi")), said("user", text("And?"))
-    assert prompt(server, [begun, *given, after]) == prompt(server, [begun, *meant, after])
-    answer = post(server, CHAT, [begun, *given, after])
+    earlier, after = said("user", text("Hi")), said("user", text("And?"))
+    assert prompt(server, [earlier, *given, after]) == prompt(server, [earlier, *meant, after])
+    answer = post(server, CHAT, [earlier, *given, after])
     assert answer.status_code == 200 and "warnings" not in answer.json(), answer.text
 
 
@@ -270,8 +270,8 @@ def test_each_turn_of_such_a_thread_finds_the_last_one_and_streams(server, api):
         before = whole - 16
     streamed = post(server, api, turns, stream=True, **cached)
     last = [json.loads(line.removeprefix("data: ")) for line in streamed.text.splitlines() if "warnings" in line][-1]
-    told = last if "warnings" in last else last["message"]
-    assert streamed.status_code == 200 and told["warnings"] == answer.json()["warnings"]
+    reported = last if "warnings" in last else last["message"]
+    assert streamed.status_code == 200 and reported["warnings"] == answer.json()["warnings"]
 
 
 def test_warnings_of_many_kinds_are_few(server):

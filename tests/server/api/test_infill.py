@@ -86,7 +86,7 @@ def test_control_tokens_in_texts_are_only_text(filling):
     assert sum(token in controls for token in tokens(filling, **marked, input_extra=files).tolist()) == 3
 
 
-def test_a_model_may_want_what_is_behind_first(model):
+def test_a_model_may_want_what_comes_after_first(model):
     with running(model, spm_infill=True) as server:
         assert prompt(server, **GAP).endswith(
             "<|fim_suffix|>\nprint(add(1, 2))\n<|fim_prefix|>def add(a, b):\n<|fim_middle|>"

@@ -40,7 +40,7 @@ def test_the_counters_are_the_sums_of_the_answers(counting):
 
 
 @pytest.mark.parametrize("api", ALL, ids=str)
-def test_the_reuse_of_a_prompt_is_told_wherever_a_request_shows(counting, api):
+def test_the_reuse_of_a_prompt_is_reported_wherever_a_request_shows(counting, api):
     """`prefix_cache_tokens` and `prefix_cache_ratio`: in the answer, the end of a stream, /slots and /metrics."""
     asked = f"Who keeps the mill of {api}? " * 9, {"most": 3, "cache_prompt": True}
     names = "slotcache_prefix_cache_tokens_total", "slotcache_prefix_cache_ratio_sum", "slotcache_prefix_cache_ratio_count"
@@ -48,8 +48,8 @@ def test_the_reuse_of_a_prompt_is_told_wherever_a_request_shows(counting, api):
     first, whole = (report_in(api.ask(counting, asked[0], stream=False, **asked[1]).json()) for _ in range(2))
     assert first and whole
     events = api.events_of(api.ask(counting, asked[0], stream=True, stream_options=None, **asked[1]))
-    told = [report for event in events if (report := report_in(event))]
-    assert len(told) == 1 and told[0] | {"conversation": None} == whole | {"conversation": None}
+    reported = [report for event in events if (report := report_in(event))]
+    assert len(reported) == 1 and reported[0] | {"conversation": None} == whole | {"conversation": None}
     assert whole["slot"] == whole["lane"] == 0
     assert whole["prefix_cache_tokens"] == whole["cached_tokens"] > 20 and 0.9 < whole["prefix_cache_ratio"] < 1
     (slot,) = counting.http.get("/slots").json()
@@ -58,7 +58,7 @@ def test_the_reuse_of_a_prompt_is_told_wherever_a_request_shows(counting, api):
         whole["prefix_cache_ratio"],
     ]
     tokens, ratio, count = (counting.metric(name) - value for name, value in zip(names, before, strict=True))
-    reports = [first, whole, *told]
+    reports = [first, whole, *reported]
     assert (tokens, count) == (sum(one["prefix_cache_tokens"] for one in reports), 3)
     assert ratio == pytest.approx(sum(one["prefix_cache_ratio"] for one in reports))
 
@@ -80,9 +80,9 @@ def test_all_fifteen_have_a_type_and_a_help(counting):
     assert time.time() - 3600 < int(answer.headers["process-start-time-unix"]) <= time.time()
     lines = [line.split(" ", 3) for line in answer.text.splitlines() if "llamacpp:" in line]
     typed = {line[2]: line[3] for line in lines if line[:2] == ["#", "TYPE"]}
-    told = {line[2] for line in lines if line[:2] == ["#", "HELP"]}
+    reported = {line[2] for line in lines if line[:2] == ["#", "HELP"]}
     valued = {line[0] for line in lines if line[0] != "#"}
-    assert set(typed) == told == valued and len(typed) == 15
+    assert set(typed) == reported == valued and len(typed) == 15
     assert [list(typed.values()).count(kind) for kind in ("counter", "gauge")] == [10, 5]
 
 
@@ -102,6 +102,6 @@ def test_each_help_text_says_alone_what_is_counted(counting):
     assert {name: text for name, text in helps.items() if LEANING.search(text) or len(text) < 8} == {}
 
 
-def test_the_build_is_told_with_its_versions(counting):
+def test_the_build_is_reported_with_its_versions(counting):
     versions = {"llama_cpp": llama.LIBRARY.version, "python": platform.python_version(), "version": VERSION}
     assert llama.LIBRARY.version and counting.metric("slotcache_build_info", **versions) == 1

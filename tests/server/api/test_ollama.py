@@ -82,8 +82,8 @@ def test_options_are_the_fields_of_a_completion(server):
     """`/slots` shows those of a request that runs."""
     asked = {"messages": [HELLO], "options": OPTIONS | {"num_predict": 4000, "ignore_eos": True}}
     with server.http.stream("POST", "/api/chat", json=USUAL | asked) as stream:
-        told = stream.iter_lines()  # kept: an iterator that is gone closes its stream
-        _, _ = next(told), next(told)  # the line that comes at once, and a piece
+        reported = stream.iter_lines()  # kept: an iterator that is gone closes its stream
+        _, _ = next(reported), next(reported)  # the line that comes at once, and a piece
         (params,) = [slot["params"] for slot in server.http.get("/slots").json() if slot["is_processing"]]
     assert {name: params[name] for name in OPTIONS} == pytest.approx(OPTIONS)
     until(lambda: not server.service.open)
@@ -188,10 +188,10 @@ def test_many_results_that_no_call_waits_for():
     assert len(take(ChatRequest(messages=messages_of(said)))[0].messages) == 50_001
 
 
-def test_an_answer_that_has_begun_goes_on(server):
-    begun = [HELLO, {"role": "assistant", "content": "The town"}]
-    chat = server.chat(messages=begun, max_tokens=12, echo=False, cache_prompt=False)
-    assert text_of(whole(server, messages=begun)) == chat["choices"][0]["message"]["content"]
+def test_an_answer_that_has_started_goes_on(server):
+    partial = [HELLO, {"role": "assistant", "content": "The town"}]
+    chat = server.chat(messages=partial, max_tokens=12, echo=False, cache_prompt=False)
+    assert text_of(whole(server, messages=partial)) == chat["choices"][0]["message"]["content"]
 
 
 def test_logprobs(server):
@@ -289,7 +289,7 @@ def test_a_model_answers_to_its_names_with_and_without_latest(both, name):
     assert whole(both, model=name)["model"] == name
 
 
-def test_an_unknown_model_is_told_which_there_are(both):
+def test_an_unknown_model_is_refused_with_those_there_are(both):
     for path in ("/api/chat", "/api/generate", "/api/embed", "/api/embeddings", "/api/show"):
         error = refused(both, path, 404, model="none:7b")
         assert error == "no model 'none:7b' is served here: expected town:latest, town:small, bert:latest"
@@ -297,7 +297,7 @@ def test_an_unknown_model_is_told_which_there_are(both):
     assert refused(both, "/api/embed", model="town") == "'town' does not support embed here: expected bert:latest"
 
 
-def test_show_tells_what_a_client_chooses_by(both):
+def test_show_reports_what_a_client_chooses_by(both):
     shown = post(both, "/api/show", model="town").json()
     assert shown["capabilities"] == ["completion", "tools"] and "messages" in shown["template"]
     assert shown["model_info"]["general.architecture"] == "llama" and shown["model_info"]["llama.context_length"] == 8192
@@ -312,12 +312,12 @@ def test_a_pull_of_a_served_model_is_done_at_once(both):
 
 
 def test_the_version_is_one_that_clients_can_compare(server):
-    told = server.http.get("/api/version").json()
-    assert [int(part) for part in told["version"].split(".")] >= [0, 13, 4] and told["slotcache"], "of `codex --oss`"
+    reported = server.http.get("/api/version").json()
+    assert [int(part) for part in reported["version"].split(".")] >= [0, 13, 4] and reported["slotcache"], "of `codex --oss`"
 
 
 @pytest.mark.parametrize("ui", [True, False])
-def test_clients_are_told_that_it_runs(tiny, ui):
+def test_clients_are_informed_that_it_runs(tiny, ui):
     with running(tiny, ui=ui) as up:
         json_client, browser = {"Accept": "application/json"}, {"Accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
         assert up.http.get("/", headers=json_client).text == "Ollama is running"
@@ -366,8 +366,8 @@ def test_an_embedder_that_stays_in_memory_says_so(tiny, tmp_path):
         for path, text in (("/api/embed", "input"), ("/api/embeddings", "prompt")):
             for said in ("a river", ""):
                 fields = {"model": "bert", text: said}
-                (told,) = post(up, path, **fields, keep_alive="5m").json()["warnings"]
-                assert told.startswith("keep_alive has no effect")
+                (reported,) = post(up, path, **fields, keep_alive="5m").json()["warnings"]
+                assert reported.startswith("keep_alive has no effect")
                 for kept in (-1, None):
                     assert "warnings" not in post(up, path, **fields, keep_alive=kept).json()
 
@@ -391,7 +391,7 @@ def test_a_model_is_kept_as_long_as_a_request_says(both):
 
 
 @pytest.mark.parametrize("path", ["/api/chat", "/api/generate"])
-def test_a_model_leaves_memory_at_once_and_comes_back(both, path):
+def test_a_model_is_unloaded_at_once_and_comes_back(both, path):
     asked = {"model": "town", "messages": []} if path == "/api/chat" else {"model": "town", "prompt": ""}
     before = text_of(whole(both, path, model="town", keep_alive=0))
     until(lambda: "town:latest" not in loaded(both))

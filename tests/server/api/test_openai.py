@@ -9,7 +9,7 @@ import openai
 import pytest
 from support.weather import Weather
 
-from ..conftest import held, running, until
+from ..conftest import blocked, running, until
 
 HELLO: Any = [{"role": "user", "content": "Say hello."}]
 USUAL: Any = {"model": "tiny", "messages": HELLO, "temperature": 0, "max_tokens": 8}
@@ -42,7 +42,7 @@ def test_answers_of_an_async_client_are_the_same(server):
 ONCE: Any = {"model": "tiny", "prompt": "Once", "max_tokens": 4, "temperature": 0}
 
 
-def test_an_async_stream_that_is_left_frees_its_slot(server):
+def test_an_async_stream_that_is_closed_early_frees_its_slot(server):
     async def left():
         async with (
             openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none") as client,
@@ -96,7 +96,7 @@ def test_several_turns_see_all_that_was_said(server):
     assert counts == sorted(set(counts))
 
 
-def test_raw_responses_tell_the_id_of_the_request(server):
+def test_raw_responses_report_the_id_of_the_request(server):
     raw = server.openai.chat.completions.with_raw_response.create(**USUAL)
     assert raw.headers["x-request-id"] and raw.parse()._request_id == raw.headers["x-request-id"]
 
@@ -131,7 +131,7 @@ def test_keys_and_hosts_have_theirs(tiny):
 def test_a_full_queue_is_a_rate_limit_and_a_client_that_retries_gets_its_answer(tiny):
     with running(tiny, parallel=1, max_queue=1) as up:
         first, second = (threading.Thread(target=lambda: up.openai.chat.completions.create(**LONG)) for _ in range(2))
-        with held(up):
+        with blocked(up):
             first.start()
             second.start()
             until(lambda: len(up.service.open) == 2)

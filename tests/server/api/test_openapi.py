@@ -78,17 +78,17 @@ def test_whatever_comes_no_route_fails(server, request_made):
     assert answer.status_code < 500, answer.text[:500]
 
 
-def test_every_route_is_told_with_what_it_takes(server):
-    told = server.http.get("/openapi.json").json()
+def test_every_route_is_reported_with_what_it_takes(server):
+    reported = server.http.get("/openapi.json").json()
     routes = {
         (method, route.path.replace(":path}", "}"))
         for route in server.uvicorn.config.app.routes
         for method in route.methods - {"HEAD"}
     }
-    assert {(method.upper(), path) for path, methods in told["paths"].items() for method in methods} == routes
-    chat = told["paths"]["/v1/chat/completions"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    assert {(method.upper(), path) for path, methods in reported["paths"].items() for method in methods} == routes
+    chat = reported["paths"]["/v1/chat/completions"]["post"]["requestBody"]["content"]["application/json"]["schema"]
     assert chat == {"$ref": "#/components/schemas/ChatRequest"}
-    assert {"messages", "documents", "cache_prompt"} <= set(told["components"]["schemas"]["ChatRequest"]["properties"])
+    assert {"messages", "documents", "cache_prompt"} <= set(reported["components"]["schemas"]["ChatRequest"]["properties"])
 
 
 def test_the_document_is_made_once(server):

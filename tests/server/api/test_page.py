@@ -95,8 +95,8 @@ def test_a_server_without_a_page(tiny):
 
 def test_the_wheel_holds_each_file():
     data = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["slotcache.server"]
-    held = {path for pattern in data for path in (ROOT / "server").glob(pattern)}
-    assert {path for path in FOLDER.rglob("*") if path.is_file()} <= held
+    packed = {path for pattern in data for path in (ROOT / "server").glob(pattern)}
+    assert {path for path in FOLDER.rglob("*") if path.is_file()} <= packed
 
 
 def test_the_page_is_made_of_small_modules_without_html_in_strings():

@@ -34,10 +34,10 @@ def test_they_are_those_of_a_decode_of_their_own(server, reference):
     prompt = server.http.post("/tokenize", json={"content": TEXT["prompt"]}).json()["tokens"]
     asked = {"prompt": prompt, "n_predict": 8, "n_probs": 5, "temperature": 2.0, "seed": 3, "repeat_penalty": 1.5}
     answer = server.http.post("/completion", json=asked | {"logit_bias": [["river", 4.0]]}).json()
-    told = answer["completion_probabilities"]
-    assert len(told) == 8 and "".join(token["token"] for token in told) == answer["content"]
-    for at, token in enumerate(told):
-        exact = reference([*prompt, *(before["id"] for before in told[:at])])
+    reported = answer["completion_probabilities"]
+    assert len(reported) == 8 and "".join(token["token"] for token in reported) == answer["content"]
+    for at, token in enumerate(reported):
+        exact = reference([*prompt, *(before["id"] for before in reported[:at])])
         assert token["logprob"] == pytest.approx(exact[token["id"]], abs=1e-3)
         best = [each["id"] for each in token["top_logprobs"]]
         assert best == np.argsort(-exact)[:5].tolist()
@@ -47,35 +47,35 @@ def test_they_are_those_of_a_decode_of_their_own(server, reference):
 def test_a_chat_through_openai_s_client(server):
     asked = CHAT | {"max_tokens": 6, "logprobs": True, "top_logprobs": 3}
     choice = server.openai.chat.completions.create(**asked).choices[0]
-    told = choice.logprobs.content
-    assert len(told) == 6 and "".join(token.token for token in told) == choice.message.content
-    for token in told:
+    reported = choice.logprobs.content
+    assert len(reported) == 6 and "".join(token.token for token in reported) == choice.message.content
+    for token in reported:
         assert len(token.top_logprobs) == 3 and token.top_logprobs[0].logprob == token.logprob <= 0
         assert bytes(token.bytes).decode("utf-8", "replace") == token.token
     chunks = list(server.openai.chat.completions.create(**asked, stream=True))
     pieces = [(chunk.choices[0].delta.content or "", chunk.choices[0].logprobs) for chunk in chunks]
     sent = [(text, logprobs.content) for text, logprobs in pieces if logprobs]
     assert all("".join(token.token for token in tokens) == text for text, tokens in sent)
-    assert [token for _, tokens in sent for token in tokens] == told
+    assert [token for _, tokens in sent for token in tokens] == reported
     alone = server.openai.chat.completions.create(**CHAT, max_tokens=2, logprobs=True).choices[0].logprobs.content
-    assert [token.logprob for token in alone] == [token.logprob for token in told[:2]]
+    assert [token.logprob for token in alone] == [token.logprob for token in reported[:2]]
     assert all(token.top_logprobs == [] for token in alone)
     assert server.openai.chat.completions.create(**CHAT, max_tokens=2).choices[0].logprobs is None
 
 
 def test_a_text_through_openai_s_client(server):
     choice = server.openai.completions.create(**TEXT, logprobs=2).choices[0]
-    told = choice.logprobs
-    assert len(told.tokens) == 8 and "".join(told.tokens) == choice.text
-    assert told.text_offset == [len("".join(told.tokens[:at])) for at in range(8)]
-    for token, logprob, best in zip(told.tokens, told.token_logprobs, told.top_logprobs, strict=True):
+    reported = choice.logprobs
+    assert len(reported.tokens) == 8 and "".join(reported.tokens) == choice.text
+    assert reported.text_offset == [len("".join(reported.tokens[:at])) for at in range(8)]
+    for token, logprob, best in zip(reported.tokens, reported.token_logprobs, reported.top_logprobs, strict=True):
         assert len(best) == 2 and best[token] == logprob == max(best.values())
     chunks = [chunk.choices[0] for chunk in server.openai.completions.create(**TEXT, logprobs=2, stream=True)]
     parts = [chunk.logprobs for chunk in chunks if chunk.logprobs]
-    assert [token for part in parts for token in part.tokens] == told.tokens
-    assert [offset for part in parts for offset in part.text_offset] == told.text_offset
-    assert [token["id"] for token in told.content] == [token["id"] for part in parts for token in part.content]
-    assert server.openai.completions.create(**TEXT, logprobs=0).choices[0].logprobs.token_logprobs == told.token_logprobs
+    assert [token for part in parts for token in part.tokens] == reported.tokens
+    assert [offset for part in parts for offset in part.text_offset] == reported.text_offset
+    assert [token["id"] for token in reported.content] == [token["id"] for part in parts for token in part.content]
+    assert server.openai.completions.create(**TEXT, logprobs=0).choices[0].logprobs.token_logprobs == reported.token_logprobs
 
 
 def test_several_choices_each_have_theirs(server):
@@ -104,8 +104,8 @@ def test_a_stream_has_an_event_for_each_token(server):
     whole = server.http.post("/completion", json=asked).json()
     assert "completion_probabilities" not in events[-1]
     assert [event["completion_probabilities"][0] for event in events[:-1]] == whole["completion_probabilities"]
-    held = asked | {"stop": "".join(tokens_of(whole)[1:3]) + "never"}  # so that three tokens become known at once
-    for known in (events, streamed(server, "/completion", held)):
+    kept = asked | {"stop": "".join(tokens_of(whole)[1:3]) + "never"}  # so that three tokens become known at once
+    for known in (events, streamed(server, "/completion", kept)):
         assert [each["tokens"] for each in known[:-1]] == [[token["id"]] for token in whole["completion_probabilities"]]
         assert [each["tokens_predicted"] for each in known[:-1]] == [1, 2, 3, 4, 5, 6]
         assert "".join(each["content"] for each in known) == whole["content"]
@@ -115,7 +115,7 @@ def tokens_of(answer):
     return [token["token"] for token in answer["completion_probabilities"]]
 
 
-def test_the_tokens_of_a_stop_string_are_not_told(server):
+def test_the_tokens_of_a_stop_string_are_not_reported(server):
     asked = {"prompt": TEXT["prompt"], "n_predict": 8, "n_probs": 0, "logprobs": 0, "temperature": 0}
     texts = tokens_of(server.http.post("/completion", json=asked).json())
     assert all(texts) and len(texts) == 8
@@ -125,7 +125,7 @@ def test_the_tokens_of_a_stop_string_are_not_told(server):
     assert [token for event in events if not event["stop"] for token in tokens_of(event)] == texts[:4]
 
 
-def test_of_a_token_in_which_a_stop_string_begins_the_part_in_front_is_told(server):
+def test_of_a_token_in_which_a_stop_string_begins_the_part_in_front_is_reported(server):
     asked = {"prompt": TEXT["prompt"], "n_predict": 10, "logprobs": 0, "temperature": 0}
     free = server.http.post("/completion", json=asked).json()
     texts, ids = tokens_of(free), [token["id"] for token in free["completion_probabilities"]]
@@ -138,18 +138,20 @@ def test_of_a_token_in_which_a_stop_string_begins_the_part_in_front_is_told(serv
         cut = whole[: whole.index(stop)]
         for body in (asked | {"stop": stop}, asked | {"stop": [stop, whole[3:5] + "never"]}):
             answer = server.http.post("/completion", json=body).json()
-            told = answer["completion_probabilities"]
+            reported = answer["completion_probabilities"]
             assert answer["content"] == cut == "".join(tokens_of(answer))
-            assert bytes(byte for token in told for byte in token["bytes"]).decode() == cut
-            assert [token["id"] for token in told] == ids[: len(told)]
+            assert bytes(byte for token in reported for byte in token["bytes"]).decode() == cut
+            assert [token["id"] for token in reported] == ids[: len(reported)]
             events = streamed(server, "/completion", body)
-            assert [token for event in events if not event["stop"] for token in event["completion_probabilities"]] == told
+            assert [
+                token for event in events if not event["stop"] for token in event["completion_probabilities"]
+            ] == reported
     chat = CHAT | {"max_tokens": 8, "logprobs": True}
     said = server.openai.chat.completions.create(**chat).choices[0].message.content
     for start in range(1, len(said) - 3):
         chunks = list(server.openai.chat.completions.create(**chat, stop=said[start : start + 3], stream=True))
         sent = [(one.choices[0].delta.content or "", one.choices[0].logprobs) for one in chunks]
-        assert all("".join(token.token for token in told.content) == text for text, told in sent if told)
+        assert all("".join(token.token for token in reported.content) == text for text, reported in sent if reported)
         assert "".join(text for text, _ in sent) == said[: said.index(said[start : start + 3])]
 
 
@@ -157,19 +159,19 @@ def test_a_character_of_several_tokens_belongs_to_the_last_of_them(server):
     spelt = server.http.post("/tokenize", json={"content": "\u6f22"}).json()["tokens"]
     assert len(spelt) > 1
     asked = {"prompt": "x", "n_predict": 1, "logprobs": 0, "temperature": 0, "stream": False}
-    told = []
+    reported = []
     for token in spelt:  # forced one by one
-        body = asked | {"prompt": [1, *(each["id"] for each in told)], "logit_bias": [[token, 1e9]]}
-        told += server.http.post("/completion", json=body).json()["completion_probabilities"]
-    assert [token["id"] for token in told] == spelt
-    assert bytes(byte for token in told for byte in token["bytes"]).decode() == "\u6f22"
+        body = asked | {"prompt": [1, *(each["id"] for each in reported)], "logit_bias": [[token, 1e9]]}
+        reported += server.http.post("/completion", json=body).json()["completion_probabilities"]
+    assert [token["id"] for token in reported] == spelt
+    assert bytes(byte for token in reported for byte in token["bytes"]).decode() == "\u6f22"
     (last,) = server.http.post("/completion", json=asked | {"logit_bias": [[spelt[0], 1e9]]}).json()[
         "completion_probabilities"
     ]
     assert last["token"] == "\ufffd", "the answer ends within the character"
 
 
-def test_the_end_of_an_answer_is_told_as_llama_server_does(server):
+def test_the_end_of_an_answer_is_reported_as_llama_server_does(server):
     end = min(server.service.model.ends)
     asked = {"prompt": "x", "n_predict": 5, "n_probs": 1, "logit_bias": [[end, 1e9]], "temperature": 0}
     answer = server.http.post("/completion", json=asked).json()

@@ -35,48 +35,48 @@ def tokens_of(server, text):
     return server.http.post("/tokenize", json={"content": text, "add_special": True}).json()["tokens"]
 
 
-def told_of_prompt(server, body, answer):
+def logprobs_of_prompt(server, body, answer):
     """The prompt's tokens as they were told, and their log-probabilities but for the first."""
-    told, size = answer["choices"][0]["logprobs"], len(tokens_of(server, body["prompt"]))
-    assert len(told["tokens"]) == size + answer["usage"]["completion_tokens"]
-    return [entry["id"] for entry in told["content"][:size]], told["token_logprobs"][1:size]
+    reported, size = answer["choices"][0]["logprobs"], len(tokens_of(server, body["prompt"]))
+    assert len(reported["tokens"]) == size + answer["usage"]["completion_tokens"]
+    return [entry["id"] for entry in reported["content"][:size]], reported["token_logprobs"][1:size]
 
 
 def test_they_are_those_of_the_model(server, reference):
     tokens = tokens_of(server, PROMPT)
     assert len(tokens) > server.service.context.max_rows, "more than one step"
     answer = server.openai.completions.create(**ASKED, logprobs=4)
-    told, exact = answer.choices[0].logprobs, reference(tokens)
-    assert [entry["id"] for entry in told.content][: len(tokens)] == tokens and len(told.tokens) == len(tokens) + 3
-    assert told.token_logprobs[0] is None and told.top_logprobs[0] is None
+    reported, exact = answer.choices[0].logprobs, reference(tokens)
+    assert [entry["id"] for entry in reported.content][: len(tokens)] == tokens and len(reported.tokens) == len(tokens) + 3
+    assert reported.token_logprobs[0] is None and reported.top_logprobs[0] is None
     own = exact[np.arange(len(tokens) - 1), tokens[1:]]
-    assert told.token_logprobs[1 : len(tokens)] == pytest.approx(own.tolist(), abs=1e-3)
-    for row, entry in zip(exact, told.content[1:], strict=False):
+    assert reported.token_logprobs[1 : len(tokens)] == pytest.approx(own.tolist(), abs=1e-3)
+    for row, entry in zip(exact, reported.content[1:], strict=False):
         best = [each["id"] for each in entry["top_logprobs"]]
         assert best == np.argsort(-row)[:4].tolist()
         assert [each["logprob"] for each in entry["top_logprobs"]] == pytest.approx(row[best].tolist(), abs=1e-3)
 
 
 def test_their_texts_are_the_answer_s(server):
-    plain, told = (server.openai.completions.create(**ASKED, **more).choices[0] for more in ({}, {"logprobs": 1}))
-    assert told.text == plain.text == "".join(told.logprobs.tokens) and plain.text.startswith(PROMPT)
-    texts = told.logprobs.tokens
-    assert told.logprobs.text_offset == [len("".join(texts[:at])) for at in range(len(texts))]
+    plain, reported = (server.openai.completions.create(**ASKED, **more).choices[0] for more in ({}, {"logprobs": 1}))
+    assert reported.text == plain.text == "".join(reported.logprobs.tokens) and plain.text.startswith(PROMPT)
+    texts = reported.logprobs.tokens
+    assert reported.logprobs.text_offset == [len("".join(texts[:at])) for at in range(len(texts))]
     chunks = [chunk.choices[0] for chunk in server.openai.completions.create(**ASKED, logprobs=1, stream=True)]
     parts = [(chunk.text, chunk.logprobs) for chunk in chunks if chunk.logprobs]
     assert len(parts) > 3 and all("".join(part.tokens) == text for text, part in parts)
-    assert "".join(chunk.text for chunk in chunks) == told.text
+    assert "".join(chunk.text for chunk in chunks) == reported.text
     for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
-        assert [each for _, part in parts for each in getattr(part, name)] == getattr(told.logprobs, name)
+        assert [each for _, part in parts for each in getattr(part, name)] == getattr(reported.logprobs, name)
 
 
-def test_a_prompt_alone_may_be_told(server):
+def test_a_prompt_alone_may_be_reported(server):
     tokens = tokens_of(server, "The old town")
     for prompt in (tokens, tokens[:1]):
         body = ASKED | {"prompt": prompt, "max_tokens": 0, "logprobs": 0}
-        told = server.http.post("/v1/completions", json=body).json()["choices"][0]["logprobs"]
-        assert [entry["id"] for entry in told["content"]] == prompt and told["token_logprobs"][0] is None
-        assert all(logprob < 0 for logprob in told["token_logprobs"][1:])
+        reported = server.http.post("/v1/completions", json=body).json()["choices"][0]["logprobs"]
+        assert [entry["id"] for entry in reported["content"]] == prompt and reported["token_logprobs"][0] is None
+        assert all(logprob < 0 for logprob in reported["token_logprobs"][1:])
 
 
 def test_control_tokens_are_spelt_in_a_prompt(server):
@@ -105,11 +105,11 @@ def test_many_at_once_with_other_streams(tiny):
         bodies = [ASKED | {"prompt": f"{number} {PROMPT}", "max_tokens": 40, "logprobs": 2} for number in range(8)]
         others = [{"prompt": f"{number} {PROMPT}", "max_tokens": 700, "ignore_eos": True} for number in range(4)]
         ask = partial(up.http.post, "/v1/completions")
-        alone = [told_of_prompt(up, body, ask(json=body).json()) for body in bodies]
+        alone = [logprobs_of_prompt(up, body, ask(json=body).json()) for body in bodies]
         with ThreadPoolExecutor(len(bodies + others)) as pool:
             answers = list(pool.map(lambda body: ask(json=body).json(), bodies + others))
         for body, answer, (tokens, logprobs) in zip(bodies, answers, alone, strict=False):
-            again = told_of_prompt(up, body, answer)
+            again = logprobs_of_prompt(up, body, answer)
             assert again[0] == tokens and again[1] == pytest.approx(logprobs, abs=0.5), "the steps have other sizes"
         assert up.metric("slotcache_preemptions_total") > 0
 
@@ -118,8 +118,8 @@ def test_several_choices_and_prompts(server):
     body = ASKED | {"prompt": ["The sea", "The old town"], "n": 2, "temperature": 2.0, "seed": 1, "logprobs": 1}
     choices = server.http.post("/v1/completions", json=body).json()["choices"]
     tokens = [tokens_of(server, text) for text in body["prompt"]]
-    told = [[entry["id"] for entry in choice["logprobs"]["content"]] for choice in choices]
-    assert [each[: len(own)] for each, own in zip(told, [tokens[0]] * 2 + [tokens[1]] * 2, strict=True)] == [
+    reported = [[entry["id"] for entry in choice["logprobs"]["content"]] for choice in choices]
+    assert [each[: len(own)] for each, own in zip(reported, [tokens[0]] * 2 + [tokens[1]] * 2, strict=True)] == [
         tokens[0], tokens[0], tokens[1], tokens[1],
     ]  # fmt: skip
 

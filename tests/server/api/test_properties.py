@@ -109,9 +109,9 @@ def test_every_answer_and_chunk_has_the_fingerprint_of_the_server(named, tiny):
         chunk.system_fingerprint
         for chunk in named.openai.completions.create(model="m", prompt="Hi", max_tokens=2, stream=True)
     }
-    assert len(prints) == 1 and (told := prints.pop()).startswith("b")
+    assert len(prints) == 1 and (reported := prints.pop()).startswith("b")
     with running(tiny, parallel=3, port=0) as same, running(tiny, cache_type_k="f32", cache_type_v="f32", port=0) as other:
-        assert [up.service.fingerprint == told for up in (same, other)] == [True, False]
+        assert [up.service.fingerprint == reported for up in (same, other)] == [True, False]
 
 
 def test_an_idle_slot_shows_no_task_before_its_first(tiny):

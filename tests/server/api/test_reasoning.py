@@ -24,7 +24,7 @@ def post(server, api, **fields):
     return api.ask(server, **{"most": 24, "stream": False} | fields)
 
 
-def told(api, answer):
+def figures_of(api, answer):
     """The tokens of the prompt, the reasoning and the content of an answer."""
     said = api.read(answer)
     return said.num_prompt, said.thought, said.text
@@ -34,7 +34,7 @@ def asked(server, api, **fields):
     answer = post(server, api, **fields)
     assert answer.status_code == 200, answer.text
     assert "warnings" not in answer.json(), answer.json()["warnings"]
-    return told(api, answer.json())
+    return figures_of(api, answer.json())
 
 
 ON = [
@@ -156,7 +156,7 @@ OFF_AND_MUCH = [
 def test_how_much_has_no_effect_beside_off(thinking, api, fields, unused, switch):
     answer = post(thinking, api, **fields).json()
     assert answer["warnings"] == [f"{unused} has no effect: {switch} switches reasoning off"]
-    assert told(api, answer) == asked(thinking, api, enable_thinking=False)
+    assert figures_of(api, answer) == asked(thinking, api, enable_thinking=False)
 
 
 CONTRADICTIONS = [
@@ -200,7 +200,7 @@ def test_what_has_no_meaning_here_is_named(thinking, api):
 
 
 @every
-def test_a_template_without_reasoning_is_told_of(server, api):
+def test_a_template_without_reasoning_is_reported(server, api):
     for fields, name in (
         ({"think": True}, "think"),
         ({"reasoning": {"effort": "high"}}, "reasoning.effort"),

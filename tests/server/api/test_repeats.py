@@ -29,27 +29,27 @@ def ask(up, text, key="one", path=CHAT, **fields):
     return answer.json().get("warnings", [])
 
 
-def test_a_client_is_told_once_and_only_of_its_own_prompts(shared, caplog):
+def test_a_client_is_warned_once_and_only_of_its_own_prompts(shared, caplog):
     assert ask(shared, "one") == []
     assert ask(shared, "one", "two") == [], "the prompt was another one's"
     assert ask(shared, "one", cache_scope="other") == []
     with caplog.at_level(logging.WARNING, "slotcache"):
         (warning,) = ask(shared, "one", question="And why?")
     assert "--cache-prompt" in warning and any(f"first {number},000 tokens" in warning for number in (1, 2))
-    told = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
-    assert told == [f"{CHAT}: {warning}"]
+    logged = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert logged == [f"{CHAT}: {warning}"]
     assert ask(shared, "one", question="And how?") == [], "it was told"
     assert ask(shared, "one", "two", question="And how?") != []
 
 
 @pytest.mark.parametrize("path", [RESPONSES, MESSAGES])
-def test_each_dialect_is_told(shared, path):
+def test_each_dialect_is_warned(shared, path):
     scope = {"path": path, "cache_scope": path}
     assert ask(shared, "dialect", **scope) == [] and "computed again" in ask(shared, "dialect", **scope)[0]
 
 
 @pytest.mark.parametrize("wish", [{"cache_prompt": False}, {"cache_prompt": True}, {"prompt_cache_key": "k"}])
-def test_who_says_something_of_the_cache_is_not_told(shared, wish):
+def test_who_says_something_of_the_cache_is_not_warned(shared, wish):
     for _ in range(2):
         assert ask(shared, "wish", cache_scope=str(wish), **wish) == []
 
@@ -60,7 +60,7 @@ def test_a_short_repetition_is_not_worth_a_word(shared):
         assert "warnings" not in shared.http.post(CHAT, json=body, headers={"X-Api-Key": "one"}).json()
 
 
-def test_memory_is_bounded_and_the_longest_beginning_counts():
+def test_memory_is_bounded_and_the_longest_prefix_counts():
     repeats, random = Repeats(), np.random.default_rng(0)
     prompts = [
         ChatPrompt([Fixed(random.integers(0, 1 << 30, 9 * STRIDE).astype(np.int32), "x")]) for _ in range(MOST_KEPT // 8)

@@ -31,7 +31,7 @@ def said(*parts: Any, role="user"):
     return [{"type": "message", "role": role, "content": list(parts)}]
 
 
-def told(content, role="user"):
+def turn(content, role="user"):
     return [{"role": role, "content": content}]
 
 
@@ -60,34 +60,34 @@ HISTORIES: dict[str, tuple[list[Any], list[dict[str, Any]], str]] = {
     "a hosted call": ([{"type": "web_search_call", "id": "ws_1", "status": "completed"}], [], "web_search_call"),
     "what a hosted call did": (
         [{"type": "web_search_call", "action": {"query": "fog"}}],
-        told('[web_search_call: {"query":"fog"}]', "assistant"),
+        turn('[web_search_call: {"query":"fog"}]', "assistant"),
         "web",
     ),
-    "an image that was made": ([{"type": "image_generation_call", "result": "AAAA"}], told(IMAGE, "assistant"), "image (1)"),
+    "an image that was made": ([{"type": "image_generation_call", "result": "AAAA"}], turn(IMAGE, "assistant"), "image (1)"),
     "a new kind": ([{"type": "dream", "of": "sheep"}], [], "dream"),
-    "a new kind with content": ([{"type": "dream", "content": [TEXT]}], told("[dream: Words.]", "assistant"), "dream"),
+    "a new kind with content": ([{"type": "dream", "content": [TEXT]}], turn("[dream: Words.]", "assistant"), "dream"),
     "a kind that is no text": ([{"type": ["message"]}], [], "other"),
     "null": ([None], [], ""),
     "a number": ([7], [], "other"),
-    "a text": (["Words."], told("Words."), ""),
-    "type null": ([{"type": None, "role": "user", "content": "Words."}], told("Words."), ""),
-    "another role": ([{"role": "critic", "content": "Words."}], told("Words."), "critic"),
-    "role null": ([{"type": "message", "role": None, "content": "Words."}], told("Words."), "message"),
-    "content null": ([{"role": "user", "content": None}], told(""), ""),
-    "content left out": ([{"role": "assistant"}], told("", "assistant"), ""),
-    "content of an answer null": ([{"type": "message", "role": "assistant", "content": None}], told("", "assistant"), ""),
-    "content an object": ([{"role": "user", "content": TEXT}], told("Words."), ""),
-    "part null": (said(TEXT, None), told("Words."), ""),
-    "part a text": (said("Words."), told("Words."), ""),
-    "part without a type": (said({"text": "Words."}), told("Words."), ""),
-    "part of no text": (said(TEXT, {"type": "input_text", "text": None}), told("Words."), ""),
-    "encrypted_content": (said({"type": "encrypted_content", "encrypted_content": "x"}, TEXT), told("Words."), "encrypted"),
-    "summary_text": (said({"type": "summary_text", "text": "Words."}), told("Words."), ""),
-    "reasoning_text": (said({"type": "reasoning_text", "text": "Words."}), told("Words."), ""),
-    "computer_screenshot": (said(SCREEN), told(IMAGE), "image (1)"),
-    "an image": (said({"type": "input_image", "image_url": "data:"}), told(IMAGE), "image (1)"),
-    "a part of a new kind": (said({"type": "dream"}), told(""), "dream"),
-    "a new kind with text": (said({"type": "dream", "text": "Words."}), told("[dream: Words.]"), "dream"),
+    "a text": (["Words."], turn("Words."), ""),
+    "type null": ([{"type": None, "role": "user", "content": "Words."}], turn("Words."), ""),
+    "another role": ([{"role": "critic", "content": "Words."}], turn("Words."), "critic"),
+    "role null": ([{"type": "message", "role": None, "content": "Words."}], turn("Words."), "message"),
+    "content null": ([{"role": "user", "content": None}], turn(""), ""),
+    "content left out": ([{"role": "assistant"}], turn("", "assistant"), ""),
+    "content of an answer null": ([{"type": "message", "role": "assistant", "content": None}], turn("", "assistant"), ""),
+    "content an object": ([{"role": "user", "content": TEXT}], turn("Words."), ""),
+    "part null": (said(TEXT, None), turn("Words."), ""),
+    "part a text": (said("Words."), turn("Words."), ""),
+    "part without a type": (said({"text": "Words."}), turn("Words."), ""),
+    "part of no text": (said(TEXT, {"type": "input_text", "text": None}), turn("Words."), ""),
+    "encrypted_content": (said({"type": "encrypted_content", "encrypted_content": "x"}, TEXT), turn("Words."), "encrypted"),
+    "summary_text": (said({"type": "summary_text", "text": "Words."}), turn("Words."), ""),
+    "reasoning_text": (said({"type": "reasoning_text", "text": "Words."}), turn("Words."), ""),
+    "computer_screenshot": (said(SCREEN), turn(IMAGE), "image (1)"),
+    "an image": (said({"type": "input_image", "image_url": "data:"}), turn(IMAGE), "image (1)"),
+    "a part of a new kind": (said({"type": "dream"}), turn(""), "dream"),
+    "a new kind with text": (said({"type": "dream", "text": "Words."}), turn("[dream: Words.]"), "dream"),
     "output null": (output(None), [called(), result("")], ""),
     "output left out": ([CALL, {"type": "function_call_output", "call_id": "c1"}], [called(), result("")], ""),
     "output an object": (output({"a": [1, "ü"]}), [called(), result('{"a": [1, "ü"]}')], ""),
@@ -124,7 +124,7 @@ def test_nothing_in_a_history_ends_the_thread(server, name):
     first = first.json()
     assert word in " ".join(first.get("warnings", [""]))
     assert "warnings" not in first or word
-    asked = {"messages": [*told("One?"), *messages, question], "tools": [{"type": "function", "function": LOOK}]}
+    asked = {"messages": [*turn("One?"), *messages, question], "tools": [{"type": "function", "function": LOOK}]}
     counted = server.http.post("/v1/chat/completions/input_tokens", json=asked)
     assert first["usage"]["input_tokens"] == counted.json()["input_tokens"], messages
     answer = {"role": "assistant", "content": first["output"][0]["content"][0]["text"]}
@@ -257,8 +257,8 @@ ARGUMENTS: list[Any] = [{}, {"arguments": {"a": 1}}, {"arguments": '{"a": 1}'}]
 def test_a_warning_is_a_line_of_some_length(server, caplog, body):
     with caplog.at_level(logging.WARNING, "slotcache"):
         server.http.post("/v1/responses/input_tokens", json=body)
-    (told,) = (record.getMessage() for record in caplog.records if record.levelname == "WARNING")
-    assert "\n" not in told and len(told) < 1000 and "forged" not in told
+    (warning,) = (record.getMessage() for record in caplog.records if record.levelname == "WARNING")
+    assert "\n" not in warning and len(warning) < 1000 and "forged" not in warning
 
 
 def test_many_choices_among_many_hosted_tools_are_compared_once_each():
@@ -278,7 +278,7 @@ def test_many_choices_among_many_hosted_tools_are_compared_once_each():
     assert compared <= 300 * 4
 
 
-def test_nulls_behind_the_question_are_nothing(server):
+def test_nulls_after_the_question_are_nothing(server):
     picture = {"role": "user", "content": [{"type": "input_image"}]}
     answer = server.http.post("/v1/responses", json=FIELDS | {"input": [picture, None]})
     assert answer.status_code == 400 and answer.json()["error"]["param"] == "input[0].content[0].type"

@@ -30,8 +30,8 @@ def test_a_function_in_a_namespace_is_called_by_both_names(server):
     (call,) = answer.output
     assert (call.type, call.namespace, call.name) == ("function_call", "agents", "spawn")
     assert json.loads(call.arguments)["at"] in (1, 2) and answer.tools[0].type == "namespace"
-    told = events(server, **fields)
-    assert [event["item"]["namespace"] for event in told if "item" in event] == ["agents"] * 2
+    reported = events(server, **fields)
+    assert [event["item"]["namespace"] for event in reported if "item" in event] == ["agents"] * 2
     result = {"type": "function_call_output", "call_id": call.call_id, "output": "4"}
     history = [{"role": "user", "content": FIELDS["input"]}, *answer.to_dict()["output"], result]
     second = server.openai.responses.create(**fields | {"input": history})
@@ -45,22 +45,22 @@ def test_a_function_in_a_namespace_is_called_by_both_names(server):
 def test_a_tool_with_free_text_gets_a_text(server, tools, choice):
     choice = choice or {"type": "custom", "name": "exec", "namespace": "agents"}
     fields = FIELDS | {"tools": tools, "tool_choice": choice, "seed": 3, "temperature": 0.8, "max_output_tokens": 400}
-    told = events(server, **fields)
-    (call,) = told[-1]["response"]["output"]
+    reported = events(server, **fields)
+    (call,) = reported[-1]["response"]["output"]
     assert call["type"] == "custom_tool_call" and call["name"] == choice["name"] and "arguments" not in call
     assert call.get("namespace") == choice.get("namespace") and call["id"].startswith("ctc_")
-    kinds = [event["type"] for event in told if "custom_tool_call_input" in event["type"]]
+    kinds = [event["type"] for event in reported if "custom_tool_call_input" in event["type"]]
     assert set(kinds[:-1]) == {"response.custom_tool_call_input.delta"} and kinds[-1].endswith(".done")
-    joined = "".join(event["delta"] for event in told if event["type"] == "response.custom_tool_call_input.delta")
-    done = next(event for event in told if event["type"] == "response.custom_tool_call_input.done")
+    joined = "".join(event["delta"] for event in reported if event["type"] == "response.custom_tool_call_input.delta")
+    done = next(event for event in reported if event["type"] == "response.custom_tool_call_input.done")
     assert call["input"] == joined == done["input"] != ""
     result = {"type": "custom_tool_call_output", "call_id": call["call_id"], "output": "Done."}
     history = [{"role": "user", "content": FIELDS["input"]}, call, result]
     counted = server.http.post("/v1/responses/input_tokens", json={"input": history, "tools": tools}).json()
-    assert counted["input_tokens"] > told[-1]["response"]["usage"]["input_tokens"]
+    assert counted["input_tokens"] > reported[-1]["response"]["usage"]["input_tokens"]
     stored = server.openai.responses.create(
         **FIELDS | {"input": [result], "tools": tools, "max_output_tokens": 1},
-        previous_response_id=told[-1]["response"]["id"],
+        previous_response_id=reported[-1]["response"]["id"],
     )
     items = server.http.get(f"/v1/responses/{stored.id}/input_items", params={"order": "asc"}).json()["data"]
     assert [item["type"] for item in items] == ["message", "custom_tool_call", "custom_tool_call_output"]
@@ -123,7 +123,7 @@ def test_free_text_is_the_same_however_it_is_cut(is_ascii, size):
 @pytest.mark.parametrize(
     "half", [r"\ud83d", r"\udc00", r"\ud83d\ud83d\ude00", r"\ud83d\u0041", r"\ud83d\n", r"\udc00\ud83d"]
 )
-def test_halves_of_characters_hold_up_no_text(half):
+def test_halves_of_characters_delay_no_text(half):
     text = json.loads(f'"{half}"').encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     reader = FreeText()
     assert "".join(map(reader.push, f'{{"input": "{half}, and more')) == f"{text}, and more"

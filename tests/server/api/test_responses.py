@@ -58,8 +58,8 @@ def test_progress_of_a_long_prompt_stands_between_created_and_the_text(server):
     deltas = [event for event in found if event["type"] == "response.output_text.delta"]
     assert deltas and all("predicted_per_second" in event["timings"] for event in deltas)
     assert "mistaken" in found[-1]["response"]["warnings"][0]
-    told = [event for event in found if "prompt_progress" in event]
-    assert told and all(event["type"] == "response.in_progress" for event in told)
+    reported = [event for event in found if "prompt_progress" in event]
+    assert reported and all(event["type"] == "response.in_progress" for event in reported)
     assert [event["type"] for event in found].count("response.created") == 1 and found[0]["type"] == "response.created"
 
 

@@ -236,7 +236,7 @@ def test_stages_are_computed_ahead_for_a_turn_that_is_named(folder_index):
     assert text_of(cold) == text_of(answer) and cold["slotcache"]["cached_tokens"] == 0
 
 
-def test_what_was_computed_ahead_is_reused_behind_the_history(folder_index):
+def test_what_was_computed_ahead_is_reused_after_the_history(folder_index):
     conversation = {"conversation": "typed"}
     answer_of(folder_index, "Who is the mayor of Tarnwick?", **conversation)
     before = cached_tokens(folder_index)
@@ -313,8 +313,8 @@ def test_chats_run_while_an_index_is_built(tiny, tmp_path):
         assert len(search(up, "stone", top_k=100)["results"]) == 100
 
 
-def test_a_client_may_leave_during_a_search(staged):
-    async def leave():
+def test_a_client_may_disconnect_during_a_search(staged):
+    async def disconnect():
         async with httpx.AsyncClient(base_url=staged.url, timeout=DEADLINE) as client:
             for path, body in (
                 ("/v1/search", {"query": "two tides", "stream": True, "speculate": "gone"}),
@@ -326,7 +326,7 @@ def test_a_client_may_leave_during_a_search(staged):
                             await client.post(path, json=body | {"max_tokens": 5000} if "messages" in body else body)
                             await asyncio.sleep(1)
 
-    asyncio.run(leave())
+    asyncio.run(disconnect())
     until(
         lambda: not staged.service.open and not staged.vectors.embedding.num_open and not staged.vectors.reranking.num_open
     )

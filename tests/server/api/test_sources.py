@@ -18,7 +18,7 @@ from support.encoders import bert
 from support.notes import NOTES, collection, files, is_ready, write
 
 from server.conftest import running, until
-from server.engine.test_generations import held_up
+from server.engine.test_generations import blocked_step
 
 
 @pytest.fixture(scope="module")
@@ -221,7 +221,7 @@ def test_files_are_read_while_vectors_wait_for_a_gap(tiny, tmp_path):
         with up.http.stream("POST", "/v1/chat/completions", json=endless) as stream:
             lines = stream.iter_lines()
             next(lines)
-            with held_up(up):
+            with blocked_step(up):
                 for name in ("new.md", "newer.md"):
                     write(folder, {name: f"# {name}\n\nA river of stone."})
                     up.http.post("/v1/sources/refresh", json={})

@@ -11,7 +11,7 @@ import pytest
 from slotcache.server.api.stream import SsePing
 from slotcache.server.http.connection import Shortcut
 
-from server.conftest import DEADLINE, held, running
+from server.conftest import DEADLINE, blocked, running
 
 ASKED = {"prompt": "A word", "n_predict": 1, "stream": True}
 START = {"type": "http.response.start", "status": 200, "headers": []}
@@ -84,7 +84,7 @@ def test_no_ping_joins_one_that_is_still_unsent():
     assert most == 1 and sent[0] is START and sent[-1] is END
 
 
-def test_a_message_stays_behind_a_ping_that_was_made_before_it():
+def test_a_message_stays_after_a_ping_that_was_made_before_it():
     async def numbered():
         """The numbers of what is sent where a ping waits as the last message comes."""
         numbers, sent, made, takes = itertools.count(), [], asyncio.Event(), asyncio.Event()
@@ -129,9 +129,9 @@ def test_the_setting_is_the_default(tiny):
         assert pings(server, 1.3, sse_ping_interval=-1) == 0
 
 
-def test_a_client_that_leaves_between_pings_ends_its_stream(fast):
+def test_a_client_that_disconnects_between_pings_ends_its_stream(fast):
     asked = ASKED | {"n_predict": 4000, "ignore_eos": True}
-    with held(fast), fast.http.stream("POST", "/completion", json=asked) as answer:
+    with blocked(fast), fast.http.stream("POST", "/completion", json=asked) as answer:
         lines = filter(None, answer.iter_lines())
         assert next(lines) == next(lines)
     assert fast.http.post("/completion", json=ASKED | {"stream": False}).status_code == 200

@@ -80,9 +80,9 @@ def test_each_turn_of_an_agent_is_answered_and_finds_the_last_one(server, api):
             continue
         answer = server.http.post(api.path, json=body | {said: body[said][:end]})
         assert answer.status_code == 200, answer.text
-        told = api.read(answer.json())
-        assert told.num_prompt >= before and told.num_cached >= before - REST, (end, told, before)
-        before = told.num_prompt - 16  # the words behind the last text of the prompt, by bytes
+        reported = api.read(answer.json())
+        assert reported.num_prompt >= before and reported.num_cached >= before - REST, (end, reported, before)
+        before = reported.num_prompt - 16  # the words behind the last text of the prompt, by bytes
 
 
 @every

@@ -97,7 +97,7 @@ def test_ids_that_are_too_many_are_counted(small, monkeypatch):
     assert refused(small, "/completion", {"prompt": [5] * 70_000})["n_prompt_tokens"] == 70_000 and not made
 
 
-def test_of_many_prompts_none_is_tokenised_behind_one_that_is_too_long(small, monkeypatch):
+def test_of_many_prompts_none_is_tokenised_after_one_that_is_too_long(small, monkeypatch):
     made = calls(monkeypatch, small)
     refused(small, "/completion", {"prompt": ["word " * 1000] * 100})
     assert len(made) == 1

@@ -186,9 +186,9 @@ def test_a_budget_touches_no_tag_that_is_content_or_of_the_client_s_own_grammar(
 
 def test_tools_without_a_call_leave_the_answer_alone(server):
     plain = whole(server, most=20, temperature=0)
-    told = whole(server, most=20, temperature=0, tools=[WEATHER], tool_choice="none")
-    assert told == whole(server, most=20, temperature=0, tools=[WEATHER])
-    assert told.num_prompt > plain.num_prompt and whole(server, most=20, temperature=0) == plain
+    reported = whole(server, most=20, temperature=0, tools=[WEATHER], tool_choice="none")
+    assert reported == whole(server, most=20, temperature=0, tools=[WEATHER])
+    assert reported.num_prompt > plain.num_prompt and whole(server, most=20, temperature=0) == plain
 
 
 def test_a_called_function_is_found_in_the_cache_again(server):

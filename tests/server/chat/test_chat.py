@@ -88,11 +88,11 @@ def test_a_conversation_computes_only_its_new_tokens(server):
     scope = "turns"
     answer = server.chat(messages=messages, cache_scope=scope)
     for question in ("And the tower?", "And the market?"):
-        held = answer["usage"]["total_tokens"] - 1  # the last token that was sampled has no KV
+        total = answer["usage"]["total_tokens"] - 1  # the last token that was sampled has no KV
         messages += [answer["choices"][0]["message"], {"role": "user", "content": question}]
         answer = server.chat(messages=messages, cache_scope=scope)
         assert answer["slotcache"]["source"] == "own"
-        assert answer["slotcache"]["cached_tokens"] == held
+        assert answer["slotcache"]["cached_tokens"] == total
 
 
 def test_documents_of_earlier_turns_stay_where_they_stood(server):
@@ -116,13 +116,13 @@ def test_documents_of_earlier_turns_stay_where_they_stood(server):
 def test_conversations_in_turn_keep_their_history(tiny, number, slots):
     with running(tiny, parallel=slots) as server:
         histories = [[SYSTEM, {"role": "user", "content": f"Conversation {who}."}] for who in range(number)]
-        held = [0] * number
+        totals = [0] * number
         for turn in range(3):
             for who, messages in enumerate(histories):
                 answer = server.chat(messages=messages)
-                assert turn == 0 or answer["slotcache"]["cached_tokens"] == held[who]
+                assert turn == 0 or answer["slotcache"]["cached_tokens"] == totals[who]
                 assert answer["timings"]["prompt_n"] == answer["usage"]["prompt_tokens"] - cached(answer)
-                held[who] = answer["usage"]["total_tokens"] - 1
+                totals[who] = answer["usage"]["total_tokens"] - 1
                 messages += [answer["choices"][0]["message"], {"role": "user", "content": f"Turn {turn}."}]
 
 
@@ -240,9 +240,9 @@ def test_a_model_whose_state_cannot_be_cut_goes_on_from_snapshots(generate, tmp_
             assert plain["choices"] == used["choices"]
         both = up.chat(messages=messages, max_tokens=12, n=2)
         assert [choice["message"] for choice in both["choices"]] == 2 * [second["choices"][0]["message"]]
-        held = up.http.get("/v1/cache").json()["snapshots"]
-        assert held and all(one["bytes"] > 0 for one in held)
-        assert f"slotcache_snapshots {len(held)}.0" in up.http.get("/metrics").text
+        snapshots = up.http.get("/v1/cache").json()["snapshots"]
+        assert snapshots and all(one["bytes"] > 0 for one in snapshots)
+        assert f"slotcache_snapshots {len(snapshots)}.0" in up.http.get("/metrics").text
         assert up.http.delete("/v1/cache").json()["tokens"] > 0
         assert up.chat(messages=messages, max_tokens=1)["timings"]["cache_n"] == 0
 

@@ -120,13 +120,13 @@ class Chats(RuleBasedStateMachine):
         SEEN["edited"] += 1
 
     @rule(wish=WISHES, after=st.integers(0, 4))
-    def leave(self, wish, after):
+    def disconnect(self, wish, after):
         """A client goes away in the middle of a stream: the conversation stays as it was."""
         talk = self.talk(wish)
         ask = self.asked(talk, replace(wish, options=wish.options | {"max_tokens": 500, "ignore_eos": True, "stop": []}))
         self.world.turn(ask)
         self.story.append(f"left after {after} events: {json.dumps(ask.body())}")
-        if self.client.leave(ask.body(), after):
+        if self.client.disconnect(ask.body(), after):
             SEEN["left"] += 1
         elif ask.conversation:  # it was whole before that, and is remembered under an id that nobody knows
             self.client.http.delete(f"/v1/conversations/{ask.conversation}", params={"scope": ask.scope})
@@ -206,7 +206,7 @@ class Chats(RuleBasedStateMachine):
         answers = [one.result() for one in sent]
         histories = [self.judged(*pair) for pair in zip(turns, answers, strict=True)]
         for (talk, wish), turn, answer, entries in zip(pairs, turns, answers, histories, strict=True):
-            self.world.remember(turn, entries, answer.id, answer.told)
+            self.world.remember(turn, entries, answer.id, answer.reported)
             talk.messages += [Message("user", wish.question, wish.documents or None), Message("assistant", answer.text)]
             talk.answers.append(answer.id)
 

@@ -117,14 +117,14 @@ def test_a_hint_takes_the_tokens_that_it_takes_and_no_room_that_there_is_not(tin
 
 def test_what_a_client_that_has_gone_waited_for_is_not_done(tiny):
     with running(tiny) as server:
-        threads, free, begun, made = server.service.builder.threads, Event(), Event(), []
+        threads, free, started, made = server.service.builder.threads, Event(), Event(), []
 
         def occupy():
-            begun.set()
+            started.set()
             free.wait(DEADLINE)
 
         busy = [threads._small.submit(occupy), threads._large.submit(occupy)]
-        assert begun.wait(DEADLINE)
+        assert started.wait(DEADLINE)
         real = server.service.builder.text
         server.service.builder.text = lambda prompt: made.append(len(prompt)) or real(prompt)
         for size in (10, 2 * LARGE):
@@ -141,11 +141,11 @@ def test_what_a_client_that_has_gone_waited_for_is_not_done(tiny):
         assert made == []
 
 
-def test_large_prompts_hold_up_no_small_ones_and_no_files(tiny):
+def test_large_prompts_delay_no_small_ones_and_no_files(tiny):
     with running(tiny) as server, ThreadPoolExecutor(12) as clients:
-        free, begun = Event(), Event()
-        busy = server.service.builder.threads._large.submit(lambda: begun.set() or free.wait(DEADLINE))
-        assert begun.wait(DEADLINE)
+        free, started = Event(), Event()
+        busy = server.service.builder.threads._large.submit(lambda: started.set() or free.wait(DEADLINE))
+        assert started.wait(DEADLINE)
         large = {"messages": [{"role": "user", "content": "word " * (LARGE // 4)}]}
         waiting = [clients.submit(httpx.post, server.url + CHAT, json=large, timeout=DEADLINE) for _ in range(12)]
         until(lambda: server.service.builder.threads.num_open == 12)
@@ -158,9 +158,9 @@ def test_large_prompts_hold_up_no_small_ones_and_no_files(tiny):
 def test_large_requests_that_wait_are_bounded_however_they_are_sent(tiny):
     # A request that waits is held in memory: 100 clients could otherwise have 3 GB of theirs there.
     with running(tiny, max_body=1) as server, ThreadPoolExecutor(8) as clients:
-        threads, free, begun = server.service.builder.threads, Event(), Event()
-        busy = threads._large.submit(lambda: begun.set() or free.wait(DEADLINE))
-        assert begun.wait(DEADLINE)
+        threads, free, started = server.service.builder.threads, Event(), Event()
+        busy = threads._large.submit(lambda: started.set() or free.wait(DEADLINE))
+        assert started.wait(DEADLINE)
         body = b'{"prompt":"' + b"x" * 900_000 + b'"}'
         bodies = [
             body if number % 2 else iter([body]) for number in range(8)
@@ -178,20 +178,20 @@ def test_large_requests_that_wait_are_bounded_however_they_are_sent(tiny):
         assert threads.num_open == 0 and threads.room == 4 << 20
 
 
-def test_texts_that_are_tokenised_hold_up_no_prompts(tiny, monkeypatch):
+def test_texts_that_are_tokenised_delay_no_prompts(tiny, monkeypatch):
     # They may be as long as a body, which takes 10 s.
     with running(tiny) as server, ThreadPoolExecutor(1) as clients:
-        free, begun, tokenize = Event(), Event(), server.service.model.tokenize
+        free, started, tokenize = Event(), Event(), server.service.model.tokenize
 
         def slow(text, *asked, **options):
             if text == "x" * LARGE:
-                begun.set()
+                started.set()
                 free.wait()
             return tokenize(text, *asked, **options)
 
         monkeypatch.setattr(server.service.model, "tokenize", slow)
         long = clients.submit(httpx.post, server.url + "/tokenize", json={"content": "x" * LARGE}, timeout=DEADLINE)
-        assert begun.wait(DEADLINE)
+        assert started.wait(DEADLINE)
         large = {"messages": [{"role": "user", "content": "What?", "name": "x" * LARGE}], "max_tokens": 1}
         try:
             assert httpx.post(server.url + CHAT, json=large, timeout=DEADLINE).status_code == 200
@@ -202,10 +202,10 @@ def test_texts_that_are_tokenised_hold_up_no_prompts(tiny, monkeypatch):
 
 def test_a_prompt_that_is_still_made_at_the_end_of_the_server_is_a_503(tiny, monkeypatch):
     with ThreadPoolExecutor(1) as clients, running(tiny) as server:
-        free, begun = Event(), Event()
-        monkeypatch.setattr(server.service.builder, "text", lambda prompt, where: begun.set() or free.wait(DEADLINE))
+        free, started = Event(), Event()
+        monkeypatch.setattr(server.service.builder, "text", lambda prompt, where: started.set() or free.wait(DEADLINE))
         waiting = clients.submit(httpx.post, server.url + "/completion", json={"prompt": "x"}, timeout=DEADLINE)
-        assert begun.wait(DEADLINE)
+        assert started.wait(DEADLINE)
         server.uvicorn.config.timeout_graceful_shutdown = 0
         server.uvicorn.should_exit = True
         try:

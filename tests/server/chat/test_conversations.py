@@ -45,7 +45,7 @@ def said(answer):
     return {"role": "assistant", "content": text(answer)}
 
 
-def told(answer):
+def conversation_of(answer):
     return answer.slotcache["conversation"]
 
 
@@ -67,16 +67,16 @@ def test_only_the_new_message_is_sent(server):
     scope, messages, answer = "new", [SYSTEM, user("Tell me of the town.")], None
     for number, question in enumerate(["Tell me of the town.", "And of its river?", "And then?"]):
         sent = messages if number == 0 else [user(question)]
-        held = answer.usage.total_tokens - 1 if answer else 0
+        cached_before = answer.usage.total_tokens - 1 if answer else 0
         if answer:
             messages = [*messages, said(answer), user(question)]
         alone = rendered(server, messages, scope)
         assert rendered(server, sent, scope, conversation="c") == alone
         answer = ask(server, sent, scope, conversation="c")
-        assert answer.slotcache["cached_tokens"] == held
+        assert answer.slotcache["cached_tokens"] == cached_before
         about = {"id": "c", "turns": number + 1, "messages": len(messages), "remembered": True}
-        assert told(answer).items() >= about.items()
-        assert told(answer)["messages_kept"] == max(len(messages) - 1, 0) * bool(number)
+        assert conversation_of(answer).items() >= about.items()
+        assert conversation_of(answer)["messages_kept"] == max(len(messages) - 1, 0) * bool(number)
 
 
 @pytest.mark.parametrize("sends", ["new", "whole", "whole with documents"])
@@ -117,10 +117,10 @@ def test_an_edited_trimmed_or_branched_history_is_kept_as_far_as_it_is_the_same(
         whole = [*history, user("And?")]
         assert rendered(server, whole, scope, conversation="c") == rendered(server, whole, scope)
         answer = ask(server, whole, scope, conversation="c", store=False)
-        assert (told(answer)["messages"], told(answer)["messages_kept"]) == (len(whole), same)
+        assert (conversation_of(answer)["messages"], conversation_of(answer)["messages_kept"]) == (len(whole), same)
         assert text(answer) == text(ask(server, whole, scope, cache_prompt=False))
     again = ask(server, messages[:6], scope, conversation="c", store=False)  # the last answer once more
-    assert told(again)["messages_kept"] == 6 and text(again) == messages[6]["content"]
+    assert conversation_of(again)["messages_kept"] == 6 and text(again) == messages[6]["content"]
 
 
 def test_other_documents_for_an_earlier_turn_are_shown(server):
@@ -130,7 +130,7 @@ def test_other_documents_for_an_earlier_turn_are_shown(server):
         messages = [user("What is it?") | {"documents": now}, said(first), user("And?")]
         answer = ask(server, messages, scope, conversation="c", store=False)
         assert sorted(used(answer)) == [document["id"] for document in now]
-        assert told(answer)["messages_kept"] == min(kept, 2)
+        assert conversation_of(answer)["messages_kept"] == min(kept, 2)
 
 
 def test_messages_may_say_what_they_are(server):
@@ -187,13 +187,18 @@ def test_any_answer_may_be_gone_on_from(server):
     second = ask(server, "Two?", scope, previous_response_id=first.id)
     third = ask(server, "Other two?", scope, previous_response_id=first.id)
     fourth = ask(server, "Three?", scope, previous_response_id=second.id)
-    assert [told(answer)["previous"] for answer in (first, second, third, fourth)] == [None, first.id, first.id, second.id]
+    assert [conversation_of(answer)["previous"] for answer in (first, second, third, fourth)] == [
+        None,
+        first.id,
+        first.id,
+        second.id,
+    ]
     prompt = rendered(server, [user("Four?")], scope, previous_response_id=fourth.id)
     whole = [user("One?"), said(first), user("Two?"), said(second), user("Three?"), said(fourth), user("Four?")]
     assert prompt == rendered(server, whole, scope)
     assert third.slotcache["cached_tokens"] >= first.usage.total_tokens - 1
     # The conversation goes on where its last answer did; a branch is found by its own id.
-    assert shown(server, told(first)["id"], scope).json()["last_response_id"] == fourth.id
+    assert shown(server, conversation_of(first)["id"], scope).json()["last_response_id"] == fourth.id
 
 
 @pytest.mark.parametrize("id", ["chatcmpl-1", "", "x" * 500])
@@ -225,7 +230,7 @@ def test_what_is_wrong_with_a_conversation(server, fields, param):
 def test_scopes_never_meet(server):
     mine = ask(server, "My secret is violet.", "mine", conversation="c")
     yours = ask(server, "Which?", "yours", conversation="c")
-    assert told(yours)["messages"] == 1 and told(yours)["previous"] is None
+    assert conversation_of(yours)["messages"] == 1 and conversation_of(yours)["previous"] is None
     assert "violet" not in rendered(server, [user("?")], "yours", conversation="c")
     with pytest.raises(openai.NotFoundError):
         ask(server, "Which?", "yours", previous_response_id=mine.id)
@@ -256,7 +261,7 @@ def test_a_conversation_is_shown_and_forgotten(server):
 def test_without_leave_nothing_is_remembered(server):
     for refusal in ({"cache_prompt": False}, {"store": False}):
         answer = ask(server, "Mine?", "leave", conversation="c", **refusal)
-        assert told(answer)["remembered"] is False
+        assert conversation_of(answer)["remembered"] is False
     assert not hasattr(ask(server, "Mine?", "leave", cache_prompt=False, store=True).slotcache, "conversation")
     plain = ask(server, "Mine?", "leave")
     assert "conversation" not in plain.slotcache and shown(server, "c", "leave").status_code == 404
@@ -270,15 +275,15 @@ def test_two_requests_at_once_branch_and_the_last_to_end_is_gone_on_from(server)
     scope = "at once"
     first = ask(server, "One?", scope, conversation="c")
     slow = ask(server, "Slow?", scope, stream=True, max_tokens=400, conversation="c")
-    begun = next(chunk for chunk in slow if chunk.choices[0].delta.content)
+    slow_chunk = next(chunk for chunk in slow if chunk.choices[0].delta.content)
     quick = ask(server, "Quick?", scope, conversation="c")
-    assert told(quick)["previous"] == first.id
+    assert conversation_of(quick)["previous"] == first.id
     assert shown(server, "c", scope).json()["last_response_id"] == quick.id
     last = list(slow)[-1]
     assert last.slotcache["conversation"]["previous"] == first.id
     body = shown(server, "c", scope).json()
-    assert body["response_ids"] == [first.id, quick.id, begun.id] and body["last_response_id"] == begun.id
-    for answer, question in ((quick.id, "Quick?"), (begun.id, "Slow?")):
+    assert body["response_ids"] == [first.id, quick.id, slow_chunk.id] and body["last_response_id"] == slow_chunk.id
+    for answer, question in ((quick.id, "Quick?"), (slow_chunk.id, "Slow?")):
         prompt = rendered(server, [user("And?")], scope, previous_response_id=answer)
         assert [word in prompt for word in ("One?", "Quick?", "Slow?")] == [True, question == "Quick?", question == "Slow?"]
 
@@ -295,7 +300,7 @@ def test_a_cancelled_or_refused_answer_leaves_the_conversation_as_it_was(server)
     with pytest.raises(openai.BadRequestError, match="context"):
         ask(server, "word " * 9000, scope, conversation="c")
     assert shown(server, "c", scope).json() == before
-    assert told(ask(server, "Two?", scope, conversation="c"))["previous"] == first.id
+    assert conversation_of(ask(server, "Two?", scope, conversation="c"))["previous"] == first.id
 
 
 def test_what_is_deleted_while_an_answer_is_under_way_stays_deleted(server):
@@ -308,7 +313,7 @@ def test_what_is_deleted_while_an_answer_is_under_way_stays_deleted(server):
     assert shown(server, "c", scope).status_code == 404
 
 
-def test_the_least_recently_used_leaves(tiny):
+def test_the_least_recently_used_is_evicted(tiny):
     with running(tiny, conversations=2) as server:
         for name in ("a", "b", "a", "c"):
             ask(server, "Who?", conversation=name)
@@ -316,7 +321,7 @@ def test_the_least_recently_used_leaves(tiny):
         assert server.metric("slotcache_conversations") == 2
         sizes = [shown(server, name).json()["bytes"] for name in "ac"]
         assert server.metric("slotcache_conversation_bytes") == sum(sizes)
-        assert told(ask(server, "Who?", conversation="b"))["messages"] == 1
+        assert conversation_of(ask(server, "Who?", conversation="b"))["messages"] == 1
 
 
 class Store:
@@ -324,18 +329,18 @@ class Store:
 
     def __init__(self, number=1000, size=1 << 20, age=10):
         self.now = 0.0
-        self.held = Conversations(number, size, age, lambda: self.now)
+        self.conversations = Conversations(number, size, age, lambda: self.now)
 
     def turn(self, id, content="?", scope=""):
         """One turn more of a conversation; whether it is remembered."""
-        ref = self.held.ref(ChatRequest(messages=[], conversation=id, cache_scope=scope), caches=True)
+        ref = self.conversations.ref(ChatRequest(messages=[], conversation=id, cache_scope=scope), caches=True)
         assert ref is not None
         entries = (*ref.entries, HistoryMessage.of(user(content)))
-        return self.held.remember(ref, f"{id}-{len(entries)}", entries)
+        return self.conversations.remember(ref, f"{id}-{len(entries)}", entries)
 
     @property
     def ids(self):
-        return {id for id in "abc" if self.held.find("", id)}
+        return {id for id in "abc" if self.conversations.find("", id)}
 
 
 def test_stores_that_share_a_bound_lose_the_least_recently_used_of_all():
@@ -343,7 +348,7 @@ def test_stores_that_share_a_bound_lose_the_least_recently_used_of_all():
     for now, (store, id) in enumerate(((first, "a"), (second, "a"), (first, "b"))):
         store.now = now
         store.turn(id)
-    both = [first.held, second.held]
+    both = [first.conversations, second.conversations]
     for store in both:
         store.share(both)
     assert (first.ids, second.ids) == ({"a", "b"}, {"a"})  # all together are not too many
@@ -354,7 +359,7 @@ def test_stores_that_share_a_bound_lose_the_least_recently_used_of_all():
     first.now = second.now = 4
     second.turn("b")
     assert (first.ids, second.ids) == ({"a"}, {"b", "c"})
-    assert (first.held.num_evicted, second.held.num_evicted) == (1, 1)
+    assert (first.conversations.num_evicted, second.conversations.num_evicted) == (1, 1)
 
 
 def test_a_conversation_that_is_not_used_is_forgotten():
@@ -368,22 +373,22 @@ def test_a_conversation_that_is_not_used_is_forgotten():
     store.now = 20
     assert store.ids == {"b"}
     store.now = 22
-    assert store.ids == set() and store.held.num_bytes == 0
+    assert store.ids == set() and store.conversations.num_bytes == 0
     with pytest.raises(Exception, match="is remembered"):
-        store.held.ref(ChatRequest(messages=[], previous_response_id="b-2"), caches=True)
+        store.conversations.ref(ChatRequest(messages=[], previous_response_id="b-2"), caches=True)
 
 
 def test_bytes_are_bounded_and_shared_history_counts_once():
     store = Store(size=100_000)
     store.turn("a", "x" * 40_000)
-    alone = store.held.num_bytes
-    assert store.turn("a") and 40_000 < alone < store.held.num_bytes < alone + 4000
+    alone = store.conversations.num_bytes
+    assert store.turn("a") and 40_000 < alone < store.conversations.num_bytes < alone + 4000
     assert store.turn("b", "x" * 40_000) and store.ids == {"a", "b"}
     assert store.turn("a") and store.turn("c", "x" * 40_000) and store.ids == {"a", "c"}
     assert not store.turn("b", "x" * 100_000) and store.ids == {"a", "c"}
     assert not store.turn("a", "x" * 100_000) and store.ids == {"c"}
-    store.held.forget("", "c")
-    assert store.held.num_bytes == 0
+    store.conversations.forget("", "c")
+    assert store.conversations.num_bytes == 0
     assert not Store(number=0).turn("a")
 
 
@@ -421,7 +426,7 @@ def test_what_is_deleted_before_its_first_answer_has_ended_stays_deleted(server)
         assert gone.status_code == 200 and gone.json()["deleted"] is True
         assert list(stream)[-1].slotcache["conversation"]["remembered"] is False
         assert shown(server, "c", scope).status_code == 404
-    assert told(ask(server, "One?", scope, conversation="c"))["remembered"] is True  # another one of that name
+    assert conversation_of(ask(server, "One?", scope, conversation="c"))["remembered"] is True  # another one of that name
 
 
 def test_what_is_deleted_while_its_prompt_is_made_stays_deleted(server, monkeypatch):
@@ -433,7 +438,7 @@ def test_what_is_deleted_while_its_prompt_is_made_stays_deleted(server, monkeypa
         return chat(*args)
 
     monkeypatch.setattr(builder, "chat", delete_and_make)
-    assert told(ask(server, "One?", scope, conversation="c"))["remembered"] is False and deleted == [200]
+    assert conversation_of(ask(server, "One?", scope, conversation="c"))["remembered"] is False and deleted == [200]
 
 
 def test_a_conversation_without_an_answer_or_a_request_is_not_there(server):
@@ -444,7 +449,7 @@ def test_a_conversation_without_an_answer_or_a_request_is_not_there(server):
     assert server.http.delete("/v1/conversations/c", params={"scope": "given up"}).status_code == 404
 
 
-def test_what_has_left_for_want_of_room_may_be_deleted_while_an_answer_is_under_way(tiny):
+def test_what_was_evicted_may_be_deleted_while_an_answer_is_under_way(tiny):
     with running(tiny, conversations=1) as server:
         ask(server, "One?", conversation="c")
         stream = ask(server, "Two?", stream=True, max_tokens=400, conversation="c")
@@ -458,7 +463,7 @@ def test_what_has_left_for_want_of_room_may_be_deleted_while_an_answer_is_under_
 def test_the_next_turn_finds_the_one_before_however_soon_it_comes(server):
     """The turn is remembered before its client can have read the answer."""
     answers = [ask(server, f"{number}?", "soon", max_tokens=1, conversation="c") for number in range(20)]
-    assert [told(answer)["turns"] for answer in answers] == list(range(1, 21))
+    assert [conversation_of(answer)["turns"] for answer in answers] == list(range(1, 21))
 
 
 SHAPES = {

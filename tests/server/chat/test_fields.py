@@ -129,7 +129,7 @@ def test_a_field_within_a_field_is_known_by_its_path(server):
     assert len(warnings) == 1 and "conversation.hist" in warnings[0]
 
 
-def test_a_field_of_another_route_is_told_so(server):
+def test_a_field_of_another_route_is_reported_so(server):
     warnings = post(server, "/completion", documents=["A text."], messages=[]).json()["warnings"]
     assert warnings == [f"{name} is no field of this route; it has no effect" for name in ("documents", "messages")]
     assert "prompt is no field" in post(server, "/v1/chat/completions", prompt="x").json()["warnings"][0]

@@ -39,7 +39,7 @@ def test_the_first_request_is_as_it_was_sent():
     assert settled(Sessions(), messages) == (messages, ())
 
 
-def test_a_changed_line_is_said_behind_the_last_message():
+def test_a_changed_line_is_said_after_the_last_message():
     texts, first = Sessions(), [instructions("Today is Monday.\n"), said("user", "Hello")]
     settled(texts, first)
     shown, moved = settled(texts, [instructions("Today is Tuesday.\n"), *first[1:], said("user", "Again")])
@@ -215,7 +215,7 @@ def fronts_of(texts):
     return [front for one in every for front in one.fronts]
 
 
-def num_held(texts):
+def num_instructions(texts):
     """The characters of all texts that are remembered."""
     fronts = fronts_of(texts)
     lines = [said for front in fronts for said in front.lines.values()]
@@ -233,7 +233,7 @@ def test_all_that_is_remembered_counts(monkeypatch):
         blocks[0] = reminded("question", f"<a>{turn}</a>")
         history.append(said("user", f"message {turn}"))
         settled(texts, [front, *blocks, *history])
-        assert num_held(texts) < sessions.MOST_INSTRUCTIONS
+        assert num_instructions(texts) < sessions.MOST_INSTRUCTIONS
     monkeypatch.setattr(sessions, "MOST_INSTRUCTIONS", 1 << 17)
     settled(texts, [front, *(reminded(f"question {at}", "<a></a>") for at in range(1000))])
     assert not fronts_of(texts), "a short line takes its key and its objects"
@@ -320,7 +320,7 @@ def test_a_file_that_is_too_large_is_never_read(tmp_path, monkeypatch):
     read, really = [], Path.read_bytes
     monkeypatch.setattr(Path, "read_bytes", lambda path: (read.append(path), really(path))[1])
     texts, files = on_disk(tmp_path)
-    assert num_held(texts) and len(read) == 2 and huge not in read
+    assert num_instructions(texts) and len(read) == 2 and huge not in read
     files.settle()
     assert len(kept_in(tmp_path)) == 2
     files.close()
@@ -343,7 +343,7 @@ def test_a_copy_of_a_file_is_left_out_and_goes(tmp_path):
     assert len(fronts_of(texts)) == 1 and len(kept_in(tmp_path)) == 2
 
 
-def test_damaged_files_are_told_of_once_and_what_cannot_be_read_now_stays(tmp_path, caplog, monkeypatch):
+def test_damaged_files_are_reported_once_and_what_cannot_be_read_now_stays(tmp_path, caplog, monkeypatch):
     texts, files = on_disk(tmp_path)
     for session in ("a", "b", "c"):
         texts.settle(("", session, ""), [instructions(), said("user", "Hello")])
@@ -432,7 +432,7 @@ def test_a_session_computes_as_much_as_one_without_the_line(templated, name):
     assert first < whole / 2, "the line alone is why the rest is computed again"
 
 
-def test_a_session_goes_on_behind_a_restart(tiny, tmp_path):
+def test_a_session_goes_on_after_a_restart(tiny, tmp_path):
     """From the KV on disk, which stands on the instructions that the session began with."""
     asked = {"session_id": "restarted", "volatile": "move", "max_tokens": 1}
     turns = [{"role": "user", "content": f"{turn}: {QUESTION}"} for turn in range(3)]
@@ -513,7 +513,7 @@ def test_a_small_model_answers_as_many_questions_about_a_moved_line(turns):
     assert right["move"] >= right["off"] > 10, right
 
 
-def test_a_session_that_is_back_behind_a_restart_can_be_ended(tiny, tmp_path):
+def test_a_session_that_is_back_after_a_restart_can_be_ended(tiny, tmp_path):
     monday, tuesday = ([instructions(f"Today is {day}.\n"), said("user", "Hello")] for day in ("Monday", "Tuesday"))
     fields = {"session_id": "s", "volatile": "move", "cache_prompt": None}
     with running(tiny, cache_dir=str(tmp_path)) as server:

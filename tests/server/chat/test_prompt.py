@@ -217,8 +217,8 @@ def test_a_document_without_a_snapshot_counts_where_a_later_one_has_it():
     ask(scheduler, documents(*"ab"))
     ask(scheduler, documents(*"c"))
     assert isinstance(scheduler.index, StateTree)
-    (behind_a,) = (node for node in scheduler.index.of(COMMON) if node.tokens[0] == 1000 * ord("a"))
-    scheduler.index.forget(behind_a)
+    (after_a,) = (node for node in scheduler.index.of(COMMON) if node.tokens[0] == 1000 * ord("a"))
+    scheduler.index.forget(after_a)
     again = ask(scheduler, documents(*"cba"))
     assert placed(again) == "abc" and again.reuse.cached == 280
 

@@ -82,8 +82,8 @@ def test_what_others_quote_to_the_end_is_done():
 def test_a_chat_ends_with_a_text_or_with_a_call():
     text = "The last message of an agent that has done its work."
     asked = [{"role": "user", "content": "One"}, {"role": "assistant", "content": "Two"}]
-    told = [{"role": "tool", "content": "Three"}, {"role": "user", "content": [{"type": "text", "text": "Four"}]}]
-    entries = [HistoryMessage.of(message) for message in (*asked, *told, {"role": "assistant", "content": f" {text}\n"})]
+    reported = [{"role": "tool", "content": "Three"}, {"role": "user", "content": [{"type": "text", "text": "Four"}]}]
+    entries = [HistoryMessage.of(message) for message in (*asked, *reported, {"role": "assistant", "content": f" {text}\n"})]
     assert spoken(entries) == (text, ["Four", "Three"])
     call = {"role": "assistant", "content": text, "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]}
     assert spoken([*entries[:-1], HistoryMessage.of(call)])[0] == ""
@@ -115,7 +115,7 @@ def test_a_forgotten_scope_keeps_the_prompts_of_its_sessions():
     assert len(known.forget(*key)) == 1
 
 
-def test_prompts_leave_before_instructions(monkeypatch):
+def test_prompts_are_evicted_before_instructions(monkeypatch):
     """Without these a session's next prompt goes on from no earlier one."""
     monkeypatch.setattr(sessions, "MOST_BYTES", 3 * len(FRONT))
     known = Sessions()
@@ -126,7 +126,7 @@ def test_prompts_leave_before_instructions(monkeypatch):
     assert moves(known, "Tuesday", ("", "old", "tools"))
 
 
-def test_of_too_many_instructions_the_oldest_leave(monkeypatch):
+def test_of_too_many_instructions_the_oldest_are_evicted(monkeypatch):
     """They take no room from what sessions ask today."""
     monkeypatch.setattr(sessions, "MOST_INSTRUCTIONS", 3 * len(FRONT))
     known = Sessions()
@@ -163,10 +163,10 @@ def test_a_session_has_some_sets_of_tools_with_instructions(monkeypatch):
 @pytest.mark.parametrize("name", ["a", None])
 def test_what_is_forgotten_while_a_prompt_is_made_stays_so(tmp_path, monkeypatch, name):
     """And who forgets waits for no prompt: the event loop does."""
-    begun, goes_on, settle = Event(), Event(), Instructions.settle
+    started, goes_on, settle = Event(), Event(), Instructions.settle
 
     def slow(self, messages):
-        begun.set()
+        started.set()
         assert goes_on.wait(60)
         return settle(self, messages)
 
@@ -175,7 +175,7 @@ def test_what_is_forgotten_while_a_prompt_is_made_stays_so(tmp_path, monkeypatch
     known = Sessions(files)
     thread = Thread(target=moves, args=(known, "Monday", ("mine", "a", "tools")))
     thread.start()
-    assert begun.wait(60)
+    assert started.wait(60)
     known.forget("mine", name)
     known.note_prompt(("mine", "b"), branch(0))
     goes_on.set()
@@ -211,8 +211,8 @@ def test_all_bytes_count_and_no_bound_is_passed(acts):
                 shortens(known, (scope, name))
             else:
                 known.forget(scope, name if value else None)
-            held = [session.sizes for session in known._sessions.values()]
-            assert [known._num_kept, known._num_cached] == [sum(size[at] for size in held) for at in (0, 1)]
+            counts = [session.sizes for session in known._sessions.values()]
+            assert [known._num_kept, known._num_cached] == [sum(size[at] for size in counts) for at in (0, 1)]
             assert len(known) <= 4 and known._num_kept <= most_kept and known._num_kept + known._num_cached <= most
 
 
@@ -268,7 +268,7 @@ def test_a_killed_server_loses_no_session_that_was_written(tmp_path):
         assert not [*tmp_path.glob("*.instructions")]
 
 
-def test_where_there_are_too_many_a_turn_looks_at_no_more_than_leave(monkeypatch):
+def test_where_there_are_too_many_a_turn_looks_at_no_more_than_are_evicted(monkeypatch):
     monkeypatch.setattr(sessions, "MOST_SESSIONS", 50)
     known, looked = Sessions(), []
     for number in range(50):

@@ -184,7 +184,7 @@ def test_a_text_that_is_moved_belongs_to_its_message():
     ]
 
 
-def test_reasoning_never_stands_behind_content_of_one_answer():
+def test_reasoning_never_stands_after_content_of_one_answer():
     messages, _ = history("uaa")
     messages[2]["reasoning_content"] = "why"
     assert shown("NO_SYSTEM", messages) == (

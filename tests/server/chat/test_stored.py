@@ -36,7 +36,7 @@ from slotcache.server.chat.history import HistoryMessage
 from slotcache.slots.store import private_folder
 from slotcache.slots.store.private_folder import FolderError
 
-from server.chat.test_conversations import ask, documents, rendered, shown, text, told, used, user
+from server.chat.test_conversations import ask, conversation_of, documents, rendered, shown, text, used, user
 from server.conftest import running
 
 VOCABULARY = HistoryVocabulary(100, lambda scope, text: np.arange(len(text), dtype=np.int32) % 100)
@@ -55,11 +55,11 @@ class Server:
 
     def open(self):
         bounds = (self.changed["number"], self.changed["size"], self.changed["age"])
-        self.held = Conversations(*bounds, files=ConversationFiles(self.folder))
-        self.held.restore(VOCABULARY)
+        self.conversations = Conversations(*bounds, files=ConversationFiles(self.folder))
+        self.conversations.restore(VOCABULARY)
 
     def restart(self, **changed):
-        self.held.close()
+        self.conversations.close()
         self.changed |= changed
         self.open()
 
@@ -68,22 +68,22 @@ class Server:
 
     def begin(self, id, scope="", after=None):
         named = {"conversation": id} if after is None else {"previous_response_id": after}
-        return self.held.ref(ChatRequest(messages=[], cache_scope=scope, **named), caches=True)
+        return self.conversations.ref(ChatRequest(messages=[], cache_scope=scope, **named), caches=True)
 
     def end(self, ref, id, content):
         assert ref is not None
         entries = (*ref.entries, HistoryMessage.of(user(content)))
         answer = f"{id}/{content[:20]}"
-        assert self.held.remember(ref, answer, entries)
+        assert self.conversations.remember(ref, answer, entries)
         return answer
 
     def head(self, id):
-        conversation = self.held.find("", id)
+        conversation = self.conversations.find("", id)
         assert conversation is not None
         return conversation.head
 
     def said(self, id, scope=""):
-        conversation = self.held.find(scope, id)
+        conversation = self.conversations.find(scope, id)
         assert conversation is not None
         return {answer: [entry.message["content"] for entry in history] for answer, history in conversation.answers.items()}
 
@@ -92,7 +92,7 @@ class Server:
 def store(tmp_path):
     server = Server(tmp_path / "answers")
     yield server
-    server.held.close()
+    server.conversations.close()
 
 
 def test_a_restarted_server_goes_on_as_if_it_had_not_stopped(tiny, tmp_path):
@@ -121,14 +121,14 @@ def test_a_restarted_server_goes_on_as_if_it_had_not_stopped(tiny, tmp_path):
             assert again == prompt and found[True].slotcache["source"] == "disk"
             assert found[True].slotcache["cached_tokens"] >= second.usage.total_tokens - 1
     assert text(found[True]) == text(found[False]) and used(found[True]) == used(found[False])
-    assert told(found[True]) | {"previous": ""} == told(found[False]) | {"previous": ""}
+    assert conversation_of(found[True]) | {"previous": ""} == conversation_of(found[False]) | {"previous": ""}
 
 
 def test_two_servers_on_one_folder_mix_no_histories(tiny, tmp_path, caplog):
     """Each numbers its entries itself: in one store, Bob's answer went on from Alice's messages."""
     with running(tiny, cache_dir=str(tmp_path)) as first, running(tiny, cache_dir=str(tmp_path)) as second:
-        told = [record.getMessage() for record in caplog.records if "another server" in record.message]
-        assert len(told) == 1 and told[0].endswith("-1")
+        warned = [record.getMessage() for record in caplog.records if "another server" in record.message]
+        assert len(warned) == 1 and warned[0].endswith("-1")
         for server, name in ((first, "Alice"), (second, "Bob"), (first, "Alice"), (second, "Bob")):
             ask(server, f"I am {name}.", conversation="c", max_tokens=4)
         ask(second, "Only Bob asks this.", conversation="d", max_tokens=4)
@@ -251,7 +251,7 @@ def test_a_file_has_every_part_of_an_answer():
 
 def test_every_changed_byte_is_noticed(store):
     store.turn("c", "One?")
-    store.held.settle()
+    store.conversations.settle()
     (file,) = files(store.folder)
     whole = file.read_bytes()
     for data in (whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :] for at in range(len(whole))):
@@ -264,13 +264,13 @@ def test_every_changed_byte_is_noticed(store):
 
 def test_a_file_that_is_too_large_takes_no_other_with_it(store):
     store.turn("c", "Hello")
-    store.held.close()
+    store.conversations.close()
     huge = store.folder / f"{'0' * 32}{SUFFIX}"
     huge.touch()
     os.truncate(huge, (1 << 20) + 1)
     store.open()
     assert store.said("c") == {"c/Hello": ["Hello"]}
-    store.held.settle()
+    store.conversations.settle()
     assert len(files(store.folder)) == 1
 
 
@@ -279,7 +279,7 @@ def test_a_damaged_file_is_left_out_with_one_warning(store, caplog, damage):
     store.turn("c", "One?")
     for content in ("Two?", "Three?"):
         store.turn("d", content)
-    store.held.close()
+    store.conversations.close()
     folder, (of_c, *_) = store.folder, sorted(files(store.folder), key=lambda file: file.stat().st_mtime_ns)
     if damage == "damaged":
         of_c.write_bytes(of_c.read_bytes()[:-1])
@@ -291,10 +291,13 @@ def test_a_damaged_file_is_left_out_with_one_warning(store, caplog, damage):
         of_c.unlink()
         of_c.mkdir()
     store.open()
-    assert store.held.find("", "c") is None and store.said("d") == {"d/Two?": ["Two?"], "d/Three?": ["Two?", "Three?"]}
+    assert store.conversations.find("", "c") is None and store.said("d") == {
+        "d/Two?": ["Two?"],
+        "d/Three?": ["Two?", "Three?"],
+    }
     warnings = [record for record in caplog.records if record.levelname == "WARNING"]
     assert len(warnings) == (damage != "a folder")
-    store.held.settle()
+    store.conversations.settle()
     assert len([file for file in files(folder) if file.is_file()]) == 2
 
 
@@ -303,17 +306,19 @@ def test_an_answer_without_its_history_is_left_out_and_a_branch_beside_it_stays(
     second = store.turn("c", "Two?", after=first)
     store.turn("c", "Three?", after=second)
     store.turn("c", "Else?", after=first)
-    store.held.settle()
-    by_age = {answer: store.folder / store.held.find("", "c").stored(answer).file_name for answer in store.said("c")}
+    store.conversations.settle()
+    by_age = {
+        answer: store.folder / store.conversations.find("", "c").stored(answer).file_name for answer in store.said("c")
+    }
     by_age[second].unlink()
     store.restart()
     assert store.said("c") == {"c/One?": ["One?"], "c/Else?": ["One?", "Else?"]}
     assert store.head("c") == first, "the one that was the head last"
-    store.held.settle()  # it is written as the head
+    store.conversations.settle()  # it is written as the head
     by_age[first].unlink()
     store.restart()
-    assert store.held.find("", "c") is None and store.held.num_bytes == 0
-    store.held.settle()
+    assert store.conversations.find("", "c") is None and store.conversations.num_bytes == 0
+    store.conversations.settle()
     assert files(store.folder) == []
 
 
@@ -322,18 +327,21 @@ def test_one_answer_may_be_deleted_and_the_others_keep_their_history(store):
     second = store.turn("c", "Two?", after=first)
     third = store.turn("c", "Three?", after=second)
     for deleted, left in ((first, {second, third}), (third, {second})):
-        assert store.held.forget_answer("other", deleted) is False
-        assert store.held.forget_answer("", deleted) is True and store.held.forget_answer("", deleted) is False
+        assert store.conversations.forget_answer("other", deleted) is False
+        assert (
+            store.conversations.forget_answer("", deleted) is True
+            and store.conversations.forget_answer("", deleted) is False
+        )
         for _ in range(2):
             assert set(store.said("c")) == left and store.said("c")[second] == ["One?", "Two?"]
-            counted = store.held.num_bytes
+            counted = store.conversations.num_bytes
             store.restart()
-            assert store.held.num_bytes == counted
+            assert store.conversations.num_bytes == counted
         assert len(files(store.folder)) == len(left)
     assert b"Three?" not in b"".join(file.read_bytes() for file in files(store.folder))
-    assert store.held.forget_answer("", second) and store.held.num_bytes == 0
+    assert store.conversations.forget_answer("", second) and store.conversations.num_bytes == 0
     store.restart()
-    assert files(store.folder) == [] and len(store.held) == 0
+    assert files(store.folder) == [] and len(store.conversations) == 0
 
 
 def test_the_answer_before_a_deleted_head_is_the_head_again(store):
@@ -344,10 +352,10 @@ def test_the_answer_before_a_deleted_head_is_the_head_again(store):
     third = store.turn("c", "Three?")
     assert store.head("c") == third
     for deleted, head in ((third, second), (second, first), (first, branch)):
-        assert store.held.forget_answer("", deleted) and store.head("c") == head
+        assert store.conversations.forget_answer("", deleted) and store.head("c") == head
         store.restart()
         assert store.head("c") == head
-        assert store.turn("c", "Next?", after=head) and store.held.forget_answer("", store.head("c"))
+        assert store.turn("c", "Next?", after=head) and store.conversations.forget_answer("", store.head("c"))
         assert store.head("c") == head
 
 
@@ -359,7 +367,7 @@ def test_the_head_again_is_the_answer_that_was_continued_and_not_the_head_before
     assert store.head("c") == other
     if restarts:
         store.restart()
-    assert store.held.forget_answer("", other) and store.head("c") == first
+    assert store.conversations.forget_answer("", other) and store.head("c") == first
     store.restart()
     assert store.head("c") == first and set(store.said("c")) == {first, second}
 
@@ -368,9 +376,9 @@ def test_an_answer_goes_on_from_the_one_before_a_deleted_one(store):
     answers = [store.turn("c", content) for content in ("One?", "Two?", "Three?", "Four?")]
     store.turn("c", "Or?", after=answers[0])
     for deleted in answers[1:3]:
-        assert store.held.forget_answer("", deleted) and store.head("c") == answers[3]
+        assert store.conversations.forget_answer("", deleted) and store.head("c") == answers[3]
     store.restart()
-    assert store.held.forget_answer("", answers[3]) and store.head("c") == answers[0]
+    assert store.conversations.forget_answer("", answers[3]) and store.head("c") == answers[0]
 
 
 ACTS = st.lists(st.tuples(st.sampled_from(["turn", "after", "delete", "restart"]), st.integers(0, 9)), max_size=14)
@@ -383,25 +391,25 @@ def test_memory_and_disk_agree_on_every_conversation(acts):
     with TemporaryDirectory() as folder:
         server, number = Server(Path(folder, "answers")), count()
         for act, at in [*acts, ("restart", 0)]:
-            conversation = server.held.find("", "c")
+            conversation = server.conversations.find("", "c")
             known = list(conversation.answers) if conversation else []
             if act == "turn":
                 server.turn("c", f"{next(number)}?")
             elif act == "after" and known:
                 server.turn("c", f"{next(number)}?", after=known[at % len(known)])
             elif act == "delete" and known:
-                server.held.forget_answer("", known[at % len(known)])
+                server.conversations.forget_answer("", known[at % len(known)])
             elif act == "restart" and known:
-                before = server.head("c"), server.said("c"), server.held.num_bytes
+                before = server.head("c"), server.said("c"), server.conversations.num_bytes
                 server.restart()
-                assert (server.head("c"), server.said("c"), server.held.num_bytes) == before
-        server.held.close()
+                assert (server.head("c"), server.said("c"), server.conversations.num_bytes) == before
+        server.conversations.close()
 
 
 def test_files_of_an_earlier_version_are_read(store):
     answers = [store.turn("c", content) for content in ("One?", "Two?")]
     branch = store.turn("c", "Or?", after=answers[0])
-    store.held.close()
+    store.conversations.close()
     for file in files(store.folder):
         content = file.read_bytes()[len(MAGIC) + DIGEST :]
         known = msgspec.msgpack.decode(content)
@@ -411,23 +419,25 @@ def test_files_of_an_earlier_version_are_read(store):
         file.write_bytes(MAGIC + blake2b(content, digest_size=DIGEST).digest() + content)
     store.open()
     assert store.head("c") == answers[1] and set(store.said("c")) == {*answers, branch}
-    assert store.held.forget_answer("", answers[1]) and store.head("c") == answers[0], "the one that was the head before"
+    assert store.conversations.forget_answer("", answers[1]) and store.head("c") == answers[0], (
+        "the one that was the head before"
+    )
 
 
 def test_bounds_hold_over_a_restart_and_age_goes_on(store):
     for id in "abcd":
         store.turn(id, "x" * 10_000)
     store.restart(number=2)
-    assert [store.held.find("", id) is not None for id in "abcd"] == [False, False, True, True]
-    store.held.settle()
+    assert [store.conversations.find("", id) is not None for id in "abcd"] == [False, False, True, True]
+    store.conversations.settle()
     assert len(files(store.folder)) == 2
-    of_c, of_d = (store.folder / store.held.find("", id).stored(f"{id}/{'x' * 20}").file_name for id in "cd")
+    of_c, of_d = (store.folder / store.conversations.find("", id).stored(f"{id}/{'x' * 20}").file_name for id in "cd")
     os.utime(of_c, (time.time() - 5000, time.time() - 5000))
     store.restart()
-    assert store.held.find("", "c") is None and store.held.find("", "d") is not None
+    assert store.conversations.find("", "c") is None and store.conversations.find("", "d") is not None
     store.restart(size=9000)
-    assert store.held.find("", "d") is None
-    store.held.settle()
+    assert store.conversations.find("", "d") is None
+    store.conversations.settle()
     assert not of_c.exists() and not of_d.exists()
 
 
@@ -441,12 +451,15 @@ def test_scopes_do_not_meet_in_files(store):
 
 def test_a_record_is_written_with_its_answer(store):
     answer = store.turn("c", "One?")
-    store.held.settle()
-    store.held.attach("", answer, b'{"id": 1}')
-    store.held.attach("", "unknown", b"{}")
-    before = store.held.num_bytes
+    store.conversations.settle()
+    store.conversations.attach("", answer, b'{"id": 1}')
+    store.conversations.attach("", "unknown", b"{}")
+    before = store.conversations.num_bytes
     store.restart()
-    assert store.held.find_answer("", answer).records == {answer: b'{"id": 1}'} and store.held.num_bytes == before
+    assert (
+        store.conversations.find_answer("", answer).records == {answer: b'{"id": 1}'}
+        and store.conversations.num_bytes == before
+    )
 
 
 def test_a_folder_that_cannot_be_written_to_costs_nothing_but_the_files(store, caplog):
@@ -455,7 +468,7 @@ def test_a_folder_that_cannot_be_written_to_costs_nothing_but_the_files(store, c
         store.folder.rename(store.folder.with_name("moved"))
     for content in ("One?", "Two?"):
         store.turn("c", content)
-    store.held.settle()
+    store.conversations.settle()
     assert len([record for record in caplog.records if "cannot write" in record.message]) == 1
     assert store.said("c")["c/Two?"] == ["One?", "Two?"]
     moved = store.folder.with_name("moved")
@@ -463,5 +476,5 @@ def test_a_folder_that_cannot_be_written_to_costs_nothing_but_the_files(store, c
         moved.rename(store.folder)
     store.folder.chmod(0o700)
     store.turn("c", "Three?")
-    store.held.settle()
+    store.conversations.settle()
     assert any("can write" in record.message for record in caplog.records) and len(files(store.folder)) == 1

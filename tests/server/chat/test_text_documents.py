@@ -18,7 +18,7 @@ from slotcache.server.chat.chat_prompt import PLACE, DocumentSet
 from slotcache.server.chat.citations import Citations, CitedAnswers, NumberedText
 from slotcache.server.chat.conversation_files import HistoryVocabulary, StoredAnswer, decode, encode
 from slotcache.server.chat.history import HistoryMessage
-from slotcache.server.chat.text_documents import CONSTRAINED, HAS_OWN, HAS_PLACE, REWRITTEN, STOPS, TOLD, cut_lists
+from slotcache.server.chat.text_documents import CONSTRAINED, HAS_OWN, HAS_PLACE, REWRITTEN, SHOWS_TOKENS, STOPS, cut_lists
 from slotcache.server.formats.answer import CallArguments, CallStart, ContentText, ReasoningText
 from support.pasted_texts import PIECES, RECORDED, WEBUI
 
@@ -158,8 +158,8 @@ def test_an_answer_goes_on_from_what_its_client_has(server):
     ("fields", "why"),
     [
         ({"response_format": {"type": "json_object"}}, CONSTRAINED),
-        ({"logprobs": True}, TOLD),
-        ({"logprobs": 0}, TOLD),
+        ({"logprobs": True}, SHOWS_TOKENS),
+        ({"logprobs": 0}, SHOWS_TOKENS),
         ({"stop": ["[2]"]}, STOPS),
         ({"stop": "fee"}, STOPS),
         ({"messages": [{"role": "user", "content": WEBUI, "documents": ["A text."]}]}, HAS_OWN),
@@ -174,7 +174,9 @@ def test_a_list_that_cannot_be_exact_is_left_alone(server, fields, why):
     messages = asked.pop("messages")
     for name in ("logprobs", "stop"):
         asked.pop(name, None)
-    assert prompt(server, *messages, **asked, **({} if why in (TOLD, STOPS) else ON)) == prompt(server, *messages, **asked)
+    assert prompt(server, *messages, **asked, **({} if why in (SHOWS_TOKENS, STOPS) else ON)) == prompt(
+        server, *messages, **asked
+    )
 
 
 def test_a_template_that_shows_no_place_gets_the_text(tiny, tmp_path):
@@ -255,7 +257,7 @@ def test_a_part_of_an_id_at_the_end_of_a_cut_answer_is_not_shown(text, shown):
     assert whole.push(text) + whole.finish() == CITATIONS.shown(text), "one that ends by itself is whole"
 
 
-def test_no_more_is_held_back_than_may_be_an_id():
+def test_no_more_is_kept_back_than_may_be_an_id():
     text = NumberedText(CITATIONS)
     assert text.push("Blue [") == "Blue [" and text.push(TIDES[:6]) == ""
     assert text.push("!") == f"{TIDES[:6]}!" and text.push("word") == "word"
@@ -383,8 +385,8 @@ def test_a_response_cites_numbers(server, forced, stream):
     body = {"instructions": SYSTEM["content"], "input": "What is it?", "max_output_tokens": 200, "stream": stream} | forced
     answer = server.http.post("/v1/responses", json=body)
     if stream:
-        told = [event["delta"] for event in events(answer) if event["type"] == "response.output_text.delta"]
-        assert "".join(told) == SAID
+        reported = [event["delta"] for event in events(answer) if event["type"] == "response.output_text.delta"]
+        assert "".join(reported) == SAID
     else:
         assert answer.json()["output"][0]["content"][0]["text"] == SAID
 

@@ -34,10 +34,10 @@ def test_all_that_is_kept_is_counted(length: int) -> None:
         for at in range(number):
             cache("", f"{at:08}" + "x" * length)
             answers.remember("", f"{at:08}" + "x" * length, np.zeros(1, np.int32))
-        held, _ = tracemalloc.get_traced_memory()
+        taken, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert 0 < cache.num_bytes <= 1 << 20 and held <= 1.2 * (2 << 20)
+    assert 0 < cache.num_bytes <= 1 << 20 and taken <= 1.2 * (2 << 20)
 
 
 def test_what_alone_is_too_large_takes_nothing_elses_place() -> None:

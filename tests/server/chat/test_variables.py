@@ -109,8 +109,8 @@ def test_each_named_template_shows_a_whole_chat(name):
     messages = [{"role": role, "content": text} for role, text in zip(roles, said, strict=True)]
     pieces = ChatTemplate(source, "<s>", "</s>").pieces(messages)
     assert [piece.text for piece in pieces if piece.message is not None] == said
-    begun = ChatTemplate(source, "<s>", "</s>").continued(messages[:3])
-    assert begun[-1].text == "Hello."
+    continued_parts = ChatTemplate(source, "<s>", "</s>").continued(messages[:3])
+    assert continued_parts[-1].text == "Hello."
 
 
 def test_the_documentation_has_the_names():

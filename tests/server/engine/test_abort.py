@@ -52,7 +52,7 @@ WHY = "llama.cpp has ended the server: device.c:7: the device is gone"
         pytest.param(HANGS, id="what waits for the step would hang"),
     ],
 )
-def test_clients_are_told_before_llama_cpp_ends_the_process(how):
+def test_clients_are_informed_before_llama_cpp_ends_the_process(how):
     arguments = ("serve", "-m", FILE, "--port", port := free_port(), "-c", 8192, "--no-idle-prefill")
     command = [sys.executable, "-c", DIES.format(how=how), *map(str, arguments)]
     body, url = {**LONG, "max_tokens": 4000}, f"http://127.0.0.1:{port}"

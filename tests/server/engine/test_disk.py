@@ -110,7 +110,7 @@ def test_snapshots_of_models_that_cannot_be_cut_outlive_the_server_too(generate,
     assert set(files(folder)) >= set(written)
 
 
-def test_only_the_owner_may_read_it_and_no_name_tells_anything(tiny, tmp_path):
+def test_only_the_owner_may_read_it_and_no_name_reports_anything(tiny, tmp_path):
     with running(tiny, cache_dir=str(tmp_path / "kv")) as up:
         up.chat(**BODY | {"cache_scope": "../../etc/passwd"})
         settled(up)
@@ -215,7 +215,7 @@ def test_a_folder_that_cannot_be_listed_once_ends_no_writing(tmp_path, monkeypat
     disk.close()
 
 
-def test_the_budget_holds_and_the_oldest_leave(tmp_path):
+def test_the_budget_holds_and_the_oldest_are_evicted(tmp_path):
     disk = DiskTier(tmp_path, 5000, HERE)
     for number in range(8):
         disk.put(record(number))
@@ -228,7 +228,7 @@ def test_the_budget_holds_and_the_oldest_leave(tmp_path):
 
 
 @pytest.mark.parametrize("has_index", [True, False])
-def test_a_file_of_the_future_leaves_before_what_is_used_later(tmp_path, has_index):
+def test_a_file_of_the_future_is_evicted_before_what_is_used_later(tmp_path, has_index):
     disk = DiskTier(tmp_path, 1 << 20, HERE)
     for number in range(3):
         disk.put(record(number))

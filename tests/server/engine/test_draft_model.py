@@ -136,7 +136,7 @@ def check_the_distribution(up, monkeypatch, temperature):
     assert square < 16.3, counts  # chi squared of three degrees of freedom: one in a thousand; the seeds are fixed
 
 
-def test_drafts_are_told(floats):
+def test_drafts_are_reported(floats):
     names = ("slotcache_drafted_tokens_total", "slotcache_accepted_tokens_total", "slotcache_draft_model_tokens_total")
     with running(floats, draft_model=str(floats)) as up:
         always_ask(up)
@@ -165,16 +165,16 @@ def check_that_slots_are_read(up):
     always_ask(up)
     drafter = up.service.engine.draft_model
     first = trial(up, **LONG)
-    until(lambda: max(held.length for held in drafter._held) >= first["tokens_evaluated"] + 58)
+    until(lambda: max(kept.length for kept in drafter._kept) >= first["tokens_evaluated"] + 58)
     read = drafter.num_tokens
     second = trial(up, **LONG | {"prompt": LONG["prompt"] + " and so on", "n_predict": 12})
     assert second["timings"]["draft_n"] > 0
     assert drafter.num_tokens - read < second["tokens_evaluated"], "the prompt was read anew"
     assert up.http.delete("/v1/cache").status_code == 200
-    assert not any(held.length for held in drafter._held)
+    assert not any(kept.length for kept in drafter._kept)
     private = trial(up, **LONG | {"cache_prompt": False})
     assert private["timings"]["draft_n"] > 0
-    until(lambda: not any(held.length for held in drafter._held))
+    until(lambda: not any(kept.length for kept in drafter._kept))
 
 
 def test_a_server_that_slept_drafts_again(floats):
@@ -190,7 +190,7 @@ def test_a_server_that_slept_drafts_again(floats):
 def test_it_reads_nothing_while_another_model_waits_for_the_device(floats, monkeypatch):
     with dozing(floats, draft_model=str(floats)) as up:
         engine, asked = up.service.engine, []
-        monkeypatch.setattr(engine.scheduler, "read_ahead", lambda: bool(asked.append(engine.sleep.is_leaving)))
+        monkeypatch.setattr(engine.scheduler, "read_ahead", lambda: bool(asked.append(engine.sleep.is_ending)))
 
         def idle(ends):
             engine.sleep._ends = ends
@@ -202,7 +202,7 @@ def test_it_reads_nothing_while_another_model_waits_for_the_device(floats, monke
         assert asked and not any(asked)
 
 
-def test_its_weights_leave_with_those_of_a_model_that_takes_turns(floats):
+def test_its_weights_are_unloaded_with_those_of_a_model_that_takes_turns(floats):
     settings = Settings(flash_attn="off", threads=1, ctx_size=512, cache_ram=0, is_one_of_several=True)
     with closing(load(replace(settings, draft_model=str(floats)), floats)) as service:
         drafter = service.engine.draft_model
@@ -215,7 +215,7 @@ def test_its_weights_leave_with_those_of_a_model_that_takes_turns(floats):
         assert not drafter.context.handle, "one that is off for good takes no memory again"
 
 
-def test_a_draft_model_that_was_gone_at_one_load_drafts_again_behind_the_next(floats, tmp_path, caplog):
+def test_a_draft_model_that_was_gone_at_one_load_drafts_again_after_the_next(floats, tmp_path, caplog):
     (tmp_path / "drafts").mkdir()
     file = Path(shutil.copy(floats, tmp_path / "drafts" / "small.gguf"))
     with dozing(floats, draft_model=str(file)) as up, caplog.at_level(logging.INFO, "slotcache"):
@@ -275,7 +275,7 @@ def test_it_drafts_no_further_than_it_was_trained(floats, tmp_path):
         plain, drafted = (trial(up, **GREEDY | {"n_predict": 200}, draft=draft) for draft in ("off", "model"))
         assert drafted["content"] == plain["content"] and drafted["timings"]["draft_n"] > 10
         assert 96 <= max(lengths) <= 97 and not drafter.num_failures
-        assert max(held.length for held in drafter._held) <= 96
+        assert max(kept.length for kept in drafter._kept) <= 96
 
 
 def test_its_memory_is_set_aside(floats):

@@ -32,14 +32,14 @@ def check_alike(drafted, plain):
     """The same answer; its probabilities but for their last bits, which rows beside each other round otherwise."""
     for name in ("content", "tokens_predicted", "stop_type", "stopping_word"):
         assert drafted.get(name) == plain.get(name)
-    for mine, other in zip(*(told(one.get("completion_probabilities")) for one in (drafted, plain)), strict=True):
+    for mine, other in zip(*(values_in(one.get("completion_probabilities")) for one in (drafted, plain)), strict=True):
         assert mine == pytest.approx(other, abs=0.01)  # KV is rounded to float16, too
 
 
-def told(value):
+def values_in(value):
     """The values within lists and mappings, in order."""
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
-    return [value] if inner is None else [one for each in inner for one in told(each)]
+    return [value] if inner is None else [one for each in inner for one in values_in(each)]
 
 
 def letters(server):
@@ -77,7 +77,7 @@ def test_an_answer_is_that_of_the_requests_own_sampling(drafting, fields):
     assert "draft_n" not in plain["timings"] and drafted["timings"]["draft_n"] > 0
 
 
-def test_drafts_are_told(drafting):
+def test_drafts_are_reported(drafting):
     names = (
         "slotcache_drafted_tokens_total",
         "slotcache_accepted_tokens_total",
@@ -93,7 +93,7 @@ def test_drafts_are_told(drafting):
     assert {slot["speculative"] for slot in drafting.http.get("/slots").json()} == {True}
 
 
-def test_a_chat_tells_its_drafts_with_its_timings(drafting):
+def test_a_chat_reports_its_drafts_with_its_timings(drafting):
     fields = {"content": ASKED["prompt"], "logit_bias": letters(drafting), "max_tokens": 90}
     assert drafting.chat(**fields)["timings"]["draft_n"] > 0
     assert "draft_n" not in drafting.chat(**fields, draft="off")["timings"]

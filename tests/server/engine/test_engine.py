@@ -19,7 +19,7 @@ from slotcache.server.http.api_errors import RequestError
 from slotcache.server.service.submitter import Prepared
 from slotcache.slots.check import check
 
-from server.conftest import DEADLINE, held, running, until
+from server.conftest import DEADLINE, blocked, running, until
 
 CHAT = "/v1/chat/completions"
 LONG = {
@@ -105,7 +105,7 @@ def test_a_request_whose_documents_cannot_be_arranged_fails_alone(tiny):
 def test_an_engine_that_cannot_go_on_ends_every_request_once_and_the_server_with_it(tiny, monkeypatch):
     with running(tiny, parallel=1, failed_steps=1) as server:
         engine, host = server.service.engine, server.host
-        with held(server):
+        with blocked(server):
             streams = [Stream(server), Stream(server)]
             until(lambda: len(server.service.open) == 2)
             monkeypatch.setattr(engine.scheduler, "recover", lambda *given: 1 / 0)

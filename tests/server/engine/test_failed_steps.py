@@ -16,7 +16,7 @@ from slotcache.server.http.api_errors import RequestError
 from slotcache.slots.radix import descendants, path
 from support.architectures import hybrid, recurrent
 
-from server.conftest import DEADLINE, held, running, text_of, until
+from server.conftest import DEADLINE, blocked, running, text_of, until
 from server.engine.test_engine import CHAT, LONG, Stream
 
 DOCUMENTS = "The departure time of the express to the northern harbour is seven forty, and it is late in winter. " * 4
@@ -123,8 +123,8 @@ def test_conversations_that_were_idle_go_on_from_their_copies_to_the_bit(
         until(lambda: are_copied(engine))
         fail(engine, monkeypatch, is_poison, share=share)
         assert server.chat("Something else", max_tokens=POISON)["usage"]["completion_tokens"] == POISON
-        behind = [turn(server, number, messages)[1] for number, messages in enumerate(first)]
-        for one, other in zip(behind, usual, strict=True):
+        later = [turn(server, number, messages)[1] for number, messages in enumerate(first)]
+        for one, other in zip(later, usual, strict=True):
             assert one["choices"][0]["message"] == other["choices"][0]["message"]
             assert one["timings"]["cache_n"] >= 0.95 * other["timings"]["cache_n"] > 300
 
@@ -138,7 +138,7 @@ def test_streams_go_on_where_a_step_failed(monkeypatch):
             return sum(one.num_generated > 2 for one in engine.scheduler.running) == 6
 
         failed = fail(engine, monkeypatch, all_are_in_mid_answer)
-        with held(server):
+        with blocked(server):
             streams = [Stream(server, {"stream": True, "temperature": 0, **about(town)}) for town in towns]
             until(lambda: len(server.service.open) == 6)
         assert [stream.text for stream in streams] == [f"The river of {town} is {RIVERS[town]}." for town in towns]
@@ -200,7 +200,7 @@ def test_a_stream_with_which_each_step_fails_ends_alone(monkeypatch):
     with running(FILE, failed_steps=3, parallel=3) as server:
         engine = server.service.engine
         failed = fail(engine, monkeypatch, lambda job: is_poison(job) and job.num_generated > 2, times=1000)
-        with held(server):
+        with blocked(server):
             streams = [Stream(server, {"stream": True, "temperature": 0, **about(town)}) for town in ("Calder", "Dunmere")]
             until(lambda: len(server.service.open) == 2)
             poisoned = Stream(server, {"stream": True, "temperature": 0, **about("Farwell"), "max_tokens": POISON})
@@ -223,7 +223,7 @@ def test_a_request_that_fails_each_step_takes_no_other_one_with_it(monkeypatch):
         body = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": POISON}  # the shortest is the first
         with ThreadPoolExecutor(2) as pool:
             # All come at once, so that the first step that fails has requests without a token beside the poisonous one.
-            with held(server):
+            with blocked(server):
                 refused = pool.submit(server.http.post, CHAT, json=body)
                 until(lambda: len(server.service.open) == 1)
                 answers = pool.submit(asked, server, *map(about, RIVERS))
@@ -258,7 +258,7 @@ def test_streams_pause_while_one_that_may_be_the_cause_runs_alone(monkeypatch):
         failed = fail(engine, monkeypatch, one_that_waits_for_a_stream, times=3)
         # The first failure takes both back to the queue; the stream, at its head, has its tokens when the other one comes.
         body = {"messages": [{"role": "user", "content": question(9, 0)}], "max_tokens": POISON, "temperature": 0}
-        with ThreadPoolExecutor(1) as pool, held(server):
+        with ThreadPoolExecutor(1) as pool, blocked(server):
             streams.append(Stream(server, LONG | about("Calder")))
             until(lambda: len(server.service.open) == 1)
             refused = pool.submit(server.http.post, CHAT, json=body)
@@ -285,19 +285,19 @@ def test_a_sampler_that_has_chosen_begins_again(tiny, monkeypatch, fields):
         assert server.chat("Say something", **body)["choices"] == usual
 
 
-def test_logprobs_of_a_prompt_are_told_once_where_the_step_behind_them_fails(tiny, monkeypatch):
+def test_logprobs_of_a_prompt_are_reported_once_where_the_step_after_them_fails(tiny, monkeypatch):
     """An answer that goes on computes its prompt again."""
     with running(tiny, failed_steps=2) as server:
-        prompt = list(range(300, 300 + server.service.engine.scheduler._most_told * 3 // 2))  # two steps tell it
+        prompt = list(range(300, 300 + server.service.engine.scheduler._most_scored * 3 // 2))  # two steps tell it
         body = {"prompt": prompt, "echo": True, "logprobs": 1, "max_tokens": 8, "temperature": 0}
         usual = server.http.post("/v1/completions", json=body).json()["choices"]
         engine = server.service.engine
         failed = fail(engine, monkeypatch, lambda job: job.num_generated >= 3)
 
-        def tells_a_part(spans):
-            return failed and any(span.num_told and not span.logits for span in spans)
+        def scores_a_part(spans):
+            return failed and any(span.num_scored and not span.logits for span in spans)
 
-        sample = lose_choices(engine, monkeypatch, tells_a_part)
+        sample = lose_choices(engine, monkeypatch, scores_a_part)
         assert server.http.post("/v1/completions", json=body).json()["choices"] == usual
         assert engine.runner._sample == sample
 
@@ -350,7 +350,7 @@ def check_empty(engine):
     assert all(scope.is_shared for scope in engine.inbox.ask(lambda: list(engine.scheduler.tree.roots)).result(10))
 
 
-def test_a_request_whose_client_leaves_does_not_run_again(tiny, monkeypatch):
+def test_a_request_whose_client_disconnects_does_not_run_again(tiny, monkeypatch):
     with running(tiny, failed_steps=1) as server:
         engine = server.service.engine
         gate, closed = threading.Event(), threading.Event()
@@ -367,7 +367,7 @@ def test_a_request_whose_client_leaves_does_not_run_again(tiny, monkeypatch):
         assert server.chat()["usage"]["completion_tokens"] == 4
 
 
-def test_a_step_that_hangs_is_told_and_its_end_as_well(tiny, monkeypatch, caplog):
+def test_a_step_that_hangs_is_reported_and_its_end_as_well(tiny, monkeypatch, caplog):
     monkeypatch.setattr(engines, "TOKEN_SECONDS", 0)
     with running(tiny) as server:
         engine, gate = server.service.engine, threading.Event()

@@ -91,10 +91,10 @@ def test_heads_that_are_none_are_a_warning_each_and_the_rest_comes_back(tiny, tm
         up.chat(**BODY)
         settled(up)
     whole = files(tmp_path)
-    beginning = next(one for one in whole if split(one)["start"] == 0)
-    damaged = [beginning.with_name(f"{number:032x}.kv") for number in range(len(HEADS))]
+    prefix = next(one for one in whole if split(one)["start"] == 0)
+    damaged = [prefix.with_name(f"{number:032x}.kv") for number in range(len(HEADS))]
     for path, head in zip(damaged, HEADS.values(), strict=True):
-        path.write_bytes(resealed(beginning.read_bytes(), head(split(beginning))))
+        path.write_bytes(resealed(prefix.read_bytes(), head(split(prefix))))
     with running(tiny, cache_dir=str(tmp_path)) as up:
         until(lambda: up.metric("slotcache_disk_refused_files_total") == len(HEADS))
         assert cached(up.chat(**BODY)) > 100
@@ -120,7 +120,7 @@ def on_disk(root):
     return {one.name for one in files(root)}
 
 
-def test_a_full_disk_keeps_the_beginnings_on_which_others_stand(tmp_path):
+def test_a_full_disk_keeps_the_prefixes_on_which_others_stand(tmp_path):
     shared, first = path_of(1, 100, 50)
     disk = DiskTier(tmp_path, 7000, HERE)
     written(disk, shared, first)
@@ -137,7 +137,7 @@ def test_a_full_disk_keeps_the_beginnings_on_which_others_stand(tmp_path):
     again.close()
 
 
-def test_a_beginning_is_kept_though_it_was_written_as_a_longer_run(tmp_path):
+def test_a_prefix_is_kept_though_it_was_written_as_a_longer_run(tmp_path):
     """A run that was split later has no file of its own: a run on its first part stands on its file."""
     (whole,) = path_of(1, 100)
     branch = Record(whole.scope, np.concatenate([whole.tokens[:40], np.full(9, 7, np.int32)]), 40, np.zeros(1000, np.uint8))
@@ -184,7 +184,7 @@ def test_folders_of_other_settings_are_under_the_same_bound(tmp_path):
         disk.close()
 
 
-def test_files_of_an_earlier_format_are_one_line_and_leave_first(tmp_path, caplog):
+def test_files_of_an_earlier_format_are_one_line_and_evicted_first(tmp_path, caplog):
     caplog.set_level("INFO")
     older = tmp_path / HERE.folder_of(FORMAT - 1)
     older.mkdir(mode=0o700)

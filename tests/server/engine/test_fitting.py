@@ -111,10 +111,10 @@ def test_without_a_fit_the_start_ends_with_what_was_missing(wide):
 
 
 def test_doctor_prints_the_decision_and_why(wide):
-    told = run("doctor", "-m", wide, "--device-memory", 60).stdout
-    assert "memory of CPU: at most 60 MiB (--device-memory)" in told
-    assert "wanted: 8,192 cells (-c), 4 slots (-np): CPU lacks" in told and "fitted: " in told
-    assert "CPU: " in told and ": weights " in told and ", compute buffer " in told
+    printed = run("doctor", "-m", wide, "--device-memory", 60).stdout
+    assert "memory of CPU: at most 60 MiB (--device-memory)" in printed
+    assert "wanted: 8,192 cells (-c), 4 slots (-np): CPU lacks" in printed and "fitted: " in printed
+    assert "CPU: " in printed and ": weights " in printed and ", compute buffer " in printed
     refused = run("doctor", "-m", wide, "--device-memory", 1)
     assert refused.returncode == 2 and "CPU lacks" in refused.stderr
 
@@ -220,7 +220,7 @@ def test_a_card_has_memory_of_its_own(monkeypatch, wide):
     assert not any("CPU and of" in line for line in decision.lines())
 
 
-def test_without_a_fit_the_line_tells_what_an_integrated_gpu_takes(monkeypatch, wide):
+def test_without_a_fit_the_line_reports_what_an_integrated_gpu_takes(monkeypatch, wide):
     with pytest.raises(ModelError, match=r"CPU lacks [\d,]+ MiB of 9\d\d MiB \(weights 0 MiB, .*, Vulkan0 9\d\d MiB\)"):
         on_fakes(monkeypatch, wide, [gpu(0, INTEGRATED, 4000)], 30, fit=False, device_memory=2000)
 
@@ -231,7 +231,7 @@ def test_several_cards_are_counted(monkeypatch, wide):
 
 
 @pytest.mark.parametrize(
-    "given, told",
+    "given, reported",
     [
         ({}, ["5 of 5 layers on the GPU (-ngl)"]),
         ({"gpu_layers": 2}, ["2 of 5 layers on the GPU (-ngl)"]),
@@ -243,7 +243,7 @@ def test_several_cards_are_counted(monkeypatch, wide):
         ({"override_tensor": "a=CPU"}, ["5 of 5 layers on the GPU (-ngl)", "tensors elsewhere (-ot)"]),
     ],
 )
-def test_overrides_are_told(monkeypatch, tmp_path, given, told):
+def test_overrides_are_reported(monkeypatch, tmp_path, given, reported):
     path = mixture(tmp_path / "mixture.gguf", layers=4)
     decision, _ = on_fakes(monkeypatch, path, [gpu(0, "GPU", 4000)], 4000, **given)
-    assert decision.described(decision.chosen.placement).split(", ")[2:] == told
+    assert decision.described(decision.chosen.placement).split(", ")[2:] == reported

@@ -27,7 +27,7 @@ def chosen(path, **given):
     return settings, sum(use.total for use in decision.chosen.uses if use.device != HOST) / MIB
 
 
-def test_experts_leave_before_layers(experts):
+def test_experts_move_before_layers(experts):
     whole = chosen(experts)[1]
     found = [chosen(experts, ctx_size=4096, device_memory=cap) for cap in (10, 14, 20, 26, int(whole))]
     assert all(takes <= cap for (_, takes), cap in zip(found, (10, 14, 20, 26, whole), strict=True))

@@ -17,8 +17,8 @@ from slotcache.server.app import make_app
 from slotcache.server.chat.body import ChatRequest, CompletionRequest
 from slotcache.server.chat.conversations import PendingTurn
 from slotcache.server.engine.generation import (
-    MAX_HELD,
     MAX_PROGRESS,
+    MAX_UNSENT,
     Delta,
     Failure,
     Generation,
@@ -40,7 +40,7 @@ NAME = "m" * 20_000  # of the model, in every chunk: an answer that no socket's 
 
 
 @contextmanager
-def held_up(server):
+def blocked_step(server):
     """The engine stands still in its next step meanwhile."""
     runner, inside, gate = server.service.engine.runner, threading.Event(), threading.Event()
     step = runner.run
@@ -114,15 +114,15 @@ def test_idle_work_goes_on_beside_a_client_that_does_not_read(narrow):
 
 def test_what_waits_for_a_client_that_does_not_read_is_its_text_and_no_more(narrow):
     ended = narrow.metric("slotcache_requests_total", end="length")
-    held = []
+    accepted = []
     submit = narrow.service.engine.submit
-    narrow.service.engine.submit = lambda generations: (held.extend(generations), submit(generations))[1]
+    narrow.service.engine.submit = lambda generations: (accepted.extend(generations), submit(generations))[1]
     try:
         with stalled(narrow, return_progress=True):
             until(lambda: narrow.metric("slotcache_requests_total", end="length") == ended + 1)
     finally:
         narrow.service.engine.submit = submit
-    (generation,) = held
+    (generation,) = accepted
     assert generation not in narrow.service.open and not _alive(PendingTurn)  # what was asked is not kept for it
 
     async def read():
@@ -220,15 +220,15 @@ def test_a_whole_answer_leaves_the_engine_in_few_pieces_and_is_that_of_a_stream(
     answer = server.http.post(CHAT, json=asked).json()
     number = len(answer["choices"])
     pieces = [event for event in sent if isinstance(event, Delta)]
-    assert len(pieces) <= number * (200 // MAX_HELD + 1), len(pieces)
+    assert len(pieces) <= number * (200 // MAX_UNSENT + 1), len(pieces)
     assert answer["usage"]["completion_tokens"] == 200 * number
     lines = server.http.post(CHAT, json=asked | {"stream": True}).text.splitlines()
     chunks = [choice for line in lines if line.startswith("data: {") for choice in json.loads(line[6:])["choices"]]
     for index, choice in enumerate(answer["choices"]):
         same = [chunk for chunk in chunks if chunk["index"] == index]
         assert choice["message"]["content"] == "".join(chunk["delta"].get("content") or "" for chunk in same)
-        told = [token for chunk in same for token in (chunk.get("logprobs") or {"content": []})["content"]]
-        assert (choice.get("logprobs") or {"content": []})["content"] == told
+        reported = [token for chunk in same for token in (chunk.get("logprobs") or {"content": []})["content"]]
+        assert (choice.get("logprobs") or {"content": []})["content"] == reported
 
 
 def test_a_client_that_went_before_it_read_the_end_was_answered(narrow):
@@ -244,12 +244,12 @@ def test_a_client_that_went_before_it_read_the_end_was_answered(narrow):
 def test_a_place_is_kept_until_the_engine_has_let_go(tiny):
     """A request whose client has gone counts as long as the engine has it: at most to the end of a step."""
     with running(tiny, parallel=1, max_queue=0) as server:
-        with contextlib.ExitStack() as held:
+        with contextlib.ExitStack() as pauses:
             body = LONG | {"stream": True, "max_tokens": 4000}
             with httpx.stream("POST", server.url + CHAT, json=body, timeout=DEADLINE) as answer:
                 lines = answer.iter_lines()
                 next(lines)
-                held.enter_context(held_up(server))
+                pauses.enter_context(blocked_step(server))
             until(lambda: any(generation.abandoned for generation in server.service.open))
             assert server.http.post(CHAT, json=LONG).status_code == 429
         until(lambda: not server.service.open)
@@ -286,7 +286,7 @@ def test_what_was_asked_is_not_kept_while_it_is_answered(server, route, stream):
     junk = {"messages": [USER[0] | {"more": [[]] * 1000}]} if route == CHAT else {"prompt": list(range(400, 480))}
     thread = threading.Thread(target=lambda: server.http.post(route, json={**LONG, **junk, "stream": stream}))
     thread.start()
-    with held_up(server):
+    with blocked_step(server):
         until(lambda: server.service.open)
         until(
             lambda: not any(map(_texts, _alive(ChatRequest | CompletionRequest)))

@@ -99,8 +99,8 @@ def ask(up, path, **changed):
     body = {"temperature": 0, "cache_prompt": True, "ignore_eos": True} if path != "/api/generate" else {"model": "tiny"}
     answer = up.http.post(path, json=body | RAW[path] | changed)
     assert answer.status_code == 200, answer.text
-    told = answer.json()
-    text = told.get("content") or told.get("response") or [one["text"] for one in told["choices"]]
+    reported = answer.json()
+    text = reported.get("content") or reported.get("response") or [one["text"] for one in reported["choices"]]
     return text, up.metric(names[0], source="snapshot") - before[0], up.metric(names[1]) - before[1]
 
 

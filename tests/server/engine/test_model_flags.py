@@ -115,24 +115,28 @@ def test_a_sleep_changes_nothing_of_it(tiny):
         assert up.chat(**BODY)["choices"] == expected
 
 
-def test_doctor_and_the_log_tell_of_flags_and_of_those_without_effect(tiny):
-    told = run(
+def test_doctor_and_the_log_report_flags_and_those_without_effect(tiny):
+    reported = run(
         *("doctor", "-m", tiny, "--rope-scaling", "yarn", "--rope-scale", 2, "--override-kv", "llama.no_key=int:1"),
         *("--override-kv", "llama.attention.layer_norm_rms_epsilon=float:0.1", "-dev", "none"),
     )
-    assert told.returncode == 0, told.stderr
-    assert "rotary positions: scaling yarn, frequencies times 0.5; trained for " in told.stdout
-    assert "metadata: llama.attention.layer_norm_rms_epsilon=float:0.100000" in told.stdout
-    assert "--override-kv llama.no_key=int:1 has no effect: llama.cpp reads no such key of tiny.gguf" in told.stdout
-    assert "layers on no GPU (--split-mode layer)" in told.stdout
+    assert reported.returncode == 0, reported.stderr
+    assert "rotary positions: scaling yarn, frequencies times 0.5; trained for " in reported.stdout
+    assert "metadata: llama.attention.layer_norm_rms_epsilon=float:0.100000" in reported.stdout
+    assert "--override-kv llama.no_key=int:1 has no effect: llama.cpp reads no such key of tiny.gguf" in reported.stdout
+    assert "layers on no GPU (--split-mode layer)" in reported.stdout
     refused = run("doctor", "-m", tiny, "-dev", "nowhere")
     assert refused.returncode == 2 and "--device nowhere: expected none" in refused.stderr
 
 
 @needs_cpu
-def test_flags_for_several_gpus_are_told_where_there_is_none(tiny):
-    told = run("doctor", "-m", tiny, "-sm", "none", "-mg", 0, "-ts", "3,1")
-    assert told.returncode == 0 and "have no effect: there is no GPU" in told.stdout and "fits as it is" in told.stdout
+def test_flags_for_several_gpus_are_reported_where_there_is_none(tiny):
+    reported = run("doctor", "-m", tiny, "-sm", "none", "-mg", 0, "-ts", "3,1")
+    assert (
+        reported.returncode == 0
+        and "have no effect: there is no GPU" in reported.stdout
+        and "fits as it is" in reported.stdout
+    )
 
 
 def test_a_start_says_it_in_its_log(tiny, caplog):

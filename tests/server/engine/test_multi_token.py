@@ -54,8 +54,10 @@ def drafting(file):
 def test_an_answer_is_that_of_the_requests_own_sampling(drafting, fields):
     plain, drafted = trial(drafting, draft="off", **fields), trial(drafting, **fields)
     same = ("content", "tokens_predicted", "stop_type", "stopping_word")
-    told = [[one["logprob"] for one in answer.get("completion_probabilities", ())] for answer in (plain, drafted)]
-    assert told[0] == pytest.approx(told[1], abs=1e-4), "rounded otherwise: the experts of several rows are computed at once"
+    reported = [[one["logprob"] for one in answer.get("completion_probabilities", ())] for answer in (plain, drafted)]
+    assert reported[0] == pytest.approx(reported[1], abs=1e-4), (
+        "rounded otherwise: the experts of several rows are computed at once"
+    )
     assert {name: drafted.get(name) for name in same} == {name: plain.get(name) for name in same}
     assert "draft_n" not in plain["timings"]
     assert drafted["timings"].get("draft_n", 0) > 0 or drafted["tokens_predicted"] < 10
@@ -142,7 +144,7 @@ def test_a_head_that_fails_costs_no_answer(right, monkeypatch):
         assert {request: trail.stop for request, trail in head._trails.items()} == trails, "it keeps no more states"
 
 
-def test_its_weights_leave_with_the_models(right):
+def test_its_weights_are_unloaded_with_the_models(right):
     settings = replace(SETTINGS, **HEAD, is_one_of_several=True)
     with closing(load(settings, right)) as service:
         service.engine.runner.unload()

@@ -23,7 +23,7 @@ def model(request, tiny, tmp_path):
     return request.param(tmp_path / "model.gguf") if request.param else tiny
 
 
-def told(up, question, **fields):
+def answered(up, question, **fields):
     """The greedy answer with its most probable tokens: their probabilities are exact functions of the logits."""
     return up.chat(question, max_tokens=12, temperature=0, logprobs=True, top_logprobs=20, **fields)["choices"]
 
@@ -57,8 +57,8 @@ def test_a_refused_slot_leaves_every_bit(model, tmp_path):
             found = record_file.records(slots / "kept", made_by)
             return [(one.tokens.tobytes(), one.data.tobytes(), state_of(one)) for one in found]
 
-        expected = {question: told(up, question) for question in (SEA, MILL)}
-        assert told(up, MILL) == expected[MILL]  # the runs are cut as they stay from now on
+        expected = {question: answered(up, question) for question in (SEA, MILL)}
+        assert answered(up, MILL) == expected[MILL]  # the runs are cut as they stay from now on
         before, whole = kept(), (slots / "kept").read_bytes()
         assert sum(len(data) + len(state) for _, data, state in before) > 10_000
         num_refused = 0
@@ -67,19 +67,19 @@ def test_a_refused_slot_leaves_every_bit(model, tmp_path):
             refused = act(up, "restore", filename="damaged")
             assert refused.status_code == 400 and refused.json()["error"]["param"] == "filename"
             num_refused += 1
-            assert told(up, MILL) == expected[MILL] and kept() == before
+            assert answered(up, MILL) == expected[MILL] and kept() == before
         assert num_refused == 20
         for question in (SEA, MILL):
-            assert told(up, question) == told(up, question, cache_prompt=False) == expected[question]
+            assert answered(up, question) == answered(up, question, cache_prompt=False) == expected[question]
         (slots / "damaged").write_bytes(whole)
         assert act(up, "restore", filename="damaged").status_code == 200 and kept() == before
-        assert told(up, MILL) == expected[MILL]
+        assert answered(up, MILL) == expected[MILL]
 
 
 def test_a_refused_record_leaves_every_bit(model, tmp_path):
     folder = tmp_path / "kv"
     with running(model, cache_dir=str(folder)) as up:
-        expected = {question: told(up, question) for question in (SEA, MILL)}
+        expected = {question: answered(up, question) for question in (SEA, MILL)}
     whole = [file.read_bytes() for file in files(folder)]
     assert whole
     for number, (file, content) in enumerate(zip(files(folder), whole, strict=True)):
@@ -88,7 +88,7 @@ def test_a_refused_record_leaves_every_bit(model, tmp_path):
     with running(model, cache_dir=str(folder)) as up:
         for question in (SEA, MILL):
             assert up.chat(question, max_tokens=1)["slotcache"]["source"] != "disk"
-            assert told(up, question) == expected[question]
+            assert answered(up, question) == expected[question]
         found = up.metric("slotcache_disk_refused_files_total")
         (own, *_) = up.service.tiers
         for number, content in enumerate((flipped(whole[0], 60), whole[-1][:-1], b"")):  # as another server might leave them
@@ -99,16 +99,16 @@ def test_a_refused_record_leaves_every_bit(model, tmp_path):
             until(lambda num=num_refused: up.metric("slotcache_disk_refused_files_total") == num)
             for question in (SEA, MILL):
                 assert cached(up.chat(question, max_tokens=1)) > 0
-                assert told(up, question) == told(up, question, cache_prompt=False) == expected[question]
+                assert answered(up, question) == answered(up, question, cache_prompt=False) == expected[question]
 
 
 def test_kv_of_another_build_is_not_used(tiny, tmp_path, monkeypatch):
     folder = str(tmp_path / "kv")
     with running(tiny, cache_dir=folder) as up:
-        expected = told(up, SEA)
+        expected = answered(up, SEA)
     with running(tiny, cache_dir=folder) as up:
         assert up.chat(SEA, max_tokens=1)["slotcache"]["source"] == "disk"
     monkeypatch.setattr(gate, "identity", lambda: "another build's")
     with running(tiny, cache_dir=folder) as up:
         assert cached(up.chat(SEA, max_tokens=1)) == 0
-        assert told(up, SEA) == expected
+        assert answered(up, SEA) == expected

@@ -24,7 +24,7 @@ from support.architectures import recurrent, windowed
 from support.encoders import bert
 from support.on_device import HAS_OWN_KERNELS, ROUNDING, has_adapters, loads_two
 
-from server.conftest import DEADLINE, REST, cached, free_port, held_load, is_mapped, running, text_of, until
+from server.conftest import DEADLINE, REST, blocked_load, cached, free_port, is_mapped, running, text_of, until
 from server.test_cli import command
 
 HOUR = 3600
@@ -76,7 +76,7 @@ def until_asleep(process, url):
     until(sleeps)
 
 
-def test_the_model_leaves_memory_and_the_next_request_brings_it_back(file):
+def test_the_model_is_unloaded_and_the_next_request_brings_it_back(file):
     with running(file, sleep_idle_seconds=1, cache_prompt=True) as up:
         first = up.chat(QUESTION, max_tokens=24, conversation="c")
         stored = up.http.post("/v1/responses", json={"input": "Hello", "max_output_tokens": 2}).json()
@@ -157,7 +157,7 @@ def test_a_load_for_which_there_is_no_thread_fails_and_is_tried_again(file, monk
 
 
 @loads_two
-def test_a_load_that_fails_behind_the_context_leaves_no_weights(file, tiny, monkeypatch):
+def test_a_load_that_fails_after_the_context_leaves_no_weights(file, tiny, monkeypatch):
     with dozing(file, draft_model=str(tiny)) as up:
         first = text_of(up.chat(QUESTION))
         doze(up)
@@ -194,12 +194,12 @@ def test_ten_requests_at_once_cause_one_load(file):
 def test_a_request_that_comes_when_the_load_has_just_ended_causes_no_second_one(file):
     with dozing(file) as up:
         doze(up)
-        engine, holds, may_go_on = up.service.engine, threading.Event(), threading.Event()
-        with held_load(up.service.model.weights) as (began, may_end):
+        engine, blocks, may_go_on = up.service.engine, threading.Event(), threading.Event()
+        with blocked_load(up.service.model.weights) as (began, may_end):
             engine.sleep.wake()
             assert began.wait(DEADLINE)
-            engine.inbox.put(lambda: (holds.set(), may_go_on.wait(DEADLINE)))
-            assert holds.wait(DEADLINE)
+            engine.inbox.put(lambda: (blocks.set(), may_go_on.wait(DEADLINE)))
+            assert blocks.wait(DEADLINE)
             engine.sleep.wake()  # the engine finds it in front of the end of the load
             may_end.set()
             until(lambda: all(thread.name != "wake" for thread in threading.enumerate()))
@@ -209,30 +209,30 @@ def test_a_request_that_comes_when_the_load_has_just_ended_causes_no_second_one(
         assert not is_mapped(file) and up.metric("slotcache_wakeups_total") == 1
 
 
-def test_a_request_that_comes_while_the_model_leaves_is_answered(file):
+def test_a_request_that_comes_while_the_model_unloads_is_answered(file):
     with dozing(file) as up, ThreadPoolExecutor(1) as pool:
         expected = text_of(up.chat(QUESTION))
-        engine, leaves, may_leave = up.service.engine, threading.Event(), threading.Event()
+        engine, ending, may_end_turn = up.service.engine, threading.Event(), threading.Event()
 
-        def leave():
-            leaves.set()
-            may_leave.wait(DEADLINE)
+        def end_turn():
+            ending.set()
+            may_end_turn.wait(DEADLINE)
             engine._fall_asleep()
 
-        engine.inbox.put(leave)
-        assert leaves.wait(DEADLINE)
+        engine.inbox.put(end_turn)
+        assert ending.wait(DEADLINE)
         answer = pool.submit(up.chat, QUESTION)
         until(lambda: len(up.service.open) == 1)
-        may_leave.set()
+        may_end_turn.set()
         assert text_of(answer.result(DEADLINE)) == expected and up.metric("slotcache_wakeups_total") == 1
 
 
-def test_the_server_answers_while_it_wakes_and_a_client_may_leave(file):
+def test_the_server_answers_while_it_wakes_and_a_client_may_disconnect(file):
     with dozing(file) as up:
         up.chat(QUESTION)
         doze(up)
         computed = up.metric("slotcache_prompt_tokens_total")
-        with held_load(up.service.model.weights) as (began, _):
+        with blocked_load(up.service.model.weights) as (began, _):
             body = {"prompt": "Hello", "stream": True, "ignore_eos": True}
             with up.http.stream("POST", "/completion", json=body):
                 assert began.wait(DEADLINE)
@@ -249,7 +249,7 @@ def test_the_server_answers_while_it_wakes_and_a_client_may_leave(file):
 def test_the_server_may_stop_while_it_wakes(file):
     with dozing(file) as up, ThreadPoolExecutor(1) as pool:
         doze(up)
-        with held_load(up.service.model.weights) as (began, _):
+        with blocked_load(up.service.model.weights) as (began, _):
             answer = pool.submit(up.http.post, "/completion", json={"prompt": "Hello"})
             assert began.wait(DEADLINE)
             up.uvicorn.should_exit = True
@@ -361,7 +361,7 @@ def test_a_file_that_was_touched_is_loaded_and_its_kv_is_found(file, tiny, tmp_p
 def test_what_needs_no_step_is_answered_at_once_and_wakes_the_model(napping, path, body):
     expected = napping.http.post(path, json=body).json()
     doze(napping)
-    with held_load(napping.service.model.weights) as (began, _):
+    with blocked_load(napping.service.model.weights) as (began, _):
         answer = napping.http.post(path, json=body)
         assert answer.status_code == 200 and answer.json() == expected
         assert began.wait(DEADLINE) and not is_sleeping(napping)
@@ -377,8 +377,8 @@ def test_a_search_that_is_read_along_wakes_the_model(napping):
     messages = [{"role": "user", "content": QUESTION}]
     documents = [{"id": "storms", "text": "The storms of last winter broke two windows of the tower."}]
     doze(napping)
-    begun = napping.http.post("/v1/speculate", json={"messages": messages, "documents": documents}).json()
-    assert begun["state"] == "started"
+    started = napping.http.post("/v1/speculate", json={"messages": messages, "documents": documents}).json()
+    assert started["state"] == "started"
     until(
         lambda: napping.metric("slotcache_idle_prompt_tokens_total") and not napping.metric("slotcache_requests_background")
     )
@@ -492,7 +492,7 @@ def test_vectors_have_a_sleep_of_their_own(file, tmp_path):
 
 
 @loads_two
-def test_a_model_with_two_uses_leaves_memory_when_neither_wants_it(file):
+def test_a_model_with_two_uses_is_unloaded_when_neither_wants_it(file):
     with dozing(file, embeddings=True, pooling="mean") as up:
         doze(up)
         assert not is_mapped(file)
@@ -505,7 +505,7 @@ def test_a_model_with_two_uses_leaves_memory_when_neither_wants_it(file):
         assert not is_mapped(file)
 
 
-def test_an_embedder_goes_on_behind_what_failed_once(tmp_path, monkeypatch):
+def test_an_embedder_goes_on_after_what_failed_once(tmp_path, monkeypatch):
     class NoThread(threading.Thread):
         def start(self):
             raise RuntimeError("can't start new thread")

@@ -88,7 +88,7 @@ def test_of_a_call_that_was_cut_before_its_name_nothing_is_said(text):
 
 
 @pytest.mark.parametrize("end", ["", "\n", "\n<", "\n</tool", "\n</tool_call", "\n</tool_call>\n<tool_c"])
-def test_a_tag_that_is_cut_behind_a_call_is_no_content(end):
+def test_a_tag_that_is_cut_after_a_call_is_no_content(end):
     reader = row_of("hermes").reader(TOOLS, seed="0")
     text = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Kiel"}}' + end
     said: Any = message([*reader.push(text), *reader.finish(is_cut=True)])
@@ -187,14 +187,14 @@ def values(draw):
     row = draw(st.sampled_from(TAGGED))
     shape: Any = row.shapes[0]
     ends = [end.replace("{key}", "city") for end in shape.body.value_ends]
-    pieces = [*ends, *shape.body.begins, *shape.behind, *shape.tags, "\n", " ", "x", "</", "<", "é"]
+    pieces = [*ends, *shape.body.begins, *shape.after_call, *shape.tags, "\n", " ", "x", "</", "<", "é"]
     value = "".join(draw(st.lists(st.sampled_from([*pieces, *(piece.strip() for piece in pieces)]), max_size=8)))
-    begins, behind = (
-        "|".join(re.escape(tag) for tag in tags if not any(end.startswith(tag) for end in ends) or begun)
-        for tags, begun in ((shape.body.begins, False), ((*shape.body.begins, *shape.behind), True))
+    begins, after_call = (
+        "|".join(re.escape(tag) for tag in tags if not any(end.startswith(tag) for end in ends) or is_part)
+        for tags, is_part in ((shape.body.begins, False), ((*shape.body.begins, *shape.after_call), True))
     )
     written = ends[-1].join((value, ""))
-    assume(not re.search(rf"(^|\n)({begins})|({'|'.join(map(re.escape, ends))})\s*({behind})", written))
+    assume(not re.search(rf"(^|\n)({begins})|({'|'.join(map(re.escape, ends))})\s*({after_call})", written))
     assume(not any(value.lstrip().startswith(tag) for tag in shape.body.value_opens if tag != "\n"))
     assume("]]>" not in value)
     return row, value

@@ -20,7 +20,7 @@ from slotcache.server.config.settings import Settings
 from slotcache.server.http.connection import MOST_GATHERED, Connection, GatheringTransport
 from slotcache.server.http.connections import ListeningServer, most_connections
 
-from server.conftest import held, running, until
+from server.conftest import blocked, running, until
 
 PLACES = 8
 NEVER = 1e6  # seconds
@@ -131,10 +131,10 @@ def test_a_client_that_half_closes_gets_the_answers_that_were_made_at_once(serve
 
 
 @pytest.mark.parametrize("asked", [CHATTED, CHATTED | {"stream": False}], ids=["stream", "whole"])
-def test_a_client_that_half_closes_has_left_as_one_that_closes_has(server, asked):
+def test_a_client_that_half_closes_is_disconnected_as_one_that_closes_is(server, asked):
     body = json.dumps(asked | {"max_tokens": 4000}).encode()
     head = b"POST %b HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % (CHAT.encode(), len(body))
-    with held(server) as go, opened(server, 1, head + body) as (client,):
+    with blocked(server) as go, opened(server, 1, head + body) as (client,):
         until(lambda: len(server.service.open) == 1)
         client.shutdown(socket.SHUT_WR)
         until(lambda: not server.uvicorn.server_state.connections)
@@ -193,7 +193,7 @@ def test_a_connection_that_is_kept_alive_makes_room(server):
 
 
 def test_an_open_answer_is_not_closed_and_new_connections_wait_for_a_place(server, caplog):
-    with ExitStack() as streams, held(server) as go:
+    with ExitStack() as streams, blocked(server) as go:
         clients = [streams.enter_context(streaming(server))[0] for _ in range(PLACES)]
         until(lambda: len(server.service.open) == PLACES)
         later = streams.enter_context(opened(server, 2, b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"))

@@ -104,7 +104,7 @@ def test_a_body_that_was_cut_is_refused_wherever_it_was(pack, encoding):
 
 @pytest.mark.parametrize("rest", [b"x", b"\0", b"{}" * BITE, gzip.compress(b"{}", mtime=0)[:5]])
 @pytest.mark.parametrize(("pack", "encoding"), PACKERS.values(), ids=PACKERS)
-def test_what_stands_behind_the_end_is_refused(pack, encoding, rest):
+def test_what_stands_after_the_end_is_refused(pack, encoding, rest):
     assert "cannot be unpacked" in refused(400, pack(TEXT) + rest, encoding).message
 
 

@@ -107,7 +107,7 @@ def test_health_is_open_to_those_who_read_it_only(guarded, method):
         assert status(guarded, method, path, host="evil.example") == status(guarded, method, path, origin="http://x") == 403
 
 
-def test_a_wrong_method_is_told_which_there_are(server):
+def test_a_wrong_method_is_refused_with_those_there_are(server):
     answer = server.http.get(CHAT)
     assert answer.status_code == 405 and answer.headers["allow"] == "POST"
     assert set(server.http.put("/v1/models").headers["allow"].split(", ")) == {"GET", "HEAD"}

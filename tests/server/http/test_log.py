@@ -54,8 +54,8 @@ def test_a_request_leaves_one_line_with_its_figures(tiny, lines):
         assert fields.keys() & own.keys() == same, "a figure of the report has its name in the log, too"
         assert {name: fields[name] for name in same - {"miss"}} == {name: own[name] for name in same - {"miss"}}
         assert fields["miss_at"] == own["miss"]["at"]
-        told = "".join(line_of(line) + json.dumps(line.fields) for line in lines())
-        assert "hidden" not in told and "secret" not in told and report["id"] not in told
+        reported = "".join(line_of(line) + json.dumps(line.fields) for line in lines())
+        assert "hidden" not in reported and "secret" not in reported and report["id"] not in reported
 
 
 def line_of(record):
@@ -121,10 +121,10 @@ def test_the_log_is_json_on_request_and_may_be_a_file(tiny, tmp_path):
             process.terminate()
         _, errors = process.communicate(timeout=DEADLINE)
     assert errors == ""
-    told = [json.loads(line) for line in path.read_text().splitlines()]
-    assert told[0]["level"] == "warning" and "--mlock" in told[0]["message"]
-    assert all({"time", "level", "logger", "message"} <= set(line) for line in told)
-    about = [line for line in told if line.get("request_id") == "r1"]
+    logged = [json.loads(line) for line in path.read_text().splitlines()]
+    assert logged[0]["level"] == "warning" and "--mlock" in logged[0]["message"]
+    assert all({"time", "level", "logger", "message"} <= set(line) for line in logged)
+    about = [line for line in logged if line.get("request_id") == "r1"]
     assert "max_tokens" in about[0]["message"] and (about[1]["generated_tokens"], about[1]["status"]) == (2, 200)
 
 

@@ -100,7 +100,7 @@ def received(client):
         return b""
 
 
-def test_a_client_that_leaves_within_its_body_is_no_error(server, caplog):
+def test_a_client_that_disconnects_within_its_body_is_no_error(server, caplog):
     with caplog.at_level(logging.INFO), connected(server) as client:
         client.sendall(head("/tokenize", LARGE) + b" " * 100_000)
         until(lambda: server.host.bodies.room < 4 * 16 << 20)
@@ -118,7 +118,7 @@ def test_a_head_that_never_ends_closes_the_connection(server, monkeypatch, sent)
     assert serves(server)
 
 
-def test_a_body_that_goes_on_behind_its_answer_closes_the_connection(server, monkeypatch):
+def test_a_body_that_goes_on_after_its_answer_closes_the_connection(server, monkeypatch):
     monkeypatch.setattr(Connection, "head", 0.05)
     with connected(server) as client:
         client.sendall(head("/health", LARGE))
@@ -188,8 +188,8 @@ def test_comments_that_nobody_reads_take_no_memory(tiny, narrow, monkeypatch):
         beats.clear()
         until(lambda: len(beats) == STREAMS and min(beats.values()) >= 200)
         assert tasks(server) < 10 * STREAMS, "each stream has few, and one that waits for its client"
-        held = [one.transport.get_write_buffer_size() for one in server.uvicorn.server_state.connections]
-        assert len(held) == STREAMS and max(held) < 64 << 10
+        unsent = [one.transport.get_write_buffer_size() for one in server.uvicorn.server_state.connections]
+        assert len(unsent) == STREAMS and max(unsent) < 64 << 10
 
 
 def is_paused(connection):

@@ -11,7 +11,7 @@ import pytest
 from slotcache.server.config.settings import Settings
 from slotcache.server.http import threads as turns
 from slotcache.server.http.security import Gate, Keys, Origins
-from slotcache.server.http.threads import CLIENT, MOST_BEGUN, ClientLeft, PromptThreads, Turns, WaitingThread, give_way
+from slotcache.server.http.threads import CLIENT, MOST_STARTED, Disconnected, PromptThreads, Turns, WaitingThread, give_way
 
 from server.conftest import DEADLINE, running, until
 
@@ -74,7 +74,7 @@ def test_one_piece_of_work_runs_at_a_time(eager):
             running_now.remove(name)
             give_way()
 
-    asked = [made.submit(lambda name=name: work(name), (name % 3,)) for name in range(2 * MOST_BEGUN)]
+    asked = [made.submit(lambda name=name: work(name), (name % 3,)) for name in range(2 * MOST_STARTED)]
     go.set()
     for one in asked:
         one.future.result(DEADLINE)
@@ -92,7 +92,7 @@ def test_work_that_nobody_waits_for_ends_where_it_gives_way_and_later_work_runs(
             seen.append(type(error))
             raise
 
-    async def leave():
+    async def disconnect():
         made = PromptThreads(1 << 30)
         first = asyncio.ensure_future(made.run(1 << 20, watched))
         await asyncio.to_thread(began.wait, DEADLINE)
@@ -105,17 +105,17 @@ def test_work_that_nobody_waits_for_ends_where_it_gives_way_and_later_work_runs(
         assert (made.num_open, made.room) == (0, 1 << 30)
         made.close()
 
-    asyncio.run(leave())
-    assert seen == [ClientLeft]
+    asyncio.run(disconnect())
+    assert seen == [Disconnected]
 
 
 def test_a_close_ends_what_runs_and_begins_nothing(patient):
-    began, begun = Event(), []
+    began, started = Event(), []
     made = Turns("test")
-    first, second = made.submit(lambda: endless(began)), made.submit(lambda: begun.append(1))
+    first, second = made.submit(lambda: endless(began)), made.submit(lambda: started.append(1))
     assert began.wait(DEADLINE)
     made.close()
-    assert all(isinstance(one.future.exception(DEADLINE), ClientLeft) for one in (first, second)) and not begun
+    assert all(isinstance(one.future.exception(DEADLINE), Disconnected) for one in (first, second)) and not started
 
 
 def test_what_waits_at_a_close_is_refused_and_so_is_what_comes_later(patient):
@@ -180,10 +180,10 @@ def test_a_client_with_more_work_than_there_are_threads_leaves_some_to_others(ea
 
     made, asked = Turns("test"), []
     try:
-        asked += [made.submit(work, ("a",)) for _ in range(2 * MOST_BEGUN)]
+        asked += [made.submit(work, ("a",)) for _ in range(2 * MOST_STARTED)]
         until(lambda: len(seen) > len(set(seen)) > 1)  # its first piece has had another turn: the others that may have begun
-        others = [made.submit(lambda: give_way() or "done", (name,)) for name in range(MOST_BEGUN)]
-        assert [one.future.result(DEADLINE) for one in others] == ["done"] * MOST_BEGUN
+        others = [made.submit(lambda: give_way() or "done", (name,)) for name in range(MOST_STARTED)]
+        assert [one.future.result(DEADLINE) for one in others] == ["done"] * MOST_STARTED
     finally:
         ended.set()
     for one in asked:
@@ -254,12 +254,12 @@ def test_a_large_text_of_one_client_holds_up_no_large_text_of_another(tiny, eage
     }
     answered, began = Event(), Event()
 
-    def hold():  # as if the text never ended
+    def block():  # as if the text never ended
         began.set()
         until(lambda: give_way() or answered.is_set())
 
     with running(tiny) as up, ThreadPoolExecutor(1) as clients:
-        hooked(up, hold)
+        hooked(up, block)
         ask = {"json": bodies[path], "timeout": DEADLINE}
         first = clients.submit(httpx.post, up.url + path, **ask)
         try:
@@ -272,11 +272,11 @@ def test_a_large_text_of_one_client_holds_up_no_large_text_of_another(tiny, eage
 
 
 @pytest.mark.parametrize("path", ["/tokenize", "/completion"])
-def test_the_text_of_a_client_that_leaves_is_not_tokenised_to_its_end(tiny, path):
+def test_the_text_of_a_client_that_disconnects_is_not_tokenised_to_its_end(tiny, path):
     body = b'{"%b":"%b"}' % (b"content" if path == "/tokenize" else b"prompt", WORDS.encode())
     ended, began = [], Event()
 
-    def hold():
+    def block():
         began.set()
         try:
             until(lambda: give_way())  # it returns nothing
@@ -285,12 +285,12 @@ def test_the_text_of_a_client_that_leaves_is_not_tokenised_to_its_end(tiny, path
             raise
 
     with running(tiny) as up:
-        hooked(up, hold)
+        hooked(up, block)
         with socket.create_connection(("127.0.0.1", httpx.URL(up.url).port)) as client:
             client.sendall(b"POST %b HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % (path.encode(), len(body)))
             client.sendall(body)
             assert began.wait(DEADLINE)
         threads = up.vectors.threads if path == "/tokenize" else up.service.builder.threads
         until(lambda: ended and threads.num_open == 0)
-        assert ended == [ClientLeft]
+        assert ended == [Disconnected]
         assert up.http.post("/tokenize", json={"content": WORDS}).status_code == 200

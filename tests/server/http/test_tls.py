@@ -75,8 +75,8 @@ def test_an_answer_is_the_same_whole_streamed_and_past_the_layers(client, monkey
     monkeypatch.setattr(Shortcut, "write", lambda self, data: (written.append(data), write(self, data))[1])
     whole = client.post("/v1/chat/completions", json=CHAT).json()
     with client.stream("POST", "/v1/chat/completions", json=CHAT | {"stream": True}) as answer:
-        told = text_of(answer.iter_lines())
-    assert told == whole["choices"][0]["message"]["content"] != ""
+        reported = text_of(answer.iter_lines())
+    assert reported == whole["choices"][0]["message"]["content"] != ""
     assert len(written) > CHAT["max_tokens"] // 2, "most events went the short way"
     assert client.get("/health").json() == {"status": "ok"}
 
@@ -100,15 +100,15 @@ def test_a_slow_reader_gets_all_of_a_large_answer_and_a_clean_end(server, files,
     assert length and len(rest) == int(length[1]) and json.loads(rest)["tokens"]
 
 
-def test_a_client_of_plain_http_is_told_of_once_and_hurts_nobody(server, client, caplog):
+def test_a_client_of_plain_http_is_reported_once_and_hurts_nobody(server, client, caplog):
     with caplog.at_level(logging.WARNING, "slotcache"):
         for _ in range(3):
             with connected(server) as plain:
                 plain.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
                 with closing(plain.makefile("rb")) as answer:
                     assert not answer.read().startswith(b"HTTP")
-    told = [line for line in caplog.messages if line.startswith("a client was not understood under TLS: ")]
-    assert len(told) == 1 and "HTTP_REQUEST" in told[0] and "Traceback" not in caplog.text
+    logged = [line for line in caplog.messages if line.startswith("a client was not understood under TLS: ")]
+    assert len(logged) == 1 and "HTTP_REQUEST" in logged[0] and "Traceback" not in caplog.text
     assert client.get("/health").status_code == 200
 
 

@@ -22,7 +22,7 @@ def connections(up):
 
 
 @contextmanager
-def engine_held(up, monkeypatch):
+def engine_blocked(up, monkeypatch):
     """The engine stands still between two steps."""
     gate = Event()
     up.service.engine.inbox.put(lambda: gate.wait(DEADLINE))
@@ -33,7 +33,7 @@ def engine_held(up, monkeypatch):
 
 
 @contextmanager
-def disk_held(up, monkeypatch):
+def disk_blocked(up, monkeypatch):
     """The thread of the disk tier stands still before it deletes anything."""
     (tier,) = up.service.tiers
     gate, forget, drop = Event(), tier._forget, tier.drop
@@ -46,7 +46,7 @@ def disk_held(up, monkeypatch):
 
 
 @contextmanager
-def conversations_held(up, monkeypatch):
+def conversations_blocked(up, monkeypatch):
     """The thread of stored conversations stands still before it writes anything."""
     files = up.service.conversations._files
     gate, change = Event(), files._change
@@ -58,23 +58,23 @@ def conversations_held(up, monkeypatch):
 
 
 @contextmanager
-def index_held(up, monkeypatch):
+def index_blocked(up, monkeypatch):
     """Somebody reads the index of the documents for long."""
     with up.host.folder_index.index.store.reading():
         yield
 
 
 @pytest.mark.parametrize(
-    ("held", "method", "path", "body"),
+    ("blocked", "method", "path", "body"),
     [
-        (engine_held, "POST", "/slots/0?action=restore", {"filename": "kept"}),
-        (disk_held, "DELETE", "/v1/cache?scope=s{}", None),
-        (conversations_held, "DELETE", "/v1/conversations/c{}", None),
-        (index_held, "POST", "/v1/search", {"query": "tides"}),
-        (index_held, "GET", "/v1/sources", None),
+        (engine_blocked, "POST", "/slots/0?action=restore", {"filename": "kept"}),
+        (disk_blocked, "DELETE", "/v1/cache?scope=s{}", None),
+        (conversations_blocked, "DELETE", "/v1/conversations/c{}", None),
+        (index_blocked, "POST", "/v1/search", {"query": "tides"}),
+        (index_blocked, "GET", "/v1/sources", None),
     ],
 )
-def test_however_many_wait_others_have_their_threads(tiny, tmp_path, monkeypatch, held, method, path, body):
+def test_however_many_wait_others_have_their_threads(tiny, tmp_path, monkeypatch, blocked, method, path, body):
     (docs := tmp_path / "docs").mkdir()
     (docs / "tides.md").write_text("# Tides\n\nTwo tides a day.")
     for folder in ("slots", "cache"):
@@ -83,11 +83,11 @@ def test_however_many_wait_others_have_their_threads(tiny, tmp_path, monkeypatch
     with running(tiny, **folders, docs_db=str(tmp_path / "db")) as up, ThreadPoolExecutor(MANY) as clients:
         up.chat("Two tides a day. " * 10, cache_prompt=True)
         assert up.http.post("/slots/0?action=save", json={"filename": "kept"}).status_code == 200
-        if held is conversations_held:
+        if blocked is conversations_blocked:
             for number in range(MANY):
                 up.chat(conversation=f"c{number}", cache_prompt=True, max_tokens=1)
         before = connections(up)
-        with held(up, monkeypatch):
+        with blocked(up, monkeypatch):
             waiting = [clients.submit(up.http.request, method, path.format(number), json=body) for number in range(MANY)]
             until(lambda: connections(up) >= min(before + MANY - 1, MANY))
             assert up.http.post("/tokenize", content=LARGE).status_code == 200

@@ -74,8 +74,8 @@ def at_the_front(server, system=""):
     found = []
     for title, chunk in chunks(server).items():
         document = {"id": chunk.id, "title": title, "text": chunk.text}
-        told = server.http.post("/v1/documents/order", json={"messages": messages, "documents": [document]}).json()
-        (used,) = told["documents"]
+        reported = server.http.post("/v1/documents/order", json={"messages": messages, "documents": [document]}).json()
+        (used,) = reported["documents"]
         found += [title] if used["cached_tokens"] == used["tokens"] else []
     return found
 
@@ -134,7 +134,7 @@ def test_while_a_question_is_typed_its_documents_are_read_separately(tiny, tmp_p
         assert ask(server, "the cedar and the elm", cache_prompt=False)["choices"] == answer["choices"]
 
 
-def test_documents_stand_behind_the_system_message_of_the_newest_chats(server):
+def test_documents_stand_after_the_system_message_of_the_newest_chats(server):
     ask(server, "the elm")
     settled(server)
     before = idle_tokens(server)
@@ -177,8 +177,8 @@ def test_a_request_interrupts_it_and_it_goes_on(tiny, tmp_path):
         assert not progress(server)["done"]
         assert settled(server)["documents"] == 60
         scheduler.commit = commit
-    begun = steps.index({False})
-    assert steps[:begun] == [{True}] * begun and steps[begun : begun + 30] == [{False}] * 30
+    first_front = steps.index({False})
+    assert steps[:first_front] == [{True}] * first_front and steps[first_front : first_front + 30] == [{False}] * 30
 
 
 def test_the_budget_holds_and_files_changed_last_come_first(tiny, tmp_path):
@@ -198,13 +198,13 @@ def test_nothing_is_read_ahead_before_all_files_are_read(tiny, tmp_path, monkeyp
     forest(tmp_path / "notes", names)
     read, reached, may_go_on = Index.read, Event(), Event()
 
-    def held(index, file, *given):
+    def paused_read(index, file, *given):
         if file.path == "tree20.md":
             reached.set()
             may_go_on.wait(DEADLINE)
         return read(index, file, *given)
 
-    monkeypatch.setattr(Index, "read", held)
+    monkeypatch.setattr(Index, "read", paused_read)
     settings = {"docs": str(tmp_path / "notes"), "docs_db": str(tmp_path / "db"), "read_ahead": 1}
     with running(tiny, **settings) as server:
         try:

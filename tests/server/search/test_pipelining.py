@@ -53,7 +53,7 @@ def test_nothing_is_handed_over_after_the_stop():
     assert asyncio.run(stopped()) == []
 
 
-def test_what_stands_in_front_is_begun_at_once_and_ends_where_documents_are_handed_over():
+def test_what_stands_in_front_is_started_at_once_and_ends_where_documents_are_handed_over():
     async def shown():
         order = []
 
@@ -71,13 +71,13 @@ def test_what_stands_in_front_is_begun_at_once_and_ends_where_documents_are_hand
         ahead.begin(front)
         ahead.show(hits("a"))
         await asyncio.sleep(0)
-        begun = [*order]
+        started = [*order]
         await ahead.settled()
         await asyncio.sleep(0)
-        return begun, order
+        return started, order
 
-    begun, order = asyncio.run(shown())
-    assert begun == ["front"] and sorted(order) == ["documents", "ended", "front"]
+    started, order = asyncio.run(shown())
+    assert started == ["front"] and sorted(order) == ["documents", "ended", "front"]
 
 
 def test_what_stands_in_front_ends_with_a_search_that_is_over():

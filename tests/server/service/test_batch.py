@@ -86,7 +86,7 @@ def test_a_file_without_any_line_is_refused_as_a_whole(data):
     assert "expected" in str(refused.value)
 
 
-def test_beginnings_group_lines_and_then_documents_do():
+def test_prefixes_group_lines_and_then_documents_do():
     texts = [
         chat("p", "1", "2"),
         chat("q", "8", "9", system="You joke."),

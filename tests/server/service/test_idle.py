@@ -14,7 +14,7 @@ from slotcache.server.service import idle
 from support.architectures import hybrid
 from support.on_device import ON_DEVICE
 
-from server.conftest import DEADLINE, REST, held, idle_tokens, running, until
+from server.conftest import DEADLINE, REST, blocked, idle_tokens, running, until
 
 # History shows an answer otherwise than it was generated, as templates of reasoning models do.
 RESTATED = (
@@ -57,7 +57,7 @@ def test_the_next_turn_computes_less(tiny, templates, template, saved):
     assert ahead["slotcache"]["miss"]["why"] == "document d2 is not cached here"
 
 
-def test_the_next_turn_of_a_hybrid_continues_from_the_snapshot_behind_it(templates, tmp_path):
+def test_the_next_turn_of_a_hybrid_continues_from_the_snapshot_after_it(templates, tmp_path):
     first = {"documents": DOCUMENTS[:2], "max_tokens": 30}
     with running(hybrid(tmp_path / "hybrid.gguf"), chat_template_file=templates["restated"], idle_prefill=True) as up:
         done, ahead = turns(up, "", True, **first)
@@ -174,8 +174,12 @@ def test_it_gives_way_to_whoever_comes(server):
     finally:
         scheduler.commit = commit
     kinds = [{background for background, _ in step} for step in steps]
-    begun = kinds.index({False})
-    assert begun and kinds[:begun] == [{True}] * begun and kinds[begun : begun + 2] == [{False}] * 2
+    first_front = kinds.index({False})
+    assert (
+        first_front
+        and kinds[:first_front] == [{True}] * first_front
+        and kinds[first_front : first_front + 2] == [{False}] * 2
+    )
     if not server.service.context.costs.background_ns:  # a step that cannot be aborted is sized in time
         assert max(size for step in steps for background, size in step if background) <= 64
     assert settled(server) - before >= 1500  # what was interrupted goes on
@@ -213,8 +217,8 @@ def sets_in_front(server, scope=""):
     found = set()
     for subset in SETS:
         asked = {"documents": [DOCUMENTS[number] for number in subset], "cache_scope": scope}
-        told = server.http.post("/v1/documents/order", json=asked).json()
-        if all(used["cached_tokens"] == used["tokens"] for used in told["documents"]):
+        reported = server.http.post("/v1/documents/order", json=asked).json()
+        if all(used["cached_tokens"] == used["tokens"] for used in reported["documents"]):
             found.add(subset)
     return found
 
@@ -271,7 +275,7 @@ def test_sets_are_brought_to_the_front_only_where_others_may_use_them(eager, fie
 MANY = [{"id": f"m{number}", "text": f"Paper {number} of many is about the hill. " * 8} for number in range(5)]
 
 
-def begun(server, scope):
+def fronting(server, scope):
     """A chat whose sets are being brought to the front; its answer."""
     before = settled(server)
     answer = server.chat("What is it?", documents=MANY, cache_scope=scope)
@@ -281,7 +285,7 @@ def begun(server, scope):
 
 def test_whoever_comes_interrupts_the_sets_and_they_go_on_afterwards(eager):
     before = settled(eager)
-    first = begun(eager, "many")
+    first = fronting(eager, "many")
     eager.chat("Quick.", cache_scope="quick")
     sizes = [used["tokens"] for used in first["slotcache"]["documents"]]
     # Of each set the last document is computed, but of those that begin as the answer's prompt did; a token or two at the
@@ -293,28 +297,28 @@ def test_whoever_comes_interrupts_the_sets_and_they_go_on_afterwards(eager):
 
 
 def test_a_scope_that_is_dropped_stays_dropped(eager):
-    begun(eager, "dropped")
+    fronting(eager, "dropped")
     eager.http.delete("/v1/cache", params={"scope": "dropped"})
     done = idle_tokens(eager)
     assert eager.service.idle.done and settled(eager) == done
-    told = eager.http.post("/v1/documents/order", json={"documents": MANY, "cache_scope": "dropped"}).json()
-    assert told["cached_tokens"] == 0
+    reported = eager.http.post("/v1/documents/order", json={"documents": MANY, "cache_scope": "dropped"}).json()
+    assert reported["cached_tokens"] == 0
 
 
 def test_what_is_computed_for_one_scope_goes_on_when_another_is_dropped(eager):
     before = settled(eager)
-    begun(eager, "kept")
+    fronting(eager, "kept")
     eager.http.delete("/v1/cache", params={"scope": "not that one"})
     first = settled(eager) - before
     before = settled(eager)
-    begun(eager, "whole")
+    fronting(eager, "whole")
     assert first == pytest.approx(settled(eager) - before, abs=100)
 
 
 @pytest.mark.parametrize("act", ["erase", "speculate"])
 def test_what_gave_way_to_something_else_goes_on(eager, act):
     before = settled(eager)
-    slot = begun(eager, f"beside {act}")["slotcache"]["slot"]
+    slot = fronting(eager, f"beside {act}")["slotcache"]["slot"]
     if act == "erase":
         assert eager.http.post(f"/slots/{(slot + 1) % 4}", params={"action": "erase"}).status_code == 200
     else:
@@ -324,18 +328,18 @@ def test_what_gave_way_to_something_else_goes_on(eager, act):
         eager.http.delete("/v1/speculate", params={"id": "turn", "scope": "other"})
     first = settled(eager) - before
     before = settled(eager)
-    begun(eager, f"without {act}")
+    fronting(eager, f"without {act}")
     assert first == pytest.approx(settled(eager) - before, abs=200)
 
 
 def test_what_gave_way_to_a_speculation_goes_on_when_that_is_done(eager):
     before = settled(eager)
-    begun(eager, "beside a turn to come")
+    fronting(eager, "beside a turn to come")
     turn = {"messages": [{"role": "user", "content": "Which?"}], "documents": DOCUMENTS, "cache_scope": "to come"}
     assert eager.http.post("/v1/speculate", json=turn).json()["state"] == "started"
     first = settled(eager) - before
     before = settled(eager)
-    begun(eager, "without a turn to come")
+    fronting(eager, "without a turn to come")
     assert first >= settled(eager) - before - 200
 
 
@@ -347,7 +351,7 @@ def test_idle_work_goes_on_where_a_prompt_ahead_of_its_turn_is_given_up(tiny, mo
         engine, asked, submit = up.service.engine, threading.Event(), up.service.engine.submit_background
         monkeypatch.setattr(engine, "submit_background", lambda *given, **named: (submit(*given, **named), asked.set())[0])
         chat = ChatRequest(messages=[{"role": "user", "content": "And now?"}])
-        with held(up):
+        with blocked(up):
             ahead = asyncio.run_coroutine_threadsafe(up.service.prefetch("a search", chat, 0), engine.outbox.loop)
             assert asked.wait(DEADLINE)
             monkeypatch.setattr(idle, "PAUSE", 0.0)

@@ -34,7 +34,7 @@ from support.encoders import bert
 from support.on_device import ON_DEVICE, loads_two, needs_cpu
 
 from server.api.test_openapi import BODY, LIKELY
-from server.conftest import DEADLINE, cached, free_port, held_load, is_mapped, serving, text_of, until
+from server.conftest import DEADLINE, blocked_load, cached, free_port, is_mapped, serving, text_of, until
 
 HOUR = 3600
 QUESTION = "What does the old lighthouse keeper of the northern harbour say about the winter storms of last year?"
@@ -97,19 +97,19 @@ def embed(up, text="x"):
 
 
 @contextmanager
-def held_loads(up, error=None):
+def blocked_loads(up, error=None):
     """Hold first loads until the event that it yields is set. error: which they fail with."""
     models, go = models_of(up), threading.Event()
     assert models.opener
     really = models.opener.open
 
-    def hold(entry):
+    def block(entry):
         assert go.wait(DEADLINE)
         if error:
             raise error
         return really(entry)
 
-    models.opener.open = hold
+    models.opener.open = block
     try:
         yield go
     finally:
@@ -160,7 +160,7 @@ def test_a_model_that_was_never_loaded_is_listed_and_shown_by_the_head_of_its_fi
     assert known["model_info"]["llama.context_length"] > 0
 
 
-def test_the_head_of_a_file_is_read_again_when_it_has_changed_and_a_broken_one_is_told_of(files, tmp_path):
+def test_the_head_of_a_file_is_read_again_when_it_has_changed_and_a_broken_one_is_reported(files, tmp_path):
     a, b, _, broken = files
     there = tmp_path / "x.gguf"
     shutil.copy(broken, there)
@@ -231,15 +231,15 @@ def test_a_model_that_fails_late_in_its_load_leaves_nothing_behind(files, tmp_pa
 
 
 def test_a_model_that_fails_late_is_not_freed_while_its_vocabulary_is_read(files, monkeypatch):
-    has_begun, has_failed, was_freed = threading.Event(), threading.Event(), []
+    has_started, has_failed, was_freed = threading.Event(), threading.Event(), []
 
     def read(model):
-        has_begun.set()
+        has_started.set()
         has_failed.wait()
         was_freed.append(any(not model.weights._handle or time.sleep(0.01) for _ in range(100)))
 
     def fail(*given):
-        has_begun.wait()
+        has_started.wait()
         has_failed.set()
         raise ModelError("no memory is left")
 
@@ -251,7 +251,7 @@ def test_a_model_that_fails_late_is_not_freed_while_its_vocabulary_is_read(files
         assert was_freed == [False]
 
 
-def test_an_encoder_that_was_no_model_to_generate_leaves_memory(files, tmp_path):
+def test_an_encoder_that_was_no_model_to_generate_is_unloaded(files, tmp_path):
     bert(encoder := tmp_path / "e.gguf")
     with sharing([files[0], encoder]) as up:
         answer = up.http.post("/completion", json={"model": "e", "prompt": "Hello"})
@@ -269,7 +269,7 @@ def test_what_is_too_long_for_one_model_may_fit_another(files, tmp_path):
 
 
 def test_a_model_that_can_neither_stay_nor_come_back_is_tried_once(files):
-    with sharing(files[:2]) as up, held_loads(up, ModelError("it is too large")) as go:
+    with sharing(files[:2]) as up, blocked_loads(up, ModelError("it is too large")) as go:
         tries = []
 
         def fail():
@@ -280,14 +280,14 @@ def test_a_model_that_can_neither_stay_nor_come_back_is_tried_once(files):
         go.set()
         assert up.http.post("/completion", json={"model": "b", "prompt": "Hello"}).status_code == 503
         until(lambda: models_of(up).entries["a"].value == "failed")
-        told = [up.http.get("/health") for _ in range(20)]
-        assert {one.status_code for one in told} == {503} and "no memory is left" in told[0].text and len(tries) == 1
+        reported = [up.http.get("/health") for _ in range(20)]
+        assert {one.status_code for one in reported} == {503} and "no memory is left" in reported[0].text and len(tries) == 1
         answer = up.http.post("/completion", json={"model": "a", "prompt": "Hello"})
         assert answer.status_code == 503 and "no memory is left" in answer.text
 
 
 @pytest.mark.parametrize("step", ["adopt", "start", "_give_up"])
-def test_a_model_that_is_loaded_and_cannot_start_leaves_and_is_tried_again(files, step, monkeypatch, caplog):
+def test_a_model_that_is_loaded_and_cannot_start_is_unloaded_and_tried_again(files, step, monkeypatch, caplog):
     b, body = files[1], {"model": "b", "prompt": "Hello", "n_predict": 2}
     with sharing(files[:2]) as up:
         models = models_of(up)
@@ -333,7 +333,7 @@ def test_a_model_whose_return_cannot_begin_fails_alone_and_is_tried_again(beside
     each(beside, "ab")
 
 
-def test_an_error_behind_a_load_leaves_no_other_model_waiting(files, monkeypatch):
+def test_an_error_after_a_load_leaves_no_other_model_waiting(files, monkeypatch):
     with sharing(files[:2]) as up:
         each(up, "ba")
         engine, errors = up.host.services[1].engine, [RuntimeError("odd")]
@@ -350,7 +350,7 @@ def test_an_error_behind_a_load_leaves_no_other_model_waiting(files, monkeypatch
         engine.num_failed_steps = 0  # this one was to be
 
 
-def test_what_runs_is_answered_before_a_model_leaves(files):
+def test_what_runs_is_answered_before_a_model_is_unloaded(files):
     with sharing(files[:2]) as up:
         body = {"model": "a", "prompt": "Hello", "stream": True, "ignore_eos": True, "n_predict": 40}
         with up.http.stream("POST", "/completion", json=body) as stream, ThreadPoolExecutor(1) as pool:
@@ -368,7 +368,7 @@ def test_a_model_waits_for_requests_of_its_own_only_where_that_was_of_use(files)
         def ask_another():
             engine.inbox.put(lambda: setattr(sleep, "_load_seconds", HOUR))
             other = pool.submit(up.chat, QUESTION, model="b")
-            until(lambda: sleep.is_leaving)
+            until(lambda: sleep.is_ending)
             return other
 
         def end_wait(other):
@@ -602,8 +602,12 @@ def test_a_server_none_of_whose_models_can_come_back_says_so(own):
 
 @loads_two
 def test_an_embedder_beside_whose_file_is_another_one_is_refused_and_shown_so(beside, tmp_path):
-    held = (embedder := tmp_path / "e.gguf").read_bytes()
-    for content, value in ((held, "loaded"), (held[:-1] + bytes([held[-1] ^ 1]), "failed"), (held, "loaded")):
+    original = (embedder := tmp_path / "e.gguf").read_bytes()
+    for content, value in (
+        (original, "loaded"),
+        (original[:-1] + bytes([original[-1] ^ 1]), "failed"),
+        (original, "loaded"),
+    ):
         assert beside.http.post("/models/unload", json={"model": "e"}).status_code in (200, 400)
         until(lambda: not beside.vectors.workers[0].embedder.is_open)
         embedder.write_bytes(content)
@@ -614,12 +618,12 @@ def test_an_embedder_beside_whose_file_is_another_one_is_refused_and_shown_so(be
         assert status(beside)["e"] == ("loaded" if value == "loaded" else "unloaded")
 
 
-def test_a_client_that_leaves_during_a_load_cancels_nothing_of_others(files):
+def test_a_client_that_disconnects_during_a_load_cancels_nothing_of_others(files):
     with sharing(files[:2]) as up, ThreadPoolExecutor(2) as pool:
         up.chat(QUESTION, model="b")
         up.chat(QUESTION, model="a")
         body = {"model": "b", "prompt": "Hello", "stream": True, "ignore_eos": True}
-        with held_load(up.host.services[1].model.weights) as (began, _), up.http.stream("POST", "/completion", json=body):
+        with blocked_load(up.host.services[1].model.weights) as (began, _), up.http.stream("POST", "/completion", json=body):
             assert began.wait(DEADLINE)
             assert up.http.get("/health").json()["models"] == {"a": "unloaded", "b": "loading"}
             other = pool.submit(up.chat, QUESTION, model="b")
@@ -642,7 +646,7 @@ def test_rude_clients_and_a_broken_file_change_no_answer_of_others(files):
         answer = up.http.post("/completion", json=body | {"model": name})
         return answer.json().get("content", answer.status_code)
 
-    def leave(name):
+    def disconnect(name):
         with up.http.stream("POST", "/completion", json=body | {"model": name, "stream": True, "n_predict": 900}) as answer:
             next(answer.iter_lines())
 
@@ -651,7 +655,7 @@ def test_rude_clients_and_a_broken_file_change_no_answer_of_others(files):
         assert up.http.post("/api/generate", json=fields | {"model": name}).json()["done"]
 
     with sharing(files) as up, ThreadPoolExecutor(8) as pool:
-        acts = [act for number in range(48) for act in ((ask, "abc"[number % 3]), (leave, "bca"[number % 3]))]
+        acts = [act for number in range(48) for act in ((ask, "abc"[number % 3]), (disconnect, "bca"[number % 3]))]
         acts += [act for _ in range(8) for act in ((unload, "a"), (unload, "b"), (ask, "broken"))]
         Random(1).shuffle(acts)  # the first ones meet models that were never loaded
         found = [(name, pool.submit(act, name)) for act, name in acts]
@@ -671,14 +675,14 @@ def test_a_request_that_a_turn_left_waiting_is_answered_in_the_next(files):
             waits = pool.submit(up.chat, QUESTION, model="a")
             until(lambda: len(engine.scheduler.waiting))
             other = pool.submit(up.chat, QUESTION, model="b")
-            until(lambda: engine.sleep.is_leaving)
+            until(lambda: engine.sleep.is_ending)
         assert other.result(DEADLINE)["model"] == "b"
         assert waits.result(DEADLINE)["model"] == "a"
 
 
 @pytest.mark.skipif("libgomp" not in Path("/proc/self/maps").read_text(), reason="llama.cpp computes without OpenMP")
 @needs_cpu
-def test_the_workers_of_a_model_end_when_it_leaves(files):
+def test_the_workers_of_a_model_end_when_it_is_unloaded(files):
     with sharing(files[:2], threads=24) as up:
         up.chat(QUESTION, model="a")
         with_a = num_threads()
@@ -728,7 +732,7 @@ def test_kv_on_disk_is_read_before_its_model_is_loaded(files, tmp_path):
         for most in (1, size):  # then it is on disk alone
             engine.resize_host(most)
         until(lambda: host.max_bytes == size and not host.num_bytes)
-        with held_load(up.host.services[0].model.weights):
+        with blocked_load(up.host.services[0].model.weights):
             answer = pool.submit(up.chat, QUESTION, model="a")
             until(lambda: host.num_bytes)
             assert not engine.sleep.is_awake  # it waits for the device, or is loaded
@@ -817,8 +821,8 @@ def test_the_routes_that_heed_a_model_in_the_address_say_so(files):
     with sharing(files[:2], slot_save_path=str(files[0].parent)) as up:
         said = set()
         for path, methods in up.http.get("/openapi.json").json()["paths"].items():
-            for method, told in methods.items():
-                schema = told.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema", {})
+            for method, reported in methods.items():
+                schema = reported.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema", {})
                 fields = BODY.get(path, ()) if schema else ()
                 wanted = (LIKELY | {"input": "Hello", "input_prefix": "a", "input_suffix": "b"}).items()
                 body = {name: value for name, value in wanted if name in fields and name != "model"}
@@ -827,7 +831,7 @@ def test_the_routes_that_heed_a_model_in_the_address_say_so(files):
                 where = path.replace("{", "").replace("}", "") + "?model=none"
                 answer = up.http.request(method, where, content=json.dumps(body) if schema else None)
                 heeds = answer.status_code == 404 and "'none' is served here: expected a, b" in answer.text
-                named = any(one["name"] == "model" for one in told["parameters"])
+                named = any(one["name"] == "model" for one in reported["parameters"])
                 assert heeds == named, (method, path, answer.text)
                 said |= {path} if named else set()
         assert {"/v1/chat/completions", "/props", "/slots/{id}", "/v1/cache", "/metrics"} <= said
@@ -853,7 +857,7 @@ def test_an_embedder_beside_answers_by_its_name(beside):
     assert models_of(beside).num_swaps == 0
 
 
-def test_an_embedder_beside_leaves_when_it_is_told_to_and_comes_back_for_a_text(beside, tmp_path):
+def test_an_embedder_beside_unloads_when_it_is_asked_to_and_comes_back_for_a_text(beside, tmp_path):
     first = embed(beside).json()["data"]
     assert beside.http.get("/health").json()["beside"] == {"e": "loaded"} and is_mapped(tmp_path / "e.gguf")
     assert beside.http.post("/models/unload", json={"model": "e"}).json() == {"success": True}
@@ -863,17 +867,17 @@ def test_an_embedder_beside_leaves_when_it_is_told_to_and_comes_back_for_a_text(
     assert beside.http.get("/health").json()["beside"] == {"e": "loaded"}
 
 
-def test_an_embedder_that_is_told_twice_to_leave_stays_after_its_next_text(beside):
+def test_an_embedder_that_is_asked_twice_to_unload_stays_after_its_next_text(beside):
     (worker,) = beside.vectors.workers
-    told, unload = [], worker.embedder.unload
+    reported, unload = [], worker.embedder.unload
 
-    def unload_and_tell():
-        told.append(worker.keep(0))
+    def unload_and_report():
+        reported.append(worker.keep(0))
         unload()
 
-    worker.embedder.unload = unload_and_tell
+    worker.embedder.unload = unload_and_report
     worker.keep(0)
-    until(lambda: told and worker._queue._thread is None)
+    until(lambda: reported and worker._queue._thread is None)
     assert not worker.embedder.is_open
     assert embed(beside).status_code == 200
     assert worker.embedder.is_open and worker.seconds_left == math.inf
@@ -916,7 +920,7 @@ def test_an_embedder_beside_stays_where_it_has_a_place(files, tmp_path, monkeypa
 
 
 @pytest.mark.parametrize("is_first", [True, False])
-def test_an_embedder_beside_leaves_for_a_model_that_cannot_be_loaded_beside_it(files, tmp_path, is_first):
+def test_an_embedder_beside_unloads_for_a_model_that_cannot_be_loaded_beside_it(files, tmp_path, is_first):
     bert(embedder := tmp_path / "e.gguf")
     with sharing(files[:2], embedding_model=str(embedder), models_loaded=3) as up:
         models, (worker,) = models_of(up), up.vectors.workers
@@ -939,20 +943,20 @@ def test_an_embedder_beside_leaves_for_a_model_that_cannot_be_loaded_beside_it(f
         assert up.chat(QUESTION, model="b")["model"] == "b" and not worker.embedder.is_open
 
 
-def test_an_embedder_that_computes_leaves_for_no_model(beside):
+def test_an_embedder_that_computes_unloads_for_no_model(beside):
     with ThreadPoolExecutor(1) as pool:
         (worker,) = beside.vectors.workers
-        begun, may_end, really = threading.Event(), threading.Event(), worker.embedder.vectors
+        started, may_end, really = threading.Event(), threading.Event(), worker.embedder.vectors
 
         def compute(*given, **named):
-            begun.set()
+            started.set()
             assert may_end.wait(DEADLINE)
             return really(*given, **named)
 
         beside.chat(QUESTION, model="b")
         worker.embedder.vectors = compute
         answer = pool.submit(embed, beside)
-        assert begun.wait(DEADLINE)
+        assert started.wait(DEADLINE)
         assert beside.chat(QUESTION, model="a")["model"] == "a" and status(beside)["e"] == "loaded"
         may_end.set()
         assert answer.result(DEADLINE).status_code == 200
@@ -960,8 +964,8 @@ def test_an_embedder_that_computes_leaves_for_no_model(beside):
 
 def test_an_embedder_that_comes_back_is_shown_so(beside):
     (worker,) = beside.vectors.workers
-    with ThreadPoolExecutor(1) as pool, held_load(worker.embedder.model.weights) as (began, may_end):
-        assert worker.leave_now() and status(beside)["e"] == "unloaded"
+    with ThreadPoolExecutor(1) as pool, blocked_load(worker.embedder.model.weights) as (began, may_end):
+        assert worker.unload_now() and status(beside)["e"] == "unloaded"
         answer = pool.submit(embed, beside)
         assert began.wait(DEADLINE) and status(beside)["e"] == "loading"
         may_end.set()
@@ -990,7 +994,7 @@ every = pytest.mark.parametrize("api", ALL, ids=str)
 
 @every
 def test_a_stream_begins_before_its_model_is_loaded(files, api):
-    with sharing(files[:2], sse_ping_interval=1) as up, held_loads(up) as go, streaming(up, api, odd=1) as answer:
+    with sharing(files[:2], sse_ping_interval=1) as up, blocked_loads(up) as go, streaming(up, api, odd=1) as answer:
         assert answer.status_code == 200
         lines = filter(None, answer.iter_lines())
         early = [next(lines) for _ in range(4 if api.has_names else 2)]  # two events
@@ -1001,27 +1005,27 @@ def test_a_stream_begins_before_its_model_is_loaded(files, api):
 
 @every
 def test_a_stream_whose_model_cannot_be_loaded_ends_with_an_error_of_its_api(files, api):
-    with sharing(files[:2]) as up, held_loads(up, ModelError("it is too large")) as go:
+    with sharing(files[:2]) as up, blocked_loads(up, ModelError("it is too large")) as go:
         with streaming(up, api) as answer:
-            *_, last = api.events(begun(answer, go))
+            *_, last = api.events(started(answer, go))
         assert answer.status_code == 200 and "b could not be loaded: it is too large" in api.failure(last, 503)
         assert up.chat(QUESTION, model="a")
 
 
 @every
-def test_a_stream_that_fails_behind_its_load_ends_with_an_error_of_its_api(files, api, monkeypatch, caplog):
+def test_a_stream_that_fails_after_its_load_ends_with_an_error_of_its_api(files, api, monkeypatch, caplog):
     async def fail(*given):
         raise KeyError("odd")
 
-    with sharing(files[:2]) as up, held_loads(up) as go:
+    with sharing(files[:2]) as up, blocked_loads(up) as go:
         with streaming(up, api) as answer:
-            *_, last = api.events(begun(answer, go, lambda: monkeypatch.setattr(endpoint, "_refusing", fail)))
+            *_, last = api.events(started(answer, go, lambda: monkeypatch.setattr(endpoint, "_refusing", fail)))
         monkeypatch.undo()
         assert "the server failed: KeyError" in api.failure(last) and "KeyError: 'odd'" in caplog.text
         assert up.chat(QUESTION, model="b")
 
 
-def begun(answer, go, act=lambda: None):
+def started(answer, go, act=lambda: None):
     """The lines of a stream whose model is loaded once the first of them has come."""
     lines = filter(None, answer.iter_lines())
     yield next(lines)
@@ -1031,9 +1035,9 @@ def begun(answer, go, act=lambda: None):
 
 
 @pytest.mark.parametrize("api", [MESSAGES, RESPONSES], ids=str)
-def test_a_prompt_that_is_too_long_for_a_model_that_loads_is_told_in_the_words_of_its_api(files, api):
-    with sharing(files[:2]) as up, held_loads(up) as go, streaming(up, api, "word " * 5000) as answer:
-        *_, last = api.events(begun(answer, go))
+def test_a_prompt_that_is_too_long_for_a_model_that_loads_is_reported_in_the_words_of_its_api(files, api):
+    with sharing(files[:2]) as up, blocked_loads(up) as go, streaming(up, api, "word " * 5000) as answer:
+        *_, last = api.events(started(answer, go))
     if api is MESSAGES:
         assert api.failure(last, 400).startswith("prompt is too long: ")
     else:
@@ -1041,15 +1045,15 @@ def test_a_prompt_that_is_too_long_for_a_model_that_loads_is_told_in_the_words_o
 
 
 def test_what_a_stream_asks_wrongly_is_refused_before_its_model_is_loaded(files):
-    with sharing(files[:2]) as up, held_loads(up):
+    with sharing(files[:2]) as up, blocked_loads(up):
         for wrong in ({"sse_ping_interval": 1e-9}, {"stop": ["x"] * 100}, {"model": "d"}):
             answer = up.http.post("/v1/chat/completions", json=CHAT | {"model": "b", "stream": True} | wrong)
             assert answer.status_code in (400, 404)
 
 
-def test_a_client_that_leaves_before_its_model_is_loaded_asks_nothing_of_it(files):
+def test_a_client_that_disconnects_before_its_model_is_loaded_asks_nothing_of_it(files):
     with sharing(files[:2]) as up:
-        with held_loads(up) as go:
+        with blocked_loads(up) as go:
             with streaming(up, COMPLETIONS) as answer:
                 lines = answer.iter_lines()  # the stream ends with it
                 next(lines)
@@ -1061,7 +1065,7 @@ def test_a_client_that_leaves_before_its_model_is_loaded_asks_nothing_of_it(file
 
 
 def test_requests_for_a_first_load_are_bounded_and_end_with_the_server(files):
-    with sharing(files[:2], max_queue=1, parallel=1) as up, held_loads(up) as go, ThreadPoolExecutor(2) as pool:
+    with sharing(files[:2], max_queue=1, parallel=1) as up, blocked_loads(up) as go, ThreadPoolExecutor(2) as pool:
         models = models_of(up)
         body = {"model": "b", "prompt": "Hello", "n_predict": 2}
         waiting = [pool.submit(up.http.post, "/completion", json=body) for _ in range(2)]

@@ -21,7 +21,7 @@ def computed(server):
 
 
 @contextmanager
-def held_up(server, num_tokens):
+def blocked_step(server, num_tokens):
     """Hold the engine up once it has computed so many more tokens. Yields events: that it is, and that it may go on."""
     scheduler, reached, go = server.service.engine.scheduler, threading.Event(), threading.Event()
     commit, left = scheduler.commit, [num_tokens]
@@ -44,7 +44,7 @@ def held_up(server, num_tokens):
 
 def give_up(server, num_tokens, **fields):
     """Ask, and leave once so many tokens of the prompt are computed."""
-    with held_up(server, num_tokens) as (reached, go):
+    with blocked_step(server, num_tokens) as (reached, go):
         with server.http.stream("POST", CHAT, json=ASKED | {"stream": True} | fields):
             assert reached.wait(DEADLINE)
         until(lambda: server.service.open and all(one.abandoned for one in list(server.service.open)))
@@ -66,7 +66,7 @@ def models(tiny, tmp_path_factory):
 def test_equal_prompts_share_a_prefill_and_no_answer(tiny, caches):
     with running(tiny, batch_size=STEP) as server:
         whole, asked = length(server), {"cache_prompt": caches, "temperature": 2, "max_tokens": 12}
-        with held_up(server, 1) as (reached, go), ThreadPoolExecutor(8) as clients:
+        with blocked_step(server, 1) as (reached, go), ThreadPoolExecutor(8) as clients:
             answers = [clients.submit(server.chat, **ASKED | asked, seed=seed) for seed in range(8)]
             assert reached.wait(DEADLINE)
             until(lambda: len(server.service.open) == 8)
@@ -109,7 +109,7 @@ def test_a_prompt_is_finished_in_idle_time_once_it_was_past_half_and_may_be_kept
 def test_what_gives_way_to_the_next_try_is_computed_once(tiny):
     with running(tiny, batch_size=STEP, idle_prefill=True) as server:
         whole = length(server)
-        with held_up(server, int(0.8 * whole)) as (reached, go):  # within the idle work
+        with blocked_step(server, int(0.8 * whole)) as (reached, go):  # within the idle work
             give_up(server, int(0.6 * whole))
             assert reached.wait(DEADLINE)
             with ThreadPoolExecutor(1) as client:
