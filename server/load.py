@@ -272,40 +272,12 @@ def _serve(settings: Settings, model: Model, decision: Decision | None, made: Ex
     if context.times and context.times.step > SLOW:
         logger.warning("%s takes %.1f s a token here: a smaller model answers sooner", model.path.name, context.times.step)
     runner = Runner(context, adapters)
-    policy, sizes = settings.eviction, CopySizes(run_token=max(token_bytes(settings, model), 1))
-    host_bytes = _host_bytes(settings)
-    lent = 0 if model.device else _lent_bytes(context.num_cells * sizes.run_token, host_bytes)
-    host = HostMemory(host_bytes, EvictionPolicy(policy), sizes=sizes, cut=runner.states.cut, lent=lent)
-    of_runs = host if model.can_trim else HostMemory()
-    tree = PrefixTree(context.num_cells, context.scratch, of_runs, EvictionPolicy(policy), costs=context.costs)
-    snapshots = Snapshots(tree, host) if host is not of_runs and host.max_bytes else None
-    max_stall = settings.max_stall / 1000 or math.inf
+    tree, snapshots = _cache(settings, model, context, runner)
     if (draft_model := _draft_model(settings, context, runner, goes_on)) is not None:
         made.callback(draft_model.close)
     elif model.num_heads:
         _log_unused_head(model)
-    rows = min(context.max_rows, context.batch, settings.ubatch_size)  # the most rows of drafts that one kernel computes
-    scheduler = Scheduler(
-        tree,
-        num_slots=settings.parallel,
-        similarity=settings.slot_prompt_similarity,
-        batch_size=context.batch,
-        prefill_budget=settings.prefill_budget,
-        max_stall=max_stall,
-        idle_cells=settings.idle_cells,
-        window=settings.window,
-        index=snapshots,
-        strategies=(SeparateDocuments, *([snapshots.strategy] if snapshots else [])),
-        drafts=Drafts(
-            context.costs,
-            max_rows=rows,
-            max_stall=max_stall,
-            longest=context.rollback,
-            ends=model.ends,
-            drafter=draft_model,
-        ),
-        max_rows=context.max_rows,
-    )
+    scheduler = _scheduler(settings, model, context, tree, snapshots=snapshots, draft_model=draft_model)
     made_by = _provenance(settings, model, context)
     tiers = lower_tiers(settings, made_by, lambda: origin_of(settings, model, context))
     for tier in tiers:
@@ -365,6 +337,52 @@ def _serve(settings: Settings, model: Model, decision: Decision | None, made: Ex
     )
     engine.background.max_generations = service.max_open
     return service
+
+
+def _cache(settings: Settings, model: Model, context: Context, runner: Runner) -> tuple[PrefixTree, Snapshots | None]:
+    """Make the tree with host memory, and the snapshots of a model that cannot be cut at a prefix."""
+    policy, sizes = settings.eviction, CopySizes(run_token=max(token_bytes(settings, model), 1))
+    host_bytes = _host_bytes(settings)
+    lent = 0 if model.device else _lent_bytes(context.num_cells * sizes.run_token, host_bytes)
+    host = HostMemory(host_bytes, EvictionPolicy(policy), sizes=sizes, cut=runner.states.cut, lent=lent)
+    of_runs = host if model.can_trim else HostMemory()
+    tree = PrefixTree(context.num_cells, context.scratch, of_runs, EvictionPolicy(policy), costs=context.costs)
+    return tree, Snapshots(tree, host) if host is not of_runs and host.max_bytes else None
+
+
+def _scheduler(
+    settings: Settings,
+    model: Model,
+    context: Context,
+    tree: PrefixTree,
+    *,
+    snapshots: Snapshots | None,
+    draft_model: DraftModel | None,
+) -> Scheduler:
+    """Make the scheduler, with the special cases that this server has: ways to reuse KV, and sources of drafts."""
+    max_stall = settings.max_stall / 1000 or math.inf
+    rows = min(context.max_rows, context.batch, settings.ubatch_size)  # the most rows of drafts that one kernel computes
+    return Scheduler(
+        tree,
+        num_slots=settings.parallel,
+        similarity=settings.slot_prompt_similarity,
+        batch_size=context.batch,
+        prefill_budget=settings.prefill_budget,
+        max_stall=max_stall,
+        idle_cells=settings.idle_cells,
+        window=settings.window,
+        index=snapshots,
+        strategies=(SeparateDocuments, *([snapshots.strategy] if snapshots else [])),
+        drafts=Drafts(
+            context.costs,
+            max_rows=rows,
+            max_stall=max_stall,
+            longest=context.rollback,
+            ends=model.ends,
+            drafter=draft_model,
+        ),
+        max_rows=context.max_rows,
+    )
 
 
 def _longest(settings: Settings, context: Context) -> int:

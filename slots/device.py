@@ -12,8 +12,8 @@ from .radix import Node, Sequence, path
 class Stretches:
     """How many stretches of cells KV takes, about: by run, and for private tokens by sequence.
 
-    An answer that was computed beside others takes many: each of its tokens stands by itself. A run without a count stands
-    in one piece, or is not on the device.
+    An answer that was computed beside others takes many: each of its tokens stands by itself. `Copies.pays` asks: the more
+    stretches, the longer a copy takes. A run without a count stands in one piece, or is not on the device.
     """
 
     def __init__(self) -> None:
@@ -61,16 +61,16 @@ class Stretches:
 class DeviceCells:
     """Keeps sequences, cells and counts in step with the runs of a prefix tree. The tree alone changes the shape of runs.
 
-    Each change becomes memory operations, which the scheduler takes with `take_operations()` into the next plan. on_idle:
-    called with each run whose copy may now be evicted from host memory. recompute_last: how many of a prompt's last tokens
-    are computed even if they are cached.
+    Each change becomes memory operations, which the scheduler takes with `take_operations()` into the next plan.
+    offer_copy: called with each run whose copy host memory may evict from now on. recompute_last: how many of a prompt's
+    last tokens are computed even if they are cached.
     """
 
     def __init__(
         self,
         num_cells: int,
         num_sequences: int,
-        on_idle: Callable[[Node], None],
+        offer_copy: Callable[[Node], None],
         *,
         policy: EvictionPolicy,
         recompute_last: int,
@@ -82,13 +82,13 @@ class DeviceCells:
         self.num_in_use = 0  # ready cells that running requests need
         self.cells_end = 0  # all cells in use are below this one, if the lowest free cells are filled first
         self.idle: dict[Node, Sequence] = {}  # by last node; at most one a node
-        self.leaves = Candidates(self._place, self.is_leaf)
+        self.leaves = Candidates(self._order, self.is_leaf)
         self.stretches = Stretches()
         self._num_sequences = num_sequences
         self.free_ids = list(range(num_sequences))[::-1]
         self._operations: list[Operation] = []
         self._num_idled = 0  # ever
-        self._on_idle, self._policy, self._recompute_last = on_idle, policy, recompute_last
+        self._offer_copy, self._policy, self._recompute_last = offer_copy, policy, recompute_last
 
     def clear(self) -> None:
         """Forget everything, even in an inconsistent state. No cell or sequence is in use then."""
@@ -244,7 +244,7 @@ class DeviceCells:
         if node in self.idle:
             self.leaves.offer(node)
 
-    def _place(self, node: Node) -> tuple[float, int]:
+    def _order(self, node: Node) -> tuple[float, int]:
         return node.priority, self.idle[node].idle_since if node in self.idle else 0
 
     # ---- runs ------------------------------------------------------------------------------------------------------
@@ -278,7 +278,7 @@ class DeviceCells:
         if not node.in_use:
             self.num_in_use -= node.ready
             self.num_pending -= len(node.tokens) - node.ready
-            self._on_idle(node)
+            self._offer_copy(node)
             self._offer(node)
 
     def count_ready(self, node: Node, change: int) -> None:
@@ -294,7 +294,7 @@ class DeviceCells:
         if node.in_use:
             self.num_in_use += change
             self.num_pending -= change
-            self._on_idle(node)  # its copy is not claimed any more: the KV is on the device
+            self._offer_copy(node)  # its copy is not claimed any more: the KV is on the device
 
 
 def _is_covered(sequence: Sequence) -> bool:

@@ -79,12 +79,13 @@ def count_use(nodes: Sequence[Node], profile: Profile, *, continues: bool = Fals
 class Candidates:
     """The runs that may be evicted from a tier, in a heap with the next one on top.
 
-    `offer` adds an entry when the place of a run may have changed, or when the run may be evicted again, in O(log n). `pop`
-    passes over outdated entries. place: the sort key of a run. may_evict: whether a run can be evicted now.
+    `offer` adds an entry when the sort key of a run may have changed, or when the run may be evicted again, in O(log n).
+    `pop` passes over outdated entries. order: from a run to its sort key; the lowest one is evicted first. may_evict:
+    whether a run can be evicted now.
     """
 
-    def __init__(self, place: Callable[[Node], tuple[float, int]], may_evict: Callable[[Node], bool]) -> None:
-        self._place, self._may_evict = place, may_evict
+    def __init__(self, order: Callable[[Node], tuple[float, int]], may_evict: Callable[[Node], bool]) -> None:
+        self._order, self._may_evict = order, may_evict
         self._heap: list[tuple[tuple[float, int], int, Node]] = []
         self._count = itertools.count()  # of equals, the one that was offered first
         self._limit = 64
@@ -94,23 +95,23 @@ class Candidates:
         self._heap, self._limit = [], 64
 
     def offer(self, node: Node) -> None:
-        """Add a run that may be evicted from now on, or that has a new place."""
-        heapq.heappush(self._heap, (self._place(node), next(self._count), node))
+        """Add a run that may be evicted from now on, or that has a new sort key."""
+        heapq.heappush(self._heap, (self._order(node), next(self._count), node))
         if len(self._heap) > self._limit:
             self._forget_outdated()
 
     def pop(self) -> Node | None:
         """Take out the run that is evicted next. None: no run may be evicted."""
         while self._heap:
-            place, _, node = heapq.heappop(self._heap)
-            if self._is_current(place, node):
+            key, _, node = heapq.heappop(self._heap)
+            if self._is_current(key, node):
                 return node
         return None
 
     @property
     def nodes(self) -> set[Node]:
         """The runs that `pop` would return sooner or later."""
-        return {node for place, _, node in self._heap if self._is_current(place, node)}
+        return {node for key, _, node in self._heap if self._is_current(key, node)}
 
     def _forget_outdated(self) -> None:
         """Keep one entry a run: the first current one."""
@@ -121,5 +122,5 @@ class Candidates:
         self._heap = sorted(kept.values())
         self._limit = 2 * len(self._heap) + 64
 
-    def _is_current(self, place: tuple[float, int], node: Node) -> bool:
-        return place == self._place(node) and self._may_evict(node)
+    def _is_current(self, key: tuple[float, int], node: Node) -> bool:
+        return key == self._order(node) and self._may_evict(node)

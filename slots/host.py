@@ -31,12 +31,12 @@ MOST_PASSED = 32  # copies that a search for one that a lower tier has, too, pas
 class Below(Protocol):
     """The lower tiers: what they have, and what they take."""
 
-    def has(self, key: str) -> bool:
-        """Return whether a lower tier has a record, or is about to have it."""
+    def has_accepted(self, key: str) -> bool:
+        """Return whether a lower tier has written a record, or is about to write it."""
         ...
 
-    def keeps(self, key: str) -> bool:
-        """Return whether a lower tier has a record now."""
+    def has_written(self, key: str) -> bool:
+        """Return whether a lower tier has written a record, so that no copy is needed."""
         ...
 
     def takes(self, num_bytes: int) -> bool:
@@ -47,10 +47,10 @@ class Below(Protocol):
 class Nothing:
     """The lower tiers of a server without any."""
 
-    def has(self, key: str) -> bool:
+    def has_accepted(self, key: str) -> bool:
         return False
 
-    def keeps(self, key: str) -> bool:
+    def has_written(self, key: str) -> bool:
         return False
 
     def takes(self, num_bytes: int) -> bool:
@@ -151,16 +151,18 @@ class HostMemory:
         could_hold, needed = self.could_hold(num_tokens), num_tokens * self.sizes.run_token
         if could_hold:
             self._evict_written(needed, self.overdraft)
-        if could_hold and self._fits(num_tokens):
-            return True
+            if self._fits(num_tokens):
+                return True
         if self.is_below(node) and not node.children:
             return False  # it is on disk: no other copy is evicted for it
         if self.max_bytes and self._below.takes(self.overdraft + needed) and scope_of(node).may_outlive:
             self.overdraft = max(self.overdraft, self._num_taken + needed - self.max_bytes)
             return True
-        while could_hold and not self._fits(num_tokens) and (least := self.candidates.pop()):
+        if not could_hold:
+            return False
+        while not self._fits(num_tokens) and (least := self.candidates.pop()):
             self._evict(least)
-        return could_hold and self._fits(num_tokens)
+        return self._fits(num_tokens)
 
     def free_written(self, num_tokens: int) -> None:
         """Evict copies that a lower tier has, too, until so many new tokens fit, with a state after them."""
@@ -184,7 +186,7 @@ class HostMemory:
         kept, takes_more = list[Node](), self._below.takes(0)
         while self._num_taken > self.max_bytes and len(kept) < MOST_PASSED and (least := self.candidates.pop()):
             may_be_written = self.is_below(least) or (takes_more and least in (self.unsaved or ()))
-            if may_be_written and not self._below.keeps(least.record):
+            if may_be_written and not self._below.has_written(least.record):
                 kept.append(least)
             else:
                 self._evict(least)
@@ -194,7 +196,7 @@ class HostMemory:
 
     def is_below(self, node: Node) -> bool:
         """Return whether a lower tier has the KV of a node, too, or is about to write it."""
-        return bool(node.record) and self._below.has(node.record)
+        return bool(node.record) and self._below.has_accepted(node.record)
 
     def count_lost(self, node: Node, num_tokens: int) -> None:
         """Count tokens of a node that a tier has evicted as lost, unless a lower tier has them."""
@@ -206,7 +208,7 @@ class HostMemory:
         while self.unsaved is not None and self._num_taken + needed > self.max_bytes + beyond:
             if len(passed) == MOST_PASSED or (least := self.candidates.pop()) is None:
                 break
-            if self._below.keeps(least.record):
+            if self._below.has_written(least.record):
                 self._evict(least)
                 continue
             passed.append(least)

@@ -238,7 +238,7 @@ class Job:
 
         Only tokens in the tree count. Generated tokens are private, even where two requests generate the same ones.
         """
-        if leader.request.index_scope != self.request.index_scope or leader.computed != self.computed:
+        if not leader.request.shares_with(self.request) or leader.computed != self.computed:
             return False
         shared = common_prefix(leader.tokens[: leader.claimed], self.tokens[: self.claimed])
         shared = self.strategy.sharable(leader, min(shared, self.num_tokens - self.recompute_last))

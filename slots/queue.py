@@ -141,7 +141,7 @@ class Queue:
         for job in self._waiting:
             if (first is None or job.request.priority > first.request.priority) and self._may_start(job):
                 first = job
-        return first if first is None or (suspect := self.suspect) is None else suspect
+        return None if first is None else self.suspect or first
 
     def _choose(self, first: Job) -> Job:
         """Return the request with the best response ratio, its prompt laid out. Of equals the first.

@@ -187,9 +187,13 @@ class Request:
     def leads_to(self, other: Request) -> bool:
         """Return whether `other` can reuse what this request computes: its fixed prefix, and its documents if it has any."""
         own, others = self.prompt, other.prompt
-        begins = others.prefix[: None if own.documents else len(own.prefix)]
-        is_same = self.index_scope == other.index_scope and own.documents in (frozenset(), others.documents)
-        return is_same and np.array_equal(own.prefix, begins)
+        start = others.prefix[: None if own.documents else len(own.prefix)]
+        may_lead = self.shares_with(other) and own.documents in (frozenset(), others.documents)
+        return may_lead and np.array_equal(own.prefix, start)
+
+    def shares_with(self, other: Request) -> bool:
+        """Return whether both requests read and write the cache in the same scope."""
+        return self.index_scope == other.index_scope
 
     @property
     def index_scope(self) -> Scope:

@@ -37,15 +37,15 @@ from .turns import LateStarts, in_turn
 # ---- One step while it is planned: spans under a budget of tokens and of cells. -----------------------------------------
 
 
-BESIDE = 2  # chunks of a step for prompts ahead of time: with three, the gaps of streams beside them grow by a sixth
+BACKGROUND_CHUNKS = 2  # of a step that a client shares: with three, the gaps of its stream grow by a sixth
 
 
 class StepBuilder:
     """Requests and their spans, in the same order. A builder lives from one `plan()` to the next: `commit()` reads it.
 
     is_decode_turn: decode took this step alone, since decode and prefill together cost more; the next step is for prompts,
-    if any wait. most_scored: most prompt tokens whose logprobs are computed, each of which takes a row of logits. beside: a
-    client's request runs, in this step or in turn with it.
+    if any wait. most_scored: most prompt tokens whose logprobs are computed, each of which takes a row of logits.
+    has_client: a client's request runs, in this step or in turn with it.
     """
 
     def __init__(
@@ -56,10 +56,10 @@ class StepBuilder:
         fetcher: Fetcher,
         *,
         most_scored: int = 0,
-        beside: bool = False,
+        has_client: bool = False,
     ) -> None:
         self._tree, self._cells, self._counters, self._fetcher = tree, cells, counters, fetcher
-        self._most_scored, self._beside = most_scored, beside
+        self._most_scored, self._has_client = most_scored, has_client
         self.jobs: list[Job] = []
         self.spans: list[Span] = []
         self.checked: list[tuple[Job, Span]] = []  # those with drafts, once they are computed
@@ -159,13 +159,13 @@ class StepBuilder:
     def _background_size(self, cached: int) -> int:
         """Return the most tokens of a background request: more where they are done before a new request waits long.
 
-        Beside requests of clients, all background requests have BESIDE chunks together: they are part of every wait for a
-        token.
+        Beside requests of clients, all background requests have BACKGROUND_CHUNKS together: they are part of every wait for
+        a token.
         """
         costs = self._tree.costs
-        if self._beside:
+        if self._has_client:
             ahead = (span for job, span in zip(self.jobs, self.spans, strict=True) if not job.request.kind.is_client)
-            return BESIDE * costs.chunk - sum(len(span.tokens) for span in ahead)
+            return BACKGROUND_CHUNKS * costs.chunk - sum(len(span.tokens) for span in ahead)
         return costs.background_tokens(self._tree.profile, cached)
 
     def _add(self, job: Job, size: int, draft: np.ndarray = NO_TOKENS) -> None:
@@ -387,35 +387,41 @@ class Scheduler:
             tree.clear()
 
     def _new_step(self) -> StepBuilder:
-        beside = any(job.request.kind.is_client for job in self.running)
+        has_client = any(job.request.kind.is_client for job in self.running)
         parts = self.tree, self.cells, self.counters, self.fetcher
-        return StepBuilder(*parts, most_scored=self._most_scored, beside=beside)
+        return StepBuilder(*parts, most_scored=self._most_scored, has_client=has_client)
 
     def _next_step(self) -> StepBuilder:
         """Return a step: decode first, then prefill with the remaining tokens; in turns where both together cost more.
 
         Requests with the same set of adapters share a step; the sets take turns.
         """
-        last, apart = self.step.adapters, self.cells.num_used >= self.tree.costs.apart_from_cells
-        streams = any(one.phase is Phase.DECODE for one in self.running) or len({one.answering for one in self.running}) > 1
-        if apart and self.step.is_decode_turn and streams:
-            step = self._new_step()
-            same = [job for job in self.running if job.request.scope.adapters == last and job.phase is not Phase.DECODE]
-            step.prefill(same, self.budget.limit(self.batch_size, partial(self.cells.swap.passed_over, same)))
-            if step.spans:
-                return step
+        last, in_turns = self.step.adapters, self.cells.num_used >= self.tree.costs.apart_from_cells
+        # A stream decodes, or a grammar has forced tokens on its answer, which are computed beside prompts.
+        has_stream = (
+            any(one.phase is Phase.DECODE for one in self.running) or len({one.answering for one in self.running}) > 1
+        )
+        if in_turns and has_stream and self.step.is_decode_turn and (turn := self._prefill_turn(last)).spans:
+            return turn
         while True:
             step = self._new_step()
             while not self.cells.reserve(len(decoding := in_turn(self.running, last, decoding=True))):
                 self._preempt()
             step.decode(decoding, self.drafts.propose(decoding, self.running, self.cells))
-            step.is_decode_turn = apart and bool(step.spans)
+            step.is_decode_turn = in_turns and bool(step.spans)
             if not step.is_decode_turn and (prompts := in_turn(self.running, last, decoding=False)):
                 left, cells = self.batch_size - step.num_tokens, partial(self.cells.swap.passed_over, [*decoding, *prompts])
-                step.prefill(prompts, self.budget.limit(left, cells) if streams else left)
+                step.prefill(prompts, self.budget.limit(left, cells) if has_stream else left)
             if step.spans or not self.running:
                 return step
             self._preempt()  # all requests lack cells: the youngest gives up its cells
+
+    def _prefill_turn(self, adapters: str) -> StepBuilder:
+        """Return the step after a decode turn: the prompts of the same adapters, alone. It is empty if none waits."""
+        step = self._new_step()
+        prompts = [job for job in self.running if job.request.scope.adapters == adapters and job.phase is not Phase.DECODE]
+        step.prefill(prompts, self.budget.limit(self.batch_size, partial(self.cells.swap.passed_over, prompts)))
+        return step
 
     # ---- admission and memory --------------------------------------------------------------------------------------
 
@@ -436,8 +442,8 @@ class Scheduler:
         self._late.update(self.running)
         num_late = 0
         while num_late < MOST_LATE and self._has_slot() and (job := self.waiting.next()):
-            if self.fetcher.begins_late(job):
-                continue
+            if self.fetcher.has_to_wait(job):
+                continue  # the queue passes it over until the fetch ends
             if self._late.add(job, self.running):
                 num_late += 1
                 continue

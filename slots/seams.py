@@ -69,7 +69,7 @@ class NoDrafts:
 class Fetcher(Protocol):
     """Fetches KV of requests from lower tiers: into host memory, or to where it waits until a prefill reaches it."""
 
-    def begins_late(self, job: Job) -> bool:
+    def has_to_wait(self, job: Job) -> bool:
         """Return whether a request that is about to be admitted has to wait for a fetch, which begins now at the latest."""
         ...
 
@@ -97,7 +97,7 @@ class Fetcher(Protocol):
 class NoFetches:
     """The fetcher of a server without lower tiers."""
 
-    def begins_late(self, job: Job) -> bool:
+    def has_to_wait(self, job: Job) -> bool:
         return False
 
     def is_fetching(self, job: Job) -> bool:

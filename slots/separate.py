@@ -253,7 +253,7 @@ class SeparateDocuments(PlainKV):
         super().catch_up(job, num_cells)
         assert job.sequence is not None
         if self._place(job, num_cells):
-            self._fetch(job, num_cells)
+            self._restore(job, num_cells)
             job.computed = job.sequence.length
 
     def next_stop(self, job: Job) -> int:
@@ -324,10 +324,10 @@ class SeparateDocuments(PlainKV):
             node.token_cost = token_cost
             self._tree.price(node)
 
-    def _fetch(self, job: Job, num_cells: int = 0) -> None:
+    def _restore(self, job: Job, num_cells: int = 0) -> None:
         """Restore all KV that follows the job's own, copies and documents in turn."""
         while True:
-            super()._fetch(job, num_cells)
+            super()._restore(job, num_cells)
             if not self._place(job, num_cells):
                 return
 

@@ -257,7 +257,7 @@ def _is_passed(node: Node) -> bool:
 
 def _is_passed_by(job: Job, waiting: Iterable[Job]) -> bool:
     """Return whether later prompts are likely to continue only from the answer, not from the last question."""
-    is_alone = all(other.request.index_scope != job.request.index_scope for other in waiting)
+    is_alone = not any(other.request.shares_with(job.request) for other in waiting)
     return job.request.limit > 1 and is_alone and not _repeats_an_answer(job)
 
 

@@ -38,7 +38,7 @@ class PlainKV:
         self._count(job, claim.source, 0, claim.cached)
         if job.request.kind.counts_as_use:
             self._cells.offload_idle(job)
-        self._fetch(job)
+        self._restore(job)
         job.computed = job.started_at = claim.sequence.length
 
     def catch_up(self, job: Job, num_cells: int) -> None:
@@ -49,7 +49,7 @@ class PlainKV:
 
     def bring_back(self, job: Job, num_cells: int) -> None:
         assert job.sequence is not None
-        self._fetch(job, num_cells)
+        self._restore(job, num_cells)
         job.computed = job.sequence.length
 
     def pause_at(self, job: Job, at: int) -> None:
@@ -83,7 +83,7 @@ class PlainKV:
             session=request.session,
         )
 
-    def _fetch(self, job: Job, num_cells: int = 0) -> None:
+    def _restore(self, job: Job, num_cells: int = 0) -> None:
         """Restore the copies that follow the job's KV, if cells are free for them beside the `num_cells` of the step."""
         assert job.sequence is not None
         copies = self._tree.copies

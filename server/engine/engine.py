@@ -133,6 +133,14 @@ class Sleep:
     A load runs in a thread of its own, so acts run meanwhile. The vocabulary and the cache stay in memory: a question to
     them needs no device, and neither gets nor keeps a shared one.
 
+    On a shared device each model has turns. A turn that another model waits for ends at `_turn_end`, or sooner:
+
+        on_want, grant, load |-- steps --|--- lingers ---| unload, on_free
+                                     last_use     for as long as the load took
+
+    A request that comes while the turn lingers saves a load. If none comes, later turns do not linger, until a request
+    comes before `_linger_end`, so soon after the unload that a lingering turn would have caught it.
+
     seconds: without a step until sleep; 0: never. on_wake: called in the engine's thread after a load, with the error of a
     failed one. is_awake: steps can be computed. last_use: when the last step ended or the last request came.
     """
@@ -149,18 +157,18 @@ class Sleep:
         self.last_use = perf_counter()
         self.num_wakes = 0
         self.failure = ""  # why the last load failed; empty after a load that did not
-        self._usual = self._seconds = seconds or inf
+        self._default_seconds = self._seconds = seconds or inf
         self._runner, self._inbox, self._on_wake, self._draft_model = runner, inbox, on_wake, draft_model
         self._load: Thread | None = None  # until its end is noted
         self.device: DeviceTurns | None = None  # None: the device is not shared
         self._is_granted = True  # this model may be on the device
         self.is_used = True  # a step ran since the last load: even a short turn answers something
         self._loaded_at = 0.0
-        self._load_seconds = 0.0  # of the last load: as long as a turn lingers without a request
-        self._lingers = True  # False: the last lingering was in vain
-        self._was_asked = False  # a request came since another model waits
-        self._too_early = 0.0  # a request before this time shows that lingering would have paid
-        self._ends: float | None = None  # the end of the turn; None: no other model waits
+        self._load_seconds = 0.0  # of the last load, and of lingering
+        self._lingers = True  # False: no request came while the last turn lingered
+        self._had_request = False  # a request came since another model waits
+        self._linger_end = 0.0  # lingering would have caught a request before this time
+        self._turn_end: float | None = None  # None: no other model waits
 
     # ---- from any thread -------------------------------------------------------------------------------------------
 
@@ -171,7 +179,7 @@ class Sleep:
 
     @property
     def can_sleep(self) -> bool:
-        return self._usual < inf or self.device is not None
+        return self._default_seconds < inf or self.device is not None
 
     def share(self, device: DeviceTurns, seconds: float) -> None:
         """Ask `device` before each load. Called awake, before the engine starts. seconds: of the load that just ended."""
@@ -188,8 +196,7 @@ class Sleep:
     def end_turn(self, seconds: float) -> None:
         """End the turn for another model: after `seconds`, or after a load's time without a request.
 
-        Running requests are answered; waiting ones are answered in the next turn. A turn whose wait for a request was in
-        vain lets the next turns end without that wait, until a request comes that the wait would have caught.
+        Running requests are answered; waiting ones are answered in the next turn.
         """
         self._inbox.put(lambda: self._end_turn(seconds))
 
@@ -213,7 +220,7 @@ class Sleep:
     def keep(self, seconds: float) -> None:
         """Set the seconds without a step until sleep, if the model sleeps at all. The next request resets them."""
         if self.can_sleep:
-            self._inbox.put(lambda: self._set(seconds))
+            self._inbox.put(lambda: self._set_seconds(seconds))
 
     # ---- in the engine's thread ------------------------------------------------------------------------------------
 
@@ -223,44 +230,44 @@ class Sleep:
         if not self.is_awake:
             return inf
         end = self.last_use + self._seconds
-        if self._ends is not None:
+        if self._turn_end is not None:
             wait = self._load_seconds if self._lingers or not self.is_used else 0
-            last = self._ends if self.is_used else max(self._ends, self._loaded_at + self._load_seconds)
+            last = self._turn_end if self.is_used else max(self._turn_end, self._loaded_at + self._load_seconds)
             end = min(end, self.last_use + wait, last)
         return max(end - perf_counter(), 0)
 
     @property
     def is_ending(self) -> bool:
         """Whether another model waits for the device."""
-        return self._ends is not None
+        return self._turn_end is not None
 
     @property
     def is_over(self) -> bool:
         """Whether no further request may start in this turn."""
-        return self._ends is not None and self.is_used and perf_counter() >= self._ends
+        return self._turn_end is not None and self.is_used and perf_counter() >= self._turn_end
 
     def _take_device(self) -> None:
-        self._is_granted, self._ends = True, None
+        self._is_granted, self._turn_end = True, None
         self.load()
 
     def _end_turn(self, seconds: float) -> None:
         if self.is_awake:  # else it fell asleep meanwhile
-            self._ends, self._was_asked = perf_counter() + seconds, False
+            self._turn_end, self._had_request = perf_counter() + seconds, False
 
-    def _set(self, seconds: float) -> None:
+    def _set_seconds(self, seconds: float) -> None:
         self._seconds = seconds
 
     def _wake(self) -> None:
-        self._was_asked = True
-        self._lingers |= not self.is_awake and perf_counter() < self._too_early
+        self._had_request = True
+        self._lingers |= not self.is_awake and perf_counter() < self._linger_end
         self.last_use = perf_counter()
-        self._set(self._usual)
+        self._set_seconds(self._default_seconds)
         self.load()
 
     def _bring(self) -> None:
         if not self.is_ending:
             self.last_use = perf_counter()
-            self._set(self._usual)
+            self._set_seconds(self._default_seconds)
         self.load()
 
     def begin(self) -> None:
@@ -270,15 +277,15 @@ class Sleep:
         if self._draft_model is not None:
             self._draft_model.unload()
         self.is_awake = False  # last: the memory of a server that says it sleeps is free
-        if self._ends is None:
+        if self._turn_end is None:
             sleep_logger.info("asleep after %g s without a request", self._seconds)
-        elif perf_counter() < self._ends:
-            self._lingers = self._was_asked
-        self._too_early = self.last_use + self._load_seconds
+        elif perf_counter() < self._turn_end:
+            self._lingers = self._had_request
+        self._linger_end = self.last_use + self._load_seconds
         self._free_device()
 
     def _free_device(self) -> None:
-        self._ends = None
+        self._turn_end = None
         if self.device is not None:
             self._is_granted = False
             self.device.on_free()
@@ -566,16 +573,15 @@ class Engine:
             self._read_inbox()
             if self._write_behind.lower or self.scheduler.index.host.overdraft:
                 self.fetches.look()
-            if self.sleep.is_ending and self._has_unloaded():
-                pass
-            elif not self.scheduler.idle and self._seconds_left is None:
+            is_unloaded = self.sleep.is_ending and self._end_turn()
+            if not (is_unloaded or self.scheduler.idle or self._fetch_wait is not None):
                 self._step() if self.sleep.is_awake else self.sleep.load()
         except Exception:
             self._recover()
         self.outbox.send()
 
-    def _has_unloaded(self) -> bool:
-        """Unload the model once its turn is over and its running requests have ended. True: it is unloaded."""
+    def _end_turn(self) -> bool:
+        """Unload the model if its turn is over and its running requests have ended. Return whether it is unloaded."""
         self.background.drop_all()
         self.scheduler.admits = not self.sleep.is_over
         if self.scheduler.admits or self.scheduler.running:
@@ -596,14 +602,14 @@ class Engine:
             # At the end of a turn it sleeps, however many acts come that need no device.
             act = None if self.sleep.is_ending and not seconds else self.inbox.wait(seconds)
             act() if act else self._fall_asleep()
-        elif (seconds := self._seconds_left) is not None and (act := self.inbox.wait(seconds)) is not None:
+        elif (seconds := self._fetch_wait) is not None and (act := self.inbox.wait(seconds)) is not None:
             act()
         while (act := self.inbox.take()) is not None:
             act()
 
     @property
-    def _seconds_left(self) -> float | None:
-        """As in `Fetches`; None without a lower tier."""
+    def _fetch_wait(self) -> float | None:
+        """The seconds to wait for KV from lower tiers, if nothing can be computed without it; else None."""
         return self.fetches.seconds_left if self._write_behind.lower else None
 
     def _step(self) -> None:

@@ -20,7 +20,6 @@ from ...models.detokenizer import TextStream
 from ...models.sampling import Logprobs
 from ...models.sampling_params import Sampling
 from ...slots.job import Job
-from ...slots.radix import changed_piece
 from ...slots.request import Layout, Request
 from ..http.api_errors import RequestError
 from .usage import (
@@ -31,6 +30,7 @@ from .usage import (
     Reordering,
     Report,
     Reused,
+    changed_piece,
     document_reuse,
     first_gap,
     reordering,

@@ -10,6 +10,7 @@ from typing import NotRequired, TypedDict
 
 import numpy as np
 
+from ...slots.radix import Node, common_prefix, path
 from ...slots.request import Layout
 from ...slots.reuse import ReusedSpan, prefix_cache_ratio
 
@@ -296,3 +297,59 @@ def volatile_span(text: str, at: int) -> str | None:
             if found.start() - 1 <= at <= found.end():
                 return f"{name} ({found[0][:LONGEST]})"
     return None
+
+
+# ---- A piece that changed, with the same text after it in both prompts. -------------------------------------------------
+
+LONGEST_CHANGE = 64  # tokens of a piece, on either side
+SAME_AFTER = 32  # tokens after the piece that have to be equal; the opening of an answer alone is shorter
+MOST_BRANCHES = 4  # earlier prompts to compare, the most recently used
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ChangedPiece:
+    """A short piece of a prompt where an earlier prompt had another. before, after: the two pieces (int32).
+
+    num_after: equal tokens after the piece, which would have been reused without the change.
+    """
+
+    before: np.ndarray
+    after: np.ndarray
+    num_after: int
+
+
+def changed_piece(last_node: Node, tokens: np.ndarray, at: int) -> ChangedPiece | None:
+    """Return the piece that differs at position `at` from an earlier prompt. last_node: the end of the prompt's path.
+
+    None: no earlier prompt parts there, or none continues alike after a short piece.
+    """
+    own = next((node for node in path(last_node, at) if node.start == at), None)
+    if own is None or own.parent is None:
+        return None
+    branches = sorted((node for node in own.parent.children.values() if node is not own), key=lambda node: -node.last_use)
+    found = (_change(_continuation(node, len(tokens) - at), tokens[at:]) for node in branches[:MOST_BRANCHES])
+    return max(filter(None, found), key=lambda piece: piece.num_after, default=None)
+
+
+def _continuation(node: Node, num_tokens: int) -> np.ndarray:
+    """Return at least so many tokens after a node's start, on the path that was used last; fewer if the path is shorter."""
+    runs = [node]
+    while runs[-1].end - node.start < num_tokens + LONGEST_CHANGE and runs[-1].children:
+        runs.append(max(runs[-1].children.values(), key=lambda child: child.last_use))
+    return np.concatenate([run.tokens for run in runs])
+
+
+def _change(old: np.ndarray, new: np.ndarray) -> ChangedPiece | None:
+    """Return the shortest piece at the start of both after which the tokens are equal."""
+    places: dict[bytes, int] = {}
+    for at in range(min(LONGEST_CHANGE, len(new) - SAME_AFTER) + 1):
+        places.setdefault(new[at : at + SAME_AFTER].tobytes(), at)
+    pairs = [
+        (at, places[window])
+        for at in range(min(LONGEST_CHANGE, len(old) - SAME_AFTER) + 1)
+        if (window := old[at : at + SAME_AFTER].tobytes()) in places
+    ]
+    if not pairs:
+        return None
+    before, after = min(pairs, key=sum)
+    return ChangedPiece(old[:before], new[:after], common_prefix(old[before:], new[after:]))

@@ -210,7 +210,7 @@ class Fetches:
 
     # ---- one request -------------------------------------------------------------------------------------------------
 
-    def begins_late(self, job: Job) -> bool:
+    def has_to_wait(self, job: Job) -> bool:
         """Begin a fetch for a request that is about to be admitted, if none was considered or KV was lost since."""
         if not self._lower or job in self._by_job or job.has_started or job.is_suspect or not self._may_fetch(job):
             return False

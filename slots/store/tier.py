@@ -92,10 +92,10 @@ class WriteBehind:
         if lower:
             host.write_behind(self)
 
-    def has(self, key: str) -> bool:
+    def has_accepted(self, key: str) -> bool:
         return any(key in below for below in self.lower)
 
-    def keeps(self, key: str) -> bool:
+    def has_written(self, key: str) -> bool:
         return any(key in below.index.entries for below in self.lower)
 
     def takes(self, num_bytes: int) -> bool:

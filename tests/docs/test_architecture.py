@@ -21,6 +21,18 @@ def test_each_kind_of_extension_has_a_door():
         assert not missing, f"the door for {kind} does not exist: {sorted(missing)}"
 
 
+def test_each_name_in_a_row_is_in_one_of_its_files():
+    _, *path = re.split(r"^\d+\. ", section(TEXT, "## A reading path"), flags=re.M)
+    assert len(path) == 12
+    for row in (*path, *(door for _, door in rows(section(TEXT, "## Doors")))):
+        codes = CODE.findall(row)
+        files = [ROOT / code for code in codes if code.endswith(".py") and (ROOT / code).exists()]
+        known = {name for file in files for name in re.findall(r"\w+", file.read_text("utf-8"))}
+        names = {code for code in codes if re.fullmatch(r"\w+(?:\.\w+)*", code) and not code.endswith(".py")}
+        unknown = {name for name in names if not set(name.split(".")) <= known}
+        assert not unknown, f"none of {', '.join(str(file.relative_to(ROOT)) for file in files)} has {sorted(unknown)}"
+
+
 def test_what_is_out_says_so():
     states = {subject: state for subject, state in rows(section(TEXT, "## Out, or to come"))}
     assert all(re.match("out: |to come: |to come$|out$", state) for state in states.values()), states

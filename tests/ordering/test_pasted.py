@@ -32,6 +32,13 @@ def test_the_lists_of_programs_are_found(name):
     assert all(id in document_text(one) for one, id in zip(found.documents, found.number_of, strict=False))
 
 
+def test_each_format_has_a_recorded_list():
+    assert {found.format for text, *_ in RECORDED.values() if (found := find_pasted(text)[0])} == {
+        *(one.name for one in FORMATS),
+        pasted.NUMBERED,
+    }
+
+
 @pytest.mark.parametrize("name", RECORDED)
 def test_a_document_does_not_depend_on_its_place_or_its_number(name):
     text = RECORDED[name][0]

@@ -277,6 +277,12 @@ def test_each_format_has_files():
     }
 
 
+def test_each_reader_has_a_file():
+    tested = {suffix for suffix, *_ in FILES.values()} | {".md", ".html", ".pdf", ".docx", ".csv"}  # in files of their own
+    refusing = {reader for reader in FORMATS.values() if "<locals>" in reader.__qualname__}  # made in a function
+    assert {*FORMATS.values()} - refusing <= {FORMATS.get(suffix) for suffix in tested}
+
+
 def test_slides_are_pages():
     pages = [block.page for section in outline_of(".pptx", FILES["slides"][1]).sections for block in section.blocks]
     assert pages == [1, 1, 1, 2]

@@ -71,7 +71,7 @@ def test_a_state_counts_by_its_tier_and_its_restore_takes_time(origin, source):
 
 
 class HasAll(Nothing):
-    def has(self, key):
+    def has_accepted(self, key):
         return True
 
 

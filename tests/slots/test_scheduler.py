@@ -8,7 +8,7 @@ from slotcache.slots.plan import Clear, Plan, Restore, Save
 from slotcache.slots.prefix_tree import OutOfSequences, PrefixTree
 from slotcache.slots.radix import descendants
 from slotcache.slots.request import Kind, Request
-from slotcache.slots.scheduler import BESIDE, Recovery
+from slotcache.slots.scheduler import BACKGROUND_CHUNKS, Recovery
 from slotcache.slots.scope import Scope
 from support.fixed_prompt import Fixed
 from support.scopes import COMMON
@@ -651,7 +651,7 @@ def test_beside_clients_all_of_the_background_has_a_few_chunks_of_a_step():
     world = World(batch=512, budget=512, cells=3000)
     client = world.submit(range(3000, 3100), limit=8)
     world.step()
-    chunks = BESIDE * world.scheduler.tree.costs.chunk
+    chunks = BACKGROUND_CHUNKS * world.scheduler.tree.costs.chunk
     jobs = [world.submit(range(start, start + 400), limit=1, kind=Kind.AHEAD) for start in (0, 500)]
     shares: list[int] = []
     for _ in range(6):

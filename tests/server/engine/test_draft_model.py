@@ -193,9 +193,9 @@ def test_it_reads_nothing_while_another_model_waits_for_the_device(floats, monke
         monkeypatch.setattr(engine.scheduler, "read_ahead", lambda: bool(asked.append(engine.sleep.is_ending)))
 
         def idle(ends):
-            engine.sleep._ends = ends
+            engine.sleep._turn_end = ends
             engine._use_idle_time()
-            engine.sleep._ends = None
+            engine.sleep._turn_end = None
 
         engine.inbox.ask(lambda: idle(HOUR)).result()
         engine.inbox.ask(lambda: idle(None)).result()

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from slotcache.server.engine.usage import LONGEST_CHANGE, SAME_AFTER, changed_piece
 from slotcache.slots.prefix_tree import PrefixTree
-from slotcache.slots.radix import LONGEST_CHANGE, SAME_AFTER, changed_piece
 from slotcache.slots.scope import Scope
 
 SCOPE = Scope.shared("")
