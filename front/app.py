@@ -58,7 +58,7 @@ class Proxy:
             await _while_connected(receive, self.exchange(scope, send, sent, reservation))
 
     async def exchange(self, scope: Scope, send: Send, sent: Sent, reservation: Reservation) -> None:
-        """Send a request and relay its answer. reservation: the room that its body takes. Raises RequestError."""
+        """Send a request and relay its answer. reservation: the memory of the request's body. Raises RequestError."""
         sent.reservation = reservation
         await self.relay(sent, Relay(self._state, send, scope["path"], Bystander()))
 
@@ -93,8 +93,8 @@ class Proxy:
 def target_of(scope: Scope) -> str:
     """Return the path and the query of a request, as they were sent. Raises RequestError for a path outside the upstream.
 
-    The path follows the upstream's address: without its slash it could name another host, and with `..` another part of the
-    host.
+    The path is appended to the upstream's address. A path without a slash could name another host, and a path with `..`
+    another part of the host.
     """
     path, query = scope["raw_path"].decode("latin-1"), scope["query_string"].decode("latin-1")
     target = f"{path}?{query}" if query else path
@@ -104,7 +104,7 @@ def target_of(scope: Scope) -> str:
 
 
 def headers_of(scope: Scope) -> Headers:
-    """Return the headers of a request, with the id by which both logs name it."""
+    """Return the headers of a request, and the id that names the request in the logs of the front and of the upstream."""
     headers: Headers = scope["headers"]
     if any(name == REQUEST_ID for name, _ in headers):
         return headers
@@ -143,10 +143,11 @@ MAX_RANKS = 64  # of an order that the header names
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A chat on its way. session: the affinity header's value; empty: none.
+    """A chat that is being relayed.
 
-    plan: None for a chat without documents. model: the name in the request, as JSON. hides_usage: the client did not ask for
-    the chunk with the usage.
+    session: the value of the affinity header; empty if the header is missing. plan: the order of the documents; None for a
+    chat without documents. model: the model's name in the request, as JSON. hides_usage: the front removes the chunk with
+    the usage, since the client did not ask for it.
     """
 
     session: str = ""
@@ -236,8 +237,8 @@ def _reason(plan: OrderPlan, engine: EngineApi) -> str:
 
 
 class WarmUpProxy(ChatProxy):
-    """Answers `POST /v1/speculate` for an engine that knows no documents: meanwhile it prefills the prompt before them
-    (RAGCache++, section 3.6).
+    """Answers `POST /v1/speculate` for an engine that knows no documents, and prefills the part of the prompt before the
+    documents (RAGCache++, section 3.6).
     """
 
     async def exchange(self, scope: Scope, send: Send, sent: Sent, reservation: Reservation) -> None:

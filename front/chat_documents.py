@@ -29,7 +29,7 @@ APART = ("model", "cache_salt", "extra_key", "cache_scope", "lora")
 
 
 class NamedConversation(Struct, frozen=True):
-    """A conversation by its id, as slotcache has it."""
+    """The field `conversation` of a request, which names a stored conversation of slotcache."""
 
     id: str
     history: Literal["auto", "whole", "new"] = "auto"
@@ -60,7 +60,9 @@ msgspec.json.Decoder(FrontOptions)  # lets msgspec learn the fields here, in one
 
 @dataclass(frozen=True, slots=True)
 class PlainText:
-    """The text of a prompt after the last document before it, or from the prompt's start. key: 32 hexadecimal digits."""
+    """A stretch of text in a prompt: from the document before it, or from the start of the prompt, up to the next document.
+
+    key: 32 hexadecimal digits."""
 
     key: str
     chars: int
@@ -68,10 +70,10 @@ class PlainText:
 
 @dataclass(frozen=True, slots=True)
 class DocumentTurn:
-    """A message with documents. at: its index. before: the text before them.
+    """A message with documents. at: the message's index. before: the text of the prompt before the documents.
 
-    name: 32 hexadecimal digits for all messages up to this one, with their documents. result: the rest of a content that is
-    documents; None: the content is something else.
+    name: 32 hexadecimal digits for all messages up to this one, with their documents. result: the other fields of a content
+    that is a list of documents; None if the content is anything else.
     """
 
     at: int
@@ -83,10 +85,11 @@ class DocumentTurn:
 
 @dataclass(frozen=True, slots=True)
 class DocumentChat:
-    """A decoded request. body: as Unicode. fields, messages: with their values as they were sent.
+    """A decoded request. body: the whole body as Unicode. fields, messages: names and values, each value as JSON text of
+    the body.
 
-    names: 32 hexadecimal digits for each message with all messages before it, without their documents. chars: of the text
-    after the last document. before_last: the text before the last message. stream_options: decoded.
+    names: 32 hexadecimal digits for each message and all messages before it, without their documents. chars: the number of
+    characters after the last document. before_last: the text before the last message. stream_options: the decoded field.
     """
 
     body: bytes
@@ -105,7 +108,7 @@ class DocumentChat:
 
     @property
     def lacks_usage(self) -> bool:
-        """Whether the client has not asked for a chunk with the usage. Wrong options are the upstream's to refuse."""
+        """Whether the client has not asked for a chunk with the usage. The upstream refuses wrong options, not the front."""
         options = {} if self.stream_options is None else self.stream_options
         return self.is_stream and isinstance(options, Mapping) and options.get("include_usage") in (None, False)
 
@@ -155,7 +158,7 @@ def read_chat(body: bytes, tool_documents: str) -> DocumentChat:
 
 
 def opening(body: bytes) -> bytes:
-    """Return a chat without the documents of its last message, which asks for one token. Raises RequestError."""
+    """Return the body of a chat that asks for one token, without the documents of the last message. Raises RequestError."""
     check_elements(body)
     body = as_unicode(body)
     try:
@@ -172,7 +175,8 @@ def opening(body: bytes) -> bytes:
 
 
 def messages_of(fields: Fields) -> list[Fields]:
-    """Return the messages; of a response, its `input`: items, or a user's text. Raises msgspec.DecodeError."""
+    """Return the messages of a chat, or the `input` of a response: its items, or one message with the user's text. Raises
+    msgspec.DecodeError."""
     said = next((value for name in ("messages", "input") if (value := bytes(fields.get(name, b"null"))) != b"null"), b"[]")
     said = b'[{"role":"user","content":%b}]' % said if said.startswith(b'"') else said
     return msgspec.json.decode(said, type=list[Fields])
@@ -200,7 +204,8 @@ def _conversation(named: object) -> str | None:
 
 
 class Cutter:
-    """Cuts messages at their documents. turns, names, chars: as in `DocumentChat`. before: the text before the last one."""
+    """Cuts messages at their documents. turns, names, chars: as in `DocumentChat`. before: the text before the last
+    message."""
 
     def __init__(self, fields: Fields) -> None:
         self.turns: list[DocumentTurn] = []

@@ -29,7 +29,7 @@ LAST = 3  # s for the last event of these answers, to clients that read slowly
 
 
 class FrontServer(ListeningServer):
-    """uvicorn that ends answers with an error if they take longer at shutdown, instead of breaking them off."""
+    """uvicorn, but an answer that takes too long at shutdown ends with an error event, and is not broken off."""
 
     def __init__(self, config: uvicorn.Config, state: FrontState) -> None:
         super().__init__(config, most_connections(DESCRIPTORS), state.hosting)
@@ -52,7 +52,7 @@ class FrontServer(ListeningServer):
 
 
 def order(chosen: argparse.Namespace) -> int:
-    """Serve until a signal; return the exit code. 2: these settings cannot be served."""
+    """Serve until a signal; return the exit code, which is 2 if these settings cannot be served."""
     try:
         settings, hosting = settings_of(chosen)
         hosting = replace(hosting, given=given_among(chosen, HOSTING))
@@ -68,7 +68,7 @@ def order(chosen: argparse.Namespace) -> int:
 
 
 def make_server(settings: FrontSettings, hosting: Settings) -> tuple[uvicorn.Server, FrontState]:
-    """Make a server, not running yet, and its state. Raises SettingsError."""
+    """Make a server that does not run yet, and the server's state. Raises SettingsError."""
     state = FrontState.of(settings, hosting)
     config = uvicorn.Config(
         make_app(state),

@@ -1,4 +1,4 @@
-"""The engines that a front may have as its upstream: how each counts tokens, and reports cached ones."""
+"""The engines that a front may have as its upstream: how each one counts tokens and reports cached tokens."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ TOKEN = re.compile(rb'"(?:content|reasoning_content|reasoning|refusal)"\s*:\s*"[
 
 @dataclass(frozen=True, slots=True)
 class EngineFeedback:
-    """The tokens of a prompt, and those of them that were cached; None: not reported.
+    """What an engine reports of a prompt: the number of its tokens, and how many of them were cached. None: not reported.
 
-    documents: ids in the order of the prompt; empty: not reported.
+    documents: the ids in the order of the prompt; empty: not reported.
     """
 
     prompt_tokens: int | None = None
@@ -64,7 +64,7 @@ class EngineFeedback:
 
 
 class FirstChunk:
-    """Notes the first token of an answer, and reads nothing else. prefill: the prompt's."""
+    """Notes the first token of an answer, and reads nothing else. prefill: the wait of the answer's prompt."""
 
     def __init__(self, prefill: Prefill | None) -> None:
         self._prefill = prefill
@@ -80,7 +80,8 @@ class FirstChunk:
 
 
 class Listener(FirstChunk):
-    """Reads the figures of an answer, too. hides_usage: the client did not ask for the chunk with the usage.
+    """Also reads how many tokens the answer reports. hides_usage: the chunk with the usage is removed, since the client did
+    not ask for it.
 
     feedback: None if nothing could be read.
     """
@@ -112,7 +113,7 @@ class Listener(FirstChunk):
 
 
 def decode(data: bytes) -> object:
-    """Return decoded JSON; None for something else."""
+    """Return decoded JSON; None if the data is not JSON."""
     try:
         return msgspec.json.decode(data)
     except NO_JSON:
@@ -140,9 +141,11 @@ def _first(*numbers: int | None) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class EngineApi:
-    """knows_documents: it gets requests unchanged. reports_in_streams: a stream ends with its figures, unasked.
+    """The API of an engine. knows_documents: the engine orders documents itself, and gets requests unchanged.
+    reports_in_streams: a stream reports its tokens even if the client does not ask for the usage.
 
-    text_field, no_begin: the fields of `POST /tokenize` for the text, and for no BOS token; empty without that route.
+    text_field, no_begin: the names of two fields of `POST /tokenize`, of the text and of the wish for no BOS token; empty
+    if the engine has no such route.
     """
 
     name: str
@@ -169,7 +172,7 @@ OWNERS = {"llamacpp": "llama", "vllm": "vllm", "sglang": "sglang", "slotcache": 
 
 
 class Finder:
-    """Finds out which engine the upstream is, once. dialect: the engine's name; auto: ask."""
+    """Finds out which engine the upstream is, once. dialect: the engine's name, or `auto` to ask the upstream."""
 
     def __init__(self, upstream: Upstream, dialect: str) -> None:
         self._upstream = upstream
@@ -177,7 +180,7 @@ class Finder:
         self._until = inf
 
     async def engine(self, headers: Headers) -> EngineApi:
-        """Return the engine, as the upstream's models name it. headers: of the request that wants to know."""
+        """Return the engine that the upstream's list of models names. headers: the headers of the client's request."""
         if self._known is not None and monotonic() < self._until:
             return self._known
         try:
@@ -209,7 +212,8 @@ LONGEST = 50_000  # characters, likewise
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A document to be counted. headers, model: of its request: its text is sent with no other client's key."""
+    """A document whose tokens are to be counted. headers, model: from the request that brought the document, so that its
+    text is sent with the key of its own client."""
 
     text: str
     engine: EngineApi
@@ -227,7 +231,8 @@ class Counting:
         self._has_route = True
 
     def add(self, documents: Iterable[Document], engine: EngineApi, headers: Headers, model: bytes) -> None:
-        """Queue documents for counting. headers: of the request with them. model: the name in it, as JSON."""
+        """Queue documents for counting. headers: of the request that brought them. model: the model's name in the request,
+        as JSON."""
         if not self._has_route or not engine.text_field:
             return
         own = credentials_of(headers)

@@ -1,4 +1,4 @@
-"""Server-sent events cut out of a stream of bytes: only whole events are passed on, with all their bytes."""
+"""Cuts a stream of bytes into server-sent events. Only whole events are passed on, byte for byte."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Events:
         self._rest = bytearray()
 
     def push(self, data: bytes) -> bytes:
-        """Return the bytes of all events that are whole now. Raises EventError for an event that is too large."""
+        """Take bytes, and return all events that are whole now. Raises EventError if an event is too large."""
         begin = max(len(self._rest) - LONGEST_BLANK + 1, 0)  # no blank line ends before: each byte is looked at once
         self._rest += data
         end = max((found.end() for found in BLANK.finditer(self._rest, begin)), default=0)
@@ -41,7 +41,7 @@ class Events:
 
     @property
     def is_between(self) -> bool:
-        """Whether no event is incomplete. Blank lines begin no event."""
+        """Whether no event is incomplete. A blank line starts no event."""
         return not self._rest.strip()
 
 
@@ -64,7 +64,7 @@ def data_of(event: bytes) -> bytes:
 
 
 def closing(error: RequestError, path: str) -> bytes:
-    """Return the events that end a stream which breaks off, as the clients of its path expect them."""
+    """Return the last events of a stream that breaks off with this error. path: chooses the API whose clients read them."""
     if path.startswith(MESSAGES):
         return b"event: error\ndata: " + msgspec.json.encode(error.message_body()) + b"\n\n"
     return b"data: " + msgspec.json.encode(error.body()) + b"\n\n" + (DONE if path.endswith(OPENAI) else b"")

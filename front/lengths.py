@@ -1,4 +1,4 @@
-"""The tokens of texts that the front cannot tokenise itself: as the upstream counts them, else by their characters."""
+"""Numbers of tokens. The front has no tokenizer: the upstream counts a text, or its characters give an estimate."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Lengths:
         self._chars_a_token = CHARS_A_TOKEN
 
     def tokens(self, part: Measurable) -> int:
-        """Return the tokens of a part: as counted, else as its characters suggest."""
+        """Return the number of a part's tokens: the upstream's count, or an estimate from its characters."""
         counted = self._counted.get(part.key)
         return round(part.chars / self._chars_a_token) if counted is None else counted
 
@@ -46,10 +46,12 @@ class Lengths:
             self._counted.popitem(last=False)
 
     def fit(self, parts: Sequence[Measurable], chars: int, prompt_tokens: int | None) -> list[tuple[str, int]]:
-        """Return the key and the tokens of each part of a prompt that had `prompt_tokens`; None: not known.
+        """Return the key and the number of tokens of each part of a prompt. prompt_tokens: of the whole prompt; None: not
+        known.
 
-        chars: of the prompt after the last part. The tokens that no counted part takes are spread over the rest by its
-        characters, so that the template's own text counts as well. The ratio is learnt from prompts without a counted part.
+        chars: the characters of the prompt after the last part. Counted parts keep their counts. The other tokens are
+        spread over the other parts by characters, so that the template's own text counts as well. Prompts without a counted
+        part teach the ratio of tokens to characters.
         """
         if prompt_tokens is None:
             return [(part.key, self.tokens(part)) for part in parts]
@@ -64,9 +66,10 @@ class Lengths:
 
 
 def leading(path: Iterable[tuple[str, int]], cached_tokens: int) -> int:
-    """Return how many leading parts of a prompt were cached. More than half of a part counts as the whole of it.
+    """Return how many leading parts of a prompt were cached. A part counts as cached if more than half of its tokens were.
 
-    Engines round cached tokens down to whole blocks, and tokens that are counted apart do not add up exactly.
+    Exact sums are not possible: engines round cached tokens down to whole blocks, and parts that are tokenised apart have a
+    few tokens more or less.
     """
     number, left = 0, float(cached_tokens)
     for _, tokens in path:

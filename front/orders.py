@@ -1,4 +1,4 @@
-"""Orders that the front has learnt: sets of documents, their lengths, its metrics."""
+"""Learns which prompts the upstream has cached, and orders documents by it. The front's metrics are here as well."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ LONG = (0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 30.0, 120.0, 600.0)
 
 
 class FrontMetrics:
-    """One front's metrics; each front has its own registry. size: returns the parts that the upstream should have."""
+    """The metrics of one front, in a registry of their own. size: returns the number of prompt parts that the upstream
+    should have."""
 
     def __init__(self, size: Callable[[], int]) -> None:
         self._registry = registry = CollectorRegistry()
@@ -72,10 +73,11 @@ MAX_RANKS = 1_000_000  # of all these orders together: about 36 bytes each
 class Placed:
     """The documents of a turn as its prompt shows them.
 
-    documents: in retrieval rank, without documents that an earlier turn shows. repeated: the ids of the latter. order:
-    ranks. in_place: each hint is at the rank of its repeated document; else all hints follow the documents. why: `cached`:
-    the order begins with documents that the upstream should have; `rank`: there are none; `kept`: it is the order of an
-    earlier prompt; `asked`: it is another policy's.
+    documents: by retrieval rank, without those that an earlier turn shows. repeated: the ids of documents that an earlier
+    turn shows. order: ranks. in_place: each hint about a repeated document stands at the document's rank; otherwise all
+    hints follow the documents. why: the reason for the order. `cached`: documents that the upstream should have come first.
+    `rank`: the upstream should have none of them. `kept`: an earlier prompt has the same order. `asked`: another policy
+    chose the order.
     """
 
     turn: DocumentTurn
@@ -93,7 +95,7 @@ class Placed:
 
     @property
     def pieces(self) -> list[Document | str]:
-        """The documents in the order of the prompt, and the ids of repeated ones whose hints are among them."""
+        """The documents in the order of the prompt. The id of a repeated document stands where its hint is."""
         if not self.in_place:
             return [*self.shown]
         new, shown = {document.key for document in self.documents}, iter(self.shown)
@@ -118,9 +120,9 @@ class PromptPart:
 
 @dataclass(frozen=True, slots=True)
 class OrderPlan:
-    """A prompt up to its last document, and the number of characters after it.
+    """A prompt up to its last document, and the number of characters after that document.
 
-    known: its leading parts that the upstream should have.
+    known: the number of leading parts that the upstream should have.
     """
 
     placed: tuple[Placed, ...]
@@ -134,7 +136,7 @@ class OrderPlan:
         return next(self.documents)
 
     def ordered_by(self, ids: Sequence[str]) -> OrderPlan:
-        """Return the plan with the documents of each turn in another order. Those that `ids` lacks are left out."""
+        """Return the plan with the documents of each turn in the order of `ids`. Documents that `ids` lacks are left out."""
         place = {id: at for at, id in enumerate(ids)}
         parts: list[PromptPart] = []
         for placed in self.placed:
@@ -156,18 +158,18 @@ class OrderPlan:
 
     @property
     def num_expected(self) -> int:
-        """The documents that the upstream should have."""
+        """The number of documents that the upstream should have."""
         return self.documents_in(self.known)
 
     def documents_in(self, number: int) -> int:
-        """Return how many of the first parts are documents."""
+        """Return how many of the first `number` parts are documents."""
         return sum(part.document is not None for part in self.parts[:number])
 
 
 @dataclass(frozen=True, slots=True)
 class Learnt:
-    """What an answer taught. cached: leading parts that were cached; None: not reported. is_stale: the wait showed that
-    expected parts were not cached.
+    """What an answer taught. cached: the number of leading parts that were cached; None: not reported. is_stale: parts that
+    should have been cached were not, as the wait for the first token showed.
     """
 
     cached: int | None
@@ -175,7 +177,7 @@ class Learnt:
 
 
 class Onward:
-    """A knowledge tree from one of its places on: an `Index`. place: None if the tree does not know the prompt."""
+    """The part of the knowledge tree below one place: an `Index`. place: None if the tree does not know the prompt."""
 
     def __init__(self, tree: KnowledgeTree, place: DocumentNode | None) -> None:
         self._place = place
@@ -205,7 +207,7 @@ class Orders:
         return len(self._tree)
 
     def plan(self, chat: DocumentChat) -> OrderPlan:
-        """Choose the order of each turn's documents. From now on the upstream should have them."""
+        """Choose the order of each turn's documents. The tree then expects the upstream to have the whole prompt."""
         placed: list[Placed] = []
         parts: list[PromptPart] = []
         seen: set[str] = set()
@@ -236,13 +238,13 @@ class Orders:
             self._tree.insert((part.key, self._lengths.tokens(part)) for part in parts)
 
     def take_back(self, plan: OrderPlan) -> None:
-        """Forget a prompt that the upstream did not take, except the parts that it should have had before."""
+        """Forget a prompt that the upstream did not take. Parts that the upstream should have had before stay known."""
         if plan.known < len(plan.parts):
             with self._lock:
                 self._tree.forget([part.key for part in plan.parts[: plan.known + 1]])
 
     def learn(self, plan: OrderPlan, reported: EngineFeedback, seconds: float | None = None, model: bytes = b"") -> Learnt:
-        """Correct the tree by an answer. seconds: until its first token, which counts if no cached tokens are reported."""
+        """Correct the tree by an answer. seconds: until the first token; used if no cached tokens are reported."""
         if reported.documents:
             plan = plan.ordered_by(reported.documents)
         with self._lock:
@@ -318,18 +320,18 @@ logger = logging.getLogger("slotcache")
 
 
 class Learning:
-    """Learns from answers in threads. Used by one event loop."""
+    """Learns from answers, in threads of its own. Used by one event loop."""
 
     def __init__(self, orders: Orders, metrics: FrontMetrics) -> None:
         self._orders, self._metrics = orders, metrics
         self._has_reported = self._has_warned = False
 
     def learn(self, plan: OrderPlan, reported: EngineFeedback, seconds: float | None = None, model: bytes = b"") -> None:
-        """Learn from the answer to a prompt, at once or a little later. seconds: until its first token; None: not known."""
+        """Learn from the answer to a prompt, now or soon. seconds: until the first token; None: not known."""
         _run(self._learn, plan, self._completed(plan, reported), seconds, model)
 
     def take_back(self, plan: OrderPlan) -> None:
-        """Forget a prompt that the upstream did not take, so that a client that it refuses teaches nothing."""
+        """Forget a prompt that the upstream did not take. A client whose requests are refused thus teaches nothing."""
         _run(self._orders.take_back, plan)
 
     def _completed(self, plan: OrderPlan, reported: EngineFeedback) -> EngineFeedback:
@@ -375,7 +377,8 @@ OURS = ("documents", *FrontOptions.__struct_fields__)  # fields that the upstrea
 
 
 def check(chat: DocumentChat) -> None:
-    """Refuse a history that only slotcache has, and content that no text can precede. Raises RequestError."""
+    """Refuse a chat whose history is stored in slotcache, and a message before whose content no text can stand. Raises
+    RequestError."""
     for turn in chat.turns:
         content = msgspec.json.decode(chat.messages[turn.at].get("content", b"null"))
         if not (turn.result is not None or content is None or isinstance(content, str | list)):
@@ -394,7 +397,7 @@ def check(chat: DocumentChat) -> None:
 
 
 def write(chat: DocumentChat, plan: OrderPlan, wants_usage: bool) -> bytes:
-    """Return the body for the upstream, with documents before the text of their messages. All else is unchanged.
+    """Return the body for the upstream, with the documents before the text of their messages. Nothing else is changed.
 
     wants_usage: ask for a chunk with the usage.
     """

@@ -1,4 +1,4 @@
-"""The replica for a request: requests are placed, forwarded and answered."""
+"""Chooses a replica for each request, forwards the request, and reads the answer."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class AnswerReport(Struct, frozen=True):
 
 
 class Answered(Struct, frozen=True):
-    """An answer, or the last chunk of one. response: the answer itself, in an event of a response."""
+    """An answer, or the last chunk of an answer. response: the field of a Responses event that has the whole answer."""
 
     id: str = ""
     slotcache: AnswerReport | None = None
@@ -56,7 +56,8 @@ DECODER = msgspec.json.Decoder(Answered)
 
 @dataclass(slots=True)
 class ReplicaAnswer:
-    """An answer so far. status: 0 before its head. report: None before its end. body: empty for a stream."""
+    """The part of an answer that has arrived. status: 0 before the head. report: None before the end. body: empty for a
+    stream."""
 
     status: int = 0
     id: str = ""
@@ -81,7 +82,7 @@ class ReplicaAnswer:
 
     @property
     def documents(self) -> list[AnsweredDocument]:
-        """The documents of the prompt in its order; none if the answer reports none."""
+        """The documents in the order of the prompt; empty if the answer reports none."""
         return self.report.documents if self.report else []
 
     @property
@@ -111,7 +112,7 @@ LOOPBACK = ("127.0.0.1", 0)
 
 @dataclass(frozen=True, slots=True)
 class Forward:
-    """A request with its whole body. path: decoded. query: as it was sent. only: the replica that it is for; empty: any."""
+    """A request with its whole body. path: decoded. query: as sent. only: the one replica that may answer it; empty: any."""
 
     method: str
     path: str
@@ -122,7 +123,7 @@ class Forward:
 
     @classmethod
     def of(cls, scope: Scope, body: bytes, only: str = "") -> Forward:
-        """Make a forward from an ASGI request, without the prefix of the path that routed it here."""
+        """Make a forward from an ASGI request. The path loses the route's prefix, by which Ray found the application."""
         path = scope["path"].removeprefix(scope.get("root_path", ""))
         headers = [(name, value) for name, value in scope["headers"] if name != b"content-encoding"]  # it was unpacked
         return cls(scope["method"], path or "/", scope["query_string"], headers, body=body, only=only)
@@ -155,7 +156,8 @@ class Answering:
         self._news, self._is_disconnected, self._is_read = asyncio.Event(), asyncio.Event(), False
 
     async def messages(self) -> AsyncGenerator[list[Message], None]:
-        """Yield the answer as it arrives, some ASGI messages at a time. If the caller stops, the app sees a disconnect."""
+        """Yield the answer as it arrives, some ASGI messages at a time. If the caller stops, the application sees a
+        disconnect."""
         work = asyncio.ensure_future(self._app(self._forward.scope(), self._receive, self._send))
         work.add_done_callback(lambda _: self._news.set())
         try:
@@ -185,7 +187,8 @@ class Answering:
 
 
 def meant_for(replica: str, app: ASGIApp, forward: Forward) -> ASGIApp:
-    """Return a replica's application; for a request to another replica, which is gone by now, a refusal."""
+    """Return the application of a replica, or a refusal if the request is for another replica. That replica is no longer
+    up."""
     return app if forward.only in ("", replica) else refusal(unknown(forward.only), forward.path)
 
 
@@ -219,10 +222,10 @@ MAX_NAME = 256  # characters of the name of a scope or a conversation: a replica
 class Needs:
     """What a request would reuse, and where.
 
-    documents: of the first message that has some, at most `MOST_PLACED`. at: the index of that message. front: the key of
-    the text before them, which no two scopes share. stored: the session of the conversation or the answer that it continues,
-    which one replica has stored; empty: none. history: sessions of its earlier messages, the newest first. own: the session
-    that it begins. tokens: of its prompt without these documents, about.
+    documents: those of the first message that has some, at most `MOST_PLACED`. at: the index of that message. front: the
+    key of the text before the documents, different for each scope. stored: the session of the stored conversation or answer
+    that the request continues; one replica has it; empty: none. history: the sessions of the earlier messages, the newest
+    first. own: the session that the request starts. tokens: an estimate for the prompt without `documents`.
     """
 
     scope: str = ""
@@ -237,7 +240,8 @@ class Needs:
 
     @classmethod
     def of(cls, forward: Forward, tool_documents: str) -> Needs:
-        """Read a request. If it is no chat and not about stored state, it needs nothing: its replica says what is wrong."""
+        """Read a request. A request that is neither a chat nor about stored state needs nothing: any replica may answer or
+        refuse it."""
         if forward.method != "POST" and (found := STORED.fullmatch(forward.path)):
             kind, id = filter(None, found.groups())
             return cls._of_stored(KINDS[kind], QueryParams(forward.query).get("scope", ""), id)
@@ -278,7 +282,7 @@ class Needs:
 
 
 class Fleets:
-    """What is known of the replicas, for all requests. Thread-safe. tool_documents: the default of that field."""
+    """What all requests taught about the replicas. Thread-safe. tool_documents: the default of the request's field."""
 
     def __init__(self, tool_documents: str = "off") -> None:
         self.tool_documents = tool_documents
@@ -308,9 +312,9 @@ class Fleets:
 
 @dataclass(slots=True, eq=False)
 class Asked:
-    """A request on its way to a replica. Only the request itself is sent: a pickled one is a `Forward`.
+    """A request for which a replica is chosen. Pickling sends the request alone, as a `Forward`.
 
-    replica: the one that accepted it.
+    replica: the replica that accepted the request.
     """
 
     forward: Forward
@@ -330,7 +334,7 @@ class Asked:
 
     @property
     def is_ranked(self) -> bool:
-        """Whether replicas were ranked for it before, and none has taken it."""
+        """Whether replicas were ranked for the request before, and none has taken it."""
         return bool(self._placements)
 
     @property
@@ -340,7 +344,7 @@ class Asked:
 
     @property
     def is_unknown(self) -> bool:
-        """Whether the request continues something that no replica which is up is known to have."""
+        """Whether the request continues something stored, and no replica that is up is known to have it."""
         return bool(self.needs.stored) and not self.is_bound
 
     def found_at(self, name: str) -> None:
@@ -372,7 +376,7 @@ class Asked:
                 self.fleets.add(name, self._work)
 
     def answered(self, answer: ReplicaAnswer) -> None:
-        """Learn from the answer, which has ended or broken off."""
+        """Learn from an answer that has ended or broken off."""
         with self._lock:
             self._is_over = True
             self.fleets.add(self.replica, -self._work)
@@ -430,7 +434,7 @@ class Asked:
 
 
 def session(kind: str, scope: str, id: str) -> str:
-    """Return the name of a session: a conversation's, an answer's or a history's, of a scope."""
+    """Return the name of a session. kind: a conversation, an answer or a history. id: unique within the scope."""
     return msgspec.json.encode((kind, scope, id)).decode()
 
 

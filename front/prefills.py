@@ -1,4 +1,4 @@
-"""Prompts that wait for their first token, and what the wait shows of an engine that reports no cached tokens."""
+"""Measures how long prompts wait for their first token. The wait shows what was cached if the engine does not report it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MOST_SLOWER = 1.2  # times as long as a cold prompt that one may take
 class Prefills:
     """The prompts that wait for their first token. Used by one event loop. clock: returns seconds.
 
-    A wait is that of one prompt only if no other prompt is computed beside it.
+    A wait counts only if the engine computes no other prompt at the same time.
     """
 
     def __init__(self, clock: Callable[[], float] = perf_counter) -> None:
@@ -35,14 +35,15 @@ class Prefills:
         return Prefill(self, model)
 
     def has_time_for(self, model: bytes) -> bool:
-        """Whether all waiting prompts are ahead of their turns, and of other models."""
+        """Whether a warm-up of this model would delay nobody: all waiting prompts are warm-ups, and of other models."""
         return self.num_waiting == self.warming.total() - self.warming[model]
 
 
 class Prefill:
-    """A prompt on its way. seconds: until its first token; None if there was none, or other prompts waited meanwhile.
+    """A prompt that the upstream computes. seconds: until the first token; None if no token came, or if other prompts
+    waited at the same time.
 
-    warms: the model, if it is sent ahead of its turn.
+    warms: the model of a prompt that is sent ahead of its turn.
     """
 
     def __init__(self, prefills: Prefills, warms: bytes | None = None) -> None:
@@ -68,21 +69,21 @@ class Prefill:
 
 
 class PrefillSpeeds:
-    """The seconds that a model takes for a token, learnt from prompts of which little was expected to be cached.
+    """The prefill time of each model, in seconds a token, learnt from prompts of which little should have been cached.
 
-    It is a median: a single wait with another cause changes nothing.
+    The time is a median, so that a single wait with another cause changes nothing.
     """
 
     def __init__(self) -> None:
         self._waits: OrderedDict[bytes, deque[float]] = OrderedDict()  # seconds a token, by the model's name
 
     def cached(self, model: bytes, tokens: int, expected: int, seconds: float) -> int | None:
-        """Return about how many of a prompt's tokens were cached; None: it is unknown, or as many as expected.
+        """Return about how many of a prompt's tokens were cached; None if that is unknown, or if as many as expected were.
 
-        expected: tokens that should be cached. seconds: until the first token. A long prompt that should be cached but takes
-        the time of a cold one is stale (CacheWeaver, 3.4): here, if it is nearer to a cold prompt than to the expected time.
-        A prompt that takes clearly longer than a cold one shows that the prompts before were not cold: to a new front, those
-        of a warm engine seem so.
+        expected: the tokens that should be cached. seconds: until the first token. A long prompt is stale if its time is
+        nearer to the time of a cold prompt than to the expected time (CacheWeaver, 3.4). A prompt that takes clearly longer
+        than a cold one shows that the earlier prompts were not cold: a new front takes the cached prompts of a warm engine
+        for cold ones.
         """
         waits = self._waits.setdefault(model, deque(maxlen=SAMPLES))
         self._waits.move_to_end(model)

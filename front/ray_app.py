@@ -2,7 +2,7 @@
 
     Ray's proxy -> Ingress -> CacheRouter -> Engine, one of several: the server as it is, without a port
 
-The ingress reads a request, because no router of Ray sees bodies by itself. Ray starts, checks, replaces and adds replicas.
+The ingress reads each request, because Ray's routers see no bodies. Ray starts, checks, replaces and adds replicas.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class Engine:
         return self._name
 
     def holds(self, session: str) -> str:
-        """Return the replica's name if it has stored this conversation or answer; else nothing."""
+        """Return the replica's name if it has stored this conversation or answer; otherwise an empty string."""
         kind, scope, id = msgspec.json.decode(session)
         if self._state.service is None:
             return ""
@@ -103,7 +103,7 @@ class Engine:
         return self._name if found else ""
 
     def check_health(self) -> None:
-        """Raise RuntimeError once the engine has ended: Ray puts another replica in this one's place."""
+        """Raise RuntimeError once the engine has ended. Ray then starts another replica in its place."""
         if self._state.failure:
             raise RuntimeError(self._state.failure)
 
@@ -115,7 +115,7 @@ class Engine:
 
 @serve.ingress()
 class Ingress:
-    """Reads requests, sends each one to a replica, and passes its answer on."""
+    """Reads requests, sends each request to a replica, and passes the replica's answer on."""
 
     def __init__(self, engines: DeploymentHandle, settings: Settings) -> None:
         configure(settings.log_format, settings.log_file, settings.verbose)
@@ -242,7 +242,7 @@ class _Entrance:
 
 
 def turned_away(error: Exception) -> RequestError:
-    """Make the error of a request that Ray gives to no replica."""
+    """Make the error of a request that Ray has given to no replica."""
     if isinstance(error, BackPressureError):
         return RequestError("all replicas are full, and too many requests wait: try again", status=429, retry_after=1)
     return RequestError("no replica is up: try again", status=503, retry_after=1)
@@ -266,7 +266,7 @@ async def _nothing() -> Message:
 
 
 def app(arguments: Mapping[str, object]) -> Application:
-    """Return the application. arguments: settings by name; the environment has the others. Raises SettingsError."""
+    """Return the application. arguments: settings by name; others come from the environment. Raises SettingsError."""
     own, settings = read_settings(arguments)
     Keys.of(settings)  # an error here, and not in each process that Ray starts
     gpus = own.replica_gpus if own.replica_gpus >= 0 else int(any(one.is_gpu for one in devices()))

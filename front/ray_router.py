@@ -1,4 +1,4 @@
-"""`Fleet` in Ray Serve: each request brings its ranking of the replicas, and Ray does everything else."""
+"""The router for Ray Serve. Each request brings its own ranking of the replicas, and Ray does everything else."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from .placing import Asked
 
 
 class CacheRouter(RequestRouter):
-    """Chooses by what the replicas have cached. Calls without an `Asked` go to any replica.
+    """Chooses a replica by what each one has cached. A call without an `Asked` goes to any replica.
 
-    Ray pickles this module by value, so the requests carry what is known of the replicas: see `Asked.fleets`.
+    Ray pickles this module by value, so each request carries what is known of the replicas: see `Asked.fleets`.
     """
 
     async def choose_replicas(
@@ -44,7 +44,7 @@ class CacheRouter(RequestRouter):
 
 
 def asked_in(pending: PendingRequest) -> Asked | None:
-    """Return the request of a call of `Engine.answer`; None: it has no `Asked`."""
+    """Return the request that a call of `Engine.answer` carries; None if the call carries no `Asked`."""
     first = pending.args[0] if pending.args else None
     return first if isinstance(first, Asked) else None
 

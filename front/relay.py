@@ -1,4 +1,4 @@
-"""An upstream's answer on its way to the client: events whole or not at all, JSON whole, everything else as it comes."""
+"""Relays an upstream's answer to the client. Events and JSON are sent whole or not at all, everything else as it comes."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ Headers = Sequence[tuple[bytes, bytes]]
 
 
 class StreamReader(Protocol):
-    """Reads along, and decides what the client gets of a stream."""
+    """Reads an answer while it is relayed, and decides which events the client gets."""
 
     def events(self, events: bytes) -> bytes:
-        """Take whole events. Return those that the client gets."""
+        """Take whole events, and return the events that the client gets."""
         ...
 
     def body(self, status: int, body: bytes) -> None:
@@ -39,7 +39,7 @@ class StreamReader(Protocol):
 
 
 class Bystander:
-    """Reads nothing: the client gets all."""
+    """Reads nothing. The client gets all events."""
 
     def events(self, events: bytes) -> bytes:
         return events
@@ -49,9 +49,10 @@ class Bystander:
 
 
 class Relay:
-    """One answer. path: of the request. more: headers for the client beside the upstream's, unless it refuses the request.
+    """The relay of one answer. path: the request's. more: headers that the client gets beside the upstream's, unless the
+    upstream refuses the request.
 
-    failure: of the upstream, in the middle of the answer. is_refused: the upstream's status is that of an error.
+    failure: an error of the upstream in the middle of the answer. is_refused: the upstream's status is an error.
     """
 
     def __init__(self, state: FrontState, send: Send, path: str, reader: StreamReader, *, more: Headers = ()) -> None:
@@ -60,7 +61,7 @@ class Relay:
         self.failure: RequestError | None = None
 
     async def relay(self, response: aiohttp.ClientResponse) -> None:
-        """Send the answer. Raises RequestError, if nothing of it was sent yet."""
+        """Send the answer. Raises RequestError if the upstream fails before anything was sent."""
         self.is_refused = response.status >= 400
         pieces = self._state.upstream.pieces(response)
         is_plain = response.headers.get("Content-Encoding", "identity") == "identity"

@@ -1,4 +1,4 @@
-"""The settings of replicas on Ray Serve: those of a server, and how many replicas there are."""
+"""The settings of replicas on Ray Serve: a server's settings, and the number of replicas."""
 
 from __future__ import annotations
 
@@ -88,10 +88,11 @@ def _as_text(setting: Setting, given: object) -> str:
 
 
 def at_rank(settings: Settings, rank: int) -> Settings:
-    """Return the settings of one replica, with a cache folder of its own: the next replica of this rank finds it.
+    """Return the settings of one replica, with a cache folder for its rank. The next replica of this rank finds the folder
+    again.
 
-    Ray gives the rank of a replica that is gone to another running one, which keeps its folder. So the folder is locked
-    until this process ends, and locked ones are skipped.
+    If a replica ends, Ray may give its rank to another replica that runs and has a folder already. So this process locks
+    its folder until it ends, and skips folders that are locked.
     """
     if not settings.cache_dir:
         return settings

@@ -1,4 +1,4 @@
-"""The settings of the front: some of the server's, with its rules for flags and the environment, and some of its own."""
+"""The settings of the front: some are the server's, others its own. Flags and the environment follow the server's rules."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def settings_of(arguments: argparse.Namespace) -> tuple[FrontSettings, Settings]:
-    """Return a front's settings, and those of its port. Raises SettingsError."""
+    """Return a front's settings, and the settings of its port. Raises SettingsError."""
     own = FrontSettings(**{setting.name: getattr(arguments, setting.name) for setting in OWN})
     if not own.upstream:
         raise SettingsError("--upstream is missing: the address of an engine, such as http://127.0.0.1:8080")

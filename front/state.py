@@ -24,9 +24,10 @@ LARGEST_WARM_UP = 1 << 20  # bytes of a body that is kept for one
 
 
 class Room:
-    """Lets requests in. Used by one event loop.
+    """Lets requests in, up to a limit. Used by one event loop.
 
-    most: requests that are relayed at a time. bodies: reads theirs. num_relayed: requests that are let in.
+    most: requests that may be relayed at a time. bodies: reads the requests' bodies. num_relayed: requests that are relayed
+    now.
     """
 
     def __init__(self, most: int, bodies: Bodies) -> None:
@@ -48,7 +49,7 @@ class Room:
 
     @contextmanager
     def probing(self) -> Iterator[None]:
-        """Let a question for the upstream's health in; it has no body. Raises RequestError 503."""
+        """Let a request for the upstream's health in. Such a request has no body. Raises RequestError 503."""
         if self._num_probes >= MOST_PROBES:
             raise RequestError("the upstream is silent, and others ask for its health: try again", status=503, retry_after=1)
         self._num_probes += 1
@@ -59,23 +60,23 @@ class Room:
 
 
 class WarmUps:
-    """Requests of one token for the prompt before documents that a client still searches for. Used by one event loop."""
+    """Requests for one token that prefill a prompt while its client still searches for documents. Used by one event loop."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def has_room(self, num_bytes: int) -> bool:
-        """Return whether another warm-up, with a body of so many bytes, may start."""
+        """Return whether another warm-up may start. num_bytes: the size of its body."""
         return len(self._tasks) < MOST_WARM_UPS and num_bytes <= LARGEST_WARM_UP
 
     def start(self, work: Coroutine[object, object, None]) -> None:
-        """Begin a warm-up; nobody waits for its end."""
+        """Start a warm-up. Nobody waits for its end."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     def stop(self) -> None:
-        """End all of them."""
+        """Stop all warm-ups."""
         for task in self._tasks:
             task.cancel()
 
@@ -87,7 +88,8 @@ COUNTED = 4  # times as many documents whose tokens are remembered as the upstre
 
 @dataclass(slots=True)
 class FrontState:
-    """settings: the front's own. hosting: of its port. threads: where chats are read, ordered and written."""
+    """The state of a front. settings: the front's own. hosting: the settings of its port. threads: where chats are read,
+    ordered and written."""
 
     settings: FrontSettings
     hosting: Settings

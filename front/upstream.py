@@ -1,4 +1,4 @@
-"""The upstream: requests to it, its answers piece by piece, and its failures as OpenAI's errors."""
+"""Sends requests to the upstream, reads its answers piece by piece, and reports its failures as OpenAI's errors."""
 
 from __future__ import annotations
 
@@ -36,9 +36,11 @@ Headers = Iterable[tuple[bytes, bytes]]
 
 @dataclass(slots=True)
 class Sent:
-    """A request. target: the path with the query. headers: with those of the client's connection, which are not sent.
+    """A request for the upstream. target: the path with the query. headers: all of the client's, though headers of its
+    connection are not sent.
 
-    has_key: the upstream's key is sent. reservation: the room that is free once the upstream has the body.
+    has_key: whether the upstream's key is sent. reservation: the memory of the body, which is freed once the upstream has
+    it.
     """
 
     method: str
@@ -49,7 +51,7 @@ class Sent:
     reservation: Reservation | None = None
 
     def let_go(self) -> None:
-        """Forget the body: the upstream has it."""
+        """Free the body, since the upstream has it."""
         self.body = b""
         if self.reservation is not None:
             self.reservation.reserve(0)
@@ -64,7 +66,8 @@ class Fetched:
 
 
 class Upstream:
-    """One upstream. An async context manager; used by one event loop. has_keys: the clients' keys are the front's own."""
+    """One upstream. An async context manager; used by one event loop. has_keys: clients send keys of the front, not of the
+    upstream."""
 
     def __init__(self, settings: FrontSettings, has_keys: bool = False) -> None:
         self._settings, self._has_keys = settings, has_keys
@@ -88,7 +91,7 @@ class Upstream:
         await self.close()
 
     async def close(self) -> None:
-        """End all connections. Callers that wait for an answer, or for more of one, get an error."""
+        """End all connections. Callers that wait for an answer, or for the rest of an answer, get an error."""
         self._is_closed = True
         await self._http.close()
 
@@ -117,9 +120,9 @@ class Upstream:
             response.close()
 
     async def fetch(self, method: str, path: str, headers: Headers, body: bytes = b"") -> Fetched:
-        """Return a whole answer to a question of the front's own, if it comes soon. Raises RequestError.
+        """Return the whole answer to a request of the front's own. Raises RequestError, also if the answer takes too long.
 
-        headers: of a client's request, whose credentials are sent with the question.
+        headers: a client's; its credentials are sent along.
         """
         own = [*credentials_of(headers), *([(b"content-type", b"application/json")] if body else [])]
         received = bytearray()
@@ -201,12 +204,13 @@ def credentials_of(headers: Headers) -> list[tuple[bytes, bytes]]:
 
 
 def headers_of(response: aiohttp.ClientResponse, without: frozenset[bytes] = OF_THE_HOP) -> list[tuple[bytes, bytes]]:
-    """Return an answer's headers as they were sent, without those of its connection and of pages."""
+    """Return an answer's headers as they were sent, without headers of the connection and headers meant for web pages."""
     return without_hop([(name.lower(), value) for name, value in response.raw_headers], without)
 
 
 def without_hop(headers: Headers, others: frozenset[bytes] = OF_THE_HOP) -> list[tuple[bytes, bytes]]:
-    """Return headers, by names in small letters, without `others`, those that `Connection` names, and those of pages."""
+    """Return headers, with names in small letters. Left out are `others`, headers that `Connection` names, and headers for
+    pages."""
     headers = [*headers]
     named = {name.strip().lower() for key, value in headers if key == b"connection" for name in value.split(b",")}
     gone = others | named

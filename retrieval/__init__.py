@@ -1,6 +1,6 @@
 """Folders of documents to search: files are read, cut into chunks, indexed, kept up to date, and searched in stages.
 
-As a library, without any model a search goes by words alone:
+As a library it needs no model. A search then goes by words alone:
 
     >>> import asyncio, tempfile
     >>> from pathlib import Path

@@ -1,11 +1,13 @@
-"""Search by vectors in clusters, for so many that the exact search takes long: needs faiss, the extra `slotcache[ann]`.
+"""Search by vectors in clusters, for indexes so large that the exact search takes long. It needs faiss, the extra
+`slotcache[ann]`.
 
-k-means puts near vectors into one cluster (an inverted file, IVF). A search compares the vectors of the clusters nearest to
-the query, group by group, and has the nearest vectors so far after each group (RAGCache, section 5.3: pipelined vector
-search). As there, it ends after a fixed number of clusters.
+k-means puts near vectors into one cluster (an inverted file, IVF). A search compares the query with the vectors of the
+nearest clusters, group by group. After each group it returns the nearest vectors so far (RAGCache, section 5.3:
+pipelined vector search). It ends after a fixed number of clusters, as in the paper.
 
-The clusters are in a mapped file beside the database, as the database's float16: cosines are those of an exact search.
-Another process makes the file. It counts only if the database has a record of it: after a crash the exact search remains.
+The clusters are in a mapped file beside the database, and their vectors are the database's float16, so that cosines
+equal an exact search's. Another process makes the file. The file is used only if the database has a record of it: after
+a crash the exact search remains.
 """
 
 from __future__ import annotations
@@ -44,7 +46,8 @@ ENDING, LETTERS = ".ivf", 8  # of a file's name; random bytes in it, as a databa
 
 
 class ClusterFile(msgspec.Struct, frozen=True):
-    """The database's record of the file. last: the highest number of a chunk in it. vectors: their number."""
+    """The database's record of the file. last: the highest number of a chunk in the file. vectors: the number of
+    vectors."""
 
     name: str
     size: int
@@ -56,7 +59,7 @@ CLUSTER_FILES = msgspec.json.Decoder(ClusterFile)
 
 
 class ClusterError(Exception):
-    """Clusters cannot be used or made, and why: the exact search remains."""
+    """The reason why clusters cannot be used or made. The exact search remains."""
 
 
 def has_faiss() -> bool:
@@ -73,7 +76,7 @@ def _faiss() -> ModuleType:
 class Clusters:
     """Vectors by cluster. Any thread may search; one thread may add and remove meanwhile.
 
-    Vectors have the numbers of their chunks, and no number is used twice: the file's numbers end with `last`.
+    A vector has the number of its chunk. No number is used twice, so all numbers in the file are at most `last`.
     """
 
     def __init__(self, path: Path, kept: ClusterFile, numbers: np.ndarray) -> None:
@@ -125,9 +128,10 @@ class Clusters:
             self.num_changed += count
 
     def groups(self, query: np.ndarray, limit: int, only: np.ndarray | None = None) -> Iterator[tuple[Nearest, bool]]:
-        """Yield the nearest `limit` so far after each group of clusters, and whether it was the last group.
+        """Yield the nearest `limit` vectors so far after each group of clusters, and whether it was the last group.
 
-        only: the numbers to search among, in all clusters: the nearest clusters may have none of them.
+        only: the numbers to search among. All clusters are then searched, since the nearest ones may have none of these
+        numbers.
         """
         faiss, query = _faiss(), unit(query[None])
         count = self.num_clusters if only is not None else max(round(SHARE * self.num_clusters), 1)
@@ -177,9 +181,10 @@ def _empty(faiss: ModuleType, quantizer: object, width: int, num_clusters: int) 
 
 
 def open_clusters(store: Store) -> Clusters | None:
-    """Open the clusters of a database, and add the vectors that it got since; None if it has no clusters.
+    """Open the clusters of a database, and add the vectors that are newer than the file; None if the database has no
+    clusters.
 
-    Raises ClusterError if they cannot be used. Removes files of clusters that the database has no record of.
+    Raises ClusterError if the file cannot be used. Removes cluster files that the database has no record of.
     """
     try:
         kept = CLUSTER_FILES.decode(text) if (text := store.clusters) else None

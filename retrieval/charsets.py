@@ -1,4 +1,4 @@
-"""Bytes to text: a file's encoding by its mark, its bytes, its label, or the letters that each encoding gives."""
+"""Decodes a file. Its byte order mark, its bytes, its label, or the letters that each encoding gives show the encoding."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ def codec_of(label: str) -> str:
 def label_of(page: bytes) -> str:
     """Return the encoding that a page names in its XML declaration or in a `<meta>`; empty if there is none.
 
-    Comments and scripts are no markup, however long they are.
+    Labels in comments and scripts do not count, however long these are.
     """
     if declared := DECLARATION.match(page):
         return declared[1].decode()

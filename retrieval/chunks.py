@@ -1,9 +1,9 @@
 """Sections to chunks: the units of search, and of KV reuse.
 
-A chunk is a subtree of headings if that fits, else the text under one heading, cut between paragraphs. Chunks never overlap:
-repeated text would be KV twice. An edit changes only the chunk around it, so that the KV and the vectors of the other chunks
-stay valid: no chunk goes beyond its heading, and a cut within a heading depends on the paragraphs beside it, not on the
-number of paragraphs before.
+A chunk is a heading with all headings below it if that fits, else the text under one heading, cut between paragraphs.
+Chunks never overlap, since repeated text would need KV twice. An edit changes only the chunk around it, so the KV and
+the vectors of the other chunks stay valid. For that, no chunk goes beyond its heading, and a cut within a heading
+depends on the paragraphs beside the cut, not on the number of paragraphs before it.
 """
 
 from __future__ import annotations
@@ -52,9 +52,10 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Tokens of a chunk. most: up to this a subtree, a list or a piece of code stays whole. whole_file: and a file.
+    """Sizes of chunks, in tokens. most: a heading with all below it, a list or a piece of code stays whole up to this
+    size. whole_file: a file stays whole up to this size.
 
-    A cut falls between `first` and `most`. least: of the text after a cut, if possible.
+    A cut falls between `first` and `most`. least: the text after a cut has at least this size, if possible.
     """
 
     least: int

@@ -1,6 +1,7 @@
 """Sections of Word documents.
 
-Unknown elements are read through. Only elements known to be no text are left out, and counted if someone wrote them.
+The text in unknown elements is read. Only elements that are known to be no text are left out; letters in them that
+someone wrote are counted.
 """
 
 from __future__ import annotations

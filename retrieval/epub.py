@@ -1,4 +1,4 @@
-"""Sections of EPUB books: their pages in reading order, under the titles that the book's contents give them."""
+"""Sections of EPUB books: the pages in reading order, under the titles in the book's table of contents."""
 
 from __future__ import annotations
 

@@ -31,9 +31,9 @@ class Folder:
     name: str = ""
 
     def shown(self, parts: tuple[str, ...]) -> str:
-        """Return the path of a file as users see it, a different one for each file: control characters are escaped.
+        """Return the path of a file as users see it. Control characters are escaped, and each file has a different path.
 
-        So are backslashes, as a bell would look like the four letters of its escape.
+        Backslashes are escaped too: otherwise a bell would look like the four letters of its escape.
         """
         path = "/".join((self.name, *parts) if self.name else parts)
         return path if _is_plain(path) and "\\" not in path else "".join(map(_escaped, path))
@@ -53,7 +53,7 @@ NEVER_READ = Stamp()
 
 @dataclass(frozen=True, slots=True)
 class FoundFile:
-    """A file to read. parts: the names from the root to it; none if the root is the file."""
+    """A file to read. parts: the names from the root to the file; empty if the root is the file."""
 
     folder: Folder
     parts: tuple[str, ...]
@@ -74,7 +74,7 @@ class SkippedFile:
 
 
 def folders_of(paths: Sequence[Path]) -> list[Folder]:
-    """Return the folders to read, with different names if they are several. Raises FileNotFoundError."""
+    """Return the folders to read, with different names if there are several. Raises FileNotFoundError."""
     roots = list(dict.fromkeys(path.expanduser().resolve(strict=True) for path in paths))
     if len(roots) == 1:
         return [Folder(roots[0])]
@@ -94,7 +94,7 @@ def _names(root: Path) -> Iterator[str]:
 def path_in(folders: Sequence[Folder], asked: str) -> str:
     """Return the path of a file or folder as the index has it; empty for the whole index.
 
-    asked: such a path, or one on this machine, also with dots, slashes at its ends, or both.
+    asked: a path of the index, or a path on this machine. It may contain dots, and slashes at its ends.
     """
     path = normpath(asked)
     for folder in folders:

@@ -1,4 +1,4 @@
-"""Sections of reStructuredText and Org, by their headings: the rest of both is read as it is written."""
+"""Sections of reStructuredText and Org. Headings are recognised; all other text is read as it is written."""
 
 from __future__ import annotations
 

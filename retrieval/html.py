@@ -344,7 +344,7 @@ ROMAN = {
 
 
 def numeral(number: int, kind: str) -> str:
-    """Return a number as `1`, `a`, `A`, `i` or `I` write it; in figures where they cannot."""
+    """Return the number of a list item in the style `1`, `a`, `A`, `i` or `I`; in figures if the style cannot write it."""
     if kind in ("i", "I") and 0 < number < 4000:
         text = ""
         for value, letters in ROMAN.items():

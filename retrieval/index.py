@@ -45,9 +45,9 @@ def always() -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Embedder:
-    """An embedding model. name: identifies its vectors, such as a digest of its file.
+    """An embedding model. name: identifies the model's vectors, such as a digest of the model's file.
 
-    language: most documents have to be in it, else the model is not used; empty: any.
+    language: the model is used only if most documents are in this language; empty: any.
     """
 
     name: str
@@ -57,11 +57,11 @@ class Embedder:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """The progress of an index. files: of all folders, also those that are skipped. files_left: to read. chunks, vectors: in
-    the index. reading: the file being read.
+    """The progress of an index. files: in all folders, skipped files included. files_left: files still to read. chunks,
+    vectors: in the index. reading: the file being read.
 
-    not_read: files that could not be read or were not opened, after the last reading of all. by_words: chunks that get no
-    vector. clusters: of the vectors; 0: a search compares all vectors.
+    not_read: files that could not be read or were not opened when all files were last read. by_words: chunks that get no
+    vector. clusters: the number of clusters of vectors; 0: a search compares all vectors.
     """
 
     files: int = 0
@@ -84,13 +84,14 @@ class Scan:
 
 
 class Index:
-    """An index of folders. One thread keeps it up to date, all at once (`refresh`) or in steps; any thread may search it.
+    """An index of folders. One thread keeps it up to date, all at once (`refresh`) or in steps; any thread may search
+    it.
 
-    An index of an older form answers until all files are read anew.
+    An index that an older version made answers until all files are read anew.
 
-    progress: for any thread to read. threads: run the searches, so that many of them take no other thread of the process.
-    has_vectors: whether documents get vectors; False: they are found by words alone. headings: of some documents, for first
-    questions; none before all files are read.
+    progress: for any thread to read. threads: run the searches, so that many searches take no other thread of the
+    process. has_vectors: whether documents get vectors; without vectors they are found by words alone. headings:
+    headings of some documents, as first questions; empty until all files are read.
     """
 
     def __init__(
@@ -126,7 +127,7 @@ class Index:
         self.has_vectors = self._suits()
 
     def interrupt(self) -> None:
-        """End the reading of a file, from any thread. `may_go_on` is to be False by then."""
+        """End the reading of a file, from any thread. `may_go_on` must return False from then on."""
         self._reader.interrupt()
 
     def close(self) -> None:
@@ -139,7 +140,7 @@ class Index:
             self._closing.close()
 
     def search(self, embed: EmbedQuery | None = None, rerank: Rerank | None = None) -> Search:
-        """Return a search of this index. embed: of the same model as the index's vectors."""
+        """Return a search of this index. embed: uses the model that made the index's vectors."""
         store, vectors = self._old or (self.store, self.vectors)
         embed = embed if self.has_vectors else None
         return Search(store, vectors, folders=self.folders, embed=embed, rerank=rerank, threads=self.threads)
@@ -172,9 +173,9 @@ class Index:
         return self.cluster(may_go_on)
 
     def scan(self) -> Scan:
-        """Compare the folders with the index, by the sizes and times of files. Nothing is read yet.
+        """Compare the folders with the index, by the sizes and times of files. No file is read.
 
-        If the database has been removed meanwhile, the index is empty again.
+        If the database has been removed, the index starts again, empty.
         """
         if self.store.is_lost:
             self._reader.close()
@@ -192,7 +193,7 @@ class Index:
         return Scan(tuple(changed), tuple(news), removed)
 
     def forget(self, scan: Scan) -> None:
-        """Remove the files that are gone from the index, and note the skipped ones with their reasons."""
+        """Remove the files that are gone from the index, and note skipped files with their reasons."""
         if scan.removed:
             self.vectors.remove(self.store.remove_files(scan.removed))
         for file in scan.skipped:
@@ -200,7 +201,8 @@ class Index:
         self._count()
 
     def read_all(self, files: Sequence[FoundFile], may_go_on: MayGoOn = always) -> bool:
-        """Read files, one after the other; slow ones are read again after all others. False: `may_go_on` ended it.
+        """Read files, one after the other; slow files are read again after all others. Return False if `may_go_on` ended
+        it.
 
         may_go_on: called before each file and after each batch of a file's chunks.
         """
@@ -219,9 +221,9 @@ class Index:
         return True
 
     def read(self, file: FoundFile, may_go_on: MayGoOn = always, seconds: float = MOST_SECONDS) -> bool:
-        """Store a file's chunks in the index, or the reason why it cannot be read. False: `may_go_on` ended it.
+        """Store a file's chunks in the index, or why the file cannot be read. Return False if `may_go_on` ended it.
 
-        seconds: of processor time, at most. Raises SlowError for a file that takes more, if its size allows more.
+        seconds: the most processor time. Raises SlowError for a file that takes longer, if its size would allow more.
         """
         most = seconds_for(file.stamp.size)
         self.progress = replace(self.progress, reading=file.path)
@@ -257,7 +259,7 @@ class Index:
             self._count()
 
     def embed_some(self) -> int:
-        """Embed the next chunks without a vector, as many as fit into one batch; return how many there were."""
+        """Embed the next chunks without a vector, as many as fit into one batch. Return the number of embedded chunks."""
         if self._embedder is None or not self.has_vectors:
             return 0
         numbers, vectors = embed_next(self.store, self._embedder.embed, self._embedded)
@@ -273,11 +275,12 @@ class Index:
         return self._embedder is not None and suits(self.store, self._embedder.language)
 
     def is_in(self, language: str) -> bool:
-        """Whether most documents are in a language, by a sample of them. Reads the index."""
+        """Whether most documents are in a language, as a sample from the index shows."""
         return suits(self.store, language)
 
     def cluster(self, may_go_on: MayGoOn = always) -> bool:
-        """Wait for clusters, if they are due. False: `may_go_on` ended the wait; they are made anyway, and used later."""
+        """Wait for clusters, if they are due. Return False if `may_go_on` ended the wait; the clusters are then used
+        later."""
         while self._tend_clusters(LOOK):
             if not may_go_on():
                 return False
@@ -342,15 +345,15 @@ def _is_read(known: StoredFile | None, stamp: Stamp) -> bool:
 
 
 def suits(store: Store, language: str) -> bool:
-    """Whether most chunks are in the language of an embedder, by a sample of them; empty: it knows any."""
+    """Whether most chunks are in an embedder's language, as a sample shows. language: empty if the embedder knows any."""
     return not language or store.share_in(language) >= MOSTLY
 
 
 def embed_next(store: Store, embed: EmbedTexts, after: int = 0) -> tuple[list[int], np.ndarray]:
     """Embed the next chunks without a vector, as many as fit into one batch, and store their vectors.
 
-    after: as for `Store.without_vectors`. Returns the chunks' numbers, none where nothing is left, and the vectors (chunks,
-    width), float16.
+    after: as for `Store.without_vectors`. Returns the chunks' numbers and the vectors (chunks, width) float16; both are
+    empty if no chunk is left.
     """
     if not (batch := _batch(store.without_vectors(LOOKAHEAD, after))):
         return [], np.zeros((0, 0), np.float16)
@@ -371,7 +374,7 @@ def _batch(waiting: Sequence[tuple[int, str, str, int]]) -> Sequence[tuple[int, 
 
 @dataclass(frozen=True, slots=True)
 class Prefixes:
-    """The texts before a query and before a document; none by default."""
+    """The texts that an embedding model expects before a query and before a document; empty by default."""
 
     query: str = ""
     document: str = ""

@@ -1,7 +1,7 @@
-"""The indexes in a folder: the sources, the size and the last use of each; and the removal of one.
+"""The indexes in a folder: the sources, the size and the last use of each index, and its removal.
 
-Each contains the full text of its folders. Its lock names these folders, and is written at each use: the process with the
-lock has the index.
+An index contains the full text of its folders. The lock file of the index names these folders and is written at each
+use. The process with the lock owns the index.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ FILE = re.compile(NAME + rf"(\{LOCK}|(\.old)?\.(db|part)(-wal|-shm|-journal)?|-[
 
 
 def lock_index(database: Path, paths: Sequence[str]) -> int:
-    """Lock the index at `database`, of these folders, until the returned descriptor is closed.
+    """Lock the index of some folders until the returned descriptor is closed. database: the file of the index.
 
-    Raises BlockingIOError if a server has the index, and OSError.
+    Raises BlockingIOError if a server uses the index, and OSError.
     """
     descriptor = lock(database.with_suffix(LOCK))
     os.ftruncate(descriptor, 0)
@@ -34,7 +34,8 @@ def lock_index(database: Path, paths: Sequence[str]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class KeptIndex:
-    """An index of a folder. paths: its sources; none: an earlier version has made it. used: seconds since 1970."""
+    """An index in the folder. paths: its sources; empty if an earlier version made it. used: the last use, in seconds
+    since 1970."""
 
     folder: Path
     name: str
@@ -46,7 +47,7 @@ class KeptIndex:
         return ", ".join(self.paths) or f"{self.name}, which an earlier version has made"
 
     def remove(self) -> bool:
-        """Delete the files of the index. False: a server has it. Raises OSError."""
+        """Delete the files of the index. Return False if a server uses the index. Raises OSError."""
         lock_file = self.folder / f"{self.name}{LOCK}"
         try:
             descriptor = lock(lock_file)
@@ -69,7 +70,8 @@ def stored_indexes(folder: Path) -> list[KeptIndex]:
 
 
 def remove_unused(folder: Path, since: float) -> Iterator[KeptIndex]:
-    """Delete the indexes that no server had since a time, in seconds since 1970; yield each. Raises OSError."""
+    """Delete the indexes that no server has used since a time, and yield each one. since: seconds since 1970. Raises
+    OSError."""
     return (index for index in stored_indexes(folder) if index.used < since and index.remove())
 
 

@@ -122,9 +122,9 @@ def votes_of(words: Iterable[str]) -> dict[str, int]:
 
 
 def language_of(words: Sequence[str], among: Collection[str] = (), before: str = "en") -> str:
-    """Return the language of a text by its words; empty if they do not show it.
+    """Return the language that a text's words show; empty if they show none.
 
-    among: languages that it may be in; none: all. before: the language of the text before it, which is tried first.
+    among: the possible languages; empty: all. before: the language of the preceding text, which is tried first.
     """
     different = set(words[:SAMPLE])
     if not among and LEAST_SURE * len(_frequent(before) & different) > len(different):

@@ -1,4 +1,4 @@
-"""Lines of print to headings, paragraphs, lists, tables and code, by their sizes and places.
+"""Turns printed lines into headings, paragraphs, lists, tables and code, by the sizes and the places of the lines.
 
 A heading is a line that the document's own contents name; without contents, a line in larger letters than the body's, or a
 bold line that stands alone. A paragraph ends at a wider gap than those between its lines, at an indented line, and at a line
@@ -52,11 +52,11 @@ MAX_BOLD, MOST_BOLD = 80, 0.3  # letters of a bold heading; of all lines: if mor
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True, gc=False):  # a dataclass takes ten times as long to make
-    """A printed line, or a part of one before or after a wide gap.
+    """A printed line, or a part of a line before or after a wide gap.
 
-    size: of its letters; left, right, base: its place along and across the direction in which it is read; all in points.
-    angle: of that direction, in degrees. is_row: a row of a table, or another line that the next one does not continue.
-    level: of a heading. is_alone: the line is a block.
+    size: of the letters. left, right: the line's place along its reading direction; base: its place across; all in
+    points. angle: the reading direction, in degrees. is_row: the next line does not continue this one, as in a table.
+    level: of a heading. is_alone: the line is a block by itself.
     """
 
     text: str
@@ -79,7 +79,8 @@ Row = list[Line]
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """The parts of lines in the order of writing. is_form: filled-in text was written after all other text."""
+    """The parts of lines in the order in which they were written. is_form: filled-in text was written after all other
+    text."""
 
     parts: Sequence[Line]
     is_form: bool = False

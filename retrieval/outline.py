@@ -31,9 +31,9 @@ FRONT_MATTER, COMMENTS, ENCODED_DATA = "front_matter", "comments", "encoded_data
 class Block:
     """A paragraph, a list, a table or a piece of code.
 
-    start, stop: its place, in characters of the file if that is text, else of the text that was read from it. page: from 1;
-    None in formats without pages. has_lines: its line ends carry meaning, as in code, lists and tables. head: the lines of
-    a table that name its columns.
+    start, stop: the block's place, in characters: of a text file, or of the text that was read from another file. page:
+    from 1; None in formats without pages. has_lines: the line ends carry meaning, as in code, lists and tables. head:
+    the lines of a table that name its columns.
     """
 
     text: str
@@ -56,8 +56,8 @@ class Section:
 class Outline:
     """Collects the headings and blocks of a document in their order.
 
-    left_out: the number of letters that are left out on purpose, by kind, such as navigation. has_records: the document is
-    rows of a table or of a log. shift: is added to the levels of headings, in a file inside another one.
+    left_out: the number of letters that are left out on purpose, by kind, such as navigation. has_records: the document
+    consists of a table's or a log's rows. shift: is added to the level of each heading, in a file inside another file.
     """
 
     def __init__(self) -> None:
@@ -78,7 +78,7 @@ class Outline:
             self.left_out[kind] += letters
 
     def add_heading(self, level: int, text: str, page: int | None = None) -> None:
-        """Begin a section. level: 1 is the outermost; levels may be skipped."""
+        """Start a section. level: 1 is the outermost; levels may be skipped."""
         heading = " ".join(text.translate(CONTROLS).split())
         if len(heading) > MAX_HEADING:
             self.add_block(text, page)
@@ -112,9 +112,9 @@ class Outline:
         span: tuple[int, int] | None = None,
         head: str = "",
     ) -> None:
-        """Add a block, unless it is blank. span: its place, in formats that are text themselves. head: as in `Block`.
+        """Add a block, unless it is blank. Encoded data in the text is left out.
 
-        Encoded data in it is left out.
+        span: the block's place, in formats that are text themselves. head: as in `Block`.
         """
         if CONTROL.search(text):
             text = text.translate(CONTROLS)

@@ -40,7 +40,8 @@ class Package:
         return name in self._names
 
     def read(self, name: str) -> bytes:
-        """Return a part. Python reads no more than the stated size. Raises Unreadable if all parts read are too large."""
+        """Return a part. Python reads no more than the part's stated size. Raises Unreadable if all parts so far are too
+        large."""
         entry = self._zip.getinfo(name)
         self._count(entry)
         return self._zip.read(entry)
@@ -57,13 +58,13 @@ class Package:
             raise Unreadable(f"it unpacks to {self.used[0] >> 20:,} MiB of text: at most {MAX_TEXT >> 20} are read")
 
     def part(self, name: str) -> Element | None:
-        """Return the root of a part that is XML by its name; None if there is none."""
+        """Return the root element of a part that is XML. None if there is no part with this name."""
         if name not in self or not name.endswith(XML):
             return None
         return parse(self.read(name))
 
     def relations(self, name: str) -> dict[str, tuple[str, str]]:
-        """Return kind and target of the parts that a part refers to, by its ids for them. name: empty for the package."""
+        """Return the relations of a part: id to kind and target part. name: the part's; empty for the package itself."""
         folder, file = split(name)
         root = self.part(join(folder, "_rels", f"{file}.rels"))
         found: dict[str, tuple[str, str]] = {}
@@ -73,14 +74,16 @@ class Package:
         return found
 
     def drawn(self, element: Element, relations: Mapping[str, tuple[str, str]]) -> Iterator[Element]:
-        """Yield the part with the words of a diagram or a chart that an element names. relations: of the element's part."""
+        """Yield the part that contains the words of a diagram or a chart. element: names it. relations: those of the
+        element's part."""
         for key, id in element.attrib.items():
             kind, target = relations.get(id, ("", ""))
             if key.endswith(("}dm", "}id")) and kind in ("diagramData", "chart") and (root := self.part(target)) is not None:
                 yield root
 
     def main_part(self, default: str, kind: str) -> str:
-        """Return the name of the part with the text. kind: of the document, with its article. Raises Unreadable."""
+        """Return the name of the part with the text. kind: the kind of document, with an article, for errors. Raises
+        Unreadable."""
         named = [target for kind, target in self.relations("").values() if kind == "officeDocument"]
         for name in (*named, default):
             if name in self and name.endswith(".xml"):
@@ -90,7 +93,7 @@ class Package:
 
 @contextmanager
 def broken_as(kind: str) -> Iterator[None]:
-    """Raise Unreadable for any error of a broken ZIP file or of broken XML. kind: of the document, with its article."""
+    """Raise Unreadable for any error of a broken ZIP file or of broken XML. kind: the kind of document, with an article."""
     try:
         yield
     except (Unreadable, MemoryError):
@@ -100,7 +103,7 @@ def broken_as(kind: str) -> Iterator[None]:
 
 
 def parse(data: bytes) -> Element:
-    """Return the root of XML."""
+    """Return the root element of an XML text."""
     parser = XMLParser()
     parser.feed(data)
     return parser.close()

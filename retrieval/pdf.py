@@ -1,4 +1,4 @@
-"""Lines of print from PDF, with the filled-in fields and the notes of its pages."""
+"""Reads the printed lines of a PDF, and the filled-in fields and the notes of each page."""
 
 from __future__ import annotations
 

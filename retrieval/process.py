@@ -31,9 +31,10 @@ def seconds_for(size: int) -> float:
 
 
 class ReadTask(msgspec.Struct):
-    """A file to read: see `FoundFile`. known: its digest in the index; empty if it is new. tokens: of a chunk, about.
+    """A file to read: see `FoundFile`. known: the file's digest in the index; empty for a new file. tokens: the size of
+    a chunk.
 
-    root: as the system names it, maybe not in UTF-8. seconds: of processor time that it may take.
+    root: as the system names it, maybe not in UTF-8. seconds: the most processor time.
     """
 
     root: bytes
@@ -50,7 +51,7 @@ class ReadStep(msgspec.Struct, tag="step"):
 
 
 class Stored(msgspec.Struct, tag="stored"):
-    """The last line about a file that was read. num_new, gone: as in `Written`."""
+    """The last line about a file that was read. num_new, gone: as in `WriteOutcome`."""
 
     num_new: int = 0
     gone: list[int] = []
@@ -63,7 +64,7 @@ class Failed(msgspec.Struct, tag="failed"):
 
 
 class Broken(msgspec.Struct, tag="broken"):
-    """The last line about a file that cannot be stored. reason: the database's."""
+    """The last line about a file that cannot be stored. reason: the database's error."""
 
     reason: str
 
@@ -127,7 +128,7 @@ class FileReader:
         raise Unreadable(_crash(process.returncode))
 
     def interrupt(self) -> None:
-        """Kill the process, from any thread: the file that it reads is unreadable then."""
+        """Kill the process, from any thread. The file that it reads then counts as unreadable."""
         if process := self._process:
             process.kill()
 
@@ -140,7 +141,7 @@ class FileReader:
 
 
 def start_module(name: str, *arguments: str, stderr: int = subprocess.DEVNULL) -> subprocess.Popen[bytes]:
-    """Start a process that calls `main` of a module of this room."""
+    """Start a process that calls `main` of a module of `retrieval`."""
     command = [sys.executable, "-c", START, str(ROOM.parent), str(ROOM), name, *arguments]
     return start_child(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr)
 

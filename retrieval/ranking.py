@@ -1,4 +1,4 @@
-"""Search by words and by vectors, fused in stages."""
+"""Search by words and by vectors. The stages of a search fuse both rankings."""
 
 from __future__ import annotations
 
@@ -48,7 +48,8 @@ class VectorSearch(Protocol):
     def __len__(self) -> int: ...
 
     def groups(self, query: np.ndarray, limit: int, only: np.ndarray | None = None) -> Iterator[tuple[Nearest, bool]]:
-        """Yield the nearest so far, again and again, and whether they are final. Arguments as in `VectorIndex.search`."""
+        """Yield the nearest chunks so far, again and again, and whether they are final. Arguments as in
+        `VectorIndex.search`."""
         ...
 
 
@@ -124,7 +125,8 @@ class VectorIndex:
 
 
 def unit(vectors: np.ndarray) -> np.ndarray:
-    """Return vectors (n, width) at length 1, float32; zeros stay zeros, and values that are no number become zeros."""
+    """Return vectors (n, width) scaled to length 1, float32. A vector of zeros stays; values that are not finite become
+    0."""
     vectors = np.nan_to_num(np.asarray(vectors, np.float32), posinf=0.0, neginf=0.0)
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
     return np.divide(vectors, lengths, out=np.zeros_like(vectors), where=lengths > 0)
@@ -156,8 +158,9 @@ Ranks = dict[int, tuple[int, float]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Query:
-    """text: the question. paths: of files and folders to search in; none: in all. min_score: hits below it are left out;
-    None: hits that are far worse than the best one, by words and by vectors. by: words or vectors alone; empty: both.
+    """text: the question. paths: files and folders to search in; empty: all. min_score: hits with a lower score are left
+    out; None leaves out hits that are far worse than the best one, both by words and by vectors. by: words or vectors
+    alone; empty: both.
 
     Raises ValueError for a `top_k` below 1 and for too many paths.
     """
@@ -177,11 +180,12 @@ class Query:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hit:
-    """A chunk that a search found. score: of its stage: BM25, then 0 to 1, then the reranker's; by vectors alone a cosine.
+    """A chunk that a search found. score: depends on the stage: BM25, then 0 to 1, then the reranker's; a search by
+    vectors alone has cosines.
 
-    lexical_rank, vector_rank: its rank, from 1, in the search by words and by vectors; None: not among the first.
-    similarity: the cosine of its vector and the query's. file: the id of a file that a client has attached; empty: the
-    chunk is in the index of a folder.
+    lexical_rank, vector_rank: the chunk's rank, from 1, in the search by words and in the search by vectors; None: not
+    among the first. similarity: the cosine between the chunk and the query. file: the id of a file that a client has
+    attached; empty for a chunk from a folder's index.
     """
 
     chunk: StoredChunk
@@ -199,7 +203,7 @@ class Hit:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """The hits of a search so far, the best first. name: one of the four above. is_last: no stage follows.
+    """The hits of a search so far, the best first. name: one of the four stages. is_last: no stage follows.
 
     left_out: the number of hits that were left out for their scores.
     """
@@ -213,7 +217,7 @@ class Stage:
 class Search:
     """Searches an index. Any number of searches may run at once, while the index grows.
 
-    threads: run the searches; None: the event loop's own.
+    threads: run the searches; None: the event loop's own threads.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
-"""The child process itself: limits, formats, passages.
+"""The program of the child process: its limits, the formats, the chunks of a file.
 
-A broken PDF can crash the code that reads it, and a small file can unpack to gigabytes. Here that ends this process alone:
-its transaction is rolled back, the file counts as unreadable, and another process is started. Chunks are cut and stored
-here, too: in the server's process that would take the interpreter's lock, for which the engine would wait.
+A broken PDF can crash the code that reads it, and a small file can unpack to gigabytes. Only this process then ends: its
+transaction is rolled back, the file counts as unreadable, and another process is started. Chunks are also cut and stored
+here, since in the server's process the engine would wait for the interpreter's lock.
 
 Each line of the input is a `ReadTask`. The answers are a `ReadStep` after each batch of chunks, and the result of the file.
 """

@@ -1,6 +1,7 @@
 """Sections of spreadsheets: a sheet is a section, and its rows stay rows.
 
-Excel's format since 2007 is read here, as it is sparse and says how a number is shown. calamine reads the older formats.
+This module reads Excel's format since 2007, which is sparse and says how a number is shown. calamine reads older
+formats.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class _SheetTable:
 
 
 class CellLetters:
-    """The letters of a workbook so far, which are bounded: one text can fill a million cells."""
+    """Counts the letters of a workbook, and bounds them, since one text can fill a million cells."""
 
     def __init__(self) -> None:
         self._left = MAX_TEXT
@@ -63,8 +64,8 @@ class CellLetters:
 def add_sheet(outline: Outline, name: str, rows: Iterable[Row]) -> None:
     """Add a sheet: its name is a heading, and the first row of each table names its columns.
 
-    After an empty row, a row with words in several cells begins another table; any other row continues the table. A cell
-    alone in its row above a table is a paragraph. Columns that are empty in the whole table are left out.
+    After an empty row, a row with words in several cells starts another table; any other row continues the table. A
+    single cell in a row above a table is a paragraph. Columns that are empty in the whole table are left out.
     """
     outline.has_records = True
     outline.add_heading(1, name)
@@ -334,7 +335,7 @@ def _positive(code: str) -> str:
 
 
 def plain(number: float) -> str:
-    """Return a number without a format, without the error of its last binary digit."""
+    """Return a number that has no format, rounded so that the error of its last binary digit does not show."""
     return f"{number:.{PRECISION}g}"
 
 

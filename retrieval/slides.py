@@ -1,4 +1,4 @@
-"""Sections of PowerPoint's slides: the title of each is a heading, and its number the page."""
+"""Sections of PowerPoint's slides. A slide's title is a heading, and its number is the page."""
 
 from __future__ import annotations
 

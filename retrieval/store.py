@@ -1,6 +1,6 @@
-"""The database of the index: its reads, and the popularity of chunks.
+"""Reads the database of the index, and counts the uses of chunks.
 
-After a kill the index is whole: each file is in it as it was before, or as it is now.
+The index is whole after a kill: it has either the earlier or the present state of each file.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ class FilePart(NamedTuple):
 
 
 class Store:
-    """The SQLite file. One thread may write files and vectors; any thread may read, meanwhile as well.
+    """The SQLite file. One thread may write files and vectors; any thread may read at the same time.
 
-    A file of another version or another origin is emptied, and so is a damaged one: all of it can be made again.
-    num_chunks: in the index.
+    A file that is damaged, or of another version or origin, is emptied, since the index can be made again. num_chunks:
+    in the index.
     """
 
     def __init__(self, path: Path, origin: Mapping[str, str] | None) -> None:
@@ -74,7 +74,7 @@ class Store:
         return _identity(self.path) != self._file
 
     def reopen(self) -> None:
-        """Open the file that is in place now; if there is none, an empty one is made."""
+        """Open the file that is at the path now. If there is none, an empty file is made."""
         with self._writing, self._reading:
             self._reader.close()
             self._writer.close()
@@ -115,7 +115,7 @@ class Store:
 
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
-        """Lend the connection for reading, in a transaction: all reads see one state, whatever is written meanwhile."""
+        """Lend the connection for reads in one transaction. All reads see one state, whatever another thread writes."""
         with self._reading:
             self._reader.execute("begin")
             try:
@@ -142,7 +142,7 @@ class Store:
                 self._writer.execute("detach database old")
 
     def written_elsewhere(self, write: Callable[[], writing.WriteOutcome]) -> list[int]:
-        """Let another process write, by `write`; return the numbers of the chunks that are in no file any more."""
+        """Call `write`, which lets another process write. Return the numbers of the chunks that are in no file any more."""
         with self._writing:
             return self._count(write())
 
@@ -163,7 +163,7 @@ class Store:
         return written.gone
 
     def files(self, after: str = "", limit: int = -1) -> dict[str, StoredFile]:
-        """Return files by path, in the order of their paths: all, or some of those after a path."""
+        """Return files by path, sorted by path. after: only later paths. limit: the most files; -1: all."""
         with self.reading() as connection:
             rows = connection.execute(
                 f"{FILES} where path > ? group by path order by path limit ?", (after, limit)
@@ -175,7 +175,7 @@ class Store:
 
     @property
     def num_not_read(self) -> int:
-        """The files that could not be read, or were not opened."""
+        """The number of files that could not be read, or were not opened."""
         with self.reading() as connection:
             (count,) = connection.execute("select count(*) from file where state != 'indexed'").fetchone()
         return count
@@ -190,14 +190,15 @@ class Store:
 
     @property
     def languages(self) -> list[str]:
-        """The languages of the chunks, by which words were stemmed; none in an index that was made without them."""
+        """The languages of the chunks, in which words were stemmed; empty in an index that was made without languages."""
         with self.reading() as connection:
             if not connection.execute("select 1 from sqlite_master where name = 'language'").fetchone():
                 return []
             return [name for (name,) in connection.execute("select name from language")]
 
     def share_in(self, language: str) -> float:
-        """Return the share of the chunks in a language, by a sample from all over the index; 0 in an empty one."""
+        """Return the share of the chunks in a language, as a sample from all over the index shows; 0 if the index is
+        empty."""
         numbers = np.sort(self.all_numbers())
         some = numbers[:: max(len(numbers) // SAMPLE, 1)].tolist()
         with self.reading() as connection:
@@ -207,7 +208,7 @@ class Store:
 
     @property
     def num_by_words(self) -> int:
-        """The chunks that get no vector."""
+        """The number of chunks that get no vector, and are found by words alone."""
         with self.reading() as connection:
             (count,) = connection.execute("select count(*) from chunk where not is_embedded").fetchone()
         return count
@@ -223,7 +224,7 @@ class Store:
         return found
 
     def numbers(self, id: str) -> list[int]:
-        """Return the numbers of the chunks with an id: one, or none; more only if their hashes begin alike."""
+        """Return the numbers of the chunks with an id: one or none; more only if their hashes have equal first digits."""
         with self.reading() as connection:
             return [number for (number,) in connection.execute("select number from chunk where id = ?", (id,))]
 
@@ -264,7 +265,7 @@ class Store:
     def vectors(self, after: int = 0, limit: int = -1) -> tuple[np.ndarray, np.ndarray]:
         """Return the numbers (chunks,) int64 of all chunks with a vector, and the vectors (chunks, width), float16.
 
-        after: only chunks with higher numbers. limit: of the chunks, the lowest numbers; -1: all.
+        after: only chunks with higher numbers. limit: the most chunks, those with the lowest numbers; -1: all.
         """
         query = "select chunk, x from vector where chunk > ? order by chunk limit ?"
         with self.reading() as connection:
@@ -273,13 +274,14 @@ class Store:
         return np.array([row[0] for row in rows], np.int64), vectors.reshape(len(rows), -1 if rows else 0)
 
     def vectors_of(self, embedder: str) -> tuple[np.ndarray, np.ndarray]:
-        """Return all vectors, as `vectors`, if this embedder has made them; else none."""
+        """Return all vectors, as `vectors` does, if this embedder made them; otherwise none."""
         with self.reading() as connection:
             (known,) = connection.execute("select value from origin where name = 'vectors'").fetchone() or ("",)
         return self.vectors() if known == embedder else (np.zeros(0, np.int64), np.zeros((0, 0), np.float16))
 
     def all_numbers(self) -> np.ndarray:
-        """Return the numbers (chunks,) int64 of all chunks, in any order. SQLite's index has them: texts take longer."""
+        """Return the numbers (chunks,) int64 of all chunks, in any order. They come from SQLite's index, which is faster
+        than the rows."""
         with self.reading() as connection:
             return np.fromiter((number for (number,) in connection.execute("select number from chunk")), np.int64)
 
@@ -332,8 +334,9 @@ def _places(connection: sqlite3.Connection, number: int) -> tuple[Place, ...]:
 def set_aside(path: Path, origin: Mapping[str, str]) -> Store | None:
     """Return the index that answers until the one at `path` has read all files; None if the one at `path` answers itself.
 
-    An index of an older version, or of other chunks, moves to a file beside it, where the next start finds it, too. If
-    that file is there already, it is whole: the index at `path`, which was only begun since, is removed instead.
+    An index of an older version, or of other chunks, moves to a file beside `path`, where the next start finds it as
+    well. If that file is there already, it is whole. The index at `path` was then started later and is not complete, so
+    it is removed.
     """
     aside = path.with_suffix(".old.db")
     if path.exists() and _is_other(path, origin):
@@ -381,7 +384,7 @@ def _is_other(path: Path, origin: Mapping[str, str]) -> bool:
 def take_over(store: Store, old: Store) -> None:
     """Copy the vectors and the uses of equal texts from an old index, and remove its file.
 
-    If another process has done that, the file is gone, and nothing is done.
+    If the file is gone, another process has done so, and nothing is done.
     """
     if not old.path.exists():
         return
@@ -401,7 +404,7 @@ def take_over(store: Store, old: Store) -> None:
 
 
 def count_uses(store: Store, uses: Mapping[str, int]) -> None:
-    """Count more uses of chunks, by their ids, without chunks that are gone. Waits while a file is written."""
+    """Add uses of chunks. uses: by the chunks' ids; chunks that are gone are skipped. Waits while a file is written."""
     query = """
         insert into popularity select number, ? from chunk where id = ?
         on conflict(chunk) do update set uses = uses + excluded.uses"""
@@ -410,7 +413,8 @@ def count_uses(store: Store, uses: Mapping[str, int]) -> None:
 
 
 def headings(store: Store, limit: int) -> list[str]:
-    """Return headings for a first question, each once: first titles of the files changed last, then headings in them."""
+    """Return headings for a first question, each once: titles of the files changed last, then headings within these
+    files."""
     newest = "select id from file where state = 'indexed' order by mtime_ns desc, path limit ?"
     of_file = """
         select title from place join chunk on chunk.number = place.chunk
@@ -428,9 +432,9 @@ def _is_specific(heading: str) -> bool:
 
 
 def likeliest(store: Store, most_tokens: int) -> list[int]:
-    """Return the numbers of the likeliest chunks, up to `most_tokens` tokens as they are counted here.
+    """Return the numbers of the chunks that are likeliest to be used next, up to `most_tokens` estimated tokens.
 
-    First those with the most uses, then those of the files changed last, in a file's order.
+    Chunks with the most uses come first, then chunks of the files changed last, in the order of the file.
     """
     chosen: dict[int, None] = {}
     for number, tokens in _by_likelihood(store):

@@ -1,6 +1,7 @@
-"""The terms by which texts are found: words folded, stemmed by language, cut into letters where a script has no spaces.
+"""The terms by which texts are found. Words are folded and stemmed by language; a script without spaces is cut into
+letters.
 
-The same functions fold both sides: the terms of a text in the index (`terms_of`), and those of a question (`sought`).
+Texts in the index (`terms_of`) and questions (`sought`) are folded by the same functions.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ UNMARKED = frozenset(map(chr, PLAIN))
 
 
 def fold(word: str) -> str:
-    """Return a word as it is compared with others.
+    """Return the form of a word that is compared with other words.
 
     >>> [fold(word) for word in ("Straße", "ÅNGSTRÖM", "İstanbul", "Łódź", "ёлка", "Ώρα", "בְּרֵאשִׁית", "हिन्दी")]
     ['strasse', 'angstrom', 'istanbul', 'lodz', 'елка', 'ωρα', 'בראשית', 'हिन्दी']
@@ -102,9 +103,10 @@ _stemmer = cache(lambda language: Stemmer.Stemmer(STEMS[language], 0))
 
 
 def stems(word: str, language: str) -> dict[str, None]:
-    """Return the stem of a word with its accents, and the stem of the word without accents, which is mostly the same.
+    """Return the stem of a word with its accents, and the stem of the word without accents. Most words have one stem for
+    both.
 
-    Each has a mark of its language: a word of one language must not be found by a stem of another language.
+    A stem ends with a mark of its language, so that it finds no word of another language.
 
     >>> [*stems("informações", "pt")], [*stems("Haus", "de")], [*stems("getUsers", "en")], [*stems("Users", "en")]
     (['inform+pt', 'informaco+pt'], ['haus+de'], ['getusers'], ['user'])
@@ -126,7 +128,7 @@ def _mark(language: str) -> str:
 
 
 def parts_of(word: str) -> tuple[str, list[str]]:
-    """Return an identifier, folded as a whole, and the words in it. The first is empty for any other word.
+    """Return an identifier, folded as a whole, and the words in it. For any other word the identifier is empty.
 
     >>> parts_of("max_connections"), parts_of("C++"), parts_of("Notepad++"), parts_of("_so_")
     (('max_connections', ['max', 'connections']), ('c++', []), ('notepad++', ['Notepad']), ('', ['so']))
@@ -187,9 +189,10 @@ def terms_of(words: Iterable[str], language: str) -> str:
 
 
 def sought(word: str, languages: Sequence[str]) -> Iterator[list[str]]:
-    """Yield lists of terms and phrases for a word of a question: a text needs one of each list.
+    """Yield lists of terms and phrases for a word of a question. A text matches if it has one entry of each list.
 
-    languages: of the texts in the index. In a script without spaces, each pair of neighbours is a phrase.
+    languages: those of the texts in the index. In a script without spaces, each pair of neighbouring letters is a
+    phrase.
 
     >>> list(sought("東京都", [])), list(sought("ragとは", [])), list(sought("月", []))
     ([['東 京'], ['京 都']], [['rag'], ['と は']], [['月']])

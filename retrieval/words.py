@@ -1,4 +1,5 @@
-"""Search by words: SQLite's FTS5 finds the chunks, and BM25 orders them by their words and by those of their files."""
+"""Search by words. SQLite's FTS5 finds the chunks, and BM25 ranks them by their own words and by the words of their
+files."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ def _frequent(language: str) -> frozenset[str]:
 
 
 def words_sought(text: str, languages: Sequence[str] = ()) -> list[tuple[str, ...]]:
-    """Return the telling words of a text, each as spellings of which one is enough. languages: of the searched texts.
+    """Return the words of a question that are worth searching for. Each is a list of spellings, one of which is enough.
+    languages: those of the searched texts.
 
     Frequent words of the question's language are left out: a search is six times as fast without them, and finds as much.
     """
@@ -39,7 +41,8 @@ def words_sought(text: str, languages: Sequence[str] = ()) -> list[tuple[str, ..
 
 
 def fts_query(words: Iterable[Sequence[str]]) -> str:
-    """Return a query for any of the spellings of words; empty without words. Each is quoted: none is an operator."""
+    """Return a query of FTS5 for any spelling of any word; empty without words. All spellings are quoted, so that none
+    is an operator."""
     return " OR ".join(dict.fromkeys(f'"{one}"' for spellings in words for one in spellings))
 
 
@@ -55,9 +58,10 @@ WITHIN = """(
 
 
 def search_words(store: Store, query: str, limit: int, paths: Sequence[str] = ()) -> list[tuple[int, float]]:
-    """Return the numbers of chunks that have words of the query, the best first, with their scores; a higher one is better.
+    """Return the numbers of chunks that have words of the query, the best first, with their scores. A higher score is
+    better.
 
-    paths: of files and folders to search in; none: in all.
+    paths: files and folders to search in; empty: all.
     """
     words = words_sought(query, store.languages)
     match = fts_query(words)

@@ -1,4 +1,4 @@
-"""The database of the index: its schema and its writes."""
+"""The schema of the index's database, and all writes to it."""
 
 from __future__ import annotations
 
@@ -25,10 +25,11 @@ INDEXED, FAILED, SKIPPED = "indexed", "failed", "skipped"  # states of a file
 
 @dataclass(frozen=True, slots=True)
 class StoredFile:
-    """A file in the index. state: indexed, or, with the reason, failed (to be read) or skipped (not even opened).
+    """A file in the index. state: `indexed`, `failed` (it could not be read) or `skipped` (it was not opened). reason:
+    why it failed or was skipped.
 
-    digest: of its bytes. num_chunks, num_vectors: its chunks, and its chunks with a vector. num_by_words: its chunks that
-    get none. left_out: the number of its letters that are in no chunk on purpose, by kind.
+    digest: of the file's bytes. num_chunks, num_vectors: the file's chunks, and how many have a vector. num_by_words:
+    chunks that get no vector. left_out: letters that are in no chunk on purpose, by kind.
     """
 
     path: str
@@ -44,7 +45,7 @@ class StoredFile:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The place of a chunk: its file, its number there, and page, start and stop as in `Chunk`."""
+    """The place of a chunk: the file's path, the chunk's number in the file, and page, start and stop as in `Chunk`."""
 
     path: str
     number: int
@@ -55,7 +56,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class StoredChunk:
-    """A chunk in the index. number: of its row; id: of its content. places: of its text, maybe in several files."""
+    """A chunk in the index. number: of its row. id: of its content. places: where its text is, maybe in several files."""
 
     number: int
     id: str
@@ -131,7 +132,7 @@ class WriteOutcome(NamedTuple):
 
 
 def connect(path: Path, creates: bool = True) -> sqlite3.Connection:
-    """Open the file for any thread, readable by its owner alone. creates: make the file if there is none."""
+    """Open the database for any thread. Only the file's owner can read it. creates: make the file if there is none."""
     if not path.exists():
         # Never a file that is there: closing it would end all locks of this process on it (POSIX), and the next process
         # that closes the file would take itself for the last one, and remove its journal.
@@ -168,7 +169,8 @@ MOST_VECTORS = 4000  # of a file, the first ones: 4 MiB of text
 def put_file(
     connection: sqlite3.Connection, file: StoredFile, chunks: Iterable[Chunk] = (), most_vectors: int = MOST_VECTORS
 ) -> WriteOutcome:
-    """Store a file with all its chunks in order. most_vectors: its chunks that get one; words find all of them."""
+    """Store a file with all its chunks in order. most_vectors: chunks of a file that get a vector; words find the others
+    as well."""
     with transaction(connection):
         row, before = _put_row(connection, file)
         num_new = number = 0
@@ -191,7 +193,7 @@ def put_file(
 
 
 def put_stamp(connection: sqlite3.Connection, path: str, stamp: Stamp) -> None:
-    """Store the stamp of a file whose content is the same."""
+    """Store the stamp of a file whose content has not changed."""
     times = (stamp.size, stamp.mtime_ns, stamp.ctime_ns, path)
     with transaction(connection):
         connection.execute("update file set size = ?, mtime_ns = ?, ctime_ns = ? where path = ?", times)

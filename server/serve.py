@@ -25,7 +25,7 @@ from ..models.demo import FILE as DEMO_MODEL
 from ..models.demo.corpus import Corpus
 from ..models.errors import ModelError
 from ..models.model import Model, check_file
-from ..models.model_files import fetch_hub, fetch_packaged, is_packaged
+from ..models.model_files import CACHE_REMEDY, fetch_hub, fetch_packaged, is_packaged
 from ..slots.store.private_folder import FolderError
 from . import load, stored_batches
 from .app import AppState, make_app
@@ -132,7 +132,7 @@ def serve_bundled(model: str, port: int, when_ready: Ready) -> int:
     try:
         settings = Settings(model=model, docs=_bundled_documents(), embedding_model=WORDS_ALONE, port=port)
     except OSError as error:
-        print(f"slotcache: the bundled documents cannot be written: {error}", file=sys.stderr)
+        print(f"slotcache: the bundled documents cannot be written: {error}: {CACHE_REMEDY}", file=sys.stderr)
         return 2
     return serve(settings, when_ready)
 
@@ -179,7 +179,7 @@ def with_bundled_documents(settings: Settings, model: Path) -> Settings:
     try:
         return replace(settings, docs=_bundled_documents(), embedding_model=settings.embedding_model or WORDS_ALONE)
     except OSError as error:
-        logger.info("the bundled documents cannot be written: %s", error)
+        logger.info("the bundled documents cannot be written: %s: %s", error, CACHE_REMEDY)
         return settings
 
 

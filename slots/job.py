@@ -137,6 +137,7 @@ class Job:
     started_at: int = 0  # `computed` at its admission
     # Once so many prompt tokens, of all requests, are computed, no later prompt goes before this one; 0: not known yet.
     due: int = 0
+    starts_late: bool = False  # see `LateStarts`; false once it has started
     recompute_last: int = 1  # how many last tokens are computed even if they are cached (see `Costs`)
     claimed: int = 0  # tokens whose path is in the tree; later computed tokens are private
     sequence: Sequence | None = None

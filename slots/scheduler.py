@@ -502,6 +502,7 @@ class Scheduler:
         job.strategy.pause_at(job, self.fetcher.next_pause(job))
         assert job.sequence is not None
         job.due = job.due or self.counters.prompt_tokens + job.num_lacking
+        self._late.count(job)
         self.slots.take(job, job.sequence.id)
         self.running.append(job)
         job.go_on()

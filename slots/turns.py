@@ -55,9 +55,14 @@ class LateStarts:
         job.due = job.due or self._counters.prompt_tokens + self._cells.num_missing(job)
         if not _is_late(job, ends):
             return False
-        self._counters.late_starts += is_new
+        job.starts_late |= is_new
         self._jobs.add(job)
         return True
+
+    def count(self, job: Job) -> None:
+        """Count a request that starts, if it starts later than it could have."""
+        self._counters.late_starts += job.starts_late
+        job.starts_late = False
 
     def startable(self, lacking: Mapping[Job, int], running: Collection[Job]) -> set[Job]:
         """Return which of these waiting requests would not start later. lacking: the tokens that each would compute."""

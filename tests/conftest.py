@@ -29,6 +29,9 @@ for name in (*VARIABLES, *PROXIES, *map(str.upper, PROXIES)):
 os.environ.setdefault("SLOTCACHE_ROOT", os.devnull)
 if find_spec("llama_cpp"):
     os.environ.setdefault("SLOTCACHE_BUILDS", os.devnull)
+# Programs that tests start would compile the package again, each of them: what Python has compiled is kept.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 # Threads that compute sleep while they wait for each other: spinning beside other work on the cores, they lose most of it.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -247,6 +247,7 @@ COLLECTOR = Lock()
 use of each kind of body, which msgspec does not (`slots.store.record_file.HEADS`)."""
 MAX_COLONS = 1 << 17  # in a body whose fields are checked one by one: so many take 0.1 s
 UNCHECKED = "the body is too large to look for unknown fields in it"
+MOST_OTHERS, LONGEST_MESSAGE = 4, 200  # wrong fields that an error names beside the first; characters about each of them
 LOOSE = re.compile("got `(null|float)`")  # values that llama-server takes and msgspec does not
 R = TypeVar("R", bound=Struct)
 T = TypeVar("T")
@@ -304,13 +305,40 @@ def _decode_loosely(body: bytes, kind: type[R]) -> R:
                 raise
             return msgspec.convert(tightened(_decode(body, dict[str, JsonValue]), kind), kind)
     except msgspec.ValidationError as error:
-        message, _, path = str(error).partition(" - at `$")
-        where = path.rstrip("`").lstrip(".") or _field_named(message)
-        raise RequestError(f"{where or 'the body'}: {message}", param=where or None) from None
+        where, message = _named(error)
+        others = _also_wrong(body, kind, where) if where and len(body) < LARGE else ()
+        raise RequestError("; ".join((message, *others)), param=where or None) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise RequestError(f"the body is not JSON: {error}", code="malformed_json") from None
     except RecursionError:
         raise RequestError("the body is nested too deeply: expected fewer levels", code="malformed_json") from None
+
+
+def _named(error: msgspec.ValidationError) -> tuple[str, str]:
+    """Return the path of the wrong field, empty for the body itself, and the message with it."""
+    message, _, path = str(error).partition(" - at `$")
+    where = path.rstrip("`").lstrip(".") or _field_named(message)
+    return where, f"{where or 'the body'}: {message}"
+
+
+def _also_wrong(body: bytes, kind: type, first: str) -> Iterator[str]:
+    """Yield the messages of other wrong fields of a body. first: the path of the first wrong one.
+
+    A field within a wrong one is not looked at.
+    """
+    with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        values, where = tightened(_decode(body, dict[str, JsonValue]), kind), first
+        removed = set[str]()
+        while len(removed) < MOST_OTHERS and (name := re.split(r"[.\[]", where)[0]) in values:
+            del values[name]
+            removed.add(name)
+            try:
+                msgspec.convert(values, kind)
+                return
+            except msgspec.ValidationError as error:
+                where, message = _named(error)
+            if where not in removed:  # else it is required, and missing because it was removed
+                yield message[:LONGEST_MESSAGE]
 
 
 def _decode(body: bytes, kind: type[T]) -> T:

@@ -103,12 +103,14 @@ DEFAULT_CONTEXT = 16384  # cells without --ctx-size, for models that were traine
 LONG_CONTEXT = 65536  # the most that --fit chooses instead: agents start with 25,000 tokens and more
 
 
+CELLS = 256  # llama.cpp pads the pool to a multiple of it
 ROLLBACK = 4  # tokens of a draft that a recurrent state can go back; each costs one more state for each sequence
 
 
 def num_cells(settings: Settings, model: Model, most: int = DEFAULT_CONTEXT) -> int:
-    """Return the number of cells that a server wants. most: the bound without --ctx-size."""
-    return settings.ctx_size or min(model.context_train or DEFAULT_CONTEXT, most)
+    """Return the number of cells that a server wants, in whole `CELLS`. most: the bound without --ctx-size."""
+    wanted = settings.ctx_size or min(model.context_train or DEFAULT_CONTEXT, most)
+    return ceil(wanted / CELLS) * CELLS
 
 
 def context_settings(settings: Settings, model: Model) -> ContextSettings:
@@ -460,7 +462,6 @@ def _further(one: Use, other: Use, steps: float) -> Use:
 
 
 logger = logging.getLogger("slotcache")
-CELLS = 256  # llama.cpp pads the pool to a multiple of it
 SHARES = (1, 0.5, 0.25, 0.125, 0)  # of --fit-target that stay free: the first that fits
 READ_AGAIN = "the weights are larger than the free memory: the system reads them again and again, which is slow"
 DEFAULTS = Settings()
@@ -592,8 +593,14 @@ class Fitting:
             num_layers=self.num_layers + 1 if self.has_gpu else 0,
             has_experts=self.has_experts,
             has_overrides=bool(self.settings.override_tensor),
-            notes=[*self.flags, *filter(None, [note])],
+            notes=[*self._rounded(), *self.flags, *filter(None, [note])],
         )
+
+    def _rounded(self) -> Iterator[str]:
+        """Yield a note on a --ctx-size that llama.cpp does not allocate as it is."""
+        given = self.settings.ctx_size
+        if given % CELLS:
+            yield f"-c {given} is raised to {self.wanted.cells:,}: llama.cpp allocates cells by {CELLS}"
 
     def _complaint(self) -> str:
         """Return one line: what is missing, and which flags would help."""

@@ -17,12 +17,14 @@ RequestError            answered with its status and {"error": {...}}
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from difflib import get_close_matches
 from typing import Any
 
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 from starlette.types import ExceptionHandler
 
 TYPES = {
@@ -42,6 +44,7 @@ MESSAGE_TYPES = {408: "timeout_error", 413: "request_too_large", 429: "rate_limi
 """Types of Anthropic's errors where they differ from OpenAI's; 500 and other failures of the server are `api_error`."""
 TOO_LONG = "context_length_exceeded"
 """OpenAI's code of a prompt that is too long; `n_prompt_tokens` and `n_ctx` are in the error's details."""
+MAX_COMPARED = 60  # characters of a path that is compared with those of all routes
 
 
 class RequestError(Exception):
@@ -106,9 +109,10 @@ def unknown_model(name: str, known: Iterable[str]) -> RequestError:
     return RequestError(message, status=404, code="model_not_found")
 
 
-def no_route(path: str) -> RequestError:
-    """Make the error of a request for a path that has no route."""
-    return RequestError(f"no such route: {path}", status=404)
+def no_route(path: str, known: Sequence[str] = ()) -> RequestError:
+    """Make the error of a request for a path that has no route. known: the paths that have one; the nearest is named."""
+    near = get_close_matches(path, known, n=1, cutoff=0.8) if len(path) <= MAX_COMPARED else []
+    return RequestError(f"no such route: {path}" + (f" (did you mean {near[0]}?)" if near else ""), status=404)
 
 
 def reason_of(error: Exception) -> str:
@@ -160,9 +164,14 @@ def _refuse(request: Request, error: Exception) -> Response:
         status, detail, headers = error.status_code, error.detail, error.headers or {}
         if status == 405:
             detail = f"{path} takes no {request.method}: expected {headers.get('Allow', 'another method')}"
-        error = no_route(path) if status == 404 else RequestError(detail, status=status, headers=headers)
+        error = no_route(path, _paths(request)) if status == 404 else RequestError(detail, status=status, headers=headers)
     assert isinstance(error, RequestError)
     return refusal(error, path)
+
+
+def _paths(request: Request) -> list[str]:
+    """Return the paths of an application's routes, as its documentation has them."""
+    return [route.path.replace(":path}", "}") for route in request.app.routes if isinstance(route, Route)]
 
 
 def _let_go(request: Request, error: Exception) -> Response:

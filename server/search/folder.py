@@ -23,7 +23,7 @@ from typing import ParamSpec, Protocol, TypeVar
 
 from ...models.demo.corpus import SUGGESTED
 from ...models.model import Model
-from ...models.model_files import OFFERED, PACKAGED, cache_folder
+from ...models.model_files import CACHE_REMEDY, OFFERED, PACKAGED, cache_folder
 from ...retrieval.files import Folder, changes
 from ...retrieval.index import Index
 from ...retrieval.indexes import lock_index, remove_unused
@@ -345,10 +345,11 @@ def index_folder(settings: Settings) -> Path:
     if settings.docs_db:
         return own_folder(Path(settings.docs_db).expanduser(), "--docs-db")
     try:
-        return own_folder(cache_folder() / "docs", "--docs-db")
+        return own_folder(cache_folder() / "docs", "the cache folder")
     except FolderError as error:
         folder = _temporary_folder()
-        logger.warning("%s; the index of documents is in %s until the server ends: --docs-db PATH keeps it", error, folder)
+        temporary = f"the index of documents is in {folder} until the server ends"
+        logger.warning("%s; %s: --docs-db PATH keeps it, or %s", error, temporary, CACHE_REMEDY)
         return folder
 
 

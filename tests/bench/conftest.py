@@ -4,6 +4,7 @@ import asyncio
 import json
 import threading
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -22,7 +23,7 @@ class FakeServer:
     def __init__(self, handler: Handler) -> None:
         self.handler = handler
         self.requests: list[tuple[str, dict[str, Any]]] = []
-        self._handling: set[asyncio.Task[None]] = set()
+        self._answering: set[asyncio.Task[Any]] = set()
         self._loop = asyncio.new_event_loop()
         self._ready = threading.Event()
         self._thread = threading.Thread(target=self._run)
@@ -52,22 +53,25 @@ class FakeServer:
         self._ready.set()
         await self._stopped.wait()
         server.close()
-        if self._handling:
-            await asyncio.wait(self._handling, timeout=PATIENCE)
+        if self._answering:
+            await asyncio.wait(self._answering, timeout=PATIENCE)
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        answering = asyncio.current_task()
+        assert answering
+        self._answering.add(answering)
+        answering.add_done_callback(self._answering.discard)
         try:
             head = (await reader.readuntil(b"\r\n\r\n")).decode()
             path = head.split()[1]
             sizes = (int(line.split(":")[1]) for line in head.splitlines() if line.lower().startswith("content-length"))
             body = json.loads(await reader.readexactly(next(sizes, 0)) or b"{}")
             self.requests.append((path, body))
-            handling = asyncio.create_task(self._handle(path, body, writer))
-            self._handling.add(handling)
-            handling.add_done_callback(self._handling.discard)
-            await self._until_gone(reader, handling)
+            await self._until_gone(reader, asyncio.create_task(self._handle(path, body, writer)))
         finally:
             writer.close()
+            with suppress(ConnectionError):
+                await writer.wait_closed()
 
     async def _until_gone(self, reader: asyncio.StreamReader, handling: asyncio.Task[None]) -> None:
         """End the handler when its client disconnects, as a real server does."""
@@ -75,6 +79,8 @@ class FakeServer:
         done, pending = await asyncio.wait({handling, gone}, return_when=asyncio.FIRST_COMPLETED)
         for task in pending:
             task.cancel()
+        if pending:
+            await asyncio.wait(pending, timeout=PATIENCE)
         if handling in done:
             handling.result()
 

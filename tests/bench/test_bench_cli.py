@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from server.conftest import until
 from slotcache.bench.cli import SCENARIOS, main
+from slotcache.bench.scenarios import step
 from slotcache.bench.scenarios.step import GENERATED, HOST_SECONDS, LOOP_SECONDS
 from slotcache.ordering.policy import arrange
 from slotcache.ordering.tree import KnowledgeTree
@@ -64,7 +65,11 @@ class Figures:
         return None
 
 
-def test_steps_are_measured_while_short_answers_follow_each_other(serve: Any, chat_events: Any, capsys: Any) -> None:
+def test_steps_are_measured_while_short_answers_follow_each_other(
+    serve: Any, chat_events: Any, capsys: Any, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(step, "SAMPLES", 3)
+    monkeypatch.setattr(step, "STREAMED", 0.3)
     assert main(["step", "--url", serve(Figures(chat_events)).url, "--contexts", "50,60"]) == 0
     assert "host ms a step at 50 tokens of context: 0.20 ms" in capsys.readouterr().out
 

@@ -1,16 +1,22 @@
 """Faults, rude clients and mixed load: what is complained of, for outcomes that deserve it, and on real servers."""
 
+import asyncio
 import json
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
+from server.conftest import running
+from slotcache.bench import rude
 from slotcache.bench.cli import main
 from slotcache.bench.faulty import FAULTS
-from slotcache.bench.rude import Ending, Health
+from slotcache.bench.rude import ACTS, Ending, Health, Visitor
+from slotcache.bench.scenarios import endurance
 from slotcache.bench.scenarios.endurance import TRIALS, Stage, Trial, complaints, faults, report
+from slotcache.models.demo import FILE as MODEL
 
 RIGHT = Ending("?", 200, "yes", 1, done=True)
 FAILED = Ending("?", 200, "y", 1, done=True, error="the engine failed")
@@ -87,13 +93,33 @@ def test_each_fault_finds_what_it_breaks() -> None:
     assert {trial.fault for trial in TRIALS.values()} <= set(FAULTS)
 
 
-def test_bystanders_of_real_faults_are_not_hurt(tmp_path: Path, capsys: Any) -> None:
+def test_bystanders_of_real_faults_are_not_hurt(tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
+    """Small trials. `make endurance` has the whole ones, and looks at the clock: this machine may be busy."""
+    for name in ("TIMEOUT", "DYING", "TELLING", "GAP"):
+        monkeypatch.setattr(endurance, name, 300.0)
+    monkeypatch.setattr(rude, "SLOW_HEALTH", 300.0)
+    monkeypatch.setattr(endurance, "CONVERSATIONS", 8)
+    monkeypatch.setattr(endurance, "IDLE", 0.2)
     out = tmp_path / "out.json"
     trials = "decode,allocation,idle,full-disk,killed,mixed"
-    status = main(["endurance", "--only", trials, "--seconds", "3", "--json", str(out)])
+    status = main(["endurance", "--only", trials, "--seconds", "1", "--json", str(out)])
     printed = capsys.readouterr().out
     assert status == 0, printed
     data = json.loads(out.read_text())["data"]
     assert " steps failed" in printed and " 0 steps failed" not in printed, printed
-    assert "a slot save was answered" in printed and "20 idle conversations reuse" in printed
-    assert sum(data["mixed"]["acts"].values()) > 20 and len(data["mixed"]["acts"]) > 8
+    assert "a slot save was answered" in printed and "8 idle conversations reuse" in printed
+    assert data["mixed"]["acts"] and data["mixed"]["memory_mib"]
+
+
+def test_each_act_of_a_visitor_is_answered(tmp_path: Path) -> None:
+    slots = tmp_path / "slots"
+    slots.mkdir(mode=0o700)
+
+    async def visit(url: str) -> None:
+        async with aiohttp.ClientSession(url) as http:
+            visitor = Visitor(http, 0)
+            for _, act in ACTS.values():
+                await act(visitor)
+
+    with running(MODEL, slot_save_path=str(slots), parallel=2) as up:
+        asyncio.run(visit(up.url))

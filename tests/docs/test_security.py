@@ -26,7 +26,7 @@ def test_control_tokens_count_in_text_completions_and_not_in_chats(demo_server):
 
 
 def test_without_the_cache_a_response_is_stored_and_a_chat_is_not(demo_server):
-    assert "stores no answer of a chat" in TEXT and 'stores its answer unless it has `"store": false`' in TEXT
+    assert "stores no answer of a chat" in TEXT and 'stores its answer unless the request has `"store": false`' in TEXT
     fields = {"cache_prompt": False, "conversation": "one of a chat", "max_tokens": 1}
     demo_server.http.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": "Hi."}], **fields})
     assert demo_server.http.get("/v1/conversations/one of a chat").status_code == 404

@@ -39,7 +39,7 @@ def waiting(port: int, path: str, body: bytes | dict[str, Any] = b"", method: st
         yield connection
 
 
-@pytest.mark.parametrize(("kind", "number"), [("plain", 24), ("chat", 3), ("documents", 3)])
+@pytest.mark.parametrize(("kind", "number"), [("plain", 12), ("chat", 3), ("documents", 3)])
 def test_many_large_bodies_before_a_silent_upstream_take_little_memory(kind, number):
     path, make = BODIES[kind]
     port, body, refused = free_port(), json.dumps(make("x" * 30_000_000)).encode(), []

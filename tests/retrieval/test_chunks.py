@@ -102,7 +102,8 @@ def test_time_grows_with_the_size(unit):
         return process_time() - start
 
     seconds(1000)
-    assert min(seconds(80_000) for _ in range(3)) < 0.1 + 16 * max(seconds(10_000), 0.004)
+    few = seconds(10_000)
+    assert any(seconds(80_000) < 0.1 + 16 * max(few, 0.004) for _ in range(3))
 
 
 def test_sizes_have_a_least():

@@ -379,7 +379,7 @@ HARMFUL = {
         '<table:table><table:table-row table:number-rows-repeated="999999999"><table:table-cell '
         'table:number-columns-repeated="999999999"><text:p>ha</text:p></table:table-cell></table:table-row></table:table>',
     ),
-    "parts.epub": lambda: many_parts(100_000),
+    "parts.epub": lambda: many_parts(21_000),
     "nested.eml": lambda: b"Content-Type: message/rfc822\n\n" * 1000 + b"Subject: in\n\nThe text.",
     "nested.rtf": lambda: rb"{\rtf1" + b"{" * 20_000 + b"text" + b"}" * 20_000 + b"}",
     "nested.odt": lambda: opendocument("text", "<text:section>" * 5000 + "<text:p>a</text:p>" + "</text:section>" * 5000),

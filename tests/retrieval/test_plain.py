@@ -221,7 +221,7 @@ def test_work_grows_with_the_size(unit, monkeypatch):
     """What is made of four times the text is four times as much, and no search begins again from each letter."""
     for read in (read_markdown, read_text, read_table):
         sizes = []
-        for count in (20_000, 80_000):
+        for count in (10_000, 40_000):
             outline = outline_of(unit * count, read)
             kept = sum(count_tokens(block.text) for section in outline.sections for block in section.blocks)
             sizes.append(kept + sum(outline.left_out.values()))

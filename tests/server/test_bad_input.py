@@ -89,6 +89,28 @@ def numbers_of(kind):
             yield field.encode_name
 
 
+def test_all_wrong_fields_are_named_and_the_first_is_the_param(server):
+    hot, stop = "temperature: Expected `float | null`, got `str`", "stop[0]: Expected `str`, got `int`"
+    error = refused(server, NATIVE, b'{"temperature": "hot", "prompt": "Hi", "stop": [7], "top_k": 1.5, "n": null}')
+    assert error["param"] == "temperature"
+    assert error["message"] == f"{hot}; {stop}; top_k: Expected `int | null`, got `float`"
+    error = refused(server, NATIVE, b'{"prompt": 7, "temperature": "hot"}')
+    assert error["message"].endswith(f"; {hot}") and error["param"] == "prompt", "a required one is not missing"
+    error = refused(server, NATIVE, b'{"temperature": "hot"}')
+    assert error["message"] == f"{hot}; prompt: Object missing required field `prompt`"
+    wrong = dict.fromkeys(("temperature", "top_p", "min_p", "top_k", "n_predict", "seed", "n", "id_slot"), "x" * 100_000)
+    assert refused(server, NATIVE, json.dumps(wrong))["message"].count("; ") == 0, "one pass over a large body"
+    assert refused(server, NATIVE, json.dumps(dict.fromkeys(wrong, "x")))["message"].count("; ") == 4
+
+
+def test_a_route_with_a_slip_is_told_the_nearest_one(server):
+    answer = server.http.post("/v1/chat/completion", json={"messages": USER})
+    assert answer.status_code == 404
+    assert answer.json()["error"]["message"] == "no such route: /v1/chat/completion (did you mean /v1/chat/completions?)"
+    for path in ("/none", "/v1/chat/completion" + "s" * 5000):
+        assert server.http.get(path).json()["error"]["message"] == f"no such route: {path}"
+
+
 @pytest.mark.parametrize("value", ["1e308", "-1e308", "1e-308", "1" + "0" * 400, "-1" + "0" * 400])
 @pytest.mark.parametrize("path", [CHAT, NATIVE])
 def test_no_number_of_a_body_is_too_much(server, path, value):

@@ -31,6 +31,18 @@ def test_a_prompt_starts_once_the_one_before_it_is_computed(aside):
     world.finish()
 
 
+def test_one_that_is_cancelled_before_it_starts_is_no_late_start():
+    world = World(cells=2000)
+    world.submit(LONG)
+    world.step()
+    late = world.submit(range(2000, 2600))
+    world.step()
+    assert late.phase is Phase.WAITING
+    world.scheduler.finish(late)
+    world.finish()
+    assert not world.scheduler.counters.late_starts
+
+
 def test_prompts_of_one_step_start_together():
     world = World()
     jobs = [world.submit(range(100 * n, 100 * n + 20)) for n in range(3)]

@@ -130,7 +130,7 @@ def test_what_is_wrong_is_refused_in_the_shape_of_the_api(server, api, stream):
     assert api.refused(api.ask(server, grammar="root ::= (", stream=stream)).startswith("grammar: Expected")
     assert api.refused(server.http.post(api.path, content='{"messages": [')).startswith("the body is not JSON")
     assert api.refused(server.http.request("PUT", api.path), 405) == f"{api.path} takes no PUT: expected POST"
-    assert api.refused(server.http.post(f"{api.path}/no/such"), 404) == f"no such route: {api.path}/no/such"
+    assert api.refused(server.http.post(f"{api.path}/no/such"), 404).startswith(f"no such route: {api.path}/no/such")
 
 
 @every

@@ -58,6 +58,7 @@ def test_what_is_dropped_again_while_it_is_written_is_gone(tmp_path, gate):
     gate.let_on()
     until(lambda: disk.idle)
     assert len(files(tmp_path)) == 1
+    gate.let_on()  # the index
     disk.close()
 
 

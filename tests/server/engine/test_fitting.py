@@ -65,9 +65,9 @@ def test_a_server_takes_no_more_than_its_cap_and_answers(wide, cap):
 
 
 def test_a_flag_stays_as_it_is_given(wide):
-    assert chosen(wide, ctx_size=3000, device_memory=60)[0].ctx_size == 3000
-    with pytest.raises(ModelError, match=r"8,000 cells .*: CPU lacks [\d,]+ MiB of .*; it fits with -c \d+$"):
-        fit(Settings(ctx_size=8000, device_memory=60), wide)
+    assert chosen(wide, ctx_size=3072, device_memory=60)[0].ctx_size == 3072
+    with pytest.raises(ModelError, match=r"8,192 cells .*: CPU lacks [\d,]+ MiB of .*; it fits with -c \d+$"):
+        fit(Settings(ctx_size=8192, device_memory=60), wide)
 
 
 def test_below_the_least_context_the_line_says_what_would_fit(wide):
@@ -162,7 +162,7 @@ def test_the_default_context_grows_with_the_memory_and_leaves_the_host_tier_its_
     assert sizes[0] == 16384 < sizes[1] < sizes[2] < sizes[3] == 65536 and all(size % 256 == 0 for size in sizes)
     without = long_context(monkeypatch, long, free[1], cache_ram=0)
     assert without - sizes[1] == pytest.approx(2 * GIB / 57344, abs=2000)
-    assert long_context(monkeypatch, long, 64 * GIB, ctx_size=100_000) == 100_000
+    assert long_context(monkeypatch, long, 64 * GIB, ctx_size=102_400) == 102_400
     assert long_context(monkeypatch, long, 64 * GIB, fit=False) == 16384
     assert long_context(monkeypatch, long, 64 * GIB, device_memory=2048) < 40_000
 

@@ -129,6 +129,14 @@ def test_doctor_and_the_log_report_flags_and_those_without_effect(tiny):
     assert refused.returncode == 2 and "--device nowhere: expected none" in refused.stderr
 
 
+@pytest.mark.parametrize(("given", "cells"), [(100, 256), (300, 512), (512, 512)])
+def test_a_context_that_is_raised_is_told_as_it_is(tiny, caplog, given, cells):
+    with caplog.at_level("INFO", "slotcache"), running(tiny, ctx_size=given) as up:
+        assert up.http.get("/props").json()["default_generation_settings"]["n_ctx"] == cells
+    assert f"fits as it is: {cells} cells (-c)" in caplog.text
+    assert (f"-c {given} is raised to {cells}: llama.cpp allocates cells by 256" in caplog.text) == (given != cells)
+
+
 @needs_cpu
 def test_flags_for_several_gpus_are_reported_where_there_is_none(tiny):
     reported = run("doctor", "-m", tiny, "-sm", "none", "-mg", 0, "-ts", "3,1")

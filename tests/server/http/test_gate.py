@@ -254,7 +254,7 @@ def test_an_error_is_of_the_path_s_api_whatever_host_and_line_breaks_make_of_its
     with running(tiny, allowed_hosts="*") as server:
         answer = server.http.get(path, headers={"Host": host})
         assert answer.status_code == 404
-        assert answer.json()["error"]["message"] == f"no such route: {unquote(path)}"
+        assert answer.json()["error"]["message"].startswith(f"no such route: {unquote(path)}")
         assert set(answer.json()) == {"error"}, "the shape of OpenAI's API, not of Anthropic's or Ollama's"
 
 

@@ -7,12 +7,13 @@ import sys
 
 import httpx
 import pytest
+from slotcache.models.model_files import CACHE_REMEDY
 from slotcache.server.config.settings import Settings
 from slotcache.server.search.folder import index_folder
 from slotcache.slots.store.private_folder import FolderError
 
 from server.conftest import DEADLINE, free_port
-from server.test_cli import command, wait_until_ready
+from server.test_cli import command, run, wait_until_ready
 
 
 def test_a_folder_that_is_named_has_to_be_usable(tmp_path):
@@ -38,5 +39,13 @@ def test_without_a_home_the_folder_ends_with_the_server(tiny, tmp_path, end):
         _, log = process.communicate(timeout=DEADLINE)
     finally:
         process.kill()
-    assert f"is in {folder} until the server ends: --docs-db PATH keeps it" in log
+    assert f"is in {folder} until the server ends: --docs-db PATH keeps it, or {CACHE_REMEDY}" in log
+    assert "the cache folder /proc/.cache/slotcache/docs: " in log and "--docs-db /proc" not in log
     assert not folder.exists()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc is no home for anybody")
+@pytest.mark.parametrize("arguments", [("serve", "-m", "smollm2"), ("demo", "--page")])
+def test_without_a_home_an_error_names_the_variable_that_helps(arguments):
+    process = run(*arguments, HOME="/proc", XDG_CACHE_HOME="")
+    assert process.returncode and f"'/proc/.cache': {CACHE_REMEDY}" in process.stderr
