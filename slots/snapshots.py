@@ -271,8 +271,7 @@ def _repeats_an_answer(job: Job) -> bool:
 
 
 class FromSnapshots(PlainKV):
-    """The strategy for models that cannot be cut at a prefix: all reuse comes from recurrent states and the runs before them.
-    """
+    """The strategy for models that cannot be cut at a prefix: all reuse is by recurrent states and the runs before them."""
 
     def __init__(self, tree: PrefixTree, cells: Cells, counters: Counters, snapshots: Snapshots) -> None:
         super().__init__(tree, cells, counters)
