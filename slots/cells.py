@@ -49,9 +49,8 @@ class Cells:
     def fits(self, job: Job, waiting: Iterable[Job] = ()) -> bool:
         """Return whether a prompt fits beside running requests and their promised cells.
 
-        The server accepts only prompts that fit alone.
-
-        waiting: the other waiting requests. They may keep KV outside the cells, too (`Strategy.has_room`).
+        The server accepts only prompts that fit alone. waiting: the other waiting requests, which may also keep KV outside
+        the cells (`Strategy.has_room`).
         """
         tree = self._tree
         if not self._running:
@@ -110,7 +109,7 @@ class Cells:
     def offload_idle(self, job: Job) -> None:
         """Move idle KV to host memory until `idle_cells` are left, since each step attends over the whole pool.
 
-        The idle KV stays if this request, whose path is claimed, would be no faster without it.
+        The idle KV stays if its move would not make this request faster. The request's path is already claimed.
         """
         tree, sequence = self._tree, job.sequence
         excess = tree.device.num_reclaimable - self._idle_cells

@@ -22,7 +22,7 @@ class Costs:
     chunk: prompt tokens that attention computes together; a smaller batch takes about as long.
     background_step: prompt tokens of a background step; they are lost when a new request aborts the step.
     background_ns: most time of a background step on a device that cannot abort steps; 0: steps can be aborted.
-    recompute_last: last tokens of a prompt that are always computed, together, so that no bit depends on the cache.
+    recompute_last: how many last tokens of a prompt are always computed, in one batch, so that no bit depends on the cache.
     min_shared: uncached tokens that two requests must share before the second waits for the first to compute them.
     restore_share: time to restore KV from host memory, as a share of computing it.
     apart_from_cells: with this many cells in use or more, decode and prefill take less time in separate steps.
@@ -74,7 +74,8 @@ class Costs:
     def background_tokens(self, profile: Profile, cached: int) -> int:
         """Return how many prompt tokens a background step computes after `cached` ones, if nothing else runs.
 
-        A limit of time allows at least `recompute_last`: fewer tokens would be rounded otherwise than in a client's request.
+        A limit of time never makes them fewer than `recompute_last`: fewer tokens would be rounded otherwise than the same
+        tokens in a client's request.
         """
         if not self.background_ns:
             return self.background_step
@@ -207,10 +208,9 @@ class PrefillBudget:
     def observe(self, plan: Plan, seconds: float, cells: int) -> None:
         """Learn from the time that a plan took, and let the profile learn.
 
-        Plans with drafts or without a whole chunk are ignored.
-
-        cells: cells in use on the device, without the plan's new tokens. If a step took longer than expected, because the
-        machine has other work, the next steps become smaller at once.
+        Plans with drafts or without a whole chunk are ignored. cells: cells in use on the device, without the plan's new
+        tokens. If a step took longer than expected, because the machine has other work, the next steps become smaller at
+        once.
         """
         tokens = plan.num_tokens
         if tokens < self.costs.chunk or plan.has_drafts:
@@ -241,8 +241,8 @@ class PrefillBudget:
 def chunk_size(left: int, most: int, costs: Costs) -> int:
     """Return how many of the `left` tokens to compute now, at most `most`: whole chunks, without a tiny remainder.
 
-    Attention takes as long for part of a chunk as for a whole one. If `most` allows it, both this part of the tokens and the
-    last one have at least `recompute_last` tokens.
+    Attention takes as long for part of a chunk as for a whole one. If `most` allows it, neither this part of the tokens nor
+    the last part has fewer than `recompute_last`.
     """
     if left <= most:
         return left

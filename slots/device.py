@@ -35,7 +35,7 @@ class Stretches:
         self.total += 1
 
     def join(self, owner: Node | Sequence) -> int:
-        """Drop a count, because its KV is restored in one piece or is gone from the device. Return the count."""
+        """Drop the count of an owner whose KV is restored in one piece or gone from the device. Return the count."""
         count = self._counts.pop(owner, 0)
         self.total -= count
         return count

@@ -53,9 +53,7 @@ class Drafter(Protocol):
     def read_ahead(self, slot: Slot, cached: int, most: int) -> bool:
         """Read at most `most` tokens of an idle slot's history, for its next turn.
 
-        Return False if none is left, or after an abort.
-
-        cached: how many first tokens of the history may be read.
+        Return False if none is left, or after an abort. cached: how many first tokens of the history may be read.
         """
         ...
 

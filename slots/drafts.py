@@ -208,9 +208,9 @@ NONE: Sequence[np.ndarray] = ()
 class Drafts:
     """Decides which drafts a step checks. A step has drafts only if every running request decodes.
 
-    No stream drafts unless each stream is expected to gain. The time that drafts lose is taken from a credit. Gains refill
-    the credit, and each step without drafts adds a little to it: if no draft is ever accepted, drafts cost half a percent of
-    the time.
+    Each stream must be expected to gain time by the step, otherwise no stream drafts. The time that drafts lose is taken
+    from a credit. Gains refill the credit, and each step without drafts adds a little to it: if no draft is ever accepted,
+    drafts cost half a percent of the time.
 
     All drafts of a step come from lookup, or all come from the draft model, whichever gains more. The draft model's time
     counts, both for drafts and for reading prompts. It reads a prompt in pieces between steps, after the answer's first
@@ -222,8 +222,8 @@ class Drafts:
     model, if there is one.
 
     All streams of a recurrent model draft equally many tokens, because llama.cpp computes equal lengths in one kernel. Other
-    lengths take several kernels, and a later one moves other streams' states without the states to which they would be
-    rolled back.
+    lengths take several kernels. A later kernel then moves the states of other streams, but not the saved states to which
+    these would be rolled back.
     """
 
     def __init__(

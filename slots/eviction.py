@@ -63,9 +63,9 @@ class EvictionPolicy:
 def count_use(nodes: Sequence[Node], profile: Profile, *, continues: bool = False, counts_as_use: bool = True) -> None:
     """Count a request's use of a path: the frequency of its runs, and the cost of the runs without KV.
 
-    nodes: the runs of the path, last one first. continues: the request continues an earlier one, and runs with a use are not
-    counted again. Otherwise the many turns of one conversation would make its history worth more than the histories of
-    others. counts_as_use: a client asked for the request.
+    nodes: the runs of the path, last one first. continues: the request continues an earlier one, so runs that were used
+    before are not counted again. Otherwise the many turns of one conversation would make its history worth more than the
+    histories of others. counts_as_use: a client asked for the request.
     """
     missing = [node for node in nodes if not node.is_cached]
     new = sum(len(node.tokens) for node in missing)

@@ -1,4 +1,4 @@
-"""Records that were fetched for one request: before its start, or to be taken over after a hole that it computes itself."""
+"""Records that were fetched for one request: before its start, or for later, once it has computed the tokens before them."""
 
 from __future__ import annotations
 

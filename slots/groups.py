@@ -45,9 +45,9 @@ class Group:
 class Entry:
     """A waiting request. order: its arrival number. place: the node where its fixed tokens end.
 
-    expected: tokens that the request is expected to reuse. ratio: the expected tokens divided by the other ones. weight: the
-    ratio, times one more than the number of overtakes. source: the admitted request whose KV is to be reused; None: the
-    expected tokens were cached at the arrival. group: the group of `source`, which the request may follow.
+    expected: tokens that the request is expected to reuse. ratio: the expected tokens divided by the tokens left to compute.
+    weight: the ratio, times one more than the number of overtakes. source: the admitted request whose KV is to be reused;
+    None: the expected tokens were cached at the arrival. group: the group of `source`, which the request may follow.
     """
 
     job: Job

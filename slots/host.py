@@ -462,7 +462,7 @@ class PromptTree(RadixTree[Node]):
         """Set the priority of a run that is used, pinned or unpinned now."""
 
     def retire(self, scope: Scope, tokens: np.ndarray, session: str) -> int:
-        """Let the runs that only one session computed and used be evicted first. Return how many tokens these runs have.
+        """Let runs be evicted first that only this session has computed and used. Return how many tokens these runs have.
 
         tokens (int32): a prompt of the session. Runs that another prompt shares are not retired. If a single run without
         children follows the prompt, it is the prefix of the session's next turn, and is retired, too.
@@ -591,8 +591,8 @@ class Copies:
         """Copy one idle run to host memory in idle time, so that its later eviction costs nothing.
 
         Prefixes come first, since a run is of no use without the runs before it. Return False when every idle run has a copy
-        or host memory is full. For a run that no lower tier has, copies that a lower tier has may be evicted; no other copy
-        is.
+        or host memory is full. Room for a run that no lower tier has is made by evicting copies that a lower tier has. No
+        other copy is evicted.
         """
         seen: dict[Node, bool] = {}  # many idle sequences may stand on one run
         for sequence in self._device.idle.values():
@@ -627,10 +627,8 @@ class Copies:
     def save_prefix(self, node: Node | None) -> None:
         """Copy the runs from `node` up to the first one with a copy, while there is room.
 
-        Copies of later runs depend on them.
-
-        These runs may stay in use on the device for long, and would be lost with it. RAGCache (section 6) also copies upper
-        nodes.
+        Copies of later runs are of no use without these copies. The runs may stay in use on the device for long, and would
+        be lost with it. RAGCache (section 6) also copies upper nodes.
         """
         for above in itertools.takewhile(lambda above: above.copy is None, upward(node) if node else ()):
             self.save_if_free(above)

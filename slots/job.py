@@ -96,7 +96,7 @@ class Strategy(Protocol):
         ...
 
     def bring_back(self, job: Job, num_cells: int) -> None:
-        """Restore KV of the job that has come to host memory since. num_cells: as for `catch_up`."""
+        """Restore KV of the job that has come to host memory since its last span. num_cells: as for `catch_up`."""
         ...
 
     def pause_at(self, job: Job, at: int) -> None:

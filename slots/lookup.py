@@ -16,9 +16,9 @@ BITS = 21  # bits of a token in a key: more than any vocabulary needs, and three
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Draft:
-    """tokens (int32): a guess at the next tokens.
+    """A guess at the next tokens (int32), taken from a place where the text's last tokens occurred before.
 
-    matched: how many of the last tokens also precede the place of the guess.
+    matched: how many of the last tokens are the same at that place.
     """
 
     tokens: np.ndarray

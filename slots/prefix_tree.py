@@ -102,11 +102,10 @@ class OutOfSequences(RuntimeError):
 class PrefixTree(PromptTree):
     """The tree of all cached KV: finds, claims, releases and evicts runs.
 
-    Each act adds memory operations, which go into the next plan.
-
-    device: sequences and cells. copies: saves runs to host memory and restores them. num_sequences: how many sequence ids
-    there are, at least 2 * slots + 1. host: takes evicted runs; without it they are lost. policy: decides the order of
-    eviction. profile: the time to compute a run. costs: the costs of this device.
+    Each act adds memory operations, which go into the next plan. device: sequences and cells. copies: saves runs to host
+    memory and restores them. num_sequences: how many sequence ids there are, at least 2 * slots + 1. host: takes evicted
+    runs; without it they are lost. policy: decides the order of eviction. profile: the time to compute a run. costs: the
+    costs of this device.
     """
 
     def __init__(
@@ -211,9 +210,7 @@ class PrefixTree(PromptTree):
     def use(self, nodes: Iterable[Node], *, counts_as_use: bool = True, session: str = "") -> None:
         """Count a request's use of cached runs outside its path.
 
-        The request has copies of these runs, so they may be evicted.
-
-        session: as for `claim`.
+        The request has copies of these runs, so they may be evicted. session: as for `claim`.
         """
         self._clock += 1
         used = list(nodes)

@@ -2,9 +2,9 @@
 
 The request with the highest ratio of cached to uncached tokens comes first (RAGCache, section 5.2). So requests with the
 same cached prefix follow each other (RAGBoost, section 5.2), and short requests do not wait for long ones. The ratio of a
-request that was overtaken n times counts n + 1 times, so no request is overtaken without end (highest response ratio next,
-Brinch Hansen 1971, with overtakes in place of time). `Groups` finds the requests with the same prefix in a queue of any
-length.
+request that was overtaken n times is multiplied by n + 1, so no request is overtaken without end (highest response ratio
+next, Brinch Hansen 1971, with overtakes in place of time). `Groups` finds the requests with the same prefix in a queue of
+any length.
 """
 
 from __future__ import annotations

@@ -406,9 +406,8 @@ class ChangedPiece:
 def changed_piece(last_node: Node, tokens: np.ndarray, at: int) -> ChangedPiece | None:
     """Return the piece at position `at` in which a prompt differs from an earlier one.
 
-    last_node: where the prompt's path ends.
-
-    Return None if no earlier prompt parts there, or if none has the same tokens again after a short piece.
+    last_node: where the prompt's path ends. Return None if no earlier prompt parts there, or if none has the same tokens
+    again after a short piece.
     """
     own = next((node for node in path(last_node, at) if node.start == at), None)
     if own is None or own.parent is None:

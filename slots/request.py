@@ -16,9 +16,9 @@ from .scope import Scope
 
 @dataclass(frozen=True, slots=True)
 class PlacedDocument:
-    """A document in a prompt, at positions [start, stop). rank: its retrieval rank, from 1.
+    """A document in a prompt, at positions [start, stop).
 
-    moved: its place is not the request's.
+    rank: its retrieval rank, from 1. moved: its place among the documents differs from that in the request.
     """
 
     id: str

@@ -40,7 +40,7 @@ class Reuse:
     """What a request reused. spans: those found at its first admission, and those taken over later, in order.
 
     num_overtaken: later requests that were admitted before it. fetch_seconds: time that it waited for records of a lower
-    tier. has_hole: it computed lost tokens between two spans.
+    tier. has_hole: between two reused spans, it computed tokens that the cache had lost.
     """
 
     spans: list[ReusedSpan] = field(default_factory=list[ReusedSpan])

@@ -43,9 +43,9 @@ BESIDE = 2  # chunks of a step for prompts ahead of time: with three, the gaps o
 class StepBuilder:
     """Builds a step: requests and their spans, in the same order. `commit()` reads it, so it lives until the next `plan()`.
 
-    is_decode_turn: this step only decodes, because decode and prefill take less time apart; the next step is for prompts, if
-    any wait. most_scored: most prompt tokens whose logprobs the step computes; each takes a row of logits. beside: a
-    client's request runs, in this step or in turn with it.
+    is_decode_turn: this step only decodes, because decode and prefill take less time in separate steps; the next step is for
+    prompts, if any wait. most_scored: most prompt tokens whose logprobs the step computes; each takes a row of logits.
+    beside: a client's request runs, in this step or in turn with it.
     """
 
     def __init__(

@@ -107,8 +107,8 @@ class MovedDocument:
 class SeparateLayout(Layout):
     """The layout of a prompt with separately read documents, whose tokens are marked; or of a stage that reads one document.
 
-    moved: the separately read documents; empty in a stage. reads: set in a stage alone: the layout of the whole prompt, and
-    before it the index of the stage's document in the `moved` of that layout.
+    moved: the separately read documents; empty in a stage. reads: in a stage, (index of the stage's document in the `moved`
+    of the whole prompt, layout of the whole prompt); else None.
     """
 
     moved: tuple[MovedDocument, ...] = ()

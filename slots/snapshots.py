@@ -31,7 +31,10 @@ UNUSED = 64  # states inside prompts that wait for a second prompt; as many more
 
 @dataclass(slots=True, eq=False)
 class SnapshotState(StrategyState):
-    """stops: where a job's prefill pauses for a snapshot. taken: the run where its last snapshot was taken, kept or not."""
+    """stops: where a job's prefill pauses for a snapshot.
+
+    taken: the run with the job's last snapshot, even if that is gone.
+    """
 
     stops: tuple[int, ...] = ()
     taken: Node | None = None

@@ -1,4 +1,4 @@
-"""Which requests start or compute in the next step, if not all can: by adapter sets, and by prompts that start late."""
+"""Which requests start or compute in the next step, if not all can: adapter sets take turns, and some prompts start late."""
 
 from __future__ import annotations
 

@@ -44,11 +44,10 @@ Words = Annotated[str, Meta(max_length=1000)]
 
 
 class Origin(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The origin of a folder's KV. model, build: their names in words.
+    """The origin of a folder's KV.
 
-    machine: the digest of the build, the CPU and the devices.
-
-    shape: the digest of the settings that change KV. is_imported: the KV came from another machine.
+    model, build: their names in words. machine: the digest of the build, the CPU and the devices. shape: the digest of the
+    settings that change KV. is_imported: the KV came from another machine.
     """
 
     model: Words
@@ -104,7 +103,7 @@ class StoredRecord:
 
 @dataclass(frozen=True, slots=True)
 class ScopeUse:
-    """What a folder has of a scope. oldest, newest: the first and the last of its files' times of last use, ns."""
+    """What a folder has of a scope. oldest, newest: when its least, and its most, recently used file was used, ns."""
 
     scope: str
     num_records: int
@@ -122,9 +121,10 @@ class ScopeUse:
 
 @dataclass(frozen=True, slots=True)
 class StoredFolder:
-    """The KV of one model and one set of settings. model: the model's digest. scopes: ordered by name.
+    """The KV of one model and one set of settings.
 
-    unreadable: the use of files without a readable head; None if there are none.
+    model: the model's digest. scopes: ordered by name. unreadable: the use of files without a readable head; None if there
+    are none.
     """
 
     path: Path
@@ -169,7 +169,7 @@ def records(folder: Path) -> Iterator[StoredRecord]:
 
 
 def damage(stored: StoredRecord) -> str:
-    """Return what is wrong with a file, read to its last byte; empty: nothing, or the file is gone."""
+    """Return what is wrong with a file, read to its last byte; empty if nothing is wrong or the file is gone."""
     if stored.head is None:
         return stored.why
     made_by = Provenance(stored.head.model, stored.head.settings)
@@ -272,9 +272,9 @@ class ArchiveError(Exception):
 
 
 class Manifest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """format: the format of the records. model, settings: their provenance. records: how many there are.
+    """The manifest of an archive.
 
-    bytes: their size.
+    format: the format of the records. model, settings: their provenance. records: how many there are. bytes: their size.
     """
 
     format: int

@@ -44,7 +44,7 @@ ORIGIN = "origin.json"  # see `archive.py`
 class Neighbours:
     """The folders of other models and settings in `root`, beside `own`.
 
-    The files of the least recently used one go first.
+    Files of the least recently used folder are deleted first.
     """
 
     def __init__(self, root: Path, own: Path) -> None:

@@ -168,7 +168,10 @@ class Fetches:
         return job.request.keeps and job.request.index_scope.is_shared
 
     def look(self) -> None:
-        """Begin fetches, give up those that take too long, and release those whose requests run now. Between two steps."""
+        """Begin fetches, give up those that take too long, and release those whose requests run now.
+
+        Call it between two steps.
+        """
         for fetch in [fetch for fetch in self._open if self._by_job.get(fetch.job) is not fetch]:
             self._release(fetch)
         self._scheduler.index.host.num_aside = self._holes.forget_dropped({tier.name: tier for tier in self._lower})

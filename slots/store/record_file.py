@@ -79,10 +79,10 @@ class ForeignFile(CorruptFile):
 
 
 class Head(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The head of a file. tokens: the number of tokens. size: the bytes of KV and state.
+    """The head of a file.
 
-    path: the digest of the tokens. data: the digest of the KV and the state. state: how many of the last bytes are a
-    recurrent state.
+    tokens: the number of tokens. size: the bytes of KV and state. path: the digest of the tokens. data: the digest of the KV
+    and the state. state: how many of the last bytes are a recurrent state.
     """
 
     model: HexDigest

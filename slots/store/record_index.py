@@ -155,9 +155,9 @@ Covers = RecordEntry | tuple[RecordEntry, ...] | dict[RecordEntry, None]
 
 
 class Stretch(NamedTuple):
-    """Positions [start, stop) of a prompt, and the records with their KV, prefixes first.
+    """Positions [start, stop) of a prompt whose KV is in records.
 
-    Between two stretches is a hole.
+    entries: these records, prefixes first. Between two stretches is a hole.
     """
 
     entries: list[RecordEntry]
