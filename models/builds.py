@@ -32,7 +32,7 @@ LOG_EVERY = 15  # s between two lines of the log
 class InstalledBuilds:
     """What `slotcache install` found. asked: its argument. builds: the builds to try before all packages, in order.
 
-    passed_over: by the name of each build that was not taken, the reason.
+    passed_over: why a build was not taken, by the build's name.
     """
 
     asked: str = ""

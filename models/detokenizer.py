@@ -31,7 +31,7 @@ class TextStream:
     Together, the results of all calls of `push` and of `finish` are the answer decoded as UTF-8, with U+FFFD for invalid
     bytes. The text ends before the stop string that starts first (of several at one place, before the shortest). It does not
     depend on how bytes are split over tokens. stop: stop strings; empty ones are ignored. piece: returns a token's bytes.
-    parts: cuts the text into parts, if stop strings count in some parts only, and never across two parts.
+    parts: cuts the text into parts, if stop strings count in some parts only. No stop string reaches over two parts.
     """
 
     __slots__ = ("_decoder", "_partial", "_parts", "_piece", "_stop", "_unsettled", "stopped")

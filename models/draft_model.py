@@ -102,7 +102,7 @@ class KeptTokens:
 
 
 class DraftModel:
-    """A `Drafter` by llama.cpp. Except for `open`, it belongs to the engine's thread.
+    """A `Drafter` that runs on llama.cpp. Except for `open`, it belongs to the engine's thread.
 
     why_off: the reason, while the model `is_off`. served: the model for which this one drafts. beside: the interrupt of the
     served model's runner; it aborts background steps there, and the reading of pieces here.

@@ -713,7 +713,7 @@ def _abort(message: bytes) -> None:
 def before_abort(act: Callable[[str], None]) -> Callable[[], None]:
     """Have `act` called before llama.cpp ends the process, as it does if a device is gone or after an internal error.
 
-    Return a function after whose call `act` is called no more.
+    Return a function that undoes this.
     """
     LAST_WORDS.append(act)
     ggml_set_abort_callback(_abort)

@@ -124,6 +124,8 @@ class Marks(Unmarked):
         """Cut `real` at the client's texts, each in the first form that fits the text around it.
 
         Return None if no form fits.
+
+        rendered: the template's output with placeholders. real: its output with the texts themselves.
         """
         first, parts = self._split(rendered)
         if not real.startswith(first):

@@ -283,7 +283,7 @@ class Model:
 
     @property
     def is_on_device(self) -> bool:
-        """Whether all layers and the output are on devices, unless these had too little memory."""
+        """Whether devices have all layers and the output. If llama.cpp reports no layers, the requested number decides."""
         is_asked = self.gpu_layers < 0 or self.gpu_layers > self.num_layers
         is_all = HOST not in self.layers if self.layers else is_asked
         return is_all and not self.overrides and self.device is not None
@@ -507,7 +507,7 @@ class Model:
         return lambda token: spelt.get(token) or self.piece(token)
 
     def spelling(self, token: int) -> bytes:
-        """Return a token's bytes in the vocabulary, also for control tokens: b"<|im_end|>"."""
+        """Return a token's bytes in the vocabulary, also for a control token, such as b"<|im_end|>"."""
         return self._piece(token, special=True)
 
     def text_of(self, token: int) -> str:

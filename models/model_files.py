@@ -99,9 +99,8 @@ class KnownFiles:
 def cache_folder() -> Path:
     """Return our folder in the user's cache directory.
 
-    If the user has no home, or the folder another owner, it cannot be made.
-
-    The content of the folder is trusted, so a foreign owner could pass off one model's KV as another's.
+    Without a home, or if the folder has another owner, the result is a path that cannot be made. The content of the folder
+    is trusted, so a foreign owner could pass off one model's KV as another's.
     """
     with contextlib.suppress(OSError, FolderError):
         folder = user_folder("XDG_CACHE_HOME", ".cache") / "slotcache"

@@ -29,7 +29,7 @@ class LogitsRow:
         self.values = values
 
     def places(self, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the places of `tokens` in `values`, and the indices of these tokens: all, in order."""
+        """Return the places of `tokens` in `values`, and each place's index in `tokens`: all of them, in order."""
         return tokens, np.arange(len(tokens))
 
 
@@ -180,9 +180,9 @@ class Logprobs:
 
     @classmethod
     def of_samplers(cls, left: np.ndarray, token: int, most: int) -> Logprobs:
-        """Return the logprobs after the samplers. left: llama_token_data of the tokens that could be chosen.
+        """Return the logprobs after the samplers.
 
-        most: as above.
+        left: llama_token_data of the tokens that could be chosen. most: as in `of_model`.
         """
         possible = left[left["p"] > 0]
         best = possible[np.argsort(-possible["p"], kind="stable")[:most]]
@@ -278,12 +278,11 @@ class Sampler:
         return token
 
     def choose_along(self, draft: np.ndarray, rows: np.ndarray, context: llama.llama_context_p, index: int) -> int:
-        """Return the next token.
+        """Return the next token. Also choose the tokens after it, as long as the choices equal the draft.
 
-        Also choose the tokens after it, as long as the choices equal the draft: see `take_further`.
-
-        draft: (tokens,), int32. rows: the logits before the draft and after each of its tokens, which are the batch rows
-        from `index` on. It stops before forced tokens, which need no choice, and when choosing has taken long.
+        The further tokens are in `take_further`. draft: (tokens,), int32. rows: the logits before the draft and after each
+        of its tokens, which are the batch rows from `index` on. The method stops before forced tokens, which need no choice,
+        and when choosing has taken long.
         """
         until = perf_counter() + ALONG
         first = token = self.choose(rows[0], context, index)

@@ -211,10 +211,8 @@ OF_FILES = (
 def recommended(metadata: Callable[[str], str | None]) -> dict[str, Any]:
     """Return the parameters that a file recommends, `samplers` among them.
 
-    Numbers are as in the file, even outside their range: see `Sampling.changed`. Values that llama.cpp does not know are
-    ignored with a warning.
-
-    metadata: returns a value of the file as text; None if the file has none.
+    metadata: returns a value of the file as text; None if the file has none. Numbers are as in the file, even outside their
+    range: see `Sampling.changed`. Values that llama.cpp does not know are ignored with a warning.
     """
     found: dict[str, Any] = {}
     for name in OF_FILES:

@@ -46,7 +46,7 @@ import_module(sys.argv[2]).main(*sys.argv[3:])
 def command(module: str, *arguments: str) -> list[str]:
     """Return the command that calls `main` of a module with these arguments. module: its name below this package.
 
-    With the flag -P the process imports nothing from its working folder, like this process.
+    The flag -P keeps the process from importing anything from its working folder; this process does not do that either.
     """
     return [sys.executable, "-P", "-c", START, str(PACKAGE_ROOT), f"slotcache.{module}", *arguments]
 
