@@ -278,7 +278,7 @@ def _with_null(schema: Schema) -> None:
 
 
 def _without_looking(path: str, schema: Schema, is_strict: bool) -> Iterator[str]:
-    """Leave out expressions that look around; yield those. Raises GrammarError if the schema is strict."""
+    """Remove expressions with look-around; yield the removed ones. Raises GrammarError if the schema is strict."""
     for keyword in ("pattern", "patternProperties"):
         value = schema.get(keyword)
         patterns = [value] if isinstance(value, str) else list(value) if isinstance(value, dict) else []
@@ -293,7 +293,7 @@ def _without_looking(path: str, schema: Schema, is_strict: bool) -> Iterator[str
 
 
 def _without_named_patterns(path: str, schema: Schema, is_strict: bool) -> Iterator[str]:
-    """Leave out patterns that fit no names but those of `properties`; yield those.
+    """Remove patterns that fit no names but those of `properties`; yield the removed ones.
 
     llguidance would let an answer begin such a name, and then find none. Raises GrammarError if the schema is strict.
     """

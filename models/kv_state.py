@@ -7,9 +7,9 @@ A state is a magic number, the sequence's id, and one part for each memory of th
   two more positions, token, holder. Then whether V is transposed, and the number of layers. Then for each layer K's type and
   row size, and K's row of each cell. V follows in the same form; if it is transposed, with its type, element size and width,
   then for each of its numbers a row of all cells.
-- Recurrent (llama_memory_recurrent::state_write): the number of cells, 0 or 1, and the cell's position and number of holders,
-  which is 0. Then whether S is transposed, and the number of layers. Then for each tensor its type and row size, and its row
-  if there is a cell.
+- Recurrent (llama_memory_recurrent::state_write): the number of cells, 0 or 1, and the cell's position and number of
+  holders, which is 0. Then whether S is transposed, and the number of layers. Then for each tensor its type and row size,
+  and its row if there is a cell.
 
 For a hybrid, two kinds of states are kept: runs, which have attention's cells and no recurrent cell, and the recurrent part
 alone. A model with a sliding window has two parts of attention: the layers that see all earlier tokens, and the others.

@@ -77,7 +77,7 @@ class DeviceCells:
     ) -> None:
         self.num_cells = num_cells
         self.num_ready = 0  # cells with KV of a run: every ready token is in exactly one
-        self.num_runs = 0  # that have any of these
+        self.num_runs = 0  # runs with any such cell
         self.num_pending = 0  # claimed and not computed yet: cells that are promised
         self.num_in_use = 0  # ready cells that running requests need
         self.cells_end = 0  # all cells in use are below this one, if the lowest free cells are filled first

@@ -100,7 +100,7 @@ FADING_PACE = 0.995  # share of what was learnt that a step without drafts keeps
 REFRESH = 100  # steps with drafts before one without, which shows how long that takes now
 FIRST_STEPS = 4  # likewise, before the first time of a step without drafts
 FEW_ROWS = 8
-SAMPLES = 5  # recent samples that a factor is about the mean of
+SAMPLES = 5  # a factor is about the mean of so many recent samples
 
 
 @dataclass(slots=True)
@@ -164,7 +164,7 @@ class Pace:
 
     @staticmethod
     def _newer(known: float | None, new: float, *, is_late: bool) -> float:
-        """Return a time moved towards a new one. is_late: the new one is the first for long, and counts half."""
+        """Return a time moved towards a new one. is_late: the new time is the first for long, and counts half."""
         return (known + min(new, OUTLIER * known)) / 2 if is_late and known is not None else smoothed(known, new)
 
     def observe(self, streams: int, rows: int, *, depth: int, seconds: float) -> float:
@@ -191,7 +191,10 @@ class Pace:
 
 
 def _size(rows: int) -> int:
-    """Return the class of a size. Each small size is a class: a draft model may choose between sizes one row apart."""
+    """Return the class of a number of rows.
+
+    Each small number has its own class: a draft model may need one row more or less.
+    """
     return rows if rows <= FEW_ROWS else FEW_ROWS + (rows - 1).bit_length()
 
 
@@ -347,7 +350,7 @@ class Drafts:
     ) -> tuple[int, float]:
         """Return the most tokens of a draft in this step, and the gain: of the lengths that pay, the one that gains most.
 
-        0: no length pays. candidates: rows of a stream.
+        The result is 0 if no length pays. candidates: the numbers of rows of a stream to try.
         """
         streams = len(jobs)
         depth = max(job.num_tokens for job in jobs)
@@ -459,7 +462,7 @@ class Drafts:
 
 
 def _room(job: Job) -> int:
-    """Return the most tokens of a draft: the last token of an answer is sampled after it."""
+    """Return the most tokens of a draft. At least one token of the answer must be left to sample after it."""
     return len(job.tokens) - job.num_tokens - 1
 
 

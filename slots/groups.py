@@ -142,7 +142,7 @@ class Groups:
             return first
         best = self._best(oldest, may_start)
         if not self._follows(best, oldest):
-            best.group = None  # it comes for itself
+            best.group = None  # it follows no leader
         return best.job
 
     def sharing(self, job: Job) -> list[Prompt]:
@@ -191,14 +191,17 @@ class Groups:
         for _ in range(MOST_LOOKS):
             best = self._heaviest(oldest, may_start)
             if best is oldest or (best.source is not None and best.source.sequence is not None):
-                return best  # what a running request computes stays
+                return best  # no KV that a running request computes is evicted
             if (cached := self._num_cached(best.job)) == best.expected:
                 return best
             best.expect(cached)
         return self._heaviest(oldest, may_start)
 
     def _heaviest(self, oldest: Entry, may_start: Callable[[Job], bool]) -> Entry:
-        """Return the request of the most expected weight. Once `oldest` must not be overtaken, only a follower may be it."""
+        """Return the request of the most expected weight.
+
+        Once `oldest` must not be overtaken, only a follower may come first.
+        """
         best, priority, is_due = oldest, oldest.job.request.priority, oldest.job.reuse.num_overtaken >= self._window
         for entry in self._entries.values():
             if entry.weight <= best.weight or entry.job.request.priority != priority or not may_start(entry.job):
@@ -208,7 +211,7 @@ class Groups:
         return best
 
     def _num_cached(self, job: Job) -> int:
-        """Return about how many tokens of a prompt need not be computed; the exact number takes a layout.
+        """Return about how many tokens of a prompt need not be computed. Only a layout would give the exact number.
 
         Its documents are searched after its fixed tokens, in any order, at `MOST_PLACES` places.
         """

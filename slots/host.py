@@ -25,7 +25,7 @@ from .scope import Scope
 
 BY_TOKEN = CopySizes(run_token=1)
 """Sizes for a budget that counts tokens: each token of a run takes one byte."""
-MOST_PASSED = 32  # copies that a search for one that a lower tier has, too, passes over
+MOST_PASSED = 32  # copies that a search skips on its way to one that a lower tier also has
 
 
 class Below(Protocol):

@@ -329,7 +329,7 @@ class PrefixTree(PromptTree):
             self._remove(node)
         for node in path(sequence.last_node):
             if 0 < node.ready < len(node.tokens) and not node.in_use:
-                # Restored but for its last token, before runs that are still in host memory: so is the rest of this one.
+                # All of the run but its last token was restored: that token is in host memory, as the runs after it are.
                 self._split(node, node.ready)
                 break
         while sequence.last_node.parent and sequence.last_node.start >= sequence.length:

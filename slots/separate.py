@@ -231,7 +231,8 @@ class SeparateDocuments(PlainKV):
         whole, readings = separate(whole), read_by(job)
         count = len(whole.moved)
         first = readings.looked
-        # From the last one on, so that all stages together look at each once; then at the others, evicted perhaps since.
+        # The search goes on where the last one stopped, so that all stages together look at each document once.
+        # Then it looks at the earlier documents, which may have been evicted since.
         for at in (*range(first, count), *range(first)):
             readings.looked = at
             if at not in readings.pieces and not whole.moved[at].is_cached(self._tree, job.request.scope):
@@ -313,10 +314,10 @@ class SeparateDocuments(PlainKV):
         self._tree.use(nodes, counts_as_use=job.request.kind.counts_as_use, session=job.request.session)
 
     def _price_path(self, job: Job, last_node: Node) -> None:
-        """Let the path after the prefix be worth more, the more of it was computed and not moved.
+        """Give the path after the prefix a worth that grows with the share of it that was computed and not moved.
 
-        The time that its reuse saves grows with that share. The share is squared, since this path serves its own chat alone,
-        and documents serve all.
+        The time that reuse of the path saves grows with that share. The share is squared, because the path serves its own
+        chat alone, while documents serve all chats.
         """
         if job.is_reading:
             return

@@ -208,8 +208,8 @@ class RecordIndex(RadixTree[IndexNode]):
         self.entries: dict[str, RecordEntry] = {}
         self.num_bytes = 0
         self._num_states, self.recompute_last = 0, 1
-        self._age = 0.0  # PGDSF's clock: the priority of what left last
-        self._heap: list[Place] | None = None  # once a record has to leave
+        self._age = 0.0  # PGDSF's clock: the priority of the record evicted last
+        self._heap: list[Place] | None = None  # made once a record has to be evicted
 
     # ---- records come and go ---------------------------------------------------------------------------------------
 
