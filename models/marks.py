@@ -140,7 +140,7 @@ class Marks(Unmarked):
         return _without_empty(pieces) if at == len(real) else None
 
     def fill(self, rendered: str) -> list[TextPiece]:
-        """Return the pieces of a rendering, with each client's text unchanged in place of its placeholder."""
+        """Return the pieces of a rendering. Each placeholder is replaced by its text, which stays unchanged."""
         first, parts = self._split(rendered)
         pieces = [TextPiece(first, None)]
         for mark, after in parts:

@@ -151,7 +151,7 @@ def metadata_rows(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeScaling:
-    """How rotary positions are scaled, by llama.cpp's parameters of a context. The model's file gives the missing values.
+    """How rotary positions are scaled. A value that is not given is that of the model's file.
 
     kind: none, linear or yarn. base: the base of the frequencies. scale: the factor of the frequencies, 0.25 for a context
     four times as long. original: tokens for which the model was trained before YaRN. ext_factor, attn_factor, beta_fast,

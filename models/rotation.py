@@ -28,8 +28,8 @@ TOLERANCE_STEP = 2e-6  # further tolerance for each position of distance: llama.
 class Rope:
     """How a key's numbers are paired. head: the size of a head, in numbers. turned: how many first numbers of a head turn.
 
-    neighbours: each pair is a number and the next one; else each pair has a number of the first half of the turned ones and
-    a number of the second half.
+    neighbours: each pair is a number and the next one. Otherwise a number of the first half of the turned numbers is paired
+    with one of the second half.
     """
 
     head: int

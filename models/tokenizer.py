@@ -23,8 +23,8 @@ class Spellings:
     """Finds special tokens by their spelling.
 
     The text is scanned from the left, and the longest spelling at each place is taken. That gives llama.cpp's result, except
-    in vocabularies where a spelling may start inside another one that is no longer (`>>A<<` and `<|end|>` share a `<`).
-    There a place is sure only if no other spelling crosses it.
+    in vocabularies where a spelling may start inside another one of the same length or less (`>>A<<` and `<|end|>` share a
+    `<`). There a place is sure only if no other spelling crosses it.
     """
 
     def __init__(self, words: Collection[str]) -> None:

@@ -1,4 +1,4 @@
-"""A knowledge tree: recent orders of documents, from which the cache of an engine that cannot be asked is predicted."""
+"""A knowledge tree: recent orders of documents, to predict the cache of an engine that cannot be asked."""
 
 from __future__ import annotations
 
@@ -81,7 +81,8 @@ class KnowledgeTree:
         """Store a prompt's documents as `insert` does, and correct the tree by the cached tokens that the engine reported.
 
         cached_tokens: how many tokens of these documents were cached, without the text before them. If the engine had fewer
-        than the tree predicted, it has evicted the other ones and all documents after them, and the tree drops their nodes.
+        than the tree predicted, it has evicted the missing ones and all documents after them, and the tree drops their
+        nodes.
         """
         served = [(key, tokens) for key, tokens in order]
         with self._lock:

@@ -606,7 +606,7 @@ class Copies:
         return False
 
     def pays(self, node: Node) -> bool:
-        """Return whether it takes less time to save a run than to compute it again, with the cached runs after it.
+        """Return whether saving a run takes less time than computing it again, and with it the cached runs after it.
 
         llama.cpp copies each stretch of cells separately in each layer. An answer that was computed beside others lies in
         single cells, so on a GPU it takes longer to save than to compute. A run that a client has pinned is always saved.

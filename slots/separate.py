@@ -218,11 +218,11 @@ def read_by(job: Job) -> ReadDocuments:
 
 
 Run = tuple[Node, int, int]
-"""A run of the tree, and the positions of a document's text that stand in it."""
+"""A run of the tree, and the positions of a document's text that it has."""
 
 
 class SeparateDocuments(PlainKV):
-    """Moves documents to their places. The tokens between documents, and stages, reuse KV as any prompt does."""
+    """Moves documents to their places. Like any prompt, stages and the tokens between documents reuse KV of the tree."""
 
     def takes(self, request: Request, whole: Layout) -> bool:
         return bool(moved_in(whole))

@@ -179,7 +179,10 @@ class Histories:
         return length
 
     def erase(self, slot: Slot) -> int:
-        """Forget KV that only a slot's history and the start of its next turn need. Return the number of tokens."""
+        """Forget the KV of a slot's history and of its prefilled next turn, except what others need.
+
+        Return the number of tokens.
+        """
         return sum(self._discard(slot.scope, tokens) for tokens in (slot.ahead, slot.history))
 
     def _discard(self, scope: Scope | None, tokens: np.ndarray) -> int:

@@ -174,7 +174,7 @@ def _trim_of(move: Restore | Share) -> Trim:
 
 
 def runs_on_device(tree: PrefixTree, running: Collection[Job]) -> Iterator[Node]:
-    """Yield each run with KV on the device, right after its parent or a sibling's last descendant.
+    """Yield each run with KV on the device, depth first, parents before their children.
 
     The runs are found from the sequences, because most scopes have no run on the device.
     """

@@ -47,7 +47,7 @@ class LateStarts:
             self._jobs = {job for job in self._jobs if job.phase is Phase.WAITING and _is_late(job, ends)}
 
     def add(self, job: Job, running: Collection[Job]) -> bool:
-        """Return whether a waiting request, whose prompt is laid out, starts later, and remember it."""
+        """Return whether a waiting request, which is laid out, starts later. If it does, remember it."""
         if not job.request.kind.is_client or job.has_started or job.is_suspect:
             return False
         ends, is_new = self._ends(running), not job.due

@@ -289,7 +289,10 @@ MANIFESTS = msgspec.json.Decoder(Manifest)
 
 
 class ImportedTier(DiskTier):
-    """KV of other machines, in a separate folder, and KV that a server has computed after it: not equal bit for bit."""
+    """A tier for KV of other machines, and for KV that a server has computed after it.
+
+    It has a separate folder, and its KV is not promised to be equal bit for bit.
+    """
 
     name = Source.IMPORTED
 
