@@ -106,9 +106,9 @@ class OrderRequest:
 
 @dataclass(frozen=True, slots=True)
 class Walk(Generic[P]):
-    """The cached prefix of a sequence of documents. documents, tokens: its size.
+    """The cached prefix of a sequence of documents.
 
-    saved: the tokens of prefill that it saves.
+    documents, tokens: its length in documents and in tokens. saved: the tokens of prefill that it saves.
     """
 
     documents: int
@@ -267,7 +267,7 @@ def by_name(request: OrderRequest, index: object) -> Sequence[int]:
 
 
 def by_recency(request: OrderRequest, index: object) -> Sequence[int]:
-    """Put known documents first, the most recently used one in front; unknown documents follow in rank.
+    """Put known documents first, the most recently used one at the front. Unknown documents follow in rank.
 
     If the index is not a `RecencyIndex`, all documents are unknown.
     """
