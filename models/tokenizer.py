@@ -23,8 +23,8 @@ class Spellings:
     """Finds special tokens by their spelling.
 
     The text is scanned from the left, and the longest spelling at each place is taken. That gives llama.cpp's result, except
-    in vocabularies where a spelling may start inside another one of the same length or less (`>>A<<` and `<|end|>` share a
-    `<`). There a place is sure only if no other spelling crosses it.
+    in vocabularies where a spelling may start inside another spelling that is not longer than itself (`>>A<<` and `<|end|>`
+    share a `<`). There a place is sure only if no other spelling crosses it.
     """
 
     def __init__(self, words: Collection[str]) -> None:
@@ -216,7 +216,7 @@ class Tokenizer:
 
         Yield each with whether `__call__` put a space before it.
 
-        In vocabularies that add a space, `__call__` puts one at the start and after special tokens.
+        Some vocabularies add a space: then `__call__` puts one at the start and after special tokens.
         """
         marks = np.flatnonzero(np.isin(tokens, self._specials)) if len(self._guard) else np.empty(0, np.int64)
         for run in np.split(tokens, np.union1d(marks, marks + 1)):
