@@ -1,4 +1,4 @@
-"""npm's builds of llama.cpp in this environment: their folders, which to try, and why others were not taken."""
+"""npm's builds of llama.cpp in this environment: their folders, which of them to try, and why others were not taken."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .trial import command, failure
 
 logger = logging.getLogger("slotcache")
 FOLDER = Path(os.environ.get("SLOTCACHE_BUILDS") or Path(sys.prefix, "llama.cpp"))
-"""The folder where `make serve` and `slotcache install` put builds. SLOTCACHE_BUILDS: another folder, for tests."""
+"""The folder where `make serve` and `slotcache install` put builds. Tests set another folder by SLOTCACHE_BUILDS."""
 PACKAGES = {"cpu": "linux-x64", "vulkan": "linux-x64-vulkan", "cuda": "linux-x64-cuda", "cuda12": "linux-x64"}
 BACKEND_OF_CUDA12 = "linux-x64-cuda-ext/bins/linux-x64-cuda/fallback/libggml-cuda.so"
 
@@ -30,9 +30,9 @@ LOG_EVERY = 15  # s between two lines of the log
 
 @dataclass(frozen=True, slots=True)
 class InstalledBuilds:
-    """What `slotcache install` found. asked: its argument. builds: to try before all packages, in order.
+    """What `slotcache install` found. asked: its argument. builds: the builds to try before all packages, in order.
 
-    passed_over: why a build was not taken, by name.
+    passed_over: why a build was not taken, by the build's name.
     """
 
     asked: str = ""
@@ -50,7 +50,7 @@ def installed_builds() -> InstalledBuilds:
 
 
 def keep_installed(found: InstalledBuilds) -> None:
-    """Keep the result of an installation. Raises OSError."""
+    """Write the result of an installation to a file, for later starts. Raises OSError."""
     FOLDER.mkdir(parents=True, exist_ok=True)
     with written_aside(FOLDER / "installed.json") as file:
         file.write(json.dumps(asdict(found)).encode())
@@ -65,14 +65,14 @@ def library_folder(build: str) -> Path:
 
 
 def finish(build: str) -> None:
-    """Put the backend for CUDA 12, which has a separate package, beside the library. Raises OSError."""
+    """Put the backend for CUDA 12, which comes in a separate package, beside the library. Raises OSError."""
     link = library_folder(build) / "libggml-cuda.so"
     if build == "cuda12" and not link.exists():
         link.symlink_to(Path("../../..", BACKEND_OF_CUDA12))
 
 
 def failure_on_card(build: str, *, again: bool = False) -> str:
-    """Return why a build computes on no card of this machine: see `library_failure_on_card`."""
+    """Return why a build cannot compute on a card of this machine: see `library_failure_on_card`."""
     folder = library_folder(build)
     if not folder.is_dir():
         return f"{folder} is missing"
@@ -80,9 +80,9 @@ def failure_on_card(build: str, *, again: bool = False) -> str:
 
 
 def library_failure_on_card(library: Path, *, again: bool = False, goes_on: Callable[[], bool] = lambda: True) -> str:
-    """Return why a library computes on no card of this machine; "" if it passes a trial there, now or at an earlier start.
+    """Return why a library cannot compute on a card of this machine; "" if it passes a trial, now or at an earlier start.
 
-    Either result is kept, with the cards and their drivers, since a trial may take PATIENCE. again, goes_on: as in
+    The result is kept for these cards and drivers, since a trial may take PATIENCE seconds. again, goes_on: as in
     `trial.failure`.
     """
     root, folder = cards.root_folder(), library if library.is_dir() else library.parent
@@ -105,7 +105,7 @@ def library_failure_on_card(library: Path, *, again: bool = False, goes_on: Call
 
 
 class TrialProgress:
-    """Returns whether a trial goes on, and logs that it does, at first and from time to time."""
+    """Called during a trial: returns whether it may go on, and logs from time to time that it still runs."""
 
     def __init__(self, folder: Path, goes_on: Callable[[], bool]) -> None:
         self._folder, self._goes_on = folder, goes_on

@@ -1,4 +1,4 @@
-"""The arguments of a tool call in a history: an object, whatever a model wrote or a client changed."""
+"""The arguments of a tool call in a history, always as an object, whatever a model has written or a client changed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _CLOSERS = {"{": "}", "[": "]"}
 
 
 def decode_json(text: str) -> Any:
-    """Decode JSON, also with line breaks in strings; a lone half of a character becomes U+FFFD.
+    """Decode JSON, in which strings may have line breaks. A lone half of a surrogate pair becomes U+FFFD.
 
     Raises ValueError, RecursionError.
     """
@@ -29,7 +29,7 @@ def decode_json(text: str) -> Any:
 def argument_object(arguments: object) -> dict[str, object]:
     """Return the arguments of a call as an object.
 
-    An empty value means no arguments. A text that was cut short is completed, so that its content stays visible. Any other
+    An empty value means no arguments. JSON that was cut short is completed, so that its content stays visible. Any other
     text or value becomes the single argument `arguments`.
     """
     if isinstance(arguments, Mapping):
@@ -49,7 +49,7 @@ def argument_object(arguments: object) -> dict[str, object]:
 
 
 def argument_text(arguments: object) -> str:
-    """Return the arguments of a call as the JSON text of an object: the text of an object stays as it is."""
+    """Return the arguments of a call as the JSON text of an object. A text that is one already stays unchanged."""
     if isinstance(arguments, str):
         try:
             if isinstance(json.loads(arguments), dict):

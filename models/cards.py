@@ -1,7 +1,7 @@
 """The cards of this machine, the libraries that they need, and the builds of llama.cpp to try on them.
 
-`make serve` runs this file before any package is installed: it needs the standard library alone, and no module of this
-package. All files are read below a root folder, which SLOTCACHE_ROOT names for tests.
+`make serve` runs this file before any package is installed, so it imports only the standard library, and no module of this
+package. All files are read below a root folder, which tests set by SLOTCACHE_ROOT.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ PATIENCE = 10  # s for the driver's own program
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """maker: NVIDIA, AMD or Intel. driver: its version, or its name. capability: of an NVIDIA card ("8.6"), "" if unknown.
+    """maker: NVIDIA, AMD or Intel. driver: its version or name. capability: that of an NVIDIA card ("8.6"); "" if unknown.
 
-    barred: why this user cannot use the card.
+    barred: why this user cannot use the card; "" if the user can.
     """
 
     maker: str
@@ -69,7 +69,10 @@ class Card:
 
 @dataclass(frozen=True, slots=True)
 class Libraries:
-    """What is installed beside the driver. cuda: the versions of CUDA with both cudart and cuBLAS."""
+    """The libraries that are installed beside the driver.
+
+    cuda: the versions of CUDA for which both cudart and cuBLAS are there.
+    """
 
     vulkan: bool = False
     cuda: frozenset[int] = frozenset()
@@ -77,7 +80,7 @@ class Libraries:
 
 @dataclass(frozen=True, slots=True)
 class BuildChoice:
-    """builds: to try, in order. line: a message for the user, or ""."""
+    """builds: the builds to try, in order. line: a message for the user, or ""."""
 
     builds: tuple[str, ...]
     line: str = ""
@@ -89,7 +92,7 @@ def chain(build: str) -> tuple[str, ...]:
 
 
 def choose(cards: Sequence[Card], libraries: Libraries) -> BuildChoice:
-    """Return the builds to try without being asked: a pure table."""
+    """Return the builds to try if the user has named none. The result depends on the arguments alone."""
     usable = [card for card in cards if not card.barred]
     if not usable:
         return BuildChoice(chain("cpu"), "; ".join(f"{card} is not used: {card.barred}" for card in cards))
@@ -120,7 +123,7 @@ def root_folder() -> Path:
 
 
 def find_cards(root: Path) -> list[Card]:
-    """Return the cards with a driver, NVIDIA's first, without devices in software and virtual cards."""
+    """Return the cards that have a driver, NVIDIA's first, without software devices and virtual cards."""
     return [*_nvidia(root), *_drm(root)]
 
 
@@ -132,9 +135,9 @@ def find_libraries(root: Path, packages: Iterable[str] = sys.path) -> Libraries:
 
 
 def runtime(version: int, root: Path, packages: Iterable[str] = sys.path) -> list[Path]:
-    """Return CUDA's libraries of a version, in the order to open them; none if one is missing.
+    """Return the paths of CUDA's libraries of a version, in the order to open them; none if one is missing.
 
-    Those of pip's packages come first, since the loader may not know of these in the system.
+    Libraries from pip's packages are preferred, since the loader may not find those of the system.
     """
     names = (f"libcudart.so.{version}", f"libcublasLt.so.{version}", f"libcublas.so.{version}")
     folders = (f"cu{version}", "cuda_runtime", "cublas")
@@ -206,7 +209,10 @@ for index in range(number.value):
     cuda.cuDeviceGetName(name, 256, device)
     print(*capability, sep=".", end=f", , {name.value.decode()}\\n")
 """
-"""Prints the lines of NVIDIA's program, without the driver's version. A separate process: the driver may end it."""
+"""A program that prints the lines of `nvidia-smi`, without the driver's version.
+
+It runs in a process that the driver may end.
+"""
 
 
 def _asked(root: Path) -> list[str]:
@@ -254,9 +260,9 @@ VISIBLE = (
 
 
 def drivers(root: Path) -> tuple[object, ...]:
-    """Return a value that changes with the cards, their drivers, and what this user and the environment let a process see.
+    """Return a value that changes with the cards, with their drivers, and with what this user and the environment allow.
 
-    Fast: no driver is asked.
+    The call is fast, since it asks no driver.
     """
     with_version = [file.read_text() for file in root.glob("proc/driver/nvidia/version")]
     models = [_model(file) for file in sorted(root.glob("proc/driver/nvidia/gpus/*/information"))]
@@ -271,7 +277,7 @@ def has_builds() -> bool:
 
 
 def main(asked: str = "auto", *packages: str) -> None:
-    """Print the builds to try for what was asked; to stderr why a card is not used. packages: folders with packages."""
+    """Print the builds to try for `asked`, and to stderr why a card is not used. packages: folders with pip's packages."""
     if asked != "auto":
         choice = BuildChoice(chain(asked))
     elif has_builds():

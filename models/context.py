@@ -20,7 +20,7 @@ from .times import Times, costs_of
 MAX_SEQUENCES = 256  # LLAMA_MAX_SEQ
 FEW_SEQUENCES = 64
 NOT_SHARED = frozenset({"deepseek4"})
-"""Architectures whose sequences can only be copied whole: GGML_ASSERT in `llama_kv_cache_dsv4::seq_cp`."""
+"""Architectures whose sequences can only be copied whole (GGML_ASSERT in `llama_kv_cache_dsv4::seq_cp`)."""
 WARM_UP = 4  # tokens of the first batch, however small the steps are
 CLOSED = llama.llama_context_p(0)
 FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}
@@ -29,13 +29,13 @@ CACHE_TYPES = {"f32": 0, "f16": 1, "bf16": 30, "q8_0": 8, "q4_0": 2, "q4_1": 3, 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContextSettings:
-    """num_cells: KV cells in the pool, at least one for each sequence. batch, micro_batch: tokens of a call, of a kernel.
+    """num_cells: KV cells in the pool, at least one for each sequence. batch: most tokens of a call.
 
-    flash_attention: on, off or auto. cache_type_k, cache_type_v: number formats of the KV. threads: 0: llama.cpp's choice.
-    num_sequences: the tree's and a scratch sequence; with a sliding window the tree has half of them. rollback: for a model
-    with recurrent layers, the most tokens to cut off a sequence again; llama.cpp keeps as many more states, where it can.
-    gives_states: the last hidden states can be read. is_head: the context is of the model's multi-token head, which takes
-    such a state beside each token.
+    micro_batch: most tokens of a kernel. flash_attention: on, off or auto. cache_type_k, cache_type_v: number formats of the
+    KV. threads: 0 lets llama.cpp choose. num_sequences: the sequences of the tree and a scratch sequence; with a sliding
+    window, the tree has half of them. rollback: for recurrent layers, the most tokens to cut off a sequence again; llama.cpp
+    keeps as many more states, if it can. gives_states: the last hidden states can be read. is_head: the context is for the
+    model's multi-token head, which reads such a state beside each token.
     """
 
     num_cells: int
@@ -54,11 +54,12 @@ class ContextSettings:
 class Context:
     """The pool and the graphs over it. One thread at a time may use it.
 
-    costs: of this model on this device. times: the times that the costs follow from, if they were measured. unit: for a CPU
-    that was timed, the nanoseconds that count as one in the constants of CPUs; else 1. max_rows: most rows of logits in a
-    step. scratch: the sequence through which ranges are saved and restored; the tree has the ids below it. twin: with a
-    sliding window, the offset from a sequence's id to a second sequence with the same cells, else 0. llama.cpp reuses a cell
-    that the window has passed, although a later prompt may continue from there; with two sequences in the cell it does not.
+    costs: the costs of this model on this device. times: the measured times from which the costs follow, if there are any.
+    unit: the time of a token on this CPU, divided by that in the constants of CPUs, if the CPU was timed; else 1. max_rows:
+    most rows of logits in a step. scratch: the sequence through which ranges are saved and restored; the tree has the ids
+    below it. twin: with a sliding window, the offset from a sequence's id to that of a second sequence with the same cells;
+    else 0. llama.cpp would reuse a cell that the window has passed, although a later prompt may continue there. It does not
+    if two sequences have the cell.
     """
 
     def __init__(self, model: Model, settings: ContextSettings) -> None:
@@ -104,7 +105,7 @@ class Context:
         """The most tokens that can be cut off a sequence."""
 
     def open(self) -> None:
-        """Allocate the pool, empty, and load the weights if they are unloaded. Raises ModelError."""
+        """Allocate an empty pool, and load the weights if they are unloaded. Raises ModelError."""
         handle = open_context(self.model, self._params)
         try:
             if self.settings.gives_states:
@@ -130,7 +131,7 @@ class Context:
         return np.ctypeslib.as_array(pointer, (num_tokens, self.state_width))
 
     def unload(self) -> None:
-        """Free the memory until `open`. The weights are freed, too, unless another context computes with them."""
+        """Free the memory until `open`. The weights are freed, too, unless another context uses them."""
         self.close()
         self.model.weights.exit()
 
@@ -141,9 +142,10 @@ class Context:
 
 
 def num_sequences(model: Model, slots: int, *, moves_idle: bool) -> int:
-    """Return the ids that a server needs: two for each slot (one ahead), and more for idle KV that stays on the device.
+    """Return how many ids a server needs: two for each slot (one of them ahead), and more for idle KV on the device.
 
-    Each id costs a row of logits, and each step passes over all pairs of ids. moves_idle: idle KV moves to host memory.
+    Each id takes memory for a row of logits, and each step passes over all pairs of ids. moves_idle: idle KV can move to
+    host memory.
     """
     least = 2 * slots + 2
     if not model.can_trim:
@@ -154,7 +156,7 @@ def num_sequences(model: Model, slots: int, *, moves_idle: bool) -> int:
 
 
 def open_context(model: Model, params: llama.llama_context_params) -> llama.llama_context_p:
-    """Make a llama.cpp context, and count it among those that keep the weights in memory. Raises ModelError."""
+    """Make a llama.cpp context, and count it as one that needs the weights in memory. Raises ModelError."""
     model.weights.enter()
     handle = llama.llama_init_from_model(model.handle, params)
     if not handle:
@@ -195,7 +197,7 @@ MOST_BUFFERS = 256  # kinds of buffers; a larger count means another layout
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """Bytes on one device. kv: KV and recurrent states. compute: the graphs' buffer."""
+    """Bytes on one device. kv: the KV and recurrent states. compute: the buffer of the graphs."""
 
     device: str
     weights: int
@@ -232,9 +234,9 @@ class _Node(ctypes.Structure):
 
 
 def breakdown(context: llama.llama_context_p) -> tuple[Use, ...]:
-    """Return the use of each device. Raises NotCounted if this build of llama.cpp does not report it.
+    """Return the memory that a context uses on each device. Raises NotCounted if this build of llama.cpp does not report it.
 
-    llama.cpp does not count the logits of a step in host memory, a row for each sequence: they are added.
+    The logits of a step, a row for each sequence, are added here: llama.cpp does not count them.
     """
     function = getattr(llama.library, FUNCTION, None)
     if function is None:
@@ -255,9 +257,9 @@ def breakdown(context: llama.llama_context_p) -> tuple[Use, ...]:
 
 @dataclass(frozen=True, slots=True)
 class DevicePart:
-    """A device's part of a loaded model, without a draft model. device: with the memory that is free after the load.
+    """A device's part of a loaded model, without a draft model. device: the device, with its free memory after the load.
 
-    layers: with the output as one of them. layers, use: None if this build of llama.cpp does not report them.
+    layers: their number, with the output as one of them. layers, use: None if this build of llama.cpp does not report them.
     """
 
     device: Device
@@ -266,9 +268,9 @@ class DevicePart:
 
 
 def parts_of(context: Context) -> tuple[DevicePart, ...]:
-    """Return the part of each device that has one, and the CPU's, GPUs first.
+    """Return the parts of the devices that have one, GPUs first, and the part of the CPU.
 
-    It asks the devices for their memory: a device in another process may compute nothing at that time.
+    This asks the devices for their memory. A device in another process must not compute at that time.
     """
     layers, uses = context.model.layers, dict[str, Use]()
     with suppress(NotCounted):

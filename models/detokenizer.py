@@ -9,7 +9,7 @@ from typing import Protocol
 
 
 class ContentParts(Protocol):
-    """Cuts the text of an answer into parts, in order: (text, whether it is content, in which stop strings count).
+    """Cuts the text of an answer into parts, in order: (text, whether it is content). Stop strings count in content only.
 
     num_unsettled: characters that are in no part yet.
     """
@@ -17,21 +17,21 @@ class ContentParts(Protocol):
     num_unsettled: int
 
     def push(self, text: str) -> list[tuple[str, bool]]:
-        """Add text and return the parts that are settled by it."""
+        """Add text, and return the parts that it settles."""
         ...
 
     def finish(self, is_cut: bool) -> list[tuple[str, bool]]:
-        """Return the last parts. is_cut: the answer reached its limit there."""
+        """Return the last parts. is_cut: the answer ended at its limit."""
         ...
 
 
 class TextStream:
     """Turns one answer's tokens into text as they come.
 
-    `piece` gives a token's bytes. The pushes and `finish()` joined are the answer decoded as UTF-8, invalid bytes as U+FFFD,
-    up to the stop string that starts earliest (of several at one place, the shortest). The text does not depend on how bytes
-    are split over tokens. Empty stop strings are ignored. parts: cuts a text in which stop strings count in some parts only,
-    and never across two parts.
+    Together, the results of all calls of `push` and of `finish` are the answer decoded as UTF-8, with U+FFFD for invalid
+    bytes. The text ends before the stop string that starts first (of several at one place, before the shortest). It does not
+    depend on how bytes are split over tokens. stop: stop strings; empty ones are ignored. piece: returns a token's bytes.
+    parts: cuts the text into parts, if stop strings count in some parts only. No stop string reaches over two parts.
     """
 
     __slots__ = ("_decoder", "_partial", "_parts", "_piece", "_stop", "_unsettled", "stopped")
@@ -48,14 +48,14 @@ class TextStream:
         self._parts = parts if self._stop else None
 
     def push(self, token: int) -> str:
-        """Add a token and return the text that is settled by it; empty once stopped."""
+        """Add a token, and return the text that it settles; empty after a stop string."""
         text = self._decoder.decode(self._piece(token))
         return self._settle(text, final=False) if self._parts is None else self._settle_parts(self._parts.push(text))
 
     def finish(self, is_cut: bool = False) -> str:
-        """Return the remaining text. Call it once, after the last token; it may find a stop string, too.
+        """Return the remaining text, in which a stop string may still be found. Call this once, after the last token.
 
-        is_cut: the answer reached its limit.
+        is_cut: the answer ended at its limit.
         """
         text = self._decoder.decode(b"", final=True)
         if self._parts is None:
@@ -65,7 +65,7 @@ class TextStream:
 
     @property
     def num_unsettled(self) -> int:
-        """The characters that are known and not returned yet."""
+        """The number of characters that are known and not returned yet."""
         return len(self._unsettled) + (self._parts.num_unsettled if self._parts else 0)
 
     def _settle_parts(self, parts: Sequence[tuple[str, bool]]) -> str:
@@ -105,9 +105,9 @@ class TextStream:
 
 
 class PartialWords:
-    """Finds how much of a word a text ends with, less than all of it: `length` characters.
+    """Finds the longest incomplete start of a word with which a text ends. length: its number of characters.
 
-    The algorithm of Knuth, Morris and Pratt: the time of a character does not depend on the length of the word.
+    The algorithm is that of Knuth, Morris and Pratt: the time for a character does not depend on the length of the word.
     """
 
     __slots__ = ("_borders", "_word", "length")
@@ -136,11 +136,12 @@ class PartialWords:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class ReasoningLimit:
-    """The most tokens of all reasoning in one answer.
+    """The limit of reasoning in one answer.
 
-    start, end: the tags around reasoning, as bytes. calls: the tags of calls, where they end reasoning, too. is_open: the
-    prompt ends in reasoning. anywhere: reasoning may follow content; else it comes first only, and later tags are content.
-    closing: the ids that end reasoning: a message, if there is one, and the tag. piece: the bytes of a token in the answer.
+    most: most tokens of all reasoning together. start, end: the tags around reasoning, as bytes. calls: the tags of calls,
+    if they end reasoning, too. is_open: the prompt ends inside reasoning. anywhere: reasoning may follow content; else it
+    can only come first, and later tags are content. closing: the ids of the tokens that end reasoning: a message, if there
+    is one, and the tag. piece: returns the bytes of a token in the answer.
     """
 
     most: int
@@ -154,7 +155,7 @@ class ReasoningLimit:
 
 
 class ReasoningClock:
-    """Counts the tokens of an answer's reasoning. closing: the ids to go on with once it `is_over`."""
+    """Counts the tokens of an answer's reasoning. closing: the ids with which the answer goes on once `is_over`."""
 
     def __init__(self, limit: ReasoningLimit) -> None:
         self._limit, self._thinks, self._count = limit, limit.is_open, 0
@@ -192,7 +193,10 @@ class ReasoningClock:
 
     @property
     def is_over(self) -> bool:
-        """Whether reasoning must end here: not inside a character, nor where the model is about to end it by itself."""
+        """Whether reasoning must end here.
+
+        It does not end inside a character, nor where the model is about to end it itself.
+        """
         late = self._count - self._limit.most
         if not self._thinks or late < 0:
             return False

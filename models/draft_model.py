@@ -4,8 +4,8 @@
     slot 1   tokens of its request .... last | drafted
              KV of the draft model             KV that stays as far as the tokens were accepted
 
-It has a separate context with a sequence for each slot: for so small a model a prefix is cheap to read. The served model
-chooses whatever is drafted, so nothing here can change an answer.
+The draft model has a separate context with one sequence for each slot, since so small a model reads a prefix fast. The
+served model checks each drafted token, so nothing here can change an answer.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ TRIES = 3  # failures until a draft model is off for good
 
 
 def check_vocabulary(draft: Model, model: Model) -> None:
-    """Raise ModelError, with the difference, unless two models have the same tokens."""
+    """Raise ModelError, with the difference, unless the two models have the same tokens."""
     where = f"--draft-model {draft.path}"
     if draft.vocabulary_type != model.vocabulary_type:
         kinds = f"{draft.vocabulary_type} instead of {model.vocabulary_type}"
@@ -60,7 +60,7 @@ def check_vocabulary(draft: Model, model: Model) -> None:
 
 
 class Best(Sampler):
-    """Chooses the best token, and keeps its probability. num_vocab: the tokens that both models have."""
+    """Chooses the most probable token, and keeps its probability. num_vocab: how many tokens both models have."""
 
     def __init__(self, model: Model, num_vocab: int) -> None:
         super().__init__(model, GREEDY)
@@ -76,9 +76,10 @@ class Best(Sampler):
 
 @dataclass(slots=True, eq=False)
 class KeptTokens:
-    """The KV of a slot. tokens[:length] (int32) have KV; the first `known` are the request's, the others are drafted.
+    """The draft model's KV for a slot. tokens (int32): the first `length` ones have KV.
 
-    is_refused: the request has a token that only the served model knows, finds no cells, or is too long for the draft model.
+    known: how many of these are the request's; the others are drafted. is_refused: the draft model cannot read the request,
+    which has a token that only the served model knows, finds no cells, or is too long.
     """
 
     request: int = -1
@@ -101,10 +102,10 @@ class KeptTokens:
 
 
 class DraftModel:
-    """A `Drafter` by llama.cpp. Except for `open`, it belongs to the engine's thread.
+    """A `Drafter` that runs on llama.cpp. Except for `open`, it belongs to the engine's thread.
 
-    is_end: whether a token ends an answer. why_off: the reason while it `is_off`. beside: the interrupt of the served
-    model's runner: it aborts pieces that are read here as well as background steps there.
+    why_off: the reason, while the model `is_off`. served: the model for which this one drafts. beside: the interrupt of the
+    served model's runner; it aborts background steps there, and the reading of pieces here.
     """
 
     def __init__(self, context: Context, served: Model, *, num_slots: int, beside: Interrupt) -> None:
@@ -125,7 +126,7 @@ class DraftModel:
     # ---- as a part of the served model's runner --------------------------------------------------------------------
 
     def warm_up(self) -> None:
-        """Compute a few tokens in the engine's thread, so that the first draft need not allocate."""
+        """Compute a few tokens in the engine's thread, so that the first draft need not allocate memory."""
         try:
             if self.context.handle:
                 self._runner.compute_zeros(0, WARM_UP)
@@ -134,13 +135,16 @@ class DraftModel:
         self.clear()
 
     def unload(self) -> None:
-        """Free the memory of the device until `open`."""
+        """Free the device's memory until `open`."""
         if self.context.handle:
             self._runner.unload()
         self._kept = [KeptTokens() for _ in self._kept]
 
     def open(self) -> None:
-        """Load the model again, unless it is off for good. If that fails, it drafts nothing until a later load."""
+        """Load the model again, unless it is off for good.
+
+        If the load fails, the model drafts nothing until a later load.
+        """
         if self.num_failures >= TRIES:
             return
         try:

@@ -21,9 +21,10 @@ UNSPECIFIED = -1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmbedderSettings:
-    """pooling: how the vectors of a text's tokens become one; empty: as the model's file says.
+    """pooling: how the vectors of a text's tokens are made into one; empty: as the model's file says.
 
-    max_tokens: of a text; the model's limit counts, too. threads: most threads of the CPU. most_texts: of a call.
+    max_tokens: most tokens of a text, within the model's own limit. threads: most threads of the CPU. most_texts: most texts
+    of a call.
     """
 
     pooling: str = ""
@@ -36,12 +37,12 @@ class EmbedderSettings:
 class EmbeddingModel:
     """Turns tokens into vectors. One thread at a time may use it; `tokens` is safe from several.
 
-    On a CPU, a text that is alone in its call has the same vectors each time, bit for bit. In a call of several texts, the
-    bits of a result depend on all of them (by 0.003 of a unit vector with Q8_0 weights). Several texts in a call are no
-    faster there, since attention pays for every pair of tokens in the call.
+    On a CPU, a text that is alone in its call has the same vectors each time, bit for bit. In a call of several texts, each
+    result also depends a little on the other texts (by 0.003 of a unit vector with Q8_0 weights). Such a call saves no time
+    on a CPU, since attention computes every pair of tokens in the call.
 
-    pooling: none, mean, cls, last or rank. limit: most tokens of a call. most_texts: of a call. width: the size of a vector
-    in numbers; for a reranker, of scores.
+    pooling: none, mean, cls, last or rank. limit: most tokens of a call. most_texts: most texts of a call. width: the
+    numbers of a vector; for a reranker, the number of scores.
     """
 
     def __init__(self, model: Model, settings: EmbedderSettings) -> None:
@@ -76,7 +77,7 @@ class EmbeddingModel:
         return bool(self.handle)
 
     def open(self) -> None:
-        """Allocate the context if it is unloaded, and load the weights if they are. Raises ModelError."""
+        """Allocate the context, and load the weights, if these are unloaded. Raises ModelError."""
         if not self.handle:
             self.handle = open_context(self.model, self._params)
             self._memory = llama.llama_get_memory(self.handle)  # an encoder has none
@@ -92,9 +93,9 @@ class EmbeddingModel:
             self.handle = CLOSED
 
     def tokens(self, text: str, most: int | None = None) -> np.ndarray:
-        """Return the tokens of a text, int32, in the frame that the model expects, such as [CLS] and [SEP].
+        """Return the tokens (int32) of a text, between the tokens that the model expects around it, such as [CLS] and [SEP].
 
-        The text stays text: no part of it becomes a control token. most: a longer text may end after so many tokens.
+        No part of the text becomes a control token. most: a longer text may be cut after so many tokens.
         """
         made, parts = 0, [self._begin]
         for run in islice(self.model.tokenizer.runs(text, begin=True), 1, None):
@@ -105,7 +106,7 @@ class EmbeddingModel:
         return np.concatenate([*parts, self._end])
 
     def shortened(self, tokens: np.ndarray, from_start: bool = False) -> np.ndarray:
-        """Return the tokens of a framed text without those beyond the limit, at its end or its start; the frame stays."""
+        """Return the tokens of a framed text, cut to the limit at its end or at its start. The frame stays."""
         if len(tokens) <= self.limit:
             return tokens
         head, tail = len(self._begin), len(self._end)
@@ -115,10 +116,10 @@ class EmbeddingModel:
         return np.concatenate([self._begin, kept, self._end])
 
     def vectors(self, texts: Sequence[np.ndarray], threads: int = 0) -> list[np.ndarray]:
-        """Compute texts (int32 each) in one call; return (width,) float32 for each, and (tokens, width) without pooling.
+        """Compute texts (int32 each) in one call. Return (width,) float32 for each text; without pooling (tokens, width).
 
-        texts: at most `most_texts`, none empty, together no longer than `limit`. threads: of the CPU; 0: all that the
-        settings allow. Raises RunnerError.
+        texts: at most `most_texts` texts, none of them empty, together no longer than `limit`. threads: threads of the CPU;
+        0: all that the settings allow. Raises RunnerError.
         """
         number = threads or self.threads
         llama.llama_set_n_threads(self.handle, number, number)
@@ -144,7 +145,10 @@ class EmbeddingModel:
 
 
 def normalised(vectors: np.ndarray, norm: int) -> np.ndarray:
-    """Scale vectors (..., width) as llama-server does: -1: not at all, 0: to 32,760 at most, 1: taxicab, n: the n-norm."""
+    """Scale vectors (..., width) as llama-server does.
+
+    norm: -1: no scaling; 0: the largest number becomes 32,760; 1: taxicab norm; n: n-norm.
+    """
     if norm < 0:
         return vectors
     size = np.abs(vectors).astype(np.float64)
@@ -170,9 +174,9 @@ FIELD = re.compile(r"\{(query|document)\}")
 
 
 class Pairing:
-    """Joins a query and a document by the model's template, or by its separators. Safe from several threads.
+    """Joins a query and a document as the model's template does, or by its separators. Safe from several threads.
 
-    Neither text can become a control token: only the template's own text spells control tokens.
+    Neither text can become a control token: only the template's own text can.
     """
 
     def __init__(self, model: Model) -> None:
@@ -187,7 +191,7 @@ class Pairing:
         self._between, self._end = np.array(between, np.int32), np.array(end, np.int32)
 
     def __call__(self, query: str, documents: Sequence[str]) -> Iterator[np.ndarray]:
-        """Yield the tokens, int32, of the query with each document."""
+        """Yield, for each document, the tokens (int32) of the query with the document."""
         if self._pieces:
             pieces = self._pieces
             yield from (np.concatenate([self._piece(piece, query, text) for piece in pieces]) for text in documents)

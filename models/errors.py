@@ -14,23 +14,26 @@ from __future__ import annotations
 
 
 class LibraryError(ImportError):
-    """The message is one line: the library's path and version, the reason, the remedy."""
+    """No library of llama.cpp can be used.
+
+    The message is one line: the library's path and version, the reason, the remedy.
+    """
 
 
 class ModelError(Exception):
-    """A model that cannot be loaded or served. The message names the file, the error and the remedy."""
+    """A model cannot be loaded or served. The message names the file, the error and the remedy."""
 
 
 class ChangedFile(ModelError):
-    """A file whose content is not what was loaded."""
+    """A file no longer has the content that was loaded."""
 
 
 class NotCounted(ModelError):
-    """llama.cpp reports its memory in no known way."""
+    """llama.cpp does not report its memory in a known form."""
 
 
 class RunnerError(RuntimeError):
-    """A fatal error of llama.cpp."""
+    """llama.cpp failed, and its context cannot be trusted any more."""
 
 
 class Interrupted(Exception):
@@ -42,7 +45,7 @@ class NoRoom(Exception):
 
 
 class UnknownAdapter(Exception):
-    """A number that no LoRA adapter has. The message says which are expected."""
+    """No LoRA adapter has this number. The message says which numbers are expected."""
 
     def __init__(self, number: int, num_adapters: int) -> None:
         known = f"0 to {num_adapters - 1}" if num_adapters else "no entry, since --lora names no adapter"

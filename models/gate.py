@@ -1,7 +1,7 @@
-"""Tries a library of llama.cpp once before it is used: a small model is computed, saved and restored, and compared.
+"""Tries a library of llama.cpp once before its first use: a small model is computed, its KV saved, restored and compared.
 
-A library with our layout can still differ inside: a function with other arguments, a build that this CPU cannot run. So the
-trial comes before this process has the library compute anything, or even name its devices.
+A library with our layout can still differ: a function may have other arguments, or this CPU cannot run the build. So the
+trial comes before this process lets the library compute anything, or even name its devices.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ ROUNDING = 0.02  # of the range of the logits: most that a card's kernels for fe
 
 @cache
 def identity() -> str:
-    """Return a digest of the library, of its plug-in for the CPU, and of the CPU's features: each makes other KV.
+    """Return a digest of all that changes the bits of KV here: the library, its plug-in for the CPU, the CPU's features.
 
-    The same file computes otherwise on another CPU, where the C library has other code for its functions.
+    The same file computes other bits on another CPU, for which the C library has other code in its functions.
     """
     load_backends()
     parts = digest(files_in_use()), llama.llama_print_system_info(), instructions()
@@ -46,7 +46,7 @@ def identity() -> str:
 
 
 def files_in_use() -> list[Path]:
-    """Return the files of llama.cpp that this process has loaded, by name; its library alone where Linux lists none."""
+    """Return the files of llama.cpp that this process has loaded, by name; if Linux lists none, only the library."""
     with contextlib.suppress(OSError):
         folder = llama.LIBRARY.path.resolve().parent
         found = (path for path in llama.loaded_libraries() if path.parent == folder or path.name.startswith("libggml"))
@@ -58,7 +58,7 @@ def files_in_use() -> list[Path]:
 def check() -> None:
     """Raise ModelError unless this library passes the trial on the CPU, now or at an earlier start.
 
-    The child uses no card: a card that fails is not the library's fault.
+    The trial uses no card, since a card that fails is not the library's fault.
     """
     environment = os.environ | HIDDEN | {llama.VARIABLES[0]: str(llama.LIBRARY.path.parent)}
     if reason := failure(llama.LIBRARY.path, "computes", command("models.gate"), env=environment):
@@ -68,8 +68,8 @@ def check() -> None:
 def exclude_failing_card(asked: str = "", goes_on: Callable[[], bool] = lambda: True) -> None:
     """Let no card compute in this process if the library fails the trial on it.
 
-    asked: the flag that asks for layers on a card. goes_on: asked ten times a second; if it returns False, the trial ends.
-    Raises ModelError where layers on a card are asked for, and where the trial was stopped.
+    asked: the flag by which the user asks for layers on a card; empty: none. goes_on: called ten times a second; once it
+    returns False, the trial ends. Raises ModelError if the trial was stopped, or if it failed and `asked` names a flag.
     """
     found = [str(device) for device in devices() if device.is_gpu]
     if not found or not (reason := builds.library_failure_on_card(llama.LIBRARY.path, goes_on=goes_on)):
@@ -83,7 +83,7 @@ def exclude_failing_card(asked: str = "", goes_on: Callable[[], bool] = lambda: 
 
 
 class Complaints(logging.Handler):
-    """Prints llama.cpp's errors at once: after an error that ends the process it is too late."""
+    """Prints llama.cpp's errors at once, since an error may end the process."""
 
     def emit(self, record: logging.LogRecord) -> None:
         line = record.getMessage()
@@ -92,7 +92,7 @@ class Complaints(logging.Handler):
 
 
 def main(where: str = "CPU") -> None:
-    """Print that this process's library passes the trial, or exit with one line of reason. where: CPU or card."""
+    """Try this process's library, and print that it passes, or exit with one line of reason. where: CPU or card."""
     llama.logger.addHandler(Complaints())
     llama.logger.setLevel(logging.DEBUG)
     try:
@@ -116,7 +116,7 @@ def trial_on_card() -> str:
 def trial(gpu_layers: int = 0, rounding: float = 0.0) -> str:
     """Compute a small model, save its KV, restore it to another sequence, and compare the next logits.
 
-    rounding: by which they may differ, as a share of their range; 0: no bit. Raises ModelError and RunnerError.
+    rounding: how much these may differ, as a share of their range; 0: not by a bit. Raises ModelError and RunnerError.
     """
     model = Model(FILE, gpu_layers=gpu_layers)
     settings = ContextSettings(num_cells=256, batch=64, flash_attention="off", threads=1, num_sequences=4)

@@ -1,4 +1,4 @@
-"""Constrained decoding: grammars are compiled, tokens masked and advanced."""
+"""Constrained decoding: compiles grammars, and masks the tokens that a grammar does not allow."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ CONTROL = llama.LLAMA_TOKEN_ATTR_CONTROL | llama.LLAMA_TOKEN_ATTR_UNKNOWN
 
 
 class Tokens:
-    """The tokens by their bytes: the grammar reads the bytes that a text gets from a token.
+    """A vocabulary in llguidance's form: each token as the bytes that it adds to a text.
 
     Control tokens have no bytes in a text, so only a grammar that names them allows them. User-defined tokens, such as
-    `<think>` in many vocabularies, are text like any other. Forced texts are cut by the model's tokenizer, which takes texts
-    of any length. ends: ids of the tokens that end an answer. texts: a mask, a bit for each token, set for those that have
-    bytes in a text and for those that end an answer.
+    `<think>` in many vocabularies, are text like any other. The model's tokenizer cuts forced texts into tokens. ends: ids
+    of the tokens that end an answer. texts: a mask with a bit for each token, set for tokens that have bytes in a text or
+    end an answer.
     """
 
     def __init__(self, model: Model) -> None:
@@ -68,7 +68,7 @@ def _mask(tokens: Collection[int], num_vocab: int) -> np.ndarray:
 MOST_FORCED = 256  # tokens at once; further ones come a step later
 CEILINGS = np.where(np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little"), np.inf, -np.inf)
 CEILINGS = CEILINGS.astype(np.float32)
-"""For each byte of a mask, the most that eight logits may be: five times as fast as picking the tokens out."""
+"""For each byte of a mask, the highest value that eight logits may have. A look-up takes a fifth of the time of indexing."""
 
 SLOW = 0.05  # seconds that a step may wait for a mask
 PATIENCE = 1.0  # seconds beyond that, for all masks of an answer together
@@ -78,7 +78,7 @@ class Constraint:
     """What a grammar allows in one answer.
 
     It belongs to the thread that chooses tokens. Only `compute` runs in another thread, and the next call waits for it.
-    error: why the answer cannot go on; empty as long as it can. fast_forward: tokens may be forced, not only allowed.
+    error: why the answer cannot go on; empty while it can. fast_forward: forced tokens are appended without sampling.
     has_controls: the answer may have control tokens.
     """
 
@@ -93,7 +93,7 @@ class Constraint:
         self._forced = self._find_forced()
 
     def compute(self) -> None:
-        """Compute the mask of the next token, without the interpreter's lock."""
+        """Compute the mask of the next token, without Python's global lock."""
         began = thread_time()
         self._matcher.unsafe_compute_mask_ptr(self._mask.ctypes.data, self._mask.nbytes)
         if not self._has_controls:  # control tokens would fit a complement in a client's grammar, `~/a/`
@@ -101,9 +101,9 @@ class Constraint:
         self._spent, self._is_computed = thread_time() - began, True
 
     def apply(self, logits: np.ndarray) -> bool:
-        """Set the logits (vocabulary,), float32, of all tokens that do not fit to minus infinity.
+        """Set the logits of all tokens that the grammar forbids to minus infinity. logits: (vocabulary,), float32.
 
-        Return whether any token is left. If none is, and the answer may not end here either, `error` says so.
+        Return whether any token remains. If none does, and the answer may not end here either, `error` says so.
         """
         self._settle()
         if not self._is_computed:
@@ -122,7 +122,7 @@ class Constraint:
         return not self._is_computed and self._computing is None
 
     def await_mask(self, computing: Future[None]) -> None:
-        """Note the future of a computation of the mask."""
+        """Note the future of a running computation of the mask."""
         self._computing = computing
 
     @property
@@ -131,7 +131,7 @@ class Constraint:
         return bool((self._mask[ends >> 5] >> (ends & 31) & 1).any())
 
     def accept(self, *tokens: int) -> None:
-        """Take tokens, and then find those that the grammar forces."""
+        """Take chosen tokens, then find the tokens that the grammar forces after them."""
         self._settle()
         self._is_computed = False
         if not self.error and not all(map(self._matcher.consume_token, tokens)):
@@ -139,7 +139,7 @@ class Constraint:
         self._forced = self._find_forced()
 
     def first_forced(self) -> int | None:
-        """Remove and return the next forced token; None if there is a choice."""
+        """Remove and return the next forced token; None if the grammar allows a choice."""
         return self._forced.pop(0) if self._forced else None
 
     @property
@@ -148,7 +148,7 @@ class Constraint:
         return bool(self._forced)
 
     def take_forced(self) -> list[int]:
-        """Remove and return the forced tokens. If the grammar is at its end, the last one ends the answer."""
+        """Remove and return the forced tokens. If the grammar is at its end, the last of them ends the answer."""
         forced, self._forced = self._forced, []
         return forced
 
@@ -210,9 +210,9 @@ FIXED_BYTES, BYTES_A_CHARACTER = 64 << 10, 400  # of a compiled grammar, measure
 
 
 class Grammar:
-    """A compiled grammar. num_bytes: its size, about. has_controls: its answers may have control tokens.
+    """A compiled grammar. num_bytes: its approximate size. has_controls: its answers may have control tokens.
 
-    left_out: parts of its schemas that it does not enforce.
+    left_out: the parts of its schemas that it does not enforce.
     """
 
     def __init__(
@@ -228,9 +228,10 @@ class Grammar:
 
 
 class Grammars:
-    """Compiles in a separate thread, one grammar after the other. The vocabulary is read there first, at once.
+    """Compiles grammars in a separate thread, one after the other. The thread first reads the vocabulary.
 
-    Safe from several threads. num_waiting: compilations that are not done yet. Call `close` before the model is closed.
+    Safe from several threads. num_waiting: the number of compilations that are not done. Call `close` before the model is
+    closed.
     """
 
     def __init__(self, model: Model) -> None:
@@ -255,7 +256,7 @@ class Grammars:
         return compiling
 
     def close(self) -> None:
-        """Wait for the running compilation; drop those that wait."""
+        """Wait for the running compilation, and drop those that wait."""
         self._thread.shutdown(cancel_futures=True)
         self._trial.close()
 

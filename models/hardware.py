@@ -1,4 +1,4 @@
-"""Cores, devices, unused cards, and memory."""
+"""The cores, the devices, the unused cards and the memory of this machine."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ SYSTEM = Path("/sys")
 def fast_cores(system: Path = SYSTEM) -> int:
     """Return the number of cores that a process should compute on, 1 or more.
 
-    Threads wait for each other after each matrix, so the slowest one sets the pace. Two threads on one core, an efficiency
-    core beside performance cores, or more threads than a container's quota slow down all of them.
+    After each matrix all threads wait for the slowest one. So all are slowed down by two threads on one core, by an
+    efficiency core beside performance cores, or by more threads than a container's quota.
     """
     usable = _usable()
     if performance := usable & set(_listed(system / "devices/cpu_core/cpus")):  # of a hybrid Intel
@@ -71,7 +71,7 @@ FEATURES = {  # features that speed up matrix products: llama.cpp's name and Lin
 
 
 def used_features() -> list[str]:
-    """Return the CPU features that llama.cpp was compiled for, by its names."""
+    """Return the CPU features that llama.cpp was compiled for, by llama.cpp's names."""
     load_backends()
     return re.findall(r"(\w+) = 1", llama.llama_print_system_info().decode())
 
@@ -101,7 +101,7 @@ GPUS = ("GPU", INTEGRATED)  # llama.cpp prefers the first kind
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """name: ggml's ("CUDA0", "CPU"). free, total: bytes of memory, 0 where the backend does not say."""
+    """name: ggml's name ("CUDA0", "CPU"). free, total: bytes of memory; 0 if the backend does not report them."""
 
     name: str
     description: str
@@ -121,7 +121,7 @@ class Device:
 def load_backends() -> None:
     """Load llama.cpp's backends, once in a process.
 
-    Some builds have them as libraries beside llama.cpp's own, and GGML_BACKEND_PATH names one elsewhere.
+    In some builds they are libraries beside llama.cpp's own. GGML_BACKEND_PATH may name one elsewhere.
     """
     llama.capture()
     llama.open_needed()
@@ -130,7 +130,7 @@ def load_backends() -> None:
 
 
 def devices() -> list[Device]:
-    """Return every device of this build that may compute, GPUs first, and integrated GPUs last among them."""
+    """Return the devices of this build that may compute: GPUs first, and among them integrated GPUs last."""
     return sorted(map(_device, _handles()), key=lambda device: (*GPUS, device.kind).index(device.kind))
 
 
@@ -157,7 +157,7 @@ def _device(handle: llama.ggml_backend_dev_t) -> Device:
 
 
 def buffer_types() -> dict[str, int]:
-    """Return the address of each device's usual kind of memory, by ggml's name for it."""
+    """Return the address of each device's default kind of memory, by ggml's name for the kind."""
     kinds = map(llama.ggml_backend_dev_buffer_type, _handles())
     return {llama.ggml_backend_buft_name(kind).decode(): kind for kind in kinds if kind}
 
@@ -181,8 +181,9 @@ def supports_offload() -> bool:
 # ---- Unused cards -------------------------------------------------------------------------------------------------------
 
 HIDDEN = {"GGML_VK_VISIBLE_DEVICES": "", "CUDA_VISIBLE_DEVICES": "", cards.NO_CARD: "1"}
-"""The environment of a process that uses no card. If it is set before CUDA and Vulkan are loaded, they find no card. A card
-that is found nonetheless is not in `devices`, and no model is loaded on it."""
+"""The environment of a process that uses no card. CUDA and Vulkan find no card if it is set before they are loaded.
+
+A card that is found nonetheless is not in `devices`, and no model is loaded on it."""
 FAILED = "trial"  # the key in `llama.PASSED_OVER` of a device that fails its trial
 
 
@@ -192,23 +193,23 @@ def is_without_card() -> bool:
 
 
 def hide_cards(name: str, why: str) -> None:
-    """Let no card compute from here on, in this process and its children. name, why: for `llama.PASSED_OVER`."""
+    """Let no card compute from now on, in this process and its children. name, why: an entry for `llama.PASSED_OVER`."""
     os.environ.update(HIDDEN, **{llama.VARIABLES[0]: str(llama.LIBRARY.path.parent)})  # children have this library, too
     llama.PASSED_OVER[name] = why
     unused_card.cache_clear()
 
 
 def no_devices() -> ctypes.Array[ctypes.c_void_p] | None:
-    """Return llama.cpp's list of a model's devices: empty if no card may compute; None: llama.cpp uses what it finds.
+    """Return an empty list of devices for llama.cpp if no card may compute; else None: llama.cpp uses what it finds.
 
-    Even without layers on a card, llama.cpp would compute large batches there.
+    Without the list, llama.cpp computes large batches on a card even if no layer is there.
     """
     return (ctypes.c_void_p * 1)() if is_without_card() else None
 
 
 @cache
 def unloaded_backends() -> dict[str, str]:
-    """Return why a backend for cards beside the library is not loaded, by file name; none where Linux lists no libraries."""
+    """Return the backends for cards beside the library that are not loaded, and why; empty if Linux lists no libraries."""
     load_backends()
     with suppress(OSError):
         loaded = llama.loaded_libraries()
@@ -218,7 +219,7 @@ def unloaded_backends() -> dict[str, str]:
 
 @cache
 def unused_card() -> str:
-    """Return the card of this machine that computes nothing, why, and the remedy; "" if there is none, or one computes."""
+    """Return a card of this machine that is not used, why, and the remedy; "" if there is none, or if a card is used."""
     root = cards.root_folder()
     if any(device.is_gpu for device in devices()):
         return ""
@@ -255,7 +256,7 @@ ROOT = Path("/")
 
 @dataclass(frozen=True, slots=True)
 class Container:
-    """The files with a container's memory. cached: the lines of `stat` that count files."""
+    """The files with the memory figures of a container. cached: the lines of `stat` that count the page cache."""
 
     limit: str
     used: str
@@ -275,7 +276,7 @@ CONTAINERS = (  # cgroups of version 2, and of version 1
 
 
 def free_memory(root: Path = ROOT) -> int:
-    """Return the bytes of free memory. The page cache counts as free: it gives way, and it has just read the model."""
+    """Return the bytes of free memory. The page cache counts as free: the system gives it up when programs need memory."""
     folder = root / "sys/fs/cgroup"
     left = [room for container in CONTAINERS if (room := _room(folder, container)) is not None]
     return max(min([_of_machine(root / "proc/meminfo"), *left]), 0)

@@ -1,4 +1,4 @@
-"""Jinja as chat templates use it, in a sandbox: a template comes with a model file and is not to be trusted."""
+"""Jinja for chat templates, in a sandbox: a template comes with a model file, and cannot be trusted."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ MAX_BITS = 1 << 12
 
 
 MAX_STEPS = 300_000
-"""The most rounds of a template's loops and macros in one rendering: about a second."""
+"""The most rounds of loops and macros in one rendering; they take about a second."""
 
 BETWEEN = 256
-"""Steps between two calls of `between`: about a millisecond."""
+"""The steps of a rendering between two calls of `between`; they take about a millisecond."""
 
 _STEP, _LIST = "_slotcache_step", "_slotcache_list"
 
@@ -34,7 +34,7 @@ class TemplateError(ValueError):
 
 
 class Template:
-    """A compiled template. Raises TemplateError with the line at which the source is not Jinja.
+    """A compiled template. If the source is not Jinja, raises TemplateError with the line of the error.
 
     names: the variables, fields and keys that the template reads.
     """
@@ -51,7 +51,7 @@ class Template:
             raise TemplateError(f"the chat template cannot be compiled: {error or type(error).__name__}") from None
 
     def render(self, variables: Mapping[str, object], between: Callable[[], None] | None = None) -> str:
-        """Render to text. between: called every few milliseconds. Raises TemplateError for any failure."""
+        """Return the rendered text. between: called every few milliseconds. Raises TemplateError for any failure."""
         written, parts = 0, []
         try:
             for part in self._template.generate({**variables, _STEP: _Steps(between), _LIST: _OwnList}):

@@ -1,4 +1,4 @@
-"""From a JSON schema to a grammar, which is tried in a child process first."""
+"""Turns a JSON schema into a grammar, which is tried in a child process first."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ MAX_BYTES = 256 << 10  # bytes of a source: a compiled grammar takes some hundre
 
 
 class GrammarError(ValueError):
-    """A grammar that cannot be used, or that no answer fits. The message says why."""
+    """A grammar cannot be used, or no answer fits it. The message says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class GrammarSource:
     """A grammar as text. kind: its language.
 
-    schemas: JSON Schemas as JSON text by name; a Lark grammar refers to one as `@name`. may_name_tokens: the grammar is the
-    server's and may name control tokens; a client's may not.
+    schemas: JSON Schemas as JSON text, by name; a Lark grammar refers to one as `@name`. may_name_tokens: the grammar may
+    name control tokens, because the server wrote it and no client.
     """
 
     kind: Kind
@@ -104,7 +104,7 @@ Schema = dict[str, object]
 
 
 def check_schema(schema: object) -> None:
-    """Raise GrammarError for a schema that llguidance would misread, or whose every answer would have no end."""
+    """Raise GrammarError for a schema that llguidance would misread, or of which every value would be infinite."""
     found = dict(_schemas(schema))
     for path, inner in found.items():
         _check_range(path, inner)
@@ -115,7 +115,7 @@ def check_schema(schema: object) -> None:
 
 
 def check_pattern(pattern: str, where: str) -> None:
-    """Raise GrammarError for an expression that ends inside an escape, which llguidance would leave out."""
+    """Raise GrammarError for a regular expression that ends inside an escape: llguidance would ignore it."""
     if (len(pattern) - len(pattern.rstrip("\\"))) % 2:
         raise GrammarError(f"{where} ends with a single \\: expected the character that it escapes")
 
@@ -148,9 +148,9 @@ def _check_range(path: str, schema: Schema) -> None:
 
 
 def add_types(schema: object) -> None:
-    """Give each schema without a type the type that its keywords are for, in place: its author means values of that type.
+    """Give each schema without a type the type to which its keywords apply, in place. Its author means values of that type.
 
-    JSON Schema would allow values of all other types, too.
+    JSON Schema itself would also allow values of all other types.
     """
     for _, inner in list(_schemas(schema)):
         if inner.keys().isdisjoint(OPEN) and (implied := next((IMPLIED[key] for key in inner if key in IMPLIED), None)):
@@ -168,9 +168,10 @@ LOOKING = re.compile(r"(?<!\\)(?:\\\\)*(?:\(\?<?[=!]|\\[1-9bB])")  # look-around
 
 
 def soften(schema: object) -> list[str]:
-    """Rewrite keywords that llguidance does not know, in place, or leave them out; return those that were left out.
+    """Rewrite or remove, in place, the keywords that llguidance does not know. Return the removed ones.
 
-    Raises GrammarError for a schema that is none, and for keywords that would be left out of a strict one.
+    Raises GrammarError for a schema that is no object or boolean, and if references, or keywords of a strict schema, would
+    be removed.
     """
     if not isinstance(schema, dict | bool):
         raise GrammarError("a schema is an object, true or false")
@@ -277,7 +278,7 @@ def _with_null(schema: Schema) -> None:
 
 
 def _without_looking(path: str, schema: Schema, is_strict: bool) -> Iterator[str]:
-    """Leave out expressions that look around; yield those. Raises GrammarError if the schema is strict."""
+    """Remove expressions with look-around; yield the removed ones. Raises GrammarError if the schema is strict."""
     for keyword in ("pattern", "patternProperties"):
         value = schema.get(keyword)
         patterns = [value] if isinstance(value, str) else list(value) if isinstance(value, dict) else []
@@ -292,7 +293,7 @@ def _without_looking(path: str, schema: Schema, is_strict: bool) -> Iterator[str
 
 
 def _without_named_patterns(path: str, schema: Schema, is_strict: bool) -> Iterator[str]:
-    """Leave out patterns that fit no names but those of `properties`; yield those.
+    """Remove patterns that fit no names but those of `properties`; yield the removed ones.
 
     llguidance would let an answer begin such a name, and then find none. Raises GrammarError if the schema is strict.
     """
@@ -328,9 +329,10 @@ def _has_other_names(patterns: Iterable[str], named: Iterable[str]) -> bool:
 
 
 def close_objects(schema: object) -> None:
-    """Let an object have only its named properties, in place, where its schema does not say.
+    """Forbid properties that a schema does not name, in place, unless the schema says whether they are allowed.
 
-    As in llama-server: small models invent fields. An object whose schema is one of several that apply together stays open.
+    llama-server does the same, because small models invent fields. If several schemas apply to an object together, each of
+    them still allows further properties.
     """
     found = dict(_schemas(schema))
     shared = _shared(found)
@@ -491,7 +493,7 @@ GBNF_ESCAPE = re.compile(r'\\(?:u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|.)|"', re.DO
 
 
 def define(source: GrammarSource, left_out: list[str]) -> str:
-    """Return llguidance's grammar for a source. left_out: collects what it does not enforce. Raises GrammarError."""
+    """Return llguidance's grammar for a source. left_out: gets the parts that it does not enforce. Raises GrammarError."""
     for name, _ in source.schemas:
         if not SCHEMA_NAME.fullmatch(name):
             raise GrammarError(f"{name!r} is no name of a schema")
@@ -570,7 +572,7 @@ def _lark(source: GrammarSource) -> str:
 
 
 def without_tokens(source: GrammarSource, stand_in: str) -> GrammarSource:
-    """Return the server's Lark grammar with `stand_in` for each token name: for a vocabulary without these tokens."""
+    """Return the server's Lark grammar with `stand_in` for each token's name, for a vocabulary without these tokens."""
     text = LARK_PART.sub(lambda part: stand_in if part[1] else part[0], source.text)
     return replace(source, text=text)
 
@@ -590,14 +592,14 @@ FROM_OUTSIDE = {-getattr(signal, name) for name in ("SIGKILL", "SIGTERM") if has
 
 
 class TrialProcess:
-    """Tries one grammar at a time. Call `close` at the end."""
+    """A child process that tries grammars, one at a time. Call `close` at the end."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         self._code = 0  # exit code of the last process that a grammar ended
 
     def define(self, source: GrammarSource) -> tuple[str, tuple[str, ...]]:
-        """Return llguidance's grammar for a source, which compiles in bounded time, and what it does not enforce.
+        """Return llguidance's grammar for a source, and the parts that it does not enforce. It compiles in bounded time.
 
         Raises GrammarError.
         """
@@ -657,7 +659,7 @@ TOKEN = "<|tool|>"  # a token of the vocabulary here, whose other tokens are the
 
 
 def main() -> None:
-    """Answer lines until the input ends."""
+    """Answer each line of stdin until it ends."""
     with suppress(ImportError, ValueError):  # Windows has no limits; macOS may refuse this one
         import resource
 
@@ -698,7 +700,7 @@ def _answer(tokenizer: LLTokenizer, line: str) -> dict[str, str | list[str]]:
 
 
 def check(matcher: LLMatcher) -> None:
-    """Raise GrammarError for a grammar that did not compile, and for one that no answer fits."""
+    """Raise GrammarError for a grammar that has not compiled, or that no answer fits."""
     if not matcher.is_error():
         if (forced := len(matcher.compute_ff_bytes())) > MOST_FORCED:
             raise GrammarError(f"it begins with a text of {forced:,} bytes: expected at most {MOST_FORCED:,}")

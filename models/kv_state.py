@@ -1,16 +1,18 @@
-"""llama.cpp's saved sequence state, as bytes: how a range of positions is cut out, and how a state is checked.
+"""llama.cpp's saved state of a sequence, as bytes: cuts out a range of positions, joins ranges, and checks a state.
 
 A state is a magic number, the sequence's id, and one part for each memory of the model.
 
-- Attention (llama_kv_cache::state_write, one stream): streams, cells; for each cell position, holders, holder (with
-  rotary positions in several dimensions: position, holders, two more positions, token, holder); whether V is
-  transposed, layers; for each layer K's type and row size, then a row a cell; then V likewise, or, if transposed, its type,
-  element size and width, then a row of cells for each of its numbers.
-- Recurrent (llama_memory_recurrent::state_write): no cell, or one with its position and no holder; whether S is transposed,
-  layers; then for each tensor its type and row size, and a row if there is a cell.
+- Attention (llama_kv_cache::state_write, one stream): the number of streams and the number of cells. Then each cell: its
+  position, its number of holders, and the holder; with rotary positions in several dimensions: position, number of holders,
+  two more positions, token, holder. Then whether V is transposed, and the number of layers. Then for each layer K's type and
+  row size, and K's row of each cell. V follows in the same form; if it is transposed, with its type, element size and width,
+  then for each of its numbers a row of all cells.
+- Recurrent (llama_memory_recurrent::state_write): the number of cells, 0 or 1, and the cell's position and number of
+  holders, which is 0. Then whether S is transposed, and the number of layers. Then for each tensor its type and row size,
+  and its row if there is a cell.
 
-A hybrid's KV is kept in two kinds of states: runs, which have attention's cells and no recurrent cell, and the recurrent
-part alone. A model with a sliding window has two parts of attention: the layers that look back on all tokens, and the rest.
+For a hybrid, two kinds of states are kept: runs, which have attention's cells and no recurrent cell, and the recurrent part
+alone. A model with a sliding window has two parts of attention: the layers that see all earlier tokens, and the others.
 """
 
 from __future__ import annotations
@@ -34,9 +36,9 @@ TOKEN_AT = 4  # the place of the token, among a wide cell's numbers
 
 
 def join(runs: Sequence[np.ndarray], start: int, stop: int, *, cell: int = CELL, num_parts: int = 1) -> np.ndarray:
-    """Return one run (uint8) of positions [start, stop), from runs that have these positions between them.
+    """Return one run (uint8) of positions [start, stop), from runs that together have these positions.
 
-    cell: bytes of one cell. num_parts: of attention. Raises RunnerError if a part does not have each position once.
+    cell: bytes of one cell. num_parts: parts of attention. Raises RunnerError if a part does not have each position once.
     """
     readers = [_Reader(run, start, stop) for run in runs]
     joined = [_of_all(readers, PREFACE)]
@@ -64,9 +66,9 @@ def _of_all(readers: Sequence[_Reader], size: int) -> np.ndarray:
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """The part of attention. lead: the 8 bytes after its cells. cell: bytes of a cell.
+    """A part of attention in a state. cell: bytes of a cell. lead: the 8 bytes after the cells.
 
-    blocks: for each tensor, the 12 bytes before its numbers, and how many bytes of numbers a cell has.
+    blocks: for each tensor, the 12 bytes before its numbers, and the bytes of its numbers for one cell.
     """
 
     cell: int
@@ -79,13 +81,13 @@ class Attention:
         return self.cell + sum(size for _, size in self.blocks)
 
     def size(self, num_tokens: int) -> int:
-        """Return how many bytes this part takes in a state of that many tokens."""
+        """Return how many bytes this part takes in a state of `num_tokens` tokens."""
         return 8 + len(self.lead) + BLOCK * len(self.blocks) + num_tokens * self.token_bytes
 
     def fits(self, state: np.ndarray, start: int, stop: int, sequence: int) -> bool:
-        """Return whether bytes of the right length are this part, but for tensors' numbers and the order of cells.
+        """Return whether bytes of the right length are this part, whatever the tensors' numbers and the order of the cells.
 
-        A state has its cells in the order of the pool. Each position must be there once.
+        The cells of a state are in the order of the pool. Each position must be there once.
         """
         cells, at = stop - start, 8 + self.cell * (stop - start)
         if state[:8].tobytes() != np.array([1, cells], np.int32).tobytes():
@@ -107,18 +109,18 @@ class Attention:
 
 @dataclass(frozen=True, slots=True)
 class Recurrent:
-    """The part of recurrent layers. lead, blocks: as in `Attention`, with one cell for all tokens."""
+    """The part of recurrent layers in a state. lead, blocks: as in `Attention`, with one cell for all tokens."""
 
     lead: bytes
     blocks: tuple[tuple[bytes, int], ...]
 
     def size(self, num_cells: int) -> int:
-        """Return how many bytes this part takes in a state with one cell or none."""
+        """Return how many bytes this part takes in a state with one cell, or with none."""
         each = RECURRENT_CELL + sum(size for _, size in self.blocks)
         return 4 + len(self.lead) + BLOCK * len(self.blocks) + num_cells * each
 
     def fits(self, state: np.ndarray, num_tokens: int) -> bool:
-        """Return whether bytes of the right length are this part after so many tokens (0: no cell), but for numbers."""
+        """Return whether bytes of the right length are this part after so many tokens (0: no cell), whatever its numbers."""
         opening = np.array([1, num_tokens - 1, 0] if num_tokens else [0], np.int32).tobytes() + self.lead
         is_opening = state[: len(opening)].tobytes() == opening
         return is_opening and _has_blocks(state, len(opening), self.blocks, 1 if num_tokens else 0)
@@ -135,9 +137,9 @@ def _has_blocks(state: np.ndarray, at: int, blocks: tuple[tuple[bytes, int], ...
 
 @dataclass(frozen=True, slots=True)
 class StateLayout:
-    """The common part of all states of one context: all but positions and the numbers of the tensors.
+    """What all states of one context have in common: everything but the positions and the numbers of the tensors.
 
-    attention: no part, one, or two with a sliding window. recurrent: None where all layers are attention.
+    attention: no part, one part, or two with a sliding window. recurrent: None if the model has no recurrent layers.
     """
 
     magic: bytes
@@ -150,9 +152,9 @@ class StateLayout:
         return sum(part.token_bytes for part in self.attention)
 
     def fits(self, run: np.ndarray, start: int, stop: int) -> bool:
-        """Return whether a run (uint8) has exactly the positions [start, stop) in this context's layout, to its last byte.
+        """Return whether a run (uint8) has this context's layout to its last byte, and exactly the positions [start, stop).
 
-        llama.cpp then reads the run without complaint. The numbers of its tensors may be any.
+        llama.cpp can then read the run. The numbers of its tensors are not checked.
         """
         if not 0 <= start < stop < 1 << 31 or len(run) != self.size(stop - start) or not self._has_preface(run):
             return False
@@ -164,22 +166,22 @@ class StateLayout:
         return self.recurrent is None or self.recurrent.fits(run[at:], 0)
 
     def fits_recurrent(self, state: np.ndarray, num_tokens: int) -> bool:
-        """Return whether a state (uint8) is the recurrent part after so many tokens, to its last byte."""
+        """Return whether a state (uint8) is, to its last byte, the recurrent part after `num_tokens` tokens."""
         if self.recurrent is None or not 0 < num_tokens < 1 << 31:
             return False
         is_whole = len(state) == PREFACE + self.recurrent.size(1) and self._has_preface(state)
         return is_whole and self.recurrent.fits(state[PREFACE:], num_tokens)
 
     def cut(self, run: np.ndarray, start: int, stop: int) -> np.ndarray:
-        """Return the part of a run at positions [start, stop), as a run."""
+        """Return the part of a run at positions [start, stop), as another run."""
         return self.join([run], start, stop) if self.attention else run
 
     def join(self, runs: Sequence[np.ndarray], start: int, stop: int) -> np.ndarray:
-        """Return one run of positions [start, stop), from runs that have them between them. Raises RunnerError."""
+        """Return one run of positions [start, stop), from runs that together have these positions. Raises RunnerError."""
         return join(runs, start, stop, cell=self.attention[0].cell, num_parts=len(self.attention))
 
     def size(self, num_tokens: int) -> int:
-        """Return the bytes of a run of so many tokens."""
+        """Return the bytes of a run of `num_tokens` tokens."""
         attention = sum(part.size(num_tokens) for part in self.attention)
         return PREFACE + attention + (self.recurrent.size(0) if self.recurrent else 0)
 
@@ -190,9 +192,9 @@ class StateLayout:
 def layout_of(
     run: np.ndarray, num_tokens: int, recurrent: np.ndarray | None = None, *, num_parts: int = 1
 ) -> StateLayout | None:
-    """Return the layout of a context, read from a run of its first tokens; None for a layout that is not listed above.
+    """Return the layout of a context, read from a run of its first tokens; None if the layout is none of those above.
 
-    recurrent: for a model with recurrent layers, their state after these tokens. num_parts: of attention, if it has any.
+    recurrent: for a model with recurrent layers, their state after these tokens. num_parts: parts of attention.
     """
     try:
         part = _recurrent(recurrent, PREFACE) if recurrent is not None else None

@@ -1,4 +1,4 @@
-"""Learns a model's costs on its device, from kept times or by a measurement now."""
+"""Learns a model's costs on its device, from kept times or from a measurement now."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ logger = logging.getLogger("slotcache")
 
 
 def learn_costs(context: Context, goes_on: MayGoOn = lambda _: True) -> None:
-    """Give a context the costs of its device, timed now unless times are kept from an earlier start.
+    """Give a context the costs of its device. The device is timed now, unless an earlier start has kept its times.
 
     The costs of the CPU are known, except for the tiles of its attention, whose kernels differ by a factor of up to six.
-    goes_on: called with the work that is timed before each batch; once it returns False, nothing is learnt.
+    goes_on: called before each batch, with the work that is timed; once it returns False, nothing is learnt.
     """
     model, device = context.model, context.model.device
     if device is None and not (context.costs.tile == chunk_of(context) and model.can_trim and model.size >= SMALLEST):
@@ -48,7 +48,7 @@ def learn_costs(context: Context, goes_on: MayGoOn = lambda _: True) -> None:
 
 
 def subject_of(context: Context, device: Device | None) -> Subject:
-    """Return everything that the times of a context depend on. device: None: the CPU."""
+    """Return everything that the times of a context depend on. device: None for the CPU."""
     model, settings = context.model, context.settings
     return Subject(
         device=identify(device) if device else ["CPU", cpu_name(), 0],

@@ -1,4 +1,4 @@
-"""Compares the libraries of llama.cpp on this machine: how fast each computes a model, in a separate process."""
+"""Compares the libraries of llama.cpp on this machine: how fast each of them computes a model, in a separate process."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ PATIENCE = 120  # s for one library in one round, with the trial of a new librar
 
 @dataclass(frozen=True, slots=True)
 class LibrarySpeed:
-    """Tokens a second. refused: why there are none."""
+    """The tokens a second of a library. refused: why there is no figure."""
 
     prefill: float = 0.0
     decode: float = 0.0
@@ -54,7 +54,7 @@ class LibrarySpeed:
 
 
 def installed() -> list[Library]:
-    """Return the library in use, then the others in the order of the search."""
+    """Return the library in use, then the other ones in the order of the search."""
     used = llama.LIBRARY.path.resolve().parent
     return [llama.LIBRARY, *(found for found in llama.places() if found.path.resolve() != used)]
 
@@ -64,7 +64,7 @@ Offload = tuple[int, str, str, str, int]
 
 
 def compare(model: Path, threads: int, offload: Offload, log: Callable[[str], None]) -> dict[Library, LibrarySpeed]:
-    """Return the speed of each library, the one in use first. log: called with the name of the next timing."""
+    """Return the speed of each library, the one in use first. log: called before each timing, with the library's name."""
     speeds: dict[Library, LibrarySpeed] = {}
     found = installed()
     for number in range(ROUNDS):
@@ -81,10 +81,10 @@ MORE = 5.0  # s that the CPU has beyond the card's time, which contains the comp
 
 
 def hide_slower_card(model: Path, threads: int) -> None:
-    """Use no card in this process if `auto` chose a build for it and the CPU computes this model faster.
+    """Use no card in this process, if `auto` chose a build for the card and the CPU computes this model faster.
 
-    Both are timed once, with all layers on the card, and the turns are kept; if one cannot be timed, the card stays. This
-    has to come before the first look at devices.
+    The CPU, and the card with all layers on it, are timed once, and the times are kept. If one cannot be timed, the card is
+    used. Call this before the first look at devices.
     """
     build = llama.LIBRARY.origin.removeprefix("npm-")
     if build not in CARD_BUILDS or installed_builds().asked != "auto" or load_backends.cache_info().currsize:
@@ -142,7 +142,7 @@ def _speed(
 
 
 def main(path: str, threads: str, gpu_layers: str, *split: str) -> None:
-    """Print the tokens a second of this process's library: of prefill, and of decode. Raises ModelError and RunnerError.
+    """Print the tokens a second of this process's library, in prefill and in decode. Raises ModelError and RunnerError.
 
     split: as in `Offload`, without the layers.
     """
@@ -169,7 +169,7 @@ def _seconds(runner: Runner, start: int, stop: int) -> float:
 
 
 def as_table(speeds: dict[Library, LibrarySpeed]) -> list[str]:
-    """Return a line for each library: its tokens a second, and their share of those of the library in use."""
+    """Return a line for each library: its tokens a second, also as a share of those of the library in use."""
     used = speeds[llama.LIBRARY]
     width = max(len(str(library)) for library in speeds)
     lines = [f"{'library':{width}}  {'prefill':>17}  {'decode':>17}"]

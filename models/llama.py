@@ -1,4 +1,4 @@
-"""The door to llama.cpp: finds its library, refuses one of another layout, and binds the functions that we call."""
+"""The only access to llama.cpp: finds its library, refuses one of another layout, and binds the functions that we call."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ SEGMENT = 56  # bytes of the row of a segment in an ELF file
 
 @dataclass(frozen=True, slots=True)
 class Library:
-    """A file with llama.cpp's functions. origin: the package that brought it. version: the package's, else llama.cpp's."""
+    """A library file of llama.cpp. origin: the package that it came with. version: the package's, else llama.cpp's."""
 
     path: Path
     origin: str
@@ -62,7 +62,7 @@ PASSED_OVER: dict[str, str] = {}
 def find() -> Library:
     """Return the library to use, from the first place that has one. Raises LibraryError if there is none.
 
-    A build for cards has to compute on a card first, in a separate process.
+    A build for cards must first pass a trial on a card, in a separate process.
     """
     for place in places():
         build = place.origin.removeprefix("npm-")
@@ -74,9 +74,9 @@ def find() -> Library:
 
 
 def places() -> Iterator[Library]:
-    """Yield the folders that may have a library, as libraries: those of the environment, then those of packages.
+    """Yield the libraries that may exist: those that the environment names, then those of packages.
 
-    npm's builds for cards come before packages, if `slotcache install` found them fit.
+    npm's builds for cards come before packages, if they passed the trial of `slotcache install`.
     """
     for variable in VARIABLES:
         if folder := os.environ.get(variable):
@@ -189,7 +189,7 @@ ctypes.CDLL(sys.argv[1])
 
 
 def backends() -> list[Path]:
-    """Return the backends for cards that lie beside the library."""
+    """Return the backends for cards that are in the library's folder."""
     with contextlib.suppress(OSError):
         return sorted(path for path in LIBRARY.path.parent.iterdir() if BACKENDS.fullmatch(path.name) and path.is_file())
     return []
@@ -204,7 +204,7 @@ def _needed(backend: Path) -> list[Path]:
 
 
 def open_needed() -> None:
-    """Open what the backends beside the library need, so that they find it in this process."""
+    """Open the libraries that the backends need, so that the backends find them in this process."""
     for backend in backends():
         for path in _needed(backend):
             with contextlib.suppress(OSError):  # `why_not_loaded` reports it
@@ -212,7 +212,7 @@ def open_needed() -> None:
 
 
 def why_not_loaded(backend: Path) -> str:
-    """Return why a backend cannot be opened, tried in a separate process, with the remedy if one is known."""
+    """Return why a backend cannot be opened, with the remedy if it is known. A separate process tries it."""
     command = [sys.executable, "-I", "-S", "-c", OPENING, str(backend), *map(str, _needed(backend))]
     try:
         done = run_child(command, timeout=PATIENCE)
@@ -386,7 +386,7 @@ F = TypeVar("F", bound=Callable)
 
 
 def bind(signature: F) -> F:
-    """Return the library's function of this name, with the types of the signature. Raises LibraryError."""
+    """Return the library's function with the name and the types of a signature. Raises LibraryError."""
     function = getattr(library, signature.__name__, None)
     if function is None:
         raise LIBRARY.refused(f"lacks {signature.__name__}")
@@ -603,7 +603,7 @@ SPARE = 256  # bytes after a structure, which a larger structure of the library 
 
 
 def check_layout() -> None:
-    """Raise LibraryError unless the library's parameter structures are ours, judged by their defaults and their size."""
+    """Raise LibraryError unless the library's parameter structures have our layout, as their defaults and sizes show."""
     for layout, defaults in DEFAULTS:
         params, spare = _defaults_of(layout)
         wrong = [name for name, *_ in layout._fields_ if (getattr(params, name) or 0) != defaults.get(name, 0)]
@@ -644,8 +644,8 @@ def loaded_libraries() -> set[Path]:
 def release_workers() -> None:
     """End the workers that GNU's OpenMP keeps for the calling thread. A later computation gets new ones.
 
-    Workers of a thread that no longer computes still count: with more workers than cores, OpenMP lets each of them sleep at
-    every barrier instead of spinning.
+    Workers of a thread that no longer computes still count. If there are more workers than cores, OpenMP lets each worker
+    sleep at every barrier instead of spinning.
     """
     with contextlib.suppress(OSError):
         for path in loaded_libraries():
@@ -711,9 +711,9 @@ def _abort(message: bytes) -> None:
 
 
 def before_abort(act: Callable[[str], None]) -> Callable[[], None]:
-    """Have a function called before llama.cpp ends the process, because a device is gone or it finds an internal error.
+    """Have `act` called before llama.cpp ends the process, as it does if a device is gone or after an internal error.
 
-    Return a function that ends that.
+    Return a function that undoes this.
     """
     LAST_WORDS.append(act)
     ggml_set_abort_callback(_abort)
@@ -721,5 +721,5 @@ def before_abort(act: Callable[[str], None]) -> Callable[[], None]:
 
 
 def last_complaint() -> str:
-    """Return the last error that llama.cpp logged, for our error messages."""
+    """Return the last error that llama.cpp has logged, for our error messages."""
     return COMPLAINTS[-1] if COMPLAINTS else "llama.cpp gave no reason"

@@ -1,4 +1,4 @@
-"""LoRA adapters: loaded, applied per request, with scales."""
+"""LoRA adapters: loads them, and applies a set of them, with scales, for each request."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ SOFTWARE = "llvmpipe"  # Mesa's Vulkan on a CPU, by its description: llama.cpp's
 
 
 class Adapters:
-    """The adapters of a model, numbered from 0. They live as long as its weights, and must be loaded before its contexts.
+    """The adapters of a model, numbered from 0. They live as long as the weights, and must be loaded before any context.
 
-    The name of a set of adapters contains its files and scales: KV of one name is equal to the bit until the weights are
+    The name of a set of adapters contains its files and scales. KV of one name is equal to the bit until the weights are
     unloaded; with a single adapter also later, and in a later process. llama.cpp adds several adapters in the order of their
-    addresses, which rounds differently after each load.
+    addresses, so their sum is rounded differently after each load.
 
-    usual: the scale of each adapter where a request sets none; the event loop's.
+    usual: the scale of each adapter if a request sets none. Only the event loop uses it.
     """
 
     def __init__(self, model: Model, paths: Sequence[Path] = (), scales: Sequence[float] = ()) -> None:
@@ -50,14 +50,15 @@ class Adapters:
         return len(self.paths)
 
     def set_usual(self, scales: Mapping[int, float]) -> None:
-        """Change the usual scales; an adapter without a scale gets 0. Raises UnknownAdapter."""
+        """Change the usual scales. An adapter without a scale in `scales` gets 0. Raises UnknownAdapter."""
         self._check(scales)
         self.usual = dict.fromkeys(self.usual, 0.0) | {**scales}
 
     def name(self, scales: Mapping[int, float] | None = None) -> str:
-        """Return the name of the set with these scales by number. An adapter without a scale, or with 0, is not in the set.
+        """Return the name of the set of adapters with these scales.
 
-        scales: None: the usual ones. Raises UnknownAdapter.
+        An adapter without a scale, or with 0, is not in the set. scales: by the adapters' numbers; None: the usual scales.
+        Raises UnknownAdapter.
         """
         scales = self.usual if scales is None else scales
         self._check(scales)

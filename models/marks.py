@@ -1,4 +1,4 @@
-"""The texts of a client in a rendered prompt: marked by placeholders, then cut out of the real rendering as pieces."""
+"""Marks a client's texts in a rendered prompt by placeholders, then cuts these texts out of the real rendering as pieces."""
 
 from __future__ import annotations
 
@@ -29,9 +29,10 @@ Part = Literal["content", "reasoning"]
 class TextPiece:
     """A stretch of the rendered conversation.
 
-    message: None: the template's own text, in which special tokens work; else the piece is this part of `messages[message]`,
-    in which they are only text, so that no user and no document can forge them. is_plain: special tokens are only text as
-    well: it is other text of a client (names, calls, tools, arguments of the template) that contains or may complete one.
+    message: the index of the message that the piece is from; its special tokens are only text, so that no user and no
+    document can forge them. None: the piece is the template's own text, in which special tokens work. is_plain: special
+    tokens are only text, too, because the piece is other text of a client (names, calls, tools, arguments of the template)
+    that contains or may complete one. part: the part of the message.
     """
 
     text: str
@@ -53,7 +54,7 @@ class _Mark:
 
 
 class Unmarked:
-    """No placeholders: every text stays as it is."""
+    """Sets no placeholders: every text stays as it is."""
 
     def content(self, text: str, message: int, is_answer: bool) -> str:
         return text
@@ -66,9 +67,10 @@ class Unmarked:
 
 
 class Marks(Unmarked):
-    """Placeholders for the texts of one rendering. controls: the spellings of the tokens that only a template may write.
+    """Sets placeholders for the texts of one rendering. controls: spellings of the tokens that only a template may write.
 
-    keeps_tags: reasoning tags in answers stay, and the texts between them are marked, for a template that looks for tags.
+    keeps_tags: tags of reasoning in answers stay, and only the texts between them are marked, since the template looks for
+    tags.
     """
 
     def __init__(self, controls: Spellings, keeps_tags: bool = False) -> None:
@@ -90,7 +92,7 @@ class Marks(Unmarked):
         return self._mark(text, message, "reasoning")
 
     def values(self, value: T) -> T:
-        """Replace the strings in `value` that touch special tokens by placeholders.
+        """Return `value` with placeholders in place of the strings that touch special tokens.
 
         All other strings stay, because templates may compare them. Raises TemplateError.
         """
@@ -119,7 +121,12 @@ class Marks(Unmarked):
     # ---- after the rendering ---------------------------------------------------------------------------------------
 
     def cut(self, rendered: str, real: str) -> list[TextPiece] | None:
-        """Cut `real` at the texts, each in the first form that fits the text around it; None: no form fits."""
+        """Cut `real` at the client's texts, each in the first form that fits the text around it.
+
+        Return None if no form fits.
+
+        rendered: the template's output with placeholders. real: its output with the texts themselves.
+        """
         first, parts = self._split(rendered)
         if not real.startswith(first):
             return None
@@ -133,7 +140,7 @@ class Marks(Unmarked):
         return _without_empty(pieces) if at == len(real) else None
 
     def fill(self, rendered: str) -> list[TextPiece]:
-        """Return the pieces of a rendering with every text unchanged."""
+        """Return the pieces of a rendering. Each placeholder is replaced by its text, which stays unchanged."""
         first, parts = self._split(rendered)
         pieces = [TextPiece(first, None)]
         for mark, after in parts:

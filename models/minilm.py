@@ -1,4 +1,4 @@
-"""all-MiniLM-L6-v2 as a GGUF file: the safetensors and the vocabulary of its package, converted with numpy alone."""
+"""Makes a GGUF file of all-MiniLM-L6-v2, from the safetensors and the vocabulary of its package, with numpy alone."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ ALIGNMENT, BLOCK = 32, 32  # bytes, and numbers that share a scale
 
 
 def convert(package: ZipFile, out: BinaryIO) -> None:
-    """Write the model of a package as a GGUF file: matrices in Q8_0, the rest as float32. The same bytes each time.
+    """Write the model of a package as a GGUF file: matrices in Q8_0, the rest as float32. The bytes are the same each time.
 
     Raises KeyError and ValueError if the package has another model.
     """

@@ -1,4 +1,4 @@
-"""The loaded model: its properties, its weights in memory, its infill and end tokens."""
+"""The loaded model: its properties, its weights in memory, its tokens for infill and for the end of an answer."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ CLOSED = llama.llama_model_p(0)
 
 
 class Weights:
-    """The tensors of a model, loaded at once. Safe from several threads.
+    """The tensors of a model, loaded when this is made. Safe from several threads.
 
-    may_unload: they are freed when the last context leaves, and loaded again when one enters. head: the model's metadata and
-    vocabulary, which stay; weights that may unload have no second vocabulary, which would take most of a small model's load.
-    files: those of the model. known: also those of its adapters; their content must not change. on_load: called after each
-    later load, to make again what was freed with the weights; may raise ModelError. metadata: overrides of the file's
-    metadata.
+    may_unload: the weights are freed when the last context is closed, and loaded again for the next one. head: the model's
+    metadata and vocabulary, which stay. Weights that may unload have no second vocabulary, which would take most of a small
+    model's load. files: the files of the model. known: these and the files of its adapters, whose content must not change.
+    on_load: functions to call after each later load, to make again what was freed with the weights; they may raise
+    ModelError. metadata: overrides of the file's metadata.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class Weights:
             self._num_contexts += 1
 
     def exit(self) -> None:
-        """Count one context less."""
+        """Count one context fewer, and free the weights after the last one, if they may unload."""
         with self._lock:
             self._num_contexts -= 1
             if self._may_unload and not self._num_contexts:
@@ -97,15 +97,15 @@ class Weights:
                 return_freed_memory()
 
     def check(self) -> None:
-        """Raise ChangedFile if the content of a file is not what was loaded, ModelError if a file cannot be read.
+        """Raise ChangedFile if a file no longer has the content that was loaded, and ModelError if a file cannot be read.
 
-        Files whose stamps have changed are read, which may take long.
+        Only files whose stamps have changed are read, which may take long.
         """
         for files in self.known:
             files.check()
 
     def close(self) -> None:
-        """Free all. No context may be left."""
+        """Free all memory. Every context must be closed before."""
         if self.head != self._handle:
             llama.llama_model_free(self.head)
         self._free()
@@ -187,14 +187,16 @@ POOLINGS = {"none": 0, "mean": 1, "cls": 2, "last": 3, "rank": 4}
 class Model:
     """Weights and vocabulary. Everything but loading is safe from several threads.
 
-    gpu_layers: how many layers go to the GPU, the last ones first; ignored by a build without a GPU, and where no card may
-    compute. split: the GPUs, and how layers are split among them. overrides: places of tensors. metadata: overrides of the
-    file's metadata. rope_scaling: of every context. is_simulated: weights and contexts take no memory, and can only be
-    counted. with_heads: load the multi-token heads, too. between: as in `Tokenizer`. progress: called with the share loaded,
-    0 to 1; returning False gives up. vocab_only: no weights, tokenising only. repack: let the CPU use weights in another
-    layout (AMX, interleaved rows): faster prefill on some machines, but its kernels round differently with the size of the
-    batch, so reuse is then not exact to the bit. may_unload: the weights may be freed in between: see `Weights`. The
-    vocabulary and the properties of the model stay.
+    gpu_layers: how many layers go to the GPU, the last ones first; ignored by a build without a GPU, and if no card may
+    compute. progress: called with the loaded share, 0 to 1; if it returns False, the load ends. vocab_only: load no weights,
+    so that the model can only tokenise. repack: let the CPU use weights in another layout (AMX, interleaved rows). Prefill
+    is then faster on some machines, but kernels round differently with the size of the batch, so reuse is not exact to the
+    bit.
+
+    may_unload: the weights may be freed and loaded again (see `Weights`); the vocabulary and the properties stay. split: the
+    GPUs, and how layers are split among them. overrides: the places of tensors. metadata: overrides of the file's metadata.
+    rope_scaling: how every context scales positions. is_simulated: weights and contexts take no memory, and their memory can
+    only be counted. with_heads: load the multi-token heads, too. between: as in `Tokenizer`.
     """
 
     def __init__(
@@ -266,9 +268,10 @@ class Model:
 
     @cached_property
     def devices(self) -> list[Device]:
-        """The devices that have some of its layers; empty: the CPU has all.
+        """The devices that have some of the model's layers; empty: the CPU has all.
 
-        Asked once, at the start: a device in another process answers one thread at a time, and later that is the engine's.
+        They are asked for only once, at the start, because a device in another process answers one thread at a time, and
+        later that is the engine's thread.
         """
         among = self.split.devices() if self.gpu_layers else []
         return [device for device in among if device.name in self.layers or not self.layers]
@@ -280,7 +283,7 @@ class Model:
 
     @property
     def is_on_device(self) -> bool:
-        """Whether devices have all layers and the output, unless memory was too small for them."""
+        """Whether devices have all layers and the output. If llama.cpp reports no layers, the requested number decides."""
         is_asked = self.gpu_layers < 0 or self.gpu_layers > self.num_layers
         is_all = HOST not in self.layers if self.layers else is_asked
         return is_all and not self.overrides and self.device is not None
@@ -301,18 +304,18 @@ class Model:
 
     @property
     def num_layer_parameters(self) -> int:
-        """Weights that every token passes through: all but the embedding."""
+        """The number of weights that every token passes through: all but the embedding."""
         return max(self.num_parameters - self.num_vocab * llama.llama_model_n_embd(self.handle), 1)
 
     @property
     def attention_width(self) -> int:
-        """The numbers in all heads of all layers with attention: the cost of attention to one cell."""
+        """The numbers in all heads of all layers with attention. Attention to one cell takes time in proportion to them."""
         num_layers = sum(heads > 0 for heads in self._kv_heads)
         return num_layers * llama.llama_model_n_head(self.handle) * self._head_size("key")
 
     @property
     def rope(self) -> tuple[int, int, int]:
-        """llama.cpp's kind of rotary positions (-1: none), the size of a head's key, and how many of its numbers turn."""
+        """llama.cpp's kind of rotary positions (-1: none), the size of a head's key, and how many numbers of a key turn."""
         head = self._head_size("key")
         return llama.llama_model_rope_type(self.handle), head, int(self._own("rope.dimension_count") or head)
 
@@ -349,13 +352,16 @@ class Model:
 
     @property
     def can_trim(self) -> bool:
-        """Whether any prefix of its KV can be reused. False for recurrent and hybrid models: their state is one snapshot."""
+        """Whether every prefix of its KV can be reused.
+
+        Not so for recurrent and hybrid models, whose state is one snapshot.
+        """
         handle = self.weights.head
         return not (llama.llama_model_is_recurrent(handle) or llama.llama_model_is_hybrid(handle))
 
     @property
     def window(self) -> int:
-        """Tokens that its sliding-window layers look back; 0: no such layers."""
+        """How many tokens its sliding-window layers look back; 0: it has no such layers."""
         return llama.llama_model_n_swa(self.handle)
 
     @property
@@ -367,7 +373,7 @@ class Model:
 
     @property
     def pooling(self) -> str:
-        """How the vectors of a text's tokens become one, by the model's file; empty: the file does not say."""
+        """How the vectors of a text's tokens are made into one, as the model's file says; empty: it does not say."""
         number = self._own("pooling_type") or "-1"
         return next((name for name, value in POOLINGS.items() if str(value) == number), "")
 
@@ -400,12 +406,12 @@ class Model:
 
     @property
     def altered(self) -> tuple[str, ...]:
-        """Flags that replace values of the file, for digests; empty: the model is as its file says."""
+        """The flags that replace values of the model's file, for digests; empty if there are none."""
         given = ((self.rope_scaling, AS_TRAINED), (self.metadata_overrides, ()))
         return tuple(repr(one) for one, unset in given if one != unset)
 
     def described_flags(self) -> Iterator[str]:
-        """Yield a line for each kind of value that flags replace."""
+        """Yield a line for each kind of value that flags replace in this model."""
         if self.split != ALL_CARDS:
             yield f"layers on {self.split.described()}"
         if self.rope_scaling != AS_TRAINED:
@@ -427,7 +433,7 @@ class Model:
                 yield f"--override-kv {one} has no effect: {why}"
 
     def metadata(self, key: str) -> str | None:
-        """Return a metadata value as text, or its override by a flag; None: the file does not have the key."""
+        """Return a metadata value as text, or the value of a flag that replaces it; None if the file lacks the key."""
         if key in self._replaced:
             return self._replaced[key]
         size = 1 << 16
@@ -462,19 +468,22 @@ class Model:
 
     @property
     def num_heads(self) -> int:
-        """Multi-token heads according to its file."""
+        """The number of multi-token heads, according to the model's file."""
         return int(self._own("nextn_predict_layers") or 0)
 
     @property
     def num_expert_layers(self) -> int:
-        """Layers that may have experts; 0: the model is no mixture."""
+        """The number of layers that may have experts; 0 if the model is no mixture."""
         return self.num_layers if int(self._own("expert_count") or 0) else 0
 
     # ---- vocabulary ------------------------------------------------------------------------------------------------
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer, made at its first use: a simulated model needs none, and a large vocabulary takes a second."""
+        """The tokenizer.
+
+        It is made at its first use, because a simulated model needs none and a large vocabulary takes a second.
+        """
         return Tokenizer(self.vocab, self._between)
 
     def tokenize(self, text: str, special: bool = False, begin: bool = False) -> np.ndarray:
@@ -482,20 +491,23 @@ class Model:
         return self.tokenizer(text, special, begin)
 
     def piece(self, token: int) -> bytes:
-        """Return the bytes of one token; control tokens have none. Cached: a known token costs a dictionary look-up."""
+        """Return the bytes of one token; none for a control token.
+
+        They are cached, so a known token costs a dictionary look-up.
+        """
         piece = self._pieces.get(token)
         if piece is None:
             piece = self._pieces[token] = self._piece(token, special=False)
         return piece
 
     def piece_with(self, spellings: frozenset[str]) -> Callable[[int], bytes]:
-        """Return a `piece` that spells these control tokens, too."""
+        """Return a function like `piece` that also spells the control tokens of these spellings."""
         ids = (self.tokenize(spelling, special=True) for spelling in spellings)
         spelt = {int(found[0]): self.spelling(int(found[0])) for found in ids if len(found) == 1}
         return lambda token: spelt.get(token) or self.piece(token)
 
     def spelling(self, token: int) -> bytes:
-        """Return a token's bytes in the vocabulary, also for control tokens: b"<|im_end|>"."""
+        """Return a token's bytes in the vocabulary, also for a control token, such as b"<|im_end|>"."""
         return self._piece(token, special=True)
 
     def text_of(self, token: int) -> str:
@@ -508,12 +520,18 @@ class Model:
         return b"".join(pieces).decode("utf-8", "replace")
 
     def prompt_text(self, tokens: np.ndarray) -> str:
-        """Return the text that the tokenizer makes these tokens (int32) of: control tokens spelt, added spaces removed."""
+        """Return the text from which the tokenizer makes these tokens (int32).
+
+        Control tokens are spelt, added spaces removed.
+        """
         texts = ((self.detokenize(run, special=True), spaced) for run, spaced in self.tokenizer.texts(tokens))
         return "".join(text.removeprefix(" ") if spaced else text for text, spaced in texts)
 
     def spells(self, tokens: np.ndarray, text: str, piece: Callable[[int], bytes] | None = None) -> bool:
-        """Return whether tokens (int32) spell exactly `text`, each with some bytes. piece: gives the bytes of a token."""
+        """Return whether tokens (int32) spell exactly `text`, each with at least one byte.
+
+        piece: returns the bytes of a token.
+        """
         pieces = [(piece or self.piece)(token) for token in tokens.tolist()]
         return all(pieces) and b"".join(pieces) == text.encode("utf-8", "replace")
 
@@ -557,7 +575,7 @@ NEEDED = {
 
 @dataclass(frozen=True, slots=True)
 class InfillTokens:
-    """Ids. repository, file: they precede a repository's name and each file's; -1: the vocabulary has none."""
+    """The ids of infill's tokens. repository, file: they precede the name of a repository, and of each file; -1: none."""
 
     prefix: int
     suffix: int
@@ -567,7 +585,7 @@ class InfillTokens:
 
     @classmethod
     def of(cls, model: Model) -> Self | None:
-        """Return the tokens of a model; None if it lacks one of the three that every infill needs."""
+        """Return the tokens of a model; None if it lacks a token that every infill needs: `prefix`, `suffix` or `middle`."""
         needed = {name: find(model.vocab) for name, find in NEEDED.items()}
         if min(needed.values()) < 0:
             return None

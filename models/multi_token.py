@@ -1,13 +1,13 @@
-"""The multi-token head of a model: one more layer, which guesses the token after the next one. Here it drafts.
+"""The multi-token head of a model: one more layer, which guesses the token after the next one, and drafts here.
 
     served model   state  0    1    2 ... n-2       of the last layer, kept as it computes the tokens
                          \\    \\    \\      \\
     head           token  1    2    3 ... n-1       reads each token beside the state of the token before it,
                                            | n      then its own draft beside its own state
 
-The head has separate KV, a sequence for each slot, as a draft model has. Only computing in the served model gives states, so
-the head cannot read a prefix whose KV was restored from host memory or disk, or shared by a slot that it has not read: its
-KV then starts after that prefix. That can make its drafts worse, but changes no answer.
+The head has separate KV with a sequence for each slot, as a draft model has. States come only from computing in the served
+model. So the head cannot read a prefix whose KV was restored from host memory or disk, or was shared by a slot that the head
+has not read. Its KV then starts after that prefix, which can make its drafts worse, but changes no answer.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from .model_files import files_of
 from .runner import Runner
 
 ARCHITECTURES = ("glm4moe", "qwen35")
-"""Architectures whose head llama.cpp computes as this module expects, with a test for each."""
+"""Architectures whose head llama.cpp computes as this module expects. There is a test for each."""
 LONGEST_HEADER = 64 << 20  # first bytes of a file, which name its tensors
 MOST_BYTES = 128 << 20  # of the states of all requests; a state of GLM 4.5 Air takes 16 KiB
 
@@ -61,7 +61,7 @@ def _names(path: Path, tensor: bytes) -> bool:
 class Trail:
     """The last hidden states of a request's tokens at positions [start, stop).
 
-    pieces: adjacent runs of tokens (int32) with their states, (tokens, width), float32.
+    pieces: adjacent runs of tokens (int32), each with its states, (tokens, width), float32.
     """
 
     start: int
@@ -73,7 +73,10 @@ class Trail:
         return (self.stop - self.start) * (self.pieces[0][1].strides[0] if self.pieces else 0)
 
     def append(self, start: int, tokens: np.ndarray, states: np.ndarray) -> None:
-        """Note computed tokens from a position on, in place of tokens that were not accepted. After a gap, start anew."""
+        """Note computed tokens from position `start` on. They replace tokens that were not accepted.
+
+        After a gap, start anew.
+        """
         if self.start <= start <= self.stop:
             self.cut(start)
         else:
@@ -83,7 +86,7 @@ class Trail:
         self.stop = start + len(tokens)
 
     def cut(self, stop: int) -> None:
-        """Drop the states from a position on."""
+        """Drop the states from position `stop` on."""
         while self.pieces and self.stop > stop:
             tokens, states = self.pieces.pop()
             keep = len(tokens) - (self.stop - stop)
@@ -95,12 +98,12 @@ class Trail:
             self.start = self.stop = min(self.start, stop)
 
     def shed(self, start: int) -> None:
-        """Drop pieces that end before a position."""
+        """Drop the pieces that end before position `start`."""
         while self.pieces and self.start + len(self.pieces[0][0]) <= start:
             self.start += len(self.pieces.popleft()[0])
 
     def states(self, start: int, stop: int) -> np.ndarray:
-        """Return the states of positions [start, stop), all of which the trail has."""
+        """Return the states of positions [start, stop). The trail must have all of them."""
         found, at = [], self.start
         for tokens, states in self.pieces:
             if at + len(tokens) > start and at < stop:
@@ -109,7 +112,7 @@ class Trail:
         return np.concatenate(found)
 
     def goes_on_from(self, other: Trail, tokens: np.ndarray) -> bool:
-        """Take over another request's states before these, if its tokens were the same. False: they were not."""
+        """Take over another request's states before these, if its tokens were the same. Return whether they were."""
         if not (other.pieces and other.start < self.start <= other.stop):
             return False
         theirs = np.concatenate([piece for piece, _ in other.pieces])[: self.start - other.start]
@@ -123,7 +126,7 @@ class Trail:
 
 
 class MultiTokenHead(DraftModel):
-    """A `Drafter` that reads the states of the model that it drafts for. served: the runner that computes these states."""
+    """A `Drafter` that reads the served model's states. served: the runner that computes these states."""
 
     def __init__(self, context: Context, served: Runner, *, num_slots: int) -> None:
         super().__init__(context, served.context.model, num_slots=num_slots, beside=served.interrupt)
@@ -142,7 +145,10 @@ class MultiTokenHead(DraftModel):
         self.context.close()
 
     def draft(self, jobs: Sequence[Job], lengths: Sequence[int], goes_on: GoesOn) -> list[ModelDraft]:
-        """See `Drafter`. KV of drafted tokens comes from guessed states: it is computed again once the states are known."""
+        """See `Drafter`.
+
+        The KV of drafted tokens comes from guessed states, and is computed again once the states are known.
+        """
         drafts = super().draft(jobs, lengths, goes_on)
         for job in jobs:
             self._keep(job.slot, self._kept[job.slot].known)

@@ -1,4 +1,4 @@
-"""What flags replace of a model file: the places of tensors, metadata, the scale of rotary positions."""
+"""What flags replace in a model file: the places of tensors, metadata, the scale of rotary positions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .hardware import HOST, buffer_types
 # ---- Tensors apart from their layer: the experts of a mixture, for which many cards have no memory. ---------------------
 
 EXPERTS = r"\.ffn_(gate|up|gate_up|down)_(ch)?exps"
-"""The names of expert tensors, after their block."""
+"""A pattern for the names of expert tensors, after the name of their block."""
 
 MOST_LAYERS = 512  # of any model, by llama.cpp
 
@@ -28,14 +28,14 @@ class OverrideRow(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True)
 class Override:
-    """The place of tensors. pattern: a regular expression for their names. buffer: ggml's name of a kind of memory."""
+    """The place of tensors. pattern: a regular expression for their names. buffer: ggml's name for a kind of memory."""
 
     pattern: str
     buffer: str
 
 
 def parse_overrides(text: str) -> tuple[Override, ...]:
-    """Parse PATTERN=BUFFER,... as llama-server's --override-tensor has it. Raises ModelError."""
+    """Parse PATTERN=BUFFER,... as llama-server does for --override-tensor. Raises ModelError."""
     found = []
     for entry in filter(None, text.split(",")):
         pattern, equals, buffer = entry.rpartition("=")
@@ -47,12 +47,12 @@ def parse_overrides(text: str) -> tuple[Override, ...]:
 
 
 def experts_on_host(num_layers: int) -> tuple[Override, ...]:
-    """Return overrides that keep the experts of the first layers in host memory."""
+    """Return the overrides that keep the experts of the first `num_layers` layers in host memory."""
     return tuple(Override(rf"blk\.{layer}{EXPERTS}", HOST) for layer in range(min(num_layers, MOST_LAYERS)))
 
 
 def as_array(overrides: tuple[Override, ...]) -> ctypes.Array[OverrideRow] | None:
-    """Return llama.cpp's array, which must live as long as a model may be loaded with it; None: no overrides."""
+    """Return llama.cpp's array, which must live as long as a model may be loaded with it; None if there are no overrides."""
     if not overrides:
         return None
     known = buffer_types()
@@ -69,7 +69,7 @@ MOST_BYTES = 127  # bytes of a key, and of a text
 
 @dataclass(frozen=True, slots=True)
 class MetadataOverride:
-    """A key of a model's metadata, and the value that replaces the file's."""
+    """A key of a model's metadata, and the value that replaces the one in the file."""
 
     key: str
     value: Number
@@ -83,7 +83,7 @@ class MetadataOverride:
 
     @property
     def text(self) -> str:
-        """The value in the form in which llama.cpp writes one of the file's."""
+        """The value in the form in which llama.cpp writes a value of the file."""
         if isinstance(self.value, bool):
             return "true" if self.value else "false"
         return f"{self.value:.6f}" if isinstance(self.value, float) else str(self.value)
@@ -106,7 +106,7 @@ FIELDS = {"int": "val_i64", "float": "val_f64", "bool": "val_bool", "str": "val_
 
 
 def parse_metadata(text: str) -> tuple[MetadataOverride, ...]:
-    """Parse KEY=TYPE:VALUE,... as llama-server's --override-kv has it; a text with commas is quoted. Raises ModelError."""
+    """Parse KEY=TYPE:VALUE,... as llama-server does for --override-kv; a text with commas is quoted. Raises ModelError."""
     found: dict[str, MetadataOverride] = {}
     for entry in filter(None, next(csv.reader([text]), [])):
         key, _, typed = entry.partition("=")
@@ -136,9 +136,9 @@ def _value(name: str, text: str) -> Number:
 def metadata_rows(
     overrides: Sequence[MetadataOverride], first: Sequence[llama.llama_model_kv_override] = ()
 ) -> ctypes.Array[llama.llama_model_kv_override] | None:
-    """Return llama.cpp's array, which must live as long as a model may be loaded with it; None: no rows.
+    """Return llama.cpp's array, which must live as long as a model may be loaded with it; None if there are no rows.
 
-    first: rows that come first and so win: of two rows for a key llama.cpp takes the first one.
+    first: rows that come first, because llama.cpp takes the first of two rows for a key.
     """
     rows = [*first, *(override.row() for override in overrides)]
     return (
@@ -151,10 +151,11 @@ def metadata_rows(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeScaling:
-    """How rotary positions are scaled, as in llama.cpp's parameters of a context. Values that are not given are the model's.
+    """How rotary positions are scaled. A value that is not given is that of the model's file.
 
-    kind: none, linear or yarn. base: of the frequencies; scale: their factor, 0.25 for a context four times as long.
-    original: tokens that the model was trained for before YaRN. ext_factor, attn_factor, beta_fast, beta_slow: YaRN's.
+    kind: none, linear or yarn. base: the base of the frequencies. scale: the factor of the frequencies, 0.25 for a context
+    four times as long. original: tokens for which the model was trained before YaRN. ext_factor, attn_factor, beta_fast,
+    beta_slow: parameters of YaRN.
     """
 
     kind: str = ""

@@ -1,4 +1,4 @@
-"""Penalties for repetition, over the last tokens only: their cost depends neither on the context nor on the vocabulary."""
+"""Penalties for repetition. Their time depends neither on the context nor on the vocabulary: only the last tokens count."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LOG_FLOAT = 88.7228391  # logarithm of the largest float: a larger power of the 
 
 
 class Logits(Protocol):
-    """Logits of tokens that may still be chosen."""
+    """The logits of the tokens that may still be chosen."""
 
     @property
     def values(self) -> np.ndarray:
@@ -22,7 +22,7 @@ class Logits(Protocol):
         ...
 
     def places(self, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the places in `values` of some tokens (sorted), and the indices of these tokens."""
+        """Return the places in `values` that belong to some of `tokens` (sorted), and each place's index in `tokens`."""
         ...
 
 
@@ -47,7 +47,7 @@ class RecentTokens:
 
 
 class Penalties:
-    """llama-server's `penalties`: lower logits for each token that was used in the last `repeat_window` tokens."""
+    """llama-server's `penalties`: lower logits for each token that is among the last `repeat_window` tokens."""
 
     def __init__(self, sampling: Sampling) -> None:
         self._history = RecentTokens(sampling.repeat_window)
@@ -70,9 +70,9 @@ class Penalties:
 
 
 class Dry:
-    """llama-server's `dry` (don't repeat yourself): lower logits for tokens that would continue a repeated sequence.
+    """llama-server's `dry` (don't repeat yourself): lower logits for tokens that continue a repeated sequence.
 
-    piece: the bytes of a token. A sequence ends at a breaker.
+    piece: returns the bytes of a token. A sequence ends at a breaker.
     """
 
     def __init__(self, sampling: Sampling, piece: Callable[[int], bytes]) -> None:
@@ -112,7 +112,7 @@ class Dry:
 
 
 class Breakers:
-    """Finds the texts that end a repeated sequence. since: tokens after the last one found."""
+    """Finds the texts that end a repeated sequence. since: the number of tokens after the last such text."""
 
     def __init__(self, texts: Sequence[str]) -> None:
         self.since = 0
@@ -140,7 +140,7 @@ class Breakers:
 
 
 def repeated(tokens: np.ndarray) -> np.ndarray:
-    """Return for each token but the last how many tokens up to it equal the last ones of all. (tokens - 1,)."""
+    """Return, for each token but the last, how many tokens up to it equal the last tokens. Shape: (tokens - 1,)."""
     lengths = np.zeros(max(len(tokens) - 1, 0), np.int32)
     places, last = np.arange(len(lengths)), len(tokens) - 1
     for length in range(len(lengths)):
@@ -153,7 +153,7 @@ def repeated(tokens: np.ndarray) -> np.ndarray:
 
 
 def grown(lengths: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-    """Return `repeated(tokens)` from the lengths before the last token came; the oldest token may be gone since."""
+    """Return `repeated(tokens)` from its result before the last token was added. The oldest token may be gone since."""
     longer = np.concatenate((np.zeros(1, np.int32), lengths))[-(len(tokens) - 1) :] + 1
     longer[tokens[:-1] != tokens[-1]] = 0
     return np.minimum(longer, np.arange(1, len(longer) + 1, dtype=np.int32))

@@ -1,4 +1,4 @@
-"""Whether a CPU computes a model faster with its weights in another layout: measured at the model's first start.
+"""Measures, at a model's first start, whether a CPU computes it faster with its weights in another layout.
 
 The result depends on the CPU, on llama.cpp's kernels for it, and on the quantisation: on an EPYC, Q4_0 takes 0.7 of the time
 and Q4_K 1.3. The measurement runs in a separate process, since some machines report AMX and forbid its use, which ends the
@@ -40,10 +40,10 @@ LAYOUTS = {b"repacked": True, b"plain": False}
 
 
 def is_faster_repacked(path: Path, threads: int, goes_on: Callable[[], bool] = lambda: True) -> bool:
-    """Return whether a turn takes less time with repacked weights. The times are kept, like those of devices.
+    """Return whether a turn takes less time with repacked weights. The times are kept for later starts.
 
-    goes_on: asked ten times a second; if it returns False, the result is False, and no times are kept. Raises ModelError if
-    the file is no model.
+    goes_on: called ten times a second; once it returns False, the result is False, and no times are kept. Raises ModelError
+    if the file is no model.
     """
     check_file(path)
     size = sum(file.stat().st_size for file in files_of(path))
@@ -72,10 +72,10 @@ def is_faster_repacked(path: Path, threads: int, goes_on: Callable[[], bool] = l
 
 
 def kept_layout(folder: Path, path: Path, choose: Callable[[], bool | None]) -> bool:
-    """Return whether weights are repacked: as at the first start with this folder of KV, else as `choose` decides now.
+    """Return whether to repack weights: as at the first start with this folder of KV, else as `choose` decides now.
 
-    KV of one layout cannot be used with the other, and less free memory could change the choice. choose: None is no choice,
-    and is not kept. Raises ModelError if the file is no model.
+    The choice is kept, because KV of one layout cannot be used with the other, and a change of free memory could change the
+    choice. choose: returns the choice; None is no choice, and is not kept. Raises ModelError if the file is no model.
     """
     check_file(path)
     parts = gate.identity(), digest(files_of(path))
@@ -92,7 +92,7 @@ def kept_layout(folder: Path, path: Path, choose: Callable[[], bool | None]) -> 
 def main(path: str, threads: str) -> None:
     """Print the seconds of a turn with the weights as they are, and repacked.
 
-    Both models are loaded and take turns: the speed of a machine changes by more than the layouts differ.
+    Both models are loaded and timed in turn, since the speed of a machine changes by more than the layouts differ.
     """
     latest = monotonic() + ENOUGH
     runners = [_runner(Path(path), int(threads), repack) for repack in (False, True)]

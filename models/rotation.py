@@ -1,9 +1,10 @@
-"""Moves the keys of cached tokens to other positions, and tests itself.
+"""Moves the keys of cached tokens to other positions, and tests whether that is exact.
 
-Rotary embeddings (Su et al. 2021, RoFormer) turn pairs of a key's numbers by angles that grow with the position, and do not
-change values. So a run moves if its keys are turned by the angles of the distance. The angles of one position are measured
-in the model itself: with one token at 0, 1, 2, 4, 8, ... each key gives the angles twice as exactly as the key before.
-That covers every influence on the angles: base, scale, factors in a tensor, YaRN, layers with other angles or with none.
+Rotary embeddings (Su et al. 2021, RoFormer) turn pairs of a key's numbers by angles that grow with the position. They do not
+change values. So a run is moved by turning its keys by the angles of the distance. The angles of one position are measured
+in the model itself, with one token at positions 0, 1, 2, 4, 8, ...: each key gives the angles twice as exactly as the key
+before. The measurement covers every influence on the angles: base, scale, factors in a tensor, YaRN, layers with other
+angles or with none.
 """
 
 from __future__ import annotations
@@ -25,9 +26,10 @@ TOLERANCE_STEP = 2e-6  # further tolerance for each position of distance: llama.
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """The pairs of a key. head: the size of a head, in numbers. turned: how many of them turn, the first ones.
+    """How a key's numbers are paired. head: the size of a head, in numbers. turned: how many first numbers of a head turn.
 
-    neighbours: a pair is a number and the next one; else a number of the first half of `turned` and one of the second half.
+    neighbours: each pair is a number and the next one. Otherwise a number of the first half of the turned numbers is paired
+    with one of the second half.
     """
 
     head: int
@@ -36,14 +38,17 @@ class Rope:
 
     @classmethod
     def of(cls, model: Model) -> Rope | None:
-        """Return the pairs of a model's keys; None for positions of another kind."""
+        """Return how a model's keys are paired; None if its positions are of another kind."""
         kind, head, turned = model.rope
         if kind not in (NORM, NEOX) or not 0 < turned <= head or turned % 2:
             return None
         return cls(head, turned, neighbours=kind == NORM)
 
     def pairs(self, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return views of both numbers of all pairs of keys (cells, width): each (cells, heads, pairs)."""
+        """Return views of the first and the second numbers of all pairs, each (cells, heads, pairs).
+
+        keys: (cells, width).
+        """
         turned = keys.reshape(len(keys), -1, self.head)[:, :, : self.turned]
         if self.neighbours:
             return turned[:, :, 0::2], turned[:, :, 1::2]
@@ -52,14 +57,14 @@ class Rope:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rotation:
-    """Moves runs of one context. angles: of one position, in radians, (layers, pairs) float64."""
+    """Moves the runs of one context. angles: those of one position, in radians, (layers, pairs), float64."""
 
     attention: Attention
     rope: Rope
     angles: np.ndarray
 
     def moved(self, run: np.ndarray, distance: int) -> np.ndarray:
-        """Return a run (uint8) at positions that are `distance` higher. Keys are rounded once, so move originals only."""
+        """Return a run (uint8) at positions `distance` higher. This rounds the keys once, so move only unmoved runs."""
         run = run.copy()
         positions = self.positions(run)
         positions += np.int32(distance)
@@ -68,11 +73,11 @@ class Rotation:
         return run
 
     def positions(self, run: np.ndarray) -> np.ndarray:
-        """Return a view (int32) of the positions of a run's cells, as they stand in the run."""
+        """Return a view (int32) of the positions of a run's cells, in the order of the run."""
         return run[HEADER : HEADER + CELL * _num_cells(run)].view(np.int32)[:: CELL // 4]
 
     def tensors(self, run: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
-        """Yield the tensors of a run, keys first: ggml's type, and a view of the bytes."""
+        """Yield ggml's type and a view of the bytes of each tensor of a run, keys first."""
         return _blocks(self.attention, run)
 
     def _turn(self, keys: np.ndarray, angles: np.ndarray) -> None:
@@ -85,7 +90,7 @@ class Rotation:
 
 
 def why_unmovable(layout: StateLayout | None, rope: Rope | None) -> str:
-    """Return why runs of this layout cannot be moved; empty: they may be movable."""
+    """Return why runs of this layout cannot be moved; empty if nothing is known against it."""
     if layout is None or not layout.attention or layout.recurrent is not None:
         return "its KV cannot be cut by positions"
     if layout.attention[1:]:
@@ -103,7 +108,7 @@ def why_unmovable(layout: StateLayout | None, rope: Rope | None) -> str:
 
 
 def measure(attention: Attention, rope: Rope, runs: Mapping[int, np.ndarray]) -> Rotation:
-    """Return the rotation, from runs of one token that sees no other, at positions 0, 1, 2, 4, ... runs: by position."""
+    """Return the rotation. runs: by position 0, 1, 2, 4, ..., the run of a token that sees no other token."""
     num_layers = len(attention.blocks) // 2
     angles = np.zeros((num_layers, rope.turned // 2))
     ladder = {at: [_complex(rope, *block) for block in _blocks(attention, runs[at])][:num_layers] for at in sorted(runs)}
@@ -116,7 +121,7 @@ def measure(attention: Attention, rope: Rope, runs: Mapping[int, np.ndarray]) ->
 
 
 def is_same(attention: Attention, moved: np.ndarray, computed: np.ndarray, distance: int) -> bool:
-    """Return whether a moved run equals the one that was computed at its positions, within rounding."""
+    """Return whether a moved run equals, within rounding, the run that was computed at its positions."""
     bound = TOLERANCE + TOLERANCE_STEP * distance
     for (kind, ours), (_, theirs) in zip(_blocks(attention, moved), _blocks(attention, computed), strict=True):
         if kind in NUMBERS:
@@ -153,14 +158,14 @@ def _num_cells(run: np.ndarray) -> int:
 
 STEPS = 15  # steps of the ladder, for any number of cells, since the angles must not depend on that number
 ComputeAlone = Callable[[int, Sequence[int]], list[np.ndarray]]
-"""Computes a token at each of some positions, where it sees no other token; returns the runs (uint8)."""
+"""Computes a token at each of several positions, where it sees no other token. Returns the runs (uint8)."""
 
 
 def find_rotation(model: Model, layout: StateLayout | None, num_cells: int, compute: ComputeAlone) -> Rotation | str:
-    """Return the rotation of a context's runs, or why they cannot be moved. num_cells: all positions are below it.
+    """Return the rotation of a context's runs, or why they cannot be moved. num_cells: a bound that no position reaches.
 
-    A token that sees no other has the same values at all positions, and keys that differ by the rotation alone. The angles
-    are measured with one token, and checked with another one at positions in between.
+    A token that sees no other token has the same values at all positions, and its keys differ by the rotation alone. The
+    angles are measured with one token, and checked with another one at positions in between.
     """
     rope = Rope.of(model)
     if reason := why_unmovable(layout, rope):

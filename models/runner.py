@@ -1,6 +1,6 @@
-"""Executes a plan: batch, decode, copies of state, abort.
+"""Executes a plan: fills the batch, decodes, copies states, aborts.
 
-The batch is filled through numpy views over its arrays: through ctypes, each element would cost 1-2 us.
+The batch is filled through numpy views over its arrays, since each element would cost 1-2 us through ctypes.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from .sampling import Sampler
 
 
 class Interrupt:
-    """Aborts batches: while it is armed, a call of `set` aborts the current one.
+    """Aborts batches: while the interrupt is armed, a call of `set` aborts the current batch.
 
-    llama.cpp asks a callback between any two operations of its graph. Here the callback is the C library's `strlen` over a
-    byte that is zero until `set`: a Python function would wait for the interpreter's lock a thousand times a batch.
+    llama.cpp calls a callback between any two operations of its graph. Here the callback is the C library's `strlen` over a
+    byte that is zero until `set`, because a Python function would wait for Python's global lock a thousand times a batch.
     """
 
     def __init__(self, context: Context, flag: ctypes.Array[ctypes.c_char] | None = None) -> None:
@@ -39,7 +39,7 @@ class Interrupt:
         self._callback = ctypes.cast(ctypes.CDLL(None).strlen, llama.ggml_abort_callback)
 
     def on(self, context: Context) -> Interrupt:
-        """Return an interrupt for the batches of another context, which the same calls of `set` abort."""
+        """Return an interrupt for the batches of another context. The same calls of `set` abort both."""
         return Interrupt(context, self._flag)
 
     def set(self) -> None:
@@ -68,13 +68,13 @@ NOTHING = np.empty(0, np.uint8)
 
 
 class States:
-    """Copies runs and recurrent states. llama.cpp only saves whole sequences: a run goes through the scratch sequence.
+    """Copies runs and recurrent states. llama.cpp saves whole sequences only, so a run goes through the scratch sequence.
 
     For a hybrid, a run is the KV of its attention layers, and a snapshot is its recurrent state alone. If the layout is not
     known, as with a sliding window beside recurrent layers, a snapshot is the whole state, and runs are empty.
 
-    llama.cpp does not save the cells of a sequence that its window has passed. A piece no longer than the window is saved
-    whole, so a run goes through the scratch sequence in such pieces, which are joined again.
+    llama.cpp does not save the cells of a sequence that its sliding window has passed. But it saves all of a piece that is
+    no longer than the window. So a run goes through the scratch sequence in such pieces, which are joined again.
     """
 
     def __init__(self, context: Context) -> None:
@@ -87,7 +87,7 @@ class States:
         self.rotation: Rotation | str = "its KV cannot be copied by positions"  # or why runs cannot be moved
 
     def learn(self, run: HostCopy) -> bool:
-        """Note the layout of runs, read from a run at position 0; return whether ranges can be cut out of runs."""
+        """Learn the layout of runs from a run at position 0. Return whether ranges can be cut out of runs."""
         self._layout = layout_of(run.data, len(run), num_parts=self._num_parts) if run.data is not None else None
         return self._layout is not None
 
@@ -96,9 +96,9 @@ class States:
         self.rotation = find_rotation(self._context.model, self._layout, self._context.num_cells, compute)
 
     def learn_recurrent(self, sequence: int, num_tokens: int) -> CopySizes | None:
-        """Note the layout of a model with recurrent layers; return the sizes of its states, None for an unknown layout.
+        """Learn the layout of a model with recurrent layers. Return the sizes of its states; None for an unknown layout.
 
-        sequence: one with `num_tokens` tokens. The scratch sequence must be empty.
+        sequence: a sequence with `num_tokens` tokens. The scratch sequence must be empty.
         """
         self._has_runs, self._stateless = True, self._copy(self._context.scratch, RECURRENT)
         run, state = HostCopy(0, num_tokens), HostCopy(0, num_tokens)
@@ -116,11 +116,11 @@ class States:
         return llama.llama_state_seq_get_size(self._context.handle, sequence)
 
     def accepts(self, run: np.ndarray, start: int, stop: int) -> bool:
-        """Return whether a run from a file is of positions [start, stop) and of this context, to its last byte."""
+        """Return whether a run from a file has, to its last byte, this context's layout and the positions [start, stop)."""
         return self._layout is not None and self._layout.fits(run, start, stop)
 
     def accepts_recurrent(self, state: np.ndarray, num_tokens: int) -> bool:
-        """Return whether a recurrent state from a file is of this context, after so many tokens, to its last byte."""
+        """Return whether a recurrent state from a file has, to its last byte, this context's layout after so many tokens."""
         return self._layout is not None and self._layout.fits_recurrent(state, num_tokens)
 
     def cut(self, run: np.ndarray, start: int, stop: int) -> np.ndarray:
@@ -130,7 +130,7 @@ class States:
         return join([run], start, stop, num_parts=self._num_parts) if len(run) else run
 
     def save(self, sequence: int, copy: HostCopy) -> None:
-        """Copy the run at the copy's positions. Raises RunnerError if one of them has no cell; nothing is saved then."""
+        """Copy the run at the copy's positions. Raises RunnerError, and saves nothing, if one of them has no cell."""
         if not self._has_runs:
             copy.data = NOTHING
             return
@@ -163,7 +163,10 @@ class States:
         return data
 
     def restore(self, restore: Restore) -> None:
-        """Give a sequence the cells of a run or a part of it, moved if it has a distance. Its recurrent state is lost."""
+        """Give a sequence the cells of a run or of a part of it, moved by its distance.
+
+        The sequence's recurrent state is lost.
+        """
         memory, scratch, copy, distance = self._context.memory, self._context.scratch, restore.copy, restore.distance
         data, start, stop = data_of(copy), restore.start - distance, restore.stop - distance
         if not self._has_runs:
@@ -177,7 +180,7 @@ class States:
         llama.llama_memory_seq_rm(memory, scratch, 0, ALL)
 
     def snap(self, sequence: int, copy: HostCopy) -> None:
-        """Copy the present state of a sequence: the recurrent part, or the whole state where runs are empty."""
+        """Copy the current state of a sequence: the recurrent part, or the whole state if runs are empty."""
         copy.data = self._copy(sequence, RECURRENT if self._has_runs else WHOLE)
 
     def load(self, copy: HostCopy, sequence: int) -> None:
@@ -222,7 +225,7 @@ NO_SAMPLERS: Mapping[int, Sampler] = MappingProxyType({})
 
 
 class Runner:
-    """Takes a plan, and returns sampled tokens."""
+    """Runs plans on llama.cpp, and returns the sampled tokens."""
 
     def __init__(self, context: Context, adapters: Adapters | None = None) -> None:
         self.context = context
@@ -238,7 +241,8 @@ class Runner:
         """Apply the operations, compute the spans, and return one sampled token for each span that asks for it.
 
         samplers: by request id, for each request with such a span. Further tokens of an accepted draft stay with the
-        samplers. Raises NoRoom and Interrupted (all operations are done, the spans are not computed), and RunnerError.
+        samplers (`take_further`). Raises NoRoom and Interrupted, after which all operations are done and no span is
+        computed, and RunnerError.
         """
         for operation in plan.operations:
             self.apply(operation)
@@ -300,13 +304,13 @@ class Runner:
         return True
 
     def unload(self) -> None:
-        """Free the memory of the device until `Context.open`, and end this thread's workers. Its KV is lost."""
+        """Free the device's memory until `Context.open`, and end this thread's workers. All KV on the device is lost."""
         self.context.unload()
         llama.release_workers()
         self._applied = NO_ADAPTERS
 
     def warm_up(self) -> bool:
-        """Compute a few tokens, so that the first request need not allocate; return whether KV can move to host memory."""
+        """Compute a few tokens, so that the first request need not allocate. Return whether KV can move to host memory."""
         copy = HostCopy(0, WARM_UP)
         self.compute_zeros(0, WARM_UP)
         can_move = self.context.model.can_trim
@@ -319,7 +323,7 @@ class Runner:
         return can_move
 
     def measure_states(self) -> CopySizes | None:
-        """Return the sizes of the states of a model with recurrent layers; None if states do not come back as saved."""
+        """Return the sizes of the states of recurrent layers; None if a state is not restored as it was saved."""
         sequence = 0
         self.compute_zeros(0, WARM_UP)
         sizes = self.states.learn_recurrent(sequence, WARM_UP)
@@ -358,9 +362,9 @@ class Runner:
         return bool(is_near and np.array_equal(data_of(after), data_of(before)))
 
     def goes_back(self) -> bool:
-        """Return whether a sequence whose end was cut off continues as a sequence that never had that end.
+        """Return whether a sequence whose end was cut off continues like a sequence that never had this end.
 
-        llama.cpp promises it for more models with recurrent layers than were ever tried here.
+        llama.cpp promises this for more models with recurrent layers than were tried here.
         """
         num_tokens = 1 + int(self.context.rollback)
         text = np.arange(1, num_tokens + 1, dtype=np.int32) * (self.context.model.num_vocab // (num_tokens + 1))
@@ -382,9 +386,9 @@ class Runner:
         return self.logits(1)[0].copy()
 
     def compute_zeros(self, start: int, stop: int, *sequences: int, drafted: int = 0) -> None:
-        """Compute meaningless tokens at positions [start, stop) of some sequences; of sequence 0 if none is given.
+        """Compute meaningless tokens at positions [start, stop) of these sequences; of sequence 0 if none is given.
 
-        drafted: so many of the last tokens have logits, too.
+        drafted: how many tokens before the last one have logits, too.
         """
         zeros = np.zeros(stop - start, np.int32)
         self._try(*(Span(0, sequence, start, zeros, logits=True, drafted=drafted) for sequence in sequences or (0,)))
@@ -452,7 +456,7 @@ class Runner:
         return llama.llama_memory_seq_rm(self.context.memory, sequence, start, stop)
 
     def logits(self, num_rows: int) -> np.ndarray:
-        """Return the last batch's logits, (rows that asked for them, vocabulary), float32. The next run overwrites them."""
+        """Return the last batch's logits, (rows with logits, vocabulary), float32. The next batch overwrites them."""
         pointer = llama.llama_get_logits(self.context.handle)
         return np.ctypeslib.as_array(pointer, (num_rows, self.context.model.num_vocab))
 
@@ -480,9 +484,9 @@ class Runner:
 
 
 class Batch:
-    """A llama_batch over our own arrays, so that numpy can write them. size: most tokens.
+    """A llama_batch over numpy arrays, so that numpy can fill it. size: most tokens.
 
-    width: of the states that a multi-token head reads beside the tokens; 0: no head.
+    width: the numbers of a state that a multi-token head reads beside a token; 0: no head.
     """
 
     def __init__(self, size: int, width: int = 0) -> None:

@@ -1,4 +1,4 @@
-"""The sampler chain: candidates, the choice, log-probabilities."""
+"""The sampler of a request: the chain of samplers, the choice of a token, log-probabilities."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ KIND = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])  #
 
 
 class LogitsRow:
-    """All tokens of the vocabulary, in order. values: their logits."""
+    """The logits of all tokens of the vocabulary, in order."""
 
     def __init__(self, values: np.ndarray) -> None:
         self.values = values
 
     def places(self, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the places of some tokens in `values`, and the indices of these tokens: all, in order."""
+        """Return the places of `tokens` in `values`, and each place's index in `tokens`: all of them, in order."""
         return tokens, np.arange(len(tokens))
 
 
 class TokenList:
     """A list of tokens that samplers shorten, order and choose from.
 
-    row: the logits of the vocabulary, (tokens,); tokens at minus infinity stay out. sort: the best ones first, for a sampler
-    that would sort the whole vocabulary, which takes llama.cpp several times as long.
+    row: the logits of the vocabulary, (tokens,); tokens at minus infinity are not in the list. sort: sort the list, best
+    token first, for a sampler that would sort it itself: that takes llama.cpp several times as long.
     """
 
     def __init__(self, row: np.ndarray, sort: bool = False) -> None:
@@ -54,7 +54,7 @@ class TokenList:
 
     @property
     def left(self) -> np.ndarray:
-        """The tokens that are left: id, logit, p. A sampler may have dropped some at the front."""
+        """The tokens that are still in the list: id, logit, p. A sampler may also have dropped some at the front."""
         address = ctypes.cast(self._struct.data, ctypes.c_void_p).value or self._start
         first = (address - self._start) // KIND.itemsize
         return self._data[first : first + self._struct.size]
@@ -64,18 +64,18 @@ class TokenList:
         return self.left["logit"]
 
     def places(self, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the places of those of some tokens (sorted) that are left, and the indices of these tokens."""
+        """Return the places in the list that belong to some of `tokens` (sorted), and each place's index in `tokens`."""
         ids = self.left["id"]
         nearest = np.minimum(np.searchsorted(tokens, ids), max(len(tokens) - 1, 0))
         places = np.flatnonzero(tokens[nearest] == ids) if len(tokens) else np.zeros(0, np.intp)
         return places, nearest[places]
 
     def apply(self, chain: llama.llama_sampler_p) -> None:
-        """Let a chain shorten the list, or choose from it."""
+        """Let a chain shorten the list or choose from it."""
         llama.llama_sampler_apply(chain, self._arrays)
 
     def unsort(self) -> None:
-        """Note that the logits were changed."""
+        """Note that logits have changed, so the list may not be sorted any more."""
         self._struct.sorted = False
 
     @property
@@ -112,11 +112,11 @@ LINKS: dict[str, Callable[[Model, Sampling], list[Link]]] = {
     ],
     "infill": _infill,
 }
-"""The links that a name in `samplers` adds."""
+"""The links that each name in `samplers` adds to a chain."""
 
 
 def chain_of(links: Iterable[Link]) -> Link:
-    """Return a chain, which owns its links."""
+    """Return a chain of these links, which it owns."""
     chain = llama.llama_sampler_chain_init(llama.llama_sampler_chain_default_params())
     for link in links:
         llama.llama_sampler_chain_add(chain, link)
@@ -124,12 +124,12 @@ def chain_of(links: Iterable[Link]) -> Link:
 
 
 def links_of(model: Model, sampling: Sampling, names: Sequence[str]) -> list[Link]:
-    """Return the links of these samplers, in order."""
+    """Return the links of the samplers with these names, in order."""
     return [link for name in names if name in LINKS for link in LINKS[name](model, sampling)]
 
 
 def mirostat(model: Model, sampling: Sampling) -> list[Link]:
-    """Return the links of Mirostat, which replaces all other samplers."""
+    """Return the links of Mirostat, which takes the place of all other samplers."""
     seed, tau, eta = bits(sampling.seed), sampling.mirostat_tau, sampling.mirostat_eta
     temperature = llama.llama_sampler_init_temp(sampling.temperature)
     if sampling.mirostat == 1:
@@ -138,7 +138,7 @@ def mirostat(model: Model, sampling: Sampling) -> list[Link]:
 
 
 def choice(sampling: Sampling) -> Link:
-    """Return the link that chooses among the tokens that the other links have left."""
+    """Return the link that chooses one of the tokens that the other links have kept."""
     seed = bits(sampling.seed)
     if "adaptive_p" in sampling.samplers:
         return llama.llama_sampler_init_adaptive_p(sampling.adaptive_target, sampling.adaptive_decay, seed)
@@ -157,7 +157,10 @@ LEAST = -9999.0  # for the logarithm of 0, which JSON cannot write; OpenAI's val
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Logprobs:
-    """Natural logarithms. top_tokens (int32), top_logprobs (float32): the most probable ones, best first."""
+    """Natural logarithms of probabilities.
+
+    top_tokens (int32), top_logprobs (float32): the most probable tokens, best first.
+    """
 
     token: int
     logprob: float
@@ -166,7 +169,7 @@ class Logprobs:
 
     @classmethod
     def of_model(cls, row: np.ndarray, token: int, most: int) -> Logprobs:
-        """Return the logprobs that the model gives. row: its logits, (vocabulary,), float32. most: how many top tokens."""
+        """Return the logprobs by the model alone. row: its logits, (vocabulary,), float32. most: how many top tokens."""
         first = max(len(row) - most, 0)
         tokens = np.argpartition(row, first)[first:] if 0 < first < len(row) else np.arange(first, len(row))
         tokens = tokens[np.lexsort((tokens, -row[tokens]))].astype(np.int32)
@@ -177,7 +180,10 @@ class Logprobs:
 
     @classmethod
     def of_samplers(cls, left: np.ndarray, token: int, most: int) -> Logprobs:
-        """Return the logprobs after the samplers. left: llama_token_data of the tokens that could be chosen."""
+        """Return the logprobs after the samplers.
+
+        left: llama_token_data of the tokens that could be chosen. most: as in `of_model`.
+        """
         possible = left[left["p"] > 0]
         best = possible[np.argsort(-possible["p"], kind="stable")[:most]]
         own = left["p"][left["id"] == token]
@@ -186,12 +192,12 @@ class Logprobs:
 
     @classmethod
     def unknown(cls, token: int) -> Logprobs:
-        """Return the logprobs of a prompt's first token, which follows nothing: NaN."""
+        """Return the logprobs of a prompt's first token, which have no value (NaN) since nothing precedes it."""
         return cls(token, np.nan, np.zeros(0, np.int32), np.zeros(0, np.float32))
 
     @classmethod
     def certain(cls, token: int) -> Logprobs:
-        """Return the logprobs of a token without an alternative."""
+        """Return the logprobs of a token that has no alternative."""
         return cls(token, 0.0, np.array([token], np.int32), np.zeros(1, np.float32))
 
 
@@ -200,7 +206,7 @@ REPETITION: dict[str, Callable[[Model, Sampling], Repetition | None]] = {
     "penalties": lambda model, sampling: Penalties(sampling) if sampling.repeat_window else None,
     "dry": lambda model, sampling: Dry(sampling, _spelling(model)) if sampling.dry_window else None,
 }
-"""The samplers that are ours: llama.cpp's pass over the whole vocabulary, at each token or when they are made."""
+"""The samplers that are our own: llama.cpp's pass over the whole vocabulary, at each token or when they are made."""
 
 ALONG = 0.05  # seconds that the choices along a draft may take: other streams wait for them
 
@@ -208,7 +214,7 @@ ALONG = 0.05  # seconds that the choices along a draft may take: other streams w
 class Sampler:
     """Chooses the tokens of one request. Call `prime` before the first one, and `close` when the request ends.
 
-    constraint: the tokens that a grammar allows.
+    constraint: which tokens a grammar allows.
     """
 
     def __init__(self, model: Model, sampling: Sampling) -> None:
@@ -250,7 +256,7 @@ class Sampler:
             self._last = chain_of([*links_of(model, sampling, names), choice(sampling)])
 
     def choose(self, logits: np.ndarray, context: llama.llama_context_p, index: int) -> int:
-        """Return the next token. logits: (vocabulary,), float32, of batch row `index`; they are overwritten."""
+        """Return the next token. logits: the logits (vocabulary,), float32, of batch row `index`; they are overwritten."""
         self.num_chosen += 1
         if self.constraint is not None and (forced := self.constraint.first_forced()) is not None:
             self._watch([forced])
@@ -272,10 +278,11 @@ class Sampler:
         return token
 
     def choose_along(self, draft: np.ndarray, rows: np.ndarray, context: llama.llama_context_p, index: int) -> int:
-        """Return the next token, and keep the tokens after it as long as the choices equal the draft: see `take_further`.
+        """Return the next token. Also choose the tokens after it, as long as the choices equal the draft.
 
-        draft: (tokens,), int32. rows: the logits before the draft and after each of its tokens, of the batch rows from
-        `index` on. It ends before forced tokens, which come without a choice, and where choices take long.
+        The further tokens are in `take_further`. draft: (tokens,), int32. rows: the logits before the draft and after each
+        of its tokens, which are the batch rows from `index` on. The method stops before forced tokens, which need no choice,
+        and when choosing has taken long.
         """
         until = perf_counter() + ALONG
         first = token = self.choose(rows[0], context, index)
@@ -296,7 +303,7 @@ class Sampler:
         return is_over or (self.constraint is not None and self.constraint.has_forced)
 
     def score_prompt(self, rows: np.ndarray, tokens: np.ndarray) -> None:
-        """Keep the logprobs of tokens of the prompt: see `take_scored`. rows: the model's logits before each of them."""
+        """Keep the logprobs of prompt tokens: see `take_scored`. rows: the model's logits before each of these tokens."""
         assert self._most is not None, "a request that tells its prompt and no logprobs"
         self._prompt = [Logprobs.of_model(row, token, self._most) for row, token in zip(rows, tokens.tolist(), strict=True)]
 
@@ -353,7 +360,7 @@ class Sampler:
         return logprobs
 
     def prime(self, prompt: np.ndarray) -> None:
-        """Begin an answer. The prompt's last tokens (int32) count as used, as in llama-server."""
+        """Start an answer. The prompt's last tokens (int32) count as used, as in llama-server."""
         self._count(prompt)
         if self._grammar is not None:
             self.constraint = self._grammar.start(fast_forward=self._most is None)
@@ -379,7 +386,7 @@ class Sampler:
 
     @property
     def error(self) -> str:
-        """Why the grammar allowed no token; the last token means nothing then. Empty: it allowed one."""
+        """Why the grammar allowed no token, so that the last token means nothing; empty if it allowed one."""
         return "" if self.constraint is None else self.constraint.error
 
     def _count(self, tokens: np.ndarray) -> None:
@@ -387,7 +394,7 @@ class Sampler:
             step.extend(tokens)
 
     def anew(self) -> Sampler:
-        """Close this sampler, and return an equal one that has seen and chosen nothing yet."""
+        """Close this sampler, and return an equal one that has not seen or chosen any token."""
         self.close()
         return Sampler(*self._given)
 

@@ -1,4 +1,4 @@
-"""Sampling parameters, frozen: each number with its bounds; values that a file recommends."""
+"""Sampling parameters, frozen: each number with its bounds; also the parameters that a model file recommends."""
 
 from __future__ import annotations
 
@@ -35,7 +35,10 @@ BREAKERS = ("\n", ":", '"', "*")
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """A parameter that is a number. is_strict: a number outside the range is refused; else the nearest in it is taken."""
+    """A parameter that is a number.
+
+    least, most: its range. is_strict: a number outside the range is refused; otherwise the nearest number in it is taken.
+    """
 
     help: str
     flags: tuple[str, ...]
@@ -55,7 +58,7 @@ def number(
     most: Number | None = None,
     strict: bool = False,
 ) -> T:
-    """Declare a parameter. flags: empty: the field's name. least: for an int 0 by default."""
+    """Declare a parameter. flags: if empty, one flag is made from the field's name. least: 0 by default for an int."""
     if least is None:
         least = 0 if isinstance(default, int) else -FLOAT
     if most is None:
@@ -119,7 +122,7 @@ class Sampling(Numbers):
         return replace(self, **taken)
 
     def varied(self, choice: int) -> Self:
-        """Return the parameters of one of several answers to a prompt: with one fixed seed all answers would be equal."""
+        """Return the parameters for one of several answers to a prompt: with one fixed seed all answers would be equal."""
         return self if self.seed in (-1, RANDOM) or not choice else replace(self, seed=(self.seed + choice) % RANDOM)
 
     def seeded(self) -> Self:
@@ -128,13 +131,13 @@ class Sampling(Numbers):
 
     @property
     def repeat_window(self) -> int:
-        """The tokens that the penalties look back on; 0: they are off."""
+        """How many tokens the penalties look back on; 0: they are off."""
         none = self.repeat_penalty == 1.0 and self.presence_penalty == 0.0 and self.frequency_penalty == 0.0
         return 0 if none else _window(self.repeat_last_n)
 
     @property
     def dry_window(self) -> int:
-        """The tokens that are searched for repeated sequences; 0: none are."""
+        """How many tokens are searched for repeated sequences; 0: none."""
         return 0 if self.dry_multiplier == 0.0 else _window(self.dry_penalty_last_n)
 
     @property
@@ -208,9 +211,8 @@ OF_FILES = (
 def recommended(metadata: Callable[[str], str | None]) -> dict[str, Any]:
     """Return the parameters that a file recommends, `samplers` among them.
 
-    Numbers are as in the file: see `Sampling.changed`. Values that llama.cpp does not know are left out, with a warning.
-
-    metadata: returns a value of the file as text; None: the file has none.
+    metadata: returns a value of the file as text; None if the file has none. Numbers are as in the file, even outside their
+    range: see `Sampling.changed`. Values that llama.cpp does not know are ignored with a warning.
     """
     found: dict[str, Any] = {}
     for name in OF_FILES:

@@ -1,8 +1,8 @@
-"""The shapes of histories that a chat template takes, learned by rendering; a history rewritten for a template.
+"""Learns, by rendering, which shapes of histories a chat template accepts, and rewrites histories for it.
 
-Programs send histories that many templates refuse, or from which they silently omit a text. Where a template shows a shape,
-nothing changes; else the messages are rewritten. A text's place depends only on the messages before it, so that the prompt
-of a history continues the prompt of the last turn.
+Programs send histories that many templates refuse, or from which templates silently omit a text. A history in a shape that
+the template shows stays as it is; another history is rewritten. A text's place depends only on the messages before it, so
+that the prompt of a history continues the prompt of the last turn.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ _ID = re.compile("[0-9A-Za-z]{9}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shapes:
-    """What a template takes.
+    """Which shapes a template accepts.
 
-    refused: neighbours that it does not take. shows_calls: it shows tool calls. shows_both: it shows the content of an
-    answer beside its calls. takes_ids: it takes ids of any form.
+    refused: pairs of neighbouring messages that it does not accept. shows_calls: it shows tool calls. shows_both: it shows
+    the content of an answer beside the answer's calls. takes_ids: it accepts ids of any form.
     """
 
     refused: frozenset[Neighbours] = frozenset()
@@ -47,7 +47,7 @@ class Shapes:
         return (before, role) not in self.refused
 
     def take(self, said: Sequence[TemplateMessage]) -> list[TemplateMessage]:
-        """Return a history in a form that the template takes."""
+        """Return a history in a shape that the template accepts."""
         if not self.takes_ids:
             said = list(map(_with_short_ids, said))
         if not self.refused:
@@ -381,7 +381,7 @@ TRIALS: Mapping[Neighbours, tuple[str, ...]] = {
 
 
 def learn_shapes(render: Render) -> Shapes:
-    """Find the neighbours that a template refuses, loses or moves, and that it shows once they are rewritten."""
+    """Find the pairs of neighbouring messages that a template refuses, loses or moves, but shows once they are rewritten."""
     shapes = Shapes(shows_calls=_num_shown(Shapes(), render, _CALLS) > 0)
     shapes = replace(shapes, shows_both=_num_shown(shapes, render, _BOTH) == len(_BOTH))
     for neighbours, trials in TRIALS.items():

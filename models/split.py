@@ -1,4 +1,4 @@
-"""The devices of a model's layers, and how the layers are split among them."""
+"""Which devices have a model's layers, and how the layers are split among them."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ NO_DEVICE = "none"  # the value of --device
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """names: the devices, by ggml's names; empty: those that llama.cpp chooses, every GPU. is_off: no device.
+    """names: ggml's names of the devices; empty: llama.cpp chooses, which means every GPU. is_off: no device is used.
 
-    mode: layer: each device has layers; none: one device has all; row: each has rows of all large matrices. shares: of the
-    layers or rows, in any unit; empty: by free memory. main: for none and row, the index of the main device.
+    mode: "layer": each device has some layers; "none": one device has all; "row": each device has rows of all large
+    matrices. shares: each device's share of the layers or rows, in any unit; empty: by free memory. main: the index of the
+    main device, for the modes none and row.
     """
 
     names: tuple[str, ...] = ()
@@ -29,7 +30,7 @@ class Split:
     main: int = 0
 
     def devices(self) -> list[Device]:
-        """Return the devices that a model's layers are split among, in llama.cpp's order. Raises ModelError."""
+        """Return the devices that share a model's layers, in llama.cpp's order. Raises ModelError."""
         among = self._among()
         if among and self.mode != "layer" and not 0 <= self.main < len(among):
             raise ModelError(f"--main-gpu {self.main}: expected 0 to {len(among) - 1}, a place among {_named(among)}")
@@ -46,7 +47,10 @@ class Split:
         return remote + ([device for device in own if device.kind == "GPU"] or own)
 
     def place(self, params: llama.llama_model_params) -> Sequence[ctypes.Array]:
-        """Set the parameters of a model. Return the arrays in them, which must live as long as the model may be loaded."""
+        """Set the parameters of a model.
+
+        Return their arrays, which must live as long as the model may be loaded with them.
+        """
         arrays: list[ctypes.Array] = []
         if used := self.devices():  # without devices, llama.cpp would look for the main one
             params.split_mode, params.main_gpu = MODES[self.mode], self.main
@@ -94,7 +98,7 @@ def _free_memory(used: Sequence[Device]) -> list[float]:
 
 
 def parse_split(names: str, mode: str, shares: str, main: int) -> Split:
-    """Parse --device, --split-mode, --tensor-split and --main-gpu as llama-server has them. Raises ModelError."""
+    """Parse --device, --split-mode, --tensor-split and --main-gpu as llama-server does. Raises ModelError."""
     if (names, mode, shares, main) == ("", "layer", "", 0):
         return ALL_CARDS  # a device in another process is asked by one thread at a time
     given = tuple(filter(None, map(str.strip, names.split(","))))

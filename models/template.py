@@ -24,13 +24,13 @@ Render = Callable[["TemplateFeatures", Sequence[Message], bool], str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TemplateFeatures:
-    """What a template expects.
+    """What a template expects of messages and variables.
 
-    parts: contents are lists of parts, even if they are only text. takes_lists: contents may be lists. text_arguments: a
+    parts: contents must be lists of parts, even if they are only text. takes_lists: contents may be lists. text_arguments: a
     tool call's arguments are JSON text (as in the API), not the decoded object (as in training). nones: `tools` and
-    `documents` are defined, as None, if the request has none. thinking_part: reasoning is a part of the content, of type
-    thinking. thinks_or_says: a message with calls has reasoning or content. tool_responses: the results of tools belong to
-    the message with the calls. thinks: the model reasons if it may.
+    `documents` must be defined, as None, if the request has none. thinking_part: reasoning is a part of the content, of type
+    thinking. thinks_or_says: a message with calls has either reasoning or content. tool_responses: the results of tools are
+    in the message with the calls. thinks: the model reasons if it may.
     """
 
     parts: bool = False
@@ -43,7 +43,7 @@ class TemplateFeatures:
     thinks: bool = False
 
     def show(self, said: Sequence[TemplateMessage], marks: Unmarked) -> list[Shown]:
-        """Return the messages for the template, with placeholders for texts of the client."""
+        """Return the messages for the template, with placeholders for the client's texts."""
         shown = [self._message(one, marks) for one in said]
         return _with_tool_responses(shown) if self.tool_responses else shown
 
@@ -90,7 +90,7 @@ _ID = "trial0000"  # some templates want nine letters and digits
 
 
 def learn(render: Render) -> TemplateFeatures:
-    """Find the features of a template: in each step the first ones with which it shows the messages as it should."""
+    """Find a template's features: in each step, the first ones with which the template shows the messages as it should."""
     features = _learn_contents(render)
     for step in (_learn_lists, _learn_arguments, _learn_reasoning, _learn_results, _learn_thinking):
         features = step(features, render)
@@ -209,9 +209,10 @@ _PRESERVE = {"preserve_thinking": True, "clear_thinking": False, "truncate_histo
 
 
 def make_variables(given: Variables, tools: Tools | None, *, thinks: bool, takes_functions: bool) -> dict[str, object]:
-    """Return the variables of one prompt: ours, then the given ones, each under all of its names.
+    """Return the variables of a prompt: our own, then the given ones, each under all of its names.
 
-    thinks: `enable_thinking` if it is not given. takes_functions: the template reads `functions` and no `tools`.
+    thinks: the value of `enable_thinking`, unless it is given. takes_functions: the template reads `functions` instead of
+    `tools`.
     """
     now = datetime.now()
     variables: dict[str, object] = {
@@ -237,9 +238,9 @@ def make_variables(given: Variables, tools: Tools | None, *, thinks: bool, takes
 class ChatTemplate:
     """A Jinja chat template as models carry it (`tokenizer.chat_template`).
 
-    source: its text. digest: the SHA-256 of the text. bos, eos: the texts of these tokens. controls: the spellings of the
-    tokens that only a template may write. between: called again and again during a rendering; an exception from it ends the
-    rendering. Raises TemplateError with the line at which the source is not Jinja.
+    source: the template's text. digest: the SHA-256 of the text. bos, eos: the texts of these tokens. controls: the
+    spellings of the tokens that only a template may write. between: called every few milliseconds during a rendering; an
+    exception from it ends the rendering. If the source is not Jinja, raises TemplateError with the line of the error.
     """
 
     def __init__(
@@ -260,17 +261,17 @@ class ChatTemplate:
 
     @property
     def thinks(self) -> bool:
-        """Whether the model reasons before its answer, if `enable_thinking` is not false."""
+        """Whether the model reasons before its answer, unless `enable_thinking` is false."""
         return self._features.thinks
 
     @property
     def shows_calls(self) -> bool:
-        """Whether it shows the tool calls in an answer's message."""
+        """Whether the template shows the tool calls of an answer."""
         return self._shapes.shows_calls
 
     @property
     def capabilities(self) -> dict[str, bool]:
-        """What the template shows, by llama-server's names."""
+        """What the template can show, by llama-server's names."""
         features = self._features
         return {
             "supports_string_content": not features.parts,
@@ -285,7 +286,7 @@ class ChatTemplate:
         }
 
     def knows(self, name: str) -> bool:
-        """Return whether the template reads a variable, or a field of messages, of this name: `tools`, `enable_thinking`."""
+        """Return whether the template reads a variable, or a message's field, of this name, such as `tools`."""
         return name in self._template.names
 
     def pieces(
@@ -296,11 +297,13 @@ class ChatTemplate:
         tools: Tools | None = None,
         add_generation_prompt: bool = True,
     ) -> list[TextPiece]:
-        """Render the conversation; the joined pieces are the template's output. `variables` go to the template.
+        """Render a conversation. The pieces, joined, are the template's output.
 
-        Each content, and each other string of a client that touches a special token, is rendered as a placeholder. The
-        placeholder is then replaced by the form in which the template shows the real content: unchanged, trimmed, without
-        its reasoning, or quoted for JSON. A content that the template changes in another way stays unchanged. Raises
+        variables: further variables of the template.
+
+        Each content, and each other string of a client that touches a special token, is rendered as a placeholder. Then the
+        placeholder is replaced by the form in which the template shows the real text: unchanged, trimmed, without its
+        reasoning, or quoted for JSON. A text that the template changes in another way is put in unchanged. Raises
         TemplateError.
         """
         said = self._shapes.take(read_messages(messages, self._features.takes_lists))
@@ -324,9 +327,9 @@ class ChatTemplate:
         *,
         tools: Tools | None = None,
     ) -> list[TextPiece]:
-        """Render a conversation up to the end of its last message, an answer that the model is to continue.
+        """Render a conversation up to the end of its last message, which is an answer that the model is to continue.
 
-        The last piece is the answer so far: its content unchanged, or its reasoning if it has no content yet. An answer with
+        The last piece is the answer so far: its unchanged content, or its reasoning if it has no content yet. An answer with
         neither has no piece. Raises TemplateError, also for reasoning that the template does not show.
         """
         *before, last = messages

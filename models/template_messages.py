@@ -1,4 +1,4 @@
-"""The messages of a chat in one shape, before a template's features give them another."""
+"""The messages of a chat in one common shape, from which each template gets the shape that it expects."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class TemplateMessage:
     """A message for a template. at: its index among the client's messages.
 
     runs: its content, a run for each part. is_list: the template gets the parts as a list; else there is at most one part.
-    reasoning: of an earlier answer. fields: of the message, without role, content and reasoning.
+    reasoning: the reasoning of an earlier answer. fields: the message's other fields.
     """
 
     role: str
@@ -36,10 +36,10 @@ class TemplateMessage:
 
 
 def read_messages(messages: Sequence[Message], takes_lists: bool) -> list[TemplateMessage]:
-    """Return the messages in one shape; a developer's become a system's.
+    """Return the messages in the common shape. The role developer becomes system.
 
-    takes_lists: the template itself joins the parts of a list; else each part is a line. Raises TemplateError for contents
-    that are no text.
+    takes_lists: the template itself joins the parts of a list; else each part becomes a line. Raises TemplateError for
+    contents that are no text.
     """
     return [_read(at, message, takes_lists) for at, message in enumerate(messages)]
 
@@ -64,12 +64,15 @@ def _read(at: int, message: Message, takes_lists: bool) -> TemplateMessage:
 
 
 def prefilled_content(message: Message, where: str) -> str:
-    """Return the content of an answer to continue: its parts are paragraphs, as in llama-server. Raises TemplateError."""
+    """Return the content of an answer to continue, with its parts as paragraphs, as in llama-server.
+
+    Raises TemplateError.
+    """
     return "\n\n".join(content_texts(message.get("content"), where))
 
 
 def content_texts(content: object, where: str) -> list[str]:
-    """Return the texts of a content: of a string, of nothing, or of OpenAI's list of parts. Raises TemplateError."""
+    """Return the texts of a content: a string, nothing, or OpenAI's list of parts. Raises TemplateError."""
     if content is None:
         return []
     if isinstance(content, str):

@@ -1,4 +1,4 @@
-"""The times of computing and copying tokens, measured or assumed, and the costs that follow."""
+"""The times of computing and copying tokens, measured or assumed, and the costs that follow from them."""
 
 from __future__ import annotations
 
@@ -26,13 +26,14 @@ LARGEST = 1 << 16  # bytes of a file of times
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Times:
-    """Seconds, and the numbers of tokens and cells that they are for. 0: unknown.
+    """Measured seconds, and the numbers of tokens and cells that they are for. 0: unknown.
 
-    step, chunk, double: one token, `chunk_tokens`, and twice as many, in an empty pool. step_rows: one batch of `rows`
-    tokens with logits, as for a draft. short_deep, chunk_deep: one token less than a chunk, and a chunk, after `depth`
-    tokens. step_idle, chunk_idle: beside `idle` cells of other prompts. save, restore: a run of `depth` tokens to host
-    memory and back; save_few, restore_few: of `few` tokens. save_scattered: of `scattered` tokens, each in a separate
-    stretch of cells. cuts: starts so far whose timing of the device the bound has ended.
+    step, chunk, double: to compute one token, `chunk_tokens` tokens, and twice as many, in an empty pool. step_rows: to
+    compute a batch of `rows` tokens with logits, as for a draft. short_deep, chunk_deep: to compute one token less than a
+    chunk, and a chunk, after `depth` tokens. step_idle, chunk_idle: as step and chunk, beside `idle` cells of other prompts.
+    save, restore: to copy a run of `depth` tokens to host memory, and back. save_few, restore_few: likewise for `few`
+    tokens. save_scattered: to save `scattered` tokens, each in a separate stretch of cells. cuts: how many starts could not
+    finish the timing of the device in time.
     """
 
     chunk_tokens: int
@@ -68,13 +69,13 @@ class Subject:
 
 
 def kept_times(subject: Subject) -> Times | None:
-    """Return the kept times of a subject; None: there are none, or they cannot be read."""
+    """Return the kept times of a subject; None if there are none, or if they cannot be read."""
     place = _place(subject)
     return _read(place)[1] or _unkept.get(place)
 
 
 def keep_times(subject: Subject, times: Times) -> None:
-    """Keep times in the user's cache directory, beside the digests. Without one, each process times its device."""
+    """Keep times in the user's cache directory. Without such a directory, each process times its device."""
     place = _place(subject)
     try:
         keep(place, json.dumps(asdict(subject) | {"times": asdict(times)}, indent=1))
@@ -83,7 +84,7 @@ def keep_times(subject: Subject, times: Times) -> None:
 
 
 def times_on(device: Device) -> Iterator[tuple[str, Times]]:
-    """Yield the models that were timed on a device, with their times."""
+    """Yield each model that was timed on a device, and its times."""
     for path in sorted(_folder().glob("*.json")):
         found, times = _read(path)
         if times is not None and found.get("device") == identify(device):
@@ -164,34 +165,35 @@ CPU = Costs(
     cells_per_run=50,
     spill_ns=0.0,  # little beside the tokens that pass over the cell: idle KV is always offloaded
 )
-"""A CPU with flash attention, before the model is known: `cpu_costs` adds tiles."""
+"""The costs of a CPU before the model is known. `cpu_costs` adds the times for the model and the tiles."""
 
 OTHER = replace(CPU, swap_from_tokens=NEVER, spill_ns=NEVER, background_ns=40e6)
-"""A device that is not the CPU, before it is timed. No KV is offloaded for a request, since the way to host memory may be
-long. Background steps may take 40 ms, chosen: llama.cpp aborts batches on the CPU only, so a new request waits for the end
-of a step."""
+"""The costs of a device that is not the CPU, before it is timed.
+
+No KV is offloaded for a request, since copies to host memory may take long. Background steps may take 40 ms (chosen, not
+timed), because llama.cpp aborts batches on the CPU only, so a new request waits for the end of a step."""
 
 
 def costs_of(model: Model, *, flash_attention: str, kernel_size: int) -> Costs:
-    """Return the costs of a model here, as far as they are known without timing.
+    """Return the costs of a model on its device, as far as they are known without timing.
 
-    flash_attention: on, off or auto. kernel_size: tokens of a kernel.
+    flash_attention: on, off or auto. kernel_size: most tokens of a kernel.
     """
     costs = cpu_costs(model, flash_attention, kernel_size) if model.device is None else OTHER
     return replace(costs, recompute_last=min_rows(model)) if flash_attention == "off" else costs
 
 
 def min_rows(model: Model) -> int:
-    """Return the number of tokens from which on, without flash attention, a token is rounded as in any larger batch."""
+    """Return the fewest tokens of a batch in which, without flash attention, a token is rounded as in any larger batch."""
     if model.is_on_device:
         return MIN_ROWS_OF_DEVICE
     return MIN_ROWS_OF_BOTH if model.split.devices() else MIN_ROWS
 
 
 def without_contradictions(times: Times) -> Times:
-    """Return the times of a device without the impossible ones, which contain something else than the work.
+    """Return the times of a device without impossible ones, which contain more than the work itself.
 
-    A kernel may be compiled at the first use of yet another size, and another program may use the device for a while.
+    For example, a kernel was compiled at the first use of another size, or another program used the device.
     """
     wrong: dict[str, float] = {}
     if times.double > 3 * times.chunk:
@@ -208,11 +210,11 @@ def without_contradictions(times: Times) -> Times:
 
 
 def timed_costs(costs: Costs, times: Times) -> Costs:
-    """Return the costs of a device that is not the CPU, from its times. Costs without a time stay as they are.
+    """Return the costs of a device that is not the CPU, from its times. Costs for which there is no time stay as they are.
 
-    A device has tiles if one token less than a chunk takes clearly longer than the chunk, as on the CPU. The depth then
-    gives the cost of cells, and `apart_from_cells` is where a tile's cells take as long as one more batch. A copy of idle KV
-    was made in idle time, so offloading it costs only its way back.
+    A device has tiles if one token less than a chunk takes clearly longer than the chunk, as on the CPU. Then the time at
+    `depth` gives the cost of cells, and `apart_from_cells` is the number of cells for which a tile takes as long as one more
+    batch. Idle KV is copied in idle time, so offloading it costs only the time to restore it.
     """
     if not times.chunk:  # it takes no longer than its tokens one by one
         return replace(costs, row_ns=1e9 * times.step, token_ns=1e9 * times.step)
@@ -255,10 +257,10 @@ def _with_moves(costs: Costs, times: Times, computed: float) -> Costs:
 
 
 def timed_tiles(costs: Costs, times: Times) -> Costs:
-    """Return the costs of a CPU with tiles as timed here. All other costs keep their ratio to a token's.
+    """Return the costs of a CPU with the times of tiles as measured here. All other costs keep their ratio to a token's.
 
-    A slow model is timed at a small depth, where attention may be less than the noise of a timing. Attention then counts as
-    the noise at most, and below that in its usual ratio to a token.
+    A slow model is timed at a small depth, where attention may take less time than the noise of a timing. Then attention has
+    its assumed ratio to a token's time, but at most the noise.
     """
     token, noise = 1e9 * (times.double - times.chunk) / times.chunk_tokens, NOISE * times.chunk
     if token <= 0 or not times.depth or times.chunk_tokens != costs.tile:
@@ -283,14 +285,15 @@ def timed_tiles(costs: Costs, times: Times) -> Costs:
 
 
 def cpu_costs(model: Model, flash_attention: str, kernel_size: int) -> Costs:
-    """Return the costs of a CPU.
+    """Return the costs of a model on a CPU, as assumed before it is timed.
 
-    Rest: measured on real weights without flash attention, a single token is rounded differently; with K-quants up to seven
-    tokens are, by 1 at logits of 20. With flash attention no number of tokens makes reuse exact, so one token is enough, for
-    its logits.
+    Rounding, measured on real weights: without flash attention, a single token is rounded differently from a token in a
+    large batch. With K-quants, the tokens of batches of up to seven are, too; logits of 20 then differ by 1. With flash
+    attention no number of tokens makes reuse exact, so it is enough to compute one token, for its logits.
 
-    Tiles: at 1,024 cells 63 tokens take 550 ms, 64 tokens 91 ms. A tile attends over the cells of all its requests: at 4,100
-    cells, 3 tokens of 3 requests with 256 tokens of a fourth one's prompt take 344 ms together, and 28 and 221 ms apart.
+    Tiles: at 1,024 cells, 63 tokens take 550 ms and 64 tokens 91 ms. A tile attends over the cells of all its requests. At
+    4,100 cells, 3 tokens of 3 requests take 28 ms, 256 tokens of a fourth request's prompt 221 ms, and all in one step 344
+    ms.
     """
     cpu = replace(CPU, pass_ns=PASS * model.num_parameters, row_ns=WEIGHT * model.num_parameters)
     width = model.attention_width

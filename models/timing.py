@@ -1,4 +1,4 @@
-"""Times the work of a context here: for a device all kinds of work, for the CPU the tiles of its attention."""
+"""Times the work of a context here: all kinds of work of a device, or the tiles of a CPU's attention."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .times import Times, without_contradictions
 
 logger = logging.getLogger("slotcache")
 MayGoOn = Callable[[str], bool]
-"""Called with the work that is done now; returns whether to go on."""
+"""Called with the work that is being timed; returns whether to go on."""
 FEW = 16  # tokens of a short run
 ROWS = 4  # tokens of a batch with logits for each
 SCATTERED = 4  # tokens in separate cells: without flash attention, a card takes a second for them
@@ -33,20 +33,20 @@ CHANGED = 5.0  # times as long, or as short: the device has another speed than a
 
 
 class Stopped(Exception):
-    """The server ends: no more work is to be timed."""
+    """The server ends, so no more work is timed."""
 
 
 class OutOfTime(Exception):
-    """The bound is reached: times that are missing stay unknown."""
+    """The bound on the time is reached. Times that are still missing stay unknown."""
 
 
 def chunk_of(context: Context) -> int:
-    """Return the tokens of the chunks to time: two of them fit in one batch, and four in the pool."""
+    """Return how many tokens the timed chunks have: two chunks fit in one batch, and four in the pool."""
     return min(context.costs.chunk, context.batch // 2, context.num_cells // 4)
 
 
 class Timing:
-    """Uses the pool of a context that has no other use now, and empties it. goes_on: asked before each batch."""
+    """Times work in the pool of a context that nothing else uses, and empties it. goes_on: called before each batch."""
 
     def __init__(self, context: Context, goes_on: MayGoOn = lambda _: True, doing: str = "timing") -> None:
         self._context, self._runner, self._chunk = context, Runner(context), chunk_of(context)
@@ -83,7 +83,7 @@ class Timing:
 
 
 class TileTiming(Timing):
-    """Times batches of a CPU, deep ones among them."""
+    """Times the batches of a CPU, also after many tokens."""
 
     def run(self) -> Times:
         """Return the times. Raises RunnerError and Stopped."""
@@ -131,11 +131,11 @@ class TileTiming(Timing):
 
 
 class DeviceTiming(Timing):
-    """Times all kinds of work of a device that is not the CPU, in the order of the decisions that need the times.
+    """Times all kinds of work of a device that is not the CPU; the most needed times come first.
 
     A device compiles or loads a kernel at its first use, which may take a thousand times as long as the work. So each kind
-    of work is done once untimed, and then at least twice. Times that the bound prevents stay unknown, as do times that
-    contradict each other.
+    of work is done once untimed, and then timed at least twice. Times stay unknown if the bound on the time comes first, or
+    if they contradict each other.
     """
 
     def __init__(self, context: Context, goes_on: MayGoOn = lambda _: True, doing: str = "timing") -> None:
@@ -168,7 +168,7 @@ class DeviceTiming(Timing):
         return times
 
     def agrees(self, times: Times) -> bool:
-        """Return whether a token takes about as long as in these times. Raises RunnerError and Stopped."""
+        """Return whether a token takes about as long as in earlier times. Raises RunnerError and Stopped."""
         try:
             step = self._step(times)["step"]
         except OutOfTime:

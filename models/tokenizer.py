@@ -1,4 +1,4 @@
-"""Tokens of a text, the text of tokens, spellings of added tokens."""
+"""The tokens of a text, the text of tokens, and the spellings of added tokens."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ END = ""  # the key of a trie node at which a word ends
 class Spellings:
     """Finds special tokens by their spelling.
 
-    A scan from the left that takes the longest word at each place gives llama.cpp's result, except in vocabularies where a
-    word may start inside another that is no longer (`>>A<<` and `<|end|>` share a `<`). There a place is sure only if no
-    other spelling crosses it.
+    The text is scanned from the left, and the longest spelling at each place is taken. That gives llama.cpp's result, except
+    in vocabularies where a spelling may start inside another spelling that is not longer than itself (`>>A<<` and `<|end|>`
+    share a `<`). There a place is sure only if no other spelling crosses it.
     """
 
     def __init__(self, words: Collection[str]) -> None:
@@ -34,11 +34,11 @@ class Spellings:
         self._cross = self._may_cross()
 
     def find(self, text: str) -> Iterator[tuple[int, int]]:
-        """Yield start and stop of each spelling, from the left, the longest at each place."""
+        """Yield the start and stop of each spelling, from the left; at each place, of the longest one."""
         return (found.span() for found in self._pattern.finditer(text))
 
     def is_sure(self, text: str, start: int, stop: int) -> bool:
-        """Return whether llama.cpp finds this spelling, too: no other spelling crosses either end."""
+        """Return whether llama.cpp also finds this spelling: no other spelling crosses either end."""
         for at in range(max(start - self._longest + 1, 0), stop) if self._cross else ():
             other = self._pattern.match(text, at)
             if other and at != start and other.end() > (start if at < start else stop):
@@ -48,7 +48,7 @@ class Spellings:
     def touches(self, text: str) -> bool:
         """Return whether `text` contains a spelling, starts with the end of one, or ends with the start of one.
 
-        Such a text might become a spelling in the context of a template. Case and blanks around the text do not count.
+        Such a text might become a spelling together with a template's text. Case and blanks around the text do not count.
         """
         text = text.strip().lower()
         most = min(len(text), max(self._longest - 1, 0))
@@ -147,14 +147,15 @@ class Tokenizer:
     """Cuts text into the tokens of a vocabulary. Safe from several threads.
 
     llama.cpp's time grows with the square of the number of special tokens in a text, and in SentencePiece's vocabularies
-    with the square of the number of unknown characters. So a long text is passed on in slices, cut before special tokens or
-    unknown characters: nothing merges across such a cut, so the ids are those of the whole text. In many vocabularies a word
-    of many thousand characters ends the process (a recursive regular expression), so a run longer than `LONGEST_RUN` is cut
-    in any case, at the end of a word if it has one. All other ids are llama.cpp's.
+    with the square of the number of unknown characters. So a long text is passed on in slices, which are cut before special
+    tokens or unknown characters. Nothing merges across such a cut, so the ids are those of the whole text. In many
+    vocabularies a word of many thousand characters ends the process (by a recursive regular expression). So a run longer
+    than `LONGEST_RUN` is cut in any case, at the end of a word if it has one. Only there can the ids differ from
+    llama.cpp's.
 
     A long text is also cut before a single space and after a single line end, if no token of the vocabulary crosses such a
-    place: nothing merges there, and every way of cutting into words starts a word there. So a call takes some 20 ms.
-    between: called before each call of llama.cpp; an exception from it ends the work.
+    place. Nothing merges there, and every rule for words starts a word there. So each call of llama.cpp takes some 20 ms.
+    between: called before each of these calls; an exception from it ends the work.
     """
 
     def __init__(self, vocab: llama.llama_vocab_p, between: Callable[[], None] | None = None) -> None:
@@ -184,15 +185,15 @@ class Tokenizer:
         self._sure = self._sure_places(size, specials)
 
     def __call__(self, text: str, special: bool = False, begin: bool = False) -> np.ndarray:
-        """Return the token ids, int32, of a part of a prompt. special: text of control tokens becomes those tokens.
+        """Return the token ids (int32) of a part of a prompt. special: spellings of control tokens become these tokens.
 
-        begin: the part is the first one: add BOS if the model wants it. Some vocabularies (SentencePiece's) put a space
-        before any text; in the middle of a prompt that space would not be in the text, so it is left out.
+        begin: the part is the first one, so BOS is added if the model wants it. Some vocabularies (SentencePiece's) put a
+        space before every text. In the middle of a prompt the space is removed, since the prompt does not have it.
         """
         return np.concatenate([np.empty(0, np.int32), *self.runs(text, special, begin)])
 
     def runs(self, text: str, special: bool = False, begin: bool = False) -> Iterator[np.ndarray]:
-        """Yield the ids of `__call__` run by run."""
+        """Yield the ids of `__call__`, run by run."""
         parts = self.slices(text, special)
         if begin:
             yield self.begin
@@ -201,7 +202,7 @@ class Tokenizer:
             yield self._guarded(part, special)
 
     def slices(self, text: str, special: bool) -> Iterator[str]:
-        """Yield `text` in parts, one for each call. The first may be empty."""
+        """Yield `text` in slices, one for each call of llama.cpp. The first one may be empty."""
         spellings, cut = self._all if special else self._plain, 0
         for start, stop in self._borders(text, spellings) if len(text) > SLICE else ():
             size = start - cut
@@ -211,9 +212,11 @@ class Tokenizer:
         yield from self._parts(text[cut:])
 
     def texts(self, tokens: np.ndarray) -> Iterator[tuple[np.ndarray, bool]]:
-        """Cut tokens (int32) into texts and special tokens, in order; true: `__call__` put a space before this text.
+        """Cut tokens (int32) into texts and special tokens, in order.
 
-        In vocabularies that add a space, it does so at the start and after special tokens.
+        Yield each with whether `__call__` put a space before it.
+
+        Some vocabularies add a space: then `__call__` puts one at the start and after special tokens.
         """
         marks = np.flatnonzero(np.isin(tokens, self._specials)) if len(self._guard) else np.empty(0, np.int64)
         for run in np.split(tokens, np.union1d(marks, marks + 1)):

@@ -1,4 +1,4 @@
-"""Tries a library in a separate process, which it may end, once for the same files on the same CPU."""
+"""Tries a library in a separate process, which the library may end. The same files are tried only once on the same CPU."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ import_module(sys.argv[2]).main(*sys.argv[3:])
 
 
 def command(module: str, *arguments: str) -> list[str]:
-    """Return the command that calls `main` of a module, named below this package, with these arguments.
+    """Return the command that calls `main` of a module with these arguments. module: its name below this package.
 
-    -P: the process imports nothing from its working folder, like this process.
+    The flag -P keeps the process from importing anything from its working folder; this process does not do that either.
     """
     return [sys.executable, "-P", "-c", START, str(PACKAGE_ROOT), f"slotcache.{module}", *arguments]
 
@@ -68,9 +68,9 @@ def failure(
 ) -> str:
     """Return why a library fails a trial; "" if it passes, now or at an earlier start with these files on this CPU.
 
-    env: of the child; this process's by default. also: other values that the result depends on; their repr must show them.
-    patience: in seconds; PATIENCE by default. keeps: a failure is kept, too, and its message names the file to remove.
-    again: a kept failure does not count. goes_on: as in `run_child`.
+    env: the environment of the child; by default that of this process. also: other values on which the result depends; their
+    repr must show them. patience: most seconds of the trial; PATIENCE by default. keeps: a failure is kept, too, and its
+    message names the file to remove. again: a kept failure is ignored. goes_on: as in `run_child`.
     """
     kept = cache_folder() / "libraries" / f"{name}-{_key(library, also)}"
     known = _read(kept)
@@ -139,9 +139,9 @@ def _key(library: Path, also: object = None) -> str:
 
 
 def instructions(cpu_info: Path = CPU_INFO) -> list[str]:
-    """Return this CPU's sets of instructions, sorted, by Linux's names; on other systems the name of the CPU.
+    """Return Linux's names of this CPU's instruction sets, sorted; on other systems the name of the CPU.
 
-    x86's other flags are left out: a new kernel changes them.
+    Other flags of x86 are ignored, since a new kernel changes them.
     """
     with contextlib.suppress(OSError):
         for line in cpu_info.read_text().splitlines():

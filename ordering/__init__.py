@@ -1,4 +1,4 @@
-"""Documents, and the order of them that reuses the most cached tokens.
+"""Documents, and the order of a request's documents that reuses the most cached tokens.
 
 Pure Python, for use with any engine that has a prefix cache:
 

@@ -1,16 +1,16 @@
-"""The order of requests that are all known ahead: requests that share documents follow one another.
+"""An order for requests that are all known in advance: requests that share documents follow one another.
 
 RAGBoost (section 4.1) builds a tree from the bottom up: it merges the closest pair of document sets again and again, in time
-that grows with the square of their number. This tree grows from the top down. The requests with the document that spares
-the most tokens are the first cluster, and the rest of the requests is split likewise; so is each cluster:
+that grows with the square of their number. This tree grows from the top down. The first cluster has the requests with the
+document whose sharing saves the most tokens. The remaining requests are split in the same way, and so is each cluster:
 
     a b c      +-- a (3) --+-- b (2) --+-- c
     b a d      |           |           +-- d
     a e        |           +-- e
     f          +-- f
 
-Requests in the order of the leaves walk a cache depth first: each prefix is computed once, and may be evicted when its
-cluster ends.
+Requests in the order of the leaves use a prefix cache depth first: each prefix is computed once, and may be evicted after
+the last request of its cluster.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from heapq import heapify, heappop, heappush
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """Requests that share documents. placed: the keys of the shared documents."""
+    """Requests that share documents. requests: their indices. placed: the keys of the shared documents."""
 
     requests: Sequence[int]
     placed: AbstractSet[str] = frozenset()
 
 
 def depth_first(sets: Sequence[Mapping[str, float]]) -> list[int]:
-    """Return the indices of document sets, so that sets which share much follow one another.
+    """Return the indices of the document sets in an order in which sets that share much follow one another.
 
-    sets: of each request, the keys of its documents with their lengths, in any unit. Of equals the first comes first.
-    The time is n log n for n documents in all sets, times the number that most requests of a cluster share.
+    sets: for each request, the keys of its documents with their lengths, in any unit. A tie goes to the set that comes
+    first. For n documents in all sets, the time is n log n times the most documents that the requests of a cluster share.
     """
     order: list[int] = []
     stack = [Cluster(range(len(sets)))]

@@ -1,4 +1,4 @@
-"""Documents: their ids and texts, and the documents in a client's messages."""
+"""Documents: their ids and texts, and how they are found in a client's messages."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SHAPES = "a string, {id, text, title} or {id, data: {text, title}}"
 
 
 class DocumentError(ValueError):
-    """A document that cannot be used. The message names the field, the mistake and the remedy.
+    """A document cannot be used. The message names the field, the mistake and the remedy.
 
     where: the path of the field, for example `documents[3].text`.
     """
@@ -34,9 +34,9 @@ class DocumentError(ValueError):
 class Document:
     """A document with an id, a text and an optional title.
 
-    Id and title become single lines and the text is stripped, so that equal documents have equal prompt text.
-    key: 32 hexadecimal digits; two documents have the same key exactly if id, title and text are the same. form: the whole
-    text in a prompt, if a program has written it; empty: `document_text` writes it.
+    Id and title become single lines, and the text is stripped, so that equal documents have equal text in a prompt. key: 32
+    hexadecimal digits; two documents have the same key exactly if their ids, titles and texts are the same. form: the
+    document's whole text in a prompt, if a program has written it; empty: `document_text` writes it.
     """
 
     id: str
@@ -54,8 +54,8 @@ class Document:
     def parse(cls, value: object, where: str = "document") -> Document:
         """Return a document from JSON: a string, `{id, text, title}`, `{doc_id, text}` or Cohere's `{id, data}`.
 
-        The text may also be named `content`, `page_content` (LangChain) or `snippet`. The default id is the first 10
-        digits of a hash of title and text. where: the path of `value` in error messages. Raises DocumentError.
+        The field of the text may also be named `content`, `page_content` (LangChain) or `snippet`. The default id is the
+        first 10 digits of a hash of title and text. where: the path of `value`, for error messages. Raises DocumentError.
         """
         if isinstance(value, str):
             return cls(_digest("", text := _text(value, where))[:ID_DIGITS], text)
@@ -70,7 +70,8 @@ class Document:
 def parse_documents(values: object, where: str = "documents") -> tuple[Document, ...]:
     """Return the documents of a request, in retrieval rank. A document that is sent twice keeps the better rank.
 
-    null is skipped. Raises DocumentError for a document that cannot be used, and for two texts with the same id.
+    A null in the list is skipped. Raises DocumentError for a document that cannot be used, and for two texts with the same
+    id.
     """
     if not _is_list(values):
         raise DocumentError(where, f"must be a list of documents, not {_kind(values)}")
@@ -200,11 +201,11 @@ Message = Mapping[str, object]
 
 
 def find_documents(messages: Sequence[Message], top: object, takes_results: bool) -> dict[int, tuple[Document, ...]]:
-    """Return the documents of each message that has some, by its index, in retrieval rank.
+    """Return the documents of each message that has any, in retrieval rank, by the index of the message.
 
-    top: the request's own field `documents`, whose documents belong to the last message of a user. takes_results: the
-    content of a tool's message may be a list of documents. Raises DocumentError, also for more than 10,000 messages or
-    documents. A list in a result that is longer, or has more than 262,144 elements, is no list of documents.
+    top: the field `documents` of the request itself; these documents belong to the last message of a user. takes_results:
+    the content of a tool's message may be a list of documents. Such a list is ignored if it has more than 262,144 elements,
+    or more documents than the request may still have. Raises DocumentError, also for more than 10,000 messages or documents.
     """
     check_number(messages)
     found: dict[int, tuple[Document, ...]] = {}
@@ -244,10 +245,10 @@ def check_number(messages: Sequence[object]) -> None:
 
 
 def documents_in(message: Message, where: str, most: int = MOST_DOCUMENTS) -> tuple[Document, ...]:
-    """Return the documents in the content of a tool's message; empty if it is something else, or more than `most`.
+    """Return the documents in the content of a tool's message; empty if it is no list of documents, or has more than `most`.
 
-    The content is a list of documents, an object with such a list, or JSON text of either. Each document has an id and a
-    text. Further fields of a document become lines before its text; its rank and score are left out.
+    The content may be a list of documents, an object with such a list, or JSON text of either. Each document must have an id
+    and a text. Its further fields become lines before its text, except its rank and score.
     """
     listed, _ = _listed(message.get("content"))
     if not 0 < len(listed) <= most or not all(map(_is_document, listed)):
@@ -259,13 +260,16 @@ def documents_in(message: Message, where: str, most: int = MOST_DOCUMENTS) -> tu
 
 
 def beside_documents(message: Message) -> str:
-    """Return the further fields of the object with the list of `documents_in`, a line each; empty if there are none."""
+    """Return the fields beside the list that `documents_in` reads, one in each line; empty if there are none."""
     _, beside = _listed(message.get("content"))
     return _lines(beside.items())
 
 
 def leave_out(documents: Sequence[Document], shown_before: AbstractSet[str]) -> tuple[tuple[Document, ...], tuple[str, ...]]:
-    """Return the documents that no earlier turn shows, and the ids of the rest (RAGBoost, 6). shown_before: their keys."""
+    """Return the documents that no earlier turn shows, and the ids of the others (RAGBoost, 6).
+
+    shown_before: the keys of the documents in earlier turns.
+    """
     new = tuple(document for document in documents if document.key not in shown_before)
     return new, tuple(document.id for document in documents if document.key in shown_before)
 

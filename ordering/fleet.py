@@ -1,4 +1,4 @@
-"""Several engines, each with a prefix cache: the engine for a request, and the order of its documents there."""
+"""Several engines, each with a prefix cache: which engine gets a request, and in which order its documents are there."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ MAX_SESSIONS = 100_000
 ROUNDING = 1e-6  # tokens; more than the rounding of their sums
 GONE = ""  # the home of a session whose replica is gone
 DISPLACING = 3.0
-"""The cost of a token that a replica computes, in tokens: its prefill, and the KV of others that is evicted for it.
+"""The cost of a computed token, in tokens of prefill: its own prefill, and the KV that the replica evicts for it.
 
-Simulated with 2, 4, 8, 16 and 64 replicas, the mean TTFT is 0.91, 0.82, 0.69, 0.58 and 0.53 of the one with a cost of 1 (by
-a bench that was removed: `46caa70`).
+In a simulation of 2, 4, 8, 16 and 64 replicas, the mean TTFT was 0.91, 0.82, 0.69, 0.58 and 0.53 of that with a cost of 1
+(the bench has been removed: `46caa70`).
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """A replica, and the order of a request's documents there.
+    """A choice of a replica for a request, and the order of the request's documents there.
 
-    cost: the tokens of prefill ahead of the request, plus `DISPLACING` times the tokens of its uncached documents.
-    stays: the session has its history there.
+    cost: the tokens of prefill that wait at the replica, plus `DISPLACING` times the tokens of the request's uncached
+    documents. stays: the replica has the history of the request's session.
     """
 
     replica: str
@@ -36,7 +36,7 @@ class Placement:
 
     @property
     def why(self) -> str:
-        """The reason for this placement, in one line."""
+        """The reason for this choice, in one line."""
         if self.stays:
             return "the session has its history here"
         reused = self.arrangement
@@ -56,9 +56,9 @@ class _Weighed:
 
 
 class Fleet:
-    """What each replica has cached, as far as requests and answers show. Pure, and safe from all threads.
+    """What each replica probably has cached, judged by requests and answers. It does no I/O, and is thread-safe.
 
-    A replica has a knowledge tree of `max_nodes` documents. A session stays where it was served last.
+    Each replica has a knowledge tree of at most `max_nodes` documents. A session stays with the replica that served it last.
     """
 
     def __init__(self, max_nodes: int = 10_000, max_sessions: int = MAX_SESSIONS) -> None:
@@ -68,13 +68,16 @@ class Fleet:
         self._lock = Lock()
 
     def replicas(self, names: Collection[str]) -> None:
-        """Keep these replicas. The caches of all others are gone, and their sessions begin anew."""
+        """Keep the replicas of these names.
+
+        The caches of all others are forgotten, and their sessions start anew elsewhere.
+        """
         with self._lock:
             self._trees = {name: tree for name, tree in self._trees.items() if name in names}
             self._homes.update({session: GONE for session, home in self._homes.items() if home not in names})
 
     def home(self, session: str) -> str | None:
-        """Return the replica where a session has its history; `GONE` if that replica is gone; None: no such session."""
+        """Return the replica with a session's history; `GONE` if that replica is gone; None if the session is unknown."""
         return self._homes.get(session)
 
     def rank(
@@ -86,10 +89,12 @@ class Fleet:
     ) -> list[Placement]:
         """Return a placement for each replica of `names`, the best one first.
 
-        documents: (key, tokens) in retrieval rank, with the tokens that were served. busy: the work that waits at a
-        replica, in tokens of prefill; count its answers, too, or requests that are cached whole pile up. The replica with
-        the session's history comes first, then the least cost. Of equal ones comes first the replica with the fewest cached
-        documents, so that empty caches fill, then the first name. Raises ValueError as `arrange` does.
+        documents: (key, tokens) of each document, in retrieval rank. busy: returns the work that waits at a replica, in
+        tokens of prefill. It should also count running answers; otherwise fully cached requests pile up at one replica.
+
+        The replica with the session's history comes first, and then those of the least cost. Of replicas with the same cost,
+        the one with the fewest cached documents comes first, so that empty caches fill; then the first name decides. Raises
+        ValueError for a key given twice.
         """
         request, home = request_of(documents), self._home(session)
         ranked = sorted((self._weighed(request, name, home, busy(name)) for name in names), key=_Weighed.worth)
@@ -102,9 +107,9 @@ class Fleet:
         busy: Callable[[str], float] = lambda _: 0.0,
         session: str | None = None,
     ) -> Placement:
-        """Return the first placement of `rank`, much faster: a tree is read only as far as its replica may win.
+        """Return the first placement of `rank`, in much less time: each tree is read only while its replica may still win.
 
-        Arguments as in `rank`. Raises ValueError for no name, too.
+        The arguments are those of `rank`. Raises ValueError also if `names` is empty.
         """
         request, home = request_of(documents), self._home(session)
         work = {name: busy(name) for name in names}
@@ -148,7 +153,7 @@ class Fleet:
                     self._homes.popitem(last=False)
 
     def report(self, replica: str, order: Iterable[tuple[str, int]], cached_tokens: int) -> None:
-        """Correct the tree of a replica by the cached tokens that its answer reports; arguments as in `served`."""
+        """Correct the tree of a replica by the cached tokens that its answer reports. The arguments are as in `served`."""
         self._tree(replica).report(order, cached_tokens)
 
     def _tree(self, name: str) -> KnowledgeTree:

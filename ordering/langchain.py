@@ -16,9 +16,10 @@ CHARACTERS = 4  # of a token, roughly
 
 
 class CacheOrder(BaseDocumentCompressor):  # pyright: ignore[reportUntypedBaseClass]
-    """A compressor for a `ContextualCompressionRetriever`. keep_first, keep_last: documents that keep their place.
+    """A compressor for a `ContextualCompressionRetriever`.
 
-    The tree stores the returned order as served, so a prompt should have the documents in that order.
+    keep_first, keep_last: how many documents at each end stay in place. The tree assumes that the prompt has the documents
+    in the returned order, so use that order.
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True)

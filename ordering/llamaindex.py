@@ -16,9 +16,10 @@ CHARACTERS = 4  # of a token, roughly
 
 
 class CacheOrder(BaseNodePostprocessor):  # pyright: ignore[reportUntypedBaseClass]
-    """The last of a query engine's `node_postprocessors`. keep_first, keep_last: nodes that keep their place.
+    """For the end of a query engine's `node_postprocessors`.
 
-    The tree stores the returned order as served, so a prompt should have the nodes in that order.
+    keep_first, keep_last: how many nodes at each end stay in place. The tree assumes that the prompt has the nodes in the
+    returned order, so use that order.
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True)

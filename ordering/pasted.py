@@ -1,7 +1,8 @@
 """Lists of documents that programs paste into a text, found by the programs' templates.
 
-A list is found only if all of it fits its template, from the mark before the first document to the end of the last. No
-pattern repeats without a bound, and few lists of a text are tried, so the time is linear in the text's length.
+A list is found only if all of it fits a program's template, from the text before the first document to the end of the last
+one. The time is linear in the length of the text: every repetition in a pattern has a bound, and only a few lists of a text
+are tried.
 """
 
 from __future__ import annotations
@@ -23,12 +24,13 @@ SPACE = re.compile(r"\s{0,64}")
 
 @dataclass(frozen=True, slots=True)
 class PastedFormat:
-    """How a program writes documents.
+    """How a program writes a list of documents into a text.
 
-    mark: a text in each list. before: the text before the first document. opening: the start of a document, with the groups
-    `number` and `name` if it has them. closing: the end of a document; empty: it ends where the next one begins. after: the
-    text after the last document; empty: its closing is enough. separator: between two documents. has: a part of each
-    document. is_fence: a closing is a whole line. least: the fewest documents of a list.
+    mark: a text that each list contains. before: the text before the first document. opening: the start of each document;
+    the groups `number` and `name` find its number and name. closing: the end of each document; empty: a document ends where
+    the next one begins. after: the text after the last document; empty: the list ends with a closing. separator: the usual
+    text between two documents. has: a pattern that each document must contain. is_fence: a closing has to be a whole line.
+    least: the fewest documents of a list.
     """
 
     name: str
@@ -133,15 +135,15 @@ FORMATS = (
         has=re.compile(r"\nSource: [^\n]{1,400}\Z"),
     ),
 )
-"""In order: the first that fits a text counts."""
+"""The formats, in the order in which they are tried: the first one that fits a text counts."""
 
 
 @dataclass(frozen=True, slots=True)
 class PastedList:
-    """A list of documents at [start, stop) of a text, in the program's order, each text once.
+    """A list of documents at [start, stop) of a text, in the program's order, without duplicates.
 
-    number_of: the program's numbers, by the ids that replace them; empty: it has none. is_named: the documents show their
-    ids.
+    number_of: the number that the program gave to each document, by the id that replaces it; empty: there are no numbers.
+    is_named: each document's text shows its id.
     """
 
     format: str
@@ -154,7 +156,7 @@ class PastedList:
 
 @dataclass(frozen=True, slots=True)
 class Untouched:
-    """A list that looks like one of a format from `start` on but is not touched, and why."""
+    """A list that looks from `start` on like one of a format, but stays as it is. why: the reason."""
 
     format: str
     start: int
@@ -162,9 +164,10 @@ class Untouched:
 
 
 def find_pasted(text: str, most: int = MOST_DOCUMENTS) -> tuple[PastedList | None, list[Untouched]]:
-    """Return the list of documents in a text, and the lists that are left alone. most: documents that it may have.
+    """Return the list of documents in a text, and the lists that stay as they are. most: how many documents a list may have.
 
-    Of several lists, the last one of the first format counts: an example may come before the program's own list.
+    If several lists are found, the last one of the first format counts, because an example may precede the program's own
+    list.
     """
     found: list[PastedList] = []
     untouched: list[Untouched] = []

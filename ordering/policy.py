@@ -1,7 +1,7 @@
-"""Orders of documents over an index of cached prefixes: policies by name, and what the order of a request reuses.
+"""Policies that order a request's documents by what is cached, and what an order reuses.
 
-A policy takes a request and an index, and returns the ranks of the movable documents in their new order. It does not
-change the index.
+A policy takes a request and an index of cached documents, and returns the ranks of the movable documents in their new order.
+It does not change the index.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ P = TypeVar("P")
 
 @dataclass(frozen=True, slots=True)
 class Step(Generic[P]):
-    """One cached document: its end, and the worth of its reuse.
+    """A step over one cached document: where it ends in the cache, and what its reuse saves.
 
-    position: the end of the document in the cache. tokens: the tokens that can be reused. saved: `tokens` less the cost
-    of their restore, in tokens of prefill, 0 or more; a document on the device saves all its tokens, a document on a
-    slower tier fewer. ahead: an upper bound on the tokens that any path after this document saves, `Index.beyond`
-    included; with it, the search skips branches that cannot win.
+    position: the end of the document in the cache. tokens: the tokens that can be reused. saved: `tokens` minus the cost of
+    restoring them, in tokens of prefill; 0 or more. A document on the device saves all of its tokens, a document on a slower
+    tier fewer. ahead: an upper bound on the tokens that any path after this document saves, including `Index.beyond`. The
+    search uses it to skip branches that cannot win.
     """
 
     position: P
@@ -42,7 +42,10 @@ class Step(Generic[P]):
 
 
 class Index(Protocol[P]):
-    """The cached documents and their successors. A position, of type `P`, is a place in the cache. No method changes it."""
+    """The cached documents and the documents after each. A position, of type `P`, is a place in the cache.
+
+    No method changes the cache.
+    """
 
     def start(self) -> P | None:
         """Return the position at which a request's documents begin; None if the text before them is not cached."""
@@ -51,7 +54,7 @@ class Index(Protocol[P]):
     def after(self, position: P) -> Collection[str]:
         """Return the keys of the documents that are cached directly after `position`.
 
-        Must take constant time, and so must `in` on the result.
+        This call must take constant time, and so must `in` on its result.
         """
         ...
 
@@ -60,10 +63,10 @@ class Index(Protocol[P]):
         ...
 
     def beyond(self, position: P) -> float:
-        """Return the tokens that a request saves after its last document if that document ends at `position`.
+        """Return the tokens that a request saves after its last document, if that document ends at `position`.
 
-        The rest of a conversation follows the documents of an earlier turn: the same order reuses the rest, too. 0.0
-        if no cached text follows.
+        For example, the documents of an earlier turn are followed by the rest of the conversation. The same order of
+        documents then reuses this text, too. The result is 0.0 if no cached text follows.
         """
         ...
 
@@ -84,9 +87,9 @@ ORACLE_LIMIT = 8
 class OrderRequest:
     """The documents of one request, in retrieval rank.
 
-    names: the sort keys of the `sorted` policy. Documents before rank `first`, and from rank `last` on, keep their place.
-    waiting: the documents of each request that comes next and can reuse this order. tokens: the most that each document
-    saves; empty: unknown.
+    keys: the keys of the documents. names: their sort keys for the `sorted` policy. first, last: documents before rank
+    `first`, and those from rank `last` on, keep their place. waiting: the documents of each waiting request that may reuse
+    this order. tokens: the most tokens that each document can save; empty: unknown.
     """
 
     keys: Sequence[str]
@@ -103,7 +106,10 @@ class OrderRequest:
 
 @dataclass(frozen=True, slots=True)
 class Walk(Generic[P]):
-    """The cached prefix of a sequence of documents: its documents, its tokens, and the tokens of prefill saved."""
+    """The cached prefix of a sequence of documents.
+
+    documents, tokens: its length in documents and in tokens. saved: the tokens of prefill that it saves.
+    """
 
     documents: int
     tokens: int
@@ -112,7 +118,7 @@ class Walk(Generic[P]):
 
 
 def walk(index: Index[P], position: P | None, keys: Sequence[str]) -> Walk[P]:
-    """Follow `keys` in order from `position` up to the first document that is not cached."""
+    """Follow `keys` in order from `position`, up to the first document that is not cached."""
     documents, tokens, saved = 0, 0, 0.0
     for key in keys:
         step = None if position is None else index.follow(position, key)
@@ -125,7 +131,7 @@ def walk(index: Index[P], position: P | None, keys: Sequence[str]) -> Walk[P]:
 def walk_to_end(index: Index[P], position: P | None, keys: Sequence[str]) -> float:
     """Return the tokens saved by `keys`, the last documents of a request.
 
-    If all of them are cached, the saving after the documents counts, too.
+    If all of them are cached, the tokens that are saved after the last document count, too (`Index.beyond`).
     """
     walked = walk(index, position, keys)
     return walked.saved if walked.end is None else walked.saved + index.beyond(walked.end)
@@ -134,7 +140,8 @@ def walk_to_end(index: Index[P], position: P | None, keys: Sequence[str]) -> flo
 def cached_ranks(index: Index[P], position: P, ranks: Mapping[str, int]) -> list[int]:
     """Return the ranks of the documents that are cached directly after `position`, ascending.
 
-    ranks: by key, ascending. The time is proportional to the smaller of `ranks` and the documents cached at `position`.
+    ranks: the rank of each document that may come next, by key, ascending. The time is proportional to the length of `ranks`
+    or the number of documents cached after `position`, whichever is less.
     """
     after = index.after(position)
     if 4 * len(after) < len(ranks):  # else the sort costs more than it saves
@@ -143,13 +150,13 @@ def cached_ranks(index: Index[P], position: P, ranks: Mapping[str, int]) -> list
 
 
 def auto(request: OrderRequest, index: Index[P], floor: float = 0.0) -> Sequence[int]:
-    """Return the order that saves the most tokens; of equal orders the lexicographically smallest, nearest to rank.
+    """Return the order that saves the most tokens; of several, the lexicographically smallest one, which is nearest to rank.
 
-    floor: tokens; an order that saves no more is not worth finding.
+    floor: a number of tokens; orders that save no more tokens are not searched for.
 
-    Exact: a depth-first search visits every cached path that this request's documents can reach, and skips a branch
-    whose bound (`Step.ahead`) cannot win. Documents that are not cached follow: first the documents that waiting
-    requests share, then the rest in retrieval rank.
+    The result is exact: a depth-first search visits every cached path that this request's documents can reach, and skips
+    only branches whose bound (`Step.ahead`) cannot win. Documents that are not cached follow the cached ones: first the
+    documents that waiting requests share, then the others in retrieval rank.
     """
     keys, movable = request.keys, request.movable
     head = walk(index, index.start(), keys[: request.first])
@@ -195,9 +202,10 @@ def auto(request: OrderRequest, index: Index[P], floor: float = 0.0) -> Sequence
 def _shared_first(request: OrderRequest, placed: Sequence[int]) -> Sequence[int]:
     """Return `placed`, then the documents shared with the most waiting requests, then the rest in rank.
 
-    A waiting request counts only while it has all documents before: it reuses a common prefix, and a cold start then
-    helps it (RAGBoost, 5.1). Exact for one waiting request, greedy for several. The time is proportional to the number
-    of documents of all these requests, because counts only fall.
+    A waiting request counts only while it has all documents placed so far, because it can only reuse a common prefix. So a
+    request that finds nothing cached helps waiting requests, too (RAGBoost, 5.1). The order is exact for one waiting
+    request, and greedy for several. The time is proportional to the number of documents of all these requests, because
+    counts only fall.
     """
     rest = dict.fromkeys(request.movable)
     for i in placed:
@@ -226,7 +234,7 @@ def _shared_first(request: OrderRequest, placed: Sequence[int]) -> Sequence[int]
 
 
 def greedy(request: OrderRequest, index: Index[P]) -> Sequence[int]:
-    """Take the best-ranked document cached at each position, until no document is cached (CacheWeaver, Algorithm 1)."""
+    """Take the best-ranked document that is cached at each position, until none is cached (CacheWeaver, Algorithm 1)."""
     keys, ranks = request.keys, {request.keys[i]: i for i in request.movable}
     position = walk(index, index.start(), keys[: request.first]).end
     order: list[int] = []
@@ -249,17 +257,17 @@ def oracle(request: OrderRequest, index: Index[P]) -> Sequence[int]:
 
 
 def retrieval(request: OrderRequest, index: object) -> Sequence[int]:
-    """Return retrieval rank; the cache does not matter."""
+    """Return retrieval rank, whatever is cached."""
     return request.movable
 
 
 def by_name(request: OrderRequest, index: object) -> Sequence[int]:
-    """Sort by name, so that equal sets have equal orders; the cache does not matter (CacheWeaver's APC+Sorted)."""
+    """Sort by name, so that equal sets have equal orders, whatever is cached (CacheWeaver's APC+Sorted)."""
     return sorted(request.movable, key=request.names.__getitem__)
 
 
 def by_recency(request: OrderRequest, index: object) -> Sequence[int]:
-    """Put the most recently used documents first, then unknown documents in rank.
+    """Put known documents first, the most recently used one at the front. Unknown documents follow in rank.
 
     If the index is not a `RecencyIndex`, all documents are unknown.
     """
@@ -285,12 +293,12 @@ POLICIES: Mapping[str, Policy] = {
     "oracle": oracle,
 }
 Order = Literal["auto", "retrieval", "sorted", "greedy"]
-"""The policies that a request may name: the others are for benches, and some cost too much."""
+"""The policies that a request may name. The others are for benches, and some take too much time."""
 
 ORDERS: tuple[Order, ...] = get_args(Order)
 
 BestPlace = Literal["free", "first", "last"]
-"""The place of the document of rank 1: where the order reuses the most, or before all others, or after them."""
+"""The place of the document of rank 1: `free`, where the order reuses the most; or before, or after, all other documents."""
 
 BEST_PLACES: tuple[BestPlace, ...] = get_args(BestPlace)
 
@@ -300,7 +308,7 @@ BEST_PLACES: tuple[BestPlace, ...] = get_args(BestPlace)
 
 @dataclass(frozen=True, slots=True)
 class Arrangement:
-    """An order of documents and its reuse.
+    """An order of documents, and how much it reuses.
 
     order: retrieval ranks, from 0, in the order of the prompt; `order[0]` is the rank of the first document.
     reused_documents: the number of leading documents that are cached in this order. reused_tokens: the tokens of these
@@ -330,18 +338,19 @@ def arrange(
 ) -> Arrangement:
     """Return the order of documents that reuses the most cached tokens (RAGBoost, 5.1; CacheWeaver, 3.3).
 
-    keys: of the documents, in retrieval rank. index: the cached documents. policy: one of `POLICIES`.
-    keep_first, keep_last: the first and last documents that keep their place. names: sort keys of the `sorted` policy,
-    by default `keys`. waiting: the documents of each request that comes next; `auto` puts documents that those requests
-    share first. Under `auto` and `greedy`, documents that are not reused stay in retrieval rank. best: the place of the
-    first document, one of `BEST_PLACES`; `last` gives way to `keep_first` and `keep_last`. pays: gets the tokens saved
-    with that document in its place (under `free`: the first) and in a free order, and returns whether the free order is
-    taken; None: `best` alone decides.
+    keys: the keys of the documents, in retrieval rank. index: the cached documents. policy: one of `POLICIES`. Under `auto`
+    and `greedy`, documents that are not reused stay in retrieval rank. keep_first, keep_last: how many documents at the
+    start and at the end keep their place. names: the sort keys of the `sorted` policy, by default `keys`. waiting: the
+    documents of each waiting request; of uncached documents, `auto` puts those first that these requests share.
 
-    Exact for each place: the other documents are in their best order. `pays` costs a second search.
+    best: the place of the document of rank 1, one of `BEST_PLACES`; `last` is ignored if `keep_first` or `keep_last` is set.
+    pays: returns whether the free order is taken, from the tokens saved with that document in its place (`free`: the first
+    place) and the tokens saved in a free order; None: `best` alone decides.
 
-    Raises ValueError for an unknown policy or place, a key given twice, a negative `keep_first` or `keep_last`, a number
-    of `names` other than the number of keys, and more documents than `oracle` can try.
+    With that document in its place, the other documents are in their best order. `pays` takes a second search.
+
+    Raises ValueError for an unknown policy or place, a key given twice, a negative `keep_first` or `keep_last`, a number of
+    `names` that is not that of the keys, and more documents than `oracle` can try.
     """
     request = _order_request(keys, keys if names is None else names, (keep_first, keep_last), waiting)
     for what, given, known in (("ordering policy", policy, POLICIES), ("place of the best document", best, BEST_PLACES)):
@@ -384,8 +393,8 @@ def _saved(request: OrderRequest, index: Index[P], arrangement: Arrangement) -> 
 def arrange_better(request: OrderRequest, index: Index[P], floor: float) -> Arrangement:
     """Return the order that reuses the most cached tokens, or retrieval rank if none reuses more than `floor` tokens.
 
-    Much faster than `arrange` if the floor is high or much is cached: no document saves more than its tokens, so the search
-    ends where the rest cannot win.
+    This takes much less time than `arrange` if the floor is high or much is cached. No document saves more than its tokens,
+    so the search stops where the remaining documents cannot save enough.
     """
     order = tuple(auto(request, index, floor))
     reused = walk(index, index.start(), [request.keys[i] for i in order])
@@ -393,7 +402,7 @@ def arrange_better(request: OrderRequest, index: Index[P], floor: float) -> Arra
 
 
 def request_of(documents: Sequence[tuple[str, int]]) -> OrderRequest:
-    """Return a request of documents, (key, tokens) in retrieval rank. Raises ValueError for a key given twice."""
+    """Return the request for documents, (key, tokens) in retrieval rank. Raises ValueError for a key given twice."""
     keys = [key for key, _ in documents]
     _check_once(keys)
     return OrderRequest(keys, keys, first=0, last=len(keys), tokens=[tokens for _, tokens in documents])
@@ -432,9 +441,10 @@ Post = Callable[[str, dict[str, object]], Awaitable[object]]
 async def read_along(post: Post, chat: Mapping[str, object], stages: AsyncIterable[list[D]]) -> list[D]:
     """Let the server prefill during a search. Return the documents of the last stage, to be sent with the chat.
 
-    chat: the body of the later chat completion, without documents. stages: after each stage the best documents so far, in
-    rank; the last stage is the result. A stage that changes nothing is not sent. The search does not wait for the server:
-    a stage that is not sent when the search ends stays unsent. An error of `post` is ignored: it costs only the head start.
+    post: sends a body to the server. chat: the body of the later chat completion, without documents. stages: yields, after
+    each stage of the search, the best documents so far, in rank; the last stage is the result. A stage that changes nothing
+    is not sent. The search does not wait for the server: stages that are still unsent when the search ends are never sent.
+    An error of `post` is ignored, since it only costs the time gained.
     """
     turn: dict[str, object] = {**chat, "id": secrets.token_hex(8), "stream": False}
     newest: dict[str, object] | None = turn

@@ -1,4 +1,4 @@
-"""The prompt text of documents and of hints about them. No other module writes these texts."""
+"""The prompt text of documents, and the lines of hints about them. No other module writes these texts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from math import inf
 from .document import Document
 
 ASK_FOR_IDS = "After each statement from a document, name the document by its id in brackets, as in [1a2b3c4d5e]."
-"""The instruction in a chat whose documents a search found."""
+"""The instruction to the model in a chat for which a search has found documents."""
 SYNTAX = re.compile(r"[\\\[\]>]")  # characters with a meaning in labels and hints
 LABEL_LIKE = re.compile(r"(?<=\n\n) *\[")  # text that reads like the label of a next document
 
@@ -17,9 +17,9 @@ LABEL_LIKE = re.compile(r"(?<=\n\n) *\[")  # text that reads like the label of a
 def document_text(document: Document) -> str:
     """Return the prompt text of one document, which is the same at any place of the prompt.
 
-    The id comes first, so that two documents differ from their first tokens on. Two different lists of documents never
-    have the same text: brackets in an id get a backslash, and a paragraph that begins with a bracket gets one more space.
-    A document with a `form` keeps it.
+    The id comes first, so that two documents already differ in their first tokens. Two different lists of documents never
+    have the same text: a backslash is put before brackets in an id, and one more space before a paragraph that begins with a
+    bracket. If a document has a `form`, that is its text.
     """
     if document.form:
         return document.form
@@ -28,17 +28,18 @@ def document_text(document: Document) -> str:
 
 
 def order_hint(order: Sequence[Document], rank: Sequence[Document]) -> str:
-    """Return a line that gives the model the retrieval rank; "" if `order` is the rank already (RAGBoost, 5.3).
+    """Return a line that tells the model the retrieval rank; "" if `order` is the rank already (RAGBoost, 5.3).
 
-    The line names only the first ids: it stops where the remaining documents already are in rank, which saves tokens and
-    loses no information. It belongs after the documents and before the question, where it breaks no shared prefix. It has
-    ids, never document text. A document that only the rank has is elsewhere in the prompt: it is named unless it is last.
+    The line names only the best ids: it stops where the remaining documents are already in rank, which saves tokens and
+    loses no information. Put the line after the documents and before the question, where it breaks no shared prefix. It has
+    ids, never document text. A document of `rank` that is not in `order` is elsewhere in the prompt: the line names it,
+    unless it has the last rank.
     """
     return rank_hint([document.id for document in order], [document.id for document in rank])
 
 
 def rank_hint(order: Sequence[str], ranks: Sequence[str]) -> str:
-    """Return the line of `order_hint` for documents by their ids."""
+    """Return the line of `order_hint`, from the ids of the documents."""
     place = {id: at for at, id in enumerate(order)}
     named = max(len(ranks) - 1, 0)
     while named and place.get(ranks[named - 1], inf) < place.get(ranks[named], -inf):
@@ -49,7 +50,7 @@ def rank_hint(order: Sequence[str], ranks: Sequence[str]) -> str:
 def location_hint(ids: Iterable[str]) -> str:
     """Return a line for each document that an earlier turn already shows and this turn leaves out; "" for no ids.
 
-    The lines belong after the new documents and before the order hint. They have ids, never document text.
+    Put these lines after the new documents and before the order hint. They have ids, never document text.
     """
     lines = "".join(f"See [{_name(id)}] above.\n" for id in ids)
     return f"{lines}\n" if lines else ""

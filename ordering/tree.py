@@ -1,4 +1,4 @@
-"""A knowledge tree: recent orders of documents, which predict the cache of an engine that cannot be asked."""
+"""A knowledge tree: recent orders of documents, to predict the cache of an engine that cannot be asked."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .policy import Step
 
 @dataclass(slots=True, eq=False, repr=False)
 class DocumentNode:
-    """A document in the tree, or the root. children: the documents that were served directly after it, by key."""
+    """A document in the tree, or the root. children: by key, the steps to documents that were served directly after it."""
 
     parent: DocumentNode | None
     key: str
@@ -21,11 +21,11 @@ class DocumentNode:
 
 
 class KnowledgeTree:
-    """A trie over document keys; its paths are the orders served recently (CacheWeaver, section 3.2). An `Index`.
+    """An `Index`: a trie over document keys, whose paths are recently served orders (CacheWeaver, section 3.2).
 
-    It predicts the documents that an engine still caches from the prompts that the engine was sent. It keeps at most
-    `max_nodes` documents and evicts the least recently served leaf first, like a prefix cache. All methods are
-    thread-safe. Raises ValueError if `max_nodes` is less than 1.
+    From the prompts that an engine was sent, it predicts which documents the engine still caches. It keeps at most
+    `max_nodes` documents and evicts the least recently served leaf first, like a prefix cache. All methods are thread-safe.
+    Raises ValueError if `max_nodes` is less than 1.
     """
 
     def __init__(self, max_nodes: int = 10_000) -> None:
@@ -47,7 +47,7 @@ class KnowledgeTree:
     # prediction.
 
     def start(self) -> DocumentNode:
-        """Return the root: in every prompt, the documents follow the same system text."""
+        """Return the root, since in every prompt the documents follow the same system text."""
         return self._root
 
     def after(self, position: DocumentNode) -> Collection[str]:
@@ -59,15 +59,15 @@ class KnowledgeTree:
         return position.children.get(key)
 
     def beyond(self, position: DocumentNode) -> float:
-        """Return 0.0: the tree knows documents only, no text after them."""
+        """Return 0.0, since the tree knows documents only, and no text after them."""
         return 0.0
 
     def recency(self, key: str) -> int | None:
-        """Return a count that is greater the later `key` was served; None if the tree does not remember it."""
+        """Return a number that is greater the later the document was served; None if the tree does not remember it."""
         return self._served.get(key)
 
     def insert(self, order: Iterable[tuple[str, int]]) -> None:
-        """Store documents as served now: (key, tokens) in the order of the prompt."""
+        """Store the documents of a prompt that is served now. order: (key, tokens) of each, in the order of the prompt."""
         # Before the lock: a generator may run any code. Of a longer prompt the tree would keep the prefix.
         served = [(key, tokens) for key, tokens in islice(order, self.max_nodes)]
         with self._lock:
@@ -78,11 +78,11 @@ class KnowledgeTree:
             self._trim()
 
     def report(self, order: Iterable[tuple[str, int]], cached_tokens: int) -> None:
-        """Store documents as served now, and correct the tree by the cached tokens that the engine reported.
+        """Store a prompt's documents as `insert` does, and correct the tree by the cached tokens that the engine reported.
 
-        order: (key, tokens) in the order of the prompt. cached_tokens: of these documents, without the text before them.
-        If the engine had fewer tokens than the tree predicted, it has evicted the rest and all that followed, and the tree
-        drops those nodes.
+        cached_tokens: how many tokens of these documents were cached, without the text before them. If the engine had fewer
+        than the tree predicted, it has evicted the missing ones and all documents after them, and the tree drops their
+        nodes.
         """
         served = [(key, tokens) for key, tokens in order]
         with self._lock:
@@ -97,7 +97,10 @@ class KnowledgeTree:
         self.insert(served)
 
     def forget(self, path: Sequence[str]) -> int:
-        """Drop the last document of `path` and all documents after it; an empty path drops all. Return their number."""
+        """Drop the last document of `path` and all documents after it; an empty path drops all.
+
+        Return how many were dropped.
+        """
         with self._lock:
             node = self._root
             for key in path:
@@ -109,7 +112,7 @@ class KnowledgeTree:
             return before - len(self._nodes)
 
     def check(self) -> None:
-        """Assert the invariants: every node is reachable, children are evicted before their parents, all bounds hold."""
+        """Assert the invariants: every node is reachable, children are evicted before their parents, and all bounds hold."""
         with self._lock:
             age = {node: i for i, node in enumerate(self._nodes)}
             assert len(age) <= self.max_nodes and len(self._served) <= self.max_nodes

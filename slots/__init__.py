@@ -1,1 +1,4 @@
-"""The slot cache: the prefix tree over everything that has KV, and the scheduler that runs requests on it. Tokens only."""
+"""The slot cache: the prefix tree of all cached KV, and the scheduler that runs requests on it.
+
+It knows tokens, but no text.
+"""

@@ -5,9 +5,9 @@
     | prefix tree             | private tokens   | promised      | unclaimed  |
     | in use   | idle KV      | generated tokens | to prompts    |            |
 
-Runs in use are on the path of a running request. Idle KV is in idle sequences only: it is reclaimable, and nothing else is
-ever evicted. Private tokens belong to their request, and to the tree once the request has ended. Promised cells are free
-now, but running requests will compute the rest of their prompts into them.
+A run is in use while it is on the path of a running request. Idle KV belongs to idle sequences alone, and only idle KV is
+ever evicted. Private tokens are generated tokens: they belong to their request, and enter the tree when the request ends.
+Promised cells are free now, but running requests will fill them with the rest of their prompts.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from .swap import USUAL_ANSWER, Swap
 class Cells:
     """Decides whether a prompt fits, and frees cells for it.
 
-    index: the tree that prompts are compared with. running: the scheduler's list of running requests. idle_cells: most cells
-    of idle KV while requests run, if a host tier takes the rest: every step attends over the whole pool. swap: sets KV aside
-    for the time of a step.
+    index: the tree that prompts are matched against. running: the scheduler's list of running requests. idle_cells: most
+    cells of idle KV while requests run, since every step attends over the whole pool; host memory takes the rest. swap:
+    moves KV to host memory for the time of a step.
     """
 
     def __init__(self, tree: PrefixTree, index: PromptTree, running: Collection[Job], idle_cells: int) -> None:
@@ -47,9 +47,10 @@ class Cells:
         return self._tree.device.num_cells - self.num_used
 
     def fits(self, job: Job, waiting: Iterable[Job] = ()) -> bool:
-        """Return whether a prompt fits beside running requests and their promised cells. Each accepted prompt fits alone.
+        """Return whether a prompt fits beside running requests and their promised cells.
 
-        waiting: other requests, which may keep something beside the cells, too.
+        The server accepts only prompts that fit alone. waiting: the other waiting requests, which may also keep KV outside
+        the cells (`Strategy.has_room`).
         """
         tree = self._tree
         if not self._running:
@@ -63,7 +64,7 @@ class Cells:
         return job.num_tokens - match.covered + promised < self.num_free + reclaimable
 
     def num_missing(self, job: Job) -> int:
-        """Return how many tokens of a waiting request that is laid out have no KV that it could take over now."""
+        """Return how many tokens a waiting request, which is laid out, would have to compute if it started now."""
         request, layout, index = job.request, job.layout, self._index
         scope, tokens = request.index_scope, layout.tokens
         reused = min(index.reusable(scope, tokens), index.num_cached(scope, tokens))
@@ -81,11 +82,11 @@ class Cells:
         return len(layout.tokens) - self._tree.match(scope, layout.tokens).ready <= self.num_free
 
     def make_room(self, prompt: Prompt, scope: Scope) -> bool:
-        """Save idle KV, and return whether a prefetch may be computed: cells, a sequence and host memory are free for it.
+        """Save idle KV to host memory. Return whether cells, a sequence and host memory are free for a prefetch.
 
-        Runs that no request has used and that have a copy in host memory are evicted first, until `idle_cells` are left: the
-        prefetch attends over the whole pool, too. More of them are evicted if the prefetch needs their cells. Host memory
-        evicts copies that a lower tier has, too. No other KV is evicted for it.
+        Unused runs with a copy in host memory are evicted until `idle_cells` idle cells are left, because the prefetch
+        attends over the whole pool, too. More of these runs are evicted if the prefetch needs their cells. Host memory
+        evicts copies that a lower tier also has. A prefetch evicts no other KV.
         """
         tree = self._tree
         missing, _ = self.forecast(prompt, scope)
@@ -106,9 +107,9 @@ class Cells:
         return missing <= 0 or self._tree.evict(missing) >= missing
 
     def offload_idle(self, job: Job) -> None:
-        """Move idle KV to host memory down to `idle_cells`: each step attends over the whole pool.
+        """Move idle KV to host memory until `idle_cells` are left, since each step attends over the whole pool.
 
-        It stays where this request, whose path is claimed, would be no faster without it.
+        The idle KV stays if its move would not make this request faster. The request's path is already claimed.
         """
         tree, sequence = self._tree, job.sequence
         excess = tree.device.num_reclaimable - self._idle_cells

@@ -1,4 +1,4 @@
-"""The invariants of the cache, in code: tests call `check` after every step, and `--check` does when the server is idle."""
+"""The invariants of the cache, in code. Tests call `check` after every step; a server with `--check` calls it when idle."""
 
 from __future__ import annotations
 

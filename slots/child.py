@@ -30,8 +30,9 @@ def start_child(
 ) -> subprocess.Popen[bytes]:
     """Start a process that lives no longer than this one. Raises OSError.
 
-    is_asked: it ends by SIGTERM, in its own way, as servers do; else by SIGKILL. The other arguments are Popen's. On other
-    systems than Linux the child itself has to notice that this process has ended: its stdin ends.
+    is_asked: when this process ends, the child gets SIGTERM and may shut down in its own way; otherwise it gets SIGKILL. The
+    other arguments are those of `Popen`. Only Linux ends the child: on other systems the child must notice that its stdin
+    has ended.
     """
     lifeline, end = os.pipe()
     process = None
@@ -58,10 +59,11 @@ def start_child(
 
 
 def tie(pid: int, lifeline: int, *, is_asked: bool = False) -> None:
-    """Let Linux end a process when a pipe's other end is closed, as all files of a process are when it ends.
+    """Let Linux end a process once the other end of a pipe is closed. A process closes all its files when it ends.
 
-    lifeline: the pipe's end for reading, which the process has, too. Nothing is ever written to it. The kernel's
-    PR_SET_PDEATHSIG would not do: it depends on the thread that started the process, which may end long before.
+    lifeline: the read end of the pipe, which the process also has open. Nothing is ever written to the pipe. is_asked: as in
+    `start_child`. The kernel's PR_SET_PDEATHSIG does not suffice: it kills the child as soon as the thread that started it
+    ends.
     """
     with suppress(ImportError, OSError):  # another system, or one that only looks like Linux
         from fcntl import F_SETFL, F_SETOWN, F_SETSIG, fcntl
@@ -80,7 +82,7 @@ def run_child(
 ) -> subprocess.CompletedProcess[bytes]:
     """Run a process to its end, and capture what it prints. Raises OSError, and TimeoutExpired once the process is killed.
 
-    goes_on: asked ten times a second; if it returns False, the time is over.
+    timeout: in seconds. goes_on: called ten times a second; once it returns False, the process is killed as after a timeout.
     """
     with start_child(command, stdout=PIPE, stderr=PIPE, env=env) as process:
         try:
@@ -122,16 +124,16 @@ ENDS = ("SIGTERM", "SIGHUP")  # signals that end a process at once, unless it ha
 
 
 def as_ctrl_c(number: int, frame: FrameType | None) -> None:
-    """Do what ctrl-C does. An event loop has a handler for ctrl-C that cancels its tasks."""
+    """Handle a signal as ctrl-C is handled. The ctrl-C handler of an event loop cancels the loop's tasks."""
     ctrl_c = signal.getsignal(signal.SIGINT)
     (ctrl_c if callable(ctrl_c) else signal.default_int_handler)(number, frame)
 
 
 @contextmanager
 def ends_in_order(handler: Callable[[int, FrameType | None], object] = as_ctrl_c) -> Generator[None]:
-    """Handle the signals that end this process, so that its children are ended in order. Main thread only.
+    """Handle SIGTERM and SIGHUP, so that this process can end its children in order. Only for the main thread.
 
-    An ignored signal stays ignored: SIGHUP under nohup.
+    A signal that is ignored stays ignored, such as SIGHUP under nohup.
     """
     numbers = [number for name in ENDS if (number := getattr(signal, name, None)) is not None]
     before = {number: signal.getsignal(number) for number in numbers}

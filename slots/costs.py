@@ -1,7 +1,6 @@
 """What a token costs to compute and to restore, and the budget of a step.
 
-`models/times.py` makes the one `Costs` of a server from measured constants. Every tuning rule reads it; no rule has another
-number.
+`models/times.py` makes the server's only `Costs` from measured constants. Every tuning rule takes its numbers from it.
 """
 
 from __future__ import annotations
@@ -18,24 +17,24 @@ GUESSED_NS = 1e6  # to compute a token, before the first step
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Costs:
-    """The costs of one model on one device. Thresholds may be NEVER. By default every rule is off.
+    """The costs of one model on one device. A threshold of NEVER turns a rule off; by default every rule is off.
 
     chunk: prompt tokens that attention computes together; a smaller batch takes about as long.
-    background_step: prompt tokens of a background step: the work that is lost when a new request aborts the step.
-    background_ns: time of a background step where no step can be aborted, since a new request waits for it; 0: no limit.
-    recompute_last: the fewest tokens of a prompt to compute together, so that their bits do not depend on the cache.
+    background_step: prompt tokens of a background step; they are lost when a new request aborts the step.
+    background_ns: most time of a background step on a device that cannot abort steps; 0: steps can be aborted.
+    recompute_last: how many last tokens of a prompt are always computed, in one batch, so that no bit depends on the cache.
     min_shared: uncached tokens that two requests must share before the second waits for the first to compute them.
     restore_share: time to restore KV from host memory, as a share of computing it.
-    apart_from_cells: from this many cells in use on, decode and prefill are cheaper in steps of their own.
-    swap_from_tokens: from this many tokens on, a step that sees none of the cells in use is faster if all are swapped out.
-    cells_per_run: cells that take as long to move as one more run does.
-    scattered_tokens: tokens that could be computed while one more stretch of cells is saved; 0: that takes no time.
-    spill_ns: time to move an idle cell out for a request, and back when it is used again.
-    idle_token_ns, idle_step_ns: time lost by an idle cell that stays: for each token of a prompt, for each decode step.
+    apart_from_cells: with this many cells in use or more, decode and prefill take less time in separate steps.
+    swap_from_tokens: a step of more tokens, if it sees none of the cells in use, is faster once all of them are swapped out.
+    cells_per_run: the fixed time to move a run, as the number of cells that could be moved in that time.
+    scattered_tokens: the time to save one more stretch of cells, as the tokens computed in that time; 0: it takes no time.
+    spill_ns: time to move an idle cell to host memory, and back when it is used again.
+    idle_token_ns, idle_step_ns: time that an idle cell costs if it stays: for each prompt token, and for each decode step.
     tile: query tokens of one tile of the attention kernel; 1 where it has no tiles.
     token_ns: time of one more token in a batch of whole tiles.
-    cell_ns, tile_cell_ns: time of a cell that a token sees; of a cell that a tile of tokens sees.
-    pass_ns, row_ns: time of a batch, which reads all weights; of one more token in it, with its row of logits. 0: unknown.
+    cell_ns, tile_cell_ns: attention time for each cell that one token sees, and for each cell that a whole tile sees.
+    pass_ns, row_ns: time to read all weights once, and of one more token in a batch with its row of logits; 0: unknown.
     """
 
     chunk: int = 1
@@ -64,7 +63,7 @@ class Costs:
         return replace(self, **{name: share * getattr(self, name) for name in names})
 
     def step_ns(self, rows: int, depth: int) -> float:
-        """Return the time of a step of `rows` rows with logits that see `depth` cells each."""
+        """Return the time (ns) of a step of `rows` tokens with logits, each of which sees `depth` cells."""
         attention, tiles = self.cell_ns * rows * depth, -(-rows // self.tile)
         if rows < self.tile:
             attention = min(attention, self.tile_cell_ns * depth + self.token_ns * (self.tile - rows))
@@ -73,9 +72,10 @@ class Costs:
         return self.pass_ns + rows * self.row_ns + attention
 
     def background_tokens(self, profile: Profile, cached: int) -> int:
-        """Return the prompt tokens of a background step after `cached` ones, where nothing else runs.
+        """Return how many prompt tokens a background step computes after `cached` ones, if nothing else runs.
 
-        At least one, or `recompute_last`: fewer would be rounded otherwise than the same prompt of a client.
+        A limit of time never makes them fewer than `recompute_last`: fewer tokens would be rounded otherwise than the same
+        tokens in a client's request.
         """
         if not self.background_ns:
             return self.background_step
@@ -87,17 +87,17 @@ class Costs:
     def pays_to_pad(self, size: int, seen: int, together: int) -> bool:
         """Return whether a batch of `size` tokens takes longer than a whole tile.
 
-        seen: the sum of the cells that each token sees. together: how many different cells that are.
+        seen: the cells that the tokens see, added up over all tokens. together: how many different cells these are.
         """
         if size >= self.tile:
             return False
         return self.cell_ns * seen > self.tile_cell_ns * together + self.token_ns * (self.tile - size)
 
     def pays_to_swap(self, num_passed: int, num_used: int, num_pieces: int) -> bool:
-        """Return whether steps are faster if the cells that they do not see are swapped out, or filled.
+        """Return whether a swap makes steps faster: attention then no longer passes over cells that the steps do not see.
 
-        num_passed: these cells, counted once for each token that would pass over them. num_used: all cells in use.
-        num_pieces: the stretches of used cells that move separately.
+        num_passed: the unseen cells, counted once for each token. num_used: all cells in use. num_pieces: the stretches of
+        used cells, each of which moves separately.
         """
         return num_passed > self.swap_from_tokens * (num_used + self.cells_per_run * num_pieces)
 
@@ -107,7 +107,7 @@ class Costs:
 
 
 UNMEASURED = Costs()
-"""The costs of no device, for a tree whose plans are not computed."""
+"""Costs with every rule off, for a tree whose plans no device computes."""
 
 
 # ---- The time to compute prompt tokens here, learnt from the steps that were run. ---------------------------------------
@@ -117,11 +117,11 @@ OUTLIER = 4  # times its profile that a step counts at most: the machine may hav
 
 
 class Profile:
-    """T(cached, new), the seconds that `new` tokens after `cached` ones take (RAGCache, section 5.1).
+    """Learns T(cached, new), the seconds to compute `new` tokens after `cached` ones (RAGCache, section 5.1).
 
-    RAGCache measures a grid at start and interpolates in it. The time of a token is a fixed share and a share that grows
-    with its depth, so a line through the steps that run anyway is as good; it costs no time at start and follows the
-    machine. min_tokens: smaller steps are ignored, since they take about as long as a step of this size.
+    RAGCache measures a grid at start and interpolates in it. Here a line is fitted to the steps that run anyway, since the
+    time of a token is a fixed part and a part that grows with its depth. The line is as good, takes no time at start, and
+    adapts to the machine. min_tokens: smaller steps are ignored, since they take about as long as a step of this size.
     """
 
     def __init__(self, min_tokens: int = 1) -> None:
@@ -131,7 +131,7 @@ class Profile:
 
     @property
     def is_learnt(self) -> bool:
-        """Whether a step has been observed, so that the unit is seconds."""
+        """Whether a step has been observed, so that times are in seconds."""
         return self._sums[0] > 0
 
     def observe(self, plan: Plan, seconds: float) -> None:
@@ -139,7 +139,7 @@ class Profile:
         self.learn(plan.num_tokens, mean_depth(plan), seconds)
 
     def learn(self, tokens: int, depth: float, seconds: float) -> None:
-        """Learn from the time that tokens took at a mean depth."""
+        """Learn from the seconds that a number of tokens took. depth: the mean position of these tokens."""
         if tokens < self._min_tokens:
             return
         if self.is_learnt:
@@ -150,13 +150,13 @@ class Profile:
         self._fit()
 
     def seconds(self, cached: int, new: int) -> float:
-        """Return T(cached, new). Before the first step the unit is not seconds: each token costs one."""
+        """Return T(cached, new). Before the first observed step each token counts as 1, not in seconds."""
         return new * (self._fixed + self._by_depth * (cached + new / 2))
 
     def cost(self, cached: int, new: int) -> float:
-        """Return T(cached, new) a token, divided by the time of the mean token so far.
+        """Return the time of each of `new` tokens after `cached` ones, divided by the mean time of all tokens so far.
 
-        Costs of different times compare: those from before the first step, and those of a machine that was slower then.
+        The division makes costs comparable that are from before the first step, or from a time when the machine was slower.
         """
         mean = self._sums[3] / self._sums[0] if self.is_learnt else 1.0
         return self.seconds(cached, new) / new / mean
@@ -180,7 +180,7 @@ class Profile:
 
 
 def mean_depth(plan: Plan) -> float:
-    """Return the mean position of a plan's tokens; the plan has some."""
+    """Return the mean position of the tokens of a plan, which must have some."""
     return sum(len(span.tokens) * (span.start + span.stop) / 2 for span in plan.spans) / plan.num_tokens
 
 
@@ -191,12 +191,12 @@ AIM = 0.9  # share of the longest stall that a step aims at: steps take up to a 
 
 
 class PrefillBudget:
-    """The most prompt tokens of a step while other requests decode.
+    """Limits the prompt tokens of a step while other requests decode.
 
-    size: a number of tokens. max_stall: seconds that the prompt tokens may take. The smaller limit wins, but a step always
-    has one chunk: part of a chunk takes about as long.
+    size: most prompt tokens. max_stall: most seconds that the prompt tokens may take. The smaller limit holds, but a step
+    may always compute one chunk, since part of a chunk takes about as long.
 
-    The time of a token grows with the cells that attention passes over: those of all requests, not of one alone.
+    The time of a token grows with the cells in use of all requests, because attention passes over all of them.
     """
 
     def __init__(self, size: int, max_stall: float, costs: Costs, profile: Profile) -> None:
@@ -206,10 +206,11 @@ class PrefillBudget:
         self._slowdown = 1.0  # time of the last step over what was expected
 
     def observe(self, plan: Plan, seconds: float, cells: int) -> None:
-        """Learn from the time that a plan took, and let the profile learn. The rows of a draft are no prompt tokens.
+        """Learn from the time that a plan took, and let the profile learn.
 
-        cells: cells in use on the device, without the plan's new tokens. A step that took longer than the mean of many,
-        beside other work on the machine, makes the next steps smaller at once.
+        Plans with drafts or without a whole chunk are ignored. cells: cells in use on the device, without the plan's new
+        tokens. If a step took longer than expected, because the machine has other work, the next steps become smaller at
+        once.
         """
         tokens = plan.num_tokens
         if tokens < self.costs.chunk or plan.has_drafts:
@@ -220,10 +221,10 @@ class PrefillBudget:
         self._profile.observe(plan, seconds)
 
     def limit(self, most: int, cells: Callable[[int], int]) -> int:
-        """Return how many prompt tokens a step may compute now. most: those that it has room for.
+        """Return how many prompt tokens a step may compute now. most: the tokens that the step has room for.
 
-        cells: a function from a number of tokens to the cells in use while a step computes them. A large step may swap out
-        the cells of other requests.
+        cells: returns how many cells are in use while a step computes a given number of tokens. A large step may have fewer
+        of them, because it swaps out the cells of other requests.
         """
         most = min(most, self.size)
         if self.max_stall == math.inf or not most:
@@ -238,10 +239,10 @@ class PrefillBudget:
 
 
 def chunk_size(left: int, most: int, costs: Costs) -> int:
-    """Return how many of the `left` tokens to compute now: whole chunks, but without a tiny remainder.
+    """Return how many of the `left` tokens to compute now, at most `most`: whole chunks, without a tiny remainder.
 
-    Attention takes as long for a part of a chunk as for the whole. If `most` allows it, neither this chunk nor the last one
-    is smaller than `recompute_last`.
+    Attention takes as long for part of a chunk as for a whole one. If `most` allows it, neither this part of the tokens nor
+    the last part has fewer than `recompute_last`.
     """
     if left <= most:
         return left

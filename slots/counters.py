@@ -12,13 +12,16 @@ HELP, NAME = "help", "name"  # in the metadata of a field
 
 
 def total(help: str, name: str = "") -> int:
-    """Declare a total that /metrics shows. name: its name there, if it is not the field's."""
+    """Declare a total for /metrics. help: its description there. name: its name there, if that is not the field's name."""
     return field(default=0, metadata={HELP: help, NAME: name})
 
 
 @dataclass(slots=True)
 class Counters:
-    """The scheduler's totals. tree: knows the time of a token. cached_tokens: prompt tokens not computed, by origin."""
+    """The scheduler's totals. tree: has the profile of token times.
+
+    cached_tokens: reused prompt tokens, by origin (`Source`).
+    """
 
     tree: PrefixTree
     steps: int = total("Steps of the engine, each a batch of tokens")
@@ -67,14 +70,14 @@ class Counters:
         self.drafted_tokens += num_tokens
 
     def count_accepted(self) -> None:
-        """Count a generated token that was chosen after a drafted one, in the same step."""
+        """Count an accepted drafted token: the step generates one more token after it."""
         self.generated_tokens += 1
         self.accepted_tokens += 1
 
     def count_cached(self, job: Job, source: str, start: int, tokens: int) -> None:
-        """Count prompt tokens from position `start` on that a request need not compute.
+        """Count `tokens` prompt tokens from position `start` on as reused. source: their origin.
 
-        They count at the first admission only, and only for a request that a client waits for.
+        Nothing is counted for a request that was paused before, nor for a request without a waiting client.
         """
         if job.reuse.num_preempted or not job.request.kind.is_client:
             return

@@ -10,10 +10,10 @@ from .radix import Node, Sequence, path
 
 
 class Stretches:
-    """How many stretches of cells KV takes, about: by run, and for private tokens by sequence.
+    """Counts, roughly, the stretches of adjacent cells that hold the KV of each run, or a sequence's private tokens.
 
-    An answer that was computed beside others takes many: each of its tokens stands by itself. `Copies.pays` asks: the more
-    stretches, the longer a copy takes. A run without a count stands in one piece, or is not on the device.
+    An answer that was computed beside others takes many stretches, since each of its tokens is in a cell by itself. A run
+    without a count is in one piece, or is not on the device.
     """
 
     def __init__(self) -> None:
@@ -21,7 +21,7 @@ class Stretches:
         self.total = 0  # of all holders
 
     def of(self, owner: Node | Sequence) -> int:
-        """Return the count; 0: it stands in one piece."""
+        """Return the stretches of a run or of a sequence's private tokens; 0: they are in one piece."""
         return self._counts.get(owner, 0)
 
     @property
@@ -30,12 +30,12 @@ class Stretches:
         return self._counts.keys()
 
     def add(self, sequence: Sequence) -> None:
-        """Count a token that was computed beside those of other sequences."""
+        """Count one more stretch for a sequence, which has computed a token in a step with other sequences."""
         self._counts[sequence] = self._counts.get(sequence, 0) + 1
         self.total += 1
 
     def join(self, owner: Node | Sequence) -> int:
-        """It comes back in one piece, or has left the device. Return its count until now."""
+        """Drop the count of an owner whose KV is restored in one piece or gone from the device. Return the count."""
         count = self._counts.pop(owner, 0)
         self.total -= count
         return count
@@ -47,7 +47,7 @@ class Stretches:
             self._counts[lower] = count - self._counts[upper]
 
     def settle(self, sequence: Sequence, nodes: Iterable[Node]) -> None:
-        """The private tokens of a sequence have become these runs, or are gone."""
+        """Move the count of a sequence's private tokens to the runs that they have become. Without runs, drop the count."""
         if count := self.join(sequence):
             found = {node: min(count, len(node.tokens)) for node in nodes if not node.ready}
             self._counts |= found
@@ -61,9 +61,9 @@ class Stretches:
 class DeviceCells:
     """Keeps sequences, cells and counts in step with the runs of a prefix tree. The tree alone changes the shape of runs.
 
-    Each change becomes memory operations, which the scheduler takes with `take_operations()` into the next plan.
-    offer_copy: called with each run whose copy host memory may evict from now on. recompute_last: how many of a prompt's
-    last tokens are computed even if they are cached.
+    Each change adds memory operations, which the scheduler puts into the next plan (`take_operations`). offer_copy: called
+    with each run whose copy may now be evicted from host memory. recompute_last: how many last tokens of a prompt are
+    computed even if they are cached.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class DeviceCells:
     ) -> None:
         self.num_cells = num_cells
         self.num_ready = 0  # cells with KV of a run: every ready token is in exactly one
-        self.num_runs = 0  # that have any of these
+        self.num_runs = 0  # runs with any such cell
         self.num_pending = 0  # claimed and not computed yet: cells that are promised
         self.num_in_use = 0  # ready cells that running requests need
         self.cells_end = 0  # all cells in use are below this one, if the lowest free cells are filled first
@@ -91,7 +91,7 @@ class DeviceCells:
         self._offer_copy, self._policy, self._recompute_last = offer_copy, policy, recompute_last
 
     def clear(self) -> None:
-        """Forget everything, even in an inconsistent state. No cell or sequence is in use then."""
+        """Forget everything, even in an inconsistent state. No cell or sequence is in use afterwards."""
         self.idle, self._operations = {}, []
         self.num_ready = self.num_runs = self.num_pending = self.num_in_use = self.cells_end = 0
         self.free_ids = list(range(self._num_sequences))[::-1]
@@ -105,7 +105,7 @@ class DeviceCells:
 
     @property
     def num_free_ids(self) -> int:
-        """Sequences that could begin now."""
+        """The number of free sequence ids."""
         return len(self.free_ids)
 
     def take_operations(self) -> tuple[Operation, ...]:
@@ -114,7 +114,7 @@ class DeviceCells:
         return operations
 
     def perform(self, operation: Operation) -> None:
-        """Queue an operation after those that were decided before."""
+        """Add an operation, after those that already wait for the next plan."""
         self._operations.append(operation)
 
     # ---- running sequences -----------------------------------------------------------------------------------------
@@ -129,7 +129,7 @@ class DeviceCells:
         sequence.last_node, sequence.active = last_node, True
 
     def share(self, sequence: Sequence, upto: int) -> None:
-        """Let `sequence` hold the cells of its path up to position `upto`, from the sequence that holds most of them."""
+        """Let `sequence` also hold the cells of its path up to position `upto`, which another sequence has filled."""
         nodes = [node for node in path(sequence.last_node, sequence.length) if node.start < upto]
         donor = nodes[0].longest_sequence()
         self._operations.append(Share(donor.id, sequence.id, sequence.length, upto))
@@ -149,8 +149,8 @@ class DeviceCells:
     def advance(self, sequence: Sequence, stop: int) -> None:
         """Note that `sequence` has computed its path up to position `stop`.
 
-        Where another sequence has the same tokens already, the new cells are given back and the old ones shared: a token's
-        KV stands in one cell only.
+        If another sequence already has KV of the same tokens, the new cells are freed and the older ones shared, so that
+        each token's KV is in one cell only.
         """
         for node in path(sequence.last_node, sequence.length):
             if node.start >= stop:
@@ -168,7 +168,10 @@ class DeviceCells:
     # ---- idle sequences --------------------------------------------------------------------------------------------
 
     def keep_idle(self, sequence: Sequence) -> None:
-        """Keep a sequence after its request, unless another sequence covers it. Drop the idle sequences that it covers."""
+        """Keep a sequence after its request, unless another sequence holds all of its KV.
+
+        Drop idle sequences whose KV it holds.
+        """
         sequence.active = False
         for node in path(sequence.last_node):
             idle = self.idle.get(node)
@@ -195,19 +198,22 @@ class DeviceCells:
     # a run that one idle sequence alone holds: to trim that sequence frees its cells. The leaf's parent may be next.
 
     def take_leaf(self) -> Node | None:
-        """Choose the leaf that is evicted next: the lowest priority, and of equals the one that is idle longest."""
+        """Return the leaf to evict next: the one of the lowest priority; of several, the one that has been idle longest."""
         leaf = self.leaves.pop()
         if leaf is not None:
             self._policy.on_evict(leaf.priority)
         return leaf
 
     def take_unused(self) -> Node | None:
-        """Choose a leaf that no request has used and that has a copy in host memory; of several, the one idle longest."""
+        """Return a leaf that no request has used and that has a copy in host memory. The leaf has been idle longest."""
         unused = (leaf for leaf in self.idle if not leaf.frequency and leaf.copy is not None)
         return next(filter(self.is_leaf, unused), None)
 
     def retreat(self, sequence: Sequence, leaf: Node) -> None:
-        """Free the cells of a leaf. Its idle sequence now ends at the parent, if it is needed there."""
+        """Free the cells of a leaf.
+
+        Its idle sequence then ends at the leaf's parent, unless another sequence covers it there.
+        """
         assert leaf.parent is not None and leaf.sequences == {sequence}
         del self.idle[leaf]
         self.count_ready(leaf, -leaf.ready)
@@ -217,7 +223,7 @@ class DeviceCells:
         self.keep_idle(sequence)
 
     def drop(self, sequence: Sequence) -> None:
-        """End a sequence that no request runs. Cells that no other sequence holds are free."""
+        """End a sequence that no request uses. Cells that no other sequence holds become free."""
         if self.idle.get(sequence.last_node) is sequence:
             del self.idle[sequence.last_node]
         for node in path(sequence.last_node):
@@ -229,7 +235,7 @@ class DeviceCells:
     def is_leaf(self, node: Node) -> bool:
         """Return whether the cells of a run can be freed: an idle sequence ends in it, and no other sequence holds it.
 
-        A sequence that holds a later run of the path holds this one, too.
+        A sequence that holds a later run of the path also holds this run, so a leaf has no later run on the device.
         """
         return node in self.idle and not node.in_use and len(node.sequences) == 1
 
@@ -250,7 +256,7 @@ class DeviceCells:
     # ---- runs ------------------------------------------------------------------------------------------------------
 
     def split(self, upper: Node, lower: Node) -> None:
-        """Give an idle sequence that ends in the upper part of a cut run this part as its last node."""
+        """Divide the counts of a run that was cut in two. An idle sequence that ends in `upper` gets it as its last node."""
         self.stretches.split(upper, lower)
         self.num_runs += lower.ready > 0
         idle = self.idle.get(lower)  # active last nodes are always at a run's end
@@ -273,7 +279,7 @@ class DeviceCells:
         node.in_use += 1
 
     def end_use(self, node: Node) -> None:
-        """Count one running request less with this run on its path."""
+        """Count one running request fewer with this run on its path."""
         node.in_use -= 1
         if not node.in_use:
             self.num_in_use -= node.ready
@@ -282,7 +288,7 @@ class DeviceCells:
             self._offer(node)
 
     def count_ready(self, node: Node, change: int) -> None:
-        """Count `change` more ready tokens of a run, or fewer, if it is negative."""
+        """Add `change`, which may be negative, to the ready tokens of a run."""
         before = node.ready
         node.ready += change
         self.num_ready += change

@@ -1,4 +1,4 @@
-"""What a draft model does for the engine; how often its tokens are right, and what they cost."""
+"""A draft model: what it does for the engine, how often its tokens are right, and how long they take."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from .scope import Scope
 from .slot import Slot
 
 GoesOn = Callable[[int, Sequence[float]], bool]
-"""Returns whether the draft of a request gets one more token. Takes the request's index and the confidences so far."""
+"""Returns whether a request's draft gets one more token, from the request's index and the confidences so far."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ModelDraft:
-    """tokens (int32): a guess at the next ones. confidences: the probability that the draft model gave each token."""
+    """tokens (int32): a guess at the next tokens. confidences: the probability that the draft model gave to each of them."""
 
     tokens: np.ndarray
     confidences: tuple[float, ...]
 
 
 class Drafter(Protocol):
-    """A draft model with its own KV, a sequence for each slot. It computes in the engine's thread.
+    """A draft model, with its own KV and one sequence for each slot. It computes in the engine's thread.
 
-    A draft model never changes an answer: it only proposes tokens to check.
+    A draft model never changes an answer: it only proposes tokens, which the main model checks.
 
-    costs: of the draft model. batch: most tokens of one computation. num_tokens: computed tokens, ever. num_passes: passes
-    for drafts, ever; each pass brings a token to each stream, or the end of its draft. is_off: the model failed repeatedly,
-    or was not loaded, and drafts nothing.
+    costs: the costs of the draft model. batch: most tokens of one batch. num_tokens: tokens computed since the start.
+    num_passes: passes for drafts since the start; each pass adds a token to each stream's draft, or ends the draft. is_off:
+    the model drafts nothing, because it failed repeatedly or was not loaded.
     """
 
     costs: Costs
@@ -43,29 +43,29 @@ class Drafter(Protocol):
     is_off: bool
 
     def lacking(self, job: Job) -> int:
-        """Return how many known tokens of a job it has not read, without the last one; -1: it cannot read them."""
+        """Return how many of a job's tokens, without the last one, the draft model has not read; -1: it cannot read them."""
         ...
 
     def read(self, job: Job, most: int) -> bool:
-        """Read at most `most` of the lacking tokens. False: a new request has aborted it, and it read none."""
+        """Read at most `most` of a job's unread tokens. Return False if a new request aborts this; then none is read."""
         ...
 
     def read_ahead(self, slot: Slot, cached: int, most: int) -> bool:
-        """Read a piece of an idle slot's history, for the next turn. False: nothing is left, or a new request aborted it.
+        """Read at most `most` tokens of an idle slot's history, for its next turn.
 
-        cached: the tokens of the history that may be read.
+        Return False if none is left, or after an abort. cached: how many first tokens of the history may be read.
         """
         ...
 
     def draft(self, jobs: Sequence[Job], lengths: Sequence[int], goes_on: GoesOn) -> list[ModelDraft]:
-        """Return a draft for each job, up to its length; empty where the model could not draft.
+        """Return a draft for each job, of at most its length in `lengths`; it is empty if the model cannot draft.
 
-        The lacking tokens of the jobs, and a token of each, fit into one batch.
+        The unread tokens of all jobs, and one more token of each job, must fit into one batch.
         """
         ...
 
     def forget(self, scope: Scope) -> None:
-        """Free the KV of a scope. Running requests have theirs read again."""
+        """Free the KV of a scope. The tokens of running requests in it are read again later."""
         ...
 
 
@@ -80,7 +80,10 @@ SURE = 0.995  # no chance is higher
 
 
 class ModelOdds:
-    """Chances by the draft model's confidence, over all requests; a request's own drafts shift them for it."""
+    """The chance that a drafted token is right, by the draft model's confidence in it.
+
+    The chances are learnt from all requests. A request's own drafts shift its chances.
+    """
 
     def __init__(self) -> None:
         self._mean = Score(MEAN_WEIGHT, FIRST_MEAN * MEAN_WEIGHT)
@@ -98,7 +101,10 @@ class ModelOdds:
         return [min(lean * score.right / score.tried, SURE) for score in scores]
 
     def learn(self, own: Score, confidences: Sequence[float], right: int) -> None:
-        """Learn from a checked draft: its tokens after the first wrong one say nothing."""
+        """Learn from a checked draft, whose first `right` tokens were right.
+
+        Tokens after the first wrong one do not count.
+        """
         checked = [_place(confidence) for confidence in confidences[: right + 1]]
         for place in set(checked):
             self._by_confidence[place].fade(FADING)
@@ -110,7 +116,7 @@ class ModelOdds:
         own.add(len(checked), right)
 
     def forget(self) -> None:
-        """Note a step without a draft."""
+        """Move the chances a little towards the first guess, after a step without a draft."""
         _return(self._mean, MEAN_WEIGHT, FIRST_MEAN)
         for score, chance in zip(self._by_confidence, FIRST, strict=True):
             _return(score, FIRST_WEIGHT, chance)
@@ -133,7 +139,10 @@ UNKNOWN, UNKNOWN_TOKEN = 0.2, 0.02  # of a step: a pass, and a read token, of a 
 
 
 class DraftTimes:
-    """Times of a draft model, learnt from what runs; before that, from the costs of both models. costs: the main model's."""
+    """The times of a draft model, learnt from its passes; before the first pass, taken from the costs of both models.
+
+    costs: those of the main model. of_draft: those of the draft model.
+    """
 
     def __init__(self, costs: Costs, of_draft: Costs) -> None:
         self._costs, self._of_draft = costs, of_draft
@@ -141,7 +150,10 @@ class DraftTimes:
         self._token = 0.0  # seconds of a read token; 0 before the first
 
     def pass_steps(self, streams: int, depth: int, step: float) -> float:
-        """Return the time of one more token for each stream, in steps. step: seconds of a step of the main model."""
+        """Return the time to draft one more token for each stream, in steps of the main model.
+
+        step: the seconds of such a step.
+        """
         by_costs = self._of_draft.step_ns(streams, depth)
         if learnt := self._passes.get(streams):
             return learnt * (by_costs or 1.0) / step
@@ -149,20 +161,20 @@ class DraftTimes:
         return by_costs / plain if plain else UNKNOWN
 
     def token_seconds(self, step: float) -> float:
-        """Return the seconds of a read token."""
+        """Return how many seconds the draft model takes to read a token. step: as in `pass_steps`."""
         plain, row = self._costs.step_ns(1, 0), self._of_draft.row_ns
         return self._token or step * (row / plain if plain and row else UNKNOWN_TOKEN)  # a GPU may time a row as nothing
 
     def learn_passes(self, streams: int, number: float, depth: int, seconds: float) -> None:
-        """Learn from drafts. number: of passes, as if each had had all streams."""
+        """Learn from the time of drafts. number: of passes, counted as if each had drafted for all streams."""
         by_costs = self._of_draft.step_ns(streams, depth) or 1.0
         self._passes[streams] = smoothed(self._passes.get(streams), seconds / number / by_costs)
 
     def learn_tokens(self, number: int, seconds: float) -> None:
-        """Learn from the time of read tokens."""
+        """Learn from the time to read `number` tokens."""
         self._token = smoothed(self._token or None, seconds / number)
 
 
 def smoothed(mean: float | None, new: float) -> float:
-    """Return a mean of times that follows new ones."""
+    """Return a running mean of times after one new time. mean: the mean before it; None: there was no time."""
     return new if mean is None else mean + SMOOTHING * (min(new, OUTLIER * mean) - mean)

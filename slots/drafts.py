@@ -1,7 +1,8 @@
-"""The drafts of a step: how many tokens pay, and which were accepted.
+"""The drafts of a step: how many drafted tokens are worth their time, and which were accepted.
 
-A decoding span is [last token, draft], with logits at each row. The request's sampler chooses at the first row, and goes on
-to the next row as long as its choice is the drafted token: the answer is the sampler's, whatever was drafted.
+A decoding span has the last token and then the draft, with a row of logits for each. The request's sampler chooses a token
+from the first row. It goes on to the next row as long as its choice equals the drafted token, so the answer is the
+sampler's, whatever was drafted.
 
     row       last token   draft 0   draft 1   draft 2   draft 3
     choice    = draft 0    = draft 1 another   -         -
@@ -41,7 +42,10 @@ FORGETTING = 0.97  # share of its own score that a step without a draft keeps: a
 
 
 class Odds:
-    """Chances by the matched length, over all requests; a request's own drafts shift them for it."""
+    """The chance that a token drafted by lookup is right, by the length of the match.
+
+    The chances are learnt from all requests. A request's own drafts shift its chances.
+    """
 
     def __init__(self) -> None:
         self._by_length = [Score(FIRST_WEIGHT, FIRST_WEIGHT * chance) for chance in FIRST]
@@ -52,19 +56,19 @@ class Odds:
         return (OWN_WEIGHT * general.right / general.tried + own.right) / (OWN_WEIGHT + own.tried)
 
     def learn(self, own: Score, matched: int, right: int, drafted: int) -> None:
-        """Learn from a checked draft: its tokens after the first wrong one say nothing."""
+        """Learn from a checked draft of `drafted` tokens, of which the first `right` ones were right."""
         for score, fading in ((self._by_length[_place(matched)], FADING), (own, OWN_FADING)):
             score.fade(fading)
             score.add(right + (right < drafted), right)
 
     @staticmethod
     def forget(own: Score) -> None:
-        """Note a step without a draft."""
+        """Fade a request's score after a step without a draft."""
         own.fade(FORGETTING)
 
 
 def expected(chance: float, length: int) -> float:
-    """Return how many of `length` drafted tokens are right on average, up to the first wrong one."""
+    """Return how many of `length` drafted tokens are expected to be right before the first wrong one."""
     return length * chance if chance > 0.999 else chance * (1 - chance**length) / (1 - chance)
 
 
@@ -79,7 +83,7 @@ class Guess:
         return len(self.chances)
 
     def expected(self, length: int) -> float:
-        """Return how many of its first tokens are right on average, up to the first wrong one."""
+        """Return how many of its first `length` tokens are expected to be right before the first wrong one."""
         return sum(accumulate(self.chances[:length], mul))
 
 
@@ -96,12 +100,12 @@ FADING_PACE = 0.995  # share of what was learnt that a step without drafts keeps
 REFRESH = 100  # steps with drafts before one without, which shows how long that takes now
 FIRST_STEPS = 4  # likewise, before the first time of a step without drafts
 FEW_ROWS = 8
-SAMPLES = 5  # recent samples that a factor is about the mean of
+SAMPLES = 5  # a factor is about the mean of so many recent samples
 
 
 @dataclass(slots=True)
 class Factor:
-    """How many times as long something takes as the costs say, which count as a sample: a slow first step counts half."""
+    """The ratio of measured times to those that the costs predict. It starts at 1, so that a slow first step counts half."""
 
     value: float = 1.0
     num_samples: int = 1
@@ -116,12 +120,15 @@ class Factor:
 
 
 class Pace:
-    """The time of drafted rows, in steps without them. The costs give it; steps that run correct the costs by a factor.
+    """The time of a step with drafts, as a multiple of the time of a step without them.
 
-    There is a factor for each size (large sizes up to a power of two), and one for all sizes that have not run yet.
+    The costs predict the multiple, and a factor that is learnt from the steps that run corrects it.
 
-    The time without drafts may be old: on a machine that has become slower since, multiples are too large until the next
-    one.
+    Each number of rows has its factor (large numbers share one up to a power of two). All numbers of rows that have not run
+    yet share another factor.
+
+    The time without drafts may be out of date: if the machine has become slower since, multiples are too large until the
+    next step without drafts.
     """
 
     def __init__(self, costs: Costs) -> None:
@@ -132,7 +139,10 @@ class Pace:
         self._factor = Factor()  # of other sizes
 
     def multiple(self, streams: int, rows: int, depth: int) -> float:
-        """Return the time of a step of `rows` rows over that of a step with a row a stream. depth: cells that a row sees."""
+        """Return the time of a step of `rows` rows, divided by that of a step with one row for each stream.
+
+        depth: cells that a row sees.
+        """
         factor = self._factors.get(streams, {}).get(_size(rows), self._factor)
         return 1 + factor.value * self._by_costs(streams, rows, depth)
 
@@ -142,7 +152,7 @@ class Pace:
         return max(self._costs.step_ns(rows, depth) / plain - 1 if plain else UNKNOWN * drafted, LEAST * drafted)
 
     def seconds(self, streams: int, depth: int) -> float:
-        """Return the time of a step with a row a stream; 0 before the first."""
+        """Return the seconds of a step with one row for each stream; 0 before the first such step."""
         return self._plain.get(streams, 0.0) * self._usual(streams, depth)
 
     def _usual(self, streams: int, depth: int) -> float:
@@ -154,11 +164,11 @@ class Pace:
 
     @staticmethod
     def _newer(known: float | None, new: float, *, is_late: bool) -> float:
-        """Return a time moved towards a new one. is_late: the new one is the first for long, and counts half."""
+        """Return a time moved towards a new one. is_late: the new time is the first for long, and counts half."""
         return (known + min(new, OUTLIER * known)) / 2 if is_late and known is not None else smoothed(known, new)
 
     def observe(self, streams: int, rows: int, *, depth: int, seconds: float) -> float:
-        """Learn from a step; return its multiple, 1 for one without drafts."""
+        """Learn from a step. Return its time as a multiple of a step without drafts; 1 if it had no drafts."""
         plain, factors = self.seconds(streams, depth), self._factors.setdefault(streams, {})
         drafted, slowness = rows - streams, seconds / self._usual(streams, depth)
         if not drafted:
@@ -181,7 +191,10 @@ class Pace:
 
 
 def _size(rows: int) -> int:
-    """Return the class of a size. Each small size is a class: a draft model may choose between sizes one row apart."""
+    """Return the class of a number of rows.
+
+    Each small number has its own class: a draft model may need one row more or less.
+    """
     return rows if rows <= FEW_ROWS else FEW_ROWS + (rows - 1).bit_length()
 
 
@@ -196,19 +209,24 @@ NONE: Sequence[np.ndarray] = ()
 
 
 class Drafts:
-    """Decides which drafts a step checks. Only steps in which every running request decodes have drafts.
+    """Decides which drafts a step checks. A step has drafts only if every running request decodes.
 
-    Each stream must gain by the step in expectation, or none drafts. The time that drafts lose is paid from a credit, which
-    their gains fill, and every step without drafts a little: where no draft is ever accepted, they cost half a percent.
+    Each stream must be expected to gain time by the step, otherwise no stream drafts. The time that drafts lose is taken
+    from a credit. Gains refill the credit, and each step without drafts adds a little to it: if no draft is ever accepted,
+    drafts cost half a percent of the time.
 
-    All drafts of a step are looked up, or all are a draft model's, whichever gains more. The draft model's time counts: that
-    of drafts, and that to read the missing tokens of prompts, in pieces between steps, after the first token.
+    All drafts of a step come from lookup, or all come from the draft model, whichever gains more. The draft model's time
+    counts, both for drafts and for reading prompts. It reads a prompt in pieces between steps, after the answer's first
+    token.
 
-    max_rows: most rows of logits that a step can have; 0: no drafts. max_stall: most seconds that the drafts of a step with
-    several streams may take; the step aims at less, as prefill does. longest: most tokens of a draft, if a recurrent state
-    has to go back after a wrong one. All streams then draft equally many: llama.cpp computes equal lengths in one kernel,
-    and others in several, of which a later one moves other streams' states, but not the states that these would go back to.
-    ends: tokens that end an answer, which are never drafted. drafter: the draft model, if there is one.
+    max_rows: most rows of logits of a step; 0: no drafts. max_stall: most seconds that drafts may add to a step with several
+    streams; the step aims at less, as prefill does. longest: most tokens of a draft, if the model has a recurrent state that
+    must be rolled back after a wrong token. ends: tokens that end an answer; they are never drafted. drafter: the draft
+    model, if there is one.
+
+    All streams of a recurrent model draft equally many tokens, because llama.cpp computes equal lengths in one kernel. Other
+    lengths take several kernels. A later kernel then moves the states of other streams, but not the saved states to which
+    these would be rolled back.
     """
 
     def __init__(
@@ -235,7 +253,7 @@ class Drafts:
         self._is_used = False  # whether the step only decodes, and one of its requests may have drafts
 
     def propose(self, jobs: Sequence[Job], running: Sequence[Job], cells: Cells) -> Sequence[np.ndarray]:
-        """Return a draft (int32, maybe empty) for each of these decoding requests; an empty sequence where no draft pays."""
+        """Return a draft (int32, perhaps empty) for each of `jobs`, which all decode; an empty sequence if no draft pays."""
         lookups = [job.request.draft for job in jobs if isinstance(job.request.draft, Lookup)]
         if len(jobs) < len(running):
             lookups.clear()
@@ -270,7 +288,7 @@ class Drafts:
     def settle(self, checked: list[tuple[Job, Span]], device: DeviceCells) -> None:
         """Free the cells of rejected tokens, and learn. checked: the spans with drafts of the last step that ran.
 
-        This starts a new step, which may do without `propose`.
+        This starts a new step, in which `propose` need not be called.
         """
         self._is_used, self.model_seconds = False, 0.0
         if not checked:
@@ -292,7 +310,7 @@ class Drafts:
             self.drafter.forget(scope)
 
     def use_idle_time(self, slots: Iterable[tuple[Slot, int]]) -> bool:
-        """Let the draft model read a piece of an idle slot's history. False: nothing is left that pays.
+        """Let the draft model read a piece of an idle slot's history. Return False if no reading is left that pays.
 
         slots: each slot with the number of cached tokens of its history.
         """
@@ -332,7 +350,7 @@ class Drafts:
     ) -> tuple[int, float]:
         """Return the most tokens of a draft in this step, and the gain: of the lengths that pay, the one that gains most.
 
-        0: no length pays. candidates: rows of a stream.
+        The result is 0 if no length pays. candidates: the numbers of rows of a stream to try.
         """
         streams = len(jobs)
         depth = max(job.num_tokens for job in jobs)
@@ -444,7 +462,7 @@ class Drafts:
 
 
 def _room(job: Job) -> int:
-    """Return the most tokens of a draft: the last token of an answer is sampled after it."""
+    """Return the most tokens of a draft. At least one token of the answer must be left to sample after it."""
     return len(job.tokens) - job.num_tokens - 1
 
 

@@ -15,16 +15,16 @@ from .costs import Profile
 from .radix import Node
 
 Worth = Callable[[Node], float]
-"""A run's worth without the clock. One more request, or a dearer token, makes it larger."""
+"""Returns a run's worth without the clock. One more request, or tokens that take longer to compute, make it larger."""
 
 
 def pgdsf(node: Node) -> float:
-    """Return how often a run is used, times the cost to compute one of its tokens where it stands (cost over size)."""
+    """Return how often a run was used, times the cost to compute one of its tokens (RAGCache's cost over size)."""
     return node.frequency * node.token_cost
 
 
 def gdsf(node: Node) -> float:
-    """Return how often a run is used: every token costs the same."""
+    """Return how often a run was used, as if every token cost the same to compute."""
     return float(node.frequency)
 
 
@@ -55,16 +55,17 @@ class EvictionPolicy:
         return math.inf if node.pinned_until else self._clock + self.worth(node)
 
     def on_evict(self, priority: float) -> None:
-        """Note the priority of an evicted run: every later use counts for more."""
+        """Advance the clock to the priority of an evicted run, so that every later use counts for more."""
         if self._ages and priority < math.inf:
             self._clock = max(self._clock, priority)
 
 
 def count_use(nodes: Sequence[Node], profile: Profile, *, continues: bool = False, counts_as_use: bool = True) -> None:
-    """Count a request's use of the runs of a path: frequencies, and the cost of runs without KV. nodes: last one first.
+    """Count a request's use of a path: the frequency of its runs, and the cost of the runs without KV.
 
-    continues: the request continues an earlier one, and its use of the same runs is not counted again: a conversation of
-    many turns must not make its history dearer than the histories of others. counts_as_use: a client asked for it.
+    nodes: the runs of the path, last one first. continues: the request continues an earlier one, so runs that were used
+    before are not counted again. Otherwise the many turns of one conversation would make its history worth more than the
+    histories of others. counts_as_use: a client asked for the request.
     """
     missing = [node for node in nodes if not node.is_cached]
     new = sum(len(node.tokens) for node in missing)
@@ -77,10 +78,10 @@ def count_use(nodes: Sequence[Node], profile: Profile, *, continues: bool = Fals
 
 
 class Candidates:
-    """The runs that may be evicted from a tier, in a heap with the next one on top.
+    """A heap of the runs that may be evicted from a tier, with the next one to evict on top.
 
-    `offer` adds an entry when the sort key of a run may have changed, or when the run may be evicted again, in O(log n).
-    `pop` passes over outdated entries. order: from a run to its sort key; the lowest one is evicted first. may_evict:
+    `offer` adds an entry when a run's sort key may have changed, or when the run may be evicted again; it takes O(log n).
+    `pop` skips outdated entries. order: returns the sort key of a run; the lowest one is evicted first. may_evict: returns
     whether a run can be evicted now.
     """
 
@@ -101,7 +102,7 @@ class Candidates:
             self._forget_outdated()
 
     def pop(self) -> Node | None:
-        """Take out the run that is evicted next. None: no run may be evicted."""
+        """Take out and return the run to evict next; None if no run may be evicted."""
         while self._heap:
             key, _, node = heapq.heappop(self._heap)
             if self._is_current(key, node):

@@ -1,4 +1,4 @@
-"""What is fetched for one request: the fetch that it waits for, and records that it takes over after a hole."""
+"""Records that were fetched for one request: before its start, or for later, once it has computed the tokens before them."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ class FetchedRecord(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Fetch:
-    """What is read from a lower tier for a waiting request. The fetch begins when it is first read.
+    """The records that are read from a lower tier for a waiting request.
 
-    tier: the tier's name. texts (int32): the prompt, and the texts that its documents are read in. gained: tokens that the
-    fetch spares. seconds: the time to compute these. num_bytes: of all records. keys: of the records that are not adopted
-    yet, prefixes first, with their sizes. arrived: records that came before the first of `keys`; None: the record is gone.
-    reserved: the copies that stay in host memory for it, each with one of its nodes. wanted_at: when the request could
-    have been admitted without the fetch; 0: not yet.
+    tier: the tier's name. texts (int32): as in `Layout.texts`. gained: tokens that need not be computed after the fetch.
+    seconds: the time to compute these tokens. num_bytes: the size of all records. keys: the keys and sizes of records that
+    are not taken over yet, prefixes first. arrived: by key, records that arrived before the first of `keys`; None: the
+    record is gone. reserved: copies that stay in host memory for the request, each with one of its nodes. wanted_at: when
+    the request could have been admitted without the fetch; 0: not yet.
     """
 
     job: Job
@@ -62,9 +62,9 @@ class Fetch:
 
 
 class Holes:
-    """Records that requests keep until they have computed the missing tokens before them, prefixes first.
+    """Records that wait until their request has computed the missing tokens before them.
 
-    A prefill pauses where such a record begins, or after the fewest tokens to compute together.
+    A prefill pauses where its next record begins, but computes at least `recompute_last` tokens before a pause.
     """
 
     def __init__(self) -> None:
@@ -79,7 +79,7 @@ class Holes:
         self._records.pop(job, None)
 
     def next_pause(self, job: Job) -> int:
-        """Return where a prefill pauses for its next record, as far as it has computed now; 0: nowhere."""
+        """Return the position where a prefill pauses for its next record, after the tokens computed so far; 0: no pause."""
         while records := self._records.get(job):
             record = records[0].record
             at = max(record.start, job.computed + job.recompute_last) if record.start > job.computed else job.computed
@@ -103,7 +103,7 @@ class Holes:
         return True
 
     def forget_dropped(self, tiers: Mapping[str, Container[str]]) -> int:
-        """Forget records that their tiers have dropped since. Return the bytes of the others."""
+        """Forget the records that their tiers no longer have. Return the bytes of the remaining records. tiers: by name."""
         kept = {job: deque(one for one in records if one.key in tiers[one.tier]) for job, records in self._records.items()}
         self._records = {job: records for job, records in kept.items() if records}
         return sum(one.record.num_bytes for records in self._records.values() for one in records)

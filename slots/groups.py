@@ -1,13 +1,14 @@
-"""Waiting requests by what they share, and which of them reuses the most of what is cached.
+"""Waiting requests, grouped by the prefix and documents that they share; and the one among them that reuses the most KV.
 
-Requests wait in a radix tree over the tokens whose place is fixed. Documents after these come in any order, so where such a
-prompt ends the tree lists its documents. Once a request is admitted, those that share its path are expected to reuse it:
+Waiting requests are in a radix tree of their fixed tokens, which precede the documents. Documents may come in any order, so
+the node at the end of the fixed tokens lists the documents. Once a request is admitted, other requests that share its path
+are expected to reuse its KV:
 
     instructions --+-- history --            one chat            documents 1 2 4 | admitted: its order is 1 4 2
                    +-- { documents }         three questions     documents 4 1 9 | expected to reuse 1 4
                                                                  documents 2 8 9 | nothing: 1 comes first
 
-An expectation is compared with the cache when it is about to decide, and not before: an admission looks at the requests
+An expectation is compared with the cache only when it would decide the next admission. So an admission looks at the requests
 that share its path, and not at the whole queue.
 """
 
@@ -31,9 +32,9 @@ MOST_LOOKS = 4  # expectations that an admission compares with the cache
 
 @dataclass(slots=True, eq=False)
 class Group:
-    """Requests that follow one another because they share what they reuse.
+    """Requests that are admitted one after another because they reuse the same KV.
 
-    order: when the leader arrived, the request that followed no other one. num_following: the requests that followed.
+    order: the arrival number of the leader, the request that was admitted first. num_following: how many followed it.
     """
 
     order: int
@@ -42,11 +43,11 @@ class Group:
 
 @dataclass(slots=True, eq=False)
 class Entry:
-    """A waiting request. order: of its arrival. place: the end of its fixed tokens in the tree of waiting requests.
+    """A waiting request. order: its arrival number. place: the node where its fixed tokens end.
 
-    expected: tokens that it is expected to reuse. ratio: the expected tokens over the others. weight: the ratio once, and
-    once more for each time that the request was overtaken. source: the admitted request that it shares the expected tokens
-    with, of the group that it may follow; None: they were cached when it arrived.
+    expected: tokens that the request is expected to reuse. ratio: the expected tokens divided by the tokens left to compute.
+    weight: the ratio, times one more than the number of overtakes. source: the admitted request whose KV is to be reused;
+    None: the expected tokens were cached at the arrival. group: the group of `source`, which the request may follow.
     """
 
     job: Job
@@ -75,14 +76,17 @@ class Entry:
 
 @dataclass(slots=True)
 class Sharers:
-    """Waiting requests whose fixed tokens are the same: all, and by document. The oldest come first."""
+    """Waiting requests with the same fixed tokens, the oldest first. entries: all of them.
+
+    by_document: those with a document.
+    """
 
     entries: dict[Entry, None] = field(default_factory=dict[Entry, None])
     by_document: dict[str, dict[Entry, None]] = field(default_factory=dict[str, dict[Entry, None]])
 
 
 class Groups:
-    """The requests of a queue that have not begun. window: how many may overtake one, and how many may follow one."""
+    """The waiting requests that have not run yet. window: how many may overtake one, and how many may follow a leader."""
 
     def __init__(self, tree: PromptTree, window: int) -> None:
         self._tree, self._window = tree, window
@@ -92,7 +96,7 @@ class Groups:
         self._after_all, self._before_all = itertools.count(), itertools.count(-1, -1)
 
     def add(self, job: Job, *, first: bool = False) -> None:
-        """Let a request wait, last or first."""
+        """Add a waiting request, after all others or before them."""
         prompt = job.request.prompt
         root = self.paths.root(job.request.index_scope)
         place = self.paths.insert(root, prompt.prefix, ())[len(prompt.prefix)]
@@ -129,20 +133,20 @@ class Groups:
         assert set(self._sharers) <= set(paths) and all(run.children or run in self._sharers for run in paths)
 
     def choose(self, first: Job, may_start: Callable[[Job], bool]) -> Job:
-        """Return the request of the most weight, of those with the priority of `first` that may start. Of equals the first.
+        """Return the request to admit: of those that may start and have the priority of `first`, the one of the most weight.
 
-        first: the first request in the queue.
+        first: the first request in the queue. It is returned if no other request has more weight.
         """
         oldest = self._entries.get(first)
         if oldest is None:
             return first
         best = self._best(oldest, may_start)
         if not self._follows(best, oldest):
-            best.group = None  # it comes for itself
+            best.group = None  # it follows no leader
         return best.job
 
     def sharing(self, job: Job) -> list[Prompt]:
-        """Return the other waiting prompts with any of a request's documents after the same fixed tokens."""
+        """Return other waiting prompts that have the same fixed tokens as a request and at least one of its documents."""
         if (entry := self._entries.get(job)) is None:
             return []
         by_document = self._sharers[entry.place].by_document
@@ -154,10 +158,10 @@ class Groups:
         return [other.job.request.prompt for other in found if other is not entry]
 
     def take(self, job: Job, passed: Iterable[Job]) -> None:
-        """Remove a request that is admitted, and expect the requests that share its path to reuse it.
+        """Remove an admitted request, and expect the requests that share its path to reuse its KV.
 
-        passed: the requests of its priority before it. They count as overtaken, unless they arrived after the leader that it
-        follows.
+        passed: requests of its priority that are before it in the queue. Each counts as overtaken, unless the admitted
+        request follows a leader that arrived before it.
         """
         entry = self._entries.get(job)
         group = None if entry is None else entry.group or Group(entry.order)
@@ -187,14 +191,17 @@ class Groups:
         for _ in range(MOST_LOOKS):
             best = self._heaviest(oldest, may_start)
             if best is oldest or (best.source is not None and best.source.sequence is not None):
-                return best  # what a running request computes stays
+                return best  # no KV that a running request computes is evicted
             if (cached := self._num_cached(best.job)) == best.expected:
                 return best
             best.expect(cached)
         return self._heaviest(oldest, may_start)
 
     def _heaviest(self, oldest: Entry, may_start: Callable[[Job], bool]) -> Entry:
-        """Return the request of the most expected weight. Once `oldest` must not be overtaken, only a follower may be it."""
+        """Return the request of the most expected weight.
+
+        Once `oldest` must not be overtaken, only a follower may come first.
+        """
         best, priority, is_due = oldest, oldest.job.request.priority, oldest.job.reuse.num_overtaken >= self._window
         for entry in self._entries.values():
             if entry.weight <= best.weight or entry.job.request.priority != priority or not may_start(entry.job):
@@ -204,7 +211,7 @@ class Groups:
         return best
 
     def _num_cached(self, job: Job) -> int:
-        """Return about how many tokens of a prompt need not be computed; the exact number takes a layout.
+        """Return about how many tokens of a prompt need not be computed. Only a layout would give the exact number.
 
         Its documents are searched after its fixed tokens, in any order, at `MOST_PLACES` places.
         """

@@ -1,7 +1,7 @@
 """Host memory: copies of KV and of recurrent states by node, within one budget.
 
 A run is saved once (RAGCache, section 5.1, swap-out-only-once): it keeps its copy when it is restored, so its next eviction
-costs nothing. When the budget is spent, the copy of the lowest priority is evicted, of those with no copy after them.
+costs nothing. When the budget is full, the copy of the lowest priority is evicted, among those with no copy after them.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from .reuse import Source
 from .scope import Scope
 
 BY_TOKEN = CopySizes(run_token=1)
-"""A budget of tokens: a run takes one byte for each."""
-MOST_PASSED = 32  # copies that a search for one that a lower tier has, too, passes over
+"""Sizes for a budget that counts tokens: each token of a run takes one byte."""
+MOST_PASSED = 32  # copies that a search skips on its way to one that a lower tier also has
 
 
 class Below(Protocol):
-    """The lower tiers: what they have, and what they take."""
+    """What host memory asks of the lower tiers: what they have, and what they take."""
 
     def has_accepted(self, key: str) -> bool:
         """Return whether a lower tier has written a record, or is about to write it."""
@@ -45,7 +45,7 @@ class Below(Protocol):
 
 
 class Nothing:
-    """The lower tiers of a server without any."""
+    """The answers of a server without lower tiers."""
 
     def has_accepted(self, key: str) -> bool:
         return False
@@ -58,11 +58,10 @@ class Nothing:
 
 
 class HostMemory:
-    """The copies of one tree's runs, and of the states at their ends: what fits, what is evicted, what is new.
+    """Keeps copies of a tree's runs, and of the recurrent states at their ends, within a budget of bytes.
 
-    max_bytes: the budget; 0: nothing is copied. policy: the order of eviction. sizes: the bytes of copies. cut: takes a part
-    out of the copy of a run. lent: bytes beside the budget that copies may take while a step computes. A record has all
-    tokens from the first one on, so it is taken only where its tokens match.
+    max_bytes: the budget; 0: nothing is copied. policy: decides the order of eviction. sizes: the bytes of copies. cut:
+    returns a part of a run's copy. lent: bytes beyond the budget that copies may take while a step computes.
     """
 
     index: PromptTree  # the tree sets itself here; it knows which runs are of no use without an evicted copy
@@ -102,14 +101,17 @@ class HostMemory:
         self.unsaved = None if self.unsaved is None else {}
 
     def resize(self, max_bytes: int) -> None:
-        """Change the budget, unless nothing is copied. Copies beyond it are evicted, those for a lower tier once written."""
+        """Change the budget, unless it is 0.
+
+        Copies beyond the new budget are evicted; those for a lower tier, once written.
+        """
         if self.max_bytes:
             self.max_bytes = max_bytes
             self.overdraft = max(self._num_taken - max_bytes, 0)
             self.settle()
 
     def recount(self) -> None:
-        """Count the copies anew; each of them may be evicted now."""
+        """Count all copies anew. Each of them may then be evicted."""
         nodes = self.nodes
         states = [node for node in nodes if node.state is not None]
         self.num_tokens = sum(map(len, {node.copy for node in nodes if node.copy is not None}))
@@ -126,15 +128,15 @@ class HostMemory:
         return self.sizes.state + num_tokens * self.sizes.state_token
 
     def could_hold(self, num_tokens: int) -> bool:
-        """Return whether so many tokens of a prompt, with a state after them, would fit into an empty budget."""
+        """Return whether an empty budget has room for `num_tokens` tokens of a prompt and a state after them."""
         return 0 < self.max_bytes >= num_tokens * self.sizes.run_token + self.size_of(num_tokens)
 
     def could_lend(self, num_tokens: int) -> bool:
-        """Return whether the KV of so many tokens may be here while a step computes."""
+        """Return whether host memory may take the KV of `num_tokens` tokens while a step computes."""
         return num_tokens * self.sizes.run_token <= self._lent or self.could_hold(num_tokens)
 
     def has_room_for(self, num_tokens: int) -> bool:
-        """Return whether so many new tokens of a prompt, with a state after them, fit without an eviction."""
+        """Return whether `num_tokens` new tokens of a prompt, and a state after them, fit without an eviction."""
         return self._fits(num_tokens, self.size_of(num_tokens))
 
     def has_room(self, record: Record) -> bool:
@@ -143,10 +145,10 @@ class HostMemory:
         return self._fits(num_tokens, self.size_of(len(record.tokens)) if needs_state else 0)
 
     def make_room(self, node: Node, num_tokens: int = 0) -> bool:
-        """Evict copies until so many tokens of a node's run fit. Return False if too few can be evicted.
+        """Evict copies until `num_tokens` tokens of a node's run fit. Return False if they do not fit.
 
-        Copies that a lower tier has, too, go first. Where there are none, and a lower tier takes more, the budget is
-        overdrawn by the node's copy until that is written. Copies that are nowhere else go last.
+        Copies that a lower tier also has are evicted first. If these do not suffice, and a lower tier takes more, the budget
+        is overdrawn by the node's copy until a lower tier has written it. Copies that exist nowhere else are evicted last.
         """
         could_hold, needed = self.could_hold(num_tokens), num_tokens * self.sizes.run_token
         if could_hold:
@@ -165,20 +167,20 @@ class HostMemory:
         return self._fits(num_tokens)
 
     def free_written(self, num_tokens: int) -> None:
-        """Evict copies that a lower tier has, too, until so many new tokens fit, with a state after them."""
+        """Evict copies that a lower tier also has, until `num_tokens` new tokens and a state after them fit."""
         self._evict_written(num_tokens * self.sizes.run_token + self.size_of(num_tokens))
 
     def overdraw(self, record: Record) -> None:
-        """Make room for a fetched record: evict copies that a lower tier has, too, and overdraw the budget by the rest."""
+        """Make room for a fetched record: evict copies that a lower tier also has, and overdraw the budget by the rest."""
         num_tokens, needs_state = self._missing(record)
         needed = num_tokens * self.sizes.run_token + (self.size_of(len(record.tokens)) if needs_state else 0)
         self._evict_written(needed)
         self.overdraft = max(self.overdraft, self._num_taken + needed - self.max_bytes)
 
     def settle(self) -> None:
-        """Take back the overdraft, as far as its copies are in cells or in a lower tier by now, or are not needed any more.
+        """Reduce the overdraft: evict copies that are by now in cells or in a lower tier, or that nothing needs any more.
 
-        Where lower tiers take nothing, copies that were overdrawn for them are lost.
+        If the lower tiers take nothing more, copies that wait for them are evicted, too, and are lost.
         """
         if not (self.overdraft or self.num_aside):
             return
@@ -195,11 +197,11 @@ class HostMemory:
         self.overdraft = max(self._num_taken - self.max_bytes, 0)
 
     def is_below(self, node: Node) -> bool:
-        """Return whether a lower tier has the KV of a node, too, or is about to write it."""
+        """Return whether a lower tier also has the KV of a node, or is about to write it."""
         return bool(node.record) and self._below.has_accepted(node.record)
 
     def count_lost(self, node: Node, num_tokens: int) -> None:
-        """Count tokens of a node that a tier has evicted as lost, unless a lower tier has them."""
+        """Count a node's evicted tokens as lost, unless a lower tier has them."""
         self.num_lost += 0 if self.is_below(node) else num_tokens
 
     def _evict_written(self, needed: int, beyond: int = 0) -> None:
@@ -222,9 +224,9 @@ class HostMemory:
         self.count_lost(node, self.index.lose(node))
 
     def may_evict(self, node: Node) -> bool:
-        """Return whether eviction would free something: a state, or a run without a copy after it.
+        """Return whether a node's copies may be evicted: its state at any time, its run only if no copy follows on the path.
 
-        A copy stays while a running request is about to restore it, or a waiting request has fetched it.
+        A copy stays while a running request is about to restore it, or a fetch for a waiting request needs it.
         """
         if node.copy is None or node.copy.num_fetches or (node.in_use and not node.ready):
             return False
@@ -236,14 +238,14 @@ class HostMemory:
         self.offer(node)
 
     def revalue(self, node: Node, token_cost: float) -> None:
-        """Set what a token of a copy costs to compute. This does not count as a use."""
+        """Change what a token of a run costs to compute, and the run's priority. This does not count as a use."""
         node.host_priority -= self._policy.worth(node)
         node.token_cost = token_cost
         node.host_priority += self._policy.worth(node)
         self.offer(node)
 
     def offer(self, node: Node) -> None:
-        """Consider a copy for eviction: nothing needs it any more, or the copy after it is gone."""
+        """Make a copy a candidate for eviction, because nothing needs it any more or the copy after it is gone."""
         if node.copy is not None:
             self.candidates.offer(node)
 
@@ -320,7 +322,7 @@ class HostMemory:
         return self.part(node, node.copy, node.end) if node.copy is not None else None
 
     def part(self, node: Node, copy: HostCopy, stop: int) -> Record | None:
-        """Return a run up to position `stop` as a record, from a copy that reaches it; None if a copy is not made yet."""
+        """Return a run up to position `stop` as a record, taken from `copy`; None if a copy is not made yet."""
         if copy.data is None or (node.state is not None and node.state.data is None):
             return None
         whole = (copy.start, copy.stop) == (node.start, stop)
@@ -341,7 +343,7 @@ class HostMemory:
         """Keep a record if the runs before it are cached and it fits. Return whether it is cached now.
 
         Only the missing part of a partly cached record is taken. tier: the name of the lower tier that the record comes
-        from; None: it comes from elsewhere, and is new to lower tiers. is_claimed: a running request needs the record and
+        from; None: it comes from elsewhere, so lower tiers get it, too. is_claimed: a running request needs the record and
         will not compute it.
         """
         index, stop = self.index, len(record.tokens)
@@ -376,7 +378,7 @@ class HostMemory:
         return True
 
     def write_behind(self, below: Below) -> None:
-        """Note copies from now on, since lower tiers write them. Copies that a lower tier has, too, are evicted first."""
+        """Collect new copies for lower tiers from now on (`take_unsaved`). below: says what the lower tiers have."""
         self._below, self.unsaved = below, {}
 
     def take_unsaved(self) -> list[Node]:
@@ -388,7 +390,7 @@ class HostMemory:
 
 
 class PromptTree(RadixTree[Node]):
-    """The tree that prompts are compared with: that of KV, or that of states for models that cannot be cut at a prefix.
+    """The tree that prompts are matched against: a tree of KV or, for models that cannot be cut at a prefix, of states.
 
     host: the copies of its runs. profile: the time that tokens take.
     """
@@ -407,7 +409,7 @@ class PromptTree(RadixTree[Node]):
         self.host.clear()
 
     def reusable(self, scope: Scope, tokens: np.ndarray) -> int:
-        """Return how many leading tokens of a prompt need not be computed, but for its last ones."""
+        """Return how many leading tokens of a prompt need not be computed. Its last tokens are computed in any case."""
         return self.match(scope, tokens).length
 
     def continued(self, origin: Node, match: Match[Node]) -> int:
@@ -419,7 +421,7 @@ class PromptTree(RadixTree[Node]):
         return True
 
     def saved_share(self, node: Node) -> float:
-        """Return the share of the time to compute a cached run that its reuse saves."""
+        """Return the share of a cached run's computing time that reuse saves; less than 1 if the run must be restored."""
         return 1 - self.costs.restore_share if node.copy is not None and not node.ready else 1.0
 
     def seconds(self, cached: int, new: int) -> float:
@@ -442,11 +444,11 @@ class PromptTree(RadixTree[Node]):
         return runs
 
     def usable_runs(self, scope: Scope | None, tokens: np.ndarray) -> list[tuple[Node, int]]:
-        """Return those of the `cached_runs` after which a prompt can continue now."""
+        """Return the `cached_runs` up to the last one after which a prompt can continue now."""
         return self.cached_runs(scope, tokens)
 
     def check(self, nodes: list[Node]) -> None:
-        """Raise AssertionError if the tree disagrees with its runs. nodes: all of them. See `slots/check.py`."""
+        """Raise AssertionError if the tree disagrees with its runs. nodes: all runs. See `slots/check.py`."""
 
     def num_cached(self, scope: Scope | None, tokens: np.ndarray) -> int:
         """Return how many leading tokens of a prompt have KV on the device or in host memory."""
@@ -455,17 +457,17 @@ class PromptTree(RadixTree[Node]):
 
     @abstractmethod
     def void(self) -> None:
-        """Forget KV that is on the device alone, and operations that were decided and never done. Finished copies stay."""
+        """Forget KV that only the device had, and operations that were never carried out. Finished copies stay."""
 
     @abstractmethod
     def price(self, node: Node, *, is_used: bool = True) -> None:
         """Set the priority of a run that is used, pinned or unpinned now."""
 
     def retire(self, scope: Scope, tokens: np.ndarray, session: str) -> int:
-        """Let the runs that a session's requests alone computed and used be evicted first. Return how many tokens they have.
+        """Let runs be evicted first that only this session has computed and used. Return how many tokens these runs have.
 
-        tokens: a prompt of the session (int32); a run that another prompt shares is not retired. A single run after the
-        prompt without a child is the prefix of the session's next turn, and is retired, too.
+        tokens (int32): a prompt of the session. Runs that another prompt shares are not retired. If a single run without
+        children follows the prompt, it is the prefix of the session's next turn, and is retired, too.
         """
         match, retired = self.match(scope, tokens), 0
         ahead = list(match.node.children.values()) if match.node.end == match.length else []
@@ -487,17 +489,20 @@ class PromptTree(RadixTree[Node]):
 
     @abstractmethod
     def discard(self, nodes: Iterable[Node]) -> int:
-        """Forget runs, deepest first, but not those in use or with children. Return the number of tokens."""
+        """Forget runs, which are given deepest first, except those in use or with children. Return the number of tokens."""
 
     @abstractmethod
     def lose(self, node: Node) -> int:
-        """Release a copy that host memory evicts, and forget the runs that are of no use without it.
+        """Release a copy that host memory evicts, and forget the runs that are useless without it.
 
         Return how many tokens have no KV any more.
         """
 
     def without_copy(self) -> list[Node]:
-        """Return the runs that are lost with a device, deepest first: those without a finished copy, and all runs after."""
+        """Return the runs that are lost with the device's KV, deepest first.
+
+        These are the runs without a finished copy, and all runs after them.
+        """
         lost: dict[Node, None] = {}
         for root in self.roots.values():
             for node in descendants(root):  # parents first
@@ -540,7 +545,7 @@ class PromptTree(RadixTree[Node]):
 
 
 def restores(last_node: Node, sequence: int, begin: int) -> list[tuple[Restore, list[Node]]]:
-    """Return an operation for each copy after position `begin` on the path to `last_node`, with the runs that it covers.
+    """Return a `Restore` for each copy after position `begin` on the path to `last_node`, with the runs that it covers.
 
     The list ends before the first run that has no copy, or that has KV on the device.
     """
@@ -559,7 +564,8 @@ def restores(last_node: Node, sequence: int, begin: int) -> list[tuple[Restore, 
 class Copies:
     """Decides which runs get a copy in host memory, and restores copies.
 
-    costs: of this device; they say how many of a path's last tokens are not restored, and which runs do not pay to save.
+    costs: the costs of this device. They decide how many of a path's last tokens are computed instead of restored, and which
+    runs are not worth saving.
     """
 
     def __init__(self, device: DeviceCells, host: HostMemory, costs: Costs) -> None:
@@ -568,7 +574,10 @@ class Copies:
         self.num_restored = 0  # tokens, ever
 
     def save_if_free(self, node: Node) -> HostCopy | None:
-        """Return the run's copy. It is made now if all of the run is computed and no other copy has to be evicted for it."""
+        """Return a run's copy, or None.
+
+        A missing copy is made now if the run is complete and no eviction is needed for it.
+        """
         if node.complete and self._host.has_room_for(len(node.tokens)):
             self.save(node, node.longest_sequence())
         return node.copy
@@ -583,8 +592,9 @@ class Copies:
     def save_ahead(self) -> bool:
         """Copy one idle run to host memory in idle time, so that its later eviction costs nothing.
 
-        Prefixes come first: a run is of no use without the runs before it. Return False when every idle run has a copy or
-        the tier is full. A run that no lower tier has may evict copies that one has; no other copy is evicted.
+        Prefixes come first, since a run is of no use without the runs before it. Return False when every idle run has a copy
+        or host memory is full. Room for a run that no lower tier has is made by evicting copies that a lower tier has. No
+        other copy is evicted.
         """
         seen: dict[Node, bool] = {}  # many idle sequences may stand on one run
         for sequence in self._device.idle.values():
@@ -598,11 +608,10 @@ class Copies:
         return False
 
     def pays(self, node: Node) -> bool:
-        """Return whether it takes less time to save a run than to compute it again, with the cached runs after it.
+        """Return whether saving a run takes less time than computing it again, and with it the cached runs after it.
 
-        llama.cpp copies each stretch of cells in each layer separately. From a GPU, an answer that was computed beside
-        others, one cell at a time, takes longer to save than to compute. A run that a client has pinned is saved at any
-        price.
+        llama.cpp copies each stretch of cells separately in each layer. An answer that was computed beside others lies in
+        single cells, so on a GPU it takes longer to save than to compute. A run that a client has pinned is always saved.
         """
         if node.pinned_until:
             return True
@@ -618,16 +627,19 @@ class Copies:
         return self._host.has_room_for(len(node.tokens))
 
     def save_prefix(self, node: Node | None) -> None:
-        """Copy the runs from `node` up to the first one with a copy, while there is room: copies after them depend on it.
+        """Copy the runs from `node` up to the first one with a copy, while there is room.
 
-        These runs may be in use on the device for long, and would be lost with it. RAGCache, section 6, copies upper nodes,
-        too.
+        Copies of later runs are of no use without these copies. The runs may stay in use on the device for long, and would
+        be lost with it. RAGCache (section 6) also copies upper nodes.
         """
         for above in itertools.takewhile(lambda above: above.copy is None, upward(node) if node else ()):
             self.save_if_free(above)
 
     def save(self, node: Node, sequence: Sequence) -> bool:
-        """Make sure that a run has a copy in host memory. Return False if the tier has no room, or if it does not pay."""
+        """Make sure that a run has a copy in host memory.
+
+        Return False if there is no room, or if the run is not worth saving.
+        """
         if node.copy is not None:
             return True
         if not self.pays(node) or not self._host.make_room(node, len(node.tokens)):
@@ -644,7 +656,7 @@ class Copies:
         return sum(restore.stop - restore.start for restore, _ in self._restores(sequence))
 
     def restore(self, sequence: Sequence) -> list[tuple[str, int]]:
-        """Restore the copies that follow on the sequence's path, except the path's last tokens.
+        """Restore the copies that follow the KV of a sequence on its path, except the path's last tokens.
 
         Return the tier and the number of tokens of each copy, in order.
         """

@@ -48,7 +48,7 @@ NEXT_PHASES = {
 
 @dataclass(slots=True, eq=False)
 class StrategyState:
-    """What a strategy keeps of one job; a strategy that needs more has a subclass. pause: see `Strategy.pause_at`."""
+    """A strategy's state for one job; a strategy that needs more fields has a subclass. pause: see `Strategy.pause_at`."""
 
     pause: int = 0
 
@@ -58,11 +58,11 @@ class StrategyState:
         return False
 
     def suits(self, layout: Layout) -> bool:
-        """Return whether a layout is still valid, whatever the cache has lost since."""
+        """Return whether a layout can still be used, whatever the cache has evicted since."""
         return True
 
     def forget_unmade(self) -> None:
-        """Forget decisions that were not carried out: the device has lost all KV."""
+        """Forget what was decided and not carried out, because the device has lost all KV."""
 
     def start_over(self) -> None:
         """Forget all, since the job begins again."""
@@ -70,30 +70,33 @@ class StrategyState:
 
 
 class Strategy(Protocol):
-    """How jobs come by KV that they need not compute. One strategy serves all jobs of a kind; the usual one is `PlainKV`."""
+    """A way to reuse KV. One strategy serves all jobs that it takes; the usual one is `PlainKV`."""
 
     def takes(self, request: Request, whole: Layout) -> bool:
-        """Return whether the strategy is for a request with this prompt."""
+        """Return whether the strategy serves a request. whole: the layout of the request's whole prompt."""
         ...
 
     def stage(self, job: Job, whole: Layout) -> Layout:
-        """Return what is computed next of a prompt: all of it, or a document that has to be read first."""
+        """Return the layout to compute next: the whole prompt, or a document that has to be read first."""
         ...
 
     def has_room(self, job: Job, others: Iterable[Job]) -> bool:
-        """Return whether there is room for what the strategy keeps beside the cells. others: the jobs that run or wait."""
+        """Return whether the KV that the strategy keeps outside the cells has room. others: the jobs that run or wait."""
         ...
 
     def begin(self, job: Job, waiting: Iterable[Job]) -> None:
-        """Give the job a sequence, with all KV that its prompt finds, and set `computed`."""
+        """Give the job a sequence with all cached KV of its prompt, and set `computed`."""
         ...
 
     def catch_up(self, job: Job, num_cells: int) -> None:
-        """Take over what other jobs have computed since this job's last span. num_cells: taken by the step so far."""
+        """Take over KV that other jobs have computed since this job's last span.
+
+        num_cells: cells that the step takes so far.
+        """
         ...
 
     def bring_back(self, job: Job, num_cells: int) -> None:
-        """Take over what has come to host memory since. num_cells: as for `catch_up`."""
+        """Restore KV of the job that has come to host memory since its last span. num_cells: as for `catch_up`."""
         ...
 
     def pause_at(self, job: Job, at: int) -> None:
@@ -101,7 +104,7 @@ class Strategy(Protocol):
         ...
 
     def next_stop(self, job: Job) -> int:
-        """Return the latest end of the job's next span; its present position, if nothing can be computed now."""
+        """Return the latest end of the job's next span; the job's current position, if nothing can be computed now."""
         ...
 
     def sharable(self, leader: Job, upto: int) -> int:
@@ -109,11 +112,11 @@ class Strategy(Protocol):
         ...
 
     def reached(self, job: Job, span: Span) -> bool:
-        """Keep what a computed span has led to. True: the stage has ended, and the job returns to the queue."""
+        """Note a computed span. Return True if it ends a stage, so that the job returns to the queue."""
         ...
 
     def release(self, job: Job) -> None:
-        """Keep the KV of the job's sequence, and give the sequence up."""
+        """Keep the KV of the job's sequence in the cache, and give up the sequence."""
         ...
 
 
@@ -121,8 +124,8 @@ class Strategy(Protocol):
 class Job:
     """A request from its submission to its end: it waits, runs, is preempted and resumes. The scheduler owns it.
 
-    `tokens[:num_tokens]` are known: the prompt, then generated tokens, sampled or forced by a grammar. `computed` of them
-    have KV; it chases `num_tokens`, and these two counts alone separate prefill from decode: see `computes`.
+    The first `num_tokens` of `tokens` are known: the prompt, then the generated tokens, which are sampled or forced by a
+    grammar. The first `computed` of them have KV. These two counts alone separate prefill from decode: see `computes`.
     """
 
     request: Request
@@ -157,14 +160,14 @@ class Job:
         self.enter(self.computes)
 
     def lay_out(self, layout: Layout) -> None:
-        """Take the prompt of the next stage, with room for all tokens to generate."""
+        """Take the layout of the next stage, and make room for all tokens to generate."""
         self.layout = layout
         self.num_prompt = self.num_tokens = len(layout.tokens)
         self.tokens = np.empty(self.num_prompt + self.request.limit, np.int32)
         self.tokens[: self.num_prompt] = layout.tokens
 
     def ids(self, start: int, stop: int) -> np.ndarray:
-        """Return tokens as the model knows them."""
+        """Return the tokens at positions [start, stop) as the model knows them."""
         return self.layout.ids_of(self.tokens[start:stop])
 
     def scored(self, start: int, stop: int) -> np.ndarray | None:
@@ -173,7 +176,7 @@ class Job:
         return self.ids(start + 1, last) if self.request.scores_prompt and start + 1 < last else None
 
     def step_back(self) -> Job:
-        """Drop the layout, to be laid out again: a document has been read."""
+        """Drop the layout, so that the job is laid out again, because it has read a document. Return the job."""
         self.layout, self.computed, self.due = NO_LAYOUT, 0, 0
         return self
 
@@ -185,7 +188,7 @@ class Job:
         self.strategy_state.start_over()
 
     def fall_back(self) -> None:
-        """Wait to go on after the answer's tokens so far: a step failed, and the device has lost all KV."""
+        """Note that a step failed and the device has lost all KV. The job will go on after the answer's tokens so far."""
         self.computed = self.claimed = 0
         self.reuse.num_preempted += 1
         self.strategy_state.forget_unmade()
@@ -202,7 +205,7 @@ class Job:
 
     @property
     def has_started(self) -> bool:
-        """Whether the job ran before, and waits to go on."""
+        """Whether the job has run before and waits to go on."""
         return self.reuse.num_preempted > 0 or self.strategy_state.has_started
 
     @property
@@ -220,23 +223,27 @@ class Job:
         self.num_tokens += 1
 
     def force(self, token: int) -> None:
-        """Append a token that a grammar left no choice about. Tokens that are forced together are computed together."""
+        """Append a token that a grammar forces. Tokens that are forced together are computed together."""
         self.tokens[self.num_tokens] = token
         self.num_tokens += 1
         if self.phase is Phase.DECODE:
             self.enter(Phase.PREFILL)
 
     def accept(self, token: int) -> None:
-        """Append the token that was sampled after a drafted one, whose KV now counts: the draft was right."""
+        """Append the token that was sampled after a drafted one.
+
+        The draft was right, so the drafted token counts as computed.
+        """
         self.append(token)
         self.computed += 1
         if self.request.draft is not None:
             self.request.draft.num_accepted += 1
 
     def waits_for(self, leader: Job, min_shared: int) -> bool:
-        """Return whether `leader` is about to compute the job's next tokens: `min_shared` or more since the job's start.
+        """Return whether `leader` is about to compute this job's next tokens, so that the job waits for them.
 
-        Only tokens in the tree count. Generated tokens are private, even where two requests generate the same ones.
+        The two jobs must share at least `min_shared` tokens after this job's start. Only tokens in the tree count: generated
+        tokens are private, even if two requests generate the same ones.
         """
         if not leader.request.shares_with(self.request) or leader.computed != self.computed:
             return False
@@ -246,7 +253,7 @@ class Job:
 
     @property
     def computes(self) -> Phase:
-        """The phase of the job's next span. DECODE: a single generated token; several that a grammar forced are prefill."""
+        """The phase of the job's next span: DECODE for one generated token, PREFILL for several that a grammar forced."""
         if self.is_reading:
             return Phase.READING
         is_decode = self.num_tokens > self.num_prompt and self.computed == self.num_tokens - 1

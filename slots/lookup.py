@@ -1,4 +1,4 @@
-"""Drafts by lookup: the last tokens of a request occurred in it before, so what followed them may follow again."""
+"""Drafts by lookup: if a request's last tokens occurred in it before, the tokens that followed them may follow again."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ BITS = 21  # bits of a token in a key: more than any vocabulary needs, and three
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Draft:
-    """tokens (int32): a guess at the next ones. matched: how many tokens before the guess occurred together before."""
+    """A guess at the next tokens (int32), taken from a place where the text's last tokens occurred before.
+
+    matched: how many of the last tokens are the same at that place.
+    """
 
     tokens: np.ndarray
     matched: int
@@ -24,7 +27,7 @@ class Draft:
 
 @dataclass(slots=True)
 class Score:
-    """Drafted tokens: how many were checked and how many were right, the most recent ones with the most weight."""
+    """How many drafted tokens were checked (tried), and how many of them were right. Recent tokens have the most weight."""
 
     tried: float = 0.0
     right: float = 0.0
@@ -39,10 +42,10 @@ class Score:
 
 
 class Lookup:
-    """The source of one request's drafts: its prompt and its answer so far. It lives as long as the request does.
+    """Drafts for one request, from its prompt and its answer so far. It lives as long as the request does.
 
-    asks_model: a draft model may draft for the request, too. num_drafted, num_accepted: tokens of its drafts, ever. score:
-    of drafts by lookup. model_score: of drafts by the model.
+    asks_model: a draft model may draft for the request, too. num_drafted, num_accepted: all tokens of its drafts so far, and
+    those that were accepted. score: the score of drafts by lookup. model_score: the score of drafts by the draft model.
     """
 
     __slots__ = (
@@ -92,7 +95,7 @@ class Lookup:
 
 
 class Places:
-    """Where each suffix of a text occurs in it: sorted once, in numpy, about 0.1 us a token."""
+    """The places where each sequence of SHORTEST tokens occurs in a text, sorted once by numpy, in about 0.1 us a token."""
 
     def __init__(self, tokens: np.ndarray) -> None:
         wide = tokens.astype(np.int64)
@@ -104,7 +107,7 @@ class Places:
         self._keys, self._stops = keys[order], (order + SHORTEST).astype(np.int32)
 
     def find(self, key: int) -> np.ndarray:
-        """Return the ends of a suffix's occurrences, ascending: at most the newest ones."""
+        """Return the positions where the newest occurrences of a suffix end, ascending; at most MOST_PLACES."""
         start = int(self._keys.searchsorted(key))
         if start == len(self._keys) or self._keys[start] != key:
             return self._stops[:0]
@@ -121,7 +124,7 @@ def key_of(tokens: np.ndarray, stop: int) -> int:
 
 
 def matched(tokens: np.ndarray, places: np.ndarray) -> np.ndarray:
-    """Return for each place how many tokens before it are also the last ones of `tokens`. (places,)."""
+    """Return, for each place, how many tokens before it equal the last tokens of `tokens`. Shape: (places,)."""
     length = min(LONGEST, len(tokens))
     at = places[:, None] - np.arange(1, length + 1)
     same = (ids_of(tokens[np.maximum(at, 0)]) == ids_of(tokens[: -length - 1 : -1])) & (at >= 0)

@@ -13,7 +13,7 @@ from .reuse import Source
 class HostCopy:
     """A copy of the KV at positions [start, stop) of one path. data: uint8, None until the plan that saves it has run.
 
-    users: nodes whose runs lie in the copy; both parts of a split run use one copy.
+    users: the number of nodes whose runs are in the copy; both parts of a split run use the same copy.
     """
 
     start: int
@@ -65,7 +65,7 @@ class Save:
 class Restore:
     """Give `sequence` new cells at positions [start, stop) with their KV from `copy`.
 
-    distance: how many positions lower the KV stands in the copy; the keys are rotated if it is not 0.
+    distance: by how many positions the KV moves up from its position in the copy; the keys are rotated if it is not 0.
     """
 
     copy: HostCopy
@@ -103,10 +103,10 @@ Operation = Share | Trim | Drop | Save | Restore | Snap | Load | Clear
 class Span:
     """A run of one request's tokens to compute.
 
-    tokens: int32, the ids at positions [start, start + len(tokens)) of `sequence`. logits: sample after the last token.
-    drafted: how many of the last tokens are a draft. The runner then samples before the first drafted token and after each
-    of them, as long as its choices equal the draft. scored: the prompt's tokens (int32) after the span's first ones; the
-    request asks for their logprobs.
+    tokens (int32): the ids at positions [start, start + len(tokens)) of `sequence`. logits: whether a token is sampled after
+    the last one. drafted: how many of the last tokens are a draft. The runner then samples before the first drafted token
+    and after each of them, as long as its choices equal the draft. scored (int32): prompt tokens, each after one of the
+    span's first tokens, whose logprobs the request asks for.
     """
 
     request: int

@@ -21,7 +21,9 @@ from .scope import Scope
 
 
 class Pins:
-    """A pin never makes a request fail: where running requests need all cells, pinned runs are evicted, too.
+    """The runs that clients ask to keep in the cache, for some time or until they are unpinned.
+
+    A pin never makes a request fail: if running requests need all cells, pinned runs are evicted, too.
 
     clock: seconds, as `time.monotonic` counts them.
     """
@@ -98,11 +100,12 @@ class OutOfSequences(RuntimeError):
 
 
 class PrefixTree(PromptTree):
-    """Finds, claims, releases and evicts runs. Each act decides memory operations, which the device passes to the next plan.
+    """The tree of all cached KV: finds, claims, releases and evicts runs.
 
-    device: sequences and cells. copies: runs on their way to host memory and back. num_sequences: ids, at least 2 * slots +
-    1. host: takes evicted runs; without it they are lost. policy: the order of eviction. profile: the cost of computing a
-    run. costs: of this device; they say how many of a prompt's last tokens are always computed.
+    Each act adds memory operations, which go into the next plan. device: sequences and cells. copies: saves runs to host
+    memory and restores them. num_sequences: how many sequence ids there are, at least 2 * slots + 1. host: takes evicted
+    runs; without it they are lost. policy: decides the order of eviction. profile: the time to compute a run. costs: the
+    costs of this device.
     """
 
     def __init__(
@@ -128,7 +131,7 @@ class PrefixTree(PromptTree):
         self.device.clear()
 
     def void(self) -> None:
-        """Forget KV that is on the device alone, and operations that were decided and never done. Finished copies stay.
+        """Forget KV that only the device had, and operations that were never carried out. Finished copies stay.
 
         No cell and no sequence is in use afterwards, whatever the counts say now.
         """
@@ -151,13 +154,13 @@ class PrefixTree(PromptTree):
         sections: Seq[Section] = (),
         session: str = "",
     ) -> Claim:
-        """Put a prompt's whole path into the tree, in use, and give it a sequence with the cached prefix.
+        """Add a prompt's whole path to the tree, mark it as in use, and give it a sequence with the cached prefix.
 
         An idle sequence is continued in place if it is a prefix of the prompt and none of it is to be computed again. Any
         other match is forked, and its donor stays as it is. stops: ascending positions where nodes must end. documents:
-        (key, start, stop) of each. counts_as_use: a client asked for the prompt; else its runs do not count as used.
-        sections: what is computed of the prompt; empty: all. session: the name of the request's session, if any. Raises
-        OutOfSequences, and ValueError for a document outside the prompt; the tree is then as before.
+        (key, start, stop) of each document. counts_as_use: a client asked for the prompt; else its runs do not count as
+        used. sections: the positions of the prompt that are computed; empty: all. session: the name of the request's
+        session, if any. Raises OutOfSequences, and ValueError for a document outside the prompt; neither changes the tree.
         """
         if not all(0 <= start <= stop <= len(tokens) for _, start, stop in documents):
             raise ValueError(f"documents at {[span for _, *span in documents]} of a prompt of {len(tokens)} tokens")
@@ -186,7 +189,7 @@ class PrefixTree(PromptTree):
         return Claim(sequence, cached, Source.OWN if own else Source.FORK if cached else Source.NONE)
 
     def release(self, sequence: Sequence, private: np.ndarray = NO_TOKENS, session: str = "") -> None:
-        """End a request's use of `sequence`, which stays, idle.
+        """End a request's use of `sequence`, which stays in the tree as an idle one.
 
         private: the generated tokens with KV (int32). session: as for `claim`.
         """
@@ -205,9 +208,9 @@ class PrefixTree(PromptTree):
         self.device.keep_idle(sequence)
 
     def use(self, nodes: Iterable[Node], *, counts_as_use: bool = True, session: str = "") -> None:
-        """Count a request's use of cached runs off its path. The request has copies of them, so the runs may be evicted.
+        """Count a request's use of cached runs outside its path.
 
-        session: as for `claim`.
+        The request has copies of these runs, so they may be evicted. session: as for `claim`.
         """
         self._clock += 1
         used = list(nodes)
@@ -218,7 +221,8 @@ class PrefixTree(PromptTree):
     def evict(self, needed: int = 1, unused: bool = False) -> int:
         """Free at least `needed` cells, leaf by leaf, the lowest priority first. Return how many cells were freed.
 
-        Fewer are freed where running requests need all others. unused: evict only runs with a copy that no request has used.
+        Fewer are freed if running requests need all other cells. unused: evict only runs that no request has used and that
+        have a copy.
         """
         freed, take = 0, self.device.take_unused if unused else self.device.take_leaf
         while freed < needed and (leaf := take()):
@@ -325,7 +329,7 @@ class PrefixTree(PromptTree):
             self._remove(node)
         for node in path(sequence.last_node):
             if 0 < node.ready < len(node.tokens) and not node.in_use:
-                # Restored but for its last token, before runs that are still in host memory: so is the rest of this one.
+                # All of the run but its last token was restored: that token is in host memory, as the runs after it are.
                 self._split(node, node.ready)
                 break
         while sequence.last_node.parent and sequence.last_node.start >= sequence.length:

@@ -1,9 +1,10 @@
 """The waiting requests, and which of them is next.
 
-The order is by cached tokens over uncached tokens (RAGCache, section 5.2): requests of one prefix follow each other where
-much of it is cached (RAGBoost, section 5.2), and short requests do not wait for long ones. A request that has been
-overtaken n times counts n + 1 times as much (highest response ratio next, Brinch Hansen 1971, with overtakes for time), so
-no request is overtaken without end. `Groups` finds the requests of one prefix in a queue of any length.
+The request with the highest ratio of cached to uncached tokens comes first (RAGCache, section 5.2). So requests with the
+same cached prefix follow each other (RAGBoost, section 5.2), and short requests do not wait for long ones. The ratio of a
+request that was overtaken n times is multiplied by n + 1, so no request is overtaken without end (highest response ratio
+next, Brinch Hansen 1971, with overtakes in place of time). `Groups` finds the requests with the same prefix in a queue of
+any length.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from .job import Job, Phase, Strategy
 from .request import Layout, Request
 
 WINDOW = 8
-"""The usual window of a queue: a larger one helps the median wait and hurts the longest."""
+"""The default window of a queue. A larger window shortens the median wait and lengthens the longest one."""
 
 
 class Rejected(Exception):
@@ -32,12 +33,12 @@ class Rejected(Exception):
 class Queue:
     """The waiting requests.
 
-    window: how many later requests may be admitted before a waiting one, and how many requests may follow one whose KV they
-    share. strategy: chooses how a request reuses KV, by its whole prompt. may_start: whether a request could have a slot
-    now.
+    window: how many later requests may overtake a waiting one, and how many may follow a request whose KV they share.
+    strategy: returns how a request with a given whole prompt reuses KV. may_start: returns whether a request could get a
+    slot now.
 
-    A request that waits for a busy slot, or for running prompts, blocks no other; once it may start, it counts as overtaken
-    by all that went before it. The queue is blocked while its next request does not fit and no cell has been freed.
+    A request that waits for a busy slot, or for running prompts, blocks no other request. Requests that are admitted in the
+    meantime count as overtakes. The queue is blocked while its next request does not fit and no cell has been freed.
     """
 
     def __init__(
@@ -82,7 +83,7 @@ class Queue:
     def next(self) -> Job | None:
         """Return the next request to admit, which stays in the queue; None if none may start or the queue is blocked.
 
-        Its prompt is laid out. A request whose prompt fails is rejected: see `take_rejected`.
+        Its prompt is laid out. A request whose prompt cannot be laid out is rejected: see `take_rejected`.
         """
         while not self._is_blocked and (first := self._first()) is not None:
             try:
@@ -107,8 +108,9 @@ class Queue:
     def restart(self, again: Sequence[Job] = (), paused: Sequence[Job] = ()) -> list[Job]:
         """Note that the device has lost all KV, and with it the copies that were not made yet.
 
-        again, paused: requests to put first, without tokens and with tokens. Returns the requests that cannot go on after
-        their tokens, since their layout is not valid any more; they are out of the queue.
+        again, paused: requests to put first in the queue, those without and those with generated tokens. Returns the waiting
+        requests that cannot go on after their tokens, because their layout is no longer valid; they are removed from the
+        queue.
         """
         for job in self._waiting:
             job.strategy_state.forget_unmade()

@@ -23,10 +23,10 @@ N = TypeVar("N", bound="Run[Any]")
 
 @dataclass(slots=True, eq=False)
 class Run(Generic[N]):
-    """A run of tokens (int32) at positions [start, end) of every path through it: what the runs of all trees have in common.
+    """A run of tokens (int32) at positions [start, end) of every path through it; the base class for the runs of all trees.
 
-    documents: the last run of each document that starts after this run, by the document's key. scope: a root's alone. ready,
-    in_use: as in `Node`; 0 for a run without KV.
+    documents: for each document that starts after this run, by its key, the run in which the document ends. scope: set for
+    roots alone. ready, in_use: as in `Node`; 0 for a run without KV.
     """
 
     tokens: np.ndarray
@@ -46,7 +46,7 @@ class Run(Generic[N]):
 # The parts of the prefix tree: a node is a run of tokens, a sequence a llama.cpp sequence id, a copy its saved KV.
 
 Section = tuple[int, int]
-"""Positions [start, stop) of a prompt that are computed. Between sections, documents are moved to their places."""
+"""Positions [start, stop) of a prompt that are computed. The KV between two sections is that of moved documents."""
 
 
 @dataclass(slots=True, eq=False)
@@ -62,8 +62,8 @@ class Node(Run["Node"]):
     sequences: the sequences with KV of this run. in_use: the number of running requests with this run on their paths; a run
     in use is not evicted. cells_end: all cells of the run are below this one (see `slots/swap.py`). record: the key of the
     record that a lower tier has of the run and its state. document_of: the inverse of `documents`: (run before the document,
-    key) of each document that ends with this run. session: the one session whose requests computed and used the run; empty:
-    several, or none; None: no request yet.
+    key) of each document that ends with this run. session: the only session whose requests computed or used the run; empty:
+    several sessions, or none; None: no request yet.
     """
 
     ready: int = 0
@@ -103,7 +103,7 @@ class Node(Run["Node"]):
             self.session = session if self.session is None else ""
 
     def place(self, key: str, end: Node) -> None:
-        """Note that a document starts after this run and ends with the run `end`. A key has one end."""
+        """Note that a document starts after this run and ends with the run `end`. This replaces the key's earlier end."""
         if key in self.documents:
             self.documents[key].document_of.discard((self, key))
         self.documents[key] = end
@@ -142,16 +142,16 @@ class Sequence:
     idle_since: int = 0  # by a count: of equal leaves the one that is idle longest is evicted
 
     def most_cached(self, upto: int, recompute_last: int) -> int:
-        """Return how many tokens of the path may come from the cache, which has the first `upto`."""
+        """Return how many tokens of the path may come from a cache that has the first `upto` tokens."""
         return most_cached(self.sections, upto, recompute_last)
 
 
 def most_cached(sections: Seq[Section], upto: int, recompute_last: int) -> int:
-    """Return how many tokens of a prompt may come from the cache, which has the first `upto`.
+    """Return how many tokens of a prompt may come from a cache that has the first `upto` tokens.
 
-    sections: what is computed; the last one ends with the prompt. No section is computed in pieces below `recompute_last`
-    tokens, unless the whole section is shorter: the bits of KV depend on the size. The prompt's last token is always
-    computed.
+    sections: the positions that are computed; the last section ends with the prompt. At least the last `recompute_last`
+    tokens of a section are computed together, or all of a shorter section, because the bits of KV depend on the number of
+    tokens. The prompt's last token is always computed.
     """
     upto = min(upto, sections[-1][1] - 1)
     at = bisect_right(sections, upto, key=itemgetter(0)) - 1
@@ -161,7 +161,7 @@ def most_cached(sections: Seq[Section], upto: int, recompute_last: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A running request's place: its sequence, its cached tokens, and their source."""
+    """What a request gets by a claim: its sequence, the number of its cached tokens, and their origin."""
 
     sequence: Sequence
     cached: int
@@ -170,10 +170,9 @@ class Claim:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopySizes:
-    """Bytes of copies. run_token: for one token of a run. state: for one recurrent state.
+    """The bytes of copies. run_token: bytes of one token of a run. state: bytes of one recurrent state.
 
-    state_token: for each token before a state, where the state contains the KV of attention; the copies of runs are then
-    empty.
+    state_token: bytes of each token before a state, if states contain the KV of attention; copies of runs are then empty.
     """
 
     run_token: int = 0
@@ -201,8 +200,8 @@ class Match(Generic[N]):
 
     The match ends in `node`, and its computed part in `ready_node`. `covered` counts the matched tokens whose cells are
     filled or promised. `evictable` counts the matched tokens with KV that no request uses; a claim of the match makes their
-    cells unreclaimable. `exact_end` is the node that ends exactly where the tokens end; None if some do not match, or a run
-    goes further.
+    cells unreclaimable. `exact_end` is the node that ends exactly where the tokens end; None if not all tokens match, or if
+    they end inside a run.
     """
 
     node: N
@@ -215,7 +214,7 @@ class Match(Generic[N]):
 
 
 class PrefixIndex(Protocol):
-    """What an order of documents asks: what a prompt would reuse. The cache answers it, and the index of a lower tier.
+    """What an ordering policy asks: how much a prompt would reuse. The cache answers it, and so does a lower tier's index.
 
     recompute_last: how many of a prompt's last tokens are computed even if they are cached.
     """
@@ -296,7 +295,10 @@ class RadixTree(Generic[N]):
         return self.roots[scope]
 
     def insert(self, root: N, tokens: np.ndarray, stops: Seq[int]) -> dict[int, N]:
-        """Make nodes end at every stop and at the end of `tokens`. Return the node that ends at each of these positions."""
+        """Add tokens below `root`, so that a node ends at each stop and at the end of `tokens`.
+
+        Return these nodes by position.
+        """
         ends = {0: root}
         node, start = root, 0
         for stop in [*(stop for stop in stops if 0 < stop < len(tokens)), len(tokens)]:

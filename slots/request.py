@@ -1,4 +1,4 @@
-"""A request: what was asked, frozen; its prompt, and the layout that gives the prompt's documents an order."""
+"""A request, frozen; its prompt; and the layout, which gives the prompt's documents an order."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ from .scope import Scope
 
 @dataclass(frozen=True, slots=True)
 class PlacedDocument:
-    """A document in a prompt, at positions [start, stop). rank: in retrieval, from 1. moved: another order than by rank."""
+    """A document in a prompt, at positions [start, stop).
+
+    rank: its retrieval rank, from 1. moved: its place among the documents differs from that in the request.
+    """
 
     id: str
     key: str
@@ -43,12 +46,12 @@ class Segment(NamedTuple):
 class Layout:
     """A prompt whose documents have an order.
 
-    tokens: int32. stops: ascending positions where nodes of the tree end. segments: all parts of the prompt in order, for
-    the reason of a miss. repeated: ids of documents that an earlier turn contains, so this prompt omits them. breakpoints:
-    the client's marks, (stop, seconds): prompts may part at `stop`, and the prefix up to it stays pinned for so long; 0: no
-    pin. opening: the length of a chat's prefix before its first question: system text and documents, which new chats have in
-    common; 0: no chat. in_rank: tokens that would be cached with all documents in retrieval rank; None: no document moved.
-    hint: the line with the ranking of the last documents that moved; empty: no such line.
+    tokens: int32. stops: ascending positions where nodes of the tree end. segments: all parts of the prompt in order; they
+    name the reason of a miss. repeated: ids of documents that an earlier turn contains, so this prompt omits them.
+    breakpoints: the client's marks, (stop, seconds). Prompts may part at `stop`, and the prefix up to it is pinned for
+    `seconds`; 0: no pin. opening: the length of a chat's prefix before its first question: system text and documents, which
+    new chats have in common; 0: no chat. in_rank: tokens that would be cached with all documents in retrieval rank; None: no
+    document moved. hint: the line with the ranking of the last documents that moved; empty: no such line.
     """
 
     tokens: np.ndarray
@@ -75,7 +78,7 @@ class Layout:
 
     @property
     def is_stage(self) -> bool:
-        """Whether this is computed for another prompt, and gets no answer."""
+        """Whether the layout is a stage: it is computed for another prompt, and gets no answer."""
         return False
 
     @property
@@ -93,11 +96,11 @@ class Layout:
         return tokens
 
     def num_placed(self, tree: PromptTree, scope: Scope, reached: int) -> int:
-        """Return how many tokens the prompt takes over from elsewhere in the cache, after its first `reached` tokens."""
+        """Return how many tokens after the first `reached` ones are moved to the prompt from elsewhere in the cache."""
         return 0
 
     def sections(self, num_tokens: int) -> list[Section]:
-        """Return the sections of the first `num_tokens` tokens that are computed."""
+        """Return the sections that are computed among the first `num_tokens` tokens."""
         return [(0, num_tokens)]
 
     # ---- its segments --------------------------------------------------------------------------------------------------
@@ -119,8 +122,8 @@ NO_LAYOUT = Layout(NO_TOKENS)
 class Prompt(Protocol):
     """A prompt whose documents may have no order yet.
 
-    num_tokens: a bound on its length before its layout. prefix: its tokens (int32) up to the first set of documents
-    without an order; all of its tokens if no such set is there. documents: the keys of that set.
+    num_tokens: an upper bound on its length, before it is laid out. prefix: its tokens (int32) up to the first set of
+    documents without an order; all of its tokens if no such set is there. documents: the keys of that set.
     """
 
     num_tokens: int
@@ -128,12 +131,12 @@ class Prompt(Protocol):
     documents: frozenset[str]
 
     def arrange(self, tree: PrefixIndex, scope: Scope, waiting: Collection[Prompt] = ()) -> Layout:
-        """Order the documents by their KV in the tree now. waiting: the next prompts of this scope."""
+        """Order the documents by the KV that the tree has now. waiting: the next prompts of this scope."""
         ...
 
 
 class Kind(Enum):
-    """Who waits for a request: a client, a client's next turn, or no client in particular.
+    """Who a request is for: a waiting client, a client's next turn (AHEAD), or no client in particular (PREFETCH).
 
     priority: fixed for the kind; None: the client chooses it. is_client: a client waits for the request. counts_as_use: KV
     that the request computes or finds counts as used. Requests without a waiting client are computed in small steps, ahead
@@ -157,7 +160,7 @@ class DraftSource(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Request:
-    """What was asked.
+    """What a client, or the server itself, asks to be computed.
 
     priority: a higher one goes first; a kind's priority overrides it. limit: most tokens to generate. follows: the id of the
     request whose next turn this one prefills. wanted_slot: the slot that it waits for; -1: any. snapshot_scope: the scope of

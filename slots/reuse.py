@@ -1,4 +1,4 @@
-"""What a prompt need not compute: origins, spans, and the marks of tokens whose documents are read separately."""
+"""Reused tokens: their origins and spans, and the marks on tokens of documents that are read separately."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 
 class Source(StrEnum):
-    """The origin of reused tokens: one word each, in answers and in metrics. A further lower tier counts by its own name."""
+    """The origin of reused tokens: one word each, in reports and in metrics. Another lower tier counts by its own name."""
 
     OWN = "own"  # the sequence of this conversation, continued
     FORK = "fork"  # shared with another sequence
@@ -22,7 +22,7 @@ class Source(StrEnum):
 
 
 ON_DEVICE = frozenset({Source.OWN, Source.FORK})
-"""The origins with KV on the device. KV of all others comes from host memory, which takes time, too."""
+"""The origins whose KV is on the device. KV of any other origin comes from host memory, which takes time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +37,10 @@ class ReusedSpan:
 
 @dataclass(slots=True)
 class Reuse:
-    """What a request reused. spans: from its first admission and by catching up, in order.
+    """What a request reused. spans: those found at its first admission, and those taken over later, in order.
 
     num_overtaken: later requests that were admitted before it. fetch_seconds: time that it waited for records of a lower
-    tier. has_hole: it computed tokens that were gone between two spans.
+    tier. has_hole: between two reused spans, it computed tokens that the cache had lost.
     """
 
     spans: list[ReusedSpan] = field(default_factory=list[ReusedSpan])

@@ -1,10 +1,10 @@
 """Plans each step and commits its results.
 
-A step is `plan()`, then the runner, then `commit()`. Prefill is no separate step: a request's computed tokens chase its
-known tokens (vLLM's scheduler), and the two counts give its phase. When cells run out: evict a leaf, else preempt the
-youngest request of the lowest priority, which resumes later from its KV that is still in the tree. No later prompt of the
-same priority passes a prompt that is due, and the oldest request is preempted last, so no request starves beside others of
-its priority.
+A step is `plan()`, then the runner, then `commit()`. Prefill is no separate step: each step computes some of a request's
+known tokens without KV (as in vLLM), and the counts of known and computed tokens give the request's phase. If cells run out,
+a leaf is evicted. If there is none, the youngest request of the lowest priority is preempted, and resumes later from the KV
+that the tree still has. No request starves beside others of its priority: no later prompt passes a prompt that is due, and
+the oldest request is preempted last.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ BACKGROUND_CHUNKS = 2  # of a step that a client shares: with three, the gaps of
 
 
 class StepBuilder:
-    """Requests and their spans, in the same order. A builder lives from one `plan()` to the next: `commit()` reads it.
+    """Builds a step: requests and their spans, in the same order. `commit()` reads it, so it lives until the next `plan()`.
 
-    is_decode_turn: decode took this step alone, since decode and prefill together cost more; the next step is for prompts,
-    if any wait. most_scored: most prompt tokens whose logprobs are computed, each of which takes a row of logits.
+    is_decode_turn: this step only decodes, because decode and prefill take less time in separate steps; the next step is for
+    prompts, if any wait. most_scored: most prompt tokens whose logprobs the step computes; each takes a row of logits.
     has_client: a client's request runs, in this step or in turn with it.
     """
 
@@ -71,20 +71,23 @@ class StepBuilder:
 
     @property
     def adapters(self) -> str:
-        """The LoRA adapters of its requests, which all have the same."""
+        """The LoRA adapters of the step's requests, which all have the same ones."""
         return self.jobs[0].request.scope.adapters if self.jobs else ""
 
     def decode(self, jobs: Iterable[Job], drafts: Sequence[np.ndarray] = ()) -> None:
-        """Add the last token of each request, and its draft. Their cells are free. drafts: one a request, or empty."""
+        """Add each request's last token and its draft. Their cells must be free.
+
+        drafts: one for each request, or none at all.
+        """
         for job, draft in zip(jobs, drafts or repeat(NO_TOKENS), strict=False):
             self._add(job, 1, draft)
 
     def prefill(self, jobs: Iterable[Job], num_tokens: int) -> None:
         """Add as much of the prompts as `num_tokens` and the cells allow, in the order in which they are due.
 
-        A prompt is due once as many prompt tokens have been computed since its admission as it lacked then: a short prompt
-        passes a long one, and no later prompt passes one that is due (fair queueing, Demers et al. 1989). Tokens that a
-        grammar forced on an answer go before all prompts: a stream waits for them.
+        A prompt is due once the server has computed as many prompt tokens since the prompt's admission as the prompt lacked
+        then. So a short prompt passes a long one, but no later prompt passes one that is due (fair queueing, Demers et al.
+        1989). Tokens that a grammar forced on an answer go before all prompts, because a stream waits for them.
         """
         for job in sorted(jobs, key=lambda job: job.turn):
             if not job.request.kind.is_client and self._leaders and self._leaders[0].request.kind.is_client:
@@ -190,10 +193,10 @@ TRIES = 3  # failed steps after which a request counts as the cause: the first b
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """What becomes of the requests that ran when a step failed, and of waiting requests with tokens.
+    """What becomes of requests after a failed step: of those that ran, and of waiting ones with generated tokens.
 
-    failed: they cannot go on. again: they have no token yet, and run again from their start. paused: they go on after their
-    tokens, which are computed again as a prompt is.
+    failed: requests that cannot go on. again: requests without a generated token, which run again from their start. paused:
+    requests that go on after their generated tokens; these are computed again as a prompt is.
     """
 
     failed: list[Job]
@@ -222,9 +225,9 @@ class Scheduler:
     """Owns the waiting and the running requests. Not thread-safe: only the engine's thread calls it.
 
     similarity: see `affine_slot`. batch_size: most tokens of a step. prefill_budget, max_stall: see `PrefillBudget`.
-    idle_cells: see `Cells`. window: see `Queue`. index: the tree that prompts are compared with; None: `tree` itself.
-    strategies: make the ways of reuse that are tried before the usual one. drafts: proposes drafts for requests that may
-    have them. max_rows: most rows of logits of a step.
+    idle_cells: see `Cells`. window: see `Queue`. index: the tree that prompts are matched against; None: `tree` itself.
+    strategies: make the strategies that are tried before `PlainKV`. drafts: proposes drafts for requests that may have them.
+    max_rows: most rows of logits of a step.
     """
 
     def __init__(
@@ -260,7 +263,7 @@ class Scheduler:
         self._late = LateStarts(self.budget, self.cells, self.counters, batch_size)
 
     def fetch_with(self, fetcher: Fetcher) -> None:
-        """Let requests wait for the records of a fetcher, from now on."""
+        """Use a fetcher from now on: requests may wait for its records."""
         self.fetcher = fetcher
 
     # ---- requests come and go --------------------------------------------------------------------------------------
@@ -317,20 +320,23 @@ class Scheduler:
         )
 
     def plan_idle_work(self) -> Plan | None:
-        """Return a step without spans: the tree's decisions, and the copy of one idle run. None: nothing is left to do."""
+        """Return a step without spans: memory operations, such as the copy of one idle run; None if there are none."""
         self.tree.copies.save_ahead()
         operations = self.tree.device.take_operations()
         return Plan(operations) if operations else None
 
     def read_ahead(self) -> bool:
-        """Let a draft model read a piece of the prefix of an idle slot's next turn. False: nothing is left to read."""
+        """Let a draft model read a piece of an idle slot's history, for the next turn.
+
+        Return False if nothing is left to read.
+        """
         idle = (slot for slot in self.slots if slot.job is None and slot.scope is not None)
         return self.drafts.use_idle_time((slot, self.tree.num_cached(slot.scope, slot.history)) for slot in idle)
 
     def commit(self, plan: Plan, sampled: list[int]) -> list[tuple[Job, int]]:
-        """Take over the results of a plan. sampled: one token for each span that asked for logits, in order.
+        """Note the results of a plan. sampled: one token for each span that asked for logits, in order.
 
-        Returns the requests with a new token, and the token; the caller decides whether a request is finished.
+        Returns each request with a new token, and the token. The caller decides whether a request is finished.
         """
         progress = self.step.commit(plan, sampled)
         for job in self.step.staged:
@@ -344,7 +350,7 @@ class Scheduler:
         self.drafts.observe(plan, seconds)
 
     def refuse(self) -> bool:
-        """Free cells, since the runner had none for the plan's batch. Return False if no cell can be freed."""
+        """Free cells, because the runner had none for the plan's batch. Return False if no cell can be freed."""
         if not self.tree.evict():
             if len(self.running) < 2:
                 return False
@@ -352,11 +358,11 @@ class Scheduler:
         return True
 
     def recover(self, keep: bool = True, goes_on: Callable[[Job], bool] = lambda job: True) -> Recovery:
-        """Begin again with an empty device, because a step failed and its cells may have any content.
+        """Start again with an empty device, because a step failed and the cells may have any content.
 
-        Requests that can go on wait first in the queue. The caller clears the runner's memory as well. Operations that were
-        decided and not carried out are void. keep: finished copies in host memory stay. goes_on: whether a request with
-        tokens has received all that was chosen for it.
+        Requests that can go on are put first in the queue. Operations that were not carried out are dropped. The caller must
+        also clear the runner's memory. keep: finished copies in host memory stay. goes_on: returns whether a request has
+        received all generated tokens that were chosen for it.
         """
         recovery = Recovery([], [], [])
         for job in self.running:
@@ -535,6 +541,6 @@ class Scheduler:
 
 
 def forget_uncached(tree: PrefixTree, job: Job, others: Iterable[Job]) -> None:
-    """Forget the KV of a request that is not to be cached, unless one of the `others` answers the same prompt."""
+    """Forget the KV of a request that is not to be cached, unless one of the `others` shares its scope."""
     if not job.request.cache and all(other.request.scope != job.request.scope for other in others):
         tree.forget(job.request.scope)

@@ -1,7 +1,7 @@
 """Scopes: only requests of one scope share KV.
 
 A shared scope is named by clients (`cache_scope`). A private scope belongs to one request, and none of its KV is kept. KV
-that was computed with LoRA adapters is of another scope than KV of the same name without them.
+that was computed with LoRA adapters has a separate scope, even under the same name.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Scope:
 
     @property
     def is_lasting(self) -> bool:
-        """Whether its KV stays the same when the adapters are loaded again, in this process or a later one."""
+        """Whether the scope's KV stays valid when the adapters are loaded again, in this process or a later one."""
         return OF_PROCESS not in self.adapters
 
     @property

@@ -16,7 +16,7 @@ from .slot import Slot
 
 
 class Proposer(Protocol):
-    """Proposes drafts: guesses at the next tokens of streams, which a step checks along. Drafts never change an answer.
+    """Proposes drafts: guesses at the next tokens of streams, which a step checks. Drafts never change an answer.
 
     longest: most tokens of a draft. model_seconds: the time that a draft model took in the last plan.
     """
@@ -29,7 +29,7 @@ class Proposer(Protocol):
         ...
 
     def settle(self, checked: list[tuple[Job, Span]], device: DeviceCells) -> None:
-        """Free the cells of rejected tokens, and clear the list. checked: spans with drafts of the last step that ran."""
+        """Free the cells of rejected tokens, and clear `checked`: the spans with drafts of the last step that ran."""
         ...
 
     def observe(self, plan: Plan, seconds: float) -> None:
@@ -37,7 +37,7 @@ class Proposer(Protocol):
         ...
 
     def use_idle_time(self, slots: Iterable[tuple[Slot, int]]) -> bool:
-        """Prepare drafts of idle slots' next turns, for a moment. False: nothing is left to do.
+        """Prepare, for a moment, the drafts of idle slots' next turns. Return False if nothing is left to do.
 
         slots: each slot with the number of cached tokens of its history.
         """
@@ -67,10 +67,13 @@ class NoDrafts:
 
 
 class Fetcher(Protocol):
-    """Fetches KV of requests from lower tiers: into host memory, or to where it waits until a prefill reaches it."""
+    """Fetches KV from lower tiers for requests. It goes to host memory, or waits elsewhere until a prefill reaches it."""
 
     def has_to_wait(self, job: Job) -> bool:
-        """Return whether a request that is about to be admitted has to wait for a fetch, which begins now at the latest."""
+        """Return whether a request that is about to be admitted must wait for a fetch.
+
+        A fetch that is still due begins now.
+        """
         ...
 
     def is_fetching(self, job: Job) -> bool:
@@ -86,7 +89,7 @@ class Fetcher(Protocol):
         ...
 
     def next_pause(self, job: Job) -> int:
-        """Return the position up to which a running request computes before it takes over more; 0: no more will come."""
+        """Return the position where a running request pauses to take over fetched KV; 0: none waits for it."""
         ...
 
     def take_over(self, job: Job) -> bool:

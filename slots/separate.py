@@ -1,16 +1,16 @@
-"""Documents are read one after the other, each after the prompt's prefix alone, then moved to their places.
+"""Separate reading: each document is read after the prompt's prefix alone, then its KV is moved to its place.
 
-A request with documents that are read separately runs in stages. In each stage but the last, its prompt is the prefix and
-one document, whose KV is exact like that of any other request:
+A request with separately read documents runs in stages. In each stage but the last, its prompt is the prefix and one
+document, computed as any other prompt:
 
     stage 1    | prefix | document 2 |                          computed and copied; then the request gives up its slot
     stage 2    | prefix | document 3 |                          and goes on at the head of the queue
     last       | prefix | document 1 | 2 | 3 | question |       1 was cached; 2 and 3 are moved to their places
 
-Documents are read one after the other, since the bits of a token's KV depend on its cell.
+Documents are read one after the other, never together, because the bits of a token's KV depend on its cell.
 
-Every use of a document adds to its worth, wherever the document is moved to. The moved KV is worth little: it is made again
-from the documents at once, and only the tokens between and after them have to be computed.
+Every use of a document adds to the worth of its own KV, wherever that KV is moved to. The moved KV is worth little: it can
+be made again from the document's own KV at once, and only the tokens between and after documents have to be computed.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ from .strategy import PlainKV
 class MovedDocument:
     """A document at positions [start, stop) of a prompt, which is read after the prompt's prefix alone.
 
-    id, key: as in `PlacedDocument`. prefix (int32): the tokens up to the prompt's first document, one array for all of its
-    documents; tokens (int32): the document's own.
+    id, key: as in `PlacedDocument`. prefix (int32): the tokens up to the prompt's first document; all documents of a prompt
+    share this array. tokens (int32): the document's own tokens.
     """
 
     id: str
@@ -60,7 +60,7 @@ class MovedDocument:
 
     @property
     def text(self) -> np.ndarray:
-        """The tokens (int32) that the document is read in: prefix and document."""
+        """The tokens (int32) of the text in which the document is read: the prefix and the document."""
         return np.concatenate((self.prefix, self.tokens))
 
     @property
@@ -70,7 +70,10 @@ class MovedDocument:
 
     @property
     def moves_from(self) -> int:
-        """The first position whose KV comes from the reading. 0 for a first document, which was read where it stands."""
+        """The first position of the prompt whose KV comes from the document's text.
+
+        It is 0 if the document was read in its place.
+        """
         return self.start if self.distance else 0
 
     @property
@@ -79,7 +82,7 @@ class MovedDocument:
         return self.moves_from - self.distance
 
     def runs(self, tree: PromptTree, scope: Scope) -> Iterator[tuple[Node, int, int]]:
-        """Yield the runs that a tree has of the document, each with positions [start, stop) of the text in it."""
+        """Yield the runs of a tree that the document is in, each with the positions [start, stop) of `text` that it has."""
         match = tree.match(scope, self.text)
         for node in reversed(path(match.node)):
             start, stop = max(node.start, self.needed_from), min(node.end, match.length)
@@ -102,9 +105,10 @@ class MovedDocument:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class SeparateLayout(Layout):
-    """A prompt with documents that are read separately, whose tokens are marked; or a stage, the reading of one document.
+    """The layout of a prompt with separately read documents, whose tokens are marked; or of a stage that reads one document.
 
-    moved: these documents; empty in a stage. reads: in a stage, the index of its document in `moved`, and the whole prompt.
+    moved: the separately read documents; empty in a stage. reads: in a stage, (index of the stage's document in the `moved`
+    of the whole prompt, layout of the whole prompt); else None.
     """
 
     moved: tuple[MovedDocument, ...] = ()
@@ -132,7 +136,7 @@ class SeparateLayout(Layout):
         return ids_of(tokens) if self.moved else tokens
 
     def moved_at(self, position: int) -> int | None:
-        """Return the index in `moved` of the document whose KV comes to a position; None: no document's."""
+        """Return the index in `moved` of the document whose KV is moved to a position; None if there is none."""
         at = bisect_right(self.moved, position, key=attrgetter("moves_from")) - 1
         return at if at >= 0 and position < self.moved[at].stop else None
 
@@ -141,13 +145,13 @@ class SeparateLayout(Layout):
         return sum(one.stop - max(one.moves_from, reached) for one in later if one.is_cached(tree, scope))
 
     def sections(self, num_tokens: int) -> list[Section]:
-        """Return the sections between documents that are moved."""
+        """Return the sections between the moved documents."""
         starts, stops = [0, *(one.stop for one in self.moved)], [*(one.moves_from for one in self.moved), num_tokens]
         return [(start, stop) for start, stop in zip(starts, stops, strict=True) if start < stop] or [(0, num_tokens)]
 
 
 def separate(layout: Layout) -> SeparateLayout:
-    """Return the layout of a job that `SeparateDocuments` serves."""
+    """Return a layout, which must be one that `SeparateDocuments` serves."""
     assert isinstance(layout, SeparateLayout)
     return layout
 
@@ -172,9 +176,9 @@ class KvPart(NamedTuple):
 class ReadDocuments(StrategyState):
     """The documents that a request has read or found, by their index in its layout.
 
-    pieces: their KV, which a request keeps whatever the cache evicts. num_prefix, tokens: how many tokens the request has
-    computed to read documents, of the prefix and of each document. reached: the position up to which reuse was counted.
-    looked: the document at which the last search stopped; those before it were read or cached then.
+    pieces: the documents' KV, which the request keeps even if the cache evicts it. num_prefix, tokens: how many tokens of
+    the prefix, and of each document, the request has computed to read documents. reached: the position up to which reuse was
+    counted. looked: the document at which the last search stopped; the documents before it were read or cached then.
     """
 
     pieces: dict[int, tuple[KvPart, ...]] = field(default_factory=dict[int, tuple[KvPart, ...]])
@@ -188,7 +192,7 @@ class ReadDocuments(StrategyState):
         return bool(self.pieces)
 
     def suits(self, layout: Layout) -> bool:
-        """Return whether the job has a copy of each document: the cache may have lost all others since."""
+        """Return whether the job has a copy of each document, since the cache may have lost its own by now."""
         return len(self.pieces) >= len(moved_in(layout))
 
     def count(self, document: int, num_prefix: int, start: int, stop: int) -> None:
@@ -214,11 +218,11 @@ def read_by(job: Job) -> ReadDocuments:
 
 
 Run = tuple[Node, int, int]
-"""A run of the tree, and the positions of a document's text that stand in it."""
+"""A run of the tree, and the positions of a document's text that it has."""
 
 
 class SeparateDocuments(PlainKV):
-    """Moves documents to their places. Between them, and in stages, KV is reused as in any prompt."""
+    """Moves documents to their places. Like any prompt, stages and the tokens between documents reuse KV of the tree."""
 
     def takes(self, request: Request, whole: Layout) -> bool:
         return bool(moved_in(whole))
@@ -227,7 +231,8 @@ class SeparateDocuments(PlainKV):
         whole, readings = separate(whole), read_by(job)
         count = len(whole.moved)
         first = readings.looked
-        # From the last one on, so that all stages together look at each once; then at the others, evicted perhaps since.
+        # The search goes on where the last one stopped, so that all stages together look at each document once.
+        # Then it looks at the earlier documents, which may have been evicted since.
         for at in (*range(first, count), *range(first)):
             readings.looked = at
             if at not in readings.pieces and not whole.moved[at].is_cached(self._tree, job.request.scope):
@@ -264,7 +269,10 @@ class SeparateDocuments(PlainKV):
         return next((start for start in starts if start > job.computed), job.num_tokens)
 
     def reached(self, job: Job, span: Span) -> bool:
-        """Take over a computed span of a document. Once the document is read, keep a copy, whatever the cache evicts."""
+        """Note a computed span of a document.
+
+        Once the document is read, keep a copy of its KV, whatever the cache evicts.
+        """
         if not job.is_reading:
             return False
         at, whole = _reads(job)
@@ -306,10 +314,10 @@ class SeparateDocuments(PlainKV):
         self._tree.use(nodes, counts_as_use=job.request.kind.counts_as_use, session=job.request.session)
 
     def _price_path(self, job: Job, last_node: Node) -> None:
-        """Let the path after the prefix be worth more, the more of it was computed and not moved.
+        """Give the path after the prefix a worth that grows with the share of it that was computed and not moved.
 
-        The time that its reuse saves grows with that share. The share is squared, since this path serves its own chat alone,
-        and documents serve all.
+        The time that reuse of the path saves grows with that share. The share is squared, because the path serves its own
+        chat alone, while documents serve all chats.
         """
         if job.is_reading:
             return
@@ -386,7 +394,7 @@ class SeparateDocuments(PlainKV):
 
 
 def num_kept(jobs: Iterable[Job]) -> int:
-    """Return how many tokens of copies requests keep that the host tier does not have, or no longer has."""
+    """Return how many tokens are in copies that requests keep and that host memory does not have, or no longer has."""
     states = (one.strategy_state for one in jobs)
     read = (state.pieces.values() for state in states if isinstance(state, ReadDocuments))
     pieces = (piece for each in read for pieces in each for piece in pieces)

@@ -1,4 +1,4 @@
-"""The slots in which requests run, and what each slot had last."""
+"""The slots in which requests run, and what each slot ran last."""
 
 from __future__ import annotations
 
@@ -18,17 +18,18 @@ from .reuse import prefix_cache_ratio
 from .scope import Scope
 
 SIMILARITY = 0.1
-"""The share of a prompt that a slot's history must have for it to run there, as in llama-server."""
+"""The least share of a prompt that a slot's history must have for the slot to be preferred, as in llama-server."""
 
 
 @dataclass(slots=True)
 class Slot:
     """The place of one running request.
 
-    last: id of the last request of a client here; -1 before the first. scope, history (int32): of that request; empty if
-    nothing of it was kept. num_prompt: the tokens of its prompt in the history. prefix_cache_tokens, prefix_cache_ratio: the
-    prompt tokens that it did not compute, and their share of its prompt. ahead (int32): the tokens of the next turn that
-    have been prefilled since. Other background requests, and the reading of a document, change none of this.
+    last: the id of the last client's request here; -1 before the first. scope, history (int32): the scope and the tokens of
+    that request; empty if its KV was not kept. num_prompt: how many tokens of the history are its prompt.
+    prefix_cache_tokens, prefix_cache_ratio: how many of its prompt tokens were not computed, and their share of the prompt.
+    ahead (int32): the tokens of the next turn that have been prefilled since. Other background requests, and stages that
+    read a document, change none of these fields.
     """
 
     id: int
@@ -80,9 +81,9 @@ class Slots:
         return job.request.wanted_slot < 0 or self._slots[job.request.wanted_slot].job is None
 
     def take(self, job: Job, sequence_id: int) -> None:
-        """Give a request its idle slot: the one it wants, else the one of the longest prefix, else the least recently used.
+        """Give a request an idle slot: the slot that it wants, else `affine_slot`, else the least recently used slot.
 
-        sequence_id: of the request's sequence, which may be a new one even where the request continues a slot.
+        sequence_id: the id of the request's sequence, which may be new even if the request continues the slot's history.
         """
         idle = [slot for slot in self._slots if slot.job is None and job.request.wanted_slot in (-1, slot.id)]
         slot = affine_slot(idle, job, self._similarity) or min(idle, key=lambda slot: slot.last_use)
@@ -124,10 +125,10 @@ class Slots:
 def affine_slot(idle: Sequence[Slot], job: Job, similarity: float) -> Slot | None:
     """Return the slot whose history has the longest common prefix with a request's prompt (ADR 007); None: none qualifies.
 
-    A slot whose whole last prompt is continued goes first: the answer after it may read another way in the next turn,
-    without its reasoning or as other tokens of the same text. Else the prefix must be at least `similarity` of the prompt
-    (0: no slot qualifies); and of the slot's prompt after the opening that new chats have in common, at least half. Two
-    chats that share a system text alone would else take each other's slot in turn.
+    A slot whose whole last prompt is continued comes first, even if its answer differs: in the next turn the answer may lack
+    its reasoning, or have other tokens for the same text. Otherwise the common prefix must be at least `similarity` of the
+    prompt (0: no slot qualifies). After the opening that new chats share, it must also have at least half of the rest of the
+    slot's prompt. Without this rule, two chats with only a system text in common would take each other's slot in turn.
     """
     shared = {slot.id: slot.num_shared(job) for slot in idle}
     found = [slot for slot in idle if 0 < slot.num_prompt <= shared[slot.id]]
@@ -143,9 +144,9 @@ def affine_slot(idle: Sequence[Slot], job: Job, similarity: float) -> Slot | Non
 
 
 class Histories:
-    """Acts on idle slots, between two steps.
+    """Saves, restores and erases the histories of idle slots, between two steps.
 
-    carry_out: performs the operations that the tree has decided, at once. If it raises, the state of memory is unknown, and
+    carry_out: performs at once the operations that wait for the next plan. If it raises, the state of memory is unknown, and
     only `Scheduler.recover` repairs that.
     """
 
@@ -155,8 +156,8 @@ class Histories:
     def save(self, slot: Slot) -> list[Record]:
         """Return the records of a slot's history as far as it has KV; each begins where the one before it ends.
 
-        Runs without a copy get one outside the host tier: making room in the tier could evict the runs before them. Without
-        a host tier nothing can be copied, and the list is empty.
+        Runs without a copy get one outside the host tier, because making room in the tier could evict the runs before them.
+        Without a host tier nothing can be copied, and the list is empty.
         """
         index = self._index
         if not index.host.max_bytes:
@@ -178,7 +179,10 @@ class Histories:
         return length
 
     def erase(self, slot: Slot) -> int:
-        """Forget KV that only a slot's history and the start of its next turn need. Return the number of tokens."""
+        """Forget the KV of a slot's history and of its prefilled next turn, except what others need.
+
+        Return the number of tokens.
+        """
         return sum(self._discard(slot.scope, tokens) for tokens in (slot.ahead, slot.history))
 
     def _discard(self, scope: Scope | None, tokens: np.ndarray) -> int:

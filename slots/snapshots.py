@@ -1,10 +1,10 @@
 """Snapshots, for models that cannot be cut at a prefix (recurrent and hybrid ones): states after prompts, over runs of KV.
 
-A recurrent state stands for exactly the tokens that led to it, so only a prompt with all of them as its prefix can use it.
-The KV of a hybrid's attention layers can be cut, so it is kept run by run, each run once, and a state is a small record at
-the end of a run. States are taken where a later prompt may part from this one: at the ends of documents, questions and
-answers, and where a prompt has parted before. A prompt continues from the deepest state of its prefix: the runs before the
-state, and the state, are restored to its sequence. llama-server keeps whole states, and calls them context checkpoints.
+A recurrent state stands for exactly the tokens that led to it, so only a prompt that starts with all of these tokens can use
+it. The KV of a hybrid's attention layers can be cut, so it is kept run by run, each run once, and a state is a small record
+at the end of a run. States are taken where a later prompt may part from this one: at the ends of documents, questions and
+answers, and where a prompt has parted before. A prompt continues from the deepest state of its prefix: the state and the
+runs before it are restored to the prompt's sequence. llama-server keeps whole states, and calls them context checkpoints.
 """
 
 from __future__ import annotations
@@ -31,13 +31,16 @@ UNUSED = 64  # states inside prompts that wait for a second prompt; as many more
 
 @dataclass(slots=True, eq=False)
 class SnapshotState(StrategyState):
-    """stops: where a job's prefill pauses for a snapshot. taken: the run at the end of its last snapshot, kept or not."""
+    """stops: where a job's prefill pauses for a snapshot.
+
+    taken: the run with the job's last snapshot, even if that is gone.
+    """
 
     stops: tuple[int, ...] = ()
     taken: Node | None = None
 
     def forget_unmade(self) -> None:
-        """Forget the last snapshot's run, which may be gone without a trace: a cleared tree leaves its nodes unchanged."""
+        """Forget the run of the last snapshot. It may no longer be in the tree, and nothing in the run would show that."""
         self.taken = None
 
 
@@ -51,9 +54,9 @@ def state_of(job: Job) -> SnapshotState:
 class Snapshots(StateTree):
     """Takes states of running requests and restores them.
 
-    tree: has the sequences. host: takes nothing without a budget. spacing: the fewest tokens between two states of a prompt,
-    except before its end. unused: states inside prompts that may wait for a second prompt; more where such states are
-    dropped and have to be taken again.
+    tree: the prefix tree, which has the sequences. host: host memory, which takes nothing without a budget. spacing: the
+    fewest tokens between two states of a prompt, except before its end. unused: how many states inside prompts may wait for
+    a second prompt; more, if such states were dropped and had to be taken again.
     """
 
     def __init__(self, tree: PrefixTree, host: HostMemory, *, spacing: int = SPACING, unused: int = UNUSED) -> None:
@@ -65,13 +68,15 @@ class Snapshots(StateTree):
     def stops(self, job: Job, waiting: Iterable[Job] = ()) -> tuple[int, ...]:
         """Return the positions of states to take while the rest of a prompt is computed, well apart.
 
-        They are ends of its segments, and the position where an earlier prompt went on otherwise or ended.
+        These positions are ends of its segments, and the position where an earlier prompt ended or continued with other
+        tokens.
 
-        A state after a short last question is not worth a batch for the few tokens that open the answer: the next turn
-        continues from the state after the answer, and other questions part from this one at its start. Such a state is worth
-        a batch where answers do not come back as they were, where no answer follows (the prompt is there to be continued),
-        and where another request may wait for the same prompt: for another answer to it, say. A client's breakpoint gets a
-        state, unless the next one is so close that the piece between them would be too small for its bits.
+        A state after a short last question needs one more batch, for the few tokens that open the answer. Usually this batch
+        is not worth its time: the next turn continues from the state after the answer, and other questions part from this
+        one at its start. It is worth its time if answers come back changed in the next turn, if no answer follows, or if
+        another request may wait for the same prompt.
+
+        A client's breakpoint gets a state, unless fewer than `recompute_last` tokens follow it before the next breakpoint.
         """
         last, least = job.num_prompt - self._tree.recompute_last, job.computed + self._spacing
         marked = {stop for stop, _ in job.layout.breakpoints if stop > job.computed}
@@ -112,8 +117,8 @@ class Snapshots(StateTree):
     def load(self, job: Job) -> tuple[str, int]:
         """Restore the deepest state of a prompt's prefix to the request's sequence, with the runs before it.
 
-        Return its origin, and how many tokens it adds to those of the sequence. Nothing after the prompt is restored: the
-        tokens of an answer are the request's own, even where a grammar forces several of them at once.
+        Return the state's origin, and how many tokens it adds to those of the sequence. Nothing after the prompt is
+        restored: the tokens of an answer are the request's own, even if a grammar forces several of them at once.
         """
         assert job.sequence is not None
         begin = job.sequence.length
@@ -132,7 +137,7 @@ class Snapshots(StateTree):
         return source, node.end - begin
 
     def take(self, job: Job) -> None:
-        """Keep the present state of a request's sequence, and the runs up to it, if the budget could take that path."""
+        """Keep the current state of a request's sequence, and the runs up to it, if an empty budget could hold them."""
         assert job.sequence is not None
         scope, tokens = job.request.snapshot_scope, job.tokens[: job.computed]
         if scope is None or not len(tokens) or not self.host.could_hold(len(tokens)):
@@ -164,7 +169,7 @@ class Snapshots(StateTree):
         self.make_room(node)
 
     def pays(self, job: Job) -> bool:
-        """Return whether it takes less time to save what a request has computed since a state than to compute it again.
+        """Return whether it takes less time to save a request's tokens since its last state than to compute them again.
 
         See `Copies.pays`: the cells of an answer that was computed beside others are copied one by one.
         """
@@ -269,7 +274,7 @@ def _repeats_an_answer(job: Job) -> bool:
 
 
 class FromSnapshots(PlainKV):
-    """Reuse for a model that cannot be cut at a prefix: the tree has the request's KV alone, all else comes from states."""
+    """The strategy for models that cannot be cut at a prefix: all reuse is by recurrent states and the runs before them."""
 
     def __init__(self, tree: PrefixTree, cells: Cells, counters: Counters, snapshots: Snapshots) -> None:
         super().__init__(tree, cells, counters)
@@ -290,7 +295,10 @@ class FromSnapshots(PlainKV):
         self._load(job, num_cells + job.num_tokens - job.computed)
 
     def pause_at(self, job: Job, at: int) -> None:
-        """Pause at a position. Drop stops so near to it, or to the computed tokens, that a piece has too few tokens."""
+        """Pause at a position.
+
+        Drop stops that are fewer than `recompute_last` tokens from it or from the computed tokens.
+        """
         state = state_of(job)
         state.pause = at
         ends = (job.computed, at)

@@ -5,8 +5,8 @@
                                                  |-- another question --|
                                                                         S
 
-Every leaf has a state, or it is of no use. The state that saves the least time a byte is evicted first, with the runs that
-no other state needs.
+Every leaf has a state, since a run is useless without a state at its end or after it. The state that saves the least time
+for each of its bytes is evicted first, together with the runs that no other state needs.
 """
 
 from __future__ import annotations
@@ -77,7 +77,10 @@ class StateTree(PromptTree):
         return sum(self.forget(node) for node in nodes if not node.children)
 
     def void(self) -> None:
-        """Forget operations that were never done, with all runs after them: a record may have arrived after such a run."""
+        """Forget states and runs whose copies were never made, and all runs after them.
+
+        A run after them may have a copy, if a fetched record has put it there.
+        """
         lost = set(self.without_copy())
         for node in [node for root in self.roots.values() for node in descendants(root)][::-1]:
             if node in lost or (node.state is not None and node.state.data is None):
@@ -103,14 +106,17 @@ class StateTree(PromptTree):
         return num_tokens
 
     def lose(self, node: Node) -> int:
-        """Forget a state. It stays, with a new price, if it saves more by now since the state before it was forgotten."""
+        """Forget a state, unless it saves more by now than at its last pricing: then it stays, with a new price.
+
+        A state saves more once the state before it was forgotten.
+        """
         if node.state is not None and self._token_cost(node) > DEARER * node.token_cost:
             self.revalue(node)
             return 0
         return self.forget(node)
 
     def revalue(self, node: Node) -> None:
-        """Set the priority of a state that is not used now, but saves more or less than before."""
+        """Set the priority of a state that is not used now, but whose worth has changed."""
         self.host.revalue(node, self._token_cost(node))
 
     def price(self, node: Node, *, is_used: bool = True) -> None:

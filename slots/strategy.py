@@ -1,4 +1,4 @@
-"""How a request comes by KV that it need not compute: the usual way, runs of the prefix tree."""
+"""The usual way in which a request gets KV that it need not compute: from runs of the prefix tree."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from .reuse import Source
 
 
 class PlainKV:
-    """Claims what the tree has of a prompt, restores what host memory has, and shares what others compute in the meantime.
+    """Claims a prompt's KV in the tree, restores copies from host memory, and shares what others compute in the meantime.
 
-    Other strategies differ from it in some steps.
+    Other strategies override some of its methods.
     """
 
     def __init__(self, tree: PrefixTree, cells: Cells, counters: Counters) -> None:

@@ -1,8 +1,8 @@
-"""Swap: while a prompt is computed, the KV of other requests is in host memory. It comes back after the step.
+"""Swap: while a step computes a prompt, the KV of other requests is in host memory. It comes back after the step.
 
-Attention passes over all cells in use. On the CPU an unseen cell costs an eighth to a quarter of a seen one (the kernel
-goes by tiles of cells, which may belong to several requests). Moving a cell away and back takes as long as passing over
-it for some tens of tokens; a step computes hundreds.
+Attention passes over all cells in use. On the CPU a cell that no token of the step sees costs an eighth to a quarter of a
+seen cell (the kernel goes by tiles of cells, which may belong to several requests). Moving a cell out and back takes as long
+as passing over it for some tens of tokens, and a step computes hundreds of tokens.
 
 The owners of the cells, where a step computes for A while B and C run:
 
@@ -15,11 +15,12 @@ The first swap for A clears the pool: all KV is copied first, and then A's KV co
 on the device if A's sequence holds it, even if B's sequence holds it, too. Sequences, pins and counts do not change: for
 the tree nothing has moved.
 
-llama.cpp passes over free cells, too, up to the highest cell in use. Once the KV of B and C is evicted, A stands after
-free cells, and a swap brings A to the front likewise, with no other KV to set aside.
+llama.cpp also passes over free cells, up to the highest cell in use. Once the KV of B and C is evicted, A's cells follow
+free cells. Then a swap also moves A to the front, with no other KV to move out.
 
-llama.cpp does not report the highest cell in use. `cells_end` of a run bounds it: the lowest free cells are filled first,
-so new KV ends below the number of cells in use, or below the highest cell before. An evicted run takes its bound along.
+llama.cpp does not report the highest cell in use, so each run has an upper bound for its cells, `cells_end`. llama.cpp fills
+the lowest free cells first. So new KV ends below the number of cells in use, or below the highest cell before. The bound of
+an evicted run no longer counts.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ Moves = tuple[Operation, ...]
 
 
 class Swap:
-    """Decides which KV is set aside for a step. running: the scheduler's list of running requests."""
+    """Decides which KV is in host memory during a step. running: the scheduler's list of running requests."""
 
     def __init__(self, tree: PrefixTree, running: Collection[Job]) -> None:
         self._tree, self._running = tree, running
@@ -50,13 +51,13 @@ class Swap:
         return self._tree.device.num_ready + sum(job.num_private for job in self._running)
 
     def forget_order(self) -> None:
-        """No cell is in use any more."""
+        """Forget which requests have the first cells, because no cell is in use any more."""
         self._in_front = []
 
     def bound_cells(self, job: Job) -> None:
-        """Recompute the bound of the cells in use, before copies for a request come back into the first free ones.
+        """Recompute the upper bound of the cells in use, before a request's copies are restored into the first free cells.
 
-        Private tokens have no bound, so while there are any, the old bound stays.
+        Private tokens have no bound of their own, so the old bound stays while there are any.
         """
         device = self._tree.device
         if device.cells_end > self.num_used and not any(one.num_private for one in self._running):
@@ -66,7 +67,7 @@ class Swap:
     def take_operations(self, num_tokens: int, computing: list[Job]) -> tuple[Moves, Moves]:
         """Return the operations before and after a step of `num_tokens` tokens of the requests in `computing`.
 
-        They are the tree's decisions, and a swap where it saves time.
+        These are the operations that wait in the tree, and those of a swap if it saves time.
         """
         device, used = self._tree.device, self.num_used
         device.cells_end = max(device.cells_end, used) if used else 0
@@ -75,7 +76,7 @@ class Swap:
         return self._tree.device.take_operations() + moves, afterwards
 
     def passed_over(self, computing: list[Job], num_tokens: int) -> int:
-        """Return the cells that attention passes over in such a step: up to the highest in use, or fewer behind a swap."""
+        """Return how many cells attention passes over in such a step: all up to the highest in use; fewer after a swap."""
         _, spared = self._to_swap(num_tokens, computing)
         return max(self._tree.device.cells_end, self.num_used) - spared
 
@@ -127,10 +128,11 @@ class Swap:
 def swap_out(
     tree: PrefixTree, runs: list[Node], running: Collection[Job], computing: Collection[Job], *, in_place: bool
 ) -> tuple[Moves, Moves]:
-    """Return the operations of a swap: before a step, after the tree's own decisions; and after the step.
+    """Return the operations of a swap: those before a step, which follow the tree's own operations, and those after it.
 
-    runs: those on the device. computing: the running requests that the step is for; their KV gets the first cells. in_place:
-    their KV has these cells already. Runs that move are copied to the host tier if it has room, else only for the step.
+    runs: the runs on the device. computing: the running requests that the step is for; their KV gets the first cells.
+    in_place: their KV has these cells already. Runs that move are copied to the host tier if it has room, otherwise only for
+    the step.
     """
     copies: list[Operation] = []
     stays: list[Operation] = []  # KV of the computing requests, which comes back before the step
@@ -172,7 +174,7 @@ def _trim_of(move: Restore | Share) -> Trim:
 
 
 def runs_on_device(tree: PrefixTree, running: Collection[Job]) -> Iterator[Node]:
-    """Yield each run with KV on the device, right after its parent or a sibling's last descendant.
+    """Yield each run with KV on the device, depth first, parents before their children.
 
     The runs are found from the sequences, because most scopes have no run on the device.
     """

@@ -1,4 +1,4 @@
-"""Who starts and who computes in the next step, where requests cannot all go together: adapter sets, streams, prompts."""
+"""Which requests start or compute in the next step, if not all can: adapter sets take turns, and some prompts start late."""
 
 from __future__ import annotations
 
@@ -24,11 +24,12 @@ def in_turn(running: Sequence[Job], last: str, *, decoding: bool) -> list[Job]:
 
 
 class LateStarts:
-    """Prompts that start only once the prompts before them are computed, although a slot is idle.
+    """Prompts that start only once the running prompts before them are computed, although a slot is idle.
 
-    An earlier start brings no earlier first token. It fixes the order of the prompt's documents before the KV of the running
-    prompts can be reused, and attention passes over its cells in the meantime. The prompts before it run, have the same set
-    of adapters and are computed first. A prompt that can share a step with their last tokens starts at once.
+    An earlier start would bring no earlier first token. It would fix the order of a prompt's documents before the KV of the
+    running prompts can be reused, and attention would pass over the prompt's cells in the meantime. A late prompt waits only
+    for running prompts that have the same set of adapters and are computed first. A prompt that can share a step with the
+    last tokens of these prompts starts at once.
     """
 
     def __init__(self, budget: PrefillBudget, cells: Cells, counters: Counters, batch_size: int) -> None:
@@ -36,7 +37,7 @@ class LateStarts:
         self._jobs: set[Job] = set()  # requests that keep their layout until they start
 
     def __contains__(self, job: Job) -> bool:
-        """Whether a waiting request starts later. A background request starts after all of them."""
+        """Whether a waiting request starts later. A background request starts after all late starts."""
         return job in self._jobs or (bool(self._jobs) and not job.request.kind.is_client)
 
     def update(self, running: Collection[Job]) -> None:
@@ -46,7 +47,7 @@ class LateStarts:
             self._jobs = {job for job in self._jobs if job.phase is Phase.WAITING and _is_late(job, ends)}
 
     def add(self, job: Job, running: Collection[Job]) -> bool:
-        """Return whether a waiting request, whose prompt is laid out, starts later, and remember it."""
+        """Return whether a waiting request, which is laid out, starts later. If it does, remember it."""
         if not job.request.kind.is_client or job.has_started or job.is_suspect:
             return False
         ends, is_new = self._ends(running), not job.due

@@ -17,7 +17,7 @@ SUGGESTED = (
 
 @dataclass(frozen=True, slots=True)
 class CorpusDocument:
-    """A document of about 30 words about one thing."""
+    """A document of about 30 words on one subject."""
 
     id: str
     title: str
@@ -49,7 +49,7 @@ class Corpus:
         return cls({document.id: document for document in documents}, tuple(questions))
 
     def write(self, folder: Path) -> Path:
-        """Write the documents into a folder, a file each, unless they are there. Return the folder. Raises OSError."""
+        """Write each document to a file in a folder, unless the file is there. Return the folder. Raises OSError."""
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         for document in self.documents.values():
             file, text = folder / f"{document.id}.md", f"# {document.title}\n\n{document.text}\n"

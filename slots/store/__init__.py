@@ -1,1 +1,4 @@
-"""Below host memory: tiers of records, in folders and archives. This room uses `slots/`, which knows nothing of it."""
+"""The tiers below host memory: records in folders and archives.
+
+These modules import `slots/`, which does not import them.
+"""

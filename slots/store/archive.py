@@ -1,7 +1,7 @@
-"""The KV of a cache folder, seen from outside a server: its origin, its records, an archive of it for another machine.
+"""What can be done with a cache folder outside a server: read its origin, list its records, archive it for another machine.
 
-Servers may use the folder at the same time: a file appears whole or not at all, and a server takes a deleted file for one
-that never existed.
+Servers may use the folder at the same time: each file appears whole or not at all, and a server treats a deleted file like
+one that never existed.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ Words = Annotated[str, Meta(max_length=1000)]
 
 
 class Origin(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The origin of a folder's KV. model, build: in words. machine: the digest of the build, the CPU and the devices.
+    """The origin of a folder's KV.
 
-    shape: the digest of the settings that shape KV, all of a `Provenance` but the model. is_imported: the KV came from
-    another machine.
+    model, build: their names in words. machine: the digest of the build, the CPU and the devices. shape: the digest of the
+    settings that change KV. is_imported: the KV came from another machine.
     """
 
     model: Words
@@ -61,12 +61,12 @@ ORIGINS = msgspec.json.Decoder(Origin)
 
 
 def of_any_machine(model: str, shape: str) -> Provenance:
-    """Return the provenance of KV that another machine computed. model: as in `Provenance`; shape: as in `Origin`."""
+    """Return the provenance of KV that another machine computed. model: as in `Provenance`. shape: as in `Origin`."""
     return Provenance(model, hashlib.blake2b(f"imported {shape}".encode(), digest_size=16).hexdigest())
 
 
 def write_origin(folder: Path, origin: Origin) -> None:
-    """Keep the origin of a folder. An error is ignored: only exports need the origin."""
+    """Write a folder's origin to a file in it. An error is ignored, since only exports need the origin."""
     if read_origin(folder) != origin:
         with contextlib.suppress(OSError), written_aside(folder / ORIGIN) as file:
             file.write(msgspec.json.encode(origin))
@@ -87,7 +87,7 @@ HOURS = 86_400.0  # seconds: in effect no limit
 
 @dataclass(frozen=True, slots=True)
 class StoredRecord:
-    """A file. used: the time of its last use, ns. head: None if it cannot be read; why: the reason."""
+    """The file of a record. used: the time of its last use, ns. head: None if it cannot be read, for the reason in `why`."""
 
     path: Path
     size: int
@@ -103,7 +103,7 @@ class StoredRecord:
 
 @dataclass(frozen=True, slots=True)
 class ScopeUse:
-    """What a folder has of a scope. oldest, newest: times of last use, ns."""
+    """What a folder has of a scope. oldest, newest: when its least, and its most, recently used file was used, ns."""
 
     scope: str
     num_records: int
@@ -121,7 +121,11 @@ class ScopeUse:
 
 @dataclass(frozen=True, slots=True)
 class StoredFolder:
-    """The KV of one model and one set of settings. model: its digest. scopes: by name. unreadable: files without a head."""
+    """The KV of one model and one set of settings.
+
+    model: the model's digest. scopes: ordered by name. unreadable: the use of files without a readable head; None if there
+    are none.
+    """
 
     path: Path
     model: str
@@ -165,7 +169,7 @@ def records(folder: Path) -> Iterator[StoredRecord]:
 
 
 def damage(stored: StoredRecord) -> str:
-    """Return what is wrong with a file, read to its last byte; empty: nothing, or the file is gone."""
+    """Return what is wrong with a file, read to its last byte; empty if nothing is wrong or the file is gone."""
     if stored.head is None:
         return stored.why
     made_by = Provenance(stored.head.model, stored.head.settings)
@@ -180,7 +184,10 @@ def damage(stored: StoredRecord) -> str:
 
 
 def prune(root: Path, max_bytes: int) -> None:
-    """Delete files until at most so many bytes remain, as the server that used the folder last would. Raises FolderError."""
+    """Delete files until at most `max_bytes` remain, in the order in which the folder's last server would.
+
+    Raises FolderError.
+    """
     by_use = [(max((used for _, used in stock(path).values()), default=0), path) for path in folders(root)]
     for _, path in sorted(by_use, reverse=True):
         if made_by := provenance_in(path):
@@ -215,7 +222,7 @@ def remove(folder: Path) -> tuple[int, int]:
 
 
 def provenance_in(folder: Path) -> Provenance | None:
-    """Return the provenance of a folder's KV; None if no head has it."""
+    """Return the provenance of a folder's KV; None if no file's head has it."""
     heads = (file.head for file in records(folder) if file.head is not None)
     found = (Provenance(head.model, head.settings) for head in heads)
     return next((one for one in found if one.folder == folder.name), None)
@@ -261,11 +268,14 @@ KINDS = {
 
 
 class ArchiveError(Exception):
-    """An archive that cannot be written, or is not taken: one line."""
+    """An archive cannot be written, or is not accepted. The message is one line."""
 
 
 class Manifest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """format: of the records. model, settings: their provenance. records: their number. bytes: their size."""
+    """The manifest of an archive.
+
+    format: the format of the records. model, settings: their provenance. records: how many there are. bytes: their size.
+    """
 
     format: int
     model: HexDigest
@@ -279,7 +289,10 @@ MANIFESTS = msgspec.json.Decoder(Manifest)
 
 
 class ImportedTier(DiskTier):
-    """KV of other machines, in a separate folder, with what a server computes after it: not equal bit for bit."""
+    """A tier for KV of other machines, and for KV that a server has computed after it.
+
+    It has a separate folder, and its KV is not promised to be equal bit for bit.
+    """
 
     name = Source.IMPORTED
 
@@ -359,7 +372,7 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Imported:
-    """The result of an import. num_new: records that were not there. is_foreign: they are of another build or CPU."""
+    """The result of an import. num_new: records that the folder lacked. is_foreign: they are of another build or CPU."""
 
     manifest: Manifest
     folder: Path
@@ -370,8 +383,8 @@ class Imported:
 def import_archive(archive: Path, root: Path, machine: str, takes_foreign: bool, progress: Progress) -> Imported:
     """Put the records of an archive into a cache folder, once all of them are checked.
 
-    machine: this machine's, as in `Origin`. takes_foreign: take KV of other machines, too. Raises ArchiveError, CorruptFile,
-    OSError and FolderError.
+    machine: the digest of this machine, as in `Origin`. takes_foreign: KV of other machines is accepted, too. Raises
+    ArchiveError, CorruptFile, OSError and FolderError.
     """
     with _own_file(archive) as file:
         members, manifest = _members(file)

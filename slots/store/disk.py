@@ -1,12 +1,12 @@
 """The disk tier: files, neighbours, queued writes.
 
-A file is one record (see `HostMemory`), written aside and renamed, with checksums, so that a torn file is noticed. Files
-lie in a folder of the model and of every setting that changes the KV; all folders together stay within one bound. A separate
-thread writes and deletes: the engine only queues records. Two servers may share a folder: before each write, a server looks
-for the files that the other server has written and deleted.
+Each file has one record. It is written under another name and then renamed. Checksums show whether a file is damaged. Files
+are in a folder for their model and all settings that change KV; all these folders together stay within one bound of bytes. A
+separate thread writes and deletes files, and the engine only queues records. Two servers may share a folder: before each
+write, a server looks for files that the other server has written or deleted.
 
-The index of all files is written to a separate file now and then. At a start it is checked against the names, sizes and
-times of the files, and only new and changed files have their heads read.
+The index of all files is written to a separate file now and then. At a start the index is checked against the names, sizes
+and times of the files, so that only the heads of new and changed files are read.
 """
 
 from __future__ import annotations
@@ -42,7 +42,10 @@ ORIGIN = "origin.json"  # see `archive.py`
 
 
 class Neighbours:
-    """All folders in `root` with a name like that of `own`, without `own`. The least recently used one is deleted first."""
+    """The folders of other models and settings in `root`, beside `own`.
+
+    Files of the least recently used folder are deleted first.
+    """
 
     def __init__(self, root: Path, own: Path) -> None:
         self._root, self._own = root, own
@@ -136,9 +139,9 @@ MOST_INDEX = 1 << 32  # bytes of a file with an index
 
 
 class DiskTier:
-    """Records in `root`, at most `max_bytes` of them. Raises FolderError if the folder cannot be used.
+    """Records in files below `root`, of at most `max_bytes` in all. Raises FolderError if the folder cannot be used.
 
-    without: names of scopes that are not written.
+    made_by: the provenance of the KV. without: names of scopes that are not written.
     """
 
     name: str = Source.DISK
@@ -172,16 +175,16 @@ class DiskTier:
         return self.index.num_bytes + self._neighbours.num_bytes
 
     def has_room(self, num_bytes: int) -> bool:
-        """Return whether the queue has room, and the last file could be written. From any thread.
+        """Return whether the queue has room for `num_bytes`, and the last file could be written. From any thread.
 
-        The files that are evicted for it are deleted later, in the writer's thread.
+        The writer's thread later deletes the files that are evicted for these bytes.
         """
         return num_bytes <= self.max_bytes and self._pending_bytes + num_bytes <= MOST_PENDING and not self._failing
 
     def put(self, record: Record) -> bool:
-        """Queue a record. Return False if too much is waiting. From any thread.
+        """Queue a record. Return False if it is refused: too much is waiting, say. From any thread.
 
-        After a file that could not be written, one record at a time is tried.
+        After a failed write, only one record at a time is queued.
         """
         if record.scope.name in self._without:
             return False

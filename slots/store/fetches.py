@@ -1,9 +1,9 @@
-"""Records that are fetched for waiting requests.
+"""Fetches records from lower tiers for waiting requests.
 
-A request waits for a tier at most a tenth longer than computing would take. At each moment it may have waited for the time
-to compute the arrived tokens, and for `PATIENCE` of the time to compute all; the rest of the tenth is for errors of the
-estimate. So whenever it gives up and computes the rest, it has lost no more. The clock runs only while the request could
-have been admitted.
+A fetch delays a request by at most a tenth of the time that computing the fetched tokens would take. At each moment, the
+request may have waited as long as it takes to compute the tokens that have arrived, plus `PATIENCE` of the time for all
+fetched tokens. The rest of the tenth is for errors of the estimate. If the request gives up and computes the missing tokens,
+it has lost no more than the tenth. The clock runs only while the request could have been admitted.
 """
 
 from __future__ import annotations
@@ -79,10 +79,11 @@ class Speed:
 
 
 class PricedIndex:
-    """A tier's index beside the cache, for the order of one prompt's documents: a `PrefixIndex`.
+    """A tier's index and the cache as one `PrefixIndex`, to order the documents of one prompt.
 
-    live: the cache itself. A run of the cache costs what it costs there; all other runs are read first. read_share: the time
-    to read a run, as a share of computing it. Valid as long as neither index changes.
+    live: the cache. A run that the cache has costs the same as in the cache; any other run is read first. read_share:
+    returns the time to read a run, as a share of the time to compute it. A `PricedIndex` is valid as long as neither index
+    changes.
     """
 
     def __init__(self, index: RecordIndex, live: PromptTree, scope: Scope, read_share: Callable[[IndexNode], float]) -> None:
@@ -129,10 +130,10 @@ def _after(node: Node, at: int, tokens: np.ndarray) -> tuple[Node, int] | None:
 class Fetches:
     """The scheduler's `Fetcher`: brings records of waiting prompts into host memory.
 
-    It belongs to the engine's thread, which touches no file. lower: the tiers; the first one that has more of a prompt than
-    host memory is read. read: has a thread call a function. hand_over: runs a function in the engine's thread. accepts:
-    whether a record has this model's layout; called by the threads that read. Fetched records that are not in use yet take
-    at most half of the budget of host memory, or are of one request.
+    It belongs to the engine's thread, which touches no file. lower: the lower tiers; the first one that has more of a prompt
+    than host memory is read. read: lets a thread call a function. hand_over: lets the engine's thread call a function.
+    accepts: returns whether a record has this model's layout; the threads that read call it. Fetched records that are not in
+    use yet take at most half of host memory's budget, unless all are for one request.
     """
 
     def __init__(
@@ -159,7 +160,7 @@ class Fetches:
         scheduler.fetch_with(self)
 
     def expect(self, job: Job) -> None:
-        """Consider a waiting request."""
+        """Note a waiting request; `look` may begin a fetch for it."""
         if self._lower and self._may_fetch(job):
             self._unasked.append(job)
 
@@ -167,7 +168,10 @@ class Fetches:
         return job.request.keeps and job.request.index_scope.is_shared
 
     def look(self) -> None:
-        """Begin fetches, give up those that take too long, and release those whose requests run now. Between two steps."""
+        """Begin fetches, give up those that take too long, and release those whose requests run now.
+
+        Call it between two steps.
+        """
         for fetch in [fetch for fetch in self._open if self._by_job.get(fetch.job) is not fetch]:
             self._release(fetch)
         self._scheduler.index.host.num_aside = self._holes.forget_dropped({tier.name: tier for tier in self._lower})
@@ -211,7 +215,10 @@ class Fetches:
     # ---- one request -------------------------------------------------------------------------------------------------
 
     def has_to_wait(self, job: Job) -> bool:
-        """Begin a fetch for a request that is about to be admitted, if none was considered or KV was lost since."""
+        """Begin a fetch for a request that is about to be admitted, if none was considered or KV was lost since then.
+
+        Return whether the request has to wait for it.
+        """
         if not self._lower or job in self._by_job or job.has_started or job.is_suspect or not self._may_fetch(job):
             return False
         expected = self._expected.get(job)

@@ -1,6 +1,6 @@
-"""Private folders, with KV or documents: owner, lock, files that are written whole or not at all.
+"""Private folders, with KV or documents: their owner, their lock, and files that are written whole or not at all.
 
-Write access to such a folder is the power to change answers, so only the owner may have it.
+Whoever can write to such a folder can change answers, so only the owner may write to it.
 """
 
 from __future__ import annotations
@@ -20,20 +20,21 @@ MOST_SERVERS = 16  # servers that share a folder, each with a separate place in 
 
 
 class FolderError(Exception):
-    """A folder that must not or cannot have KV or documents. The message has its name, the reason, and the right state."""
+    """A folder cannot or must not have KV or documents. The message has its name, the reason, and what was expected."""
 
 
 def user_folder(variable: str, usual: str) -> Path:
-    """Return a base folder of the user's, as the XDG Base Directory Specification has it. Raises FolderError: no home.
+    """Return a base folder of the user, by the XDG Base Directory Specification. Raises FolderError if the user has no home.
 
-    variable: contains the folder; a relative path in it is to be ignored. usual: the default, below the home.
+    variable: the environment variable that may name the folder; a relative path in it is ignored. usual: the default, below
+    the home.
     """
     named = os.environ.get(variable, "")
     return Path(named) if os.path.isabs(named) else home_folder() / usual
 
 
 def home_folder() -> Path:
-    """Return the user's home. An empty or relative HOME does not count: then the system is asked. Raises FolderError."""
+    """Return the user's home. If HOME is empty or relative, the system is asked. Raises FolderError."""
     try:
         if os.path.isabs(os.environ.get("HOME", os.sep)):
             return Path.home()
@@ -45,7 +46,10 @@ def home_folder() -> Path:
 
 
 def own_folder(path: Path, flag: str) -> Path:
-    """Return the folder, made if it is missing, and checked. flag: the setting that names it. Raises FolderError."""
+    """Return `path`, made if it is missing, as a folder that no other user can write to. Raises FolderError.
+
+    flag: the setting that names the folder, for the message.
+    """
     try:
         if not path.is_dir():
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -93,7 +97,10 @@ def lock(file: Path) -> int:
 
 
 def locked_folder(folder: Path) -> tuple[Path, int]:
-    """Return a folder of --cache-dir, as `own_folder`, and its lock. Raises FolderError; BlockingIOError: another has it."""
+    """Check a folder of --cache-dir as `own_folder` does, and lock it. Return the folder and its lock.
+
+    Raises FolderError, and BlockingIOError if another server has the lock.
+    """
     own_folder(folder, "--cache-dir")
     try:
         return folder, lock(folder / "lock")

@@ -48,7 +48,10 @@ MOST_USES, MOST_COST = 1 << 10, 1e3  # bounds on what a file says: no file may k
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """model: the digest of its files. settings: the digest of every setting that changes KV. Each 32 hexadecimal digits."""
+    """model: the digest of the model's files. settings: that of all settings that change KV.
+
+    Each has 32 hexadecimal digits.
+    """
 
     model: str
     settings: str
@@ -76,9 +79,10 @@ class ForeignFile(CorruptFile):
 
 
 class Head(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The description of a file. tokens: their number; size: bytes of KV and state; path, data: digests of tokens and bytes.
+    """The head of a file.
 
-    state: how many of the bytes, the last ones, are a recurrent state.
+    tokens: the number of tokens. size: the bytes of KV and state. path: the digest of the tokens. data: the digest of the KV
+    and the state. state: how many of the last bytes are a recurrent state.
     """
 
     model: HexDigest
@@ -105,8 +109,8 @@ class Head(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 HEADS = msgspec.json.Decoder(Head)
-"""Made when the module is loaded: msgspec 0.22 learns the fields of a struct at its first use, and a second thread at that
-moment crashes the process. Readers of the disk did."""
+"""Made when the module is loaded: msgspec 0.22 learns the fields of a struct at its first use, and the process crashes if
+two threads do this at once. The threads that read the disk did."""
 
 
 def encode(record: Record, made_by: Provenance) -> list[bytes | memoryview]:

@@ -1,8 +1,8 @@
 """The index of a tier's records: which records continue a prompt, and which one is evicted first.
 
-The record of the least worth is evicted (PGDSF, with the index's clock), of equals the least recently used. A run is of no
-use without the runs before it: a record that another record depends on is worth as much as the other one, and is evicted
-after it.
+The record of the lowest priority is evicted first (PGDSF, with the index's own clock); of several, the least recently used
+one. A run is of no use without the runs before it. So a record on which another record depends has at least the priority of
+the other one, and is evicted after it.
 """
 
 from __future__ import annotations
@@ -62,9 +62,9 @@ class Only(MutableMapping[K, "IndexNode"]):
 
 
 class IndexNode(Run["IndexNode"]):
-    """A run that records have, in little memory: empty mappings are shared, tokens are bytes.
+    """A run that records have. It takes little memory: empty mappings are shared, and tokens are kept as bytes.
 
-    covers: the `records`. begins: the `documents_here`, in one row.
+    covers: the `records`, in a compact form. begins: the `documents_here`, as one flat tuple.
     """
 
     __slots__ = ("_tokens", "begins", "covers")
@@ -110,9 +110,10 @@ class IndexRoot(IndexNode):
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class RecordEntry:
-    """A record with the run from position `start` up to the end of `node`. size: bytes. used: ns. has_state: it has a state.
+    """A record of the run from position `start` to the end of `node`.
 
-    frequency, token_cost: its worth, as in `Node`. priority: the worth, with the clock of its last use.
+    size: its bytes. used: the time of its last use, ns. has_state: it has a recurrent state. frequency, token_cost: as in
+    `Node`; their product is the worth. priority: the worth, plus the clock at the last use.
     """
 
     key: str
@@ -135,7 +136,7 @@ class RecordEntry:
 
     @property
     def place(self) -> Place:
-        """The sort key of eviction: of equals the deepest record goes first."""
+        """The sort key of eviction: of records with the same priority and time, the deepest one is evicted first."""
         return self.priority, self.used, -self.start, self.key
 
     def runs(self) -> Iterator[IndexNode]:
@@ -150,11 +151,14 @@ Place = tuple[float, int, int, str]
 """Priority, time of the last use, depth, key."""
 
 Covers = RecordEntry | tuple[RecordEntry, ...] | dict[RecordEntry, None]
-"""One record, a few, or many."""
+"""The records that cover a run: one, a tuple of a few, or a dict of many."""
 
 
 class Stretch(NamedTuple):
-    """Positions [start, stop) of a prompt that records have, prefixes first. Between two stretches is a hole."""
+    """Positions [start, stop) of a prompt whose KV is in records.
+
+    entries: these records, prefixes first. Between two stretches is a hole.
+    """
 
     entries: list[RecordEntry]
     start: int
@@ -162,9 +166,10 @@ class Stretch(NamedTuple):
 
 
 class StoredEntry(Struct, frozen=True, array_like=True):
-    """An entry in a file. parent: the entry with the path before its run; empty: none. tokens: int32, of its own run.
+    """An entry of a stored index.
 
-    documents: (key, first position) of the documents that end with it.
+    parent: the key of the entry whose path precedes the run of this one; empty: none. tokens: the run's tokens, int32.
+    documents: (key, first position) of the documents that end with the run.
     """
 
     key: str
@@ -182,7 +187,7 @@ class StoredEntry(Struct, frozen=True, array_like=True):
 
 
 class StoredIndex(Struct, frozen=True, array_like=True):
-    """An index in a file: each entry after its parent."""
+    """A stored index: each entry follows its parent."""
 
     clock: float
     entries: list[msgspec.Raw]  # decoded one at a time: all together would take more memory than the index
@@ -192,9 +197,9 @@ ENTRIES, INDEXES = msgspec.msgpack.Decoder(StoredEntry), msgspec.msgpack.Decoder
 
 
 class RecordIndex(RadixTree[IndexNode]):
-    """All records of a tier, by key. Prompts are compared with it as with the cache itself: see `PrefixIndex`.
+    """All records of a tier, by key. Prompts are matched against it as against the cache itself: see `PrefixIndex`.
 
-    lock: guards all but `entries`, where any thread may look up a key.
+    lock: guards everything, except that any thread may look up a key in `entries`.
     """
 
     def __init__(self) -> None:
@@ -203,8 +208,8 @@ class RecordIndex(RadixTree[IndexNode]):
         self.entries: dict[str, RecordEntry] = {}
         self.num_bytes = 0
         self._num_states, self.recompute_last = 0, 1
-        self._age = 0.0  # PGDSF's clock: the priority of what left last
-        self._heap: list[Place] | None = None  # once a record has to leave
+        self._age = 0.0  # PGDSF's clock: the priority of the record evicted last
+        self._heap: list[Place] | None = None  # made once a record has to be evicted
 
     # ---- records come and go ---------------------------------------------------------------------------------------
 
@@ -265,7 +270,7 @@ class RecordIndex(RadixTree[IndexNode]):
             self._offer(entry)
 
     def touch_prefixes(self, entry: RecordEntry, now: int) -> list[RecordEntry]:
-        """Let the records before a record count as used one after the other, the first one last. Return these records."""
+        """Mark the records before a record as used from `now` on, the first one of the path last. Return these records."""
         *_, first = entry.runs()
         in_front = (node.records for node in path(first.parent or first) if node is not first)
         found = list(dict.fromkeys(next(iter(covers)) for covers in in_front if covers))
@@ -341,7 +346,7 @@ class RecordIndex(RadixTree[IndexNode]):
     def continuing(self, scope: Scope, tokens: np.ndarray, reached: int) -> list[Stretch]:
         """Return what records have of a prompt after its first `reached` tokens, prefixes first.
 
-        With states, each stretch ends with a state, after which the prompt continues.
+        If the model has recurrent states, each stretch ends with a state, from which the prompt can continue.
         """
         match = self.match(scope, tokens)
         nodes, stop = path(match.node)[::-1], match.length
@@ -379,7 +384,7 @@ class RecordIndex(RadixTree[IndexNode]):
         return 1.0
 
     def seconds(self, cached: int, new: int) -> float:
-        """Return a guess: files know no device."""
+        """Return a guess, since files do not know the device."""
         return new * GUESSED_NS / 1e9
 
     def continued(self, origin: IndexNode, match: Match[IndexNode]) -> int:

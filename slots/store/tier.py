@@ -21,7 +21,9 @@ from .record_index import RecordIndex
 
 
 class LowerTier(Protocol):
-    """A tier that may outlive the server. Several threads call it: the engine puts, some read, a client drops.
+    """A tier that may outlive the server.
+
+    Several threads call it: the engine's thread puts records, others read or drop them.
 
     `put` must not block: it runs between two steps of the engine. index: of all records, by key (`file_name`).
     """
@@ -81,10 +83,10 @@ class LowerTier(Protocol):
 
 
 class WriteBehind:
-    """Passes each new copy of KV to lower tiers once. Lives in the engine's thread. lower: the tiers that get copies.
+    """Passes each new copy of KV to lower tiers once, in the engine's thread. lower: the tiers that get copies.
 
-    Runs of private scopes, and runs that no later process could use, stay in host memory. Host memory asks here what lower
-    tiers have: see `Below`.
+    Runs of private scopes, and runs that no later process could use, stay in host memory. Host memory asks this object what
+    the lower tiers have: see `Below`.
     """
 
     def __init__(self, host: HostMemory, lower: Sequence[LowerTier]) -> None:
