@@ -308,9 +308,10 @@ MOST_BRANCHES = 4  # earlier prompts to compare, the most recently used
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ChangedPiece:
-    """A short piece of a prompt where an earlier prompt had another. before, after: the two pieces (int32).
+    """A short piece of a prompt that differs from an earlier prompt, with equal tokens after it.
 
-    num_after: equal tokens after the piece, which would have been reused without the change.
+    before, after (int32): the piece in the earlier prompt, and in this one. num_after: the equal tokens after the piece,
+    which would have been reused without the change.
     """
 
     before: np.ndarray
@@ -319,9 +320,10 @@ class ChangedPiece:
 
 
 def changed_piece(last_node: Node, tokens: np.ndarray, at: int) -> ChangedPiece | None:
-    """Return the piece that differs at position `at` from an earlier prompt. last_node: the end of the prompt's path.
+    """Return the piece at position `at` in which a prompt differs from an earlier one.
 
-    None: no earlier prompt parts there, or none continues alike after a short piece.
+    last_node: where the prompt's path ends. Return None if no earlier prompt parts there, or if none has the same tokens
+    again after a short piece.
     """
     own = next((node for node in path(last_node, at) if node.start == at), None)
     if own is None or own.parent is None:
