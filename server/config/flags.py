@@ -1,4 +1,4 @@
-"""Flags from settings: argparse, the environment, llama-server's flags."""
+"""Makes argparse flags from the settings, reads settings from the environment and a file, and knows llama-server's flags."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ Row = tuple[str, int, str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LlamaFlag:
-    """A flag of llama-server. says: why it has no effect, or is refused; empty: the server works as it asks anyway."""
+    """A flag of llama-server that is no setting here.
+
+    says: why the flag has no effect or is refused; empty: this server works as the flag asks in any case.
+    """
 
     flags: tuple[str, ...]
     num_values: int
@@ -198,7 +201,7 @@ FILE_HELP = "a TOML file with settings by their names, such as `ctx_size = 8192`
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose errors are one line."""
+    """A parser that writes an error as one line."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"slotcache: {message}\n")
@@ -217,9 +220,9 @@ class Parser(argparse.ArgumentParser):
 
 
 def add_arguments(parser: argparse.ArgumentParser, shown: bool = True) -> None:
-    """Give a parser the flags of all settings, and llama-server's other flags, which it refuses or notes.
+    """Give a parser the flags of all settings, and llama-server's other flags, which the parser refuses or notes.
 
-    shown: --help has the first settings of each topic; else it has none. --help-all has all.
+    shown: --help shows the first settings of each topic; otherwise it shows no setting. --help-all shows all.
     """
     parser.set_defaults(notes=[], given=frozenset(), from_file=frozenset())
     parser.add_argument("--help-all", action=_HelpAll, nargs=0, help=f"show all {len(SETTINGS)} flags, and exit")
@@ -234,9 +237,9 @@ def add_arguments(parser: argparse.ArgumentParser, shown: bool = True) -> None:
 
 
 def add_settings(parser: argparse._ActionsContainer, settings: Sequence[Setting], hidden: bool = False) -> None:
-    """Give a parser the flags of some settings. hidden: they are in --help-all only.
+    """Give a parser the flags of some settings. hidden: only --help-all shows the flags.
 
-    Switches take an optional on/off: `--cache-prompt`, `--cache-prompt off`. Each has a flag `--no-...` as well.
+    A switch takes an optional on/off: `--cache-prompt`, `--cache-prompt off`. It has a flag `--no-...` as well.
     """
     for setting in settings:
         default = f" (default: {written(setting.default)})" if setting.default != "" else ""
@@ -323,7 +326,7 @@ def given_among(arguments: argparse.Namespace, settings: Sequence[Setting]) -> f
 
 
 def notes_of(arguments: argparse.Namespace) -> list[str]:
-    """Return a line for each given flag and variable of llama-server that has no effect here."""
+    """Return a line for each flag and variable of llama-server that the user gave and that has no effect here."""
     known = {variable for setting in SETTINGS for variable in setting.variables}
     heeded = {foreign.variable for foreign in FOREIGN if not foreign.says}
     reasons = {foreign.variable: foreign.says for foreign in FOREIGN}
@@ -332,7 +335,7 @@ def notes_of(arguments: argparse.Namespace) -> list[str]:
 
 
 def with_dashes(arguments: Sequence[str]) -> list[str]:
-    """Write the names of long flags with dashes, as llama-server does: `--ctx_size` is `--ctx-size`."""
+    """Return the arguments with dashes in the names of long flags: `--ctx_size` becomes `--ctx-size`, as in llama-server."""
     return [_with_dashes(argument) if argument.startswith("--") else argument for argument in arguments]
 
 
@@ -400,7 +403,7 @@ def _argument_type(setting: Setting) -> Callable[[str], Value]:
 
 
 def variable_of(setting: Setting) -> str | None:
-    """Return the environment variable that a setting's value comes from; None: none is set."""
+    """Return the environment variable that sets a setting; None: no variable does."""
     return next((name for name in setting.variables if name in os.environ), None)
 
 

@@ -1,4 +1,4 @@
-"""All settings, frozen: each field has its flag, variable, default and help."""
+"""The settings of a server, as a frozen dataclass: each field declares its flags, environment variable, default and help."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ VERSION = "0.2.0"
 
 
 class SettingsError(Exception):
-    """Settings that no server can be started with."""
+    """No server can be started with these settings."""
 
 
 def row(
@@ -52,9 +52,10 @@ def row(
 ) -> T:
     """Declare a field of `Settings`.
 
-    choices: the values, if the field's type lists none. least, most: of a number. words: texts that stand for numbers.
-    fixed: flags without a value, and the value that each sets. refused: values that are not supported, and why. separator:
-    joins the values of a repeated flag. llama: llama-server's variable.
+    choices: the allowed values, if the field's type lists none. least, most: the range of a number. words: words that
+    stand for numbers. fixed: flags that take no value, and the value that each sets. refused: unsupported values, and
+    the reason for each. separator: joins the values of a repeated flag. llama: llama-server's environment variable for
+    this setting.
     """
     about = {"flags": flags, "help": help, "choices": choices, "least": least, "most": most, "clamps": False}
     about |= {"words": words or {}, "fixed": fixed or {}, "refused": refused or {}, "separator": separator, "llama": llama}
@@ -63,10 +64,10 @@ def row(
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One row of the table. The environment may hold a flag's value, as SLOTCACHE_<NAME>; the command line wins.
+    """One setting. Its value may come from the environment variable SLOTCACHE_<NAME>; the command line wins.
 
-    words, fixed, refused, separator, llama: as in `row`; fixed includes the flags that turn a switch off. clamps: a number
-    outside the range becomes the nearest one in the range.
+    The fields are those of `row`; fixed also has the flags that turn a switch off. clamps: a number outside the range
+    becomes the nearest number in the range, instead of an error.
     """
 
     name: str
@@ -89,7 +90,7 @@ class Setting:
 
     @property
     def may_be_bare(self) -> bool:
-        """Whether the flag alone means on."""
+        """Whether the flag may come without a value, which then means on."""
         return self.is_switch or {"on", "off"} <= {*self.choices}
 
     @property
@@ -98,7 +99,7 @@ class Setting:
 
     @property
     def variables(self) -> tuple[str, ...]:
-        """All variables of the environment that may hold its value; an earlier one wins."""
+        """The environment variables that may set this setting; an earlier variable wins."""
         return (self.variable, *filter(None, [self.llama]))
 
     def parse(self, text: str) -> Value:
@@ -126,7 +127,7 @@ class Setting:
 
 
 def listed(text: str) -> frozenset[str]:
-    """Split a setting that holds several values, separated by commas."""
+    """Split the text of a setting at its commas, and return the values."""
     return frozenset(filter(None, map(str.strip, text.split(","))))
 
 
@@ -153,7 +154,7 @@ def _negations(default: Value, flags: tuple[str, ...]) -> dict[str, str]:
 
 
 def table_of(unset: DataclassInstance) -> tuple[Setting, ...]:
-    """Return the settings that the fields of a dataclass declare. unset: an object with the defaults."""
+    """Return the settings that the fields of a dataclass declare. unset: an object of this dataclass with the defaults."""
     kinds = get_type_hints(type(unset))
     declared = [one for one in fields(unset) if one.metadata]
     rows = [_setting(one, getattr(unset, one.name), kinds[one.name]) for one in declared]
@@ -186,7 +187,7 @@ def _about_number(name: str) -> dict[str, Any]:
 
 
 def written(value: Value) -> str:
-    """Return a value as one writes it on the command line."""
+    """Return a value as the user writes it on the command line."""
     return ("on" if value else "off") if isinstance(value, bool) else str(value)
 
 
@@ -209,7 +210,10 @@ ReasoningFormat = Literal["auto", "none", "deepseek", "deepseek-legacy"]
 # fmt: off
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings(Numbers):
-    """The settings of a server. A `Literal` lists the values of a setting. `Numbers` has defaults for fields of requests."""
+    """The settings of a server.
+
+    `Numbers` adds the sampling parameters, whose settings are defaults for fields of requests.
+    """
 
     model: str = row("", ("-m", "--model"), "GGUF file to serve, or `smollm2`, a small chat model that is fetched once; without one, a built-in model. Several: repeat it, or NAME=FILE", separator="\n", llama="LLAMA_ARG_MODEL")
     models_dir: str = row("", ("--models-dir",), "folder whose GGUF files are served too", llama="LLAMA_ARG_MODELS_DIR")
@@ -360,17 +364,17 @@ class Settings(Numbers):
 
     @property
     def sleep_after(self) -> int:
-        """Seconds without a request until sleep; 0: never."""
+        """Seconds without a request after which the model is unloaded; 0: it is never unloaded."""
         return max(self.sleep_idle_seconds, 0)
 
     @property
     def draft_mode(self) -> Draft:
-        """The default of a request's `draft`: the draft model, if there is one and --draft does not say otherwise."""
+        """The default of a request's `draft`: --draft, or without --draft `model` if there is a model that drafts."""
         return "model" if (self.draft_model or self.uses_head) and not self.is_given("draft") else self.draft
 
     @property
     def uses_head(self) -> bool:
-        """Whether the multi-token head of the model drafts."""
+        """Whether the multi-token head of the served model drafts."""
         return "draft-mtp" in listed(self.spec_type)
 
     @property
@@ -379,11 +383,11 @@ class Settings(Numbers):
         return self.sleep_after > 0 or self.is_one_of_several
 
     def is_given(self, name: str) -> bool:
-        """Whether a setting is given, or differs from its default."""
+        """Whether the user set a setting, even to its default, or its value differs from the default."""
         return name in self.given or getattr(self, name) != getattr(UNSET, name)
 
     def names(self, model: Path) -> tuple[str, ...]:
-        """Return the model's names in alphabetical order, as llama-server does; without --alias, the file's name."""
+        """Return the names of --alias, sorted as in llama-server; without --alias, the name of the model's file."""
         names = (self.alias,) if self.is_one_of_several else tuple(sorted(listed(self.alias)))
         return names or (model.stem,)
 

@@ -1,4 +1,4 @@
-"""The indexed folders of this server: opened, watched, indexed again."""
+"""The folders of --docs and their index: opened, watched for changes, and indexed again."""
 
 from __future__ import annotations
 
@@ -47,7 +47,10 @@ UNUSED = 90  # days without a server until an index is removed
 
 
 class DocumentPrefetch(Protocol):
-    """Documents that are prefilled before any question: their number so far, and their tokens."""
+    """The prefill of documents before any question.
+
+    num_documents, num_tokens: documents prefilled so far, and their tokens.
+    """
 
     num_documents: int
     num_tokens: int
@@ -59,11 +62,12 @@ class DocumentPrefetch(Protocol):
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class FolderIndex:
-    """Folders that one scope may search. It belongs to the event loop; any thread may use its index.
+    """The folders of --docs, which one scope may search. Used on the event loop alone; any thread may use its index.
 
-    top_k: the default number of hits. questions: suggested to readers; empty: questions from headings. watcher: keeps the
-    index up to date. lock: the descriptor of the index's lock. offers: whether `advice` may name a way to vectors.
-    num_searches: started so far. prefixes: of likely prompts, with --read-ahead.
+    top_k: the default number of hits. watcher: keeps the index up to date. lock: the file descriptor of the index's
+    lock. questions: suggestions for readers; empty: they are made from headings. offers: whether `advice` may suggest
+    an embedding model. num_searches: searches that were started. prefixes: the prefill of --read-ahead; None without
+    it.
     """
 
     index: Index
@@ -80,21 +84,21 @@ class FolderIndex:
 
     @property
     def stages(self) -> tuple[str, ...]:
-        """The stages of a search, in order. Vectors in clusters add a provisional stage."""
+        """The stages of a search, in order. An index with clusters of vectors has a provisional stage."""
         provisional = (PROVISIONAL,) if self.index.progress.clusters else ()
         fused, reranked = (*provisional, FUSED) if self.index.has_vectors else (), (RERANKED,) if self.reranking else ()
         return (LEXICAL, *fused, *reranked)
 
     @property
     def advice(self) -> str:
-        """What would add vectors to documents without vectors; empty: they have some, or no vectors are wanted."""
+        """Advice on how to get vectors; empty: the documents have vectors, or the user wants none."""
         if self.index.has_vectors or not self.offers:
             return ""
         return OFFER if self.index.is_in(PACKAGED[OFFERED].language) else OTHER_LANGUAGE
 
     @property
     def suggested(self) -> Sequence[str]:
-        """Questions to start with; those from headings are known once all files are read."""
+        """Questions to suggest to readers. Questions from headings are known once all files are read."""
         return self.questions or [_question(heading) for heading in self.index.headings]
 
     @property
@@ -102,7 +106,7 @@ class FolderIndex:
         return self.index.folders
 
     def search(self) -> Search:
-        """Start a search."""
+        """Return a new search in the index."""
         self.num_searches += 1
         embedding, reranking = self.embedding, self.reranking
         return self.index.search(embedding.query if embedding else None, reranking.scores if reranking else None)
@@ -112,7 +116,10 @@ class FolderIndex:
         return await asyncio.get_running_loop().run_in_executor(self.index.threads, partial(work, *arguments, **named))
 
     def check_scope(self, scope: str, where: str) -> None:
-        """Raise RequestError 403 for a scope that may not search these documents. where: the scope's field."""
+        """Raise RequestError 403 for a scope that may not search these documents.
+
+        where: the request's field with the scope.
+        """
         if scope != self.scope:
             raise RequestError(
                 f"{where}: the documents of this server belong to another scope: --docs-scope names it",
@@ -134,10 +141,10 @@ def _question(heading: str) -> str:
 
 
 class FolderWatcher:
-    """Keeps an index up to date in its own threads: files first, then vectors in the gaps between requests.
+    """Keeps an index up to date in its own threads. It first reads files, then computes vectors while no request runs.
 
-    state: opening, reading, embedding, ready or failed; any thread may read it. error: of the last failure. watches: notice
-    changes of files. is_busy: whether the engine computes for a request.
+    state: opening, reading, embedding, ready or failed; any thread may read it. error: the reason of the last failure.
+    watches: whether changes of files are noticed. is_busy: returns whether the engine computes for a request.
     """
 
     def __init__(self, index: Index, *, watches: bool, is_busy: Callable[[], bool]) -> None:
@@ -150,7 +157,7 @@ class FolderWatcher:
         self._on_read: Callable[[], None] = lambda: None
 
     def start(self, on_read: Callable[[], None] = lambda: None) -> None:
-        """Start to work. on_read: called in a thread whenever all files are read; vectors may still be missing."""
+        """Start the threads. on_read: called in a thread whenever all files have been read; vectors may still be missing."""
         self._on_read = on_read
         self.refresh()
         jobs = [("docs", self._work), *([("docs-watch", self._watch)] if self._watches else [])]
@@ -159,14 +166,14 @@ class FolderWatcher:
             thread.start()
 
     def refresh(self) -> None:
-        """Compare the folders with the index soon, after the current work. The index is not ready until then."""
+        """Have the folders compared with the index after the current work. The index is not ready until then."""
         with self._settling:
             self._wanted.set()
             if self.state in (READY, FAILED):
                 self.state = READING
 
     def stop(self) -> None:
-        """End all work soon."""
+        """Tell the threads to end their work soon."""
         self._stopping.set()
         self._wanted.set()
         self._index.interrupt()
@@ -317,7 +324,7 @@ def load_folder_index(settings: Settings, vectors: Vectors, is_busy: Callable[[]
 
 
 def check_read_ahead(settings: Settings, model: Model) -> None:
-    """Raise SettingsError for --read-ahead if nothing could be read ahead."""
+    """Raise SettingsError if --read-ahead is given and nothing could be prefilled."""
     hindrances = {
         "it needs documents: --docs": not settings.docs,
         "it needs host memory, and --cache-ram is 0": not settings.cache_ram,
@@ -328,7 +335,7 @@ def check_read_ahead(settings: Settings, model: Model) -> None:
 
 
 def real_paths(settings: Settings) -> list[str]:
-    """Return the paths of --docs without links. Raises SettingsError for one that is not there."""
+    """Return the paths of --docs with links resolved. Raises SettingsError for a path that does not exist."""
     try:
         return [str(Path(path).expanduser().resolve(strict=True)) for path in settings.docs.split("\n") if path]
     except FileNotFoundError as error:
@@ -338,9 +345,9 @@ def real_paths(settings: Settings) -> list[str]:
 
 
 def index_folder(settings: Settings) -> Path:
-    """Return the folder of indexes, which have the text of documents. Raises FolderError if --docs-db cannot be used.
+    """Return the folder of the indexes, which contain the text of documents. Raises FolderError if --docs-db cannot be used.
 
-    A user without a usable cache folder gets a temporary one, removed at the end of the process.
+    Without --docs-db, and without a usable cache folder, it is a temporary folder, removed at the end of the process.
     """
     if settings.docs_db:
         return own_folder(Path(settings.docs_db).expanduser(), "--docs-db")
@@ -360,7 +367,7 @@ def _temporary_folder() -> Path:
 
 
 def remove_temporary_folder() -> None:
-    """Remove the folder of a user without a cache, if there is one: a signal that ends the process calls no `atexit`."""
+    """Remove the temporary folder of `index_folder`, if there is one. A signal that ends the process calls no `atexit`."""
     if _temporary_folder.cache_info().currsize:
         shutil.rmtree(_temporary_folder(), ignore_errors=True)
 

@@ -1,4 +1,4 @@
-"""The embedding and the reranking model, each with its own thread: queue, batches, texts."""
+"""The embedding model and the reranking model. Each has a queue of texts, and a thread that computes them in batches."""
 
 from __future__ import annotations
 
@@ -44,7 +44,10 @@ NICENESS = 10  # so that the engine's threads get a core first
 
 @dataclass(slots=True, eq=False)
 class VectorJob:
-    """The texts of one request. vectors: of the first texts, so far. num_taken: texts in a batch so far."""
+    """The texts of one request, as tokens. vectors: the vectors of the first texts, as far as they are computed.
+
+    num_taken: the number of texts that have been put into a batch.
+    """
 
     texts: Sequence[np.ndarray]
     vectors: list[np.ndarray] = field(default_factory=list)
@@ -54,9 +57,9 @@ class VectorJob:
 
 @dataclass(slots=True)
 class Computed:
-    """Counts of texts that became vectors or scores, of their tokens, of steps, and of loads after a sleep.
+    """Counts of computed texts and their tokens, of calls of the model (`steps`), and of loads after the model was unloaded.
 
-    in_memory: models in memory now.
+    in_memory: the number of models in memory now.
     """
 
     texts: int = 0
@@ -73,16 +76,16 @@ Batch = list[tuple[VectorJob, np.ndarray]]
 
 
 class VectorQueue:
-    """Computes texts of several requests in turn, one call of the embedder at a time. Safe from any thread.
+    """Computes the texts of requests. The requests take turns, text by text. Any thread may use it.
 
-    A request of one text waits for at most one call, however many texts wait before it. Texts in gaps wait until no other
+    So a request of one text need not wait for all texts of an earlier request. Texts with `in_gaps` wait until no other
     texts do.
 
-    The thread lives only while texts wait: OpenMP keeps workers for each thread, and they would slow the engine's workers.
-    While the engine generates, the thread computes on one core.
+    The thread lives only while texts wait. OpenMP keeps workers for each thread, and these would slow the engine's
+    workers. While the engine generates, the thread computes on one core.
 
-    is_busy: whether the engine generates; called in the queue's thread. sleep_after: seconds without a text until the
-    embedder is unloaded; 0: only on request. computed: in total.
+    is_busy: returns whether the engine generates; called in the queue's thread. sleep_after: seconds without a text
+    after which the embedder is unloaded; 0: it is unloaded only on request. computed: the counts since the start.
     """
 
     def __init__(self, embedder: EmbeddingModel, is_busy: Callable[[], bool], sleep_after: float = 0) -> None:
@@ -103,7 +106,10 @@ class VectorQueue:
         return max(self._ends - perf_counter(), 0)
 
     def keep(self, seconds: float) -> None:
-        """Unload the embedder after so many seconds without a text. The next text loads it, and resets the seconds."""
+        """Unload the embedder after so many seconds without a text.
+
+        The next text loads it, and restores the usual seconds.
+        """
         with self._lock:
             self._seconds, self._ends = seconds, perf_counter() + seconds
             if self._thread is None:
@@ -111,7 +117,10 @@ class VectorQueue:
                 self._timer, self._ends = self._start_timer()
 
     def unload_now(self) -> bool:
-        """Unload the embedder at once, unless it computes; return whether it was unloaded. Not for the event loop."""
+        """Unload the embedder at once, unless it computes; return whether it was unloaded.
+
+        Do not call it on the event loop.
+        """
         was_open = self._embedder.is_open
         with self._lock:
             ending = None if self._jobs or self._in_gaps or self._computes else self._thread
@@ -123,9 +132,10 @@ class VectorQueue:
         return was_open and not self._embedder.is_open
 
     def submit(self, texts: Sequence[np.ndarray], *, in_gaps: bool = False) -> Future[list[np.ndarray]]:
-        """Queue texts (int32, at least one). The future gets the result of `EmbeddingModel.vectors`; cancel it to drop them.
+        """Queue at least one text, as int32 tokens. The future gets the results of `EmbeddingModel.vectors`.
 
-        in_gaps: the texts give way to all others. Raises RequestError once the queue is closed.
+        To drop the texts, cancel the future. in_gaps: the texts wait until no others do. Raises RequestError once the
+        queue is closed.
         """
         job = VectorJob(texts)
         with self._lock:
@@ -259,12 +269,13 @@ def _fail(job: VectorJob, error: RequestError) -> None:
 def tokens_of(
     embedder: EmbeddingModel, given: object, name: str, *, cut: Literal["start", "end"] | None
 ) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield the tokens of each text, int32, with its place in the body. Raises RequestError.
+    """Yield the place of each text in the body, and its int32 tokens. Raises RequestError.
 
-    given: a text, a list of ids, both mixed, `{"prompt_string": text}`, `{"content": [parts]}`, or a list of these. name: of
-    the field. Only a text alone gets the tokens that the model expects around it; ids stay as they are. cut: the end at
-    which the caller cuts a text that is too long; None: the caller refuses it. Only the first tokens are made of a text
-    whose end will be cut, and of a text to be refused with more than `MOST_COUNTED` letters.
+    given: a text, a list of token ids, both mixed, `{"prompt_string": text}`, `{"content": [parts]}`, or a list of
+    these. name: the name of the field. A plain text gets the special tokens that the model expects around it; ids stay
+    as they are. cut: the end at which the caller cuts a text that is too long; None: the caller refuses such a text. A
+    text whose end will be cut is not tokenised past the model's limit; nor is a text of more than `MOST_COUNTED`
+    letters that will be refused.
     """
     if isinstance(given, list):
         check_number(len(given), name)
@@ -298,9 +309,9 @@ RETRY_AFTER = 1  # s
 
 
 class EmbeddingWorker:
-    """An embedding or reranking model. It belongs to the event loop.
+    """An embedding or reranking model. Used on the event loop alone, except for the methods that say otherwise.
 
-    name: of the model, in answers. num_open: requests that wait for it. max_open: the most of them.
+    name: the model's name in answers. num_open: requests that wait for the model. max_open: the limit of `num_open`.
     """
 
     def __init__(self, name: str, embedder: EmbeddingModel, queue: VectorQueue, max_open: int) -> None:
@@ -310,16 +321,19 @@ class EmbeddingWorker:
 
     @property
     def is_asleep(self) -> bool:
-        """Whether the model is unloaded and no request wants it."""
+        """Whether the model is unloaded and no request waits for it."""
         return not (self.num_open or self.embedder.is_open)
 
     @property
     def failure(self) -> str:
-        """Why the last load of the model failed; empty: it did not."""
+        """Why the last load of the model failed; empty: it did not fail."""
         return self._queue.failure
 
     async def compute(self, texts: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """Return the vectors of texts (int32). A cancelled call drops the texts. Raises RequestError: the queue is full."""
+        """Return the vectors of texts (int32 tokens). A cancelled call drops the texts.
+
+        Raises RequestError if the queue is full.
+        """
         if self.num_open >= self._max_open:
             raise RequestError(
                 f"{self.num_open} requests wait for {self.name}, of at most {self._max_open}: try again later",
@@ -334,11 +348,14 @@ class EmbeddingWorker:
             self.num_open -= 1
 
     def compute_in_gaps(self, texts: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """Return the vectors of texts (int32), computed while no request waits. From a thread. Raises RequestError."""
+        """Return the vectors of texts (int32 tokens), computed while no request waits. Call it in a thread.
+
+        Raises RequestError.
+        """
         return self._queue.submit(texts, in_gaps=True).result()
 
     def is_busy(self) -> bool:
-        """Return whether the engine generates. From any thread."""
+        """Return whether the engine generates. Any thread may call it."""
         return self._queue.is_busy()
 
     @property
@@ -351,19 +368,19 @@ class EmbeddingWorker:
         return self._queue.seconds_left
 
     def keep(self, seconds: float) -> None:
-        """Unload the model after so many seconds without a request. The next request loads it."""
+        """Unload the model after so many seconds without a request. The next request loads it again."""
         self._queue.keep(seconds)
 
     def unload_now(self) -> bool:
-        """Unload the model for another one, unless it computes; return whether it was unloaded. Not for the event loop."""
+        """Unload the model at once, unless it computes; return whether it was unloaded. Do not call it on the event loop."""
         return self._queue.unload_now()
 
     # ---- in a thread -----------------------------------------------------------------------------------------------
 
     def tokens(self, given: object, name: str, cut: Literal["start", "end"] | None) -> list[np.ndarray]:
-        """Return the tokens of each text of a request: see `tokens_of`. Raises RequestError.
+        """Return the tokens of each text of a request. Raises RequestError. given, name: as in `tokens_of`.
 
-        cut: the end at which a text that is too long is cut; None: that is an error.
+        cut: the end at which a text that is too long is cut; None: such a text is an error.
         """
         texts: list[np.ndarray] = []
         for where, tokens in tokens_of(self.embedder, given, name, cut=cut):
@@ -373,7 +390,10 @@ class EmbeddingWorker:
         return texts
 
     def pairs(self, query: str, documents: Sequence[str], name: str) -> list[np.ndarray]:
-        """Return the tokens of the query with each document. Raises RequestError. name: of the documents' field."""
+        """Return the tokens of each document joined with the query. Raises RequestError.
+
+        name: the field of the documents.
+        """
         pairs: list[np.ndarray] = []
         for at, pair in enumerate(self._pairing(query, documents)):
             self._check_length(pair, f"{name}[{at}]")  # before the next pair is tokenised
@@ -381,11 +401,11 @@ class EmbeddingWorker:
         return pairs
 
     def pair(self, query: str, document: str) -> np.ndarray:
-        """Return the tokens of the query with a document, of any number."""
+        """Return the tokens of the query joined with a document, even if they are too many for the model."""
         return next(self._pairing(query, [document]))
 
     def _check_length(self, tokens: np.ndarray, where: str) -> None:
-        """Raise RequestError for a text that is empty or too long for the model. where: its place in the body."""
+        """Raise RequestError for a text that is empty or too long for the model. where: the text's place in the body."""
         size, limit = len(tokens), self.embedder.limit
         if not size:
             raise RequestError(f"{where} is empty: expected a text", param=where)
@@ -410,11 +430,11 @@ class EmbeddingWorker:
 
 @dataclass(slots=True, kw_only=True)
 class Vectors:
-    """All that a server does without generating: tokens, vectors, scores.
+    """All that a server computes without generating: tokens, vectors and scores.
 
-    model, name: the served model. texts: its tokeniser. embedding, reranking: None: not asked for. for_search: the
-    embedder, if it makes one vector of a text. threads: for tokenising, and for writing numbers as text. beside: models
-    loaded only for vectors or scores.
+    model, name: the served model. texts: the tokeniser of the served model. embedding, reranking: None if the settings
+    ask for none. for_search: the embedder, if it turns each text into one vector. threads: these tokenise, and write
+    vectors as JSON. beside: models that were loaded only for vectors or scores.
     """
 
     settings: Settings
@@ -428,13 +448,13 @@ class Vectors:
     beside: list[Model]
 
     def embedder(self) -> EmbeddingWorker:
-        """Return the embedder. Raises RequestError 501."""
+        """Return the embedder. Raises RequestError 501 if there is none."""
         if self.embedding is None:
             raise _not_asked_for("embeddings", "--embedding-model FILE, or --embeddings for the model itself")
         return self.embedding
 
     def ranker(self) -> EmbeddingWorker:
-        """Return the reranker. Raises RequestError 501."""
+        """Return the reranker. Raises RequestError 501 if there is none."""
         if self.reranking is None:
             raise _not_asked_for("reranking", "--rerank-model FILE, or --reranking for the model itself")
         return self.reranking
@@ -483,7 +503,7 @@ class Vectors:
 
 
 def about(model: Model) -> dict[str, object]:
-    """Return the sizes and kinds of a model by llama-server's names."""
+    """Return the properties of a model under llama-server's names."""
     return {
         "n_vocab": model.num_vocab,
         "n_ctx_train": model.context_train,
@@ -514,9 +534,10 @@ def can_search(worker: EmbeddingWorker) -> bool:
 
 
 class Embedding:
-    """Turns texts of an index and queries into vectors. prefixes: before texts and queries, as in the model's training.
+    """Turns the texts of an index, and queries, into vectors. language: as in `Embedder`.
 
-    language: as in `Embedder`. is_busy: whether the engine generates.
+    prefixes: what the model's training put before texts and before queries. is_busy: returns whether the engine
+    generates.
     """
 
     def __init__(self, worker: EmbeddingWorker, prefixes: Prefixes, language: str) -> None:
@@ -525,7 +546,10 @@ class Embedding:
 
     @classmethod
     def of(cls, worker: EmbeddingWorker, settings: Settings) -> Self:
-        """Take the prefixes from the settings, else by the model's name. Raises SettingsError for a long prefix."""
+        """Make one with the prefixes of the settings, else of the model's name.
+
+        Raises SettingsError for a prefix that is too long.
+        """
         model, embedder = worker.embedder.model, worker.embedder
         usual = prefixes_of(*(model.metadata(f"general.{key}") or "" for key in ("name", "architecture")))
         given = (settings.embedding_query_prefix, settings.embedding_document_prefix)
@@ -541,20 +565,23 @@ class Embedding:
         return cls(worker, prefixes, PACKAGED[OFFERED].language if is_default else "")
 
     def for_index(self) -> Embedder:
-        """Return the embedder of an index. Its digest takes seconds the first time. Raises ModelError."""
+        """Return the embedder of an index. The digest of the model's files takes seconds the first time.
+
+        Raises ModelError.
+        """
         embedder = self._worker.embedder
         files, prefix = digest(files_of(embedder.model.path)), self.prefixes.document
         parts = [files, embedder.pooling, str(embedder.limit), *([repr(prefix)] if prefix else []), *embedder.model.altered]
         return Embedder(" ".join(parts), self.embed, self.language)
 
     def embed(self, texts: Sequence[str]) -> np.ndarray:
-        """Return the vectors of texts, computed while no request waits. Not for the event loop. Raises RequestError."""
+        """Return the vectors of texts, computed while no request waits. Call it in a thread. Raises RequestError."""
         embedder, prefix = self._worker.embedder, self.prefixes.document
         tokens = [embedder.shortened(embedder.tokens(prefix + text)) for text in texts]
         return np.stack(self._worker.compute_in_gaps(tokens))
 
     async def query(self, text: str) -> np.ndarray:
-        """Return the vector (width,) of a query. Raises RequestError."""
+        """Return the vector of a query, an array of shape (width,). Raises RequestError."""
         (vector,) = await self._worker.compute([await asyncio.to_thread(self._query_tokens, text[-MAX_LETTERS:])])
         return vector
 
@@ -567,7 +594,7 @@ class Embedding:
 
 
 class Reranking:
-    """Scores texts for a query."""
+    """Scores how well texts fit a query."""
 
     def __init__(self, worker: EmbeddingWorker) -> None:
         self._worker = worker
@@ -596,7 +623,7 @@ TEXTS_ON_GPU = 64  # texts of a call on a GPU; on a CPU a call has one text
 def load_vectors(settings: Settings, model: Model, name: str, is_busy: Callable[[], bool]) -> Vectors:
     """Load the models for vectors and scores, and make their contexts. Raises ModelError, SettingsError.
 
-    model, name: the served model, which may be one of them. is_busy: as in `VectorQueue`.
+    model, name: the served model, which may itself compute vectors or scores. is_busy: as in `VectorQueue`.
     """
     reranks = settings.reranking or (settings.embeddings and settings.pooling == "rank")
     embeds = settings.embeddings and not reranks
