@@ -1,4 +1,4 @@
-"""The grammar of calls and reasoning in Lark, as llguidance reads it."""
+"""Writes the grammar of tool calls and reasoning in Lark, for llguidance."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Definitions = Sequence[tuple[str, Mapping[str, object]]]
 
 @dataclass(frozen=True, slots=True)
 class GrammarPart:
-    """A piece of a text. token: its spelling in Lark, if it is a control token."""
+    """A piece of a text. token: if the piece is a control token, the token as Lark writes it; else empty."""
 
     text: str
     token: str = ""
@@ -32,9 +32,10 @@ class GrammarPart:
 
 @dataclass(frozen=True, slots=True)
 class ParameterTags:
-    """The tags around parameters. opens: before a name; key_end, closes: before a value and after it.
+    """The tags around a call's parameters. opens: the tag before a name. key_end: the tag between a name and its value.
 
-    end: after the last parameter. behind: other lines that a reader accepts after a value's closing tag.
+    closes: the tag after a value. end: the tag after the last parameter. after_call: other lines that a reader accepts after
+    `closes`.
     """
 
     opens: str
@@ -45,7 +46,7 @@ class ParameterTags:
 
     @classmethod
     def of(cls, written: CallNotation) -> ParameterTags:
-        """Find the tags in a notation that has no separator."""
+        """Return the tags of a notation that has no separator between parameters."""
         before, _, closes = written.parameter.partition("$value")
         opens, _, key_end = before.partition("$key")
         begin, _, after_call = written.call.partition("$arguments")
@@ -57,7 +58,7 @@ class ParameterTags:
 
 @dataclass(slots=True)
 class GrammarWriter:
-    """Writes one grammar. controls: the ids of the control tokens that it may use, by their spelling."""
+    """Writes one grammar. controls: the control tokens that the grammar may use: their ids by their texts."""
 
     controls: Mapping[str, int]
     schemas: dict[str, str] = field(default_factory=dict)  # JSON text by name
@@ -66,27 +67,33 @@ class GrammarWriter:
     _size: int = 0  # characters of the schemas
 
     def calls(self, written: CallNotation, tools: Definitions, parallel: bool) -> str:
-        """Add the rule of one call of these tools, or of several if they may be `parallel`; return its name."""
+        """Add a rule for a call of these tools, and return the rule's name. parallel: the rule allows several calls."""
         one = self.rule(" | ".join(self._call(written, name, schema) for name, schema in tools))
         several = f" ({self.text(written.between)} {one})*" if parallel and written.between is not None else ""
         return self.rule(f"{self.text(written.begin)} {one}{several} {self.text(written.end)}")
 
     def reasoning(self, start: str, end: str) -> str:
-        """Add the rule of reasoning between tags, with the white space after it; return its name. start: may be empty."""
+        """Add a rule for reasoning between two tags and the white space after it, and return the rule's name.
+
+        start: the opening tag; empty: the prompt has opened the reasoning.
+        """
         return self.rule(f'{self.text(start)} {self._free(self._parts(end))} "\\n"? "\\n"?')
 
     def lark(self, start: str) -> str:
-        """Return the grammar of answers that fit `start`, an expression in Lark."""
+        """Return the whole grammar. start: the expression in Lark that a whole answer must match."""
         return "\n".join((f"start: {start}", "TEXT: /(.|\\n)+/", *self._rules))
 
     def rule(self, body: str, options: str = "") -> str:
-        """Add a rule; return its name."""
+        """Add a rule, and return the rule's name."""
         name = f"r{len(self._rules)}"
         self._rules.append(f"{name}{options}: {body}")
         return name
 
     def text(self, form: str, filled: Mapping[str, str] = NOTHING) -> str:
-        """Return a text of a family in Lark, its control tokens as tokens. filled: as in `_parts`."""
+        """Return a text of a family as an expression in Lark, in which control tokens are tokens, not letters.
+
+        filled: a client's texts for the holes of `form`; control tokens in these stay letters.
+        """
         return _joined(self._parts(form, filled))
 
     def _parts(self, form: str, filled: Mapping[str, str] = NOTHING) -> list[GrammarPart]:

@@ -1,4 +1,4 @@
-"""Tool calls as JSON text in pieces, and the values of parameters."""
+"""Reads text that arrives in pieces: tags, JSON values, and the values of tools' parameters, which it writes as JSON."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MAX_SPACE = 64  # characters of white space between two tags
 
 
 class Tags:
-    """Strings that mark places in a text. Where two of them begin at one place, the longer one counts."""
+    """Tags to find in a text. If two tags begin at the same place, the longer tag is found."""
 
     def __init__(self, tags: Iterable[str]) -> None:
         self.tags = tuple(sorted(filter(None, set(tags)), key=len, reverse=True))
@@ -38,7 +38,7 @@ class Tags:
     def find(self, text: str, at: int, ended: bool) -> tuple[int, str]:
         """Return the place of the first tag from `at` on, and the tag.
 
-        Without a whole tag, the tag is empty, and the place is the earliest at which one may have begun.
+        If no tag is complete, return the first place at which one may have begun, and an empty tag.
         """
         prefix_at = len(text) if ended else self._prefix_at(text, at)
         found = self._any.search(text, at)
@@ -53,11 +53,11 @@ class Tags:
 
 
 class UnreadText:
-    """The unread text of an answer. Read text is dropped, except the text since a `mark`.
+    """The text of an answer that is not read yet. Text that was read is dropped, except the text since a `mark`.
 
-    ended: no more text will come. is_cut: the answer ended at its limit. num_read: characters read so far. content: start
-    and end of each read text that is content. waits_at: start of the read text whose kind is not known yet; None: there is
-    none.
+    ended: no more text will come. is_cut: the answer reached its limit of tokens. num_read: characters read so far. content:
+    the places (start and end) of content in the text that was read. waits_at: the place from which the kind of the read text
+    is not known yet; None: all kinds are known.
     """
 
     __slots__ = ("_at", "_marked_at", "_read", "_unread", "content", "ended", "is_cut", "num_read", "waits_at")
@@ -77,11 +77,11 @@ class UnreadText:
 
     @property
     def rest(self) -> str:
-        """The unread text so far."""
+        """The text that has arrived and is not read yet."""
         return self._unread[self._at :]
 
     def take(self, length: int) -> str:
-        """Read this many characters, or all that are here."""
+        """Read and return this many characters, or all that have arrived if these are fewer."""
         taken = self._unread[self._at : self._at + length]
         self._at += len(taken)
         self.num_read += len(taken)
@@ -90,20 +90,20 @@ class UnreadText:
         return taken
 
     def back(self, length: int) -> None:
-        """Make the last characters unread again. They were read since the last `add`."""
+        """Make the last characters unread again. Only characters that were read since the last `add` can be."""
         self._at -= length
         self.num_read -= length
 
     @property
     def num_settled(self) -> int:
-        """The number of read characters whose kind is known: none after the mark."""
+        """The number of read characters whose kind is known. It does not count characters after the mark."""
         settled = self.num_read if self._read is None else self._marked_at
         return settled if self.waits_at is None else min(settled, self.waits_at)
 
     def before(self, tags: Tags) -> tuple[str, str]:
-        """Read up to the next tag, and the tag; return both. Without a tag, read up to where one may begin.
+        """Read the text before the next tag, and the tag; return both. Without a whole tag, read up to where one may begin.
 
-        At the end of an answer, the start of a tag is text, unless the answer was cut.
+        At the end of an answer, an incomplete tag is text, unless the answer was cut.
         """
         place, tag = tags.find(self._unread, self._at, self.ended and not self.is_cut)
         text = self.take(place - self._at)
@@ -111,18 +111,18 @@ class UnreadText:
         return text, tag
 
     def mark(self, text: str) -> None:
-        """Keep the text that is read from now on. text: the text read just before, kept too."""
+        """Keep the text that is read from now on. text: the text that was read just before; it is kept too."""
         self._read, self._marked_at = [text], self.num_read - len(text)
 
     def unmark(self) -> str:
-        """Remove the mark, and return the text read since."""
+        """Remove the mark, and return the text that was kept."""
         read, self._read = "".join(self._read or ()), None
         return read
 
     # ---- wait for what comes -----------------------------------------------------------------------------------------
 
     def peek(self) -> Steps[str]:
-        """Return the next character, unread; empty at the end."""
+        """Return the next character without reading it; empty at the end of the text."""
         while self._at == len(self._unread):
             if self.ended:
                 return ""
@@ -130,7 +130,10 @@ class UnreadText:
         return self._unread[self._at]
 
     def skip(self, characters: str = SPACE) -> Steps[str]:
-        """Read all next characters of this kind; return the next one, unread; empty at the end."""
+        """Read up to a character that is not in `characters`.
+
+        Return that character, unread; empty at the end of the text.
+        """
         while (character := (yield from self.peek())) and character in characters:
             end = self._at + 1
             while end < len(self._unread) and self._unread[end] in characters:
@@ -139,9 +142,9 @@ class UnreadText:
         return character
 
     def one_of(self, *tags: str) -> Steps[str]:
-        """Read the longest of these tags that comes next; return it; empty if none does.
+        """Read and return the longest of these tags that the unread text starts with; empty if it starts with none.
 
-        The start of a tag is dropped if the answer was cut there.
+        If the answer was cut within a tag, the incomplete tag is dropped.
         """
         longest = max(map(len, tags), default=0)
         while True:
@@ -156,9 +159,9 @@ class UnreadText:
         return self.take(found)
 
     def after_space(self, tags: Collection[str], stays: Collection[str] = ()) -> Steps[str | None]:
-        """Read white space and one of these tags, if they come next; return the tag, or an empty text at the end.
+        """Read white space and the tag after it; return the tag, or an empty text at the end of the answer.
 
-        None: something else comes, and nothing is read. stays: tags that stay unread.
+        None: other text comes next, and nothing is read. stays: tags that are returned and stay unread.
         """
         known = (*tags, *stays)
         window = MAX_SPACE + max(map(len, known))
@@ -178,9 +181,9 @@ class UnreadText:
         return tag
 
     def upto(self, tags: Tags, most: int, stays: Collection[str] = ()) -> Steps[tuple[str, str]]:
-        """Read up to the next tag, and the tag; return both. The tag is empty if none begins within `most` characters.
+        """Read the text before the next tag, and the tag; return both. stays: tags that are returned and stay unread.
 
-        Then `most` characters are read, or all that remain. stays: tags that stay unread.
+        If no tag begins within `most` characters, read `most` characters or all that remain, and return an empty tag.
         """
         parts: list[str] = []
         while True:
@@ -203,7 +206,7 @@ _TYPES: dict[type, str] = {str: "string", bool: "boolean", int: "integer", float
 
 
 class JsonSpan:
-    """Finds the end of a JSON value as its text arrives. Counts brackets and quotes, and checks nothing else."""
+    """Finds the end of a JSON value whose text arrives in pieces. It counts brackets and quotes, and checks nothing else."""
 
     __slots__ = ("_depth", "_escaped", "_quoted", "_started", "ended")
 
@@ -217,7 +220,7 @@ class JsonSpan:
         self._quoted = self._escaped = self._started = False
 
     def feed(self, text: str) -> int:
-        """Take text; return how much of it belongs to the value."""
+        """Take a piece of text; return how many of its characters belong to the value."""
         at = 0
         while at < len(text):
             if self._escaped:
@@ -255,7 +258,7 @@ class JsonSpan:
 
 
 def json_value(text: UnreadText) -> Steps[str]:
-    """Read a JSON value; return its text, which may be malformed."""
+    """Read a JSON value from the text, and return it as text. It may be malformed."""
     span, parts = JsonSpan(), []
     while True:
         parts.append(text.take(span.feed(text.rest)))
@@ -271,9 +274,9 @@ def escape(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ParameterType:
-    """The values that a schema allows for a parameter. kinds: types of JSON; none: any.
+    """The values that a schema allows for a parameter. kinds: the allowed JSON types; an empty set allows all.
 
-    texts: lists of the allowed texts; None: all texts.
+    texts: lists of the allowed strings; None allows all strings.
     """
 
     kinds: frozenset[str] = frozenset()
@@ -281,11 +284,11 @@ class ParameterType:
 
     @property
     def is_free_text(self) -> bool:
-        """Whether any text is a value as it is written."""
+        """Whether the value is a string, and any string is allowed."""
         return self.kinds == TEXT and self.texts is None
 
     def lists(self, text: str) -> bool:
-        """Whether the schema names this text."""
+        """Whether the schema lists this string."""
         return self.texts is not None and any(text in listed for listed in self.texts)
 
 
@@ -295,7 +298,7 @@ WORD = ParameterType(frozenset({"string", "integer", "number", "boolean", "null"
 
 
 def typed(text: str, wanted: ParameterType = ANY) -> str:
-    """Return as JSON a value that was written without quotes. A value that fits no type becomes a text."""
+    """Return as JSON a value that was written without quotes. A value that fits no wanted type becomes a string."""
     bare = text.strip()
     inside = bare[1:-1] if len(bare) > 1 and bare[0] == bare[-1] and bare[0] in "\"'" else None
     said = _unquoted(bare) if inside is not None and bare[0] == '"' else None
@@ -315,7 +318,10 @@ def typed(text: str, wanted: ParameterType = ANY) -> str:
 
 
 def literal(word: str, wanted: ParameterType) -> str:
-    """Return as JSON a word of a notation in which texts have quotes: of the wanted type, or else of any that it fits."""
+    """Return as JSON a word that was written without quotes in a notation where strings have quotes.
+
+    It gets the wanted type, or else any JSON type that it fits.
+    """
     if not wanted.kinds or word in ("None", "null"):
         return typed(word, WORD)
     value = typed(word, wanted)
@@ -323,7 +329,7 @@ def literal(word: str, wanted: ParameterType) -> str:
 
 
 def is_json(text: str, kinds: Collection[str] = ()) -> bool:
-    """Whether a text is JSON, of one of these types if there are any."""
+    """Whether a text is a JSON value. kinds: the types that it may have; empty: any."""
     try:
         value = json.loads(text, parse_constant=_refuse, parse_float=_finite)
     except (ValueError, RecursionError):
@@ -430,7 +436,7 @@ def _finite(number: str) -> float:
 
 
 def parameter_types(schema: object) -> dict[str, ParameterType]:
-    """Return the type of each parameter of a tool; `ANY` where the schema names none."""
+    """Return the type of each parameter of a tool, `ANY` if its schema names none. schema: the schema of all parameters."""
     properties = schema.get("properties") if isinstance(schema, dict) else None
     schemas = _Schemas(schema)
     return {name: schemas.type(value) for name, value in properties.items()} if isinstance(properties, dict) else {}

@@ -1,4 +1,4 @@
-"""Checks of a JSON body: it is Unicode, and has no more elements than any context could hold."""
+"""Checks that a JSON body is Unicode and that it has no more elements than fit into any context."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ WINDOW = 256 << 10  # bytes that are searched at a time: other threads wait mean
 
 
 def check_elements(*texts: bytes, what: str = "the body", param: str | None = None) -> None:
-    """Refuse JSON texts with more lists, objects and numbers than any context could hold. what, param: of the error.
+    """Refuse JSON texts with more elements (lists, objects, numbers, strings) than fit into any context.
 
-    Strings count as one element each: a string that is decoded as JSON, as a call's arguments are, needs another check.
+    what, param: the name of the texts in the error's message, and its `param`. A string is one element. So a string that is
+    decoded as JSON, such as a call's arguments, needs a check of its own. Raises RequestError 413.
     """
     if sum(map(len, texts)) <= MAX_BRACKETS or _is_small(_count(texts)):
         return
@@ -45,7 +46,7 @@ def _is_small(found: Mapping[str, int]) -> bool:
 
 
 def outside_strings(text: bytes) -> Iterator[bytes]:
-    """Yield JSON without its strings, in pieces of some 256 KiB; a quote stands for each string within a piece."""
+    """Yield JSON text without its strings, in pieces of at most 256 KiB. Within a piece, a quote replaces each string."""
     is_inside, cut = False, b""
     for start in range(0, len(text), WINDOW):
         # Once pairs of backslashes and then escaped quotes are removed, each remaining quote begins or ends a string.
@@ -71,8 +72,8 @@ LONGEST = len(rb"\ud83d\ude00")
 def as_unicode(body: bytes) -> bytes:
     """Return a body without its byte-order mark, and with U+FFFD for each lone half of a surrogate pair.
 
-    JavaScript has such halves where it cuts a text, and sends them as escapes. Raises RequestError for bytes that are no
-    UTF-8: it names the first one and the field.
+    JavaScript makes such halves when it cuts a text, and sends them as escapes. Raises RequestError for bytes that are no
+    UTF-8; the error names the first such byte, and its field.
     """
     text = body.removeprefix(MARK)
     if not text.isascii():
@@ -87,7 +88,7 @@ def as_unicode(body: bytes) -> bytes:
 
 
 def whole_characters(text: bytes) -> bytes:
-    """Return JSON with U+FFFD for each lone half of a surrogate pair, at the same length."""
+    """Return JSON text of the same length, in which U+FFFD replaces each lone half of a surrogate pair."""
     if not any(begin in text for begin in (rb"\ud", rb"\uD")):
         return text
     escapes, whole = text.replace(rb"\\", b"  "), bytearray()  # so each backslash begins an escape

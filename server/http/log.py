@@ -1,4 +1,4 @@
-"""The log: its set-up, and a line for each request."""
+"""Sets up the log, and writes a line for each request."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LAST_LINES = 2.0  # seconds for them when the process ends
 
 
 class TextLines(logging.Formatter):
-    """A time, the message, and the id of the request that it is about."""
+    """Formats a record of the log as text: the time, the message, and the id of the request that it is about."""
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(message)s", "%H:%M:%S")
@@ -39,7 +39,7 @@ class TextLines(logging.Formatter):
 
 
 class JsonLines(logging.Formatter):
-    """An object a line: time, level, logger, message, and the fields of the record."""
+    """Formats a record of the log as a JSON object: time, level, logger, message, and the record's own fields."""
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, object] = {
@@ -58,7 +58,7 @@ FORMATS: dict[str, type[logging.Formatter]] = {"text": TextLines, "json": JsonLi
 
 
 class QueuedHandler(logging.Handler):
-    """Writes lines in a separate thread: a stopped terminal must not stop the server."""
+    """Writes the log in a separate thread, so that a stopped terminal does not stop the server."""
 
     def __init__(self, stream: TextIO) -> None:
         super().__init__()
@@ -77,7 +77,7 @@ class QueuedHandler(logging.Handler):
             self.handleError(record)
 
     def finish(self) -> None:
-        """Write the remaining lines, if their reader takes them in time."""
+        """Write the remaining lines, but wait at most `LAST_LINES` seconds."""
         try:
             self._lines.put_nowait(None)
         except queue.Full:
@@ -94,7 +94,7 @@ class QueuedHandler(logging.Handler):
 
 
 def configure(form: str, path: str, verbose: bool) -> None:
-    """Set up the log, unless there is one. form: a key of `FORMATS`. path: of the file; empty: stderr. Raises OSError."""
+    """Set up the log, unless there is one. form: a key of `FORMATS`. path: the log's file; empty: stderr. Raises OSError."""
     if not logging.root.handlers:
         handler = QueuedHandler(Path(path).expanduser().open("a", encoding="utf-8") if path else sys.stderr)
         handler.setFormatter(FORMATS[form]())
@@ -114,12 +114,15 @@ Fields = dict[str, object]
 
 
 class RequestLog:
-    """A layer around the gate and the routes. Routes put `account` into the request's state: a function that returns figures
-    for the line. A connection that is closed to make room puts `is_quiet` there.
+    """A layer around the gate and all routes that logs a line for each request.
 
-    uvicorn cancels requests at shutdown, after its grace time: they get 503 from this layer. uvicorn itself answers 500.
+    A route may put `account` into the request's state, a function that returns figures for the line. A connection that is
+    closed to make room for others puts `is_quiet` there: its line is logged at the level DEBUG.
 
-    Nothing of a prompt or an answer reaches the log. A path is the client's own: it may name a stored answer.
+    At shutdown, uvicorn cancels requests after its grace time. They get 503 from this layer, where uvicorn itself answers
+    500.
+
+    The log has no text of prompts and answers. A line has the path, in which the client may name a stored answer.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -176,5 +179,5 @@ def _write(scope: Scope, status: int, seconds: float) -> None:
 
 
 def on_one_line(text: str) -> str:
-    """Return a text, escaped where it is not printable: a client's text must not forge a line."""
+    """Return a text, with escapes if it is not printable, so that a client's text cannot forge a line of the log."""
     return text if text.isprintable() else repr(text)

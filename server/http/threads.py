@@ -1,11 +1,12 @@
-"""Threads for work that takes processor time, so that it delays no request that only waits for a file.
+"""Threads for work that takes processor time, and a thread for work that only waits for a disk or the engine.
 
     client a   [a1] [a2] [a3]      One piece of work has the turn. After `TURN` seconds its next call of `give_way` passes
     client b   [b1]                the turn to the first piece of the next client, and queues this piece last among its
     turns      a1 b1 a2 b1 a3 ...  own client's.
 
-So a client waits for one turn of each other client, however many pieces wait and however large they are. Work that has
-begun keeps a thread. A client with begun work begins more only while half the threads are free, so that others may begin.
+So a client waits for one turn of each other client, however many pieces they have and however large these are. A piece keeps
+a thread from its first turn to its end. A client with a running piece starts another only while half the threads are free,
+so that other clients can start theirs.
 """
 
 from __future__ import annotations
@@ -34,13 +35,16 @@ CLIENT: ContextVar[tuple[object, ...]] = ContextVar("client", default=())
 
 
 def note_client(scope: Scope, key: bytes) -> None:
-    """Note who sent a request, for the turns of its work. key: the server's; by any other key one client would be many."""
+    """Note who sent a request, for the turns of its work. key: the server's key that the request carries.
+
+    Other keys do not count, or a client could pass for many.
+    """
     address = scope.get("client") or ("",)
     CLIENT.set((address[0], key))
 
 
 class Disconnected(BaseException):
-    """Ends work whose result nobody waits for. No `Exception`, which would count as a failure of the template."""
+    """Ends work whose result nobody waits for. An `Exception` would count as a failure of the chat template."""
 
 
 def _closed() -> RequestError:
@@ -79,16 +83,17 @@ _running = local()
 
 
 def give_way() -> None:
-    """Pass the turn on if this thread's work has had its time. Work calls this every few milliseconds, where it can wait.
+    """Pass the turn on if this thread's work has used up its time.
 
-    Raises ClientLeft if nobody waits for the result. Does nothing in a thread that has no turns.
+    Work calls this every few milliseconds, where it can wait. Raises Disconnected if nobody waits for the result. In a
+    thread without turns, it does nothing.
     """
     if (work := getattr(_running, "work", None)) is not None:
         work.give_way()
 
 
 class Turns:
-    """Does the work of many clients, one piece at a time, in turns. Safe from any thread."""
+    """Does the work of many clients in turns, one piece at a time. Any thread may use it."""
 
     def __init__(self, name: str) -> None:
         self._threads = ThreadPoolExecutor(MOST_STARTED, name)
@@ -99,7 +104,7 @@ class Turns:
         self._closed = False
 
     def submit(self, call: Callable[[], T], client: tuple[object, ...] = ()) -> _Work[T]:
-        """Queue work; its future has the result."""
+        """Queue a piece of work. Its `future` gets the result."""
         work = _Work(self, client, call)
         with self._lock:
             if self._closed:
@@ -110,13 +115,13 @@ class Turns:
         return work
 
     def drop(self, work: _Work) -> None:
-        """Remove work that has not begun from the queue."""
+        """Remove a piece of work that has not started from the queue."""
         with self._lock:
             if (queue := self._waiting.get(work.client)) is not None and work in queue:
                 queue.remove(work)
 
     def pass_on(self, work: _Work) -> None:
-        """Pass the turn on, and return at the work's next turn; at once if no other work waits."""
+        """Pass the turn on, and return when the work has its next turn, or at once if no other work waits."""
         with self._lock:
             if not any(self._waiting.values()):
                 work.ends = perf_counter() + TURN
@@ -128,7 +133,7 @@ class Turns:
     def close(self) -> None:
         """Cancel waiting work, end running work at its next `give_way`, and wait for its end.
 
-        The futures of both raise ClientLeft.
+        The futures of this work raise Disconnected.
         """
         with self._lock:
             self._closed = True
@@ -205,9 +210,9 @@ class Turns:
 
 
 class PromptThreads:
-    """Makes prompts in threads, for the event loop. Small ones take turns, and so do large ones, of up to a second each.
+    """Runs the making of prompts in threads, for the event loop. Small and large prompts have separate turns.
 
-    room: bytes of requests that may still wait: a waiting request takes memory. num_open: prompts in work or waiting.
+    room: bytes of further large requests that may wait, as these take memory. num_open: prompts that are being made or wait.
     """
 
     def __init__(self, room: int) -> None:
@@ -215,9 +220,9 @@ class PromptThreads:
         self._small, self._large = (Turns(f"{size}-prompts") for size in ("small", "large"))
 
     async def run(self, num_bytes: int, work: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
-        """Run `work` in a thread and return its result. num_bytes: of the request.
+        """Run `work` in a thread, and return its result. num_bytes: the size of the request.
 
-        If the caller is cancelled, waiting work never begins, and running work ends at its next `give_way`. Raises
+        If the caller is cancelled, waiting work never starts, and running work ends at its next `give_way`. Raises
         RequestError 503 for a large request that exceeds the room.
         """
         is_large = num_bytes >= LARGE
@@ -243,9 +248,9 @@ class PromptThreads:
 
 
 class WaitingThread:
-    """One thread for all requests that wait for a disk or for the engine: many of them take no other thread.
+    """One thread for work that only waits for a disk or for the engine. Many such requests take no more than this thread.
 
-    If a caller is cancelled, running work goes on, and waiting work is not run. Safe from any thread.
+    If a caller is cancelled, running work goes on, and waiting work is not run. Any thread may use it.
     """
 
     def __init__(self, name: str) -> None:
@@ -261,7 +266,7 @@ class WaitingThread:
         return await asyncio.wrap_future(waiting)
 
     def close(self) -> None:
-        """Wait for running work to end; waiting work is not run."""
+        """Wait for running work to end. Waiting work is not run."""
         with self._lock:
             self._closed = True
         self._executor.shutdown()
