@@ -1,4 +1,4 @@
-"""Completion of the command line in a shell, made from the parser: `slotcache completion bash`, `zsh` or `fish`."""
+"""Writes scripts with which a shell completes the command line: `slotcache completion bash`, `zsh` or `fish`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Commands = Mapping[str, argparse.ArgumentParser]
 
 
 def script_of(shell: str, commands: Commands) -> str:
-    """Return the script that a shell reads to complete the command's flags."""
+    """Return the script that a shell reads to complete the commands and their flags. shell: bash, zsh or fish."""
     return SHELLS[shell](commands)
 
 

@@ -1,4 +1,4 @@
-"""`slotcache doctor`: llama.cpp's library and its speed, the devices, offload to a GPU, a model's template and fit."""
+"""`slotcache doctor`: reports on llama.cpp's library and its speed, the devices, and a model's template and memory."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from .load import describe_template, open_template
 
 
 def doctor(settings: Settings, times: bool = False) -> int:
-    """Print the report and return the exit code. 2: llama.cpp is refused, or the model cannot be read or does not fit.
+    """Print the report, and return the exit code. 2: llama.cpp is refused, or the model cannot be read or does not fit.
 
-    times: also time the libraries of llama.cpp.
+    times: whether the libraries of llama.cpp are timed, too.
     """
     try:
         _print_library(settings)

@@ -40,7 +40,10 @@ MOST_OUTPUT = 8192  # tokens of an answer
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """The model of a server, for a client. url: without a path. context: tokens of a request. key: "none": no key."""
+    """The model of a server, as a client needs it. url: the server's address, without a path.
+
+    context: the most tokens of a request. key: the server's API key; "none": it needs no key.
+    """
 
     url: str
     name: str
@@ -53,13 +56,16 @@ class ServedModel:
 
     @property
     def output(self) -> int:
-        """The most tokens of an answer: at most a quarter of the context, so that the question has room."""
+        """The most tokens of an answer. At most a quarter of the context leaves room for the prompt."""
         return min(MOST_OUTPUT, self.context // 4)
 
 
 @dataclass(frozen=True, slots=True)
 class AgentSetup:
-    """How a client is started. files: texts by their names in its folder. kept: files that it changes, written only once."""
+    """The settings with which a client is started. files: the contents of files by their names in the client's folder.
+
+    kept: names of files that the client itself changes. They are not written again once they exist.
+    """
 
     files: Mapping[str, str]
     variables: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -68,10 +74,10 @@ class AgentSetup:
 
 
 def claude(model: ServedModel, folder: Path) -> AgentSetup:
-    """Return the setup of Claude Code, which does not know the window of a foreign model.
+    """Return the setup of Claude Code. It states the context's size, which Claude Code does not know for a foreign model.
 
     Two features are off: the attribution header would change the prefix of each prompt, and reminders of the remaining
-    tokens would change its messages.
+    tokens would change earlier messages.
     """
     names = ("ANTHROPIC_MODEL", "CLAUDE_CODE_SUBAGENT_MODEL")
     names += tuple(f"ANTHROPIC_DEFAULT_{size}_MODEL" for size in ("OPUS", "SONNET", "HAIKU"))
@@ -90,10 +96,10 @@ def claude(model: ServedModel, folder: Path) -> AgentSetup:
 
 
 def codex(model: ServedModel, folder: Path) -> AgentSetup:
-    """Return the setup of Codex. It notes trusted folders in its file, so settings that change are arguments.
+    """Return the setup of Codex. Codex writes trusted folders into its file, so settings that may change are arguments.
 
-    Codex lets only a provider named OpenAI compact the history. Then the prompt of the summary continues the KV of the
-    history.
+    The provider is named OpenAI, since Codex lets no other provider compact the history. The prompt of the server's summary
+    continues the KV of the history.
     """
     provider = {
         "name": "slotcache",
@@ -114,9 +120,9 @@ def codex(model: ServedModel, folder: Path) -> AgentSetup:
 
 
 def opencode(model: ServedModel, folder: Path) -> AgentSetup:
-    """Return the setup of OpenCode. The cache key opts in to the cache, even of a server without --cache-prompt.
+    """Return the setup of OpenCode. Its cache key opts in to the cache, even of a server without --cache-prompt.
 
-    OpenCode replaces {env:...} and {file:...} in the text of its file, so their brace is written as an escape.
+    OpenCode replaces {env:...} and {file:...} in its file, so the brace of such a text is written as an escape.
     """
     limit = {"context": model.context, "output": model.output}
     provider = {
@@ -133,9 +139,9 @@ def opencode(model: ServedModel, folder: Path) -> AgentSetup:
 
 
 def qwen(model: ServedModel, folder: Path) -> AgentSetup:
-    """Return the setup of Qwen Code. Variables win over its files, so those of OpenAI are set, too.
+    """Return the setup of Qwen Code. Variables win over its files, so OpenAI's variables are set, too.
 
-    Qwen Code replaces $NAME in its files, once: a model's name with a $ comes from such a variable.
+    Qwen Code replaces $NAME in its files once. So a model's name with a $ is put into a variable.
     """
     name = "$OPENAI_MODEL" if "$" in model.name else model.name
     entry = {
@@ -161,9 +167,10 @@ def qwen(model: ServedModel, folder: Path) -> AgentSetup:
 
 
 def crush(model: ServedModel, folder: Path) -> AgentSetup:
-    """Return the setup of Crush. Its data also gets a folder: it stores the last chosen model there, and that one wins.
+    """Return the setup of Crush. Its data gets a folder of its own.
 
-    Crush reads a key as a shell does, even $(commands), so the key is in a variable.
+    Crush stores the last chosen model with its data, and that model wins over the settings. The key is in a variable, since
+    Crush expands a key as a shell does, even $(commands).
     """
     entry = {
         "id": model.name,
@@ -183,7 +190,7 @@ def crush(model: ServedModel, folder: Path) -> AgentSetup:
 
 
 def cline(model: ServedModel, folder: Path) -> AgentSetup:
-    """Return the setup of Cline. Its whole state, sessions included, is in this folder."""
+    """Return the setup of Cline. Cline keeps its whole state in this folder, sessions included."""
     kind = "openai-compatible"
     given = {"provider": kind, "baseUrl": model.v1, "apiKey": model.key, "model": model.name, "timeout": PATIENCE}
     entry = {"settings": given, "updatedAt": "2026-01-01T00:00:00.000Z", "tokenSource": "manual"}
@@ -219,18 +226,19 @@ NOTE = "Written by `slotcache launch`, anew at each start: change nothing here.\
 
 
 class LaunchError(Exception):
-    """A client that cannot be started. The message says why, and what would help."""
+    """A client cannot be started. The message says why, and what would help."""
 
 
 def folder_of(client: str) -> Path:
-    """Return the folder of a client's settings. Raises FolderError if the user has no home."""
+    """Return the folder of a client's settings. Raises FolderError if the user has no home folder."""
     return user_folder("XDG_CONFIG_HOME", ".config") / "slotcache" / "launch" / client
 
 
 def make_folder(folder: Path) -> None:
-    """Make the folder of a client, for its owner alone, unless it is there.
+    """Make the folder of a client, for its owner alone, unless the folder exists.
 
-    Raises FolderError if others could redirect it: the folder, or one above it in the user's home, is not the user's own.
+    Raises FolderError if this folder, or a folder above it in the user's home, belongs to another user, who could redirect
+    it.
     """
     base = folder.parents[2]
     if not os.path.isabs(os.environ.get("XDG_CONFIG_HOME", "")):
@@ -241,7 +249,7 @@ def make_folder(folder: Path) -> None:
 
 
 def write(folder: Path, setup: AgentSetup) -> None:
-    """Write the files of a client, each whole or not at all, readable by their owner alone.
+    """Write the files of a client. Each is written whole or not at all, and only its owner can read it.
 
     Raises LaunchError if the folder has a file that this command did not write.
     """
@@ -289,7 +297,7 @@ _open = build_opener(ProxyHandler({})).open  # without a proxy, which does not k
 
 
 def address_of(settings: Settings) -> str:
-    """Return the address of the server with these settings, for a client on this machine. Raises LaunchError."""
+    """Return the URL at which a client on this machine reaches the server with these settings. Raises LaunchError."""
     if settings.ssl_key_file or settings.ssl_cert_file or not settings.hosts:
         wrong = "--ssl-key-file and --ssl-cert-file" if settings.hosts else f"--host {settings.host}"
         raise LaunchError(f"agents are started for plain HTTP on this machine: leave out {wrong}")
@@ -320,7 +328,10 @@ def _get(url: str, path: str, key: str) -> Any:
 
 
 def served_model(url: str, key: str) -> tuple[ServedModel, bool]:
-    """Return the model of a server that generates text, and whether the server caches by default. Raises LaunchError."""
+    """Return the first model of a server that generates text, and whether the server caches by default.
+
+    Raises LaunchError.
+    """
     for entry in _get(url, "/v1/models", key).get("data", ()):
         if entry.get("owned_by") == "slotcache" and "n_ctx" in entry["meta"]:
             caches = _get(url, "/props", key)["settings"]["cache_prompt"]
@@ -329,9 +340,9 @@ def served_model(url: str, key: str) -> tuple[ServedModel, bool]:
 
 
 def fitted(settings: Settings) -> tuple[Settings, int, str]:
-    """Return the settings of a server to start, the context of a request, and the cost of the context in words.
+    """Return settings that fit into the memory, the most tokens of a request, and a text on the memory that these take.
 
-    Raises ModelError, and LaunchError for a context that is too small.
+    Raises ModelError, and LaunchError for a context that is too small for an agent.
     """
     path = model_path(settings)
     fitted, decision = fit(settings, path)
@@ -393,9 +404,9 @@ def _wait(url: str, lives: Callable[[], bool], log: Path | None = None) -> None:
 
 
 def launch(settings: Settings, client: str, arguments: Sequence[str], *, prints: bool) -> int:
-    """Start a client and return its exit code; 2: it cannot be started.
+    """Start a client, and return its exit code; 2: it cannot be started.
 
-    arguments: for the client. prints: only show the settings; write and start nothing.
+    arguments: the client's own arguments. prints: only print the settings; write and start nothing.
     """
     try:
         with ends_in_order(_end):

@@ -1,4 +1,4 @@
-"""Build a service from settings: the model, the tree, its tiers, the search."""
+"""Builds all parts of a server from its settings: the model, the cache with its tiers, the engine, the search."""
 
 from __future__ import annotations
 
@@ -78,14 +78,14 @@ SLOW = 1.0  # s a token: a slower model is a warning at the start
 
 
 def build_info() -> str:
-    """Return the builds of llama.cpp and of this server."""
+    """Return the version of llama.cpp and of this server, as one text."""
     return f"b{llama.LIBRARY.version}-slotcache-{VERSION}"
 
 
 def fingerprint_of(settings: Settings, model: Model, template: str) -> str:
-    """Return OpenAI's `system_fingerprint`: the same for all servers with this build, this model and these settings.
+    """Return OpenAI's `system_fingerprint`. It is the same for all servers with this build, this model and these settings.
 
-    It starts with the build, as llama-server's does. Only the end of the model's file is read.
+    It starts with the build of llama.cpp, as llama-server's fingerprint does. Only the end of the model's file is read.
     """
     with model.path.open("rb") as file:
         file.seek(max(model.path.stat().st_size - SAMPLE, 0))
@@ -95,7 +95,7 @@ def fingerprint_of(settings: Settings, model: Model, template: str) -> str:
 
 
 def provenance_of(settings: Settings, model: Model, context: Context) -> Provenance:
-    """Return the provenance of this server's KV. The first call reads the whole model. Raises ModelError."""
+    """Return the digests of all that decides this server's KV. The first call reads the whole model. Raises ModelError."""
     parts = (
         context.num_cells if model.rope_depends_on_context else 0,
         gate.identity(),
@@ -106,7 +106,7 @@ def provenance_of(settings: Settings, model: Model, context: Context) -> Provena
 
 
 def origin_of(settings: Settings, model: Model, context: Context) -> Origin:
-    """Return the origin of this server's KV."""
+    """Return a description in words of what made this server's KV."""
     shape = (context.num_cells if model.rope_depends_on_context else 0, *_asked(settings, model))
     return Origin(
         model=f"{model.path.name}, {model.description}",
@@ -117,7 +117,7 @@ def origin_of(settings: Settings, model: Model, context: Context) -> Origin:
 
 
 def machine() -> str:
-    """Return the digest of the build, the CPU and the devices that compute KV here."""
+    """Return a digest of the build, the CPU and the devices that compute KV here."""
     return _digest((gate.identity(), *(device.description for device in devices())))
 
 
@@ -163,9 +163,9 @@ logger = logging.getLogger("slotcache")
 
 
 def load_all(settings: Settings, path: Path, progress: LoadProgress | None = None) -> Loaded:
-    """Load the served model and the models beside it, and open the documents. progress: as in `Model`.
+    """Load the served model and the models for vectors and scores, and open the documents.
 
-    Raises ModelError, FolderError and SettingsError.
+    path: the file of the served model. progress: as in `Model`. Raises ModelError, FolderError and SettingsError.
     """
     settings, model, decision = _open(settings, path, progress)
     with ExitStack() as made:  # as in `_service_of`
@@ -217,7 +217,7 @@ def _log_unused() -> None:
 
 
 def load(settings: Settings, path: Path, progress: LoadProgress | None = None) -> Service:
-    """Load a model and make all parts around it, without a start of the engine. Raises ModelError and FolderError."""
+    """Load a model and make its service, but do not start the engine. Raises ModelError and FolderError."""
     return _service_of(*_open(settings, path, progress), progress)
 
 
@@ -434,7 +434,7 @@ def _log_unused_head(model: Model) -> None:
 
 
 def describe(context: Context, settings: Settings, parts: Sequence[DevicePart]) -> str:
-    """Describe the loaded model in one line: its size, the devices of its layers, the bytes of KV a token, the slots."""
+    """Describe the loaded model in one line: its size, the devices of its layers, the bytes of KV for a token, the slots."""
     model, per_token = context.model, token_bytes(settings, context.model)
     return (
         f"{model.path.name}: {model.description}, {mib(model.size)}, {described_place(parts)}; KV "
@@ -444,7 +444,10 @@ def describe(context: Context, settings: Settings, parts: Sequence[DevicePart]) 
 
 
 def described_place(parts: Sequence[DevicePart]) -> str:
-    """Return the number of layers on each GPU, with the bytes of weights: overrides may place tensors off their layers."""
+    """Describe the number of layers and the bytes of weights on each GPU.
+
+    Overrides may move tensors away from their layers.
+    """
     total, shown = sum(part.layers or 0 for part in parts), list[str]()
     for part in parts:
         if part.device.is_gpu and (part.layers != 0 or (part.use and part.use.weights)):
@@ -503,7 +506,7 @@ def _template_source(settings: Settings, model: Model) -> str:
 
 
 def token_bytes(settings: Settings, model: Model) -> int:
-    """Return the bytes of one token's KV."""
+    """Return the bytes that the KV of one token takes."""
     return model.kv_bytes(settings.cache_type_k, settings.cache_type_v)
 
 
@@ -529,9 +532,10 @@ def _provenance(settings: Settings, model: Model, context: Context) -> Provenanc
 
 
 def lower_tiers(settings: Settings, made_by: Provenance | None, origin_of: Callable[[], Origin]) -> list[LowerTier]:
-    """Make the tiers below host memory. made_by: the provenance of their records. origin_of: returns it in words.
+    """Make the tiers of the cache below host memory. made_by: the provenance of their records.
 
-    If the common scope has imported KV, all its new KV is stored with the imported KV, since it may build on that.
+    origin_of: returns the provenance in words. If the common scope has imported KV, its new KV is stored with the imported
+    KV, as the new KV may continue it.
     """
     if not settings.cache_dir or made_by is None:
         return []

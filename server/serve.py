@@ -1,4 +1,4 @@
-"""Run the server: the port opens at once, /health says 503 until the model is loaded, ctrl-C ends it cleanly."""
+"""Runs the server. The port opens at once, `/health` answers 503 until the model is loaded, and ctrl-C ends all in order."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ Ready = Callable[[str], object]
 
 
 class Server(ListeningServer):
-    """uvicorn, but a shutdown first stops the engine, so that every open stream gets its final event."""
+    """uvicorn's server, whose shutdown first stops the engine, so that each open stream gets its final event."""
 
     def __init__(self, config: uvicorn.Config, state: AppState) -> None:
         super().__init__(config, most_connections(), state.settings)
@@ -58,7 +58,10 @@ class Server(ListeningServer):
         self.ended_by = 0  # the signal that ended it
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Start the shutdown. Later, uvicorn must not raise the signal again before `run` has closed index and files."""
+        """Start the shutdown.
+
+        uvicorn would raise the signal again before `run` has closed all files, so the signal is dropped.
+        """
         super().handle_exit(sig, frame)
         self.ended_by = self.ended_by or sig
         self._captured_signals.clear()
@@ -70,7 +73,10 @@ class Server(ListeningServer):
 
 
 def serve(settings: Settings, when_ready: Ready | None = None) -> int:
-    """Serve until a signal; return the exit code. 1: the engine ended for good. 2: model or settings cannot be served."""
+    """Serve until a signal, and return the exit code. 1: the engine ended for good.
+
+    2: the model or the settings are unusable.
+    """
     if settings.opens_page and settings.ui and when_ready is None:
         when_ready = open_page
     try:
@@ -107,9 +113,9 @@ def open_page(url: str) -> None:
 
 
 def prepare(settings: Settings) -> tuple[Settings, Path]:
-    """Prepare this process for serving. Return the settings and the path of the model's file.
+    """Prepare this process for serving. Return the settings to serve with, and the path of the model's file.
 
-    Raises ModelError, and SettingsError for --docs that are not there.
+    Raises ModelError, and SettingsError if a path of --docs does not exist.
     """
     real_paths(settings)  # before a model is fetched or loaded
     path = model_path(settings)
@@ -128,7 +134,7 @@ def prepare(settings: Settings) -> tuple[Settings, Path]:
 
 
 def serve_bundled(model: str, port: int, when_ready: Ready) -> int:
-    """Serve a model with the bundled documents. model: "" for the built-in one. when_ready, exit code: as for `serve`."""
+    """Serve a model with the bundled documents; return the exit code of `serve`. model: a file; "": the built-in model."""
     try:
         settings = Settings(model=model, docs=_bundled_documents(), embedding_model=WORDS_ALONE, port=port)
     except OSError as error:
@@ -138,9 +144,9 @@ def serve_bundled(model: str, port: int, when_ready: Ready) -> int:
 
 
 def model_path(settings: Settings) -> Path:
-    """Return the path of the model's file; a missing file of a registry is downloaded first.
+    """Return the path of the model's file. A file of a registry is downloaded first if it is missing.
 
-    Raises ModelError, and SettingsError for several models.
+    Raises ModelError, and SettingsError if the settings name several models.
     """
     if settings.models_dir or "\n" in settings.model:
         raise SettingsError("several models share a device under `slotcache serve` alone: give one here")
@@ -173,7 +179,7 @@ def _model_file(path: Path) -> Path:
 
 
 def with_bundled_documents(settings: Settings, model: Path) -> Settings:
-    """Return the settings with the bundled documents, if the built-in model is served and --docs names no others."""
+    """Return the settings, with the bundled documents if the built-in model is served and --docs is not given."""
     if settings.docs or model != DEMO_MODEL:
         return settings
     try:
@@ -189,7 +195,10 @@ def _bundled_documents() -> str:
 
 
 def make_server(settings: Settings, entries: Sequence[ModelEntry] = ()) -> tuple[Server, AppState]:
-    """Make a server, which does not run yet, and its state. entries: models that share a device, the first by `settings`."""
+    """Make a server that does not run yet, and its state.
+
+    entries: models that share a device; `settings` are those of the first.
+    """
     state = AppState(settings, Bodies.up_to(settings.max_body << 20), entries)
     config = uvicorn.Config(
         make_app(state),
@@ -299,7 +308,7 @@ async def _load_anew(state: AppState, path: Path, server: Server) -> None:
 
 
 class ModelOpener:
-    """Loads and starts the models that share a device. Make it in the event loop."""
+    """Loads and starts the models that share a device. The object must be made on the event loop."""
 
     def __init__(self, state: AppState, models: Models, server: Server) -> None:
         self._state, self._models, self._server, self._loop = state, models, server, asyncio.get_running_loop()
@@ -324,7 +333,10 @@ def start(
     on_failure: Callable[[], None] = lambda: None,
     on_changed: Callable[[], None] = lambda: None,
 ) -> None:
-    """Start the engine and the work on the index, and let the application serve. on_failure, on_changed: as in `Engine`."""
+    """Start the engine and the work on the index, and let the application serve the model.
+
+    on_failure, on_changed: as in `Engine.start`.
+    """
     service, folder_index, loop = loaded.service, loaded.folder_index, asyncio.get_running_loop()
 
     def look_again() -> None:
