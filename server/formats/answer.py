@@ -1,4 +1,4 @@
-"""The fragments of a chat's answer: content, reasoning and tool calls, read from the model's text."""
+"""The fragments of a chat's answer, read from the model's text: content, reasoning and tool calls."""
 
 from __future__ import annotations
 
@@ -15,21 +15,24 @@ from ..http.json_body import whole_characters
 
 @dataclass(frozen=True, slots=True)
 class ContentText:
-    """More of the answer itself."""
+    """A further piece of the answer's content."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class ReasoningText:
-    """More of the model's reasoning."""
+    """A further piece of the model's reasoning."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class CallStart:
-    """The start of a tool call. index: its number in the answer, from 0. id: the tool's result refers to it."""
+    """The start of a tool call.
+
+    index: the call's number in the answer, from 0. id: the tool's result will name this id.
+    """
 
     index: int
     id: str
@@ -38,7 +41,7 @@ class CallStart:
 
 @dataclass(frozen=True, slots=True)
 class CallArguments:
-    """More of a call's arguments: JSON text. Joined, the pieces are an object."""
+    """A further piece of a call's arguments, as JSON text. The joined pieces are an object."""
 
     index: int
     text: str
@@ -48,16 +51,16 @@ Fragment = ContentText | ReasoningText | CallStart | CallArguments
 
 
 class AnswerReader(Protocol):
-    """Reads one answer as its text arrives. Joined, the fragments are the same however the text arrives."""
+    """Reads one answer as its text arrives. The joined fragments do not depend on how the text was divided."""
 
     def push(self, text: str) -> list[Fragment]:
-        """Add text and return the fragments that it settles."""
+        """Add text, and return the fragments that are certain now."""
         ...
 
     def finish(self, is_cut: bool = False) -> list[Fragment]:
-        """Return the remaining fragments. Called once, after the last text. is_cut: the answer ended at its limit.
+        """Return the remaining fragments. Called once, after the last text.
 
-        A call that was cut before its name was known is dropped.
+        is_cut: the answer ended at its limit. A call that was cut before its name was known is dropped.
         """
         ...
 
@@ -73,7 +76,7 @@ class Plain:
 
 
 class WithoutReasoning:
-    """Reads an answer without its reasoning. reader: of the whole answer."""
+    """Reads an answer, and leaves its reasoning out. reader: reads the whole answer."""
 
     def __init__(self, reader: AnswerReader) -> None:
         self._reader = reader
@@ -88,7 +91,8 @@ class WithoutReasoning:
 def message(fragments: Iterable[Fragment]) -> dict[str, object]:
     """Return the fragments of a whole answer as a message of OpenAI's API.
 
-    It has `reasoning_content` and `tool_calls` only where the answer has them. With `tool_calls`, empty content is null.
+    The message has `reasoning_content` and `tool_calls` only if the answer has them. In a message with `tool_calls`,
+    empty content is null.
     """
     content: list[str] = []
     reasoning: list[str] = []
@@ -115,12 +119,12 @@ def message(fragments: Iterable[Fragment]) -> dict[str, object]:
 
 
 def tool_call(start: CallStart, arguments: str) -> Mapping[str, object]:
-    """Return a tool call as OpenAI's API has it. arguments: JSON text."""
+    """Return a tool call in the form of OpenAI's API. arguments: JSON text."""
     return {"id": start.id, "type": "function", "function": {"name": start.name, "arguments": arguments}}
 
 
 def decoded_arguments(arguments: str) -> dict[str, object] | None:
-    """Return the arguments of a call as an object; None if they are not one, as when they were cut off."""
+    """Return the arguments of a call as an object; None if they are not one, for example because they were cut."""
     try:
         decoded = msgspec.json.decode(whole_characters(arguments.encode()))
     except (msgspec.DecodeError, RecursionError):
@@ -130,7 +134,7 @@ def decoded_arguments(arguments: str) -> dict[str, object] | None:
 
 @dataclass(frozen=True, slots=True)
 class GrammarSpec:
-    """A grammar, and the field that it comes from, for errors."""
+    """A grammar, and the name of the field that it comes from, for errors."""
 
     field: str
     source: GrammarSource
@@ -138,9 +142,10 @@ class GrammarSpec:
 
 @dataclass(frozen=True, slots=True)
 class AnswerFormat:
-    """The form of one answer. reader: makes a reader of its text. spelt: the control tokens that the text includes.
+    """How one answer is read, and what it must fit.
 
-    grammar_spec: the grammar of the answer. reasoning: the limit of its reasoning.
+    reader: makes a reader of its text. spelt: the control tokens that are part of the text. grammar_spec: the grammar
+    of the answer; None: any text. reasoning: the limit of its reasoning.
     """
 
     reader: Callable[[], AnswerReader] = Plain

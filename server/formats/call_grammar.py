@@ -1,4 +1,4 @@
-"""The grammar of calls and reasoning in Lark, as llguidance reads it."""
+"""Grammars for calls and reasoning, in the dialect of Lark that llguidance reads."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Definitions = Sequence[tuple[str, Mapping[str, object]]]
 
 @dataclass(frozen=True, slots=True)
 class GrammarPart:
-    """A piece of a text. token: its spelling in Lark, if it is a control token."""
+    """A piece of a text. token: if the piece is a control token, its spelling in Lark."""
 
     text: str
     token: str = ""
@@ -32,9 +32,10 @@ class GrammarPart:
 
 @dataclass(frozen=True, slots=True)
 class ParameterTags:
-    """The tags around parameters. opens: before a name; key_end, closes: before a value and after it.
+    """The tags around parameters.
 
-    end: after the last parameter. behind: other lines that a reader accepts after a value's closing tag.
+    opens: the tag before a name. key_end: the tag between name and value. closes: the tag after a value. end: the tag
+    after the last parameter. behind: other lines that a reader accepts after `closes`.
     """
 
     opens: str
@@ -45,7 +46,7 @@ class ParameterTags:
 
     @classmethod
     def of(cls, written: CallNotation) -> ParameterTags:
-        """Find the tags in a notation that has no separator."""
+        """Find the tags in a notation that has no separator between parameters."""
         before, _, closes = written.parameter.partition("$value")
         opens, _, key_end = before.partition("$key")
         begin, _, after_call = written.call.partition("$arguments")
@@ -66,27 +67,36 @@ class GrammarWriter:
     _size: int = 0  # characters of the schemas
 
     def calls(self, written: CallNotation, tools: Definitions, parallel: bool) -> str:
-        """Add the rule of one call of these tools, or of several if they may be `parallel`; return its name."""
+        """Add the rule of a call of these tools, and return the rule's name.
+
+        With `parallel` the rule allows several calls.
+        """
         one = self.rule(" | ".join(self._call(written, name, schema) for name, schema in tools))
         several = f" ({self.text(written.between)} {one})*" if parallel and written.between is not None else ""
         return self.rule(f"{self.text(written.begin)} {one}{several} {self.text(written.end)}")
 
     def reasoning(self, start: str, end: str) -> str:
-        """Add the rule of reasoning between tags, with the white space after it; return its name. start: may be empty."""
+        """Add the rule of reasoning between two tags and the white space after it.
+
+        Return the rule's name. start: may be empty.
+        """
         return self.rule(f'{self.text(start)} {self._free(self._parts(end))} "\\n"? "\\n"?')
 
     def lark(self, start: str) -> str:
-        """Return the grammar of answers that fit `start`, an expression in Lark."""
+        """Return the grammar of all answers that fit `start`, an expression in Lark."""
         return "\n".join((f"start: {start}", "TEXT: /(.|\\n)+/", *self._rules))
 
     def rule(self, body: str, options: str = "") -> str:
-        """Add a rule; return its name."""
+        """Add a rule, and return its name."""
         name = f"r{len(self._rules)}"
         self._rules.append(f"{name}{options}: {body}")
         return name
 
     def text(self, form: str, filled: Mapping[str, str] = NOTHING) -> str:
-        """Return a text of a family in Lark, its control tokens as tokens. filled: as in `_parts`."""
+        """Return a text of a family as an expression in Lark.
+
+        Control tokens in it become tokens. filled: as in `_parts`.
+        """
         return _joined(self._parts(form, filled))
 
     def _parts(self, form: str, filled: Mapping[str, str] = NOTHING) -> list[GrammarPart]:

@@ -1,4 +1,4 @@
-"""Tool calls as JSON text in pieces, and the values of parameters."""
+"""Tool calls as JSON text that arrives in pieces, and the values of their parameters."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MAX_SPACE = 64  # characters of white space between two tags
 
 
 class Tags:
-    """Strings that mark places in a text. Where two of them begin at one place, the longer one counts."""
+    """Strings that mark places in a text. If two of them begin at the same place, the longer one counts."""
 
     def __init__(self, tags: Iterable[str]) -> None:
         self.tags = tuple(sorted(filter(None, set(tags)), key=len, reverse=True))
@@ -36,9 +36,10 @@ class Tags:
         return tag in self.tags
 
     def find(self, text: str, at: int, ended: bool) -> tuple[int, str]:
-        """Return the place of the first tag from `at` on, and the tag.
+        """Return the position of the first tag from `at` on, and the tag.
 
-        Without a whole tag, the tag is empty, and the place is the earliest at which one may have begun.
+        If there is no whole tag, the tag is empty, and the position is the earliest at which a tag may have begun.
+        ended: no more text will come.
         """
         prefix_at = len(text) if ended else self._prefix_at(text, at)
         found = self._any.search(text, at)
@@ -53,11 +54,11 @@ class Tags:
 
 
 class UnreadText:
-    """The unread text of an answer. Read text is dropped, except the text since a `mark`.
+    """The text of an answer that is not read yet. Text is dropped once it is read, except the text after a `mark`.
 
-    ended: no more text will come. is_cut: the answer ended at its limit. num_read: characters read so far. content: start
-    and end of each read text that is content. waits_at: start of the read text whose kind is not known yet; None: there is
-    none.
+    ended: no more text will come. is_cut: the answer ended at its limit. num_read: how many characters are read.
+    content: the start and the end of each read text that is content. waits_at: the start of the read text whose kind is
+    not known yet; None: there is no such text.
     """
 
     __slots__ = ("_at", "_marked_at", "_read", "_unread", "content", "ended", "is_cut", "num_read", "waits_at")
@@ -77,11 +78,11 @@ class UnreadText:
 
     @property
     def rest(self) -> str:
-        """The unread text so far."""
+        """The unread text that has arrived."""
         return self._unread[self._at :]
 
     def take(self, length: int) -> str:
-        """Read this many characters, or all that are here."""
+        """Read this many characters, or all that have arrived."""
         taken = self._unread[self._at : self._at + length]
         self._at += len(taken)
         self.num_read += len(taken)
@@ -90,20 +91,21 @@ class UnreadText:
         return taken
 
     def back(self, length: int) -> None:
-        """Make the last characters unread again. They were read since the last `add`."""
+        """Make the last characters unread again. They must have been read since the last `add`."""
         self._at -= length
         self.num_read -= length
 
     @property
     def num_settled(self) -> int:
-        """The number of read characters whose kind is known: none after the mark."""
+        """How many of the read characters have a known kind. Characters after the mark have none."""
         settled = self.num_read if self._read is None else self._marked_at
         return settled if self.waits_at is None else min(settled, self.waits_at)
 
     def before(self, tags: Tags) -> tuple[str, str]:
-        """Read up to the next tag, and the tag; return both. Without a tag, read up to where one may begin.
+        """Read up to the next tag, and read the tag. Return the text and the tag.
 
-        At the end of an answer, the start of a tag is text, unless the answer was cut.
+        If there is no tag, read up to where one may begin. At the end of an answer that was not cut, an incomplete tag
+        is text.
         """
         place, tag = tags.find(self._unread, self._at, self.ended and not self.is_cut)
         text = self.take(place - self._at)
@@ -111,18 +113,18 @@ class UnreadText:
         return text, tag
 
     def mark(self, text: str) -> None:
-        """Keep the text that is read from now on. text: the text read just before, kept too."""
+        """Keep all text that is read from now on. text: the text that was read last, which is kept as well."""
         self._read, self._marked_at = [text], self.num_read - len(text)
 
     def unmark(self) -> str:
-        """Remove the mark, and return the text read since."""
+        """Remove the mark, and return the text that was kept since."""
         read, self._read = "".join(self._read or ()), None
         return read
 
     # ---- wait for what comes -----------------------------------------------------------------------------------------
 
     def peek(self) -> Steps[str]:
-        """Return the next character, unread; empty at the end."""
+        """Return the next character without reading it; empty at the end."""
         while self._at == len(self._unread):
             if self.ended:
                 return ""
@@ -130,7 +132,10 @@ class UnreadText:
         return self._unread[self._at]
 
     def skip(self, characters: str = SPACE) -> Steps[str]:
-        """Read all next characters of this kind; return the next one, unread; empty at the end."""
+        """Read all next characters that are among `characters`.
+
+        Return the character after them without reading it; empty at the end.
+        """
         while (character := (yield from self.peek())) and character in characters:
             end = self._at + 1
             while end < len(self._unread) and self._unread[end] in characters:
@@ -139,9 +144,9 @@ class UnreadText:
         return character
 
     def one_of(self, *tags: str) -> Steps[str]:
-        """Read the longest of these tags that comes next; return it; empty if none does.
+        """Read the longest of these tags that comes next, and return it; empty if no tag comes next.
 
-        The start of a tag is dropped if the answer was cut there.
+        If the answer was cut inside a tag, the incomplete tag is dropped.
         """
         longest = max(map(len, tags), default=0)
         while True:
@@ -156,9 +161,9 @@ class UnreadText:
         return self.take(found)
 
     def after_space(self, tags: Collection[str], stays: Collection[str] = ()) -> Steps[str | None]:
-        """Read white space and one of these tags, if they come next; return the tag, or an empty text at the end.
+        """Read white space and one of these tags, if they come next. Return the tag, or an empty text at the end.
 
-        None: something else comes, and nothing is read. stays: tags that stay unread.
+        None: something else comes next, and nothing is read. stays: tags that are found but not read.
         """
         known = (*tags, *stays)
         window = MAX_SPACE + max(map(len, known))
@@ -178,9 +183,10 @@ class UnreadText:
         return tag
 
     def upto(self, tags: Tags, most: int, stays: Collection[str] = ()) -> Steps[tuple[str, str]]:
-        """Read up to the next tag, and the tag; return both. The tag is empty if none begins within `most` characters.
+        """Read up to the next tag, and read the tag. Return the text and the tag.
 
-        Then `most` characters are read, or all that remain. stays: tags that stay unread.
+        If no tag begins within `most` characters, read `most` characters or all that remain, and return an empty tag.
+        stays: tags that are found but not read.
         """
         parts: list[str] = []
         while True:
@@ -203,7 +209,7 @@ _TYPES: dict[type, str] = {str: "string", bool: "boolean", int: "integer", float
 
 
 class JsonSpan:
-    """Finds the end of a JSON value as its text arrives. Counts brackets and quotes, and checks nothing else."""
+    """Finds the end of a JSON value as its text arrives. It counts brackets and quotes, and checks nothing else."""
 
     __slots__ = ("_depth", "_escaped", "_quoted", "_started", "ended")
 
@@ -217,7 +223,7 @@ class JsonSpan:
         self._quoted = self._escaped = self._started = False
 
     def feed(self, text: str) -> int:
-        """Take text; return how much of it belongs to the value."""
+        """Take text, and return how many of its characters belong to the value."""
         at = 0
         while at < len(text):
             if self._escaped:
@@ -255,7 +261,7 @@ class JsonSpan:
 
 
 def json_value(text: UnreadText) -> Steps[str]:
-    """Read a JSON value; return its text, which may be malformed."""
+    """Read a JSON value, and return its text. The text may be malformed."""
     span, parts = JsonSpan(), []
     while True:
         parts.append(text.take(span.feed(text.rest)))
@@ -265,15 +271,15 @@ def json_value(text: UnreadText) -> Steps[str]:
 
 
 def escape(text: str) -> str:
-    """Return a text as it is written inside a JSON string."""
+    """Return a text in the form that it has inside a JSON string."""
     return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
 @dataclass(frozen=True, slots=True)
 class ParameterType:
-    """The values that a schema allows for a parameter. kinds: types of JSON; none: any.
+    """The values that a schema allows for a parameter.
 
-    texts: lists of the allowed texts; None: all texts.
+    kinds: the allowed JSON types; empty: all types. texts: lists of the allowed texts; None: all texts.
     """
 
     kinds: frozenset[str] = frozenset()
@@ -281,11 +287,11 @@ class ParameterType:
 
     @property
     def is_free_text(self) -> bool:
-        """Whether any text is a value as it is written."""
+        """Whether every text is allowed and is the value itself."""
         return self.kinds == TEXT and self.texts is None
 
     def lists(self, text: str) -> bool:
-        """Whether the schema names this text."""
+        """Return whether the schema lists this text as a value."""
         return self.texts is not None and any(text in listed for listed in self.texts)
 
 
@@ -295,7 +301,10 @@ WORD = ParameterType(frozenset({"string", "integer", "number", "boolean", "null"
 
 
 def typed(text: str, wanted: ParameterType = ANY) -> str:
-    """Return as JSON a value that was written without quotes. A value that fits no type becomes a text."""
+    """Return as JSON a value that was written without quotes.
+
+    A value that fits none of the wanted types becomes a text.
+    """
     bare = text.strip()
     inside = bare[1:-1] if len(bare) > 1 and bare[0] == bare[-1] and bare[0] in "\"'" else None
     said = _unquoted(bare) if inside is not None and bare[0] == '"' else None
@@ -315,7 +324,10 @@ def typed(text: str, wanted: ParameterType = ANY) -> str:
 
 
 def literal(word: str, wanted: ParameterType) -> str:
-    """Return as JSON a word of a notation in which texts have quotes: of the wanted type, or else of any that it fits."""
+    """Return as JSON a word from a notation that has quotes around texts.
+
+    The result has the wanted type if the word fits it, and otherwise any type that the word fits.
+    """
     if not wanted.kinds or word in ("None", "null"):
         return typed(word, WORD)
     value = typed(word, wanted)
@@ -323,7 +335,7 @@ def literal(word: str, wanted: ParameterType) -> str:
 
 
 def is_json(text: str, kinds: Collection[str] = ()) -> bool:
-    """Whether a text is JSON, of one of these types if there are any."""
+    """Return whether a text is JSON. kinds: the allowed types; empty: all types."""
     try:
         value = json.loads(text, parse_constant=_refuse, parse_float=_finite)
     except (ValueError, RecursionError):
@@ -430,7 +442,7 @@ def _finite(number: str) -> float:
 
 
 def parameter_types(schema: object) -> dict[str, ParameterType]:
-    """Return the type of each parameter of a tool; `ANY` where the schema names none."""
+    """Return the type of each parameter of a tool; `ANY` for a parameter whose type the schema does not give."""
     properties = schema.get("properties") if isinstance(schema, dict) else None
     schemas = _Schemas(schema)
     return {name: schemas.type(value) for name, value in properties.items()} if isinstance(properties, dict) else {}

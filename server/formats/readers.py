@@ -1,4 +1,4 @@
-"""Incremental readers of answers: objects, headed and tagged bodies, channels."""
+"""Incremental readers of answers: JSON objects, calls with a header, bodies between tags, channels."""
 
 from __future__ import annotations
 
@@ -37,14 +37,15 @@ def plain_id(digest: str) -> str:
 
 
 def short_id(digest: str) -> str:
-    """Return an id as Mistral's templates demand it: nine letters or digits."""
+    """Return an id that Mistral's templates accept: nine letters or digits."""
     return digest[:9]
 
 
 class Calls:
-    """The calls of one answer so far. tools: those that may be called, with their parameters.
+    """The calls of one answer so far. tools: the tools that may be called, with their parameters.
 
-    new_id: makes an id from a hexadecimal digest. seed: of the ids, so that every reading of an answer finds the same ids.
+    new_id: makes an id from a hexadecimal digest. seed: determines the ids, so that every reading of an answer makes
+    the same ids.
     """
 
     def __init__(self, tools: Mapping[str, Types], new_id: Callable[[str], str], seed: str) -> None:
@@ -58,12 +59,12 @@ class Calls:
         return CallStart(self.number - 1, id, name)
 
     def arguments(self, text: str) -> CallArguments:
-        """Return more of the arguments of the newest call."""
+        """Return a further piece of the newest call's arguments."""
         return CallArguments(self.number - 1, text)
 
 
 class CallShape(Protocol):
-    """How a family of models writes calls. opens: tags, each of which opens calls. bare: calls may have no opening tag."""
+    """How a family of models writes calls. opens: the tags that open calls. bare: calls may lack an opening tag."""
 
     @property
     def opens(self) -> tuple[str, ...]: ...
@@ -73,7 +74,7 @@ class CallShape(Protocol):
     def bare(self) -> bool: ...
 
     def read(self, text: UnreadText, tag: str, calls: Calls) -> Steps[None]:
-        """Read calls after their opening tag. Text that is no call stays unread, or stays after the text's mark."""
+        """Read calls after their opening tag. Text that is no call stays unread, or is kept by the text's mark."""
         ...
 
 
@@ -82,7 +83,10 @@ class CallShape(Protocol):
 
 
 class Body(Protocol):
-    """A notation of arguments. begins: tags that begin them, or end empty ones. tags: all tags of the notation."""
+    """A notation of arguments.
+
+    begins: the tags that begin arguments, or end empty ones. tags: all tags of the notation.
+    """
 
     @property
     def begins(self) -> tuple[str, ...]: ...
@@ -98,7 +102,7 @@ class Body(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class JsonBody:
-    """A JSON object."""
+    """Arguments as a JSON object."""
 
     begins: tuple[str, ...] = ("{",)
     tags: tuple[str, ...] = ()
@@ -119,11 +123,11 @@ class JsonBody:
 
 @dataclass(frozen=True, slots=True)
 class TaggedBody:
-    """Parameters, each with its name and its value between tags.
+    """Arguments as parameters whose names and values stand between tags.
 
-    opens, key_ends, value_opens, value_ends: the tags around a parameter's name and value; value_opens may be missing.
-    `{key}` in an end of a value stands for the parameter's name. text_key_ends: ends of a name whose value is a text,
-    whatever the schema says. ends: the tags after the last parameter.
+    opens: the tag before a name. key_ends: the tags after it. value_opens: the tags before a value, which may be
+    missing. value_ends: the tags after a value; `{key}` in them means the parameter's name. text_key_ends: tags after a
+    name whose value is a text, whatever the schema says. ends: the tags after the last parameter.
     """
 
     opens: tuple[str, ...]
@@ -198,7 +202,10 @@ class TaggedBody:
 
 @dataclass(frozen=True, slots=True)
 class LiteralBody:
-    """Literals much as in Python. begin: the sign that opens the arguments. assign: the sign after a name."""
+    """Arguments as literals, much as in Python.
+
+    begin: the sign that opens the arguments. assign: the sign after a name.
+    """
 
     begin: str
     assign: str
@@ -215,7 +222,7 @@ class LiteralBody:
     def read(
         self, text: UnreadText, begin: str, calls: Calls, types: Types, after_call: Collection[str] = ()
     ) -> Steps[None]:
-        """Write the literals as JSON, character by character: malformed literals stay malformed."""
+        """Write the literals as JSON, character by character. Malformed literals stay malformed."""
         yield calls.arguments("{")
         open_brackets, between, is_key, wanted = ["}"], "", True, ANY
         while character := (yield from text.skip()):
@@ -295,10 +302,11 @@ MAX_HEADER = 512  # characters between the tag that opens a call and its argumen
 
 @dataclass(frozen=True, slots=True)
 class HeadedCalls:
-    """A tag, a header with the tool's name, the arguments, a closing tag.
+    """Calls that consist of a tag, a header with the tool's name, the arguments, and a closing tag.
 
-    sections, section_ends: tags around all calls. starts, closes: tags around each call. more: tags that may start a call
-    after another. header: has the groups `name` and, if the call has one, `id`. inner: tags in the header.
+    sections, section_ends: the tags around all calls. starts, closes: the tags around each call. more: tags that may
+    start a call after another call. header: matches the header; it has the groups `name` and, if the call has an id,
+    `id`. inner: the tags inside the header.
     """
 
     starts: tuple[str, ...]
@@ -320,7 +328,7 @@ class HeadedCalls:
         return self.opens + self.closes + self.section_ends + self.inner + self.body.tags
 
     def read(self, text: UnreadText, tag: str, calls: Calls) -> Steps[None]:
-        """Read calls after their opening tag. Text that is no call stays unread, or stays after the text's mark."""
+        """Read calls after their opening tag. Text that is no call stays unread, or is kept by the text's mark."""
         if tag in self.sections:
             yield from text.skip()
             tag = yield from text.one_of(*self.starts)
@@ -354,7 +362,7 @@ class HeadedCalls:
 
     @property
     def after_call(self) -> tuple[str, ...]:
-        """Tags that may follow a call: its end, the next one's start, the end of all."""
+        """The tags that may follow a call: its closing tag, the start of the next call, and the end of all calls."""
         after_call = (*self.closes[-1:], *self.more, self.starts[0], *self.section_ends)
         return tuple(tag for tag in after_call if tag not in self.body.begins)
 
@@ -364,7 +372,7 @@ class HeadedCalls:
 
 @dataclass(frozen=True, slots=True)
 class ThinkTags:
-    """The tags around reasoning. anywhere: reasoning may come after content, too."""
+    """The tags around reasoning. anywhere: reasoning may also come after content."""
 
     starts: tuple[str, ...]
     ends: tuple[str, ...]
@@ -375,15 +383,16 @@ class ThinkTags:
         return self.starts + self.ends
 
     def last(self, text: str) -> tuple[int, int]:
-        """Return the places of the last start and of the last end of reasoning; -1 for none."""
+        """Return the positions of the last start tag and the last end tag of reasoning; -1 if a tag is missing."""
         return max(map(text.rfind, self.starts)), max(map(text.rfind, self.ends))
 
 
 @dataclass(slots=True)
 class TrimmedText:
-    """Text as fragments of one kind, without the white space around calls and reasoning.
+    """Makes fragments of one kind from text, without the white space around calls and reasoning.
 
-    begins: white space at the start is dropped. source: the text that content is read from; it gets the places of content.
+    begins: white space at the start is dropped. source: the text that content is read from; the places of content are
+    stored there.
     """
 
     kind: type[ContentText] | type[ReasoningText]
@@ -393,7 +402,10 @@ class TrimmedText:
     _spaces: list[tuple[int, int]] = field(default_factory=list)  # places of the white space at the end
 
     def note(self, text: str, num_after: int = 0) -> None:
-        """Note the place of text that was just read as text of this kind. num_after: characters that were read after it."""
+        """Note the place of text that was just read as text of this kind.
+
+        num_after: how many characters were read after it.
+        """
         if self.source is None:
             return
         shown = text.lstrip(SPACE) if self.begins else text
@@ -411,7 +423,7 @@ class TrimmedText:
             self.source.waits_at = self._spaces[0][0] if self._spaces else None
 
     def say(self, text: str) -> Iterator[Fragment]:
-        """Yield text; white space at its end waits for the text after it."""
+        """Yield a piece of text. White space at its end is kept until more text follows."""
         said = text.rstrip(SPACE)
         if said:
             text = "".join(self._pending) + text
@@ -422,7 +434,7 @@ class TrimmedText:
             self._pending.append(text)
 
     def end(self) -> Iterator[Fragment]:
-        """Yield the white space at the end."""
+        """Yield the white space that was kept at the end."""
         if self.source is not None:
             self.source.content += self._spaces
         if space := "".join(self._pending):
@@ -430,30 +442,33 @@ class TrimmedText:
         self.drop_space()
 
     def drop_space(self) -> None:
-        """Drop the white space at the end."""
+        """Drop the white space that was kept at the end."""
         self._pending, self._spaces = [], []
         self._wait()
 
     def part(self) -> None:
-        """Drop the white space at the end, and at the start of the text to come."""
+        """Drop the white space at the end, and the white space at the start of the next text."""
         self.drop_space()
         self.begins = True
 
 
 class SteppedReader:
-    """Takes the steps of reading an answer, as far as its text has arrived."""
+    """Runs the steps that read an answer, as far as the text has arrived."""
 
     def __init__(self, text: UnreadText, steps: Steps[None]) -> None:
         self._text, self._steps = text, steps
         self._num_opened = 0
 
     def open(self, text: str) -> None:
-        """Add the end of the prompt."""
+        """Take the end of the prompt, which may have opened reasoning or a message."""
         self._num_opened = len(text)
         self.push(text)
 
     def settled(self) -> tuple[int, list[tuple[int, int]]]:
-        """Return how many characters of the answer are settled, and the places of content among the newly settled ones."""
+        """Return how many characters of the answer have a known kind, and the places of content in them.
+
+        The places are only those that the call before did not return.
+        """
         found, self._text.content = self._text.content, []
         opened = self._num_opened
         return self._text.num_settled - opened, [
@@ -461,7 +476,7 @@ class SteppedReader:
         ]
 
     def push(self, text: str) -> list[Fragment]:
-        """Add text and return the fragments that it settles."""
+        """Add text, and return the fragments that are certain now."""
         self._text.add(text)
         fragments: list[Fragment] = []
         for fragment in self._steps:
@@ -477,14 +492,14 @@ class SteppedReader:
 
 
 class ReadParts:
-    """Cuts the text of an answer into content and all else, as its reader finds them."""
+    """Divides the text of an answer into content and everything else, as the answer's reader finds them."""
 
     def __init__(self, reader: SteppedReader) -> None:
         self._reader, self._unsettled = reader, list[str]()
         self.num_unsettled = self._at = 0  # unsettled characters, and settled ones before them
 
     def push(self, text: str) -> list[tuple[str, bool]]:
-        """Add text and return the parts that it settles, each with whether it is content."""
+        """Add text. Return the parts that are certain now, and for each part whether it is content."""
         self._unsettled.append(text)
         self.num_unsettled += len(text)
         self._reader.push(text)
@@ -492,7 +507,7 @@ class ReadParts:
         return self._take(number, content)
 
     def finish(self, is_cut: bool) -> list[tuple[str, bool]]:
-        """Return the last parts."""
+        """Return the remaining parts."""
         self._reader.finish(is_cut)
         return self._take(self._at + self.num_unsettled, self._reader.settled()[1])
 
@@ -509,10 +524,11 @@ class ReadParts:
 
 
 class TaggedAnswer:
-    """Reads content, reasoning and calls.
+    """Reads content, reasoning and calls that are marked by tags.
 
-    thinking: None: reasoning stays in the content. calls_end: a call ends the reasoning in which it begins. opened: the
-    reasoning that the prompt has opened, with its tag. dropped: tags that never are content, such as control tokens.
+    thinking: the tags of reasoning; None: reasoning stays in the content. calls_end: a call ends the reasoning in which
+    it begins. opened: reasoning that the prompt has opened, with its tag. dropped: tags that are never content, such as
+    control tokens.
     """
 
     def __init__(
@@ -536,7 +552,7 @@ class TaggedAnswer:
         self._text, self._content = text, TrimmedText(ContentText, source=text)
 
     def read(self) -> Steps[None]:
-        """Read the answer."""
+        """Read the whole answer, step by step."""
         yield from self._first_reasoning()
         yield from self._bare_calls()
         while True:
@@ -626,11 +642,12 @@ _BODY = JsonBody()
 
 @dataclass(frozen=True, slots=True)
 class Channels:
-    """Messages in a row. The header of the first begins in the prompt.
+    """Answers that are messages in a row, each with a header. The header of the first message begins in the prompt.
 
-    starts: tags that begin a header. message: the tag that ends a header. ends: tags that end a message. to: finds the tool
-    in a header, as the group `name`. reasoning, plain: match headers of reasoning, and of content; any other header is
-    content itself. written_reasoning: the tags before reasoning, and after it up to the next header; None: no reasoning.
+    starts: the tags that begin a header. message: the tag that ends a header. ends: the tags that end a message. to:
+    finds the tool in a header, as the group `name`. reasoning, plain: match the headers of reasoning and of content.
+    With any other header, the header itself is content. written_reasoning: the tags before and after reasoning, the
+    second up to the next header; None: there is no reasoning.
     """
 
     starts: tuple[str, ...]
@@ -647,7 +664,10 @@ class Channels:
 
 
 class ChannelAnswer:
-    """Messages, each of the kind that its header names. thinks: reasoning is separated from content."""
+    """Reads an answer whose messages have the kinds that their headers name.
+
+    thinks: reasoning is separated from content.
+    """
 
     def __init__(self, text: UnreadText, channels: Channels, calls: Calls, *, thinks: bool) -> None:
         self._text, self._channels, self._calls, self._thinks = text, channels, calls, thinks
@@ -655,7 +675,7 @@ class ChannelAnswer:
         self._content = TrimmedText(ContentText, source=text)
 
     def read(self) -> Steps[None]:
-        """Read the answer, which begins in a header."""
+        """Read the whole answer, which begins inside a header."""
         start = ""
         while (yield from self._text.peek()):
             self._text.mark(start)
@@ -715,10 +735,10 @@ NO_ARGUMENTS = ("", "null", "[]")  # as models write that a call has none
 
 @dataclass(frozen=True, slots=True)
 class JsonCalls:
-    """JSON objects with a name and arguments, one or several, or a list of them.
+    """Calls as JSON objects with a name and arguments: one, several, or a list of them.
 
-    named: the tool's name may itself be the key of the arguments. late_id: a call's id follows its arguments, so both wait
-    for the end of the call.
+    named: the tool's name may itself be the key of the arguments. late_id: a call's id follows its arguments, so the
+    start of the call and the arguments are reported only at its end.
     """
 
     opens: tuple[str, ...] = ()
@@ -732,7 +752,7 @@ class JsonCalls:
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """The members that an object may have before it is known to be a call."""
+        """The members that may precede the one by which an object is recognised as a call."""
         return (*self.names, *self.arguments, *self.ids, "type")
 
     @property

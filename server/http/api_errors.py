@@ -45,7 +45,11 @@ TOO_LONG = "context_length_exceeded"
 
 
 class RequestError(Exception):
-    """An error for the client. param: path of the wrong field. code: for programs. details: more fields of the body."""
+    """An error for the client.
+
+    param: the path of the wrong field. code: a word for programs that read the error. details: more fields of the
+    error's body.
+    """
 
     def __init__(
         self,
@@ -65,11 +69,11 @@ class RequestError(Exception):
 
     @property
     def type(self) -> str:
-        """The kind of the error in OpenAI's API."""
+        """The type of the error in OpenAI's API."""
         return TYPES.get(self.status, "server_error")
 
     def body(self) -> dict[str, object]:
-        """Return OpenAI's error object, which every error has."""
+        """Return OpenAI's error object, which is the body of every error unless a route's API has another."""
         error = {"message": self.message, "type": self.type, "param": self.param}
         return {"error": error | {"code": self.code or self.status} | self.details}
 
@@ -89,7 +93,7 @@ class RequestError(Exception):
 
 
 def too_long(num_tokens: int, limit: int, about: bool = False) -> RequestError:
-    """Make the error of a prompt that leaves no room for an answer. about: `num_tokens` is an estimate."""
+    """Return the error for a prompt that leaves no room for an answer. about: whether `num_tokens` is only an estimate."""
     return RequestError(
         f"the prompt has {'about ' if about else ''}{num_tokens} tokens, which exceeds the available context size of "
         f"{limit}: shorten it to {limit - 1} or start the server with a larger --ctx-size",
@@ -101,28 +105,28 @@ def too_long(num_tokens: int, limit: int, about: bool = False) -> RequestError:
 
 
 def unknown_model(name: str, known: Iterable[str]) -> RequestError:
-    """Make the error of a request for a model that is not served. known: the names of the served models."""
+    """Return the error for a model that is not served. known: the names of the served models."""
     message = f"no model {name[:80]!r} is served here: expected {', '.join(known)}"
     return RequestError(message, status=404, code="model_not_found")
 
 
 def no_route(path: str) -> RequestError:
-    """Make the error of a request for a path that has no route."""
+    """Return the error for a path that has no route."""
     return RequestError(f"no such route: {path}", status=404)
 
 
 def reason_of(error: Exception) -> str:
-    """Return the message of an error, or its type if it has no message, as Python's MemoryError."""
+    """Return the message of an error, or the error's type if it has no message. Python's MemoryError has none."""
     return str(error) or type(error).__name__
 
 
 def not_loaded(error: Exception) -> RequestError:
-    """Make the error of a request whose sleeping model could not be loaded again."""
+    """Return the error for a request whose sleeping model could not be loaded again."""
     return RequestError(f"the model could not be loaded again: {reason_of(error)}", status=503, code="loading_failed")
 
 
 def failed(error: Exception, program: str = "server") -> RequestError:
-    """Make the error of a request during which a program failed. program: its name in the message."""
+    """Return the error for a request during which a program failed. program: the program's name in the message."""
     return RequestError(f"the {program} failed: {type(error).__name__}", status=500)
 
 
@@ -132,7 +136,7 @@ MESSAGES, OLLAMA = "/v1/messages", "/api/"  # paths of Anthropic's API and of Ol
 
 
 def refusal(error: RequestError, path: str) -> Response:
-    """Return an error as the clients of this path expect it: OpenAI's, Anthropic's or Ollama's."""
+    """Return an error in the form that the clients of this path expect: OpenAI's, Anthropic's or Ollama's."""
     if path.startswith(OLLAMA):
         body = error.ollama_body()
     else:
@@ -141,7 +145,7 @@ def refusal(error: RequestError, path: str) -> Response:
 
 
 def handlers(program: str) -> dict[Any, ExceptionHandler]:
-    """Return the handlers of the errors that an application's routes raise. program: its name, for unexpected errors."""
+    """Return handlers for the errors that the routes of an application raise. program: its name in unexpected errors."""
 
     def fail(request: Request, error: Exception) -> Response:
         answer = refusal(failed(error, program), request.scope["path"])

@@ -3,12 +3,14 @@
     made -> head -> request -> answer -> (kept alive) -> head -> ...
             `head`  `Bodies`   `patience`  uvicorn's
 
-A handler sees a closed connection as a client that disconnected, and cancels its work. When all places are taken, a
-connection that waits for its client may be closed early: see `connections.py`. Under TLS the head includes the handshake.
+If the connection is closed, the handler learns that its client disconnected, and cancels its work. If all places for
+connections are taken, a connection that waits for its client may be closed early (see `connections.py`). Under TLS the
+head includes the handshake.
 
-The parser is h11, in asyncio's loop. httptools would save 0.1 ms a request, little beside the engine's time. But it accepts
-a head of any length (one of 1 MiB got a 200), and would need each of these limits again. uvloop accepts connections without
-a limit. docs/decisions.md has the figures.
+The parser is h11, and the event loop is asyncio's. httptools would save 0.1 ms for each request, which is little
+compared with the engine's time. But httptools accepts a head of any length (one of 1 MiB got a 200), and each of the
+limits here would have to be written again for it. uvloop accepts any number of connections. docs/decisions.md has the
+figures.
 """
 
 from __future__ import annotations
@@ -28,9 +30,10 @@ SHORTCUT = "shortcut"  # the key of a request's `Shortcut` in its state
 
 
 class Shortcut:
-    """Writes the pieces of one answer past the layers that only need its head, and past h11.
+    """Writes pieces of an answer directly to the transport.
 
-    The answer has no length, so it goes out in chunks. h11 takes longer for a chunk than everything else here.
+    It skips h11, and the layers that only need the answer's head. The answer has no length, so its pieces are sent as
+    chunks. h11 takes more time for a chunk than all other code here.
     """
 
     def __init__(self, connection: Connection) -> None:
@@ -39,13 +42,13 @@ class Shortcut:
 
     @property
     def is_open(self) -> bool:
-        """Whether the answer has begun and has not ended, and its client takes what is written."""
+        """Whether the answer has begun and not ended, and the client takes what is written."""
         cycle, connection = self._cycle, self._connection
         is_stopped = connection.flow.write_paused or cycle.disconnected or connection.transport.is_closing()
         return self._has_chunks and cycle.response_started and not (cycle.response_complete or is_stopped)
 
     def write(self, data: bytes) -> None:
-        """Write a piece of the body, which may not be empty; more follows."""
+        """Write a piece of the body, which must not be empty. More pieces follow."""
         transport = self._connection.gathering
         transport.write(b"%x\r\n%b\r\n" % (len(data), data))
         transport.flush()
@@ -55,10 +58,11 @@ MOST_GATHERED = 64 << 10  # bytes
 
 
 class GatheringTransport:
-    """A transport that joins the small writes of one turn of the event loop into one system call, their dearest part.
+    """A transport that joins the small writes of one turn of the event loop into one system call.
 
-    The head of an answer goes out with its first event, and the last event with the end of the body. All but writing is
-    passed on to `transport`. tls: the layer above `transport`, if any.
+    System calls are the dearest part of writing. The head of an answer is sent together with its first event, and the
+    last event together with the end of the body. Everything but writing is passed on to `transport`. tls: the filter
+    that encrypts the bytes; None: plain HTTP.
     """
 
     def __init__(
@@ -72,7 +76,7 @@ class GatheringTransport:
         return getattr(self._transport, name)
 
     def get_extra_info(self, name: str, default: object = None) -> Any:
-        """Return a fact about the transport; uvicorn takes the scheme of a URL from `sslcontext`."""
+        """Return a fact about the transport. uvicorn asks for `sslcontext` to decide the scheme of a URL."""
         if name == "sslcontext" and self._tls is not None:
             return self._tls.context
         return self._transport.get_extra_info(name, default)
@@ -105,12 +109,12 @@ class GatheringTransport:
 
 
 class Connection(H11Protocol, asyncio.BufferedProtocol):
-    """uvicorn's HTTP/1.1 with time limits and small reads.
+    """uvicorn's HTTP/1.1 connection, with time limits and small reads.
 
-    head: seconds for a request's head, or for the rest of a body after its answer. patience: seconds in which a client must
-    take all written bytes, or `rate` bytes a second. bite: most bytes of a read, since the event loop stops until a read is
-    parsed, and a chunk of one byte takes 12 us. credit: most seconds that a body may pause and still make progress; its
-    bytes earn them, at `rate`.
+    head: the most seconds for a request's head, or for the rest of a body after its answer. patience: the seconds in
+    which a client must take all written bytes, or at least `rate` bytes per second. bite: the most bytes of one read.
+    The event loop stops until they are parsed, and a chunk of one byte takes 12 us. credit: the most seconds for which
+    a body may pause and still count as making progress. The bytes of the body earn these seconds, at `rate`.
     """
 
     server_state: Connections
@@ -182,7 +186,7 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
             state[SHORTCUT] = Shortcut(self)
 
     def eof_received(self) -> None:
-        """Treat a client that sends no more as disconnected: only a write would show that it still reads."""
+        """Treat a client that sends no more bytes as disconnected: only a write would show whether it still reads."""
         self.gathering.flush()  # asyncio closes after this
 
     def on_response_complete(self) -> None:
@@ -266,7 +270,7 @@ IRREGULAR = {b"etag": b"ETag", b"www-authenticate": b"WWW-Authenticate"}
 
 
 class Spelling:
-    """Begins each word of a header's name with a capital letter, except in `IRREGULAR` names."""
+    """Writes each word of a header's name with a capital letter at its start, except in `IRREGULAR` names."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

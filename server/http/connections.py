@@ -1,10 +1,10 @@
-"""The open connections of a server: accepted a few at a time, up to a number, and the longest waiting closed first.
+"""The open connections of a server. They are accepted a few at a time, and their number is limited.
 
     new ---> waits for its client (a head, the rest of a body, the next request) ---> works (an answer is open) ---> waits
                               |
                               +--- closed, the one that has waited longest first, when all places are taken
 
-A fixed time limit for each state would be too long for a full server, or too short for any other.
+A fixed time limit for each state would be too long for a full server, or too short for a server with free places.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ class WaitingConnection(Protocol):
 
     @property
     def may_end(self) -> bool:
-        """Whether closing it loses nothing: no answer is open, and no body makes progress."""
+        """Whether nothing is lost by closing the connection: no answer is open, and no body makes progress."""
         ...
 
     def end(self) -> None:
-        """Close it at once."""
+        """Close the connection at once."""
         ...
 
 
 class Connections(ServerState):
-    """uvicorn's shared state of all connections, with a limit on their number. Used on the event loop alone.
+    """The state that all connections of uvicorn share, with a limit on their number. For the event loop only.
 
-    most: connections open at a time. arriving: accepted connections that are not in `connections` yet. tls: the context of
-    their TLS; None: plain HTTP.
+    most: how many connections may be open at a time. arriving: accepted connections that are not in `connections` yet.
+    tls: the TLS context of the connections; None: plain HTTP.
     """
 
     def __init__(self, most: int, tls: SSLContext | None = None) -> None:
@@ -62,12 +62,12 @@ class Connections(ServerState):
         self._logged: dict[str, float] = {}
 
     def waits(self, connection: WaitingConnection) -> None:
-        """Note that a connection waits for its client. One that already waits keeps its place."""
+        """Note that a connection waits for its client. A connection that already waits keeps its place in the order."""
         self.arriving.discard(connection)
         self._waiting.setdefault(connection)
 
     def works(self, connection: WaitingConnection) -> None:
-        """Note that a connection does not wait for its client, or has ended."""
+        """Note that a connection has ended or no longer waits for its client."""
         self._waiting.pop(connection, None)
 
     @property
@@ -76,7 +76,7 @@ class Connections(ServerState):
         return len(self.connections) + len(self.arriving) >= self.most
 
     def make_room(self) -> bool:
-        """Close connections until there is room for one more. False: all open connections are at work."""
+        """Close connections until one more fits. False: all open connections are at work."""
         while self.are_full:
             if not self.end_one():
                 if not self.arriving:
@@ -86,7 +86,7 @@ class Connections(ServerState):
         return True
 
     def end_one(self) -> bool:
-        """Close the connection that has waited longest for its client. False: none may end."""
+        """Close the connection that has waited longest for its client. False: no connection may be closed."""
         for _ in range(len(self._waiting)):
             connection, _ = self._waiting.popitem(last=False)
             if connection.may_end:
@@ -97,7 +97,7 @@ class Connections(ServerState):
         return False
 
     def log(self, line: str, *figures: object) -> None:
-        """Log a line about a shortage, once a minute at most."""
+        """Log a line about a shortage, at most once a minute."""
         now = time.monotonic()
         if now >= self._logged.get(line, now):
             self._logged[line] = now + SELDOM
@@ -105,9 +105,10 @@ class Connections(ServerState):
 
 
 def most_connections(descriptors: int = 1) -> int:
-    """Return how many connections a process may have, well below its limit of descriptors (`ulimit -n`).
+    """Return how many connections this process may have.
 
-    descriptors: the number that each connection takes.
+    The number is well below its limit of descriptors (`ulimit -n`). descriptors: how many descriptors each connection
+    takes.
     """
     try:
         import resource
@@ -129,7 +130,7 @@ PAUSE = 0.05  # s until the next attempt, when none could be accepted
 
 
 class ConnectionListener:
-    """Accepts connections from a listening socket. make: returns the protocol of a connection."""
+    """Accepts connections from a listening socket. make: makes the protocol object of a connection."""
 
     def __init__(self, listening: socket.socket, connections: Connections, make: Callable[[], asyncio.Protocol]) -> None:
         self._socket, self._connections, self._make = listening, connections, make
@@ -183,11 +184,11 @@ class ConnectionListener:
 
 
 class ListeningServer(uvicorn.Server):
-    """uvicorn with a limit on its connections, TLS and socket files.
+    """uvicorn with a limit on the number of connections, with TLS and with socket files.
 
-    Its config needs `loop="asyncio"`: other loops accept connections themselves.
-
-    most: connections open at a time. settings: where it listens. Raises SettingsError for a certificate that is not usable.
+    Its config must have `loop="asyncio"`, since other loops accept connections by themselves. most: how many
+    connections may be open at a time. settings: the addresses, and the files for TLS. Raises SettingsError for an
+    unusable certificate.
     """
 
     def __init__(self, config: uvicorn.Config, most: int, settings: Settings = UNSET) -> None:
@@ -197,14 +198,17 @@ class ListeningServer(uvicorn.Server):
         self._listeners: list[ConnectionListener] = []
 
     async def listening(self) -> list[str]:
-        """Return the `addresses` once the server listens on them; none if it ends first."""
+        """Wait until the server listens, and return its `addresses`; empty if it ends before it listens."""
         while not (self.started or self.should_exit):
             await asyncio.sleep(0.01)
         return self.addresses if self.started else []
 
     @property
     def addresses(self) -> list[str]:
-        """The addresses as the settings name them, or with port 0 as the system chose them; `unix:PATH` of files last."""
+        """The addresses of the server as the settings name them. Socket files are last, as `unix:PATH`.
+
+        With port 0 the addresses have the port that the system chose.
+        """
         scheme = "https" if self._connections.tls else "http"
         places = [(name, self._settings.port) for name in self._settings.hosts]
         if not self._settings.port:
@@ -230,9 +234,9 @@ class ListeningServer(uvicorn.Server):
         await super().shutdown(sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Begin to shut down; at a second ctrl-C wait for nobody.
+        """Start to shut down. At a second ctrl-C, do not wait for open requests.
 
-        uvicorn raises each captured signal again at the end; here only the first.
+        At the end, uvicorn would raise each captured signal again; this class lets it raise only the first.
         """
         super().handle_exit(sig, frame)
         del self._captured_signals[1:]

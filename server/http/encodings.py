@@ -3,7 +3,7 @@
     packed     [member 1][member 2]   `BITE` bytes in at a time, at most `PIECE` bytes out: a kilobyte may hold gigabytes,
     unpacked   [piece][piece][pie     and the caller decides whether to ask for the next piece
 
-A body is one member, or several in a row (`cat a.gz b.gz`; frames of zstd), and nothing else.
+A body consists of one member or of several in a row, as made by `cat a.gz b.gz`. A member of zstd is a frame.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ WINDOW_LOG = 23  # a stream of zstd may refer 8 MiB back, the most that senders 
 
 
 class Stream(Protocol):
-    """Unpacks one member. eof: the member has ended. unused_data: input after its end."""
+    """Unpacks one member. eof: the member has ended. unused_data: the input after the member's end."""
 
     @property
     def eof(self) -> bool: ...
@@ -80,7 +80,7 @@ ALIASES, IDENTITY = {"x-gzip": "gzip"}, "identity"
 
 
 def encoding_of(headers: Headers) -> str:
-    """Return the encoding of a request's body; empty: it is not packed. Raises RequestError 415."""
+    """Return the encoding of a request's body; empty if the body is not packed. Raises RequestError 415."""
     given = [name.strip() for value in headers.getlist("content-encoding") for name in value.split(",")]
     names = [ALIASES.get(name.lower(), name.lower()) for name in given if name.lower() not in ("", IDENTITY)]
     if not names:
@@ -93,14 +93,14 @@ def encoding_of(headers: Headers) -> str:
 
 
 class Unpacking:
-    """Unpacks one body, in any thread, but in one at a time."""
+    """Unpacks one body. Any thread may use it, but only one thread at a time."""
 
     def __init__(self, encoding: str, packed: bytes) -> None:
         self._encoding, self._packed, self._given = encoding, packed, 0
         self._stream, self._num_members = STREAMS[encoding](packed), 1
 
     def piece(self) -> bytes:
-        """Return the next bytes, at most `PIECE`; none at the end. Raises RequestError 400 for a damaged body."""
+        """Return the next bytes, at most `PIECE`; empty at the end. Raises RequestError 400 for a damaged body."""
         if not self._packed:
             return b""
         try:

@@ -1,4 +1,4 @@
-"""Checks of a JSON body: it is Unicode, and has no more elements than any context could hold."""
+"""Checks of a JSON body: it is Unicode, and it has no more elements than any context could hold."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ WINDOW = 256 << 10  # bytes that are searched at a time: other threads wait mean
 
 
 def check_elements(*texts: bytes, what: str = "the body", param: str | None = None) -> None:
-    """Refuse JSON texts with more lists, objects and numbers than any context could hold. what, param: of the error.
+    """Refuse JSON texts with more lists, objects and numbers than any context could hold.
 
-    Strings count as one element each: a string that is decoded as JSON, as a call's arguments are, needs another check.
+    A string counts as one element, so a string that is itself decoded as JSON needs a check of its own. The arguments
+    of a call are such a string. what, param: what the error calls the texts, and the error's `param`.
     """
     if sum(map(len, texts)) <= MAX_BRACKETS or _is_small(_count(texts)):
         return
@@ -45,7 +46,7 @@ def _is_small(found: Mapping[str, int]) -> bool:
 
 
 def outside_strings(text: bytes) -> Iterator[bytes]:
-    """Yield JSON without its strings, in pieces of some 256 KiB; a quote stands for each string within a piece."""
+    """Yield JSON without its strings, in pieces of about 256 KiB. A quote replaces each string within a piece."""
     is_inside, cut = False, b""
     for start in range(0, len(text), WINDOW):
         # Once pairs of backslashes and then escaped quotes are removed, each remaining quote begins or ends a string.
@@ -69,10 +70,10 @@ LONGEST = len(rb"\ud83d\ude00")
 
 
 def as_unicode(body: bytes) -> bytes:
-    """Return a body without its byte-order mark, and with U+FFFD for each lone half of a surrogate pair.
+    """Return a body without its byte-order mark, and with U+FFFD for each half of a surrogate pair that stands alone.
 
-    JavaScript has such halves where it cuts a text, and sends them as escapes. Raises RequestError for bytes that are no
-    UTF-8: it names the first one and the field.
+    JavaScript makes such halves where it cuts a text, and sends them as escapes. Raises a RequestError for bytes that
+    are not UTF-8. The error names the first such byte and the field.
     """
     text = body.removeprefix(MARK)
     if not text.isascii():
@@ -87,7 +88,7 @@ def as_unicode(body: bytes) -> bytes:
 
 
 def whole_characters(text: bytes) -> bytes:
-    """Return JSON with U+FFFD for each lone half of a surrogate pair, at the same length."""
+    """Return JSON with U+FFFD for each half of a surrogate pair that stands alone. The length stays the same."""
     if not any(begin in text for begin in (rb"\ud", rb"\uD")):
         return text
     escapes, whole = text.replace(rb"\\", b"  "), bytearray()  # so each backslash begins an escape

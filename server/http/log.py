@@ -1,4 +1,4 @@
-"""The log: its set-up, and a line for each request."""
+"""The log: its configuration, and a line for each request."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LAST_LINES = 2.0  # seconds for them when the process ends
 
 
 class TextLines(logging.Formatter):
-    """A time, the message, and the id of the request that it is about."""
+    """Formats a record as text: the time, the message, and the id of the request that the message is about."""
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(message)s", "%H:%M:%S")
@@ -39,7 +39,7 @@ class TextLines(logging.Formatter):
 
 
 class JsonLines(logging.Formatter):
-    """An object a line: time, level, logger, message, and the fields of the record."""
+    """Formats a record as one line of JSON: time, level, logger, message, and the fields of the record."""
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, object] = {
@@ -58,7 +58,7 @@ FORMATS: dict[str, type[logging.Formatter]] = {"text": TextLines, "json": JsonLi
 
 
 class QueuedHandler(logging.Handler):
-    """Writes lines in a separate thread: a stopped terminal must not stop the server."""
+    """Writes lines in a separate thread, so that a stopped terminal does not stop the server."""
 
     def __init__(self, stream: TextIO) -> None:
         super().__init__()
@@ -77,7 +77,7 @@ class QueuedHandler(logging.Handler):
             self.handleError(record)
 
     def finish(self) -> None:
-        """Write the remaining lines, if their reader takes them in time."""
+        """Write the remaining lines, unless their reader takes too long."""
         try:
             self._lines.put_nowait(None)
         except queue.Full:
@@ -94,7 +94,10 @@ class QueuedHandler(logging.Handler):
 
 
 def configure(form: str, path: str, verbose: bool) -> None:
-    """Set up the log, unless there is one. form: a key of `FORMATS`. path: of the file; empty: stderr. Raises OSError."""
+    """Configure the log, unless it is configured already. Raises OSError.
+
+    form: a key of `FORMATS`. path: the file to write to; empty: stderr.
+    """
     if not logging.root.handlers:
         handler = QueuedHandler(Path(path).expanduser().open("a", encoding="utf-8") if path else sys.stderr)
         handler.setFormatter(FORMATS[form]())
@@ -114,12 +117,15 @@ Fields = dict[str, object]
 
 
 class RequestLog:
-    """A layer around the gate and the routes. Routes put `account` into the request's state: a function that returns figures
-    for the line. A connection that is closed to make room puts `is_quiet` there.
+    """A layer around the gate and the routes that logs a line for each request.
 
-    uvicorn cancels requests at shutdown, after its grace time: they get 503 from this layer. uvicorn itself answers 500.
+    Routes may put `account` into the state of the request: a function that returns figures for the line. A connection
+    that is closed to make room puts `is_quiet` there.
 
-    Nothing of a prompt or an answer reaches the log. A path is the client's own: it may name a stored answer.
+    At shutdown uvicorn cancels the requests that outlast its grace time. This layer answers them with 503; uvicorn
+    itself would answer 500.
+
+    Neither a prompt nor an answer reaches the log. A path is written by the client, and may name a stored answer.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -176,5 +182,5 @@ def _write(scope: Scope, status: int, seconds: float) -> None:
 
 
 def on_one_line(text: str) -> str:
-    """Return a text, escaped where it is not printable: a client's text must not forge a line."""
+    """Return a text with escapes for unprintable characters, so that a client's text cannot forge a line of the log."""
     return text if text.isprintable() else repr(text)

@@ -1,4 +1,4 @@
-"""Checks whether the addresses of a server are free, and finds who has a taken port; socket files."""
+"""Checks whether the addresses of a server are free, finds the process that has a taken port, and opens socket files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MOST_TRIED = 100  # ports after a taken one
 
 
 def why_taken(settings: Settings) -> str:
-    """Return why a server cannot listen at its addresses, and what would be right; "": it can, or the reason is unknown."""
+    """Return why a server cannot listen at its addresses, with a remedy; "" if it can, or if the reason is unknown."""
     return _why_no_port(settings.hosts, settings.port) or _why_no_files(settings.socket_files)
 
 
@@ -103,9 +103,10 @@ def _why_no_file(file: Path) -> str:
 
 
 def listen_at(path: str, backlog: int) -> socket.socket:
-    """Return a socket that listens on a file, in place of an ended server's. Raises OSError.
+    """Return a socket that listens on a file. It replaces the socket file of a server that has ended. Raises OSError.
 
-    backlog: connections that the system queues. Users who may write to the file may connect: the umask decides.
+    backlog: how many connections the system queues. All users who may write to the file may connect; the umask decides
+    who may.
     """
     with suppress(FileNotFoundError):
         os.unlink(path)

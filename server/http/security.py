@@ -1,8 +1,8 @@
-"""API keys, origins and hosts: who may ask.
+"""API keys, origins and hosts: who may use the server.
 
-The key keeps other people out. The two other checks are for browsers, in which any page may send requests to localhost. A
-page may use a name of its site that now resolves to this machine (DNS rebinding), which the `Host` header shows, or ask
-across origins, which `Origin` shows. Programs send no Origin and need none.
+The key keeps other people out. The two other checks are for browsers, where any page may send requests to localhost. A
+page may use a name of its own site that now resolves to this machine (DNS rebinding); the header `Host` shows that
+name. A page may also send a request across origins; the header `Origin` shows that. Programs need not send `Origin`.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from .threads import note_client
 
 
 class Keys:
-    """The keys of a server. The time of a comparison shows neither a key nor which one it was.
+    """The keys of a server. The time of a comparison reveals neither a key nor which key was sent.
 
-    Without keys any request is admitted.
+    If there are no keys, every request is admitted.
     """
 
     def __init__(self, keys: frozenset[str]) -> None:
@@ -40,9 +40,10 @@ class Keys:
 
     @classmethod
     def of(cls, settings: Settings) -> Keys:
-        """Return the keys of --api-key and --api-key-file. Raises SettingsError for a setting that is given without a key.
+        """Return the keys from --api-key and --api-key-file.
 
-        So an empty variable of a script starts no open server.
+        Raises SettingsError if one of them is given but has no key. So a script whose variable is empty does not start
+        a server that is open to all.
         """
         given = listed(settings.api_key)
         for flag, name, holds in (
@@ -55,11 +56,11 @@ class Keys:
         return cls(given | _keys_in(settings.api_key_file) if settings.api_key_file else given)
 
     def admit(self, headers: Headers) -> bool:
-        """Return whether a request carries a key."""
+        """Return whether a request may pass: it carries a key, or the server has no keys."""
         return not self._digests or bool(self.used(headers))
 
     def used(self, headers: Headers) -> bytes:
-        """Return the key of this server that a request carries; empty: none."""
+        """Return the key of this server that a request carries; empty: the request carries none."""
         known = [key for key in _presented(headers) if self._has(key)]
         return known[0] if known else b""
 
@@ -69,7 +70,10 @@ class Keys:
 
 
 def open_to(settings: Settings) -> str:
-    """Return a line for the log about who may use a server without a key; empty: this machine alone, or there are keys."""
+    """Return a line for the log about who may use a server that has no key.
+
+    It is empty if there is a key, or if only this machine can reach the server.
+    """
     if settings.api_key or settings.api_key_file:
         return ""
     far = [host for host in settings.hosts if not _is_loopback(host)]
@@ -126,7 +130,7 @@ READABLE = ("Retry-After", "X-Request-Id")  # headers of an answer that a page m
 
 
 class Origins:
-    """The origins of --cors-origins. `localhost` stands for each name of loopback, with any port."""
+    """The origins in --cors-origins. `localhost` means every name of loopback, with any port."""
 
     def __init__(self, settings: Settings) -> None:
         self._listed = frozenset(origin.lower().rstrip("/") for origin in listed(settings.cors_origins))
@@ -135,16 +139,17 @@ class Origins:
         return bool(self._listed)
 
     def allow(self, origin: str) -> bool:
-        """Return whether pages of an origin may ask."""
+        """Return whether pages of this origin may send requests."""
         if ANY in self._listed or origin.lower() in self._listed:
             return True
         return LOCAL in self._listed and _is_local(origin)
 
 
 class CrossOrigin(CORSMiddleware):
-    """Answers preflights, and marks the answers that a page may read. A page may send the headers that its browser asks for.
+    """Answers preflights, and marks the answers that a page may read.
 
-    It comes before the gate: a preflight has no key.
+    A page may send any header that its browser asks for. This layer comes before the gate, since a preflight has no
+    key.
     """
 
     def __init__(self, app: ASGIApp, origins: Origins) -> None:
@@ -162,7 +167,7 @@ class CrossOrigin(CORSMiddleware):
         return self._origins.allow(origin)
 
     def preflight_response(self, request_headers: Headers) -> Response:
-        """Name the headers that a page may send, also if the preflight asks for none."""
+        """Name the headers that a page may send, even if the preflight asks for none."""
         response = super().preflight_response(request_headers)
         response.headers.setdefault("Access-Control-Allow-Headers", ", ".join(SENDABLE))
         return response
@@ -177,7 +182,7 @@ def _is_local(origin: str) -> bool:
 
 
 def guards(settings: Settings) -> list[Middleware]:
-    """Return the layers that check who asks, the outermost first. Raises SettingsError."""
+    """Return the layers that check who sends a request, the outermost layer first. Raises SettingsError."""
     origins = Origins(settings)
     cross_origin = [Middleware(CrossOrigin, origins=origins)] if origins else []
     return [*cross_origin, Middleware(Gate, settings=settings, keys=Keys.of(settings), origins=origins)]
@@ -189,7 +194,7 @@ JSON, BYTES = "application/json", "application/octet-stream"
 
 
 def is_open(scope: Scope) -> bool:
-    """Return whether a request needs no check: it only reads one of OPEN_PATHS."""
+    """Return whether a request needs no check: it only reads a path in OPEN_PATHS."""
     return scope["path"] in OPEN_PATHS and scope["method"] in ("GET", "HEAD")
 
 
@@ -263,7 +268,7 @@ class Gate:
 
 
 def names(host: str) -> frozenset[str]:
-    """Return the names of a server that listens on `host`."""
+    """Return the host names by which a server that listens on `host` may be called."""
     usual = {"localhost", host.strip("[]").lower()}
     return frozenset(usual | {socket.gethostname().lower()} if _is_wildcard(host) else usual)
 

@@ -1,11 +1,12 @@
-"""Threads for work that takes processor time, so that it delays no request that only waits for a file.
+"""Threads for work that takes processor time, and one for work that only waits for a file.
 
     client a   [a1] [a2] [a3]      One piece of work has the turn. After `TURN` seconds its next call of `give_way` passes
     client b   [b1]                the turn to the first piece of the next client, and queues this piece last among its
     turns      a1 b1 a2 b1 a3 ...  own client's.
 
 So a client waits for one turn of each other client, however many pieces wait and however large they are. Work that has
-begun keeps a thread. A client with begun work begins more only while half the threads are free, so that others may begin.
+begun keeps its thread. If a client has work that has begun, more of its work begins only while half of the threads are
+free. So threads remain for other clients.
 """
 
 from __future__ import annotations
@@ -34,13 +35,16 @@ CLIENT: ContextVar[tuple[object, ...]] = ContextVar("client", default=())
 
 
 def note_client(scope: Scope, key: bytes) -> None:
-    """Note who sent a request, for the turns of its work. key: the server's; by any other key one client would be many."""
+    """Note who sent the current request, so that its work gets the turns of this client.
+
+    key: one of the server's own keys. With any other key, one client could pretend to be many.
+    """
     address = scope.get("client") or ("",)
     CLIENT.set((address[0], key))
 
 
 class Disconnected(BaseException):
-    """Ends work whose result nobody waits for. No `Exception`, which would count as a failure of the template."""
+    """Ends work whose result nobody waits for. It is no `Exception`, which would count as a failure of the template."""
 
 
 def _closed() -> RequestError:
@@ -79,16 +83,17 @@ _running = local()
 
 
 def give_way() -> None:
-    """Pass the turn on if this thread's work has had its time. Work calls this every few milliseconds, where it can wait.
+    """Pass the turn on if this thread's work has had its time.
 
-    Raises ClientLeft if nobody waits for the result. Does nothing in a thread that has no turns.
+    Work calls this every few milliseconds, wherever it can pause. Raises Disconnected if nobody waits for the result.
+    Does nothing in a thread that has no turns.
     """
     if (work := getattr(_running, "work", None)) is not None:
         work.give_way()
 
 
 class Turns:
-    """Does the work of many clients, one piece at a time, in turns. Safe from any thread."""
+    """Does the work of many clients in turns, one piece at a time. Safe from any thread."""
 
     def __init__(self, name: str) -> None:
         self._threads = ThreadPoolExecutor(MOST_STARTED, name)
@@ -99,7 +104,7 @@ class Turns:
         self._closed = False
 
     def submit(self, call: Callable[[], T], client: tuple[object, ...] = ()) -> _Work[T]:
-        """Queue work; its future has the result."""
+        """Queue work. The future of the returned object gets the result."""
         work = _Work(self, client, call)
         with self._lock:
             if self._closed:
@@ -110,13 +115,13 @@ class Turns:
         return work
 
     def drop(self, work: _Work) -> None:
-        """Remove work that has not begun from the queue."""
+        """Remove work from the queue if it has not begun."""
         with self._lock:
             if (queue := self._waiting.get(work.client)) is not None and work in queue:
                 queue.remove(work)
 
     def pass_on(self, work: _Work) -> None:
-        """Pass the turn on, and return at the work's next turn; at once if no other work waits."""
+        """Pass the turn on, and return when this work has its next turn. If no other work waits, return at once."""
         with self._lock:
             if not any(self._waiting.values()):
                 work.ends = perf_counter() + TURN
@@ -126,9 +131,9 @@ class Turns:
         work.turn.acquire()
 
     def close(self) -> None:
-        """Cancel waiting work, end running work at its next `give_way`, and wait for its end.
+        """Cancel waiting work, end running work at its next `give_way`, and wait until it has ended.
 
-        The futures of both raise ClientLeft.
+        The futures of both kinds of work raise Disconnected.
         """
         with self._lock:
             self._closed = True
@@ -205,9 +210,10 @@ class Turns:
 
 
 class PromptThreads:
-    """Makes prompts in threads, for the event loop. Small ones take turns, and so do large ones, of up to a second each.
+    """Makes prompts in threads, for the event loop. Small prompts take turns with each other, and so do large prompts.
 
-    room: bytes of requests that may still wait: a waiting request takes memory. num_open: prompts in work or waiting.
+    A turn is short, but a single step of a large prompt may take up to a second. room: how many bytes of requests may
+    still wait, since a waiting request takes memory. num_open: the number of prompts that are being made or wait.
     """
 
     def __init__(self, room: int) -> None:
@@ -215,10 +221,10 @@ class PromptThreads:
         self._small, self._large = (Turns(f"{size}-prompts") for size in ("small", "large"))
 
     async def run(self, num_bytes: int, work: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
-        """Run `work` in a thread and return its result. num_bytes: of the request.
+        """Run `work` in a thread and return its result. num_bytes: the size of the request.
 
         If the caller is cancelled, waiting work never begins, and running work ends at its next `give_way`. Raises
-        RequestError 503 for a large request that exceeds the room.
+        RequestError 503 for a large request for which there is no room.
         """
         is_large = num_bytes >= LARGE
         if is_large and num_bytes > self.room:
@@ -237,15 +243,16 @@ class PromptThreads:
             self.room += num_bytes
 
     def close(self) -> None:
-        """End running work, and cancel waiting work."""
+        """End running work and cancel waiting work."""
         for turns in (self._small, self._large):
             turns.close()
 
 
 class WaitingThread:
-    """One thread for all requests that wait for a disk or for the engine: many of them take no other thread.
+    """One thread for all requests that wait for a disk or for the engine.
 
-    If a caller is cancelled, running work goes on, and waiting work is not run. Safe from any thread.
+    So many such requests take no other threads. If a caller is cancelled, its running work goes on, and its waiting
+    work is not run. Safe from any thread.
     """
 
     def __init__(self, name: str) -> None:
@@ -253,7 +260,10 @@ class WaitingThread:
         self._lock, self._closed = Lock(), False
 
     async def run(self, work: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
-        """Run `work` after all earlier work, and return its result. Raises RequestError 503 once the thread is closed."""
+        """Run `work` after all earlier work, and return the result of `work`.
+
+        Raises RequestError 503 once the thread is closed.
+        """
         with self._lock:
             if self._closed:
                 raise _closed()
@@ -261,7 +271,7 @@ class WaitingThread:
         return await asyncio.wrap_future(waiting)
 
     def close(self) -> None:
-        """Wait for running work to end; waiting work is not run."""
+        """Wait until the running work has ended. Waiting work is not run."""
         with self._lock:
             self._closed = True
         self._executor.shutdown()
