@@ -25,7 +25,7 @@ Commands = Mapping[str, argparse.ArgumentParser]
 
 
 def script_of(shell: str, commands: Commands) -> str:
-    """Return the script that a shell reads to complete the command's flags."""
+    """Return the script by which a shell completes the flags of the command."""
     return SHELLS[shell](commands)
 
 

@@ -33,11 +33,14 @@ OFFLINE = "without a network, SLOTCACHE_LLAMA names a folder with a build that w
 
 
 class InstallError(Exception):
-    """A build that cannot be installed. The message is one line."""
+    """A build cannot be installed. The message is one line."""
 
 
 def main(argv: Sequence[str]) -> int:
-    """Install a build and return the exit code. 1: no build could be installed. 2: npm has no build for this machine."""
+    """Install a build and return the exit code.
+
+    The code is 1 if no build could be installed, and 2 if npm has no build for this machine.
+    """
     parser = argparse.ArgumentParser(prog="slotcache install", description=__doc__, allow_abbrev=False)
     parser.add_argument(
         "build", nargs="?", default="auto", choices=("auto", *cards.BUILDS), help="auto: by this machine's cards"
@@ -54,7 +57,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def install(asked: str) -> int:
-    """Install the first build that can be fetched and passes its trial, and the CPU's build beside it. Raises OSError.
+    """Install the first build that can be fetched and passes its trial, and also the build for the CPU. Raises OSError.
 
     Return the exit code.
     """
@@ -103,7 +106,7 @@ def _take(build: str, is_asked: bool) -> None:
 
 
 def fetch(build: str) -> None:
-    """Put a build into this environment, unless it is there. Raises InstallError and OSError."""
+    """Put a build into this environment, unless it has the build already. Raises InstallError and OSError."""
     folder, lock = builds.FOLDER / build, LOCKS / build / "package-lock.json"
     there = folder / "fetched.json"  # a copy of the lock: the build is complete
     if there.is_file() and there.read_bytes() == lock.read_bytes() and builds.library_folder(build).is_dir():
@@ -139,7 +142,7 @@ def _locked(lock: Path) -> Iterator[tuple[str, str, str]]:
 
 
 def registry() -> str:
-    """Return this user's npm registry, from the environment and npm's files, without a slash at the end."""
+    """Return the address of this user's npm registry, from the environment and npm's files. It has no slash at its end."""
     given = {name.lower(): value for name, value in os.environ.items() if value}
     if url := given.get("npm_config_registry"):
         return url.rstrip("/")

@@ -1,8 +1,8 @@
-"""`slotcache launch CLIENT`: start a coding agent with settings for this server, and the server if none runs.
+"""`slotcache launch CLIENT`: starts a coding agent with settings for this server. If no server runs, it starts one.
 
-The documentation of each client describes its settings: Claude Code's variables and --settings, Codex's config.toml under
-CODEX_HOME, OpenCode's OPENCODE_CONFIG, Qwen Code's model providers in its system settings, Crush's crush.json under
-CRUSH_GLOBAL_CONFIG, Cline's providers.json under CLINE_DIR.
+The documentation of each client describes its settings: Claude Code's variables and --settings, Codex's config.toml
+under CODEX_HOME, OpenCode's OPENCODE_CONFIG, Qwen Code's model providers in its system settings, Crush's crush.json
+under CRUSH_GLOBAL_CONFIG, Cline's providers.json under CLINE_DIR.
 """
 
 from __future__ import annotations
@@ -40,7 +40,10 @@ MOST_OUTPUT = 8192  # tokens of an answer
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """The model of a server, for a client. url: without a path. context: tokens of a request. key: "none": no key."""
+    """The model of a server, as a client needs to know it.
+
+    url: the server's address without a path. context: the most tokens of a request. key: the API key, or "none".
+    """
 
     url: str
     name: str
@@ -59,7 +62,11 @@ class ServedModel:
 
 @dataclass(frozen=True, slots=True)
 class AgentSetup:
-    """How a client is started. files: texts by their names in its folder. kept: files that it changes, written only once."""
+    """How a client is started.
+
+    files: the texts of its settings files, by name. variables: its environment. kept: files that the client changes
+    itself, so that they are written only once.
+    """
 
     files: Mapping[str, str]
     variables: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -68,10 +75,10 @@ class AgentSetup:
 
 
 def claude(model: ServedModel, folder: Path) -> AgentSetup:
-    """Return the setup of Claude Code, which does not know the window of a foreign model.
+    """Return the setup of Claude Code, which does not know the context of a model that is not Anthropic's.
 
-    Two features are off: the attribution header would change the prefix of each prompt, and reminders of the remaining
-    tokens would change its messages.
+    Two of its features are switched off. The attribution header would change the prefix of each prompt, and reminders
+    about the remaining tokens would change messages.
     """
     names = ("ANTHROPIC_MODEL", "CLAUDE_CODE_SUBAGENT_MODEL")
     names += tuple(f"ANTHROPIC_DEFAULT_{size}_MODEL" for size in ("OPUS", "SONNET", "HAIKU"))
@@ -90,10 +97,10 @@ def claude(model: ServedModel, folder: Path) -> AgentSetup:
 
 
 def codex(model: ServedModel, folder: Path) -> AgentSetup:
-    """Return the setup of Codex. It notes trusted folders in its file, so settings that change are arguments.
+    """Return the setup of Codex.
 
-    Codex lets only a provider named OpenAI compact the history. Then the prompt of the summary continues the KV of the
-    history.
+    Codex notes trusted folders in its own file, so settings that may change are arguments. Codex compacts the history
+    itself only if the provider's name is OpenAI. Then the prompt for the summary continues the KV of the history.
     """
     provider = {
         "name": "slotcache",
@@ -114,9 +121,10 @@ def codex(model: ServedModel, folder: Path) -> AgentSetup:
 
 
 def opencode(model: ServedModel, folder: Path) -> AgentSetup:
-    """Return the setup of OpenCode. The cache key opts in to the cache, even of a server without --cache-prompt.
+    """Return the setup of OpenCode.
 
-    OpenCode replaces {env:...} and {file:...} in the text of its file, so their brace is written as an escape.
+    It sends a cache key, which opts in to the cache of a server without --cache-prompt, too. OpenCode replaces
+    {env:...} and {file:...} in the text of its file, so the brace in such texts is escaped.
     """
     limit = {"context": model.context, "output": model.output}
     provider = {
@@ -133,9 +141,10 @@ def opencode(model: ServedModel, folder: Path) -> AgentSetup:
 
 
 def qwen(model: ServedModel, folder: Path) -> AgentSetup:
-    """Return the setup of Qwen Code. Variables win over its files, so those of OpenAI are set, too.
+    """Return the setup of Qwen Code.
 
-    Qwen Code replaces $NAME in its files, once: a model's name with a $ comes from such a variable.
+    Its variables take precedence over its files, so OpenAI's variables are set as well. Qwen Code replaces $NAME in its
+    files once. So if a model's name contains a $, the name is put into such a variable.
     """
     name = "$OPENAI_MODEL" if "$" in model.name else model.name
     entry = {
@@ -161,9 +170,10 @@ def qwen(model: ServedModel, folder: Path) -> AgentSetup:
 
 
 def crush(model: ServedModel, folder: Path) -> AgentSetup:
-    """Return the setup of Crush. Its data also gets a folder: it stores the last chosen model there, and that one wins.
+    """Return the setup of Crush, with a folder for its data.
 
-    Crush reads a key as a shell does, even $(commands), so the key is in a variable.
+    Otherwise the model that was last chosen in Crush would take precedence over the setup. Crush evaluates a key as a
+    shell does, even $(commands), so the key is in a variable.
     """
     entry = {
         "id": model.name,
@@ -183,7 +193,7 @@ def crush(model: ServedModel, folder: Path) -> AgentSetup:
 
 
 def cline(model: ServedModel, folder: Path) -> AgentSetup:
-    """Return the setup of Cline. Its whole state, sessions included, is in this folder."""
+    """Return the setup of Cline. All its state, with its sessions, is in this folder."""
     kind = "openai-compatible"
     given = {"provider": kind, "baseUrl": model.v1, "apiKey": model.key, "model": model.name, "timeout": PATIENCE}
     entry = {"settings": given, "updatedAt": "2026-01-01T00:00:00.000Z", "tokenSource": "manual"}
@@ -219,18 +229,19 @@ NOTE = "Written by `slotcache launch`, anew at each start: change nothing here.\
 
 
 class LaunchError(Exception):
-    """A client that cannot be started. The message says why, and what would help."""
+    """A client cannot be started. The message says why, and what would help."""
 
 
 def folder_of(client: str) -> Path:
-    """Return the folder of a client's settings. Raises FolderError if the user has no home."""
+    """Return the folder for a client's settings. Raises FolderError if the user has no home."""
     return user_folder("XDG_CONFIG_HOME", ".config") / "slotcache" / "launch" / client
 
 
 def make_folder(folder: Path) -> None:
-    """Make the folder of a client, for its owner alone, unless it is there.
+    """Make the folder for a client, readable by its owner alone, unless it exists.
 
-    Raises FolderError if others could redirect it: the folder, or one above it in the user's home, is not the user's own.
+    Raises FolderError if other users could redirect it: this folder and those above it in the user's home must be the
+    user's own.
     """
     base = folder.parents[2]
     if not os.path.isabs(os.environ.get("XDG_CONFIG_HOME", "")):
@@ -241,7 +252,7 @@ def make_folder(folder: Path) -> None:
 
 
 def write(folder: Path, setup: AgentSetup) -> None:
-    """Write the files of a client, each whole or not at all, readable by their owner alone.
+    """Write the files of a client, readable by their owner alone. Each file is written whole or not at all.
 
     Raises LaunchError if the folder has a file that this command did not write.
     """
@@ -320,7 +331,10 @@ def _get(url: str, path: str, key: str) -> Any:
 
 
 def served_model(url: str, key: str) -> tuple[ServedModel, bool]:
-    """Return the model of a server that generates text, and whether the server caches by default. Raises LaunchError."""
+    """Return a server's model, and whether the server caches by default. Raises LaunchError.
+
+    The model is one that generates text.
+    """
     for entry in _get(url, "/v1/models", key).get("data", ()):
         if entry.get("owned_by") == "slotcache" and "n_ctx" in entry["meta"]:
             caches = _get(url, "/props", key)["settings"]["cache_prompt"]
@@ -329,7 +343,7 @@ def served_model(url: str, key: str) -> tuple[ServedModel, bool]:
 
 
 def fitted(settings: Settings) -> tuple[Settings, int, str]:
-    """Return the settings of a server to start, the context of a request, and the cost of the context in words.
+    """Return the settings of a server to start, the context of a request, and what the context costs, in words.
 
     Raises ModelError, and LaunchError for a context that is too small.
     """
@@ -393,9 +407,9 @@ def _wait(url: str, lives: Callable[[], bool], log: Path | None = None) -> None:
 
 
 def launch(settings: Settings, client: str, arguments: Sequence[str], *, prints: bool) -> int:
-    """Start a client and return its exit code; 2: it cannot be started.
+    """Start a client and return its exit code, or 2 if it cannot be started.
 
-    arguments: for the client. prints: only show the settings; write and start nothing.
+    arguments: the arguments of the client. prints: only show the setup; write and start nothing.
     """
     try:
         with ends_in_order(_end):

@@ -1,4 +1,4 @@
-"""Build a service from settings: the model, the tree, its tiers, the search."""
+"""Makes a service from settings: the model, the prefix tree, its tiers, the search."""
 
 from __future__ import annotations
 
@@ -78,14 +78,14 @@ SLOW = 1.0  # s a token: a slower model is a warning at the start
 
 
 def build_info() -> str:
-    """Return the builds of llama.cpp and of this server."""
+    """Return the versions of llama.cpp and of this server."""
     return f"b{llama.LIBRARY.version}-slotcache-{VERSION}"
 
 
 def fingerprint_of(settings: Settings, model: Model, template: str) -> str:
-    """Return OpenAI's `system_fingerprint`: the same for all servers with this build, this model and these settings.
+    """Return OpenAI's `system_fingerprint`. Servers with the same build, model and settings have the same one.
 
-    It starts with the build, as llama-server's does. Only the end of the model's file is read.
+    It starts with the version of llama.cpp, as llama-server's does. Only the end of the model's file is read for it.
     """
     with model.path.open("rb") as file:
         file.seek(max(model.path.stat().st_size - SAMPLE, 0))
@@ -95,7 +95,7 @@ def fingerprint_of(settings: Settings, model: Model, template: str) -> str:
 
 
 def provenance_of(settings: Settings, model: Model, context: Context) -> Provenance:
-    """Return the provenance of this server's KV. The first call reads the whole model. Raises ModelError."""
+    """Return the provenance of this server's KV. Raises ModelError. The first call reads the whole file of the model."""
     parts = (
         context.num_cells if model.rope_depends_on_context else 0,
         gate.identity(),
@@ -106,7 +106,7 @@ def provenance_of(settings: Settings, model: Model, context: Context) -> Provena
 
 
 def origin_of(settings: Settings, model: Model, context: Context) -> Origin:
-    """Return the origin of this server's KV."""
+    """Return the origin of this server's KV, in words."""
     shape = (context.num_cells if model.rope_depends_on_context else 0, *_asked(settings, model))
     return Origin(
         model=f"{model.path.name}, {model.description}",
@@ -117,7 +117,7 @@ def origin_of(settings: Settings, model: Model, context: Context) -> Origin:
 
 
 def machine() -> str:
-    """Return the digest of the build, the CPU and the devices that compute KV here."""
+    """Return a digest of the build, the CPU and the devices that compute KV on this machine."""
     return _digest((gate.identity(), *(device.description for device in devices())))
 
 
@@ -217,7 +217,7 @@ def _log_unused() -> None:
 
 
 def load(settings: Settings, path: Path, progress: LoadProgress | None = None) -> Service:
-    """Load a model and make all parts around it, without a start of the engine. Raises ModelError and FolderError."""
+    """Load a model and make all parts around it. The engine is not started. Raises ModelError and FolderError."""
     return _service_of(*_open(settings, path, progress), progress)
 
 
@@ -434,7 +434,7 @@ def _log_unused_head(model: Model) -> None:
 
 
 def describe(context: Context, settings: Settings, parts: Sequence[DevicePart]) -> str:
-    """Describe the loaded model in one line: its size, the devices of its layers, the bytes of KV a token, the slots."""
+    """Describe the loaded model in one line: its size, the devices of its layers, the KV bytes of a token, the slots."""
     model, per_token = context.model, token_bytes(settings, context.model)
     return (
         f"{model.path.name}: {model.description}, {mib(model.size)}, {described_place(parts)}; KV "
@@ -444,7 +444,10 @@ def describe(context: Context, settings: Settings, parts: Sequence[DevicePart]) 
 
 
 def described_place(parts: Sequence[DevicePart]) -> str:
-    """Return the number of layers on each GPU, with the bytes of weights: overrides may place tensors off their layers."""
+    """Return the number of layers on each GPU, and the bytes of weights there.
+
+    The bytes are named because overrides may put tensors on another device than their layer.
+    """
     total, shown = sum(part.layers or 0 for part in parts), list[str]()
     for part in parts:
         if part.device.is_gpu and (part.layers != 0 or (part.use and part.use.weights)):
@@ -462,7 +465,7 @@ def _named_or_jinja(template: str) -> str:
 
 
 def adapter_files(settings: Settings) -> list[tuple[Path, float]]:
-    """Return the files of --lora, then those of --lora-scaled, each with its scale. Raises ModelError."""
+    """Return the files of --lora and then those of --lora-scaled, each with its scale. Raises ModelError."""
     found = [(Path(file).expanduser(), 1.0) for file in filter(None, settings.lora.split(","))]
     for entry in filter(None, settings.lora_scaled.split(",")):
         file, _, scale = entry.rpartition(":")
@@ -474,7 +477,7 @@ def adapter_files(settings: Settings) -> list[tuple[Path, float]]:
 
 
 def open_template(settings: Settings, model: Model) -> ChatTemplate:
-    """Return the chat template of a server. Raises ModelError and SettingsError."""
+    """Return the chat template that the server uses. Raises ModelError and SettingsError."""
     try:
         return ChatTemplate(_template_source(settings, model), model.bos, model.eos, model.tokenizer.controls, give_way)
     except TemplateError as error:
@@ -482,7 +485,7 @@ def open_template(settings: Settings, model: Model) -> ChatTemplate:
 
 
 def describe_template(settings: Settings, model: Model, template: ChatTemplate) -> str:
-    """Describe a chat template in one line: its origin, its length and its digest."""
+    """Describe a chat template in one line: where it comes from, its length and its digest."""
     given = "the model's file" if model.chat_template else "slotcache, since the model's file has none"
     given = "--chat-template" if settings.chat_template else given
     given = "--chat-template-file" if settings.chat_template_file else given
@@ -503,7 +506,7 @@ def _template_source(settings: Settings, model: Model) -> str:
 
 
 def token_bytes(settings: Settings, model: Model) -> int:
-    """Return the bytes of one token's KV."""
+    """Return the number of bytes of one token's KV."""
     return model.kv_bytes(settings.cache_type_k, settings.cache_type_v)
 
 
@@ -529,9 +532,10 @@ def _provenance(settings: Settings, model: Model, context: Context) -> Provenanc
 
 
 def lower_tiers(settings: Settings, made_by: Provenance | None, origin_of: Callable[[], Origin]) -> list[LowerTier]:
-    """Make the tiers below host memory. made_by: the provenance of their records. origin_of: returns it in words.
+    """Make the tiers below host memory.
 
-    If the common scope has imported KV, all its new KV is stored with the imported KV, since it may build on that.
+    made_by: the provenance of their records. origin_of: returns the origin in words. If the common scope has imported
+    KV, all its new KV is stored with the imported KV, since new KV may depend on it.
     """
     if not settings.cache_dir or made_by is None:
         return []

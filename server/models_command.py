@@ -25,10 +25,11 @@ MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:
-    """What is known of a model without its load. problem: why the model cannot be served; empty: it can.
+    """What is known of a model without loading it.
 
-    size: bytes of the files. context: tokens that fit now; 0: the model generates no text, or no context fits. memory: lines
-    on how the context fits. kv_*: the model's KV in --cache-dir, under all settings.
+    problem: why the model cannot be served; empty if it can. size: the bytes of its files. context: how many tokens fit
+    now; 0: no context fits, or the model generates no text. memory: lines about how the context fits. kv_*: the KV of
+    the model in --cache-dir, under all settings.
     """
 
     name: str
@@ -49,7 +50,7 @@ class ModelFacts:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run a command and return its exit code. 2: the command cannot be done; a line says why."""
+    """Run a command and return its exit code: 2 if the command fails, after one line that says why."""
     chosen = _parser().parse_args(with_dashes(argv))
     try:
         return chosen.command(chosen, settings_of(chosen))

@@ -1,4 +1,4 @@
-"""Run the server: the port opens at once, /health says 503 until the model is loaded, ctrl-C ends it cleanly."""
+"""Runs the server. The port opens at once, /health answers 503 until the model is loaded, and ctrl-C ends it cleanly."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ Ready = Callable[[str], object]
 
 
 class Server(ListeningServer):
-    """uvicorn, but a shutdown first stops the engine, so that every open stream gets its final event."""
+    """uvicorn, but at shutdown it first stops the engine, so that every open stream gets its final event."""
 
     def __init__(self, config: uvicorn.Config, state: AppState) -> None:
         super().__init__(config, most_connections(), state.settings)
@@ -58,7 +58,10 @@ class Server(ListeningServer):
         self.ended_by = 0  # the signal that ended it
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Start the shutdown. Later, uvicorn must not raise the signal again before `run` has closed index and files."""
+        """Start the shutdown.
+
+        Otherwise uvicorn would raise the signal again at its end, before `run` has closed the index and the files.
+        """
         super().handle_exit(sig, frame)
         self.ended_by = self.ended_by or sig
         self._captured_signals.clear()
@@ -70,7 +73,10 @@ class Server(ListeningServer):
 
 
 def serve(settings: Settings, when_ready: Ready | None = None) -> int:
-    """Serve until a signal; return the exit code. 1: the engine ended for good. 2: model or settings cannot be served."""
+    """Serve until a signal comes, and return the exit code.
+
+    The code is 1 if the engine ended for good, and 2 if the model or the settings cannot be served.
+    """
     if settings.opens_page and settings.ui and when_ready is None:
         when_ready = open_page
     try:
@@ -100,16 +106,16 @@ SCREENS = ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")
 
 
 def open_page(url: str) -> None:
-    """Print the address of a server's page, and open the page in a browser if there is a screen."""
+    """Print the address of the server's page, and open it in a browser if the machine has a screen."""
     print(f"the page is at {url}/", flush=True)
     if sys.platform != "linux" or any(map(os.environ.get, SCREENS)):  # else `webbrowser` opens a browser in the terminal
         webbrowser.open(f"{url}/")
 
 
 def prepare(settings: Settings) -> tuple[Settings, Path]:
-    """Prepare this process for serving. Return the settings and the path of the model's file.
+    """Prepare this process for serving. Return the final settings and the path of the model's file.
 
-    Raises ModelError, and SettingsError for --docs that are not there.
+    Raises ModelError, and SettingsError if --docs do not exist.
     """
     real_paths(settings)  # before a model is fetched or loaded
     path = model_path(settings)
@@ -128,7 +134,10 @@ def prepare(settings: Settings) -> tuple[Settings, Path]:
 
 
 def serve_bundled(model: str, port: int, when_ready: Ready) -> int:
-    """Serve a model with the bundled documents. model: "" for the built-in one. when_ready, exit code: as for `serve`."""
+    """Serve a model with the bundled documents. Return the exit code as `serve` does.
+
+    model: "" for the built-in model. when_ready: as in `serve`.
+    """
     try:
         settings = Settings(model=model, docs=_bundled_documents(), embedding_model=WORDS_ALONE, port=port)
     except OSError as error:
@@ -138,9 +147,9 @@ def serve_bundled(model: str, port: int, when_ready: Ready) -> int:
 
 
 def model_path(settings: Settings) -> Path:
-    """Return the path of the model's file; a missing file of a registry is downloaded first.
+    """Return the path of the model's file. A missing file of a registry is downloaded first.
 
-    Raises ModelError, and SettingsError for several models.
+    Raises ModelError, and SettingsError if the settings name several models.
     """
     if settings.models_dir or "\n" in settings.model:
         raise SettingsError("several models share a device under `slotcache serve` alone: give one here")
@@ -173,7 +182,7 @@ def _model_file(path: Path) -> Path:
 
 
 def with_bundled_documents(settings: Settings, model: Path) -> Settings:
-    """Return the settings with the bundled documents, if the built-in model is served and --docs names no others."""
+    """Return the settings with the bundled documents, if the built-in model is served and --docs is not given."""
     if settings.docs or model != DEMO_MODEL:
         return settings
     try:
@@ -189,7 +198,10 @@ def _bundled_documents() -> str:
 
 
 def make_server(settings: Settings, entries: Sequence[ModelEntry] = ()) -> tuple[Server, AppState]:
-    """Make a server, which does not run yet, and its state. entries: models that share a device, the first by `settings`."""
+    """Make a server that does not run yet, and the server's state.
+
+    entries: the models that share a device. `settings` are those of the first model.
+    """
     state = AppState(settings, Bodies.up_to(settings.max_body << 20), entries)
     config = uvicorn.Config(
         make_app(state),
@@ -210,7 +222,7 @@ def make_server(settings: Settings, entries: Sequence[ModelEntry] = ()) -> tuple
 
 
 async def run(server: Server, state: AppState, path: Path, when_ready: Ready | None = None) -> None:
-    """Serve the model at `path` until the server has to exit. Raises ModelError and FolderError."""
+    """Serve the model at `path` until the server has to end. Raises ModelError and FolderError."""
     load = asyncio.create_task(_load(state, path, server))
     if when_ready is not None:
         load.add_done_callback(lambda done: _call_when_ready(done, when_ready))
@@ -324,7 +336,10 @@ def start(
     on_failure: Callable[[], None] = lambda: None,
     on_changed: Callable[[], None] = lambda: None,
 ) -> None:
-    """Start the engine and the work on the index, and let the application serve. on_failure, on_changed: as in `Engine`."""
+    """Start the engine and the work on the index, and let the application answer requests.
+
+    on_failure, on_changed: as in `Engine.start`.
+    """
     service, folder_index, loop = loaded.service, loaded.folder_index, asyncio.get_running_loop()
 
     def look_again() -> None:

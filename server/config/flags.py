@@ -1,4 +1,4 @@
-"""Flags from settings: argparse, the environment, llama-server's flags."""
+"""Flags made from the settings: argparse, variables of the environment, and flags of llama-server."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ Row = tuple[str, int, str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LlamaFlag:
-    """A flag of llama-server. says: why it has no effect, or is refused; empty: the server works as it asks anyway."""
+    """A flag of llama-server that is no setting here.
+
+    says: why the flag has no effect or is refused; empty: the server already works as the flag asks.
+    """
 
     flags: tuple[str, ...]
     num_values: int
@@ -198,13 +201,13 @@ FILE_HELP = "a TOML file with settings by their names, such as `ctx_size = 8192`
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose errors are one line."""
+    """A parser of arguments whose errors have one line."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"slotcache: {message}\n")
 
     def unknown(self, argument: str) -> NoReturn:
-        """Exit with an error that names the known flag most like an unknown one."""
+        """Exit with an error about an unknown flag. The error names the most similar known flag."""
         if not argument.startswith("-"):
             self.error(
                 f"{argument}: expected a flag; {self.prog} --help shows them, -m names a model, "
@@ -217,9 +220,10 @@ class Parser(argparse.ArgumentParser):
 
 
 def add_arguments(parser: argparse.ArgumentParser, shown: bool = True) -> None:
-    """Give a parser the flags of all settings, and llama-server's other flags, which it refuses or notes.
+    """Give a parser the flags of all settings, and the other flags of llama-server.
 
-    shown: --help has the first settings of each topic; else it has none. --help-all has all.
+    Those other flags are refused, or lead to a note in the log. shown: whether --help shows the first settings of each
+    topic. --help-all shows all settings.
     """
     parser.set_defaults(notes=[], given=frozenset(), from_file=frozenset())
     parser.add_argument("--help-all", action=_HelpAll, nargs=0, help=f"show all {len(SETTINGS)} flags, and exit")
@@ -234,9 +238,10 @@ def add_arguments(parser: argparse.ArgumentParser, shown: bool = True) -> None:
 
 
 def add_settings(parser: argparse._ActionsContainer, settings: Sequence[Setting], hidden: bool = False) -> None:
-    """Give a parser the flags of some settings. hidden: they are in --help-all only.
+    """Give a parser the flags of some settings. hidden: only --help-all shows them.
 
-    Switches take an optional on/off: `--cache-prompt`, `--cache-prompt off`. Each has a flag `--no-...` as well.
+    Switches may be followed by on or off: `--cache-prompt`, `--cache-prompt off`. Each switch also has a flag
+    `--no-...`.
     """
     for setting in settings:
         default = f" (default: {written(setting.default)})" if setting.default != "" else ""
@@ -311,19 +316,19 @@ class _HelpAll(argparse.Action):
 
 
 def settings_of(arguments: argparse.Namespace) -> Settings:
-    """Return the settings among parsed arguments."""
+    """Return the settings in parsed arguments."""
     values = {setting.name: getattr(arguments, setting.name) for setting in SETTINGS}
     return Settings(**values, given=given_among(arguments, SETTINGS))
 
 
 def given_among(arguments: argparse.Namespace, settings: Sequence[Setting]) -> frozenset[str]:
-    """Return the names of the settings that a flag, a file or a variable sets, even to an empty value."""
+    """Return the names of the settings that a flag, a file or a variable sets. An empty value counts as set."""
     flags: frozenset[str] = getattr(arguments, "given", frozenset()) | getattr(arguments, "from_file", frozenset())
     return flags.union(setting.name for setting in settings if variable_of(setting))
 
 
 def notes_of(arguments: argparse.Namespace) -> list[str]:
-    """Return a line for each given flag and variable of llama-server that has no effect here."""
+    """Return a line for each flag and variable of llama-server that was given but has no effect here."""
     known = {variable for setting in SETTINGS for variable in setting.variables}
     heeded = {foreign.variable for foreign in FOREIGN if not foreign.says}
     reasons = {foreign.variable: foreign.says for foreign in FOREIGN}
@@ -332,7 +337,9 @@ def notes_of(arguments: argparse.Namespace) -> list[str]:
 
 
 def with_dashes(arguments: Sequence[str]) -> list[str]:
-    """Write the names of long flags with dashes, as llama-server does: `--ctx_size` is `--ctx-size`."""
+    """Return the arguments with dashes in the names of long flags, as in llama-server: `--ctx_size` becomes
+    `--ctx-size`.
+    """
     return [_with_dashes(argument) if argument.startswith("--") else argument for argument in arguments]
 
 
@@ -400,7 +407,7 @@ def _argument_type(setting: Setting) -> Callable[[str], Value]:
 
 
 def variable_of(setting: Setting) -> str | None:
-    """Return the environment variable that a setting's value comes from; None: none is set."""
+    """Return the variable of the environment that sets this setting; None if no variable does."""
     return next((name for name in setting.variables if name in os.environ), None)
 
 

@@ -1,4 +1,4 @@
-"""All settings, frozen: each field has its flag, variable, default and help."""
+"""All settings of a server. Each field has a flag, a variable, a default and a help text."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ VERSION = "0.2.0"
 
 
 class SettingsError(Exception):
-    """Settings that no server can be started with."""
+    """The settings are such that no server can be started."""
 
 
 def row(
@@ -52,9 +52,10 @@ def row(
 ) -> T:
     """Declare a field of `Settings`.
 
-    choices: the values, if the field's type lists none. least, most: of a number. words: texts that stand for numbers.
-    fixed: flags without a value, and the value that each sets. refused: values that are not supported, and why. separator:
-    joins the values of a repeated flag. llama: llama-server's variable.
+    choices: the allowed values, if the field's type does not list them. least, most: the range of a number. words:
+    texts that mean a number. fixed: flags that take no value, and the value that each of them sets. refused: values
+    that are not supported, and why. separator: joins the values if the flag is repeated. llama: the variable of
+    llama-server.
     """
     about = {"flags": flags, "help": help, "choices": choices, "least": least, "most": most, "clamps": False}
     about |= {"words": words or {}, "fixed": fixed or {}, "refused": refused or {}, "separator": separator, "llama": llama}
@@ -63,10 +64,10 @@ def row(
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One row of the table. The environment may hold a flag's value, as SLOTCACHE_<NAME>; the command line wins.
+    """One row of the table of settings. The variable SLOTCACHE_<NAME> may also set it, but the command line wins.
 
-    words, fixed, refused, separator, llama: as in `row`; fixed includes the flags that turn a switch off. clamps: a number
-    outside the range becomes the nearest one in the range.
+    words, fixed, refused, separator, llama: as in `row`; fixed also has the flags that turn a switch off. clamps: a
+    number outside the range becomes the nearest number in the range.
     """
 
     name: str
@@ -89,7 +90,7 @@ class Setting:
 
     @property
     def may_be_bare(self) -> bool:
-        """Whether the flag alone means on."""
+        """Whether the flag without a value means on."""
         return self.is_switch or {"on", "off"} <= {*self.choices}
 
     @property
@@ -98,11 +99,11 @@ class Setting:
 
     @property
     def variables(self) -> tuple[str, ...]:
-        """All variables of the environment that may hold its value; an earlier one wins."""
+        """All variables of the environment that may set it. An earlier one wins."""
         return (self.variable, *filter(None, [self.llama]))
 
     def parse(self, text: str) -> Value:
-        """Return the value that a text stands for. Raises ValueError."""
+        """Return the value that a text means. Raises ValueError."""
         if self.is_switch:
             return parse_switch(text)
         if self.choices:
@@ -126,7 +127,7 @@ class Setting:
 
 
 def listed(text: str) -> frozenset[str]:
-    """Split a setting that holds several values, separated by commas."""
+    """Return the values in a setting that separates several values by commas."""
     return frozenset(filter(None, map(str.strip, text.split(","))))
 
 
@@ -153,7 +154,7 @@ def _negations(default: Value, flags: tuple[str, ...]) -> dict[str, str]:
 
 
 def table_of(unset: DataclassInstance) -> tuple[Setting, ...]:
-    """Return the settings that the fields of a dataclass declare. unset: an object with the defaults."""
+    """Return the settings that the fields of a dataclass declare. unset: an object of the class with all defaults."""
     kinds = get_type_hints(type(unset))
     declared = [one for one in fields(unset) if one.metadata]
     rows = [_setting(one, getattr(unset, one.name), kinds[one.name]) for one in declared]
@@ -186,7 +187,7 @@ def _about_number(name: str) -> dict[str, Any]:
 
 
 def written(value: Value) -> str:
-    """Return a value as one writes it on the command line."""
+    """Return a value in the form of the command line."""
     return ("on" if value else "off") if isinstance(value, bool) else str(value)
 
 
@@ -209,7 +210,10 @@ ReasoningFormat = Literal["auto", "none", "deepseek", "deepseek-legacy"]
 # fmt: off
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings(Numbers):
-    """The settings of a server. A `Literal` lists the values of a setting. `Numbers` has defaults for fields of requests."""
+    """The settings of a server. `Numbers` has the defaults for fields of requests.
+
+    If the type of a field is a `Literal`, it lists the allowed values.
+    """
 
     model: str = row("", ("-m", "--model"), "GGUF file to serve, or `smollm2`, a small chat model that is fetched once; without one, a built-in model. Several: repeat it, or NAME=FILE", separator="\n", llama="LLAMA_ARG_MODEL")
     models_dir: str = row("", ("--models-dir",), "folder whose GGUF files are served too", llama="LLAMA_ARG_MODELS_DIR")
@@ -346,7 +350,7 @@ class Settings(Numbers):
 
     @property
     def hosts(self) -> list[str]:
-        """The addresses to listen on, without socket files."""
+        """The addresses to listen on, except socket files."""
         return [host for host in self._places if not host.endswith(SOCKET)]
 
     @property
@@ -360,30 +364,36 @@ class Settings(Numbers):
 
     @property
     def sleep_after(self) -> int:
-        """Seconds without a request until sleep; 0: never."""
+        """The seconds without a request after which the model is unloaded; 0: never."""
         return max(self.sleep_idle_seconds, 0)
 
     @property
     def draft_mode(self) -> Draft:
-        """The default of a request's `draft`: the draft model, if there is one and --draft does not say otherwise."""
+        """The default of a request's `draft`.
+
+        It is the draft model if there is one and --draft is not given, and otherwise the value of --draft.
+        """
         return "model" if (self.draft_model or self.uses_head) and not self.is_given("draft") else self.draft
 
     @property
     def uses_head(self) -> bool:
-        """Whether the multi-token head of the model drafts."""
+        """Whether the multi-token head of the model makes drafts."""
         return "draft-mtp" in listed(self.spec_type)
 
     @property
     def may_unload(self) -> bool:
-        """Whether the model may be unloaded."""
+        """Whether the model may be unloaded while the server runs."""
         return self.sleep_after > 0 or self.is_one_of_several
 
     def is_given(self, name: str) -> bool:
-        """Whether a setting is given, or differs from its default."""
+        """Return whether a setting was given, or differs from its default."""
         return name in self.given or getattr(self, name) != getattr(UNSET, name)
 
     def names(self, model: Path) -> tuple[str, ...]:
-        """Return the model's names in alphabetical order, as llama-server does; without --alias, the file's name."""
+        """Return the model's names in alphabetical order, as llama-server does.
+
+        Without --alias it is the name of the file.
+        """
         names = (self.alias,) if self.is_one_of_several else tuple(sorted(listed(self.alias)))
         return names or (model.stem,)
 

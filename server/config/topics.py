@@ -1,4 +1,4 @@
-"""The settings by topic, in the order of `--help`: first those that most people need, then the rest."""
+"""The settings by topic, in the order of `--help`: the settings that most people need, then all others."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """Settings of one topic. first: shown by `--help`; rest: shown by `--help-all` alone."""
+    """The settings of one topic. first: `--help` shows them. rest: only `--help-all` shows them."""
 
     title: str
     first: tuple[str, ...]

@@ -1,7 +1,9 @@
-"""Files that clients attach to a chat: read like those of a folder, and kept for a while if they are to be searched.
+"""Files that clients attach to a chat. They are read like the files of a folder, and kept for a while if they will be
+searched.
 
-Each file has its own folder, reading process and index: nothing of a file, not even the frequency of its words, affects the
-search of another. There are three queues, each with turns for its clients; long work does not stop short work:
+Each file has its own folder, reading process and index. So nothing of a file, not even the frequency of its words,
+affects the search of another file. There are three queues, so that long work does not delay short work. In each queue
+clients take turns:
 
     quick   a1 b1 a2 a3 ...     one file at a time, for at most `QUICK` seconds of processor time
     slow    a2 ...              files that took longer, read again, for as long as a file of a folder may take
@@ -54,12 +56,13 @@ NO_VECTORS = (np.zeros(0, np.int64), np.zeros((0, 0), np.float32))
 
 
 class Attachment:
-    """One file and its index, in their own folder. Any thread may use it after `read`.
+    """One attached file and its index, in a folder of their own. Any thread may use it after `read`.
 
-    name: without control characters. size: bytes of the file. letters, tokens: of the text. num_bytes: on disk. left_out:
-    letters dropped on purpose, by kind. scope, used: of a kept file, the scope and the time of the last use in monotonic
-    seconds. state: embedding, ready, or failed with an `error`. num_vectors: so far. num_embedded: documents that get a
-    vector. embedding: the model that made the vectors, once all are there.
+    name: the client's name of the file, without control characters. size: the bytes of the file. letters, tokens: the
+    length of its text. num_bytes: the size on disk. left_out: how many letters were dropped on purpose, by kind. scope:
+    the scope that a kept file belongs to. used: the time of its last use, in monotonic seconds. state: embedding, ready
+    or failed; a failed file has an `error`. num_vectors: how many vectors exist so far. num_embedded: how many
+    documents will get a vector. embedding: the model that made the vectors, set when all vectors exist.
     """
 
     def __init__(self, folder: Path, name: str, data: bytes, chunk_tokens: int) -> None:
@@ -86,9 +89,9 @@ class Attachment:
         return PurePosixPath(self.name).suffix.lower().removeprefix(".") or "txt"
 
     def read(self, seconds: float) -> None:
-        """Read the file in a process. seconds: of processor time, at most.
+        """Read the file in a separate process. seconds: the most processor time that this may take.
 
-        Raises Unreadable, SlowError, sqlite3.Error, EndedError.
+        Raises Unreadable, SlowError, sqlite3.Error and EndedError.
         """
         with self._lock:
             if self._over.is_set():
@@ -112,16 +115,16 @@ class Attachment:
             self._measure()
 
     def parts(self) -> Iterator[FilePart]:
-        """Yield the text in parts, each with its place, in order."""
+        """Yield the text in parts, in order. Each part has its place in the file."""
         first = 1
         while batch := self.store.parts(self.name, first, first + BATCH - 1):
             yield from batch
             first += BATCH
 
     def embed(self, embedding: Embedding) -> None:
-        """Compute the vectors of the documents in the gaps between requests, in the turns of this thread's client.
+        """Compute the vectors of the documents, in the gaps between requests and in the turns of this thread's client.
 
-        A file in a language that the model does not know gets no vectors. Raises RequestError, sqlite3.Error,
+        If the model does not know the file's language, the file gets no vectors. Raises RequestError, sqlite3.Error and
         Disconnected.
         """
         if suits(self.store, embedding.language):
@@ -143,16 +146,16 @@ class Attachment:
             raise Disconnected
 
     def fail(self, error: str) -> None:
-        """Note why the file has no vectors. It is still searched by words."""
+        """Note why the file has no vectors. Searches by words still find the file."""
         self.state, self.error = FAILED, error
 
     def _measure(self) -> None:
         self.num_bytes = sum(one.stat().st_size for one in self._folder.iterdir())
 
     async def search(self, query: Query, threads: Executor, embed: EmbedQuery | None) -> Stage:
-        """Search the file by words, and with `embed` also by vectors, which are read anew for each search.
+        """Search the file by words, and with `embed` also by vectors. Each search reads the vectors from the disk.
 
-        Raises sqlite3.ProgrammingError for a removed file.
+        Raises sqlite3.ProgrammingError if the file was removed.
         """
 
         def read() -> VectorIndex:
@@ -163,7 +166,7 @@ class Attachment:
         return last
 
     def stop(self) -> None:
-        """End the reading of the file and the work on its vectors, or keep both from starting."""
+        """Stop the reading of the file and the computing of its vectors. If they have not started, they never will."""
         self._over.set()
         self._reader.interrupt()
 
@@ -176,9 +179,10 @@ class Attachment:
 
 
 class Attachments:
-    """Reads files, and keeps each file that is to be searched for one scope. It belongs to the event loop.
+    """Reads attached files, and keeps each file that will be searched for one scope. For the event loop only.
 
-    num_read, num_failed: files that were read, and files that could not be. num_searches: in kept files.
+    num_read, num_failed: how many files could be read, and how many could not. num_searches: how many searches in kept
+    files ran.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -203,19 +207,20 @@ class Attachments:
 
     @property
     def num_vectors(self) -> int:
-        """The number of vectors of kept files."""
+        """The number of vectors of all kept files."""
         return sum(file.num_vectors for file in self._kept.values())
 
     def embed_with(self, embedding: Embedding | None) -> None:
-        """Also search by vectors of this model, in files kept from now on. Vectors of another model no longer count."""
+        """Use this model's vectors in files that are kept from now on. Vectors of another model are no longer used."""
         self._embedding = embedding
 
     # ---- reading ---------------------------------------------------------------------------------------------------
 
     async def take(self, name: str, data: bytes) -> Attachment:
-        """Write a file to the disk; the caller has to `read` and `release` it. name: from the client.
+        """Write a file to the disk. The caller has to `read` and then `release` it. name: as the client sent it.
 
-        Raises RequestError: 400 empty, 413 too large, 503 no room among waiting files or on the disk.
+        Raises RequestError: 400 for an empty file, 413 for one that is too large, 503 if there is no room among waiting
+        files or on the disk.
         """
         name = Folder(Path()).shown((PurePosixPath(name.replace("\\", "/")).name[-MAX_NAME:] or "file",))
         if not data:
@@ -240,7 +245,7 @@ class Attachments:
         return file
 
     async def read(self, file: Attachment) -> None:
-        """Read a file, in its client's turn. Raises RequestError, 400 for a file that cannot be read."""
+        """Read a file when it is its client's turn. Raises RequestError; its status is 400 if the file cannot be read."""
         try:
             try:
                 await self._in_turn(self._quick, file, QUICK)
@@ -256,7 +261,7 @@ class Attachments:
         self.num_read += 1
 
     def release(self, file: Attachment) -> None:
-        """Remove a file, unless it is kept."""
+        """Remove a file, unless it is kept for searches."""
         self._free(file.size)
         self._taken.discard(file)
         if self._kept.get((file.scope, file.id)) is not file:
@@ -290,10 +295,11 @@ class Attachments:
     # ---- keeping and searching -------------------------------------------------------------------------------------
 
     def keep(self, scope: str, file: Attachment) -> None:
-        """Keep a read file for the chats of a scope. Raises RequestError when the server shuts down.
+        """Keep a file for the chats of a scope. The file must have been read.
 
-        The file is searched by words at once, and by vectors once they are there. Too many files drop the least recently
-        used: first of this scope, if it has too many, then of the scope that takes most of the disk.
+        Raises RequestError when the server shuts down. Searches by words find the file at once, and searches by vectors
+        once these exist. If there are too many files, the least recently used file is dropped: one of this scope if
+        this scope has too many files, and otherwise one of the scope that takes most of the disk.
         """
         file.scope, file.used = scope, monotonic()
         if self._embedding is not None:
@@ -310,7 +316,10 @@ class Attachments:
             self._forget_of(max(takes, key=takes.__getitem__))
 
     def find(self, scope: str, id: str, where: str = "id") -> Attachment:
-        """Return a kept file of a scope; this counts as a use. where: the field of the id. Raises RequestError 404."""
+        """Return a kept file of a scope, and count this as a use.
+
+        Raises RequestError 404. where: the field that has the id.
+        """
         self._forget_old()
         file = self._kept.get((scope, id))
         if file is None:
@@ -325,16 +334,17 @@ class Attachments:
         self._remove(scope, id)
 
     def stages(self, file: Attachment) -> tuple[str, ...]:
-        """Return the stages of a search in a file: by words, and also by vectors once all of them are there."""
+        """Return the stages of a search in a file: by words, and also by vectors if all of them exist."""
         return (LEXICAL, FUSED) if self._has_vectors(file) else (LEXICAL,)
 
     def _has_vectors(self, file: Attachment) -> bool:
         return file.embedding is not None and file.embedding is self._embedding
 
     async def search(self, scope: str, ids: Sequence[str], query: Query) -> dict[str, Stage]:
-        """Return the last stage of a search in each file, by id. One file at a time: memory has the vectors of one only.
+        """Return the last stage of a search in each file, by the file's id.
 
-        Raises RequestError: 404, and for a search by missing vectors alone.
+        The files are searched one after the other, so that memory has the vectors of only one file. Raises RequestError
+        404, and RequestError for a search by vectors alone in a file without vectors.
         """
         files = {id: self.find(scope, id, _where(ids, id)) for id in ids}
         if query.by == BY_VECTORS:
@@ -391,13 +401,13 @@ class Attachments:
         self._threads.submit(self._kept.pop((scope, id)).remove)
 
     def stop(self) -> None:
-        """End all reading; take no more files."""
+        """Stop all reading, and accept no more files."""
         self._is_stopped = True
         for file in (*tuple(self._taken), *tuple(self._kept.values())):
             file.stop()
 
     def close(self) -> None:
-        """Delete all files. No request may come after this."""
+        """Delete all files. No request may come after this call."""
         self.stop()
         for turns in (self._quick, self._slow, self._vectors):
             turns.close()
@@ -415,7 +425,10 @@ def unreadable(name: str, why: str) -> RequestError:
 
 
 def interleaved(rankings: Sequence[Sequence[Hit]], top_k: int) -> list[Hit]:
-    """Return the first hits of several searches, in turn by rank: scores of different searches do not compare."""
+    """Return the first hits of several searches: first the best hit of each search, then the second hits, and so on.
+
+    The searches take turns because scores of different searches cannot be compared.
+    """
     first: dict[str, Hit] = {}
     for hit in (hit for rank in zip_longest(*rankings) for hit in rank if hit is not None):
         first.setdefault(hit.chunk.id, hit)

@@ -1,4 +1,4 @@
-"""The indexed folders of this server: opened, watched, indexed again."""
+"""The indexed folders of this server: opened at the start, watched for changes, and indexed again."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ UNUSED = 90  # days without a server until an index is removed
 
 
 class DocumentPrefetch(Protocol):
-    """Documents that are prefilled before any question: their number so far, and their tokens."""
+    """Documents that are prefilled before any question: how many so far, and their tokens."""
 
     num_documents: int
     num_tokens: int
@@ -59,11 +59,12 @@ class DocumentPrefetch(Protocol):
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class FolderIndex:
-    """Folders that one scope may search. It belongs to the event loop; any thread may use its index.
+    """The folders that one scope may search. For the event loop only, but any thread may use its index.
 
-    top_k: the default number of hits. questions: suggested to readers; empty: questions from headings. watcher: keeps the
-    index up to date. lock: the descriptor of the index's lock. offers: whether `advice` may name a way to vectors.
-    num_searches: started so far. prefixes: of likely prompts, with --read-ahead.
+    top_k: the default number of hits. questions: the questions that are suggested to readers; empty: questions made
+    from headings. watcher: keeps the index up to date. lock: the descriptor that locks the index. offers: whether
+    `advice` may recommend vectors. num_searches: how many searches have started. prefixes: the likely prefixes, with
+    --read-ahead.
     """
 
     index: Index
@@ -80,21 +81,24 @@ class FolderIndex:
 
     @property
     def stages(self) -> tuple[str, ...]:
-        """The stages of a search, in order. Vectors in clusters add a provisional stage."""
+        """The stages of a search, in order.
+
+        An index whose vectors are in clusters has one more stage, with provisional hits.
+        """
         provisional = (PROVISIONAL,) if self.index.progress.clusters else ()
         fused, reranked = (*provisional, FUSED) if self.index.has_vectors else (), (RERANKED,) if self.reranking else ()
         return (LEXICAL, *fused, *reranked)
 
     @property
     def advice(self) -> str:
-        """What would add vectors to documents without vectors; empty: they have some, or no vectors are wanted."""
+        """How documents without vectors could get some; empty if they have vectors, or if vectors are not wanted."""
         if self.index.has_vectors or not self.offers:
             return ""
         return OFFER if self.index.is_in(PACKAGED[OFFERED].language) else OTHER_LANGUAGE
 
     @property
     def suggested(self) -> Sequence[str]:
-        """Questions to start with; those from headings are known once all files are read."""
+        """Questions for a reader to start with. Questions made from headings are known once all files are read."""
         return self.questions or [_question(heading) for heading in self.index.headings]
 
     @property
@@ -108,11 +112,11 @@ class FolderIndex:
         return self.index.search(embedding.query if embedding else None, reranking.scores if reranking else None)
 
     async def ask(self, work: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
-        """Return the result of `work`, run in a thread of the index."""
+        """Run `work` in a thread of the index, and return its result."""
         return await asyncio.get_running_loop().run_in_executor(self.index.threads, partial(work, *arguments, **named))
 
     def check_scope(self, scope: str, where: str) -> None:
-        """Raise RequestError 403 for a scope that may not search these documents. where: the scope's field."""
+        """Raise RequestError 403 for a scope that may not search these documents. where: the field that has the scope."""
         if scope != self.scope:
             raise RequestError(
                 f"{where}: the documents of this server belong to another scope: --docs-scope names it",
@@ -134,10 +138,10 @@ def _question(heading: str) -> str:
 
 
 class FolderWatcher:
-    """Keeps an index up to date in its own threads: files first, then vectors in the gaps between requests.
+    """Keeps an index up to date in threads of its own: first files, then vectors in the gaps between requests.
 
-    state: opening, reading, embedding, ready or failed; any thread may read it. error: of the last failure. watches: notice
-    changes of files. is_busy: whether the engine computes for a request.
+    state: opening, reading, embedding, ready or failed; any thread may read it. error: the error of the last failure.
+    watches: whether to notice changes of files. is_busy: returns whether the engine computes for a request.
     """
 
     def __init__(self, index: Index, *, watches: bool, is_busy: Callable[[], bool]) -> None:
@@ -150,7 +154,10 @@ class FolderWatcher:
         self._on_read: Callable[[], None] = lambda: None
 
     def start(self, on_read: Callable[[], None] = lambda: None) -> None:
-        """Start to work. on_read: called in a thread whenever all files are read; vectors may still be missing."""
+        """Start the threads.
+
+        on_read: called in a thread whenever all files have been read; vectors may still be missing.
+        """
         self._on_read = on_read
         self.refresh()
         jobs = [("docs", self._work), *([("docs-watch", self._watch)] if self._watches else [])]
@@ -159,20 +166,23 @@ class FolderWatcher:
             thread.start()
 
     def refresh(self) -> None:
-        """Compare the folders with the index soon, after the current work. The index is not ready until then."""
+        """Compare the folders with the index soon, after the current work.
+
+        Until then the index does not count as ready.
+        """
         with self._settling:
             self._wanted.set()
             if self.state in (READY, FAILED):
                 self.state = READING
 
     def stop(self) -> None:
-        """End all work soon."""
+        """Tell all threads to end soon."""
         self._stopping.set()
         self._wanted.set()
         self._index.interrupt()
 
     def close(self) -> None:
-        """End all work, and wait for the threads."""
+        """End all threads, and wait for them."""
         self.stop()
         for thread in self._threads:
             thread.join()
@@ -279,7 +289,7 @@ BY_DEFAULT = (
 
 
 def load_folder_index(settings: Settings, vectors: Vectors, is_busy: Callable[[], bool]) -> FolderIndex | None:
-    """Open the index of --docs; None without --docs. Raises SettingsError, FolderError.
+    """Open the index of --docs; return None without --docs. Raises SettingsError and FolderError.
 
     is_busy: as in `FolderWatcher`.
     """
@@ -317,7 +327,7 @@ def load_folder_index(settings: Settings, vectors: Vectors, is_busy: Callable[[]
 
 
 def check_read_ahead(settings: Settings, model: Model) -> None:
-    """Raise SettingsError for --read-ahead if nothing could be read ahead."""
+    """Raise SettingsError for --read-ahead if these settings or this model leave nothing to read ahead."""
     hindrances = {
         "it needs documents: --docs": not settings.docs,
         "it needs host memory, and --cache-ram is 0": not settings.cache_ram,
@@ -328,7 +338,7 @@ def check_read_ahead(settings: Settings, model: Model) -> None:
 
 
 def real_paths(settings: Settings) -> list[str]:
-    """Return the paths of --docs without links. Raises SettingsError for one that is not there."""
+    """Return the paths of --docs with all links resolved. Raises SettingsError if a path does not exist."""
     try:
         return [str(Path(path).expanduser().resolve(strict=True)) for path in settings.docs.split("\n") if path]
     except FileNotFoundError as error:
@@ -338,9 +348,10 @@ def real_paths(settings: Settings) -> list[str]:
 
 
 def index_folder(settings: Settings) -> Path:
-    """Return the folder of indexes, which have the text of documents. Raises FolderError if --docs-db cannot be used.
+    """Return the folder of the indexes. They contain the text of documents.
 
-    A user without a usable cache folder gets a temporary one, removed at the end of the process.
+    Raises FolderError if --docs-db cannot be used. If the user has no usable cache folder, the folder is a temporary
+    one, which is removed at the end of the process.
     """
     if settings.docs_db:
         return own_folder(Path(settings.docs_db).expanduser(), "--docs-db")
@@ -360,7 +371,10 @@ def _temporary_folder() -> Path:
 
 
 def remove_temporary_folder() -> None:
-    """Remove the folder of a user without a cache, if there is one: a signal that ends the process calls no `atexit`."""
+    """Remove the temporary folder of indexes, if there is one.
+
+    A process that a signal ends does not call `atexit`, so this function has to be called.
+    """
     if _temporary_folder.cache_info().currsize:
         shutil.rmtree(_temporary_folder(), ignore_errors=True)
 

@@ -1,4 +1,4 @@
-"""From a chat's question to its passages, and from an answer to its citations."""
+"""Finds the passages for a chat's question, and the citations in an answer."""
 
 from __future__ import annotations
 
@@ -40,7 +40,10 @@ FREQUENT = frozenset(word for words in WORDS.values() for word in words.split())
 
 @dataclass(frozen=True, slots=True)
 class Citation:
-    """A span of an answer, in characters, and the id of the cited document. quote: by its words; else by its id."""
+    """A span of an answer, in characters, and the id of the document that it cites.
+
+    quote: whether the span quotes words of the document; otherwise it names the document's id.
+    """
 
     id: str
     start: int
@@ -61,7 +64,8 @@ class _Word(NamedTuple):
 class Sources:
     """Finds the documents that an answer cites. Memory and time grow with the length of the documents.
 
-    questions: of the chat. Words of a question prove nothing: an answer may repeat them, and a document may have them.
+    questions: the questions of the chat. Their words prove nothing, since both an answer and a document may contain
+    them.
     """
 
     def __init__(self, documents: Iterable[Document], questions: Iterable[str] = ()) -> None:
@@ -75,7 +79,7 @@ class Sources:
                 self._places.setdefault(_key(words[first : first + QUOTED_WORDS]), (at, first))
 
     def cited(self, text: str) -> list[Citation]:
-        """Return the citations of an answer, in order."""
+        """Return the citations in an answer, in order."""
         found = [*islice(self._named(text), MOST), *islice(self._quoted(text), MOST)]
         return sorted(found, key=lambda one: (one.start, one.stop))
 
@@ -129,9 +133,10 @@ NEIGHBOURS = 2  # on either side of a document
 
 
 def collections(folder_index: FolderIndex, after: str, limit: int) -> Fields:
-    """Return the folders and one page of files: at most `limit`, by path, after the path `after`.
+    """Return the folders, and one page of their files in the order of their paths.
 
-    Reads the index.
+    after: the page starts after this path. limit: the most files of a page. It reads the index, so call it in a thread
+    of the index.
     """
     files = list(folder_index.index.store.files(after, limit + 1).values())
     page = files[:limit]
@@ -162,7 +167,7 @@ def _collection(folder_index: FolderIndex, folder: Folder, files: Iterable[Store
 
 
 def index_state(folder_index: FolderIndex | None) -> Fields:
-    """Return the progress of an index as a field of an answer; no field for an index that is up to date."""
+    """Return the progress of an index as a field of an answer; no field if the index is up to date."""
     if folder_index is None:
         return {}
     state = folder_index.watcher.state
@@ -191,7 +196,10 @@ def _file(file: StoredFile) -> Fields:
 
 
 def document(folder_index: FolderIndex, id: str) -> Fields:
-    """Return a document with its text and its neighbours in the file. Reads the index. Raises RequestError 404."""
+    """Return a document with its text and its neighbours in the file. Raises RequestError 404.
+
+    It reads the index, so call it in a thread of the index.
+    """
     around = folder_index.index.expand(id, NEIGHBOURS, NEIGHBOURS)
     own = next((at for at, chunk in enumerate(around) if chunk.id == id), None)
     if own is None:
@@ -206,13 +214,16 @@ def _text(chunk: StoredChunk) -> Fields:
 
 
 def place_of(chunk: StoredChunk) -> Fields:
-    """Return the first place of a document."""
+    """Return the first of the places in files that a document has."""
     place = chunk.places[0]
     return {"path": place.path, "page": place.page, "start": place.start, "stop": place.stop}
 
 
 def results(hits: Sequence[Hit], with_text: bool) -> list[Fields]:
-    """Return the hits of a search as JSON, in rank. A hit in an attached file has its text: the file may be gone soon."""
+    """Return the hits of a search as JSON, the best first.
+
+    A hit in an attached file has its text, because the file may be gone soon. with_text: give all hits their text.
+    """
     return [
         {"id": hit.chunk.id, "title": hit.chunk.title}
         | ({"text": hit.chunk.text} if with_text or hit.file else {})
@@ -228,9 +239,10 @@ def results(hits: Sequence[Hit], with_text: bool) -> list[Fields]:
 
 @dataclass(frozen=True, slots=True)
 class SearchReport:
-    """The hits of a chat's search. index: the progress of the index, if it was not up to date.
+    """The hits of a chat's search, and a report about the search.
 
-    left_out: the number of hits dropped for their scores. files: the last stage of the search in each attached file.
+    index: the progress of the index; empty if it was up to date. left_out: how many hits were dropped because of their
+    scores. files: the last stage of the search in each attached file.
     """
 
     hits: Sequence[Hit]
@@ -240,7 +252,7 @@ class SearchReport:
 
     @property
     def fields(self) -> Fields:
-        """The fields of the report without the hits."""
+        """The fields of the report, without the hits."""
         return {"left_out": self.left_out, **({"files": self.files} if self.files else {}), **self.index}
 
 
@@ -250,9 +262,11 @@ Found = SearchReport | None
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AnswerSources:
-    """The sources of an answer. found: ids of the documents from the search, in rank. retrieved: the same for the client.
+    """The documents from which an answer was made.
 
-    sources: all documents of the prompt. reader: makes readers of an answer. about: more fields of the report.
+    found: the ids of the documents that the search found, the best first. retrieved: the same documents in the form for
+    the client. sources: finds citations of all documents in the prompt. reader: makes readers of an answer. about:
+    further fields of the report.
     """
 
     found: Sequence[str]
@@ -263,7 +277,7 @@ class AnswerSources:
 
     @classmethod
     def of(cls, found: SearchReport, chat: ChatHistory) -> Self:
-        """Make the sources of a chat. Call it in a thread: the time grows with the documents."""
+        """Make the sources of a chat. It takes longer, the longer the documents are, so call it in a thread."""
         sets = [part for part in chat.prompt.parts if isinstance(part, DocumentSet)]
         questions = (_text_in(entry.message.get("content")) for entry in chat.entries if entry.role == "user")
         sources = Sources((document for one in sets for document in one.documents), questions)
@@ -271,7 +285,10 @@ class AnswerSources:
         return cls(ids, retrieved, sources, chat.shown_reader, about=found.fields)
 
     def fields(self, text: str) -> Fields:
-        """Return the fields of the report. text: the model's; the spans of citations are positions in its content."""
+        """Return the fields of the report.
+
+        text: the text that the model wrote. The spans of citations are positions in the content of this text.
+        """
         reader = self.reader()
         fragments = [*reader.push(text), *reader.finish()]
         content = "".join(fragment.text for fragment in fragments if isinstance(fragment, ContentText))
@@ -289,9 +306,10 @@ Prefill = Callable[[Sequence[Hit]], Awaitable[object]]
 
 
 class StagePrefetch:
-    """Passes the documents of a stage to `prefill` if they are new. A later stage wins.
+    """Passes the documents of a search's stages to `prefill`, if they are new. A later stage replaces an earlier one.
 
-    delay: seconds that a stage has to last: a prompt does not pay for a search that is about to end.
+    delay: how many seconds a stage must last before its documents are passed on. So no prefill starts for a search that
+    is about to end.
     """
 
     def __init__(self, prefill: Prefill, delay: float = 0.0) -> None:
@@ -301,7 +319,10 @@ class StagePrefetch:
         self._front: asyncio.Task[None] | None = None
 
     def begin(self, front: Callable[[], Awaitable[object]]) -> None:
-        """Start `front`, which computes the text before all documents. The first documents passed to `prefill` cancel it."""
+        """Start `front`, which computes the text before all documents.
+
+        It is cancelled when documents are passed to `prefill`.
+        """
         self._front = asyncio.ensure_future(_only_ahead(front))
 
     def show(self, hits: Sequence[Hit]) -> None:
@@ -315,7 +336,7 @@ class StagePrefetch:
         self._task = asyncio.ensure_future(self._run(hits))
 
     def stop(self) -> None:
-        """Pass no more documents. Prompts that are already submitted are still computed."""
+        """Pass no more documents to `prefill`. Prompts that are already submitted are still computed."""
         for task in (self._front, self._task):
             if task is not None:
                 task.cancel()
@@ -344,15 +365,16 @@ async def _only_ahead(work: Callable[[], Awaitable[object]]) -> None:
 
 
 class ChatToCome(ChatRequest, frozen=True, kw_only=True):
-    """The body of a chat completion without its last question."""
+    """The body of a chat completion whose last question is still missing."""
 
     messages: list[dict[str, JsonValue]] = field(default_factory=list)
 
 
 class SearchRequest(Struct, frozen=True, kw_only=True):
-    """`POST /v1/search`. stream: an event for each stage. speculate: a name for the turn whose documents are computed ahead.
+    """`POST /v1/search`.
 
-    chat: of this turn; without it, the conversation of the same name, else a new chat.
+    stream: send an event for each stage. speculate: a name for the turn whose documents are computed ahead. chat: the
+    chat of this turn; without it, the conversation of the same name, or else a new chat.
     """
 
     query: str
@@ -366,7 +388,7 @@ class SearchRequest(Struct, frozen=True, kw_only=True):
     cache_scope: str = ""
 
     def check(self) -> None:
-        """Raise RequestError for a scope that has a NUL or is too long."""
+        """Raise RequestError for a scope that contains a NUL or is too long."""
         check_scope(self.cache_scope, "cache_scope")
 
 
@@ -374,9 +396,10 @@ class SearchRequest(Struct, frozen=True, kw_only=True):
 
 
 def query_of(asked: ChatRequest, top_k: int) -> Query | None:
-    """Return the query of a chat: the one that it names, or the last question. Raises RequestError if there is neither.
+    """Return the query of a chat: the query that it names, or its last question. Raises RequestError if it has neither.
 
-    None: the chat goes on with tool results alone, and its question has documents already. top_k: the default.
+    None: the chat goes on with tool results only, and its question already has documents. top_k: the default number of
+    hits.
     """
     wish = wish_of(asked)
     text = _last_question(asked) if wish.query is None else wish.query
@@ -386,12 +409,12 @@ def query_of(asked: ChatRequest, top_k: int) -> Query | None:
 
 
 def wish_of(asked: ChatRequest) -> Retrieval:
-    """Return how the documents of a chat are searched."""
+    """Return how documents are to be searched for a chat."""
     return asked.retrieval if isinstance(asked.retrieval, Retrieval) else Retrieval()
 
 
 def check_by(wish: Retrieval | SearchRequest, folder_index: FolderIndex | None) -> None:
-    """Raise RequestError for a search by vectors alone in a folder without vectors."""
+    """Raise RequestError for a search by vectors alone in folders that have no vectors."""
     if wish.by == BY_VECTORS and folder_index is not None and not folder_index.index.has_vectors:
         where = "by" if isinstance(wish, SearchRequest) else "retrieval.by"
         why = folder_index.advice or "expected a server with --embedding-model"
@@ -425,16 +448,16 @@ def _last(asked: ChatRequest, *roles: str) -> int | None:
 
 
 def fitting(hits: Sequence[Hit], room: int, length: Callable[[Document], int]) -> list[Hit]:
-    """Return the first hits, at least one, that have at most `room` tokens together.
+    """Return the first hits that have at most `room` tokens together, but at least one hit.
 
-    length: returns the tokens of a document in the prompt; the index only estimates them.
+    length: returns how many tokens a document has in the prompt. The index has only an estimate.
     """
     totals = accumulate(length(hit.document) for hit in hits)
     return list(hits[: max(sum(1 for _ in takewhile(lambda total: total <= room, totals)), 1)])
 
 
 def without_documents(asked: ChatRequest) -> ChatRequest | None:
-    """Return a chat before its last question gets documents; None: the last message is no question."""
+    """Return a chat whose last question has no documents; None if the last message is not a user's."""
     if not asked.messages or asked.messages[-1].get("role") != "user":
         return None
     question = {name: value for name, value in asked.messages[-1].items() if name != "documents"}
@@ -442,9 +465,9 @@ def without_documents(asked: ChatRequest) -> ChatRequest | None:
 
 
 def with_documents(asked: ChatRequest, hits: Iterable[Hit]) -> ChatRequest:
-    """Return a chat with documents added to its last question, after those that the client sent.
+    """Return a chat with documents added to its last question. They follow the documents that the client sent.
 
-    Without a question the last tool result gets them.
+    If there is no question, the last tool result gets the documents.
     """
     chunks = [hit.chunk for hit in hits]
     found: list[JsonValue] = [{"id": chunk.id, "title": chunk.title, "text": chunk.text} for chunk in chunks]

@@ -1,4 +1,4 @@
-"""The embedding and the reranking model, each with its own thread: queue, batches, texts."""
+"""The embedding model and the reranker. Each has its own thread, a queue and batches of texts."""
 
 from __future__ import annotations
 
@@ -44,7 +44,10 @@ NICENESS = 10  # so that the engine's threads get a core first
 
 @dataclass(slots=True, eq=False)
 class VectorJob:
-    """The texts of one request. vectors: of the first texts, so far. num_taken: texts in a batch so far."""
+    """The texts of one request.
+
+    vectors: the results so far, in order. num_taken: how many texts were put into a batch so far.
+    """
 
     texts: Sequence[np.ndarray]
     vectors: list[np.ndarray] = field(default_factory=list)
@@ -56,7 +59,7 @@ class VectorJob:
 class Computed:
     """Counts of texts that became vectors or scores, of their tokens, of steps, and of loads after a sleep.
 
-    in_memory: models in memory now.
+    in_memory: how many models are in memory now.
     """
 
     texts: int = 0
@@ -73,16 +76,16 @@ Batch = list[tuple[VectorJob, np.ndarray]]
 
 
 class VectorQueue:
-    """Computes texts of several requests in turn, one call of the embedder at a time. Safe from any thread.
+    """Computes the texts of several requests in turn, in one call of the model at a time. Safe from any thread.
 
-    A request of one text waits for at most one call, however many texts wait before it. Texts in gaps wait until no other
-    texts do.
+    A request with one text waits for at most one call, however many texts wait before it. Texts in gaps wait until
+    there are no other texts.
 
-    The thread lives only while texts wait: OpenMP keeps workers for each thread, and they would slow the engine's workers.
-    While the engine generates, the thread computes on one core.
+    The thread exists only while texts wait. OpenMP keeps workers for each thread, and these would slow the engine's
+    workers. While the engine generates, the thread computes on one core.
 
-    is_busy: whether the engine generates; called in the queue's thread. sleep_after: seconds without a text until the
-    embedder is unloaded; 0: only on request. computed: in total.
+    is_busy: returns whether the engine generates; called in the queue's thread. sleep_after: the seconds without a text
+    after which the model is unloaded; 0: it is unloaded only on request. computed: the counts since the start.
     """
 
     def __init__(self, embedder: EmbeddingModel, is_busy: Callable[[], bool], sleep_after: float = 0) -> None:
@@ -99,11 +102,11 @@ class VectorQueue:
 
     @property
     def seconds_left(self) -> float:
-        """Seconds until the embedder is unloaded, if no text comes."""
+        """Seconds until the model is unloaded if no text comes."""
         return max(self._ends - perf_counter(), 0)
 
     def keep(self, seconds: float) -> None:
-        """Unload the embedder after so many seconds without a text. The next text loads it, and resets the seconds."""
+        """Unload the model after this time without a text. The next text loads the model and restores the usual time."""
         with self._lock:
             self._seconds, self._ends = seconds, perf_counter() + seconds
             if self._thread is None:
@@ -111,7 +114,7 @@ class VectorQueue:
                 self._timer, self._ends = self._start_timer()
 
     def unload_now(self) -> bool:
-        """Unload the embedder at once, unless it computes; return whether it was unloaded. Not for the event loop."""
+        """Unload the model at once, unless it computes. Return whether it was unloaded. Not for the event loop."""
         was_open = self._embedder.is_open
         with self._lock:
             ending = None if self._jobs or self._in_gaps or self._computes else self._thread
@@ -123,9 +126,10 @@ class VectorQueue:
         return was_open and not self._embedder.is_open
 
     def submit(self, texts: Sequence[np.ndarray], *, in_gaps: bool = False) -> Future[list[np.ndarray]]:
-        """Queue texts (int32, at least one). The future gets the result of `EmbeddingModel.vectors`; cancel it to drop them.
+        """Queue texts as token ids (int32), at least one text. Raises RequestError once the queue is closed.
 
-        in_gaps: the texts give way to all others. Raises RequestError once the queue is closed.
+        The future gets the result of `EmbeddingModel.vectors`. A cancelled future drops the texts. in_gaps: all other
+        texts go first.
         """
         job = VectorJob(texts)
         with self._lock:
@@ -139,7 +143,7 @@ class VectorQueue:
         return job.future
 
     def close(self) -> None:
-        """Fail the waiting texts, and wait for the thread."""
+        """Fail the texts that wait, and wait for the thread."""
         with self._lock:
             self._closed, thread = True, self._thread
             self._timer.cancel()
@@ -259,12 +263,13 @@ def _fail(job: VectorJob, error: RequestError) -> None:
 def tokens_of(
     embedder: EmbeddingModel, given: object, name: str, *, cut: Literal["start", "end"] | None
 ) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield the tokens of each text, int32, with its place in the body. Raises RequestError.
+    """Yield the tokens (int32) of each text, with the text's place in the body. Raises RequestError.
 
-    given: a text, a list of ids, both mixed, `{"prompt_string": text}`, `{"content": [parts]}`, or a list of these. name: of
-    the field. Only a text alone gets the tokens that the model expects around it; ids stay as they are. cut: the end at
-    which the caller cuts a text that is too long; None: the caller refuses it. Only the first tokens are made of a text
-    whose end will be cut, and of a text to be refused with more than `MOST_COUNTED` letters.
+    given: one text or a list of texts. A text may be a string, a list of ids, a list of both, `{"prompt_string": text}`
+    or `{"content": [parts]}`. name: the name of the field. The tokens that the model expects around a text are added
+    only to strings. cut: the end at which the caller will cut a text that is too long; None: the caller will refuse it.
+    If only the first tokens matter, only these are made: for a text whose end will be cut, and for a text of more than
+    `MOST_COUNTED` letters that will be refused.
     """
     if isinstance(given, list):
         check_number(len(given), name)
@@ -298,9 +303,9 @@ RETRY_AFTER = 1  # s
 
 
 class EmbeddingWorker:
-    """An embedding or reranking model. It belongs to the event loop.
+    """An embedding model or a reranker. For the event loop only.
 
-    name: of the model, in answers. num_open: requests that wait for it. max_open: the most of them.
+    name: the model's name in answers. num_open: how many requests wait for the model. max_open: how many may wait.
     """
 
     def __init__(self, name: str, embedder: EmbeddingModel, queue: VectorQueue, max_open: int) -> None:
@@ -315,11 +320,14 @@ class EmbeddingWorker:
 
     @property
     def failure(self) -> str:
-        """Why the last load of the model failed; empty: it did not."""
+        """Why the last load of the model failed; empty if it did not fail."""
         return self._queue.failure
 
     async def compute(self, texts: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """Return the vectors of texts (int32). A cancelled call drops the texts. Raises RequestError: the queue is full."""
+        """Return the vectors of texts given as ids (int32). Raises RequestError if the queue is full.
+
+        If the call is cancelled, its texts are dropped.
+        """
         if self.num_open >= self._max_open:
             raise RequestError(
                 f"{self.num_open} requests wait for {self.name}, of at most {self._max_open}: try again later",
@@ -334,11 +342,14 @@ class EmbeddingWorker:
             self.num_open -= 1
 
     def compute_in_gaps(self, texts: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """Return the vectors of texts (int32), computed while no request waits. From a thread. Raises RequestError."""
+        """Return the vectors of texts given as ids (int32), computed while no request waits. Raises RequestError.
+
+        Call it in a thread.
+        """
         return self._queue.submit(texts, in_gaps=True).result()
 
     def is_busy(self) -> bool:
-        """Return whether the engine generates. From any thread."""
+        """Return whether the engine generates. Any thread may call it."""
         return self._queue.is_busy()
 
     @property
@@ -347,23 +358,26 @@ class EmbeddingWorker:
 
     @property
     def seconds_left(self) -> float:
-        """Seconds until the model is unloaded, if no request comes."""
+        """Seconds until the model is unloaded if no request comes."""
         return self._queue.seconds_left
 
     def keep(self, seconds: float) -> None:
-        """Unload the model after so many seconds without a request. The next request loads it."""
+        """Unload the model after this time without a request. The next request loads it."""
         self._queue.keep(seconds)
 
     def unload_now(self) -> bool:
-        """Unload the model for another one, unless it computes; return whether it was unloaded. Not for the event loop."""
+        """Unload the model in favour of another one, unless it computes. Return whether it was unloaded.
+
+        Not for the event loop.
+        """
         return self._queue.unload_now()
 
     # ---- in a thread -----------------------------------------------------------------------------------------------
 
     def tokens(self, given: object, name: str, cut: Literal["start", "end"] | None) -> list[np.ndarray]:
-        """Return the tokens of each text of a request: see `tokens_of`. Raises RequestError.
+        """Return the tokens of each text in a request: see `tokens_of`. Raises RequestError.
 
-        cut: the end at which a text that is too long is cut; None: that is an error.
+        cut: the end at which a text that is too long is cut; None: such a text raises RequestError.
         """
         texts: list[np.ndarray] = []
         for where, tokens in tokens_of(self.embedder, given, name, cut=cut):
@@ -373,7 +387,10 @@ class EmbeddingWorker:
         return texts
 
     def pairs(self, query: str, documents: Sequence[str], name: str) -> list[np.ndarray]:
-        """Return the tokens of the query with each document. Raises RequestError. name: of the documents' field."""
+        """Return the tokens of the query joined with each document.
+
+        Raises RequestError. name: the field of the documents.
+        """
         pairs: list[np.ndarray] = []
         for at, pair in enumerate(self._pairing(query, documents)):
             self._check_length(pair, f"{name}[{at}]")  # before the next pair is tokenised
@@ -381,7 +398,7 @@ class EmbeddingWorker:
         return pairs
 
     def pair(self, query: str, document: str) -> np.ndarray:
-        """Return the tokens of the query with a document, of any number."""
+        """Return the tokens of the query joined with a document. They may be more than the model takes."""
         return next(self._pairing(query, [document]))
 
     def _check_length(self, tokens: np.ndarray, where: str) -> None:
@@ -410,11 +427,11 @@ class EmbeddingWorker:
 
 @dataclass(slots=True, kw_only=True)
 class Vectors:
-    """All that a server does without generating: tokens, vectors, scores.
+    """Everything that a server does without generating text: tokens, vectors, scores.
 
-    model, name: the served model. texts: its tokeniser. embedding, reranking: None: not asked for. for_search: the
-    embedder, if it makes one vector of a text. threads: for tokenising, and for writing numbers as text. beside: models
-    loaded only for vectors or scores.
+    model, name: the served model. texts: its tokeniser. embedding: the embedding model; reranking: the reranker; None:
+    the settings do not ask for it. for_search: the embedding model, if it makes one vector for each text. threads: they
+    tokenise, and write numbers as text. beside: the models that were loaded only for vectors or scores.
     """
 
     settings: Settings
@@ -428,23 +445,23 @@ class Vectors:
     beside: list[Model]
 
     def embedder(self) -> EmbeddingWorker:
-        """Return the embedder. Raises RequestError 501."""
+        """Return the embedding model. Raises RequestError 501 if there is none."""
         if self.embedding is None:
             raise _not_asked_for("embeddings", "--embedding-model FILE, or --embeddings for the model itself")
         return self.embedding
 
     def ranker(self) -> EmbeddingWorker:
-        """Return the reranker. Raises RequestError 501."""
+        """Return the reranker. Raises RequestError 501 if there is none."""
         if self.reranking is None:
             raise _not_asked_for("reranking", "--rerank-model FILE, or --reranking for the model itself")
         return self.reranking
 
     def models(self) -> dict[str, Model]:
-        """Return each model by its name, the served one first."""
+        """Return all models by name, the served model first."""
         return {self.name: self.model} | {worker.name: worker.embedder.model for worker in self.workers}
 
     def properties(self) -> dict[str, object]:
-        """Return the fields of `/props` about vectors and the model."""
+        """Return the fields of `/props` about the model and the vectors."""
         embedding, reranking = self.embedding, self.reranking
         return {
             "model_path": str(self.model.path),
@@ -474,7 +491,7 @@ class Vectors:
 
     @property
     def computed(self) -> Computed:
-        """The counts of the embedder and the reranker together."""
+        """The counts of the embedding model and the reranker together."""
         return sum((worker.computed for worker in self.workers), Computed())
 
     @property
@@ -483,7 +500,7 @@ class Vectors:
 
 
 def about(model: Model) -> dict[str, object]:
-    """Return the sizes and kinds of a model by llama-server's names."""
+    """Return the sizes and kinds of a model, with llama-server's names."""
     return {
         "n_vocab": model.num_vocab,
         "n_ctx_train": model.context_train,
@@ -509,14 +526,15 @@ MOST_PREFIX = 0.5  # of the tokens that a model takes at once
 
 
 def can_search(worker: EmbeddingWorker) -> bool:
-    """Return whether a model turns each text into one vector."""
+    """Return whether the model turns each text into a single vector."""
     return worker.embedder.pooling in POOLED
 
 
 class Embedding:
-    """Turns texts of an index and queries into vectors. prefixes: before texts and queries, as in the model's training.
+    """Turns the texts of an index and the queries into vectors.
 
-    language: as in `Embedder`. is_busy: whether the engine generates.
+    prefixes: the texts before documents and before queries, as in the model's training. language: as in `Embedder`.
+    is_busy: returns whether the engine generates.
     """
 
     def __init__(self, worker: EmbeddingWorker, prefixes: Prefixes, language: str) -> None:
@@ -525,7 +543,10 @@ class Embedding:
 
     @classmethod
     def of(cls, worker: EmbeddingWorker, settings: Settings) -> Self:
-        """Take the prefixes from the settings, else by the model's name. Raises SettingsError for a long prefix."""
+        """Take the prefixes from the settings, or else by the model's name.
+
+        Raises SettingsError if a prefix is too long.
+        """
         model, embedder = worker.embedder.model, worker.embedder
         usual = prefixes_of(*(model.metadata(f"general.{key}") or "" for key in ("name", "architecture")))
         given = (settings.embedding_query_prefix, settings.embedding_document_prefix)
@@ -541,20 +562,20 @@ class Embedding:
         return cls(worker, prefixes, PACKAGED[OFFERED].language if is_default else "")
 
     def for_index(self) -> Embedder:
-        """Return the embedder of an index. Its digest takes seconds the first time. Raises ModelError."""
+        """Return the model in the form that an index takes. Raises ModelError. Its digest takes seconds the first time."""
         embedder = self._worker.embedder
         files, prefix = digest(files_of(embedder.model.path)), self.prefixes.document
         parts = [files, embedder.pooling, str(embedder.limit), *([repr(prefix)] if prefix else []), *embedder.model.altered]
         return Embedder(" ".join(parts), self.embed, self.language)
 
     def embed(self, texts: Sequence[str]) -> np.ndarray:
-        """Return the vectors of texts, computed while no request waits. Not for the event loop. Raises RequestError."""
+        """Return the vectors of texts, computed while no request waits. Raises RequestError. Not for the event loop."""
         embedder, prefix = self._worker.embedder, self.prefixes.document
         tokens = [embedder.shortened(embedder.tokens(prefix + text)) for text in texts]
         return np.stack(self._worker.compute_in_gaps(tokens))
 
     async def query(self, text: str) -> np.ndarray:
-        """Return the vector (width,) of a query. Raises RequestError."""
+        """Return the vector of a query, of shape (width,). Raises RequestError."""
         (vector,) = await self._worker.compute([await asyncio.to_thread(self._query_tokens, text[-MAX_LETTERS:])])
         return vector
 
@@ -567,13 +588,13 @@ class Embedding:
 
 
 class Reranking:
-    """Scores texts for a query."""
+    """Scores texts by how well they answer a query."""
 
     def __init__(self, worker: EmbeddingWorker) -> None:
         self._worker = worker
 
     async def scores(self, query: str, texts: Sequence[str]) -> list[float]:
-        """Return a score for each text; higher is better. Raises RequestError."""
+        """Return a score for each text. A higher score is better. Raises RequestError."""
         if not texts:
             return []
         pairs = await asyncio.to_thread(lambda: [self._pair(query[-MAX_LETTERS:], text) for text in texts])
@@ -594,9 +615,9 @@ TEXTS_ON_GPU = 64  # texts of a call on a GPU; on a CPU a call has one text
 
 
 def load_vectors(settings: Settings, model: Model, name: str, is_busy: Callable[[], bool]) -> Vectors:
-    """Load the models for vectors and scores, and make their contexts. Raises ModelError, SettingsError.
+    """Load the models for vectors and scores, and make their contexts. Raises ModelError and SettingsError.
 
-    model, name: the served model, which may be one of them. is_busy: as in `VectorQueue`.
+    model, name: the served model, which may itself make vectors or scores. is_busy: as in `VectorQueue`.
     """
     reranks = settings.reranking or (settings.embeddings and settings.pooling == "rank")
     embeds = settings.embeddings and not reranks
