@@ -82,7 +82,7 @@ class File:
 
 @cached
 def files() -> dict[str, File]:
-    """Return the files of the page by their paths in its folder."""
+    """Return the files of the page by their paths in the page's folder."""
     found = sorted(path for path in FOLDER.rglob("*") if path.suffix in KINDS)
     return {path.relative_to(FOLDER).as_posix(): _read(path) for path in found}
 
@@ -113,9 +113,9 @@ NO_PAGE = ApiRoute("GET", "/", greet, chooses=False)
 class AppState:
     """The state of a running server.
 
-    entries: as in `Models`. started: the time of the start, in seconds since 1970. refusals: notes on bodies that were too
-    long. repeats: notes on repeated prompts that did not use the cache. doing: what the loading of the model does now.
-    attachments: the files that clients attach to chats.
+    entries: as in `Models`. started: the time of the start, in seconds since 1970. doing: what is being done while the
+    model loads. refusals: remembers bodies that were too long. repeats: remembers prompts of requests without the
+    cache. attachments: the files that clients attach.
     """
 
     settings: Settings
@@ -133,12 +133,12 @@ class AppState:
 
     @property
     def service(self) -> Service | None:
-        """The service of the first model; None while the model loads, and for an encoder, which generates no text."""
+        """The service of the first model. None while the model loads, and for an encoder, which generates no text."""
         return self.models.served.service if self.models.served else None
 
     @property
     def vectors(self) -> Vectors | None:
-        """The first model and the models for vectors; None while the first model loads."""
+        """The first model and the models for vectors. None while the first model loads."""
         return self.models.served.vectors if self.models.served else None
 
     @property
@@ -177,21 +177,18 @@ class AppState:
 
     @property
     def hanging(self) -> float:
-        """The seconds for which a hanging step of an engine has run; 0: no step hangs."""
+        """How many seconds a hanging step has run; 0 if no step hangs."""
         return max((service.engine.watchdog.hanging for service in self.services), default=0.0)
 
     def ready(self) -> Service:
-        """Return the service of the first model. Raises RequestError as `loaded` does, and 501 for an encoder."""
+        """Return the service of the first model. Raises RequestError like `loaded`, and with status 501 for an encoder."""
         vectors = self.loaded()
         if self.service is None:
             raise RequestError(f"{vectors.name} generates no text: it is served for vectors or scores only", status=501)
         return self.service
 
     async def metrics(self, service: Service | None) -> bytes:
-        """Return a model's metrics in Prometheus' text format; service None: those of an encoder.
-
-        Raises RequestError as `loaded` does.
-        """
+        """Return the metrics of a model in Prometheus' text format. Raises RequestError like `loaded`."""
         computed = self.loaded().computed
         if service is None:
             return exposition_of_vectors(computed)
@@ -236,7 +233,7 @@ class TrailingSlash:
 
 
 def make_app(state: AppState) -> Starlette:
-    """Return the ASGI application with this state. Raises SettingsError."""
+    """Return the ASGI application for this state. Raises SettingsError."""
     rows = (*ROUTES, PAGE if state.settings.ui else NO_PAGE)
     ordered = sorted(rows, key=lambda row: row.opening is None)  # starlette tries one by one: generating routes first
     routes = [route for row in ordered for route in row.routes()]

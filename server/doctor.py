@@ -25,9 +25,10 @@ from .load import describe_template, open_template
 
 
 def doctor(settings: Settings, times: bool = False) -> int:
-    """Print the report, and return the exit code. 2: llama.cpp is refused, or the model cannot be read or does not fit.
+    """Print the report and return the exit code.
 
-    times: whether the libraries of llama.cpp are timed, too.
+    The code is 2 if llama.cpp is refused, or if the model cannot be read or does not fit. times: also measure the speed
+    of each library of llama.cpp.
     """
     try:
         _print_library(settings)

@@ -37,7 +37,10 @@ class InstallError(Exception):
 
 
 def main(argv: Sequence[str]) -> int:
-    """Install a build, and return the exit code. 1: no build could be installed. 2: npm has no build for this machine."""
+    """Install a build and return the exit code.
+
+    The code is 1 if no build could be installed, and 2 if npm has no build for this machine.
+    """
     parser = argparse.ArgumentParser(prog="slotcache install", description=__doc__, allow_abbrev=False)
     parser.add_argument(
         "build", nargs="?", default="auto", choices=("auto", *cards.BUILDS), help="auto: by this machine's cards"

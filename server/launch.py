@@ -1,8 +1,8 @@
-"""`slotcache launch CLIENT`: start a coding agent with settings for this server, and the server if none runs.
+"""`slotcache launch CLIENT`: starts a coding agent with settings for this server. If no server runs, it starts one.
 
-The documentation of each client describes its settings: Claude Code's variables and --settings, Codex's config.toml under
-CODEX_HOME, OpenCode's OPENCODE_CONFIG, Qwen Code's model providers in its system settings, Crush's crush.json under
-CRUSH_GLOBAL_CONFIG, Cline's providers.json under CLINE_DIR.
+The documentation of each client describes its settings: Claude Code's variables and --settings, Codex's config.toml
+under CODEX_HOME, OpenCode's OPENCODE_CONFIG, Qwen Code's model providers in its system settings, Crush's crush.json
+under CRUSH_GLOBAL_CONFIG, Cline's providers.json under CLINE_DIR.
 """
 
 from __future__ import annotations
@@ -120,9 +120,10 @@ def codex(model: ServedModel, folder: Path) -> AgentSetup:
 
 
 def opencode(model: ServedModel, folder: Path) -> AgentSetup:
-    """Return the setup of OpenCode. Its cache key opts in to the cache, even of a server without --cache-prompt.
+    """Return the setup of OpenCode.
 
-    OpenCode replaces {env:...} and {file:...} in its file, so the brace of such a text is written as an escape.
+    It sends a cache key, which opts in to the cache of a server without --cache-prompt, too. OpenCode replaces
+    {env:...} and {file:...} in the text of its file, so the brace in such texts is escaped.
     """
     limit = {"context": model.context, "output": model.output}
     provider = {
@@ -139,9 +140,10 @@ def opencode(model: ServedModel, folder: Path) -> AgentSetup:
 
 
 def qwen(model: ServedModel, folder: Path) -> AgentSetup:
-    """Return the setup of Qwen Code. Variables win over its files, so OpenAI's variables are set, too.
+    """Return the setup of Qwen Code.
 
-    Qwen Code replaces $NAME in its files once. So a model's name with a $ is put into a variable.
+    Its variables take precedence over its files, so OpenAI's variables are set as well. Qwen Code replaces $NAME in its
+    files once. So if a model's name contains a $, the name is put into such a variable.
     """
     name = "$OPENAI_MODEL" if "$" in model.name else model.name
     entry = {
@@ -167,10 +169,10 @@ def qwen(model: ServedModel, folder: Path) -> AgentSetup:
 
 
 def crush(model: ServedModel, folder: Path) -> AgentSetup:
-    """Return the setup of Crush. Its data gets a folder of its own.
+    """Return the setup of Crush, with a folder for its data.
 
-    Crush stores the last chosen model with its data, and that model wins over the settings. The key is in a variable, since
-    Crush expands a key as a shell does, even $(commands).
+    Otherwise the model that was last chosen in Crush would take precedence over the setup. Crush evaluates a key as a
+    shell does, even $(commands), so the key is in a variable.
     """
     entry = {
         "id": model.name,
@@ -230,15 +232,15 @@ class LaunchError(Exception):
 
 
 def folder_of(client: str) -> Path:
-    """Return the folder of a client's settings. Raises FolderError if the user has no home folder."""
+    """Return the folder for a client's settings. Raises FolderError if the user has no home."""
     return user_folder("XDG_CONFIG_HOME", ".config") / "slotcache" / "launch" / client
 
 
 def make_folder(folder: Path) -> None:
-    """Make the folder of a client, for its owner alone, unless the folder exists.
+    """Make the folder for a client, readable by its owner alone, unless it exists.
 
-    Raises FolderError if this folder, or a folder above it in the user's home, belongs to another user, who could redirect
-    it.
+    Raises FolderError if other users could redirect it: this folder and those above it in the user's home must be the
+    user's own.
     """
     base = folder.parents[2]
     if not os.path.isabs(os.environ.get("XDG_CONFIG_HOME", "")):
@@ -404,9 +406,9 @@ def _wait(url: str, lives: Callable[[], bool], log: Path | None = None) -> None:
 
 
 def launch(settings: Settings, client: str, arguments: Sequence[str], *, prints: bool) -> int:
-    """Start a client, and return its exit code; 2: it cannot be started.
+    """Start a client and return its exit code, or 2 if it cannot be started.
 
-    arguments: the client's own arguments. prints: only print the settings; write and start nothing.
+    arguments: the arguments of the client. prints: only show the setup; write and start nothing.
     """
     try:
         with ends_in_order(_end):

@@ -117,7 +117,7 @@ def origin_of(settings: Settings, model: Model, context: Context) -> Origin:
 
 
 def machine() -> str:
-    """Return a digest of the build, the CPU and the devices that compute KV here."""
+    """Return a digest of the build, the CPU and the devices that compute KV on this machine."""
     return _digest((gate.identity(), *(device.description for device in devices())))
 
 
@@ -465,7 +465,7 @@ def _named_or_jinja(template: str) -> str:
 
 
 def adapter_files(settings: Settings) -> list[tuple[Path, float]]:
-    """Return the files of --lora, then those of --lora-scaled, each with its scale. Raises ModelError."""
+    """Return the files of --lora and then those of --lora-scaled, each with its scale. Raises ModelError."""
     found = [(Path(file).expanduser(), 1.0) for file in filter(None, settings.lora.split(","))]
     for entry in filter(None, settings.lora_scaled.split(",")):
         file, _, scale = entry.rpartition(":")
@@ -477,7 +477,7 @@ def adapter_files(settings: Settings) -> list[tuple[Path, float]]:
 
 
 def open_template(settings: Settings, model: Model) -> ChatTemplate:
-    """Return the chat template of a server. Raises ModelError and SettingsError."""
+    """Return the chat template that the server uses. Raises ModelError and SettingsError."""
     try:
         return ChatTemplate(_template_source(settings, model), model.bos, model.eos, model.tokenizer.controls, give_way)
     except TemplateError as error:
@@ -485,7 +485,7 @@ def open_template(settings: Settings, model: Model) -> ChatTemplate:
 
 
 def describe_template(settings: Settings, model: Model, template: ChatTemplate) -> str:
-    """Describe a chat template in one line: its origin, its length and its digest."""
+    """Describe a chat template in one line: where it comes from, its length and its digest."""
     given = "the model's file" if model.chat_template else "slotcache, since the model's file has none"
     given = "--chat-template" if settings.chat_template else given
     given = "--chat-template-file" if settings.chat_template_file else given

@@ -49,7 +49,7 @@ class ModelFacts:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run a command, and return its exit code. 2: the command could not run; a line says why."""
+    """Run a command and return its exit code: 2 if the command fails, after one line that says why."""
     chosen = _parser().parse_args(with_dashes(argv))
     try:
         return chosen.command(chosen, settings_of(chosen))

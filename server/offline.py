@@ -1,4 +1,4 @@
-"""`slotcache batch IN -o OUT`: answer a file of requests in this process, without a port."""
+"""`slotcache batch IN -o OUT`: answers the requests in a file within this process. No port is opened."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ NO_LIMIT = 1 << 31
 def answer_file(settings: Settings, source: Path, target: Path) -> int:
     """Answer the lines of `source` that have no answer in `target`, and return the exit code.
 
-    1: a line failed, or not all lines are answered. 2: the command could not run.
+    The code is 1 if a line failed or not all lines are answered, and 2 if the command fails.
     """
     try:
         lines = read_lines(source.read_bytes())
@@ -59,7 +59,8 @@ def answer_file(settings: Settings, source: Path, target: Path) -> int:
 def unattended(settings: Settings) -> Settings:
     """Return settings for a process in which no client waits for a single answer.
 
-    Prefill may delay running streams, the queue takes all lines, and no next turn is prefilled. The lines share KV.
+    Prefill need not spare running streams, the queue takes all lines, and no next turn is expected. All lines use the
+    cache.
     """
     shared = replace(settings, cache_prompt=True, idle_prefill=False, idle_sets=0)
     return replace(shared, prefill_budget=NO_LIMIT, max_stall=0, max_queue=NO_LIMIT)

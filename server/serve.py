@@ -60,7 +60,7 @@ class Server(ListeningServer):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Start the shutdown.
 
-        uvicorn would raise the signal again before `run` has closed all files, so the signal is dropped.
+        Otherwise uvicorn would raise the signal again at its end, before `run` has closed the index and the files.
         """
         super().handle_exit(sig, frame)
         self.ended_by = self.ended_by or sig
@@ -73,9 +73,9 @@ class Server(ListeningServer):
 
 
 def serve(settings: Settings, when_ready: Ready | None = None) -> int:
-    """Serve until a signal, and return the exit code. 1: the engine ended for good.
+    """Serve until a signal comes, and return the exit code.
 
-    2: the model or the settings are unusable.
+    The code is 1 if the engine ended for good, and 2 if the model or the settings cannot be served.
     """
     if settings.opens_page and settings.ui and when_ready is None:
         when_ready = open_page
@@ -106,7 +106,7 @@ SCREENS = ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")
 
 
 def open_page(url: str) -> None:
-    """Print the address of a server's page, and open the page in a browser if there is a screen."""
+    """Print the address of the server's page, and open it in a browser if the machine has a screen."""
     print(f"the page is at {url}/", flush=True)
     if sys.platform != "linux" or any(map(os.environ.get, SCREENS)):  # else `webbrowser` opens a browser in the terminal
         webbrowser.open(f"{url}/")
@@ -134,7 +134,10 @@ def prepare(settings: Settings) -> tuple[Settings, Path]:
 
 
 def serve_bundled(model: str, port: int, when_ready: Ready) -> int:
-    """Serve a model with the bundled documents; return the exit code of `serve`. model: a file; "": the built-in model."""
+    """Serve a model with the bundled documents. Return the exit code as `serve` does.
+
+    model: "" for the built-in model. when_ready: as in `serve`.
+    """
     try:
         settings = Settings(model=model, docs=_bundled_documents(), embedding_model=WORDS_ALONE, port=port)
     except OSError as error:
@@ -144,7 +147,7 @@ def serve_bundled(model: str, port: int, when_ready: Ready) -> int:
 
 
 def model_path(settings: Settings) -> Path:
-    """Return the path of the model's file. A file of a registry is downloaded first if it is missing.
+    """Return the path of the model's file. A missing file of a registry is downloaded first.
 
     Raises ModelError, and SettingsError if the settings name several models.
     """
@@ -219,7 +222,7 @@ def make_server(settings: Settings, entries: Sequence[ModelEntry] = ()) -> tuple
 
 
 async def run(server: Server, state: AppState, path: Path, when_ready: Ready | None = None) -> None:
-    """Serve the model at `path` until the server has to exit. Raises ModelError and FolderError."""
+    """Serve the model at `path` until the server has to end. Raises ModelError and FolderError."""
     load = asyncio.create_task(_load(state, path, server))
     if when_ready is not None:
         load.add_done_callback(lambda done: _call_when_ready(done, when_ready))

@@ -1,4 +1,4 @@
-"""The entry of the command `slotcache`. Ctrl-C ends the command without a traceback, even while its modules are loaded."""
+"""The entry point of the command `slotcache`. ctrl-C ends it without a traceback, even while its modules are loaded."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from importlib import import_module
 
 
 def main() -> int:
-    """Load the command, run it, and return its exit code. If ctrl-C ends it during the load, a shell sees the code 130."""
+    """Load the command, run it, and return its exit code. If ctrl-C ends it during loading, a shell shows the code 130."""
     takes_interrupts = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # else it was started to ignore them
     if takes_interrupts:
         signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -16,14 +16,14 @@ NAME = re.compile(r"file-[0-9a-f]{24}\.(json|data)|batch_[0-9a-f]{24}\.(json|par
 
 @dataclass(frozen=True, slots=True)
 class StoredBatches:
-    """The number and the size of these files, which contain texts of clients."""
+    """The number and the total size of such files. They contain texts of clients."""
 
     num_files: int
     num_bytes: int
 
     @classmethod
     def of(cls, root: Path) -> StoredBatches:
-        """Count these files in a cache folder. Raises OSError."""
+        """Count such files in a cache folder. Raises OSError."""
         sizes = [path.lstat().st_size for folder in _folders(root) for path in _files(folder)]
         return cls(len(sizes), sum(sizes))
 

@@ -1,4 +1,4 @@
-"""OpenAI's chat completions: the handlers, the message, the chunks."""
+"""OpenAI's chat completions: the handlers, the whole message, and the chunks of a stream."""
 
 from __future__ import annotations
 
@@ -35,7 +35,10 @@ CLOSING = b'},"logprobs":null,"finish_reason":null}]}\n\n'
 
 
 class ChatReply(ChoicesReply):
-    """Chunks with `delta`, or a whole message. customs: the names of the tools whose calls are a free text."""
+    """The replies of `/v1/chat/completions`: chunks with a `delta`, or a whole message.
+
+    customs: the names of the tools that take a free text instead of JSON arguments.
+    """
 
     def __init__(self, envelope: ResponseMeta, customs: frozenset[str] = frozenset()) -> None:
         super().__init__(envelope, "chat.completion.chunk", "chat.completion")
@@ -122,7 +125,7 @@ class ChatReply(ChoicesReply):
 
 
 def finish_reason(end: End, has_calls: bool) -> str:
-    """Return why a chat's answer ended: `tool_calls` for an answer that ends after calls."""
+    """Return why a chat's answer ended. An answer that ends after calls has the reason `tool_calls`."""
     return "tool_calls" if has_calls and end.reason == "stop" else end.reason
 
 
@@ -185,7 +188,7 @@ def _whole(reply: ChatReply, generation: Generation, end: End) -> bytes:
 
 
 async def show(request: Request) -> Response:
-    """Show a stored answer (`?scope=`) that `on_disconnect` has kept whole, or the text so far of a running one."""
+    """Show a stored answer that `on_disconnect` has kept whole, or the text so far of a running answer (`?scope=`)."""
     id, scope = request.path_params["id"], scope_of(request)
     service = answer_service_of(request, scope, id)
     if _is_chat(id) and (generation := service.find_open(scope, id)):
@@ -221,5 +224,5 @@ async def forget(request: Request) -> Response:
 
 
 async def count(request: Request, asked: ChatRequest) -> Response:
-    """Count the prompt of a chat completion."""
+    """Count the tokens of a chat's prompt."""
     return JsonReply({"object": "chat.completion.input_tokens"} | await count_prompt(request, asked))

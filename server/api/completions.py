@@ -1,4 +1,4 @@
-"""OpenAI's completions, llama-server's completion and infill, and their tokenizer's routes."""
+"""OpenAI's completions, llama-server's completion and infill, and the routes of llama-server's tokenizer."""
 
 from __future__ import annotations
 
@@ -105,7 +105,10 @@ class NativeReply:
 
 
 def selected(body: Fields, paths: Sequence[str]) -> Fields:
-    """Return the fields at these paths, such as `timings/prompt_n`, by their paths; without paths, all fields."""
+    """Return the fields at these paths, with the paths as keys. Without paths, return all fields.
+
+    A path goes down into objects, such as `timings/prompt_n`.
+    """
     if not paths:
         return body
     found: Fields = {}
@@ -132,7 +135,7 @@ def _with(*entries: msgspec.Raw | None) -> Fields:
 class TextReply(ChoicesReply):
     """The replies of `/v1/completions`.
 
-    An answer that begins with the probabilities of its prompt's tokens has its text from the tokens' texts.
+    If an answer starts with its prompt and the prompt's logprobs, the text is joined from the texts of the tokens.
     """
 
     def __init__(self, envelope: ResponseMeta) -> None:
@@ -194,7 +197,7 @@ PIECE = 50_000  # tokens that are encoded at a time
 
 
 class TokenizeRequest(msgspec.Struct):
-    """`POST /tokenize`. content: a text, token ids, or both mixed."""
+    """`POST /tokenize`. content: a text, a list of token ids, or a list that mixes texts and ids."""
 
     content: str | list[JsonValue]
     add_special: bool = False
@@ -223,7 +226,7 @@ async def detokenize(request: Request, asked: DetokenizeRequest) -> Response:
 
 
 async def apply_template(request: Request, asked: ChatRequest) -> Response:
-    """Render a chat as one prompt, with its documents in their present order."""
+    """Render a chat as one prompt. Its documents are in the order that they would have now."""
     service, layout = service_of(request), (await predict(request, asked)).layout
     work = service.builder.threads.run(request.state.num_bytes, _encode_prompt, service, layout.ids)
     return JsonReply(await while_connected(request, work))

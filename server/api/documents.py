@@ -1,4 +1,4 @@
-"""Files of clients: `POST /v1/documents/read` returns their text, or keeps them for searches."""
+"""Files that clients upload: `POST /v1/documents/read` returns their text, or keeps them for searches."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ async def show(request: Request) -> Response:
 
 
 async def forget(request: Request) -> Response:
-    """Forget a file that is kept for searches (`?scope=`)."""
+    """Delete a file that is kept for searches (`?scope=`)."""
     id, scope = request.path_params["id"], scope_of(request)
     _files_of(request).forget(scope, id)
     return JsonReply({"id": id, "object": "document.deleted", "deleted": True, "scope": scope})

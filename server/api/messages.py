@@ -1,4 +1,4 @@
-"""Anthropic's messages: blocks in, blocks and events out, and the count of tokens."""
+"""Anthropic's Messages: content blocks in, blocks and events out, and the count of tokens."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ FAILED = "Error: "  # before the result of a tool that failed: templates have no
 
 
 class CacheControl(Struct, frozen=True):
-    """A point up to which a prompt may be cached. ttl: how long it is pinned; without one, it is not."""
+    """A point up to which a prompt may be cached. ttl: how long the prompt is pinned; None: it is not pinned."""
 
     type: Literal["ephemeral"]
     ttl: str | None = None
 
 
 class BlocksMessage(Struct, frozen=True):
-    """A message of the user, with results of tools, or of the model. content: a text or blocks, maybe of another server.
+    """A message of the user, which may have results of tools, or a message of the model.
 
-    documents: as in a message of a chat.
+    content: a text or blocks; another server may have made the blocks. documents: as in a message of a chat.
     """
 
     role: JsonValue = None
@@ -55,9 +55,10 @@ class BlocksMessage(Struct, frozen=True):
 
 
 def messages_of(said: Sequence[BlocksMessage], orders_documents: bool) -> ChatMessages:
-    """Return the messages of a chat. orders_documents: blocks with documents become ordered documents, and else texts.
+    """Return the messages as a chat has them. Raises RequestError.
 
-    Other blocks stay parts of contents, which `content.take` reads. Raises RequestError.
+    orders_documents: blocks with documents become documents that may be reordered; otherwise they become texts. All
+    other blocks stay in the contents, and `content.take` reads them.
     """
     messages: ChatMessages = []
     for at, message in enumerate(said):
@@ -114,7 +115,7 @@ BILLING = re.compile(r"(x-anthropic-billing-header:)(?:[ \t]{0,8}\w{1,64}=[^;\s]
 
 
 def system_text(system: str | list[JsonValue]) -> JsonValue:
-    """Return the content of the system's message."""
+    """Return the content of the system message."""
     if isinstance(system, str):
         return _same_bill(system)
     return _parts([block if (text := _text(block)) is None else _same_bill(text) for block in system])
@@ -291,7 +292,10 @@ class ClientTool(Struct, frozen=True, kw_only=True):
     cache_control: CacheControl | None = None
 
     def for_chat(self, where: str) -> dict[str, JsonValue]:
-        """Return the tool as a chat has it; a tool without a schema is one that another server runs. Raises RequestError."""
+        """Return the tool in the form of a chat. Raises RequestError.
+
+        A tool without a schema is one that some other server would run.
+        """
         if self.input_schema is None:
             if self.type in (None, "custom"):
                 raise RequestError(f"{where}.input_schema: expected a JSON schema", param=f"{where}.input_schema")
@@ -302,13 +306,13 @@ class ClientTool(Struct, frozen=True, kw_only=True):
 
 
 class MessagesChoiceFields(ToolChoiceFields):
-    """The fields of a `tool_choice` of Messages, with the switch for several calls in one answer."""
+    """The fields of `tool_choice` in Messages. One of them forbids several calls in one answer."""
 
     disable_parallel_tool_use: JsonValue = None
 
 
 class MessagesCountRequest(ChatFields, frozen=True, kw_only=True):
-    """`POST /v1/messages/count_tokens`: the fields that make the prompt."""
+    """`POST /v1/messages/count_tokens`: the fields that determine the prompt."""
 
     OPEN: ClassVar[Mapping[str, type[Struct]]] = {"tool_choice": MessagesChoiceFields}
 
@@ -348,7 +352,7 @@ class MessagesCountRequest(ChatFields, frozen=True, kw_only=True):
         return (*super().unused(), about)
 
     def chat(self) -> ChatRequest:
-        """Return the chat. Raises RequestError."""
+        """Return the request as a chat. Raises RequestError."""
         self.check()
         shared = {name: getattr(self, name) for name in ChatFields.__struct_fields__}
         shared["chat_template_kwargs"] = self._variables() | self.chat_template_kwargs
@@ -399,7 +403,7 @@ class MessagesCountRequest(ChatFields, frozen=True, kw_only=True):
 
 
 class MessagesRequest(MessagesCountRequest, frozen=True, kw_only=True):
-    """`POST /v1/messages`, which demands `max_tokens`."""
+    """`POST /v1/messages`, which requires `max_tokens`."""
 
     def check(self) -> None:
         super().check()
@@ -412,7 +416,7 @@ def _is_about_reasoning(edit: JsonValue) -> bool:
 
 
 async def count(request: Request, asked: MessagesCountRequest) -> Response:
-    """Count the prompt of Anthropic's Messages."""
+    """Count the tokens of the prompt of Anthropic's Messages."""
     return JsonReply(await count_prompt(request, await beside_others(request, asked.chat)))
 
 
@@ -458,10 +462,11 @@ class _OpenBlock:
 
 
 class MessagesReply:
-    """The replies of `/v1/messages`. num_prompt: the prompt's tokens, at most; `message_delta` counts the cached ones.
+    """The replies of `/v1/messages`.
 
-    shows_reasoning: false seals the text of reasoning in the signature, in which it comes back with the history. has_begun:
-    the stream has sent `message_start`, before its model was loaded.
+    num_prompt: the prompt's tokens for `message_start`; only `message_delta` knows how many of them were cached.
+    shows_reasoning: if false, the text of reasoning is sent only inside the signature, which the client sends back with
+    the history. has_started: the stream sent `message_start` before its model was loaded.
     """
 
     def __init__(self, envelope: ResponseMeta, num_prompt: int, shows_reasoning: bool, *, has_started: bool = False) -> None:
@@ -600,7 +605,7 @@ def opening(request: Request, asked: MessagesRequest) -> ReplyFormat | None:
 
 
 async def create(request: Request, asked: MessagesRequest) -> ReplyFormat:
-    """Answer as Anthropic's Messages do."""
+    """Answer a request of Anthropic's Messages."""
     chat = await beside_others(request, asked.chat)
     envelope = begin_answer(request, await prepare(request, chat, kind="msg_"))
     (answered, *_) = envelope.generations

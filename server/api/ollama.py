@@ -1,4 +1,4 @@
-"""Ollama's API: chat, generate, embed; lines of JSON."""
+"""Ollama's API: chat, generate and embed. An answer is one line of JSON for each piece, or one object."""
 
 from __future__ import annotations
 
@@ -36,9 +36,10 @@ KeepAlive = float | str
 
 
 class OllamaMessage(Struct, frozen=True):
-    """A message. tool_name, name: the tool whose result it is. images: refused in the last message, else as in a chat.
+    """A message.
 
-    `content.take` reads what Ollama's messages do not have.
+    tool_name, name: the tool whose result the message has. images: refused in the last message, and elsewhere treated
+    as in a chat. `content.take` reads what Ollama's messages do not have.
     """
 
     role: JsonValue = None
@@ -53,7 +54,7 @@ class OllamaMessage(Struct, frozen=True):
 
 
 def messages_of(said: Sequence[OllamaMessage]) -> ChatMessages:
-    """Return the messages of a chat. Raises RequestError for an image in the question."""
+    """Return the messages as a chat has them. Raises RequestError for an image in the question."""
     messages: ChatMessages = []
     names: dict[str, JsonValue] = {}  # of the called functions, by the ids of the calls
     for at, message in enumerate(said):
@@ -100,7 +101,7 @@ def _names(calls: Sequence[JsonValue]) -> dict[str, JsonValue]:
 
 
 class OllamaFields(ChatFields, frozen=True, kw_only=True):
-    """The common fields of Ollama's chat and generate."""
+    """The fields that Ollama's chat and generate have in common."""
 
     options: OllamaOptions | None = None
     format: JsonValue = None
@@ -123,11 +124,11 @@ class OllamaFields(ChatFields, frozen=True, kw_only=True):
             raise RequestError("format: another field says what the answer must be, too: send one", param="format")
 
     def for_chat(self, **fields: JsonValue) -> ChatRequest:
-        """Return a chat with these fields beside the common ones. Raises RequestError."""
+        """Return a chat with the common fields and these fields. Raises RequestError."""
         return ChatRequest(**self.given(ChatFields.__struct_fields__), **fields, echo=False)
 
     def given(self, names: Iterable[str]) -> dict[str, JsonValue]:
-        """Return these fields with the options among them. Raises RequestError."""
+        """Return the fields of these names, and the options. Raises RequestError."""
         self.check()
         given = {name: getattr(self, name) for name in names} | {"stream": self.stream is not False}
         if self.format not in (None, ""):
@@ -136,19 +137,25 @@ class OllamaFields(ChatFields, frozen=True, kw_only=True):
 
 
 class OllamaChatRequest(OllamaFields, frozen=True, kw_only=True):
-    """`POST /api/chat`. Without messages the model is loaded, or unloaded. tool_choice: Ollama has none."""
+    """`POST /api/chat`.
+
+    A request without messages only loads or unloads the model. tool_choice: a field that Ollama lacks.
+    """
 
     messages: tuple[OllamaMessage, ...] = ()
     tools: list[dict[str, JsonValue]] | None = None
     tool_choice: str | dict[str, JsonValue] | None = None
 
     def chat(self) -> ChatRequest:
-        """Return the chat. Raises RequestError."""
+        """Return the request as a chat. Raises RequestError."""
         return self.for_chat(messages=messages_of(self.messages), tools=self.tools, tool_choice=self.tool_choice)
 
 
 class GenerateRequest(OllamaFields, frozen=True, kw_only=True):
-    """`POST /api/generate`. raw: the prompt is complete, without a chat template. suffix: the text after the answer."""
+    """`POST /api/generate`.
+
+    raw: the prompt is complete, so no chat template is applied. suffix: the text after the answer.
+    """
 
     prompt: str = ""
     suffix: str = ""
@@ -175,21 +182,21 @@ class GenerateRequest(OllamaFields, frozen=True, kw_only=True):
 
     @property
     def is_text(self) -> bool:
-        """Whether no chat template is applied."""
+        """Whether the prompt is used without a chat template."""
         return self.raw or bool(self.suffix)
 
     def chat(self) -> ChatRequest:
-        """Return the chat of one question. Raises RequestError."""
+        """Return the request as a chat of one question. Raises RequestError."""
         system = [{"role": "system", "content": self.system}] if self.system else []
         return self.for_chat(messages=[*system, {"role": "user", "content": self.prompt}])
 
     def text(self) -> TextRequest:
-        """Return the text completion. Raises RequestError."""
+        """Return the request as a text completion. Raises RequestError."""
         return TextRequest(**self.given(Options.__struct_fields__), prompt=self.prompt, suffix=self.suffix or None)
 
 
 class EmbedRequest(VectorRequest, frozen=True, kw_only=True):
-    """`POST /api/embed`. truncate: a text that is too long is cut at its end."""
+    """`POST /api/embed`. truncate: whether a text that is too long is cut at its end."""
 
     input: str | list[str] = ""
     truncate: bool = True
@@ -215,7 +222,10 @@ LONGEST = 365 * 86400.0  # seconds that a model is kept, unless it is kept for e
 
 
 def seconds_of(given: KeepAlive) -> float:
-    """Return the seconds of a duration: a number, or as Go writes it, such as 1h30m. Below 0: inf. Raises RequestError."""
+    """Return a duration in seconds; inf for a negative duration. Raises RequestError.
+
+    given: a number of seconds, or a duration in Go's form, such as 1h30m.
+    """
     if isinstance(given, str):
         text = given.removeprefix("-")
         if not text or len(text) > MOST_WRITTEN or DURATION.sub("", text):
@@ -237,7 +247,10 @@ Said = dict[str, JsonValue]
 
 
 class OllamaReply:
-    """The replies of `/api/chat` and `/api/generate`. has_message: the text is in a message. began: in s."""
+    """The replies of `/api/chat` and `/api/generate`.
+
+    has_message: the text is inside a message, as in a chat. began: when the request began, by `perf_counter`.
+    """
 
     def __init__(self, envelope: ResponseMeta, began: float, has_message: bool) -> None:
         self.envelope, self._began, self._has_message = envelope, began, has_message
@@ -334,7 +347,7 @@ class OllamaReply:
 
 
 def opening(request: Request, asked: OllamaChatRequest | GenerateRequest) -> ReplyFormat | None:
-    """Return the reply of a stream until its model is loaded; None for a request that only loads the model."""
+    """Return the reply of a stream that begins before its model is loaded; None if the request only loads the model."""
     has_message = isinstance(asked, OllamaChatRequest)
     if asked.stream is False or not (asked.messages if has_message else asked.prompt or asked.suffix):
         return None
@@ -342,7 +355,7 @@ def opening(request: Request, asked: OllamaChatRequest | GenerateRequest) -> Rep
 
 
 async def chat(request: Request, asked: OllamaChatRequest) -> Response | ReplyFormat:
-    """Answer as Ollama's chat does."""
+    """Answer a request of Ollama's chat."""
     began = perf_counter()
     name = check_model(request, asked.model, service_of(request).model, "chat")
     if not asked.messages:
@@ -353,7 +366,7 @@ async def chat(request: Request, asked: OllamaChatRequest) -> Response | ReplyFo
 
 
 async def generate(request: Request, asked: GenerateRequest) -> Response | ReplyFormat:
-    """Answer as Ollama's generate does."""
+    """Answer a request of Ollama's generate."""
     began = perf_counter()
     name = check_model(request, asked.model, service_of(request).model, "generate")
     if not (asked.prompt or asked.suffix):
@@ -404,14 +417,14 @@ def _notes(request: Request) -> Fields:
 
 
 async def embed(request: Request, asked: EmbedRequest) -> Response:
-    """Return the vectors of texts as Ollama does."""
+    """Return the vectors of texts in Ollama's form."""
     texts = [asked.input] if isinstance(asked.input, str) else asked.input
     made = EmbeddingRequest(input=texts if asked.input else [], truncate=asked.truncate, dimensions=asked.dimensions or None)
     return await _embed(request, asked, made, b'"embeddings":[%b]')
 
 
 async def embed_one(request: Request, asked: OldEmbedRequest) -> Response:
-    """Return the vector of a text as Ollama's older route does, at the length that the model gave it."""
+    """Return the vector of a text in the form of Ollama's older route. The vector is not normalised."""
     made = EmbeddingRequest(input=[asked.prompt] if asked.prompt else [], truncate=True, embd_normalize=-1)
     return await _embed(request, asked, made, b'"embedding":%b')
 

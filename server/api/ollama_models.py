@@ -1,4 +1,4 @@
-"""The models, as Ollama's clients list, show and name them."""
+"""The models as Ollama's clients list, show and name them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ FOR_EVER = 100 * 365 * 86400.0  # seconds, in answers to Ollama's clients
 
 
 class ModelName(Struct, frozen=True, kw_only=True):
-    """`POST /api/show` and `/api/pull`: a model by its name. The other fields change nothing here."""
+    """`POST /api/show` and `/api/pull`: the name of a model. The other fields have no effect here."""
 
     model: str = ""
     name: str = ""
@@ -41,7 +41,7 @@ class ModelName(Struct, frozen=True, kw_only=True):
 
 
 def written(time: datetime | None = None) -> str:
-    """Return a time, by default now, as Ollama writes it."""
+    """Return a time in Ollama's form. time: None for the present time."""
     return (time or datetime.now(UTC)).isoformat().replace("+00:00", "Z")
 
 
@@ -49,7 +49,7 @@ HERE = "models come here by the command line: slotcache serve -m FILE, --models-
 
 
 def tagged(name: str) -> str:
-    """Return a model's name with a tag, as Ollama lists it."""
+    """Return a model's name with a tag, as Ollama lists models."""
     return name if ":" in name.rpartition("/")[2] else f"{name}:latest"
 
 
@@ -95,7 +95,7 @@ def _unread(request: Request, name: str) -> ModelEntry | None:
 
 
 def check_model(request: Request, name: str | None, wanted: Model, act: str) -> str:
-    """Return the name of a model. act: what it is wanted for. Raises RequestError if it is not the wanted one."""
+    """Return the name of a model. Raises RequestError if it is not the wanted model. act: what the model is wanted for."""
     if _find(request, name, wanted) is not wanted:
         able = next(each for each, model in _known(request).items() if model is wanted)
         raise RequestError(f"{name!r} does not support {act} here: expected {able}", param="model")
@@ -159,7 +159,7 @@ def _length(request: Request, model: Model) -> int:
 
 
 async def tags(request: Request) -> Response:
-    """List the models by their names, for Ollama's clients."""
+    """List the models in the form of Ollama's clients."""
     known = [_listed(name, model) for name, model in _known(request).items()]
     return JsonReply({"models": [*known, *[await _listed_unread(request, entry) for entry in _never_loaded(request)]]})
 
@@ -196,7 +196,7 @@ def _thinks(source: str, model: Model) -> bool:
 
 
 async def show(request: Request, asked: ModelName) -> Response:
-    """Show a model to Ollama's clients."""
+    """Show a model in the form of Ollama's clients."""
     name, state = asked.model or asked.name, request.app.state.app
     if (entry := _unread(request, name)) is not None:
         head = await state.models.look(entry, partial(_described_unread, entry))
@@ -222,7 +222,7 @@ def _shown(model: Model, listed: Fields) -> Fields:
 
 
 async def ps(request: Request) -> Response:
-    """List the models that are in memory, for Ollama's clients."""
+    """List the models that are in memory, in the form of Ollama's clients."""
     opened = _opened(request)
     workers = (worker for _, vectors in opened for worker in vectors.workers)
     left = {id(worker.embedder.model): worker.seconds_left for worker in workers if not worker.is_asleep}
@@ -239,12 +239,12 @@ async def ps(request: Request) -> Response:
 
 
 async def version(request: Request) -> Response:
-    """Return the versions of Ollama's API, as it is here, and of this server."""
+    """Return the version of Ollama's API that this server follows, and the version of this server."""
     return JsonReply({"version": API_VERSION, "slotcache": VERSION})
 
 
 async def pull(request: Request, asked: ModelName) -> Response:
-    """Do nothing for a model that is served; for another one say how models get here."""
+    """Do nothing if the model is served already. For any other model, explain how to get models."""
     name = asked.model or asked.name
     try:
         if _unread(request, name) is None:
@@ -255,18 +255,18 @@ async def pull(request: Request, asked: ModelName) -> Response:
 
 
 async def refuse(request: Request) -> Response:
-    """Refuse to change the models, and say how they get here."""
+    """Refuse to change the models, and explain how to get models."""
     raise RequestError(f"this server makes, copies and deletes no models: {HERE}")
 
 
 def asks_whether_it_runs(request: Request) -> bool:
-    """Whether `/` is asked for by a client of Ollama, which takes JSON, and not by a browser."""
+    """Return whether a request for `/` comes from a client of Ollama, which accepts JSON, and not from a browser."""
     accepted = request.headers.get("accept", "")
     return "application/json" in accepted and "text/html" not in accepted
 
 
 async def greet(request: Request) -> Response:
-    """Answer Ollama's clients that the server runs; there is no page for others."""
+    """Tell Ollama's clients that the server runs. There is no page for other clients."""
     if not asks_whether_it_runs(request):
         raise no_route(request.scope["path"])
     return PlainTextResponse("Ollama is running")

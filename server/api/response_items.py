@@ -1,7 +1,7 @@
-"""Items of OpenAI's Responses as messages of a chat, and back.
+"""Converts items of OpenAI's Responses to messages of a chat, and back.
 
-Reasoning, an answer and its calls are separate items there, and one message of the model here. A history may contain
-anything: items that cannot be read are left out and counted. Only a question that cannot be read is refused.
+In Responses, reasoning, an answer and its calls are separate items; in a chat they are one message of the model. A
+history may contain anything: unreadable items are left out and counted. Only an unreadable question is refused.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ ChatMessages = list[dict[str, JsonValue]]
 
 @dataclass(frozen=True, slots=True)
 class TakenItems:
-    """The messages made from items. left_out: the number of items without a message, by kind."""
+    """The messages made from items. left_out: the number of items without a message, by the kind of item."""
 
     messages: ChatMessages
     left_out: Counter[str]
@@ -44,10 +44,10 @@ class TakenItems:
 
 
 def take_items(items: Sequence[JsonValue]) -> TakenItems:
-    """Return the messages made from items, with unchanged contents. Raises RequestError for a question that is no text.
+    """Return the messages made from items. Raises RequestError for a question that is not text.
 
-    The question is the last item that is not null, if it is a message of the user. The place of an item does not change
-    its message.
+    Contents stay unchanged. The question is the last item that is not null, if this item is a message of the user. An
+    item becomes the same message at any place.
     """
     reader = _ItemReader()
     last = next((at for at in reversed(range(len(items))) if items[at] is not None), None)
@@ -193,7 +193,10 @@ def _answer(messages: ChatMessages, *taken: str) -> dict[str, JsonValue]:
 def items_of(
     messages: Sequence[Item], suffix: str, called: Mapping[str, CalledTool] | None = None
 ) -> list[dict[str, JsonValue]]:
-    """Return the items of messages. suffix: of their ids, before their number. called: the tools, by function."""
+    """Return the items for messages.
+
+    suffix: a part of the items' ids, before their number. called: the tools by the names of their functions.
+    """
     items: list[dict[str, JsonValue]] = []
     customs: set[str] = set()  # ids of the calls with a free text
     for message in messages:

@@ -1,4 +1,4 @@
-"""Search, and the documents of the folder with their files."""
+"""The routes that search the server's documents, and show them with their files."""
 
 from __future__ import annotations
 
@@ -59,16 +59,17 @@ async def document(request: Request) -> Response:
 
 
 async def refresh_sources(request: Request, asked: RefreshRequest) -> Response:
-    """Look for changes below the folders. The answer does not wait for them."""
+    """Look for changed files in the folders. The answer does not wait for the result."""
     check_scope(asked.cache_scope, "cache_scope")
     folder_index_of(request, asked.cache_scope, "cache_scope").watcher.refresh()
     return JsonReply({"object": "sources.refresh", "state": "started"})
 
 
 def folder_index_of(request: Request, scope: str, where: str) -> FolderIndex:
-    """Return the index of --docs for a request of a scope. where: the field with the scope.
+    """Return the index of --docs for a request of this scope. where: the name of the field that has the scope.
 
-    Raises RequestError: 503 while the model loads, 501 without --docs, 403 for another scope.
+    Raises RequestError 503 while the model loads, 501 without --docs, and 403 for another scope than that of the
+    documents.
     """
     state = request.app.state.app
     state.loaded()

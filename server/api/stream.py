@@ -1,4 +1,4 @@
-"""Answers as they are generated: streams of events, with pings while they are silent, and whole answers collected."""
+"""Sends answers while they are generated: streams of events, with pings during silence. Also collects whole answers."""
 
 from __future__ import annotations
 
@@ -22,14 +22,15 @@ EARLY = "slotcache.early"  # the key, in a request's scope, of the reply of a st
 
 
 def early_of(request: Request) -> ReplyFormat | None:
-    """Return the reply with which a request's stream began before its model was loaded; None: it did not."""
+    """Return the reply of a request's stream that began before its model was loaded; None: no stream began so early."""
     return request.scope.get(EARLY)
 
 
 class EventStream(StreamingResponse):
-    """Streams the events of generations. Calls `disconnect` for each at the end, also if the client disconnects before it.
+    """Streams the events of generations.
 
-    later: returns the reply once the model is loaded; until then `reply` pings, which has no generations.
+    At the end, and if the client disconnects, it calls `disconnect` for each generation. later: waits until the model
+    is loaded, and returns the reply. Until then only `reply` is used, for pings; it has no generations.
     """
 
     def __init__(
@@ -146,7 +147,7 @@ async def _next(generation: Generation, spell: Spell | None) -> Event:
 async def collect(
     generations: Sequence[Generation], abandon: Callable[[Generation], None], spell: Spell | None = None
 ) -> list[WholeAnswer]:
-    """Return the whole answers, in order. Raises the RequestError of a failure. abandon: as in `ResponseMeta`."""
+    """Return the whole answers, in order. If a generation fails, raise its RequestError. abandon: as in `ResponseMeta`."""
     try:
         return [await _collect(generation, spell) for generation in generations]
     finally:
@@ -195,11 +196,11 @@ async def _written(reply: ReplyFormat, events: AsyncIterator[tuple[int, Event]])
 
 
 class SsePing:
-    """Passes a response's messages on, and sends `event` whenever `interval` seconds have passed without one.
+    """Passes a response's messages on, and sends `event` whenever `interval` seconds have passed without a message.
 
-    A ping is an event, not a comment: parsers drop comments, and clients that wait for events would hang up. One timer
-    serves the whole stream, so a message only reads the clock. While a ping waits for a client that reads nothing, no other
-    is sent.
+    A ping is an event and not a comment: parsers drop comments, and a client that waits for events would disconnect.
+    One timer serves the whole stream, so a message only has to read the clock. While a client reads nothing, at most
+    one ping waits for it.
     """
 
     def __init__(self, send: Send, interval: float, event: Callable[[], Sequence[bytes]]) -> None:
@@ -210,7 +211,7 @@ class SsePing:
         self._ping: asyncio.Future[None] | None = None
 
     async def send(self, message: Message) -> None:
-        """Pass a message on. Pings begin after the first message and end before the last."""
+        """Pass a message on. Pings start after the first message and end before the last message."""
         self._last = self._loop.time()
         if message["type"] == "http.response.start" and self._interval > 0:
             self._timer = self._loop.call_at(self._last + self._interval, self._beat)
@@ -222,11 +223,11 @@ class SsePing:
 
     @property
     def is_sending(self) -> bool:
-        """Whether a ping is on its way."""
+        """Whether a ping is being sent."""
         return self._ping is not None and not self._ping.done()
 
     def note(self) -> None:
-        """Note that a piece was sent past this object."""
+        """Note the time of a piece that was sent without this object."""
         self._last = self._loop.time()
 
     def stop(self) -> None:

@@ -1,4 +1,4 @@
-"""From the body of a chat to its prompt and the options of its generation."""
+"""Builds the prompt of a request, and the form of its answer."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ from .volatile import ChangedText
 
 
 def parse_documents_of(request: ChatRequest, auto: bool = False) -> dict[int, tuple[Document, ...]]:
-    """Check the messages, and return the documents of each message with a `documents` field. Raises RequestError.
+    """Check the messages, and return the documents of each message that has a field `documents`. Raises RequestError.
 
-    auto: also return those of each tool message whose content is a list of documents.
+    auto: also return the documents of each tool message whose content is a list of documents.
     """
     if not request.messages:
         raise RequestError("messages is empty: expected at least one", param="messages")
@@ -67,7 +67,7 @@ def parse_documents_of(request: ChatRequest, auto: bool = False) -> dict[int, tu
 
 
 def check_attention(request: ChatRequest, *, separates: bool) -> None:
-    """Refuse options that documents which are read separately would ignore. Raises RequestError."""
+    """Refuse options that have no effect on documents that are read separately. Raises RequestError."""
     if separates and request.document_order not in (None, "retrieval"):
         wrong = f"document_order is {request.document_order}: documents that are read separately keep retrieval order"
         raise RequestError(wrong, param="document_order")
@@ -101,7 +101,10 @@ def _check_arguments(messages: Sequence[Message]) -> None:
 
 
 class Answers:
-    """The form of a model's answers. source: of the chat template. settings: the defaults of a request's options."""
+    """How a model's answers are read, and the grammar that they must fit.
+
+    source: the text of the chat template. settings: the defaults of a request's options.
+    """
 
     def __init__(self, source: str, model: Model, settings: Settings) -> None:
         self._settings = settings
@@ -111,7 +114,7 @@ class Answers:
         self._ids = {spelling: int(model.tokenize(spelling, special=True)[0]) for spelling in self.spelt}
 
     def of(self, request: ChatRequest, use: AllowedTools, pieces: Sequence[TextPiece]) -> AnswerFormat:
-        """Return the form of a request's answers. pieces: the prompt, which may open reasoning. Raises RequestError."""
+        """Return the form of a request's answers. Raises RequestError. pieces: the prompt, which may open reasoning."""
         asked = request.asked_reasoning
         reader = partial(
             self.format.reader,
@@ -157,9 +160,10 @@ class Answers:
         return GrammarSpec("tools" if given is None else given.field, source)
 
     def closing(self, request: ChatRequest, pieces: Sequence[TextPiece]) -> list[TextPiece]:
-        """Return the pieces that close the reasoning that a prompt opens, if the answer may have no reasoning.
+        """Return the pieces that close the reasoning, if the prompt opens it and the answer may have none.
 
-        That is so for a budget of 0 tokens, and for a client's own grammar, which the reasoning would have to fit.
+        An answer may have no reasoning if its budget is 0 tokens, or if the client sent a grammar of its own, which the
+        reasoning would also have to fit.
         """
         reasoning, (most, message) = self.format.reasoning(_opening(pieces)), self._budget(request)
         if not reasoning or not reasoning[2] or (most and not self._has_own_grammar(request)):
@@ -210,10 +214,11 @@ NEXT_TURN = {"role": "user", "content": "?"}  # a stand-in for the user's next m
 
 
 class PromptBuilder:
-    """Builds prompts: renders, cuts and tokenises. Safe from several threads; callers run it in `threads`.
+    """Builds prompts: renders messages, cuts out documents and tokenises.
 
-    settings: the defaults of a request's options. sessions: the instructions that each session began with. limit: the
-    tokens of a prompt and its answer. room: the bytes of requests that may wait for a thread.
+    Safe from several threads; callers run it in `threads`. settings: the defaults of a request's options. sessions:
+    knows the first instructions of each session. limit: the most tokens that a prompt and its answer may have together.
+    room: the most bytes of requests that may wait for a thread.
     """
 
     def __init__(
@@ -243,7 +248,7 @@ class PromptBuilder:
         self.threads.close()
 
     def prompts(self, request: CompletionRequest | InfillRequest) -> tuple[ChatPrompt, ...]:
-        """Build the prompts of a request that is no chat. Raises RequestError."""
+        """Build the prompts of a text or an infill. Raises RequestError."""
         if isinstance(request, InfillRequest):
             return (self.infill(request),)
         given = list(split_prompts(request.prompt))
@@ -254,12 +259,15 @@ class PromptBuilder:
         return tuple(self.text(item, where) for where, item in given)
 
     def spelt(self, prompt: ChatPrompt) -> str:
-        """Return the text of a prompt without documents, control tokens included."""
+        """Return the text of a prompt without documents. The text includes the control tokens."""
         tokens = np.concatenate([NO_TOKENS, *(part.tokens for part in prompt.parts if isinstance(part, Fixed))])
         return self._model.detokenize(tokens, special=True)
 
     def infill(self, request: InfillRequest) -> ChatPrompt:
-        """Build the prompt that fills a gap in a text. Raises RequestError, 501 for a model that cannot."""
+        """Build the prompt that fills a gap in a text.
+
+        Raises RequestError; its status is 501 if the model cannot fill gaps.
+        """
         if self._infill is None:
             raise RequestError("this model has no tokens for filling in the middle of a text", status=501)
         length = PromptLength(self._model, self._limit)
@@ -278,7 +286,10 @@ class PromptBuilder:
         return Infill(special, tokenizer, self.texts, limit=self._limit, suffix_first=suffix_first)
 
     def text(self, prompt: object, where: str = "prompt") -> ChatPrompt:
-        """Build a prompt from a text with control tokens, from token ids, or from both mixed. Raises RequestError."""
+        """Build a prompt from a text, token ids, or a list of both. Control tokens in texts count as such.
+
+        Raises RequestError.
+        """
         tokens = self.texts.tokens(prompt, where, limit=self._limit)
         if len(tokens) >= self._limit:  # here, so that no prompt after the first too long one is tokenised
             raise too_long(len(tokens), self._limit)
@@ -293,8 +304,8 @@ class PromptBuilder:
     ) -> ChatHistory:
         """Build the prompt of a chat. Raises RequestError.
 
-        ref: the point of a conversation that the chat continues. open_turn: more documents of the last message, a user's,
-        are to come; so the prompt ends with the documents that are there.
+        ref: the point of a conversation that the chat continues. open_turn: the last message is a user's, and more of
+        its documents will follow. So the prompt ends with the documents that are known.
         """
         check_attention(request, separates=self.separates(request))
         takes = self.takes_text_documents(request)
@@ -327,7 +338,10 @@ class PromptBuilder:
         return _with_citations(replace(chat, lists=(*more, *found.report), shift=history.shift), trails, request)
 
     def ahead(self, request: ChatRequest, entries: Sequence[HistoryMessage]) -> ChatPrompt | None:
-        """Build the prefix of any next turn after `entries`, up to the user's message; None if the template shows none."""
+        """Build the part of the next turn's prompt that is already known: all up to the user's message after `entries`.
+
+        None: the template does not show where this message begins.
+        """
         messages = [*(entry.message for entry in entries), NEXT_TURN]
         try:
             parts = self._chat(History(messages, {}, entries), request).prompt.parts
@@ -467,7 +481,7 @@ class PromptBuilder:
         return sampled if is_whole else self._answers.recall(scope, piece.text)
 
     def length(self, scope: str, document: Document) -> int:
-        """Return the number of tokens of a document in a prompt."""
+        """Return how many tokens a document has in a prompt."""
         return len(self.tokens(scope, document_text(document)))
 
     def _document_sets(self, history: History, options: Options, length: PromptLength) -> dict[int, DocumentSet]:

@@ -1,4 +1,4 @@
-"""Translate what clients write in a chat into this server's words: refusals, images, old calls, marks of the cache."""
+"""Converts what clients write in a chat to this server's form: unreadable parts, images, old calls, cache breakpoints."""
 
 from __future__ import annotations
 
@@ -47,13 +47,14 @@ Breakpoints = Mapping[int, float]
 
 
 def take(request: ChatRequest, takes_documents: bool = False) -> tuple[ChatRequest, Breakpoints, tuple[str, ...]]:
-    """Return a chat in this server's words, its breakpoints, and a warning for what the model is not shown.
+    """Return a chat in this server's form, its breakpoints, and warnings about parts that the model does not see.
 
-    An unreadable part is refused in a user's last message, since the question may be about it. Elsewhere a line of text
-    replaces the part, or nothing: the thread must go on. takes_documents: a result that is a list of documents stays one.
+    An unreadable part of the user's last message is refused, since the question may be about it. Elsewhere a line of
+    text replaces the part, or the part is dropped, so that the conversation can go on. Raises RequestError.
+    takes_documents: a tool result that is a list of documents stays a list.
 
-    A breakpoint counts at the end of its message. A tool's breakpoint counts at the end of the instructions, a request's at
-    the end of the last message. Raises RequestError.
+    A breakpoint applies at the end of its message. A breakpoint on a tool applies at the end of the instructions, and a
+    breakpoint on the request at the end of the last message.
     """
     request, hosted = _without_hosted(request)
     taken = _Taken(request, takes_documents)
@@ -231,7 +232,7 @@ def _is_data(part: JsonValue) -> bool:
 
 
 def seconds_of(ttl: JsonValue) -> float:
-    """Return the seconds of a time such as 5m, at most `LONGEST_PIN`; 0 for any other value."""
+    """Return a duration such as 5m in seconds, at most `LONGEST_PIN`; 0 for any other value."""
     found = TTL.fullmatch(ttl) if isinstance(ttl, str) else None
     return min(float(found[1]) * SECONDS[found[2]], LONGEST_PIN) if found else 0.0
 
@@ -255,7 +256,10 @@ UNCONSTRAINED = "tools: the grammar of {} is shown to the model and not enforced
 
 
 def described(tool: Mapping[str, JsonValue]) -> tuple[str, bool]:
-    """Return the description of a tool with free text, and whether it has a grammar, which the description then shows."""
+    """Return the description of a tool that takes free text, and whether the tool has a grammar.
+
+    A grammar is added to the description.
+    """
     text, form = str(tool.get("description") or ""), tool.get("format")
     if not isinstance(form, dict) or form.get("type") != "grammar":
         return text, False
@@ -264,7 +268,7 @@ def described(tool: Mapping[str, JsonValue]) -> tuple[str, bool]:
 
 
 def custom_names(tools: Sequence[JsonValue] | None) -> frozenset[str]:
-    """Return the names of the tools whose calls are free text."""
+    """Return the names of the tools that take free text."""
     return frozenset(str(custom.get("name")) for tool in tools or () if (custom := _custom_of(tool)))
 
 

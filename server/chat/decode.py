@@ -1,6 +1,6 @@
-"""Decode JSON into structs; errors name the field.
+"""Decodes JSON into structs. Errors name the wrong field.
 
-A struct lists the known fields of a body. The tables here sort all other fields into four kinds:
+A struct lists the known fields of a body. The tables in this module divide all other fields into four kinds:
 
 - A field that a program relies on (content, form or rules of the answer) is refused, unless its value asks for nothing.
 - A wish that an answer can do without (style, length, cost, the tools of others) is a warning in the answer.
@@ -104,7 +104,7 @@ WISHES: Mapping[str, tuple[tuple[JsonValue, ...], str]] = {
 
 
 class ToolChoiceFields(Struct):
-    """The fields of a `tool_choice` that is an object."""
+    """The fields of a `tool_choice`, if it is an object."""
 
     type: JsonValue = None
     name: JsonValue = None
@@ -126,14 +126,14 @@ class JsonSchemaFields(Struct):
 
 
 class ResponseFormatFields(JsonSchemaFields):
-    """The fields of a `response_format`; a schema may stand next to the type."""
+    """The fields of a `response_format`. A schema may stand next to the type."""
 
     type: JsonValue = None
     json_schema: JsonSchemaFields | None = None
 
 
 class FunctionCallFields(Struct):
-    """The fields of a `function_call` that is an object."""
+    """The fields of a `function_call`, if it is an object."""
 
     name: JsonValue = None
 
@@ -164,21 +164,21 @@ _shown.maxstring = MAX_COMPARED
 
 @cache
 def nested(kind: type[Struct]) -> Mapping[str, type[Struct]]:
-    """Return the fields of a kind of body that are objects with known fields."""
+    """Return those fields of a kind of body that are objects with known fields."""
     inner = {name: _takes(field.type, StructType) for name, field in _fields_of(kind).items()}
     opened = {**OPEN, **getattr(kind, "OPEN", {})}
     return {name: about.cls if about else opened[name] for name, about in inner.items() if about or name in opened}
 
 
 def has_nested(body: Struct, kind: type[Struct]) -> bool:
-    """Return whether a body has an object with known fields."""
+    """Return whether a body contains an object with known fields."""
     return any(isinstance(getattr(body, name, None), Struct | dict) for name in nested(kind))
 
 
 def unread(body: Mapping[str, Raw], kind: type[Struct], strict: bool) -> tuple[str, ...]:
-    """Return a warning for each unknown field. strict: refuse it instead.
+    """Return a warning for each unknown field. strict: refuse unknown fields instead.
 
-    Raises RequestError for a field that a program relies on and that is not supported.
+    Raises RequestError for an unsupported field that a program relies on.
     """
     if len(body) > MAX_FIELDS:
         raise RequestError(f"the body has {len(body):,} fields: expected at most {MAX_FIELDS}")
@@ -254,9 +254,9 @@ A = TypeVar("A", bound=Type)
 
 
 def decode_request(body: bytes, kind: type[R], strict: bool = False) -> tuple[R, tuple[str, ...]]:
-    """Decode a client's body; return it with a warning for each field that has no effect. strict: as in `unread`.
+    """Decode a client's body. Return it with a warning for each field that has no effect. Raises RequestError.
 
-    Raises RequestError.
+    strict: as in `unread`.
     """
     decoded, warnings = _decode_request(body, kind, strict)
     if not isinstance(decoded, Options):
@@ -289,7 +289,7 @@ def _exact(kind: type[Struct]) -> type[Struct]:
 
 
 def decode(body: bytes, kind: type[R]) -> R:
-    """Decode a body. Raises RequestError, which names the wrong field and the expected type."""
+    """Decode a body. Raises a RequestError that names the wrong field and the expected type."""
     check_elements(body)
     return _decode_loosely(as_unicode(body), kind)
 
@@ -326,10 +326,11 @@ def _decode(body: bytes, kind: type[T]) -> T:
 
 
 def tightened(values: dict[str, JsonValue], kind: type) -> dict[str, JsonValue]:
-    """Return the fields of a body as msgspec takes them; llama-server takes more.
+    """Return the fields of a body in the form that msgspec accepts, since llama-server accepts more.
 
-    null is an unset field, or nothing in a list; 4.0 is the integer 4. This holds for the body and for its objects of known
-    fields. A list of texts to embed keeps its nulls, so that they are refused: each text has a place in the answer.
+    null becomes an unset field, and is removed from a list; 4.0 becomes the integer 4. This applies to the body and to
+    its objects with known fields. A list of texts to embed keeps its nulls, so that they are refused: each text needs
+    its place in the answer.
     """
     for name, field in _fields_of(kind).items():
         value = values.get(name)
@@ -375,7 +376,7 @@ MAX_TEXTS = 2048  # of a request, as in OpenAI's API
 
 
 def check_number(num_texts: int, name: str) -> None:
-    """Raise RequestError for no text, or for more than a request may have. name: of the field with the texts."""
+    """Raise RequestError if there is no text, or more texts than a request may have. name: the field with the texts."""
     if not num_texts:
         raise RequestError(f"{name} is empty: expected at least one text", param=name)
     if num_texts > MAX_TEXTS:

@@ -1,4 +1,4 @@
-"""The sampling fields of all bodies, and their defaults."""
+"""The sampling fields that all bodies have, and their defaults."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MAX_SAMPLERS, MAX_BREAKERS, MAX_BREAKER = 32, 64, 256  # names; texts that end a
 
 
 class SamplingVocabulary(Protocol):
-    """The part of a model that sampling fields need."""
+    """What the sampling fields need to know of a model."""
 
     num_vocab: int
 
@@ -52,7 +52,7 @@ Numeric = defstruct("Numeric", [_given(name) for name in NUMBERS], frozen=True)
 
 
 class SamplingOptions(Numeric, frozen=True):
-    """The sampling fields. A number outside its parameter's range is clamped, unless its type here refuses it.
+    """The sampling fields. A number outside its parameter's range is clamped, unless its type in this class refuses it.
 
     Two kinds of numbers are written out here: OpenAI's, and those with another range in requests.
     """
@@ -83,7 +83,7 @@ class SamplingOptions(Numeric, frozen=True):
             )
 
     def sampling(self, vocabulary: SamplingVocabulary, defaults: Sampling) -> Sampling:
-        """Return the sampling parameters: the given fields, and defaults for the rest. Raises RequestError."""
+        """Return the sampling parameters: the given fields, and the defaults of all others. Raises RequestError."""
         given: dict[str, JsonValue] = {name: value for name in NUMBERS if (value := getattr(self, name)) is not None}
         if given.get("dry_base", 1) < 1:
             del given["dry_base"]
@@ -177,7 +177,11 @@ def _wrong_bias(why: str) -> RequestError:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Defaults:
-    """Defaults of fields. caches: `cache_prompt`. draft: `draft`. limit: `max_tokens`; -1: none. sampling: its fields."""
+    """The defaults of fields that a request does not set.
+
+    caches: of `cache_prompt`. draft: of `draft`. limit: of `max_tokens`; -1: no limit. sampling: of the sampling
+    fields.
+    """
 
     caches: bool
     draft: Draft
@@ -186,9 +190,10 @@ class Defaults:
 
     @classmethod
     def of(cls, settings: Settings, vocabulary: SamplingVocabulary, of_file: Mapping[str, Any] | None = None) -> Self:
-        """Return the defaults from the settings. Raises SettingsError.
+        """Return the defaults that the settings give. Raises SettingsError.
 
-        of_file: the sampling that the model's file recommends; it replaces settings that are not given.
+        of_file: the sampling parameters that the model's file recommends. They replace settings that the user has not
+        given.
         """
         unset = {name: value for name, value in (of_file or {}).items() if not settings.is_given(name)}
         samplers = unset.pop("samplers", settings.samplers.split(";"))

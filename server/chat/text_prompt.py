@@ -1,4 +1,4 @@
-"""The prompts of the completion APIs: texts, tokens, infill."""
+"""The prompts of the completion APIs: texts, token ids, infill."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .prompt_length import PromptLength
 
 
 def split_prompts(given: object, where: str = "prompt") -> Iterator[tuple[str, object]]:
-    """Yield each prompt of a request with its path. A list without a number is a list of prompts.
+    """Yield each prompt of a request with its path in the body. A list that contains no number is a list of prompts.
 
     Raises RequestError for an empty list.
     """
@@ -35,7 +35,7 @@ MOST_TEXTS = 10_000  # of one prompt: each is a call of llama.cpp, as slow as hu
 
 
 class TextTokens:
-    """Turns a text, ids or a list of both into tokens. Safe from several threads."""
+    """Turns a text, token ids, or a list of both into tokens. Safe from several threads."""
 
     def __init__(self, model: Model) -> None:
         self._model = model
@@ -43,10 +43,11 @@ class TextTokens:
     def tokens(
         self, given: object, where: str, *, special: bool = True, begin: bool = True, limit: int | None = None
     ) -> np.ndarray:
-        """Return the ids, int32. Raises RequestError: it names a wrong part, or there are more than `MOST_TEXTS` texts.
+        """Return the ids (int32). Raises RequestError for a wrong part, or if there are more than `MOST_TEXTS` texts.
 
-        special: control tokens count in texts. begin: a text at the start gets BOS if the model wants it; ids never get
-        BOS. limit: of the prompt, which raises RequestError if it is too long: see `PromptLength`.
+        where: the name of the field, for the error. special: control tokens in texts count as such. begin: a text at
+        the start gets BOS if the model wants it; ids never get BOS. limit: the most tokens of the prompt. A longer
+        prompt raises RequestError (see `PromptLength`).
         """
         parts = _parts(given, where)
         texts = [part for part in parts if isinstance(part, str)]
@@ -111,7 +112,8 @@ SNIPPET = "\n\n--- snippet ---\n\n"  # before a file, in a vocabulary without a 
 class Infill:
     """Makes the infill prompts of one model. Safe from several threads.
 
-    limit: the tokens of a prompt and its answer. suffix_first: the suffix precedes the prefix, as some models were trained.
+    limit: the most tokens of a prompt and its answer together. suffix_first: the suffix stands before the prefix, as
+    some models were trained.
     """
 
     def __init__(
@@ -122,7 +124,10 @@ class Infill:
         self._limit, self._window = limit, min(WINDOW, limit // 2)
 
     def parts(self, request: InfillRequest, tokenize: Tokenize) -> list[Fixed]:
-        """Return the parts of a prompt. tokenize: takes control tokens as text. Raises RequestError."""
+        """Return the parts of a prompt.
+
+        Raises RequestError. tokenize: tokenises a text, in which control tokens are ordinary text.
+        """
         around = self._around(request, tokenize(request.prompt))
         room = self._limit - self._window - 2 * max(request.limit(), 0)
         begin = Fixed(self._begin, "the start", ends=False)

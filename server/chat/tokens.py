@@ -1,4 +1,4 @@
-"""The tokens of messages. An answer keeps its generated tokens."""
+"""The tokens of messages. An answer that comes back keeps the tokens that the model generated."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ...models.template import Message
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sampled:
-    """An answer: its text with all tags, and its sampled ids (int32)."""
+    """An answer: its text with all tags, and the ids (int32) that were sampled for it."""
 
     text: str
     tokens: np.ndarray
@@ -30,9 +30,10 @@ class Sampled:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Shown:
-    """A piece of a prompt. tokens: its ids, if the model wrote it.
+    """A piece of a prompt.
 
-    rewritten: the index of a known answer, if the template writes the answer in other words around here.
+    tokens: the piece's ids if the model wrote it; None: the piece must be tokenised. rewritten: the index of a known
+    answer's message, if the template writes this answer in other words near this piece.
     """
 
     piece: TextPiece
@@ -41,7 +42,10 @@ class Shown:
 
 
 def answer_key(message: Message) -> str:
-    """Return the key of an answer, from its content and its calls: the same when the answer comes back."""
+    """Return the key of an answer, made of its content and its calls.
+
+    The key stays the same when the answer comes back.
+    """
     calls = message.get("tool_calls")
     functions = [call.get("function") for call in calls if isinstance(call, dict)] if isinstance(calls, list) else []
     named = [(each.get("name"), each.get("arguments")) for each in functions if isinstance(each, dict)]
@@ -51,9 +55,10 @@ def answer_key(message: Message) -> str:
 def place_answers(
     pieces: Sequence[TextPiece], answers: Mapping[int, Sampled], touches_control: Callable[[str], bool]
 ) -> list[Shown]:
-    """Replace the pieces that spell an answer by the answer's sampled ids. answers: by the index of the message.
+    """Replace the pieces that spell an answer by the ids that were sampled for it.
 
-    touches_control: whether a text has, or may complete, a control token. A client's text that does is never replaced.
+    answers: by the index of the message. touches_control: returns whether a text contains or may complete a control
+    token. Such a text from a client is never replaced.
     """
     shown, regions, end = [Shown(piece) for piece in pieces], _Regions(pieces), len(pieces)
     for message, answer in sorted(answers.items(), reverse=True):
@@ -123,7 +128,7 @@ ScopedText = tuple[str, str]
 class TokensByText:
     """Tokens (int32) by scope and text. Safe from several threads.
 
-    max_bytes: the bound of all texts and tokens; the least recently used entry is dropped first.
+    max_bytes: the most bytes of all texts and tokens. The least recently used entry is dropped first.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -133,7 +138,7 @@ class TokensByText:
         self._lock = Lock()
 
     def recall(self, scope: str, text: str) -> np.ndarray | None:
-        """Return the ids of a text in a scope; None: unknown."""
+        """Return the ids of a text in a scope; None if they are unknown."""
         key = scope, text
         with self._lock:
             if (tokens := self._entries.get(key)) is not None:
@@ -141,7 +146,7 @@ class TokensByText:
             return tokens
 
     def remember(self, scope: str, text: str, tokens: np.ndarray) -> None:
-        """Keep the ids of a text, unless its entry alone takes more than `max_bytes`."""
+        """Keep the ids of a text, unless this entry alone takes more than `max_bytes`."""
         key = scope, text
         size = _size(key, tokens)
         if size > self._max_bytes:
@@ -161,9 +166,9 @@ def _size(key: ScopedText, tokens: np.ndarray) -> int:
 
 
 class TokenCache(TokensByText):
-    """Tokenises each text once: documents, and messages that come back with every turn.
+    """Tokenises each text only once: documents, and messages that come back in every turn.
 
-    Scopes share no entry, so the time of a call reveals nothing about other scopes.
+    Scopes do not share entries, so the duration of a call reveals nothing about other scopes.
     """
 
     def __init__(self, tokenize: Callable[[str], np.ndarray], max_bytes: int = 64 << 20) -> None:
@@ -180,9 +185,9 @@ class TokenCache(TokensByText):
 
 
 class AnswerMemory(TokensByText):
-    """The sampled ids of answers; they spell exactly the bytes of the text.
+    """The sampled ids of answers. They spell exactly the bytes of the text.
 
-    Only the sampled ids have KV. Tokenising the text again, when it comes back as history, may give other ids.
+    KV exists for the sampled ids only. When the text comes back as history, tokenising it may give other ids.
     """
 
     def __init__(self, max_bytes: int = 32 << 20) -> None:

@@ -1,4 +1,4 @@
-"""The tools of a request, as templates take them: definitions, choice, rendering, variables."""
+"""The tools of a request in the form that templates take: definitions, choice, rendering, variables."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _NAME = re.compile(r"[\w.:/-]{1,128}")
 
 @dataclass(frozen=True, slots=True)
 class ToolDefinition:
-    """A tool that an answer may call. parameters: the JSON schema of its arguments, an object."""
+    """A tool that an answer may call. parameters: the JSON schema of its arguments, which are an object."""
 
     name: str
     parameters: Schema
@@ -42,8 +42,8 @@ class ToolDefinition:
 class AllowedTools:
     """What an answer may do with the tools of its request.
 
-    tools: the callable ones. mode: whether the answer may, must, or must not call. parallel: several calls at once are
-    allowed. parses: the reader separates calls from content.
+    tools: the tools that may be called. mode: whether the answer may, must or must not call tools. parallel: the answer
+    may have several calls. parses: whether the reader separates calls from content.
     """
 
     tools: tuple[ToolDefinition, ...] = ()
@@ -52,14 +52,14 @@ class AllowedTools:
     parses: bool = True
 
     def types(self) -> dict[str, Types]:
-        """Return the types of the parameters of each tool; none if a reader looks for no calls."""
+        """Return the parameter types of each tool; empty if the reader does not look for calls."""
         if self.mode == "none" or not self.parses:
             return {}
         return {tool.name: parameter_types(tool.parameters) for tool in self.tools}
 
 
 def read_tools(request: ChatRequest) -> AllowedTools:
-    """Return a request's tools and its choice among them, checked. Raises RequestError."""
+    """Return a request's tools and its choice among them. Raises RequestError if they are wrong."""
     given = request.tools or []
     if len(given) > MAX_TOOLS:
         raise RequestError(f"tools: {len(given):,} tools, expected at most {MAX_TOOLS:,}", param="tools")
@@ -143,9 +143,9 @@ def _known(names: Sequence[str], tools: Mapping[str, ToolDefinition]) -> Sequenc
 def with_definitions(
     messages: Sequence[Message], tools: Sequence[Mapping[str, object]], written: CallNotation
 ) -> tuple[list[Message], bool]:
-    """Return messages whose system message defines the tools, and whether that message is new.
+    """Return messages whose system message defines the tools, and whether this message was added.
 
-    It serves templates that show no tools. written: how calls are written.
+    This serves templates that do not show tools. written: how the model writes calls.
     """
     definitions = "\n".join(json.dumps(_definition(tool), ensure_ascii=False) for tool in tools)
     example = written.text([("<function-name>", "<args-json-object>")]).replace('"<function-name>"', "<function-name>")
@@ -154,7 +154,7 @@ def with_definitions(
 
 
 def with_instruction(messages: Sequence[Message], text: str) -> tuple[list[Message], bool]:
-    """Return messages whose system message ends with a text, and whether that message is new."""
+    """Return messages whose system message ends with a text, and whether this message was added."""
     if not messages or messages[0]["role"] not in ("system", "developer"):
         return [{"role": "system", "content": text}, *messages], True
     first, *rest = messages
@@ -172,7 +172,7 @@ def _definition(tool: Mapping[str, object]) -> dict[str, object]:
 
 
 def with_calls(message: Message, written: CallNotation) -> Message:
-    """Return a message with its tool calls as text, for templates that show no calls."""
+    """Return a message with its tool calls as text, for templates that do not show calls."""
     calls = message.get("tool_calls")
     if not isinstance(calls, list) or not calls:
         return message
@@ -211,7 +211,7 @@ SWITCHES = (SWITCH, "preserve_reasoning")
 
 
 def settings_variables(settings: Settings) -> dict[str, object]:
-    """Return the variables from the settings, which a request may change. Raises SettingsError."""
+    """Return the template variables that the settings give; a request may change them. Raises SettingsError."""
     variables: dict[str, object] = {"preserve_reasoning": settings.reasoning_preserve}
     if settings.reasoning != "auto":
         variables[SWITCH] = settings.reasoning == "on"
@@ -228,7 +228,7 @@ def settings_variables(settings: Settings) -> dict[str, object]:
 
 
 def request_variables(request: ChatRequest, defaults: Mapping[str, object]) -> dict[str, object]:
-    """Return the variables of a request. Raises RequestError."""
+    """Return the template variables of a request. Raises RequestError."""
     given, where = request.chat_template_kwargs, "chat_template_kwargs"
     for name in OWN_FIELDS:
         if name in given:
@@ -254,7 +254,10 @@ QUESTION = {"role": "user", "content": "?"}
 
 
 class Rendering:
-    """Renders chats by a model's template, and adds what the template cannot show. written: how the model writes calls."""
+    """Renders chats with a model's template, and adds what the template cannot show.
+
+    written: how the model writes calls.
+    """
 
     def __init__(
         self, template: ChatTemplate, written: CallNotation, variables: Variables, *, retrieval_prompt: str = ""
@@ -266,9 +269,9 @@ class Rendering:
         self._shows_calls = template.shows_calls
 
     def pieces(self, messages: Sequence[Message], request: ChatRequest, continues: bool = False) -> list[TextPiece]:
-        """Render a chat. continues: end with the last message, which the model is to continue.
+        """Render a chat. Raises TemplateError, and RequestError for wrong variables of the request.
 
-        Raises TemplateError; RequestError for wrong variables of the request.
+        continues: the prompt ends with the last message, which the model will continue.
         """
         variables = request_variables(request, self._variables)
         prompts = request.add_generation_prompt is not False

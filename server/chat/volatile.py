@@ -1,11 +1,11 @@
-"""Instructions that change from one request to the next: the prompt keeps the old text and gets the change at its end.
+"""Instructions that change from request to request: the prompt keeps the old text and names the change at its end.
 
-A changed date or counter at the start of a prompt makes all KV after it useless. So the instructions of a lineage stay as in
-its first request, and a line at the end of the last message names the change. The line stays there in later prompts, because
-a prompt continues the KV of the one before.
+If a date or a counter at the start of a prompt changes, all KV after it is useless. So the instructions of a lineage
+stay as they were in its first request, and a line at the end of the last message names the change. The line also stays
+there in later prompts, because each prompt continues the KV of the one before.
 
-Reminders are treated in the same way. They are tagged blocks at the end of a user's message, which are gone or changed when
-the client sends the message again. Nothing else is ever compared or changed.
+Reminders are treated in the same way. They are tagged blocks at the end of a user's message that are missing or changed
+when the client sends the message again. No other text is compared or changed.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ Place = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class ChangedText:
-    """A changed piece of the instructions. before: the text in the prompt. after: the text of this request."""
+    """A piece of the instructions that has changed. before: the text in the prompt. after: the text of this request."""
 
     before: str
     after: str
 
     def line(self, is_known: bool, where: str = "In the instructions") -> str:
-        """Return the line that names the change. is_known: an earlier line names the place of the piece."""
+        """Return the line that names the change. is_known: an earlier line already says which piece is meant."""
         before, after = " ".join(self.before.split())[:QUOTED], self.after.strip()
         if not after:
             return f'[{where}, "{before}" does not hold any more.]'
@@ -72,9 +72,10 @@ Changes = Mapping[Place, ChangedText]
 
 @dataclass(slots=True, eq=False)
 class Front:
-    """The instructions of a lineage's first request. lines: at the ends of messages, by a digest of the messages so far.
+    """The instructions in the first request of a lineage.
 
-    id: part of the names of its files; the same for the same texts. num_bytes: of memory, about.
+    lines: the lines at the ends of messages, by a digest of the messages so far. id: a part of the names of its files;
+    equal texts have equal ids. num_bytes: about the size in memory.
     """
 
     lineage: Lineage
@@ -88,7 +89,7 @@ class Front:
         self.num_bytes = OVERHEAD + sum(getsizeof(text) for parts in self.texts for text in parts)
 
     def put(self, key: bytes, line: str, changes: Changes) -> list[bytes]:
-        """Remember a line; an empty one removes the line. Return the keys of the removed lines."""
+        """Remember a line. An empty line removes the earlier one. Return the keys of all removed lines."""
         old = self.lines.pop(key, None)
         self.num_bytes -= _size(old) if old else 0
         if line:
@@ -127,9 +128,9 @@ class _Reminders:
 class Instructions:
     """The instructions of a lineage's requests, and the lines at the ends of their messages.
 
-    lock: one request at a time uses them. changed: new contents of files by name, for the store to write; None: delete the
-    file. The store alone sets the other three: files: the names of all files; num_bytes: the bytes of memory that it has
-    counted; is_forgotten: it has dropped these instructions.
+    lock: only one request at a time uses them. changed: new contents of files by name, which the store will write;
+    None: the file will be deleted. Only the store sets the other three: files: the names of all files; num_bytes: the
+    bytes of memory that it has counted; is_forgotten: it has dropped these instructions.
     """
 
     lineage: Lineage
@@ -141,9 +142,9 @@ class Instructions:
     is_forgotten: bool = False
 
     def settle(self, messages: Sequence[Message]) -> tuple[list[Message], tuple[ChangedText, ...]]:
-        """Return the messages with the first request's instructions and with lines for the changes; and the changes.
+        """Return the messages with the first request's instructions and with lines about the changes.
 
-        Raises TemplateError for contents that are no text.
+        Also return the changes. Raises TemplateError for contents that are not text.
         """
         number = next((at for at, message in enumerate(messages) if message["role"] not in INSTRUCTIONS), len(messages))
         last = next((at for at in range(len(messages) - 1, number - 1, -1) if messages[at]["role"] in TARGETS), None)
@@ -343,7 +344,7 @@ def _with_line(message: Message, line: str) -> Message:
 
 
 class StoredInstructions(Struct, frozen=True, forbid_unknown_fields=True):
-    """A front's texts, or with a `key` one of its lines."""
+    """What a file contains: the texts of a front, or with a `key` one of its lines."""
 
     lineage: Lineage
     front: bytes
@@ -357,7 +358,7 @@ STORED = msgspec.msgpack.Decoder(StoredInstructions)
 
 
 def encode(stored: StoredInstructions) -> list[bytes]:
-    """Return the parts of a file."""
+    """Return the parts of a file with this content."""
     return with_checksum(MAGIC, msgspec.msgpack.encode(stored))
 
 
@@ -370,7 +371,7 @@ def decode(data: bytes) -> StoredInstructions:
 
 
 def restore(files: ChatFiles) -> Iterable[Instructions]:
-    """Return the instructions of files, the last written at the end. A line without its front is deleted."""
+    """Return the instructions in the files, the last written ones at the end. A line whose front is missing is deleted."""
     loaded = files.load(SUFFIX, MOST_IN_FILES, decode, lambda stored: _name(stored.front, stored.key))
     oldest_first = [stored for stored, _ in reversed(loaded)]
     fronts = {stored.front: Front(stored.lineage, stored.texts) for stored in oldest_first if not stored.key}

@@ -28,7 +28,7 @@ Row = tuple[str, int, str]
 class LlamaFlag:
     """A flag of llama-server that is no setting here.
 
-    says: why the flag has no effect or is refused; empty: this server works as the flag asks in any case.
+    says: why the flag has no effect or is refused; empty: the server already works as the flag asks.
     """
 
     flags: tuple[str, ...]
@@ -207,7 +207,7 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"slotcache: {message}\n")
 
     def unknown(self, argument: str) -> NoReturn:
-        """Exit with an error that names the known flag most like an unknown one."""
+        """Exit with an error about an unknown flag. The error names the most similar known flag."""
         if not argument.startswith("-"):
             self.error(
                 f"{argument}: expected a flag; {self.prog} --help shows them, -m names a model, "
@@ -237,9 +237,10 @@ def add_arguments(parser: argparse.ArgumentParser, shown: bool = True) -> None:
 
 
 def add_settings(parser: argparse._ActionsContainer, settings: Sequence[Setting], hidden: bool = False) -> None:
-    """Give a parser the flags of some settings. hidden: only --help-all shows the flags.
+    """Give a parser the flags of some settings. hidden: only --help-all shows them.
 
-    A switch takes an optional on/off: `--cache-prompt`, `--cache-prompt off`. It has a flag `--no-...` as well.
+    Switches may be followed by on or off: `--cache-prompt`, `--cache-prompt off`. Each switch also has a flag
+    `--no-...`.
     """
     for setting in settings:
         default = f" (default: {written(setting.default)})" if setting.default != "" else ""
@@ -314,13 +315,13 @@ class _HelpAll(argparse.Action):
 
 
 def settings_of(arguments: argparse.Namespace) -> Settings:
-    """Return the settings among parsed arguments."""
+    """Return the settings in parsed arguments."""
     values = {setting.name: getattr(arguments, setting.name) for setting in SETTINGS}
     return Settings(**values, given=given_among(arguments, SETTINGS))
 
 
 def given_among(arguments: argparse.Namespace, settings: Sequence[Setting]) -> frozenset[str]:
-    """Return the names of the settings that a flag, a file or a variable sets, even to an empty value."""
+    """Return the names of the settings that a flag, a file or a variable sets. An empty value counts as set."""
     flags: frozenset[str] = getattr(arguments, "given", frozenset()) | getattr(arguments, "from_file", frozenset())
     return flags.union(setting.name for setting in settings if variable_of(setting))
 
@@ -335,7 +336,9 @@ def notes_of(arguments: argparse.Namespace) -> list[str]:
 
 
 def with_dashes(arguments: Sequence[str]) -> list[str]:
-    """Return the arguments with dashes in the names of long flags: `--ctx_size` becomes `--ctx-size`, as in llama-server."""
+    """Return the arguments with dashes in the names of long flags, as in llama-server: `--ctx_size` becomes
+    `--ctx-size`.
+    """
     return [_with_dashes(argument) if argument.startswith("--") else argument for argument in arguments]
 
 

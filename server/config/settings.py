@@ -90,7 +90,7 @@ class Setting:
 
     @property
     def may_be_bare(self) -> bool:
-        """Whether the flag may come without a value, which then means on."""
+        """Whether the flag without a value means on."""
         return self.is_switch or {"on", "off"} <= {*self.choices}
 
     @property
@@ -103,7 +103,7 @@ class Setting:
         return (self.variable, *filter(None, [self.llama]))
 
     def parse(self, text: str) -> Value:
-        """Return the value that a text stands for. Raises ValueError."""
+        """Return the value that a text means. Raises ValueError."""
         if self.is_switch:
             return parse_switch(text)
         if self.choices:
@@ -154,7 +154,7 @@ def _negations(default: Value, flags: tuple[str, ...]) -> dict[str, str]:
 
 
 def table_of(unset: DataclassInstance) -> tuple[Setting, ...]:
-    """Return the settings that the fields of a dataclass declare. unset: an object of this dataclass with the defaults."""
+    """Return the settings that the fields of a dataclass declare. unset: an object of the class with all defaults."""
     kinds = get_type_hints(type(unset))
     declared = [one for one in fields(unset) if one.metadata]
     rows = [_setting(one, getattr(unset, one.name), kinds[one.name]) for one in declared]
@@ -350,7 +350,7 @@ class Settings(Numbers):
 
     @property
     def hosts(self) -> list[str]:
-        """The addresses to listen on, without socket files."""
+        """The addresses to listen on, except socket files."""
         return [host for host in self._places if not host.endswith(SOCKET)]
 
     @property
@@ -364,22 +364,25 @@ class Settings(Numbers):
 
     @property
     def sleep_after(self) -> int:
-        """Seconds without a request after which the model is unloaded; 0: it is never unloaded."""
+        """The seconds without a request after which the model is unloaded; 0: never."""
         return max(self.sleep_idle_seconds, 0)
 
     @property
     def draft_mode(self) -> Draft:
-        """The default of a request's `draft`: --draft, or without --draft `model` if there is a model that drafts."""
+        """The default of a request's `draft`.
+
+        It is the draft model if there is one and --draft is not given, and otherwise the value of --draft.
+        """
         return "model" if (self.draft_model or self.uses_head) and not self.is_given("draft") else self.draft
 
     @property
     def uses_head(self) -> bool:
-        """Whether the multi-token head of the served model drafts."""
+        """Whether the multi-token head of the model makes drafts."""
         return "draft-mtp" in listed(self.spec_type)
 
     @property
     def may_unload(self) -> bool:
-        """Whether the model may be unloaded."""
+        """Whether the model may be unloaded while the server runs."""
         return self.sleep_after > 0 or self.is_one_of_several
 
     def is_given(self, name: str) -> bool:
@@ -387,7 +390,10 @@ class Settings(Numbers):
         return name in self.given or getattr(self, name) != getattr(UNSET, name)
 
     def names(self, model: Path) -> tuple[str, ...]:
-        """Return the names of --alias, sorted as in llama-server; without --alias, the name of the model's file."""
+        """Return the model's names in alphabetical order, as llama-server does.
+
+        Without --alias it is the name of the file.
+        """
         names = (self.alias,) if self.is_one_of_several else tuple(sorted(listed(self.alias)))
         return names or (model.stem,)
 

@@ -1,7 +1,7 @@
-"""The one thread that computes: inbox, steps, sleep, background work.
+"""The engine: the one thread that computes, its inbox, the model's sleep, and the watchdog.
 
-Callables of other threads come through the inbox and run between two steps. The events of a step go to the event loop in
-one call, for all streams together.
+Other threads put functions into the inbox, and the engine's thread runs them between two steps. The events of a step,
+for all streams together, go to the event loop in one call.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ Act = Callable[[], None]
 
 
 class Inbox:
-    """Acts from any thread for the engine's thread. An accepted act always runs."""
+    """Functions ("acts") that any thread queues for the engine's thread. An accepted act always runs."""
 
     def __init__(self) -> None:
         self._acts: SimpleQueue[Act] = SimpleQueue()
@@ -60,7 +60,11 @@ class Inbox:
             return self._closed is None
 
     def ask(self, question: Callable[[], T]) -> Future[T]:
-        """Run a function between two steps. The future gets its result or its exception; 503 once the inbox is closed."""
+        """Have the engine's thread run a function between two steps.
+
+        The future gets the function's result or exception. Once the inbox is closed, it gets a RequestError with status
+        503.
+        """
         future: Future[T] = Future()
 
         def answer() -> None:
@@ -76,11 +80,11 @@ class Inbox:
         return future
 
     def refusal(self) -> RequestError:
-        """Return the error for calls after `close`."""
+        """Return the error of a call that comes after `close`."""
         return RequestError(self._closed or "the engine accepts nothing", status=503)
 
     def close(self, last: Act, why: str) -> None:
-        """Accept no act after `last`. A later call only changes the reason."""
+        """Accept no further act after `last`. Another call only changes the reason."""
         with self._lock:
             if self._closed is None:
                 self._acts.put(last)
@@ -113,11 +117,12 @@ sleep_logger = logging.getLogger("slotcache")
 
 @dataclass(frozen=True, slots=True)
 class DeviceTurns:
-    """What a model reports to the scheduler of a shared device. The calls come from the model's engine thread.
+    """The callbacks by which a model reports to the scheduler of a shared device.
 
-    on_want: the model is needed and not on the device. on_load: the model is loaded, or its load failed with this error.
-    on_free: the model is unloaded. make_room: a load failed, maybe for lack of room; called in the load's thread. True:
-    something was unloaded, so a second try may fit.
+    on_want: the model is needed and not on the device. on_load: the model is loaded, or its load failed with the given
+    error. on_free: the model is unloaded. The engine's thread calls these three. make_room: a load failed, maybe for
+    lack of memory; the thread of the load calls it. It returns True if it unloaded something, so that a second try may
+    fit.
     """
 
     on_want: Callable[[], None]
@@ -127,14 +132,16 @@ class DeviceTurns:
 
 
 class Sleep:
-    """Decides when the model is on the device. Any thread may call the methods up to and including
-    `keep`; the others are for the engine's thread alone.
+    """Decides when the model is on the device.
 
-    A load runs in a thread of its own, so acts run meanwhile. The vocabulary and the cache stay in memory: a question to
-    them needs no device, and neither gets nor keeps a shared one.
+    Any thread may call the methods up to and including `keep`. The methods after it are for the engine's thread alone.
 
-    seconds: without a step until sleep; 0: never. on_wake: called in the engine's thread after a load, with the error of a
-    failed one. is_awake: steps can be computed. last_use: when the last step ended or the last request came.
+    A load runs in a thread of its own, so acts run meanwhile. The vocabulary and the cache stay in memory while the
+    model sleeps. A question to them needs no device: it neither loads the model nor prolongs the model's turn.
+
+    seconds: the time without a step after which the model is unloaded; 0: never. on_wake: called in the engine's thread
+    after a load, with the error if the load failed. is_awake: the engine can compute steps. last_use: the time of the
+    last step's end or the last request's arrival, whichever is later.
     """
 
     def __init__(
@@ -174,7 +181,10 @@ class Sleep:
         return self._usual < inf or self.device is not None
 
     def share(self, device: DeviceTurns, seconds: float) -> None:
-        """Ask `device` before each load. Called awake, before the engine starts. seconds: of the load that just ended."""
+        """Share the device with other models: ask `device` before each load.
+
+        Called while the model is loaded, before the engine starts. seconds: how long the load took that just ended.
+        """
         self.device, self._load_seconds, self.is_used = device, seconds, False
 
     def grant(self) -> None:
@@ -182,25 +192,26 @@ class Sleep:
         self._inbox.put(self._take_device)
 
     def refuse(self, error: Exception) -> None:
-        """Fail the load that the model asked for and that cannot begin."""
+        """Fail the load that the model asked for, because the load cannot start."""
         self._inbox.put(lambda: self._end_load(error, 0))
 
     def end_turn(self, seconds: float) -> None:
-        """End the turn for another model: after `seconds`, or after a load's time without a request.
+        """End the model's turn for another model, after `seconds` at most.
 
-        Running requests are answered; waiting ones are answered in the next turn. A turn whose wait for a request was in
-        vain lets the next turns end without that wait, until a request comes that the wait would have caught.
+        The turn ends earlier if no request comes for as long as a load takes. Running requests are finished; waiting
+        requests are answered in the next turn. If no request came during that wait, the next turns end without it,
+        until a request comes that the wait would have caught.
         """
         self._inbox.put(lambda: self._end_turn(seconds))
 
     def wake(self) -> None:
-        """Load a sleeping model for a request that follows at once; keep it awake for another `seconds`."""
+        """Load a sleeping model for a request that follows at once. The time until sleep starts again."""
         if self.can_sleep:
             self._is_wanted = True
             self._inbox.put(self._wake)
 
     def bring(self) -> None:
-        """Load a sleeping model although no request follows at once. A turn on a shared device lasts no longer for it."""
+        """Load a sleeping model although no request follows at once. This does not prolong a turn on a shared device."""
         if self.can_sleep:
             self._is_wanted = True
             self._inbox.put(self._bring)
@@ -211,7 +222,10 @@ class Sleep:
             self.bring()
 
     def keep(self, seconds: float) -> None:
-        """Set the seconds without a step until sleep, if the model sleeps at all. The next request resets them."""
+        """Set the time without a step after which the model sleeps, if it sleeps at all.
+
+        The next request restores the usual time.
+        """
         if self.can_sleep:
             self._inbox.put(lambda: self._set(seconds))
 
@@ -219,7 +233,7 @@ class Sleep:
 
     @property
     def seconds_left(self) -> float:
-        """Seconds until sleep, if no request comes."""
+        """Seconds until the model is unloaded if no request comes."""
         if not self.is_awake:
             return inf
         end = self.last_use + self._seconds
@@ -236,7 +250,7 @@ class Sleep:
 
     @property
     def is_over(self) -> bool:
-        """Whether no further request may start in this turn."""
+        """Whether the turn's time is up, so that no further request may start in it."""
         return self._ends is not None and self.is_used and perf_counter() >= self._ends
 
     def _take_device(self) -> None:
@@ -264,7 +278,7 @@ class Sleep:
         self.load()
 
     def begin(self) -> None:
-        """Free the memory of the device. All KV is saved or dropped by now."""
+        """Free the memory of the device. The caller has already saved or dropped all KV."""
         self._is_wanted = False
         self._runner.unload()
         if self._draft_model is not None:
@@ -284,7 +298,7 @@ class Sleep:
             self.device.on_free()
 
     def load(self) -> None:
-        """Start a load, unless the model is awake or loading. On a shared device, ask for a turn first."""
+        """Start a load, unless the model is loaded or loading. On a shared device, ask for a turn first."""
         self._is_wanted = not self.is_awake
         if self.device is not None and not (self.is_awake or self._is_granted):
             self.device.on_want()
@@ -298,7 +312,7 @@ class Sleep:
                 self._load = load
 
     def close(self) -> None:
-        """Wait for the end of a load."""
+        """Wait until a running load has ended."""
         if self._load:
             self._load.join()
 
@@ -347,9 +361,10 @@ LOOK = 0.25  # of the patience: the watchdog's pause between two looks
 
 
 class Watchdog:
-    """Watches the steps of one thread, but no load, no warm-up at the start and no wait for requests.
+    """Watches the steps of one thread for steps that hang.
 
-    seconds: the patience with a step, plus a second for each of its tokens; 0: no limit.
+    Loads, the warm-up and the wait for requests are not watched. seconds: a step hangs after this time, plus one second
+    for each token of the step; 0: no limit.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -361,7 +376,7 @@ class Watchdog:
 
     @property
     def hanging(self) -> float:
-        """The seconds that the present step has run, if these are too many; else 0. For any thread."""
+        """How many seconds a hanging step has run so far; 0 if no step hangs. Any thread may read it."""
         step, now = self._step, perf_counter()
         return now - step[0] if step is not None and now > step[1] else 0.0
 
@@ -379,13 +394,13 @@ class Watchdog:
                 logger.warning("the step that hung has ended after %.0f s", seconds)
 
     def watch(self, thread: int | None) -> None:
-        """Start to log where a thread hangs. thread: its number, as of `get_ident`."""
+        """Start a thread that logs where the watched thread hangs. thread: the watched thread's number (`get_ident`)."""
         if self._seconds < inf:
             self._thread = Thread(target=self._look, args=(thread,), name="watchdog", daemon=True)
             self._thread.start()
 
     def close(self) -> None:
-        """Watch no more."""
+        """Stop watching."""
         self._ended.set()
         if self._thread:
             self._thread.join()
@@ -406,17 +421,22 @@ LAST_WORDS, MOST_WORDS = 0.2, 3.0  # seconds for the last events before llama.cp
 
 
 def lost() -> RequestError:
-    """Return the error of requests that a failed step ended. A new one each time: every raise lengthens its traceback."""
+    """Return the error of requests that a failed step ended.
+
+    Each call makes a new error, since every raise lengthens an error's traceback.
+    """
     return RequestError("the engine failed while computing this", status=500)
 
 
 class Engine:
-    """Runs generations in one thread. Acts of other threads run after the current step; some end a background step early.
+    """Runs generations in one thread.
 
-    A `View` answers most questions of other threads.
+    Functions of other threads ("acts") run after the current step; some acts interrupt a step of background work. A
+    `View` answers most questions of other threads.
 
-    is_end: whether a token ends an answer. checks: verify the cache's invariants when idle. sleep_after: as in `Sleep`.
-    hang_after: as in `Watchdog`. draft_model: the scheduler's, if it has one. failure: why the thread has ended for good.
+    is_end: whether a token ends an answer. checks: verify the cache's invariants when idle. lower: the tiers below host
+    memory. sleep_after: the `seconds` of `Sleep`. hang_after: the `seconds` of `Watchdog`. failure: why the thread has
+    ended for good; None while it runs.
     """
 
     def __init__(
@@ -458,24 +478,24 @@ class Engine:
         on_failure: Callable[[], None] = lambda: None,
         on_changed: Callable[[], None] = lambda: None,
     ) -> None:
-        """Start the thread; events go to `loop`.
+        """Start the thread. It sends its events to `loop`.
 
-        on_failure: called in `loop` when the thread has ended for good. on_changed: called in `loop` when a load found
-        another model in the file.
+        on_failure: called in `loop` after the thread has ended for good. on_changed: called in `loop` when a load found
+        that the model's file has changed.
         """
         self.outbox.loop, self._on_failure, self._on_changed = loop, on_failure, on_changed
         self._thread.start()
 
     def stop(self, why: str = "the server is shutting down") -> None:
-        """End every open generation with a Failure, then the thread. Return once the thread has ended."""
+        """End every open generation with a Failure, then end the thread. Return once the thread has ended."""
         self.inbox.close(partial(self._stop, why), why)
         if self._thread.is_alive():
             self._thread.join()
 
     def submit(self, generations: Sequence[Generation]) -> None:
-        """Queue generations, all of them or none. Raises RequestError once the engine is stopped.
+        """Queue generations, all of them or none. Raises RequestError if the engine is stopped or a parameter is bad.
 
-        The samplers are made here: bad parameters must fail in the caller's thread, not in the engine's.
+        The samplers are made here, so that bad parameters fail in the caller's thread.
         """
         samplers: list[Sampler] = []
         try:
@@ -497,21 +517,28 @@ class Engine:
         return bool(jobs) and present and all(job.request.leads_to(request) for job in jobs)
 
     def cancel(self, generation: Generation) -> Future[None]:
-        """End a generation whose client has gone, before the next step. The future is done once the generation has ended."""
+        """End a generation before the next step, since its client has disconnected.
+
+        The future is done once the generation has ended.
+        """
         self.inbox.put(lambda: self.generations.end(generation))  # an error here is the engine's, not the caller's
         return self.inbox.ask(lambda: None)
 
     def submit_background(self, key: Hashable, generation: Generation, *, beside: bool = False) -> Future[bool]:
-        """Compute a generation's prompt in idle time. False: clients' requests are open, or too many prompts wait.
+        """Compute a generation's prompt in idle time.
 
-        It replaces an earlier generation of the same key. A submitted request ends it, and its computed part stays cached.
-        beside: it may use a slot that open requests do not need: see `Background.put`.
+        The future is False if clients' requests are open, or if too many prompts wait. The generation replaces an
+        earlier one of the same key. A client's request ends the generation; the part that is computed by then stays
+        cached. beside: the generation may use a slot that open requests do not need (see `Background.put`).
         """
         sampler = Sampler(self.runner.context.model, generation.sampling)
         return self.inbox.ask(lambda: self._enter_background(key, generation, sampler, beside))
 
     def drop_background(self, key: Hashable) -> Future[bool]:
-        """End the background generation of `key`; its computed tokens stay cached. True: it was not done yet."""
+        """End the background generation of `key`. Its computed tokens stay cached.
+
+        The future is True if the generation was not done.
+        """
         dropped = self.inbox.ask(lambda: self.background.drop(key))
         self.runner.interrupt.set()
         return dropped
@@ -522,7 +549,7 @@ class Engine:
             self.inbox.put(partial(tree.host.resize, max_bytes))
 
     def accepts(self, record: Record) -> bool:
-        """Return whether a record has this model's layout, to its last byte. Valid once the engine has warmed up."""
+        """Return whether a record has exactly the layout of this model's KV. Call it after the engine's warm-up only."""
         states, stop = self.runner.states, len(record.tokens)
         is_state = record.state is None or states.accepts_recurrent(record.state, stop)
         return is_state and states.accepts(record.data, record.start, stop)
@@ -530,7 +557,10 @@ class Engine:
     # ---- the engine's own thread -----------------------------------------------------------------------------------
 
     def carry_out(self) -> None:
-        """Carry out the cache's decided operations, between two steps. Raises RequestError if the engine has ended."""
+        """Carry out the operations that the cache has decided on, between two steps.
+
+        Raises RequestError if the engine has ended.
+        """
         if self.failure is not None:
             raise RequestError(self.failure, status=503)
         if not self.sleep.is_awake:

@@ -1,4 +1,4 @@
-"""The fragments of a chat's answer: content, reasoning and tool calls, read from the model's text."""
+"""The fragments of a chat's answer, read from the model's text: content, reasoning and tool calls."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ Fragment = ContentText | ReasoningText | CallStart | CallArguments
 
 
 class AnswerReader(Protocol):
-    """Reads one answer as its text arrives. The joined fragments do not depend on how the text was cut."""
+    """Reads one answer as its text arrives. The joined fragments do not depend on how the text was divided."""
 
     def push(self, text: str) -> list[Fragment]:
         """Add text, and return the fragments that are certain now."""
@@ -88,8 +88,8 @@ class WithoutReasoning:
 def message(fragments: Iterable[Fragment]) -> dict[str, object]:
     """Return the fragments of a whole answer as a message of OpenAI's API.
 
-    The message has `reasoning_content` and `tool_calls` only if the answer has some. With `tool_calls`, empty content is
-    null.
+    The message has `reasoning_content` and `tool_calls` only if the answer has them. In a message with `tool_calls`,
+    empty content is null.
     """
     content: list[str] = []
     reasoning: list[str] = []

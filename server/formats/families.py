@@ -112,7 +112,7 @@ class Family:
 
     @property
     def tags(self) -> frozenset[str]:
-        """All tags that readers look for."""
+        """All tags that the readers look for."""
         thinking, channels = self.thinking.tags if self.thinking else (), self.channels.tags if self.channels else ()
         return frozenset((*thinking, *channels, *self.noise, *(tag for shape in self.shapes for tag in shape.tags)))
 
@@ -169,12 +169,12 @@ class Family:
 
     @property
     def thinks_anywhere(self) -> bool:
-        """Whether reasoning may come after content, too."""
+        """Whether reasoning may also come after content."""
         return self.channels is not None or (self.thinking is not None and self.thinking.anywhere)
 
     @property
     def breaks(self) -> tuple[str, ...]:
-        """The tags of calls that end reasoning."""
+        """The tags that start a call and so end reasoning."""
         return tuple(tag for shape in self.shapes for tag in shape.opens) if self.calls_end_reasoning else ()
 
     def reasoning(self, prompt: str) -> tuple[str, str, bool] | None:

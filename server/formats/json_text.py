@@ -36,9 +36,10 @@ class Tags:
         return tag in self.tags
 
     def find(self, text: str, at: int, ended: bool) -> tuple[int, str]:
-        """Return the place of the first tag from `at` on, and the tag.
+        """Return the position of the first tag from `at` on, and the tag.
 
-        If no tag is complete, return the first place at which one may have begun, and an empty tag.
+        If there is no whole tag, the tag is empty, and the position is the earliest at which a tag may have begun.
+        ended: no more text will come.
         """
         prefix_at = len(text) if ended else self._prefix_at(text, at)
         found = self._any.search(text, at)
@@ -77,7 +78,7 @@ class UnreadText:
 
     @property
     def rest(self) -> str:
-        """The text that has arrived and is not read yet."""
+        """The unread text that has arrived."""
         return self._unread[self._at :]
 
     def take(self, length: int) -> str:
@@ -101,9 +102,10 @@ class UnreadText:
         return settled if self.waits_at is None else min(settled, self.waits_at)
 
     def before(self, tags: Tags) -> tuple[str, str]:
-        """Read the text before the next tag, and the tag; return both. Without a whole tag, read up to where one may begin.
+        """Read up to the next tag, and read the tag. Return the text and the tag.
 
-        At the end of an answer, an incomplete tag is text, unless the answer was cut.
+        If there is no tag, read up to where one may begin. At the end of an answer that was not cut, an incomplete tag
+        is text.
         """
         place, tag = tags.find(self._unread, self._at, self.ended and not self.is_cut)
         text = self.take(place - self._at)
@@ -130,9 +132,9 @@ class UnreadText:
         return self._unread[self._at]
 
     def skip(self, characters: str = SPACE) -> Steps[str]:
-        """Read up to a character that is not in `characters`.
+        """Read all next characters that are among `characters`.
 
-        Return that character, unread; empty at the end of the text.
+        Return the character after them without reading it; empty at the end.
         """
         while (character := (yield from self.peek())) and character in characters:
             end = self._at + 1
@@ -159,9 +161,9 @@ class UnreadText:
         return self.take(found)
 
     def after_space(self, tags: Collection[str], stays: Collection[str] = ()) -> Steps[str | None]:
-        """Read white space and the tag after it; return the tag, or an empty text at the end of the answer.
+        """Read white space and one of these tags, if they come next. Return the tag, or an empty text at the end.
 
-        None: other text comes next, and nothing is read. stays: tags that are returned and stay unread.
+        None: something else comes next, and nothing is read. stays: tags that are found but not read.
         """
         known = (*tags, *stays)
         window = MAX_SPACE + max(map(len, known))
@@ -258,7 +260,7 @@ class JsonSpan:
 
 
 def json_value(text: UnreadText) -> Steps[str]:
-    """Read a JSON value from the text, and return it as text. It may be malformed."""
+    """Read a JSON value, and return its text. The text may be malformed."""
     span, parts = JsonSpan(), []
     while True:
         parts.append(text.take(span.feed(text.rest)))
@@ -268,7 +270,7 @@ def json_value(text: UnreadText) -> Steps[str]:
 
 
 def escape(text: str) -> str:
-    """Return a text as it is written inside a JSON string."""
+    """Return a text in the form that it has inside a JSON string."""
     return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
@@ -318,9 +320,9 @@ def typed(text: str, wanted: ParameterType = ANY) -> str:
 
 
 def literal(word: str, wanted: ParameterType) -> str:
-    """Return as JSON a word that was written without quotes in a notation where strings have quotes.
+    """Return as JSON a word from a notation that has quotes around texts.
 
-    It gets the wanted type, or else any JSON type that it fits.
+    The result has the wanted type if the word fits it, and otherwise any type that the word fits.
     """
     if not wanted.kinds or word in ("None", "null"):
         return typed(word, WORD)

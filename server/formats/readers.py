@@ -74,7 +74,7 @@ class CallShape(Protocol):
     def bare(self) -> bool: ...
 
     def read(self, text: UnreadText, tag: str, calls: Calls) -> Steps[None]:
-        """Read calls after the opening tag `tag`. Text that is no call stays unread, or is kept by the text's mark."""
+        """Read calls after their opening tag. Text that is no call stays unread, or is kept by the text's mark."""
         ...
 
 
@@ -328,7 +328,7 @@ class HeadedCalls:
         return self.opens + self.closes + self.section_ends + self.inner + self.body.tags
 
     def read(self, text: UnreadText, tag: str, calls: Calls) -> Steps[None]:
-        """Read calls after the opening tag `tag`. Text that is no call stays unread, or is kept by the text's mark."""
+        """Read calls after their opening tag. Text that is no call stays unread, or is kept by the text's mark."""
         if tag in self.sections:
             yield from text.skip()
             tag = yield from text.one_of(*self.starts)
@@ -383,7 +383,7 @@ class ThinkTags:
         return self.starts + self.ends
 
     def last(self, text: str) -> tuple[int, int]:
-        """Return the places of the last start tag and of the last end tag in a text; -1 for a tag that it lacks."""
+        """Return the positions of the last start tag and the last end tag of reasoning; -1 if a tag is missing."""
         return max(map(text.rfind, self.starts)), max(map(text.rfind, self.ends))
 
 
@@ -420,7 +420,7 @@ class TrimmedText:
             self.source.waits_at = self._spaces[0][0] if self._spaces else None
 
     def say(self, text: str) -> Iterator[Fragment]:
-        """Yield a text as a fragment. White space at the text's end waits for the next text."""
+        """Yield a piece of text. White space at its end is kept until more text follows."""
         said = text.rstrip(SPACE)
         if said:
             text = "".join(self._pending) + text
@@ -431,7 +431,7 @@ class TrimmedText:
             self._pending.append(text)
 
     def end(self) -> Iterator[Fragment]:
-        """Yield the white space that waits, at the end of the answer."""
+        """Yield the white space that was kept at the end."""
         if self.source is not None:
             self.source.content += self._spaces
         if space := "".join(self._pending):
@@ -439,12 +439,12 @@ class TrimmedText:
         self.drop_space()
 
     def drop_space(self) -> None:
-        """Drop the white space that waits."""
+        """Drop the white space that was kept at the end."""
         self._pending, self._spaces = [], []
         self._wait()
 
     def part(self) -> None:
-        """Drop the white space that waits, and the white space at the start of the next text."""
+        """Drop the white space at the end, and the white space at the start of the next text."""
         self.drop_space()
         self.begins = True
 
@@ -457,7 +457,7 @@ class SteppedReader:
         self._num_opened = 0
 
     def open(self, text: str) -> None:
-        """Add the end of the prompt, before the answer's text. It yields no fragments."""
+        """Take the end of the prompt, which may have opened reasoning or a message."""
         self._num_opened = len(text)
         self.push(text)
 
@@ -493,7 +493,7 @@ class ReadParts:
         self.num_unsettled = self._at = 0  # unsettled characters, and settled ones before them
 
     def push(self, text: str) -> list[tuple[str, bool]]:
-        """Add text, and return the parts that are certain now, each with whether it is content."""
+        """Add text. Return the parts that are certain now, and for each part whether it is content."""
         self._unsettled.append(text)
         self.num_unsettled += len(text)
         self._reader.push(text)
@@ -546,7 +546,7 @@ class TaggedAnswer:
         self._text, self._content = text, TrimmedText(ContentText, source=text)
 
     def read(self) -> Steps[None]:
-        """Read the answer."""
+        """Read the whole answer, step by step."""
         yield from self._first_reasoning()
         yield from self._bare_calls()
         while True:
@@ -666,7 +666,7 @@ class ChannelAnswer:
         self._content = TrimmedText(ContentText, source=text)
 
     def read(self) -> Steps[None]:
-        """Read the answer, whose text begins within the first header."""
+        """Read the whole answer, which begins inside a header."""
         start = ""
         while (yield from self._text.peek()):
             self._text.mark(start)
@@ -678,7 +678,7 @@ class ChannelAnswer:
         yield from self._content.end()
 
     def drop_space(self) -> None:
-        """Drop the white space that waits at the end of the content so far."""
+        """Drop the white space at the end of the content so far."""
         self._content.drop_space()
 
     def _message(self, header: str, message: str) -> Steps[str]:

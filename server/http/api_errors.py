@@ -1,4 +1,4 @@
-"""The error of a request, its body in each API, and the responses to requests that are refused or that fail.
+"""The error of a request, its body in each API, and the responses to requests that are refused or fail.
 
 RequestError            answered with its status and {"error": {...}}
   400 invalid_request_error       wrong types, no text, a prompt longer than the context; `param` says where
@@ -68,7 +68,7 @@ class RequestError(Exception):
 
     @property
     def type(self) -> str:
-        """The kind of the error in OpenAI's API."""
+        """The type of the error in OpenAI's API."""
         return TYPES.get(self.status, "server_error")
 
     def body(self) -> dict[str, object]:
@@ -107,18 +107,18 @@ def too_long(num_tokens: int, limit: int, about: bool = False) -> RequestError:
 
 
 def unknown_model(name: str, known: Iterable[str]) -> RequestError:
-    """Make the error of a request for a model that is not served. known: the names of the served models."""
+    """Return the error for a model that is not served. known: the names of the served models."""
     message = f"no model {name[:80]!r} is served here: expected {', '.join(known)}"
     return RequestError(message, status=404, code="model_not_found")
 
 
 def no_route(path: str) -> RequestError:
-    """Make the error of a request for a path that has no route."""
+    """Return the error for a path that has no route."""
     return RequestError(f"no such route: {path}", status=404)
 
 
 def reason_of(error: Exception) -> str:
-    """Return the message of an error, or the name of its type if it has no message, as MemoryError may not."""
+    """Return the message of an error, or the error's type if it has no message. Python's MemoryError has none."""
     return str(error) or type(error).__name__
 
 

@@ -31,15 +31,15 @@ class Bodies:
 
     @classmethod
     def up_to(cls, most: int) -> Bodies:
-        """Make a reader of bodies of at most `most` bytes each."""
+        """Make a reader for bodies of at most `most` bytes each."""
         return cls(most, LARGEST * most)
 
     async def read(self, request: Request, reservation: Reservation | None = None) -> bytes:
         """Read a whole body, and unpack it. Raises ClientDisconnect and RequestError.
 
-        The error is 408 for a body that is too slow, 413 for one that is too long, 503 if there is no room now, and 400 or
-        415 for a body that cannot be unpacked. reservation: the room of the body, which the caller frees; None: the room is
-        free once the body is read.
+        The error's status is 408 for a body that is too slow, 413 for one that is too long, 503 if there is no room
+        now, and 400 or 415 for a body that cannot be unpacked. reservation: the room that the body takes until the
+        caller frees it; None: the room is free as soon as the body is read.
         """
         if reservation is None:
             with Reservation(self) as reservation:
@@ -86,7 +86,7 @@ class Bodies:
 
 
 class Reservation:
-    """The memory that the body of one request takes of `Bodies.room`. A context manager, which frees the room at its end."""
+    """The room that the body of one request takes. As a context manager it frees the room at its end."""
 
     def __init__(self, bodies: Bodies) -> None:
         self._bodies, self._bytes = bodies, 0

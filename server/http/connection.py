@@ -46,7 +46,7 @@ class Shortcut:
         return self._has_chunks and cycle.response_started and not (cycle.response_complete or is_stopped)
 
     def write(self, data: bytes) -> None:
-        """Write a piece of the body that is not empty and not the last."""
+        """Write a piece of the body, which must not be empty. More pieces follow."""
         transport = self._connection.gathering
         transport.write(b"%x\r\n%b\r\n" % (len(data), data))
         transport.flush()

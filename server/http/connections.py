@@ -208,9 +208,9 @@ class ListeningServer(uvicorn.Server):
 
     @property
     def addresses(self) -> list[str]:
-        """The URLs of the addresses in the settings, then `unix:PATH` for each socket file.
+        """The addresses of the server as the settings name them. Socket files are last, as `unix:PATH`.
 
-        Port 0: the port is the system's choice.
+        With port 0 the addresses have the port that the system chose.
         """
         scheme = "https" if self._connections.tls else "http"
         places = [(name, self._settings.port) for name in self._settings.hosts]

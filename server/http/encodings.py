@@ -99,7 +99,7 @@ def encoding_of(headers: Headers) -> str:
 
 
 class Unpacking:
-    """Unpacks one body. Any thread may use it, but only one at a time."""
+    """Unpacks one body. Any thread may use it, but only one thread at a time."""
 
     def __init__(self, encoding: str, packed: bytes) -> None:
         self._encoding, self._packed, self._given = encoding, packed, 0

@@ -46,7 +46,7 @@ def _is_small(found: Mapping[str, int]) -> bool:
 
 
 def outside_strings(text: bytes) -> Iterator[bytes]:
-    """Yield JSON text without its strings, in pieces of at most 256 KiB. Within a piece, a quote replaces each string."""
+    """Yield JSON without its strings, in pieces of about 256 KiB. A quote replaces each string within a piece."""
     is_inside, cut = False, b""
     for start in range(0, len(text), WINDOW):
         # Once pairs of backslashes and then escaped quotes are removed, each remaining quote begins or ends a string.

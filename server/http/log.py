@@ -179,5 +179,5 @@ def _write(scope: Scope, status: int, seconds: float) -> None:
 
 
 def on_one_line(text: str) -> str:
-    """Return a text, with escapes if it is not printable, so that a client's text cannot forge a line of the log."""
+    """Return a text with escapes for unprintable characters, so that a client's text cannot forge a line of the log."""
     return text if text.isprintable() else repr(text)

@@ -1,4 +1,4 @@
-"""Checks whether the addresses of a server are free, names the process that has a taken port, and opens socket files."""
+"""Checks whether the addresses of a server are free, finds the process that has a taken port, and opens socket files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MOST_TRIED = 100  # ports after a taken one
 
 
 def why_taken(settings: Settings) -> str:
-    """Return why a server cannot listen at its addresses, with a remedy; "": it can, or the reason is unknown."""
+    """Return why a server cannot listen at its addresses, with a remedy; "" if it can, or if the reason is unknown."""
     return _why_no_port(settings.hosts, settings.port) or _why_no_files(settings.socket_files)
 
 

@@ -40,9 +40,10 @@ class Keys:
 
     @classmethod
     def of(cls, settings: Settings) -> Keys:
-        """Return the keys of --api-key and --api-key-file. Raises SettingsError if one of them is given and has no key.
+        """Return the keys from --api-key and --api-key-file.
 
-        So a script whose variable is empty does not start a server without keys.
+        Raises SettingsError if one of them is given but has no key. So a script whose variable is empty does not start
+        a server that is open to all.
         """
         given = listed(settings.api_key)
         for flag, name, holds in (
@@ -59,7 +60,7 @@ class Keys:
         return not self._digests or bool(self.used(headers))
 
     def used(self, headers: Headers) -> bytes:
-        """Return the key of this server that a request carries; empty: it carries none."""
+        """Return the key of this server that a request carries; empty: the request carries none."""
         known = [key for key in _presented(headers) if self._has(key)]
         return known[0] if known else b""
 
@@ -135,7 +136,7 @@ class Origins:
         return bool(self._listed)
 
     def allow(self, origin: str) -> bool:
-        """Return whether pages of an origin may send requests."""
+        """Return whether pages of this origin may send requests."""
         if ANY in self._listed or origin.lower() in self._listed:
             return True
         return LOCAL in self._listed and _is_local(origin)
@@ -177,7 +178,7 @@ def _is_local(origin: str) -> bool:
 
 
 def guards(settings: Settings) -> list[Middleware]:
-    """Return the layers that check who sends a request, the outermost first. Raises SettingsError."""
+    """Return the layers that check who sends a request, the outermost layer first. Raises SettingsError."""
     origins = Origins(settings)
     cross_origin = [Middleware(CrossOrigin, origins=origins)] if origins else []
     return [*cross_origin, Middleware(Gate, settings=settings, keys=Keys.of(settings), origins=origins)]
@@ -189,7 +190,7 @@ JSON, BYTES = "application/json", "application/octet-stream"
 
 
 def is_open(scope: Scope) -> bool:
-    """Return whether a request needs no check, because it only reads one of OPEN_PATHS."""
+    """Return whether a request needs no check: it only reads a path in OPEN_PATHS."""
     return scope["path"] in OPEN_PATHS and scope["method"] in ("GET", "HEAD")
 
 

@@ -35,16 +35,16 @@ CLIENT: ContextVar[tuple[object, ...]] = ContextVar("client", default=())
 
 
 def note_client(scope: Scope, key: bytes) -> None:
-    """Note who sent a request, for the turns of its work. key: the server's key that the request carries.
+    """Note who sent the current request, so that its work gets the turns of this client.
 
-    Other keys do not count, or a client could pass for many.
+    key: one of the server's own keys. With any other key, one client could pretend to be many.
     """
     address = scope.get("client") or ("",)
     CLIENT.set((address[0], key))
 
 
 class Disconnected(BaseException):
-    """Ends work whose result nobody waits for. An `Exception` would count as a failure of the chat template."""
+    """Ends work whose result nobody waits for. It is no `Exception`, which would count as a failure of the template."""
 
 
 def _closed() -> RequestError:
@@ -115,13 +115,13 @@ class Turns:
         return work
 
     def drop(self, work: _Work) -> None:
-        """Remove a piece of work that has not started from the queue."""
+        """Remove work from the queue if it has not begun."""
         with self._lock:
             if (queue := self._waiting.get(work.client)) is not None and work in queue:
                 queue.remove(work)
 
     def pass_on(self, work: _Work) -> None:
-        """Pass the turn on, and return when the work has its next turn, or at once if no other work waits."""
+        """Pass the turn on, and return when this work has its next turn. If no other work waits, return at once."""
         with self._lock:
             if not any(self._waiting.values()):
                 work.ends = perf_counter() + TURN
@@ -242,7 +242,7 @@ class PromptThreads:
             self.room += num_bytes
 
     def close(self) -> None:
-        """End running work, and cancel waiting work."""
+        """End running work and cancel waiting work."""
         for turns in (self._small, self._large):
             turns.close()
 
@@ -258,7 +258,10 @@ class WaitingThread:
         self._lock, self._closed = Lock(), False
 
     async def run(self, work: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
-        """Run `work` after all earlier work, and return its result. Raises RequestError 503 once the thread is closed."""
+        """Run `work` after all earlier work, and return the result of `work`.
+
+        Raises RequestError 503 once the thread is closed.
+        """
         with self._lock:
             if self._closed:
                 raise _closed()
@@ -266,7 +269,7 @@ class WaitingThread:
         return await asyncio.wrap_future(waiting)
 
     def close(self) -> None:
-        """Wait for running work to end. Waiting work is not run."""
+        """Wait until the running work has ended. Waiting work is not run."""
         with self._lock:
             self._closed = True
         self._executor.shutdown()

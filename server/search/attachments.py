@@ -136,7 +136,7 @@ class Attachment:
         self.state = READY
 
     def _wait_for_gap(self, embedding: Embedding) -> None:
-        """Wait until the engine is idle and it is this file's turn. Raises Disconnected if the work has to end."""
+        """Wait until the engine is idle and it is this file's turn. Raises Disconnected if the work is to end."""
         give_way()
         while embedding.is_busy() and not self._over.wait(POLL):
             give_way()
@@ -204,7 +204,7 @@ class Attachments:
 
     @property
     def num_vectors(self) -> int:
-        """The number of vectors of kept files."""
+        """The number of vectors of all kept files."""
         return sum(file.num_vectors for file in self._kept.values())
 
     def embed_with(self, embedding: Embedding | None) -> None:
@@ -261,7 +261,7 @@ class Attachments:
         self.num_read += 1
 
     def release(self, file: Attachment) -> None:
-        """Remove a file, unless it is kept."""
+        """Remove a file, unless it is kept for searches."""
         self._free(file.size)
         self._taken.discard(file)
         if self._kept.get((file.scope, file.id)) is not file:
@@ -401,13 +401,13 @@ class Attachments:
         self._threads.submit(self._kept.pop((scope, id)).remove)
 
     def stop(self) -> None:
-        """End all reading, and refuse further files."""
+        """Stop all reading, and accept no more files."""
         self._is_stopped = True
         for file in (*tuple(self._taken), *tuple(self._kept.values())):
             file.stop()
 
     def close(self) -> None:
-        """Delete all files. No request may come after this."""
+        """Delete all files. No request may come after this call."""
         self.stop()
         for turns in (self._quick, self._slow, self._vectors):
             turns.close()
@@ -425,9 +425,9 @@ def unreadable(name: str, why: str) -> RequestError:
 
 
 def interleaved(rankings: Sequence[Sequence[Hit]], top_k: int) -> list[Hit]:
-    """Merge the hits of several searches by rank, and return the first `top_k`.
+    """Return the first hits of several searches: first the best hit of each search, then the second hits, and so on.
 
-    Scores of different searches do not compare.
+    The searches take turns because scores of different searches cannot be compared.
     """
     first: dict[str, Hit] = {}
     for hit in (hit for rank in zip_longest(*rankings) for hit in rank if hit is not None):

@@ -112,7 +112,7 @@ class FolderIndex:
         return self.index.search(embedding.query if embedding else None, reranking.scores if reranking else None)
 
     async def ask(self, work: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
-        """Return the result of `work`, run in a thread of the index."""
+        """Run `work` in a thread of the index, and return its result."""
         return await asyncio.get_running_loop().run_in_executor(self.index.threads, partial(work, *arguments, **named))
 
     def check_scope(self, scope: str, where: str) -> None:
@@ -157,7 +157,10 @@ class FolderWatcher:
         self._on_read: Callable[[], None] = lambda: None
 
     def start(self, on_read: Callable[[], None] = lambda: None) -> None:
-        """Start the threads. on_read: called in a thread whenever all files have been read; vectors may still be missing."""
+        """Start the threads.
+
+        on_read: called in a thread whenever all files have been read; vectors may still be missing.
+        """
         self._on_read = on_read
         self.refresh()
         jobs = [("docs", self._work), *([("docs-watch", self._watch)] if self._watches else [])]
@@ -166,20 +169,23 @@ class FolderWatcher:
             thread.start()
 
     def refresh(self) -> None:
-        """Have the folders compared with the index after the current work. The index is not ready until then."""
+        """Compare the folders with the index soon, after the current work.
+
+        Until then the index does not count as ready.
+        """
         with self._settling:
             self._wanted.set()
             if self.state in (READY, FAILED):
                 self.state = READING
 
     def stop(self) -> None:
-        """Tell the threads to end their work soon."""
+        """Tell all threads to end soon."""
         self._stopping.set()
         self._wanted.set()
         self._index.interrupt()
 
     def close(self) -> None:
-        """End all work, and wait for the threads."""
+        """End all threads, and wait for them."""
         self.stop()
         for thread in self._threads:
             thread.join()
@@ -286,7 +292,7 @@ BY_DEFAULT = (
 
 
 def load_folder_index(settings: Settings, vectors: Vectors, is_busy: Callable[[], bool]) -> FolderIndex | None:
-    """Open the index of --docs; None without --docs. Raises SettingsError, FolderError.
+    """Open the index of --docs; return None without --docs. Raises SettingsError and FolderError.
 
     is_busy: as in `FolderWatcher`.
     """
@@ -335,7 +341,7 @@ def check_read_ahead(settings: Settings, model: Model) -> None:
 
 
 def real_paths(settings: Settings) -> list[str]:
-    """Return the paths of --docs with links resolved. Raises SettingsError for a path that does not exist."""
+    """Return the paths of --docs with all links resolved. Raises SettingsError if a path does not exist."""
     try:
         return [str(Path(path).expanduser().resolve(strict=True)) for path in settings.docs.split("\n") if path]
     except FileNotFoundError as error:

@@ -133,9 +133,10 @@ NEIGHBOURS = 2  # on either side of a document
 
 
 def collections(folder_index: FolderIndex, after: str, limit: int) -> Fields:
-    """Return the folders and one page of files in order of path: at most `limit` files after the path `after`.
+    """Return the folders, and one page of their files in the order of their paths.
 
-    It reads the index from the disk: call it in a thread.
+    after: the page starts after this path. limit: the most files of a page. It reads the index, so call it in a thread
+    of the index.
     """
     files = list(folder_index.index.store.files(after, limit + 1).values())
     page = files[:limit]
@@ -195,7 +196,10 @@ def _file(file: StoredFile) -> Fields:
 
 
 def document(folder_index: FolderIndex, id: str) -> Fields:
-    """Return a document with its text and its neighbours in the file. Call it in a thread. Raises RequestError 404."""
+    """Return a document with its text and its neighbours in the file. Raises RequestError 404.
+
+    It reads the index, so call it in a thread of the index.
+    """
     around = folder_index.index.expand(id, NEIGHBOURS, NEIGHBOURS)
     own = next((at for at, chunk in enumerate(around) if chunk.id == id), None)
     if own is None:
@@ -216,9 +220,9 @@ def place_of(chunk: StoredChunk) -> Fields:
 
 
 def results(hits: Sequence[Hit], with_text: bool) -> list[Fields]:
-    """Return the hits of a search as JSON, in order of rank.
+    """Return the hits of a search as JSON, the best first.
 
-    A hit in an attached file always includes its text, as the file may soon be removed.
+    A hit in an attached file has its text, because the file may be gone soon. with_text: give all hits their text.
     """
     return [
         {"id": hit.chunk.id, "title": hit.chunk.title}
@@ -248,7 +252,7 @@ class SearchReport:
 
     @property
     def fields(self) -> Fields:
-        """The fields of the report without the hits."""
+        """The fields of the report, without the hits."""
         return {"left_out": self.left_out, **({"files": self.files} if self.files else {}), **self.index}
 
 
@@ -272,7 +276,7 @@ class AnswerSources:
 
     @classmethod
     def of(cls, found: SearchReport, chat: ChatHistory) -> Self:
-        """Make the sources of a chat. Call it in a thread, as the time grows with the length of the documents."""
+        """Make the sources of a chat. It takes longer, the longer the documents are, so call it in a thread."""
         sets = [part for part in chat.prompt.parts if isinstance(part, DocumentSet)]
         questions = (_text_in(entry.message.get("content")) for entry in chat.entries if entry.role == "user")
         sources = Sources((document for one in sets for document in one.documents), questions)
@@ -314,9 +318,9 @@ class StagePrefetch:
         self._front: asyncio.Task[None] | None = None
 
     def begin(self, front: Callable[[], Awaitable[object]]) -> None:
-        """Start `front`, which prefills the text before all documents.
+        """Start `front`, which computes the text before all documents.
 
-        It is cancelled once documents are passed to `prefill`.
+        It is cancelled when documents are passed to `prefill`.
         """
         self._front = asyncio.ensure_future(_only_ahead(front))
 
@@ -331,7 +335,7 @@ class StagePrefetch:
         self._task = asyncio.ensure_future(self._run(hits))
 
     def stop(self) -> None:
-        """Pass no more documents. Prompts that are already submitted are still computed."""
+        """Pass no more documents to `prefill`. Prompts that are already submitted are still computed."""
         for task in (self._front, self._task):
             if task is not None:
                 task.cancel()

@@ -102,7 +102,7 @@ class VectorQueue:
 
     @property
     def seconds_left(self) -> float:
-        """Seconds until the embedder is unloaded, if no text comes."""
+        """Seconds until the model is unloaded if no text comes."""
         return max(self._ends - perf_counter(), 0)
 
     def keep(self, seconds: float) -> None:
@@ -117,10 +117,7 @@ class VectorQueue:
                 self._timer, self._ends = self._start_timer()
 
     def unload_now(self) -> bool:
-        """Unload the embedder at once, unless it computes; return whether it was unloaded.
-
-        Do not call it on the event loop.
-        """
+        """Unload the model at once, unless it computes. Return whether it was unloaded. Not for the event loop."""
         was_open = self._embedder.is_open
         with self._lock:
             ending = None if self._jobs or self._in_gaps or self._computes else self._thread
@@ -149,7 +146,7 @@ class VectorQueue:
         return job.future
 
     def close(self) -> None:
-        """Fail the waiting texts, and wait for the thread."""
+        """Fail the texts that wait, and wait for the thread."""
         with self._lock:
             self._closed, thread = True, self._thread
             self._timer.cancel()
@@ -326,7 +323,7 @@ class EmbeddingWorker:
 
     @property
     def failure(self) -> str:
-        """Why the last load of the model failed; empty: it did not fail."""
+        """Why the last load of the model failed; empty if it did not fail."""
         return self._queue.failure
 
     async def compute(self, texts: Sequence[np.ndarray]) -> list[np.ndarray]:
@@ -364,7 +361,7 @@ class EmbeddingWorker:
 
     @property
     def seconds_left(self) -> float:
-        """Seconds until the model is unloaded, if no request comes."""
+        """Seconds until the model is unloaded if no request comes."""
         return self._queue.seconds_left
 
     def keep(self, seconds: float) -> None:
@@ -448,7 +445,7 @@ class Vectors:
     beside: list[Model]
 
     def embedder(self) -> EmbeddingWorker:
-        """Return the embedder. Raises RequestError 501 if there is none."""
+        """Return the embedding model. Raises RequestError 501 if there is none."""
         if self.embedding is None:
             raise _not_asked_for("embeddings", "--embedding-model FILE, or --embeddings for the model itself")
         return self.embedding
@@ -460,11 +457,11 @@ class Vectors:
         return self.reranking
 
     def models(self) -> dict[str, Model]:
-        """Return each model by its name, the served one first."""
+        """Return all models by name, the served model first."""
         return {self.name: self.model} | {worker.name: worker.embedder.model for worker in self.workers}
 
     def properties(self) -> dict[str, object]:
-        """Return the fields of `/props` about vectors and the model."""
+        """Return the fields of `/props` about the model and the vectors."""
         embedding, reranking = self.embedding, self.reranking
         return {
             "model_path": str(self.model.path),
@@ -494,7 +491,7 @@ class Vectors:
 
     @property
     def computed(self) -> Computed:
-        """The counts of the embedder and the reranker together."""
+        """The counts of the embedding model and the reranker together."""
         return sum((worker.computed for worker in self.workers), Computed())
 
     @property
@@ -529,15 +526,15 @@ MOST_PREFIX = 0.5  # of the tokens that a model takes at once
 
 
 def can_search(worker: EmbeddingWorker) -> bool:
-    """Return whether a model turns each text into one vector."""
+    """Return whether the model turns each text into a single vector."""
     return worker.embedder.pooling in POOLED
 
 
 class Embedding:
-    """Turns the texts of an index, and queries, into vectors. language: as in `Embedder`.
+    """Turns the texts of an index and the queries into vectors.
 
-    prefixes: what the model's training put before texts and before queries. is_busy: returns whether the engine
-    generates.
+    prefixes: the texts before documents and before queries, as in the model's training. language: as in `Embedder`.
+    is_busy: returns whether the engine generates.
     """
 
     def __init__(self, worker: EmbeddingWorker, prefixes: Prefixes, language: str) -> None:
@@ -546,9 +543,9 @@ class Embedding:
 
     @classmethod
     def of(cls, worker: EmbeddingWorker, settings: Settings) -> Self:
-        """Make one with the prefixes of the settings, else of the model's name.
+        """Take the prefixes from the settings, or else by the model's name.
 
-        Raises SettingsError for a prefix that is too long.
+        Raises SettingsError if a prefix is too long.
         """
         model, embedder = worker.embedder.model, worker.embedder
         usual = prefixes_of(*(model.metadata(f"general.{key}") or "" for key in ("name", "architecture")))
@@ -594,13 +591,13 @@ class Embedding:
 
 
 class Reranking:
-    """Scores how well texts fit a query."""
+    """Scores texts by how well they answer a query."""
 
     def __init__(self, worker: EmbeddingWorker) -> None:
         self._worker = worker
 
     async def scores(self, query: str, texts: Sequence[str]) -> list[float]:
-        """Return a score for each text; higher is better. Raises RequestError."""
+        """Return a score for each text. A higher score is better. Raises RequestError."""
         if not texts:
             return []
         pairs = await asyncio.to_thread(lambda: [self._pair(query[-MAX_LETTERS:], text) for text in texts])
@@ -621,9 +618,9 @@ TEXTS_ON_GPU = 64  # texts of a call on a GPU; on a CPU a call has one text
 
 
 def load_vectors(settings: Settings, model: Model, name: str, is_busy: Callable[[], bool]) -> Vectors:
-    """Load the models for vectors and scores, and make their contexts. Raises ModelError, SettingsError.
+    """Load the models for vectors and scores, and make their contexts. Raises ModelError and SettingsError.
 
-    model, name: the served model, which may itself compute vectors or scores. is_busy: as in `VectorQueue`.
+    model, name: the served model, which may itself make vectors or scores. is_busy: as in `VectorQueue`.
     """
     reranks = settings.reranking or (settings.embeddings and settings.pooling == "rank")
     embeds = settings.embeddings and not reranks

@@ -1,4 +1,4 @@
-"""From accepted requests to generations for the engine."""
+"""Makes generations for the engine from accepted requests."""
 
 from __future__ import annotations
 
@@ -36,11 +36,12 @@ SCORED = "the log-probabilities of the prompt were asked for, so all of it was c
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prepared:
-    """A checked request with its prompts. id: of the answer. turn: of a chat, to remember.
+    """A checked request with its prompts.
 
-    echoes: the prompts' texts, if the answer starts with them. scores_prompts: the answer starts with their tokens and
-    logprobs instead. grammar_spec: the grammar that the answers must fit. answer_sources: the documents of a search,
-    and the finder of citations. warnings: of wishes without effect.
+    id: the answer's id. turn: the turn to remember; None for a text. echoes: the prompts' texts, if the answer starts
+    with them. scores_prompts: the answer starts with the prompts' tokens and their logprobs. grammar_spec: the grammar
+    that the answers must fit. answer_sources: the documents of a search, which the answer may cite. warnings: texts
+    about fields that have no effect.
     """
 
     id: str
@@ -56,13 +57,13 @@ class Prepared:
 
     @property
     def prompt(self) -> ChatPrompt:
-        """The only prompt; a chat has one."""
+        """The prompt of a request that has only one, such as a chat."""
         (prompt,) = self.prompts
         return prompt
 
     @property
     def question(self) -> bytes:
-        """The last message of the user, as JSON; empty for a text."""
+        """The last message of the user, as JSON; empty if the request is no chat."""
         entries = self.turn.chat.entries if self.turn else ()
         return next((entry.said for entry in reversed(entries) if entry.role == "user"), b"")
 
@@ -83,7 +84,10 @@ def _check_listed(prepared: Prepared, generations: Sequence[Generation]) -> None
 
 
 def with_scales(asked: Sequence[AdapterScale], where: str, use: Callable[[dict[int, float]], T]) -> T:
-    """Return the result of `use` for a list of scales. where: the list's field. Raises RequestError: no such adapter."""
+    """Return the result of `use` for a list of adapters' scales. Raises RequestError if an adapter does not exist.
+
+    where: the name of the request's field, for the error.
+    """
     try:
         return use({one.id: one.scale for one in asked})
     except UnknownAdapter as error:
@@ -98,9 +102,10 @@ def _parts(prepared: Prepared) -> ContentParts | None:
 
 
 class Submitter:
-    """Makes generations. It belongs to the event loop.
+    """Makes generations. For the event loop only.
 
-    limit: the tokens of a prompt and its answer. defaults: of requests.
+    limit: the most tokens that a prompt and its answer may have together. defaults: the values of fields that a request
+    does not set.
     """
 
     def __init__(self, model: Model, view: View, limit: int, defaults: Defaults, *, adapters: Adapters) -> None:
@@ -109,7 +114,7 @@ class Submitter:
         self._ids = itertools.count(1)
 
     async def check_movable(self) -> None:
-        """Raise RequestError if the model's KV cannot be moved, so that no documents can be read separately."""
+        """Raise RequestError if the model's KV cannot be moved. Documents cannot be read separately then."""
         if reason := await self._view.why_unmovable():
             wrong = f"documents_attention is separate: this model's KV cannot be moved: {reason}"
             raise RequestError(wrong, param="documents_attention")
@@ -124,17 +129,20 @@ class Submitter:
         return self._model.can_trim or self._view.keeps_snapshots
 
     def scope(self, options: Options) -> Scope:
-        """Return the scope of a cached request's KV. Raises RequestError: no such adapter."""
+        """Return the scope of a cached request's KV. Raises RequestError if the request names an unknown adapter."""
         name = self.adapters.name
         return Scope.shared(options.cache_scope, name() if options.lora is None else with_scales(options.lora, "lora", name))
 
     def scope_of_dry_run(self, options: Options) -> Scope:
-        """Return the scope whose KV a request would reuse: an empty one if it refuses to. Raises RequestError."""
+        """Return the scope whose KV a request would reuse. If the request turns the cache off, the scope is empty.
+
+        Raises RequestError.
+        """
         shared = self.scope(options)
         return shared if options.caches(default=True) else Scope.private(0, shared.adapters)
 
     def sampling(self, options: Options) -> Sampling:
-        """Return a request's sampling parameters. Call it in a prompt thread: it may tokenise. Raises RequestError."""
+        """Return a request's sampling parameters. Raises RequestError. It may tokenise, so call it in a prompt thread."""
         return options.sampling(self._model, self.defaults.sampling).seeded()
 
     def _check_length(self, prompt: ChatPrompt) -> None:
@@ -145,9 +153,9 @@ class Submitter:
             raise too_long(prompt.num_tokens, self.limit)
 
     def generations(self, prepared: Prepared, kind: Kind = Kind.CLIENT) -> list[Generation]:
-        """Return the generations of a request, by prompt and then by choice. Raises RequestError.
+        """Return the generations of a request, ordered by prompt and then by choice. Raises RequestError.
 
-        The choices of a prompt share its KV, even if no other request may.
+        The choices of a prompt share its KV, even if no other request may use it.
         """
         num_biases = len(prepared.sampling.logit_bias) * prepared.num_choices
         if num_biases > MAX_BIASES:
@@ -212,14 +220,14 @@ class Submitter:
 
     @property
     def why_no_drafts(self) -> str:
-        """Why no request can have drafts; empty: requests can."""
+        """Why no request can have drafts; empty if requests can."""
         if self._view.can_cut:
             return ""
         return CANNOT_DRAFT if self.defaults.draft != "off" else f"{CANNOT_DRAFT}: of some models it can with --draft lookup"
 
     @property
     def draft(self) -> Draft:
-        """How tokens are drafted for requests without `draft`."""
+        """How tokens are drafted for requests that do not set `draft`."""
         return "off" if self.why_no_drafts else self.defaults.draft
 
     def _draft(self, options: Options) -> Lookup | None:
