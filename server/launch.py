@@ -342,7 +342,7 @@ def served_model(url: str, key: str) -> tuple[ServedModel, bool]:
 
 
 def fitted(settings: Settings) -> tuple[Settings, int, str]:
-    """Return settings that fit into the memory, the most tokens of a request, and a text on the memory that these take.
+    """Return settings that fit into the memory, the most tokens of a request, and a text about the memory that they take.
 
     Raises ModelError, and LaunchError for a context that is too small for an agent.
     """

@@ -534,8 +534,8 @@ def _provenance(settings: Settings, model: Model, context: Context) -> Provenanc
 def lower_tiers(settings: Settings, made_by: Provenance | None, origin_of: Callable[[], Origin]) -> list[LowerTier]:
     """Make the tiers of the cache below host memory. made_by: the provenance of their records.
 
-    origin_of: returns the provenance in words. If the common scope has imported KV, its new KV is stored with the imported
-    KV, as the new KV may continue it.
+    origin_of: returns the origin of the records, in words. If the common scope has imported KV, its new KV is stored with
+    the imported KV, as the new KV may continue it.
     """
     if not settings.cache_dir or made_by is None:
         return []

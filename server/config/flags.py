@@ -220,7 +220,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def add_arguments(parser: argparse.ArgumentParser, shown: bool = True) -> None:
-    """Give a parser the flags of all settings, and llama-server's other flags, which the parser refuses or notes.
+    """Give a parser the flags of all settings and llama-server's other flags, which are refused or ignored with a note.
 
     shown: --help shows the first settings of each topic; otherwise it shows no setting. --help-all shows all.
     """

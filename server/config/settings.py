@@ -371,7 +371,7 @@ class Settings(Numbers):
     def draft_mode(self) -> Draft:
         """The default of a request's `draft`.
 
-        It is the draft model if there is one and --draft is not given, and otherwise the value of --draft.
+        If a model drafts and --draft is not given, the default is `model`. Otherwise the default is --draft.
         """
         return "model" if (self.draft_model or self.uses_head) and not self.is_given("draft") else self.draft
 
@@ -392,7 +392,7 @@ class Settings(Numbers):
     def names(self, model: Path) -> tuple[str, ...]:
         """Return the model's names in alphabetical order, as llama-server does.
 
-        Without --alias it is the name of the file.
+        Without --alias, return the name of the model's file.
         """
         names = (self.alias,) if self.is_one_of_several else tuple(sorted(listed(self.alias)))
         return names or (model.stem,)

@@ -142,7 +142,7 @@ class AnswerFormat:
     """The form of one answer. reader: makes a reader of the answer's text.
 
     spelt: the control tokens that the text given to the reader includes. grammar_spec: the grammar that the answer must
-    follow; None: none. reasoning: the limit of the answer's reasoning; None: no limit.
+    follow; None: any text is allowed. reasoning: the limit of the answer's reasoning; None: no limit.
     """
 
     reader: Callable[[], AnswerReader] = Plain

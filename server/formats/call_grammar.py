@@ -58,7 +58,7 @@ class ParameterTags:
 
 @dataclass(slots=True)
 class GrammarWriter:
-    """Writes one grammar. controls: the control tokens that the grammar may use: their ids by their texts."""
+    """Writes one grammar. controls: the ids of the control tokens that the grammar may use, by the tokens' texts."""
 
     controls: Mapping[str, int]
     schemas: dict[str, str] = field(default_factory=dict)  # JSON text by name

@@ -55,7 +55,7 @@ class CallNotation:
     after_call: tuple[str, ...] = ()
 
     def text(self, calls: Sequence[tuple[str, str]]) -> str:
-        """Return the text of calls in this notation. calls: the name of each, and its arguments as JSON text."""
+        """Return the text of calls in this notation. calls: the name of each call, and its arguments as JSON text."""
         return self.begin + (self.between or "\n").join(self._one(*call) for call in calls) + self.end
 
     def _one(self, name: str, arguments: str) -> str:
@@ -93,7 +93,7 @@ class Family:
 
     signs: texts that each chat template of the family contains. shapes: the forms of calls that the reader knows. written:
     the form in which a grammar makes the model write calls. around: the tags around content. noise: further tags that are no
-    content. calls_end_reasoning: a call may begin in reasoning, which it ends.
+    content. calls_end_reasoning: whether a call may begin in reasoning, and then ends the reasoning.
     """
 
     name: str
@@ -117,7 +117,7 @@ class Family:
         return frozenset((*thinking, *channels, *self.noise, *(tag for shape in self.shapes for tag in shape.tags)))
 
     def spelled(self, controls: Iterable[str]) -> frozenset[str]:
-        """Return the control tokens that are a part of a tag: readers need these.
+        """Return the control tokens that are a part of a tag, since readers need to see these.
 
         controls: the texts of all control tokens.
         """

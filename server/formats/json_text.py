@@ -91,7 +91,7 @@ class UnreadText:
         return taken
 
     def back(self, length: int) -> None:
-        """Make the last characters unread again. Only characters that were read since the last `add` can be."""
+        """Make the last characters unread again. They must have been read since the last `add`."""
         self._at -= length
         self.num_read -= length
 

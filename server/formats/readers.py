@@ -44,8 +44,8 @@ def short_id(digest: str) -> str:
 class Calls:
     """Numbers the calls of one answer. tools: the tools that may be called, with the types of their parameters.
 
-    new_id: makes a call's id from a hexadecimal digest. seed: the digests depend on it, so that each reading of an answer
-    makes the same ids.
+    new_id: makes a call's id from a hexadecimal digest. seed: the digests depend on the seed, so that each reading of an
+    answer makes the same ids.
     """
 
     def __init__(self, tools: Mapping[str, Types], new_id: Callable[[str], str], seed: str) -> None:
@@ -74,7 +74,7 @@ class CallShape(Protocol):
     def bare(self) -> bool: ...
 
     def read(self, text: UnreadText, tag: str, calls: Calls) -> Steps[None]:
-        """Read calls after their opening tag. Text that is no call stays unread, or is kept by the text's mark."""
+        """Read calls after their opening tag. Text that is no call stays unread, or `text.unmark` returns it."""
         ...
 
 
@@ -328,7 +328,7 @@ class HeadedCalls:
         return self.opens + self.closes + self.section_ends + self.inner + self.body.tags
 
     def read(self, text: UnreadText, tag: str, calls: Calls) -> Steps[None]:
-        """Read calls after their opening tag. Text that is no call stays unread, or is kept by the text's mark."""
+        """Read calls after their opening tag. Text that is no call stays unread, or `text.unmark` returns it."""
         if tag in self.sections:
             yield from text.skip()
             tag = yield from text.one_of(*self.starts)
@@ -639,9 +639,9 @@ class Channels:
     """The format of an answer that is a sequence of messages with headers. The first header begins in the prompt.
 
     starts: tags that begin a header. message: the tag that ends a header. ends: tags that end a message. to: finds the tool
-    in a header, as the group `name`. reasoning, plain: match the headers of reasoning and of content. A header that neither
-    matches becomes content. written_reasoning: the tags before reasoning, and after it up to the next header; None: the
-    models write no reasoning.
+    in a header, as the group `name`. reasoning, plain: match the headers of reasoning and of content. A header that matches
+    neither of the two becomes content. written_reasoning: the tags before reasoning, and after it up to the next header;
+    None: the models write no reasoning.
     """
 
     starts: tuple[str, ...]
@@ -728,8 +728,8 @@ NO_ARGUMENTS = ("", "null", "[]")  # as models write that a call has none
 class JsonCalls:
     """Calls that are JSON objects with a name and arguments: one object, several, or a list.
 
-    named: the tool's name may be the key of the arguments. late_id: a call's id follows its arguments, so that both are
-    yielded at the end of the call.
+    named: the tool's name may be the key of the arguments. late_id: a call's id follows its arguments, so that the whole
+    call is yielded at its end.
     """
 
     opens: tuple[str, ...] = ()
@@ -743,7 +743,7 @@ class JsonCalls:
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """The keys that may come in an object before it is certain to be a call."""
+        """The keys that may come in an object before the object is certain to be a call."""
         return (*self.names, *self.arguments, *self.ids, "type")
 
     @property

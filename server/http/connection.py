@@ -4,8 +4,8 @@
             `head`  `Bodies`   `patience`  uvicorn's
 
 Under each phase is the object or field that limits its time. A handler sees a closed connection as a client that
-disconnected, and cancels its work. At the limit of connections, one that waits for its client may be closed early: see
-`connections.py`. Under TLS, the time for the head includes the handshake.
+disconnected, and cancels its work. Once the limit of connections is reached, a connection that waits for its client may be
+closed early: see `connections.py`. Under TLS, the time for the head includes the handshake.
 
 The parser is h11, and the event loop asyncio's. httptools would save 0.1 ms a request, little compared with the engine's
 time. But httptools accepts a head of any length (one of 1 MiB got a 200), and would need each of these limits again. uvloop
@@ -59,8 +59,7 @@ class GatheringTransport:
     """A transport that joins the small writes of one turn of the event loop into one system call.
 
     System calls take most of the time of small writes. So the head of an answer is sent with its first event, and the last
-    event with the end of the body. Other calls than writes are passed on to `transport`. tls: the TLS layer; None: plain
-    HTTP.
+    event with the end of the body. All other calls are passed on to `transport`. tls: the TLS layer; None: plain HTTP.
     """
 
     def __init__(
@@ -110,9 +109,9 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
     """One HTTP/1.1 connection of uvicorn, with time limits and small reads.
 
     head: seconds for a request's head, or for the rest of a body after its answer. patience: in so many seconds a client
-    must read all written bytes, or `rate` bytes a second. bite: the most bytes of one read. The event loop stops while a
-    read is parsed, and parsing a chunk of one byte takes 12 us. credit: the most seconds that a body may pause and still
-    count as making progress. Each received byte adds 1 / `rate` seconds.
+    must read all written bytes, or at least `rate` bytes a second. bite: the most bytes of one read. The event loop stops
+    while a read is parsed, and parsing a chunk of one byte takes 12 us. credit: the most seconds that a body may pause and
+    still count as making progress. Each received byte adds 1 / `rate` seconds.
     """
 
     server_state: Connections

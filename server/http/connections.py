@@ -4,7 +4,7 @@
                               |
                               +--- closed, the one that has waited longest first, when all places are taken
 
-A fixed time limit for waiting would be too long for a full server, or too short for any other.
+A fixed time limit for waiting would be too long for a full server, or too short for a server with free places.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Connections(ServerState):
 
     @property
     def are_full(self) -> bool:
-        """Whether as many connections are open as may be."""
+        """Whether the limit of connections is reached."""
         return len(self.connections) + len(self.arriving) >= self.most
 
     def make_room(self) -> bool:

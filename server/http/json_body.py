@@ -20,8 +20,8 @@ WINDOW = 256 << 10  # bytes that are searched at a time: other threads wait mean
 def check_elements(*texts: bytes, what: str = "the body", param: str | None = None) -> None:
     """Refuse JSON texts with more elements (lists, objects, numbers, strings) than fit into any context.
 
-    what, param: the name of the texts in the error's message, and its `param`. A string is one element. So a string that is
-    decoded as JSON, such as a call's arguments, needs a check of its own. Raises RequestError 413.
+    what: the name of the texts in the error's message. param: the error's `param`. A string is one element. So a string that
+    is decoded as JSON, such as a call's arguments, needs a check of its own. Raises RequestError 413.
     """
     if sum(map(len, texts)) <= MAX_BRACKETS or _is_small(_count(texts)):
         return

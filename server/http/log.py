@@ -119,7 +119,7 @@ class RequestLog:
     A route may put `account` into the request's state, a function that returns figures for the line. A connection that is
     closed to make room for others puts `is_quiet` there: its line is logged at the level DEBUG.
 
-    At shutdown, uvicorn cancels requests after its grace time. They get 503 from this layer, where uvicorn itself answers
+    At shutdown, uvicorn cancels requests after its grace time. They get 503 from this layer; uvicorn itself would answer
     500.
 
     The log has no text of prompts and answers. A line has the path, in which the client may name a stored answer.

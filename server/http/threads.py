@@ -210,7 +210,7 @@ class Turns:
 
 
 class PromptThreads:
-    """Runs the making of prompts in threads, for the event loop. Small and large prompts have separate turns.
+    """Makes prompts in threads, for the event loop. Small prompts take turns among themselves, and so do large prompts.
 
     room: bytes of further large requests that may wait, as these take memory. num_open: prompts that are being made or wait.
     """
@@ -248,7 +248,7 @@ class PromptThreads:
 
 
 class WaitingThread:
-    """One thread for work that only waits for a disk or for the engine. Many such requests take no more than this thread.
+    """One thread for work that only waits for a disk or for the engine. Even many such requests take only this thread.
 
     If a caller is cancelled, running work goes on, and waiting work is not run. Any thread may use it.
     """

@@ -1,10 +1,11 @@
 """Files that clients attach to a chat. They are read like files of --docs, and those to be searched are kept for a while.
 
-Each file has its own folder, reading process and index. So nothing of a file, not even the frequency of its words,
-affects the search in another file. Three queues let short work pass long work. In each queue the clients take turns:
+Each file has its own folder, reading process and index. So nothing of a file, not even the frequency of its words, affects
+the search in another file. There are three queues, so that long work does not delay short work. In each queue the clients
+take turns:
 
     quick   a1 b1 a2 a3 ...     one file at a time, for at most `QUICK` seconds of processor time
-    slow    a2 ...              files that took longer, read again, for as long as a file of a folder may take
+    slow    a2 ...              files that took longer: they are read again, with the time limit of a file of --docs
     vectors a1 b1 a2 a1 ...     kept files, in the gaps between requests: a batch of documents at a time
 """
 
@@ -295,11 +296,11 @@ class Attachments:
     # ---- keeping and searching -------------------------------------------------------------------------------------
 
     def keep(self, scope: str, file: Attachment) -> None:
-        """Keep a file that was read for the chats of a scope. Raises RequestError when the server shuts down.
+        """Keep a file for the chats of a scope. The file must have been read.
 
-        The file can be searched by words at once, and by vectors once all are computed. If there are too many files,
-        the least recently used one is removed: first of this scope if it has too many, then of the scope that takes
-        most of the disk.
+        Raises RequestError when the server shuts down. The file can be searched by words at once, and by vectors once all
+        are computed. If there are too many files, the least recently used file is removed: one of this scope if the scope
+        has too many files, otherwise one of the scope that takes most of the disk.
         """
         file.scope, file.used = scope, monotonic()
         if self._embedding is not None:
@@ -343,8 +344,8 @@ class Attachments:
     async def search(self, scope: str, ids: Sequence[str], query: Query) -> dict[str, Stage]:
         """Search the files, one after another, and return the last stage of each search by the file's id.
 
-        So only one file's vectors are in memory. Raises RequestError: 404 for a file that is not kept, 400 or 503 for a
-        search by vectors alone in a file without vectors.
+        Memory thus has the vectors of only one file at a time. Raises RequestError: 404 for a file that is not kept, 400 or
+        503 for a search by vectors alone in a file without vectors.
         """
         files = {id: self.find(scope, id, _where(ids, id)) for id in ids}
         if query.by == BY_VECTORS:

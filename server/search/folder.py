@@ -64,10 +64,9 @@ class DocumentPrefetch(Protocol):
 class FolderIndex:
     """The folders of --docs, which one scope may search. Used on the event loop alone; any thread may use its index.
 
-    top_k: the default number of hits. watcher: keeps the index up to date. lock: the file descriptor of the index's
-    lock. questions: suggestions for readers; empty: they are made from headings. offers: whether `advice` may suggest
-    an embedding model. num_searches: searches that were started. prefixes: the prefill of --read-ahead; None without
-    it.
+    top_k: the default number of hits. watcher: keeps the index up to date. lock: the file descriptor of the index's lock.
+    questions: suggestions for readers; empty: they are made from headings. offers: whether `advice` may suggest an embedding
+    model. num_searches: searches that were started. prefixes: the prefill of --read-ahead; None without --read-ahead.
     """
 
     index: Index
@@ -353,7 +352,8 @@ def real_paths(settings: Settings) -> list[str]:
 def index_folder(settings: Settings) -> Path:
     """Return the folder of the indexes, which contain the text of documents. Raises FolderError if --docs-db cannot be used.
 
-    Without --docs-db, and without a usable cache folder, it is a temporary folder, removed at the end of the process.
+    If --docs-db is not given and the user has no usable cache folder, the folder is a temporary one. It is removed at the
+    end of the process.
     """
     if settings.docs_db:
         return own_folder(Path(settings.docs_db).expanduser(), "--docs-db")
@@ -373,7 +373,10 @@ def _temporary_folder() -> Path:
 
 
 def remove_temporary_folder() -> None:
-    """Remove the temporary folder of `index_folder`, if there is one. A signal that ends the process calls no `atexit`."""
+    """Remove the temporary folder of `index_folder`, if there is one.
+
+    When a signal ends the process, `atexit` does not run.
+    """
     if _temporary_folder.cache_info().currsize:
         shutil.rmtree(_temporary_folder(), ignore_errors=True)
 

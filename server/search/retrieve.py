@@ -305,10 +305,9 @@ Prefill = Callable[[Sequence[Hit]], Awaitable[object]]
 
 
 class StagePrefetch:
-    """Passes the documents of a search's stage to `prefill` if they are new. A later stage cancels an earlier one.
+    """Passes the documents of a search's stage to `prefill` if they are new. A later stage cancels an earlier stage.
 
-    delay: seconds that a stage must last before its documents are passed, as a prefill does not pay if the search ends
-    soon.
+    delay: seconds that a stage must last before its documents are passed. So no prefill starts for a search that ends soon.
     """
 
     def __init__(self, prefill: Prefill, delay: float = 0.0) -> None:
@@ -320,7 +319,7 @@ class StagePrefetch:
     def begin(self, front: Callable[[], Awaitable[object]]) -> None:
         """Start `front`, which computes the text before all documents.
 
-        It is cancelled when documents are passed to `prefill`.
+        `front` is cancelled when documents are passed to `prefill`.
         """
         self._front = asyncio.ensure_future(_only_ahead(front))
 
@@ -372,8 +371,8 @@ class ChatToCome(ChatRequest, frozen=True, kw_only=True):
 class SearchRequest(Struct, frozen=True, kw_only=True):
     """The body of `POST /v1/search`. stream: answer with an event for each stage.
 
-    speculate: prefill the documents of each stage for a chat's next turn, under this name. chat: the chat of that turn;
-    without it, the stored conversation of this name, else a new chat.
+    speculate: a name for a chat's next turn, for which the documents of each stage are prefilled. chat: the chat of this
+    turn; without `chat`, the stored conversation of the same name, else a new chat.
     """
 
     query: str
@@ -397,7 +396,7 @@ class SearchRequest(Struct, frozen=True, kw_only=True):
 def query_of(asked: ChatRequest, top_k: int) -> Query | None:
     """Return the query of a chat: `retrieval.query`, else the last question. top_k: the default number of hits.
 
-    None: the chat has tool results and no question. Raises RequestError if it has neither.
+    None: the chat has tool results and no question. Raises RequestError for a chat that has neither.
     """
     wish = wish_of(asked)
     text = _last_question(asked) if wish.query is None else wish.query
@@ -446,7 +445,7 @@ def _last(asked: ChatRequest, *roles: str) -> int | None:
 
 
 def fitting(hits: Sequence[Hit], room: int, length: Callable[[Document], int]) -> list[Hit]:
-    """Return as many of the first hits as have at most `room` tokens together, but at least one.
+    """Return the first hits that together have at most `room` tokens, but at least one hit.
 
     length: returns the exact number of tokens of a document in the prompt; the index has only estimates.
     """

@@ -44,7 +44,7 @@ NICENESS = 10  # so that the engine's threads get a core first
 
 @dataclass(slots=True, eq=False)
 class VectorJob:
-    """The texts of one request, as tokens. vectors: the vectors of the first texts, as far as they are computed.
+    """The texts of one request, as tokens. vectors: the vectors that are computed so far, in the order of the texts.
 
     num_taken: the number of texts that have been put into a batch.
     """
@@ -131,7 +131,7 @@ class VectorQueue:
     def submit(self, texts: Sequence[np.ndarray], *, in_gaps: bool = False) -> Future[list[np.ndarray]]:
         """Queue at least one text, as int32 tokens. The future gets the results of `EmbeddingModel.vectors`.
 
-        To drop the texts, cancel the future. in_gaps: the texts wait until no others do. Raises RequestError once the
+        To drop the texts, cancel the future. in_gaps: these texts wait until no other texts do. Raises RequestError once the
         queue is closed.
         """
         job = VectorJob(texts)
@@ -268,11 +268,11 @@ def tokens_of(
 ) -> Iterator[tuple[str, np.ndarray]]:
     """Yield the place of each text in the body, and its int32 tokens. Raises RequestError.
 
-    given: a text, a list of token ids, both mixed, `{"prompt_string": text}`, `{"content": [parts]}`, or a list of
-    these. name: the name of the field. A plain text gets the special tokens that the model expects around it; ids stay
-    as they are. cut: the end at which the caller cuts a text that is too long; None: the caller refuses such a text. A
-    text whose end will be cut is not tokenised past the model's limit; nor is a text of more than `MOST_COUNTED`
-    letters that will be refused.
+    given: a text, a list of token ids, both mixed, `{"prompt_string": text}`, `{"content": [parts]}`, or a list of these.
+    name: the name of the field. A plain text gets the special tokens that the model expects around it; ids stay as they are.
+    cut: the end at which the caller cuts a text that is too long; None: the caller refuses such a text. For two kinds of
+    texts only the first tokens are made: texts whose end will be cut, and texts of more than `MOST_COUNTED` letters that
+    will be refused.
     """
     if isinstance(given, list):
         check_number(len(given), name)
@@ -429,8 +429,8 @@ class EmbeddingWorker:
 class Vectors:
     """All that a server computes without generating: tokens, vectors and scores.
 
-    model, name: the served model. texts: the tokeniser of the served model. embedding, reranking: None if the settings
-    ask for none. for_search: the embedder, if it turns each text into one vector. threads: these tokenise, and write
+    model, name: the served model. texts: the tokeniser of the served model. embedding, reranking: None if the settings ask
+    for none. for_search: the embedder, if it turns each text into one vector. threads: for tokenising texts, and for writing
     vectors as JSON. beside: models that were loaded only for vectors or scores.
     """
 
@@ -543,7 +543,7 @@ class Embedding:
 
     @classmethod
     def of(cls, worker: EmbeddingWorker, settings: Settings) -> Self:
-        """Take the prefixes from the settings, or else by the model's name.
+        """Make an `Embedding` whose prefixes come from the settings, or else from the model's name.
 
         Raises SettingsError if a prefix is too long.
         """
