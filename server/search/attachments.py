@@ -284,7 +284,10 @@ class Attachments:
         return Attachment(self._own_folder(), name, data, self._settings.chunk_tokens)
 
     def _own_folder(self) -> Path:
-        """Return the folder of this server's files. Files of a killed server are deleted. Raises OSError, FolderError."""
+        """Return the folder for the files of this server. Files of a killed server are deleted.
+
+        Raises OSError and FolderError.
+        """
         with self._opening:
             if self._place is None:
                 self._place, self._locked = _free_folder(index_folder(self._settings) / "attached")
@@ -366,7 +369,10 @@ class Attachments:
         return found
 
     def _check_vectors(self, file: Attachment) -> None:
-        """Raise RequestError for a file without vectors, if only these are to be searched: 503 if they are still to come."""
+        """Raise RequestError if a search by vectors alone meets a file without vectors.
+
+        The status is 503 if vectors will come.
+        """
         if self._has_vectors(file):
             return
         wrong, param = f"retrieval.by is vectors, and {file.name} has none", "retrieval.by"
@@ -377,7 +383,10 @@ class Attachments:
         raise RequestError(f"{wrong}: {file.error or lacks}", param=param)
 
     def _embed(self, file: Attachment, embedding: Embedding) -> None:
-        """Compute the vectors of a file, in a thread of `_vectors`. After a failure the file is searched by words."""
+        """Compute the vectors of a file, in a thread of `_vectors`.
+
+        If this fails, searches by words still find the file.
+        """
         try:
             file.embed(embedding)
         except sqlite3.ProgrammingError:  # the file was removed meanwhile
@@ -440,7 +449,7 @@ def _stopping() -> RequestError:
 
 
 async def _known(vector: np.ndarray, text: str) -> np.ndarray:
-    """Return the known vector of a query, the same for each file."""
+    """Return the vector of a query, which is computed once for all files."""
     return vector
 
 
