@@ -214,7 +214,7 @@ def _doctor(chosen: argparse.Namespace) -> int:
 
 
 def _bench_module(name: str) -> ModuleType | None:
-    """Import a module that may need an extra; None, and a line on stderr, if a package is missing."""
+    """Import a module that may need an extra. If a package is missing, print a line to stderr and return None."""
     try:
         return _module(name)
     except LibraryError as error:
@@ -225,7 +225,10 @@ def _bench_module(name: str) -> ModuleType | None:
 
 
 def _module(name: str) -> ModuleType:
-    """Import a module of another room by its name: such a room is above this one, and may need a package of its own."""
+    """Import a module of another top folder by its name.
+
+    Such a folder builds on this one, and may need a package of its own.
+    """
     return import_module(f"..{name}", __package__)
 
 

@@ -90,7 +90,10 @@ def _described(build: str) -> str:
 
 
 def _take(build: str, is_asked: bool) -> None:
-    """Fetch a build and try it on a GPU. is_asked: the user named it: fetch CUDA's libraries, too. Raises InstallError."""
+    """Fetch a build, and try it on a GPU. Raises InstallError.
+
+    is_asked: the user has named this build, so CUDA's libraries are fetched as well.
+    """
     fetch(build)
     if build == "cpu":
         return
@@ -180,7 +183,7 @@ def _fetch_package(name: str, version: str, integrity: str, modules: Path) -> No
 
 
 def _download(url: str, file: Path) -> bytes:
-    """Download an address to a file, with a progress bar; return the SHA-512. Raises InstallError."""
+    """Download an address to a file, with a progress bar. Return the file's SHA-512. Raises InstallError."""
     summed, done = hashlib.sha512(), 0
     try:
         with urlopen(url, timeout=PATIENCE) as answer, file.open("wb") as out:
@@ -204,7 +207,7 @@ def _show(done: int, size: int) -> None:
 
 
 def _fetch_runtime(build: str) -> None:
-    """Install the libraries of CUDA that a build needs, with pip. Raises InstallError."""
+    """Install with pip the libraries of CUDA that a build needs. Raises InstallError."""
     version, size = cards.RUNTIMES[build]
     try:
         of_extra = [row.partition(";") for row in requires("slotcache") or ()]

@@ -171,7 +171,7 @@ def qwen(model: ServedModel, folder: Path) -> AgentSetup:
 def crush(model: ServedModel, folder: Path) -> AgentSetup:
     """Return the setup of Crush, with a folder for its data.
 
-    Otherwise the model that was last chosen in Crush would take precedence over the setup. Crush evaluates a key as a
+    In its usual folder, the model that was last chosen would take precedence over the setup. Crush evaluates a key as a
     shell does, even $(commands), so the key is in a variable.
     """
     entry = {
@@ -206,7 +206,7 @@ def _json(settings: object) -> str:
 
 
 def _toml(value: str | int) -> str:
-    """Return a value as TOML, which has JSON's escapes, but no pairs of surrogates; U+007F has to be escaped."""
+    """Return a value as TOML. TOML has the escapes of JSON, but no surrogate pairs, and U+007F has to be escaped."""
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
@@ -239,8 +239,8 @@ def folder_of(client: str) -> Path:
 def make_folder(folder: Path) -> None:
     """Make the folder for a client, readable by its owner alone, unless it exists.
 
-    Raises FolderError if other users could redirect it: this folder and those above it in the user's home must be the
-    user's own.
+    Raises FolderError if another user could replace the folder: it and the folders above it in the user's home must
+    belong to the user.
     """
     base = folder.parents[2]
     if not os.path.isabs(os.environ.get("XDG_CONFIG_HOME", "")):
@@ -267,9 +267,10 @@ def write(folder: Path, setup: AgentSetup) -> None:
 
 
 def _place_of(file: Path) -> Path:
-    """Return the place to write a file: the target of a link, as users have who keep dotfiles in one folder.
+    """Return the place where a file is written: the target, if the file is a link. Raises LaunchError.
 
-    Raises LaunchError for a link to a place that others may change: the file may have a key.
+    Users who keep all their dotfiles in one folder have such links. A link is refused if others may change its target,
+    since the file may contain a key.
     """
     if not file.is_symlink():
         return file
@@ -361,7 +362,7 @@ def _too_small(context: int, name: str) -> str:
 
 
 def _remedy(settings: Settings, decision: Decision | None) -> str:
-    """Return, in words, what would give a large enough context, and its cost."""
+    """Return in words what would give a context that is large enough, and what it costs."""
     if decision is None:
         return "choose a model that generates text"
     placed = decision.chosen.placement.cells
@@ -374,7 +375,7 @@ def _remedy(settings: Settings, decision: Decision | None) -> str:
 
 @contextmanager
 def _serving(settings: Settings, url: str, log: Path) -> Iterator[None]:
-    """Run a server while the block runs. Raises LaunchError if the server does not come up."""
+    """Run a server while the block runs. Raises LaunchError if the server cannot start."""
     given = {one.variable: written(getattr(settings, one.name)) for one in SETTINGS if settings.is_given(one.name)}
     script = shutil.which("slotcache", path=str(Path(sys.executable).parent))
     command = [script] if script else [sys.executable, "-m", "slotcache.server.cli"]
@@ -392,7 +393,7 @@ def _serving(settings: Settings, url: str, log: Path) -> Iterator[None]:
 
 
 def _wait(url: str, lives: Callable[[], bool], log: Path | None = None) -> None:
-    """Wait until a server has loaded its model. Raises LaunchError if it ends before, or is no slotcache."""
+    """Wait until a server has loaded its model. Raises LaunchError if it ends before that, or if it is not slotcache."""
     while (status := _status(url)) != 200:
         if not lives():
             lines = log.read_text("utf-8", "replace").splitlines()[-LAST_LINES:] if log else []
@@ -421,7 +422,7 @@ def launch(settings: Settings, client: str, arguments: Sequence[str], *, prints:
 
 
 def _end(number: int, frame: object) -> None:
-    """End by an exception, so that the client and the server end, too."""
+    """Raise an exception at a signal, so that the client and the server are ended as well."""
     sys.exit(128 + number)
 
 
@@ -447,7 +448,7 @@ def _launch(settings: Settings, client: str, arguments: Sequence[str], prints: b
 
 
 def _checked(url: str, key: str) -> tuple[ServedModel, str]:
-    """Return the model of a running server, and a note on it. Raises LaunchError if the context is too small."""
+    """Return the model of a running server, and a note about it. Raises LaunchError if the context is too small."""
     model, caches = served_model(url, key)
     if model.context < LEAST_CONTEXT:
         raise LaunchError(f"{_too_small(model.context, model.name)}: start the server at {url} with -c {LEAST_CONTEXT}")
@@ -463,7 +464,10 @@ def _with_model(
     command: Sequence[str],
     prints: bool,
 ) -> int:
-    """Start a client with its settings, or print them. Raises LaunchError for a name or a key that no setting can have."""
+    """Start a client with its settings, or print them.
+
+    Raises LaunchError for a name or a key that no setting can contain.
+    """
     for name, text in (("name of the model", model.name), ("key", model.key)):
         if re.search("[\0\ud800-\udfff]", text):  # in a variable, a file or an argument
             raise LaunchError(f"the {name} is no text, {text!r}: choose another one with --alias or --api-key")
@@ -482,7 +486,7 @@ def _with_model(
 
 
 def _run(command: Sequence[str], variables: Mapping[str, str]) -> int:
-    """Run a client in this terminal, where ctrl-C is the client's; return its exit code."""
+    """Run a client in this terminal, and return its exit code. ctrl-C goes to the client."""
     before = signal.signal(signal.SIGINT, lambda number, frame: None)  # a function: a client would inherit SIG_IGN
     try:
         process = start_child(command, is_asked=True, stdin=None, env=variables)

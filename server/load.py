@@ -126,7 +126,7 @@ def _digest(parts: tuple[object, ...]) -> str:
 
 
 def _shaping(settings: Settings, model: Model) -> tuple[object, ...]:
-    """Return the devices and the settings that shape KV."""
+    """Return the devices and the settings that affect KV."""
     return (*(device.description for device in devices()), *_asked(settings, model))
 
 
@@ -144,10 +144,11 @@ def _asked(settings: Settings, model: Model) -> tuple[object, ...]:
 
 
 def _spread(model: Model, context: Context) -> tuple[object, ...]:
-    """Return which of several devices has which layers: without --tensor-split, free memory decides that at each start.
+    """Return which of several devices has which layers.
 
-    A device has a range of layers, so the bytes of its weights identify the range. If they cannot be counted, a random value
-    makes the KV of each start unlike that of all others.
+    Without --tensor-split, the free memory at each start decides that. A device has a range of layers, so the bytes of
+    its weights identify the range. If these bytes cannot be counted, a random value keeps the KV of each start apart
+    from all other KV.
     """
     if len(model.devices) < 2:
         return ()
@@ -208,7 +209,7 @@ def _with_search(settings: Settings, model: Model, service: Service | None, path
 
 @cache
 def _log_unused() -> None:
-    """Log once in a process why a GPU, or a backend for it, is not used."""
+    """Log why a GPU or a backend for it is not used, once in a process."""
     if line := unused_card():
         logger.warning("%s", line)
         return
@@ -222,7 +223,7 @@ def load(settings: Settings, path: Path, progress: LoadProgress | None = None) -
 
 
 def _open(settings: Settings, path: Path, progress: LoadProgress | None = None) -> tuple[Settings, Model, Decision | None]:
-    """Return settings that fit, the model loaded with them, and the decision on what fits."""
+    """Return the settings that fit, the model loaded with them, and the decision about the fit."""
     return_large_blocks()
     gate.check()
     if settings.gpu_layers == ALL_LAYERS and not settings.device:  # not given
@@ -251,7 +252,10 @@ def _open(settings: Settings, path: Path, progress: LoadProgress | None = None) 
 
 
 def _service_of(settings: Settings, model: Model, decision: Decision | None, progress: LoadProgress | None) -> Service:
-    """Make all parts around a model. After a failure nothing stays: a later try needs the memory and the folders."""
+    """Make all parts around a model.
+
+    If this fails, all parts are freed, since a later try needs the memory and the folders.
+    """
     with ExitStack() as made:
         made.callback(model.close)
         service = _serve(settings, model, decision, made, lambda doing: progress is None or progress(0.0, doing))
@@ -260,7 +264,7 @@ def _service_of(settings: Settings, model: Model, decision: Decision | None, pro
 
 
 def _serve(settings: Settings, model: Model, decision: Decision | None, made: ExitStack, goes_on: MayGoOn) -> Service:
-    """Make the service. made: gets a callback for each part, which frees it. goes_on: as in `learn_costs`."""
+    """Make the service. made: each part adds the callback that frees it. goes_on: as in `learn_costs`."""
     template = open_template(settings, model)
     files = adapter_files(settings)
     scales = [0.0 if settings.lora_init_without_apply else scale for _, scale in files]
@@ -368,7 +372,7 @@ def _serve(settings: Settings, model: Model, decision: Decision | None, made: Ex
 
 
 def _longest(settings: Settings, context: Context) -> int:
-    """Return the most tokens of a request. Raises ModelError for more slots than the model can have."""
+    """Return the most tokens of a request. Raises ModelError if there are more slots than the model can have."""
     if settings.parallel > (most := (context.scratch - 1) // 2):
         raise ModelError(f"--parallel {settings.parallel}: at most {most} slots with this model")
     most = context.num_cells if settings.kv_unified else max(context.num_cells // settings.parallel, 1)
@@ -457,7 +461,7 @@ def described_place(parts: Sequence[DevicePart]) -> str:
 
 
 def _named_or_jinja(template: str) -> str:
-    """Return the source of a named template, else the text as Jinja. Raises SettingsError for an unknown name."""
+    """Return the source of a named template, or a text that is itself Jinja. Raises SettingsError for an unknown name."""
     source = named_template(template) or template
     if source == template and not re.search(r"[\s{]", template):
         raise SettingsError(f"--chat-template {template}: expected Jinja or one of {', '.join(names())}")
@@ -511,9 +515,9 @@ def token_bytes(settings: Settings, model: Model) -> int:
 
 
 def _lent_bytes(pool: int, host_bytes: int) -> int:
-    """Return the bytes of host memory that a step may borrow for the KV of other requests: the size of the pool.
+    """Return the bytes of host memory that a step may borrow for the KV of other requests. It is the size of the pool.
 
-    0 if that is more than half of the memory that stays free with a full host tier.
+    The result is 0 if the pool is larger than half of the memory that stays free when the host tier is full.
     """
     return pool if pool <= (free_memory() - host_bytes) // 2 else 0
 
@@ -527,7 +531,10 @@ def _host_bytes(settings: Settings) -> int:
 
 
 def _provenance(settings: Settings, model: Model, context: Context) -> Provenance | None:
-    """Return the provenance of saved KV; None if this server saves none. The first call reads the whole model."""
+    """Return the provenance of saved KV; None if this server saves none.
+
+    The first call reads the whole file of the model.
+    """
     return provenance_of(settings, model, context) if settings.cache_dir or settings.slot_save_path else None
 
 
@@ -552,7 +559,10 @@ def lower_tiers(settings: Settings, made_by: Provenance | None, origin_of: Calla
 
 
 def _conversation_files(settings: Settings, model: Model, made_by: Provenance | None) -> ConversationFiles | None:
-    """Make the folder of stored conversations, one for each model and its overridden metadata: these decide the tokens."""
+    """Make the folder of stored conversations.
+
+    Each model with its overridden metadata has one, since these decide the tokens.
+    """
     if not settings.cache_dir or made_by is None:
         return None
     name = "-".join(

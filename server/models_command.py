@@ -156,7 +156,7 @@ def _stored(settings: Settings) -> list[StoredFolder]:
 
 
 def _of(stored: Sequence[StoredFolder], path: Path) -> Iterator[StoredFolder]:
-    """Yield the cache folders of a model. The first call reads the whole model. Raises ModelError."""
+    """Yield the cache folders of a model. The first call reads the model's whole file. Raises ModelError."""
     of_model = digest(files_of(path)) if stored else ""
     return (one for one in stored if one.model == of_model)
 

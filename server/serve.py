@@ -58,7 +58,7 @@ class Server(ListeningServer):
         self.ended_by = 0  # the signal that ended it
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Start the shutdown.
+        """Start the shutdown, and forget the signal.
 
         Otherwise uvicorn would raise the signal again at its end, before `run` has closed the index and the files.
         """
@@ -166,7 +166,10 @@ def model_path(settings: Settings) -> Path:
 
 
 def _model_file(path: Path) -> Path:
-    """Return a path that may be a GGUF file's. Raises ModelError for a folder, and for what seems another program's name."""
+    """Return the path of a model. Other code checks the file itself.
+
+    Raises ModelError for a folder, and for a missing file whose name does not end with .gguf.
+    """
     if os.path.isdir(path):
         wanted = "expected a GGUF file; --models-dir serves all of a folder"
         raise ModelError(f"cannot read the model {path}: Is a directory: {wanted}")
@@ -193,7 +196,7 @@ def with_bundled_documents(settings: Settings, model: Path) -> Settings:
 
 
 def _bundled_documents() -> str:
-    """Return the folder of the bundled documents, written if need be. Raises OSError."""
+    """Return the folder of the bundled documents. If it does not exist, write it. Raises OSError."""
     return str(Corpus.load().write(bundled_folder()))
 
 
@@ -275,7 +278,7 @@ async def _load(state: AppState, path: Path, server: Server) -> str:
 
 
 def _start(state: AppState, path: Path, server: Server, loaded: load.Loaded) -> None:
-    """Start the loaded parts. A single model is loaded anew if, after a sleep, its file holds another model."""
+    """Start the loaded parts. If the file of a single model has another model after a sleep, this model is loaded."""
 
     def reload() -> None:
         if server.reload is None or server.reload.done():

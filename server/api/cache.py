@@ -70,7 +70,7 @@ async def _drop(service: Service, scope: str) -> int:
 
 
 async def _pin(service: Service, generation: Generation, asked: WarmRequest) -> int:
-    """Pin a warmed prompt, or end its pin; return how many of its tokens are pinned now."""
+    """Pin a warmed prompt, or end its pin. Return how many of its tokens are pinned now."""
     if asked.pin:
         return await service.view.pin(generation, asked.ttl or inf)
     await service.view.unpin(generation)
@@ -90,7 +90,7 @@ async def end_session(request: Request) -> Response:
 
 
 async def _end_session(service: Service, scope: str, id: str) -> int | None:
-    """Return how many tokens are now evicted first; None: no such session has asked this model."""
+    """Return how many tokens will now be evicted first; None: this model has had no request of the session."""
     is_known = service.sessions.knows((scope, id))
     branches = service.sessions.forget(scope, id)
     if not branches:
@@ -102,9 +102,9 @@ async def _end_session(service: Service, scope: str, id: str) -> int | None:
 
 
 async def show_conversation(request: Request) -> Response:
-    """Show a stored conversation (`?scope=`).
+    """Show a stored conversation and the ids of its answers (`?scope=`).
 
-    The messages go up to the answer from which the next request continues. The ids are those of all answers.
+    It shows the messages up to the answer from which the next request continues.
     """
     id, scope = request.path_params["id"], scope_of(request)
     conversation = service_of(request).conversations.find(scope, id)

@@ -86,7 +86,7 @@ class ChatReply(ChoicesReply):
         return self._accounted(choice, answer.end)
 
     def _chunks(self, index: int, fragments: Sequence[Fragment], times: Fields) -> list[bytes]:
-        """Return the chunks of fragments. times: of the answer so far, for each chunk."""
+        """Return the chunks of fragments. times: the timings so far, which each chunk shows."""
         write = _old_delta if self._is_old else partial(self._delta, index) if self._customs else _delta
         is_bare, sent = not (times or self._unsent[index]), list[bytes]()
         for fragment in fragments:
@@ -147,19 +147,19 @@ def _delta(fragment: Fragment) -> Fields:
 
 
 def _custom(at: int, text: str) -> Fields:
-    """Return a delta with more of the free text of a call."""
+    """Return a delta with a further piece of the free text of a call."""
     return {"tool_calls": [{"index": at, "custom": {INPUT: text}}]}
 
 
 def _custom_call(call: Fields) -> Fields:
-    """Return a call whose arguments are a free text."""
+    """Return a call whose arguments are free text."""
     function = cast("dict[str, str]", call["function"])
     custom = {"name": function["name"], INPUT: free_text(function["arguments"])}
     return {"id": call["id"], "type": "custom", "custom": custom}
 
 
 def _old_delta(fragment: Fragment) -> Fields:
-    """Return a delta for a client that sent `functions`, whose answers have one call at most."""
+    """Return a delta for a client that sent `functions`. The answers for such a client have at most one call."""
     match fragment:
         case CallStart(0, _, name):
             return {"function_call": {"name": name, "arguments": ""}}

@@ -88,7 +88,7 @@ class NativeReply:
         return bodies[0] if made.num_choices == 1 else bodies
 
     def _no_logprobs(self, index: int) -> Fields:
-        """Return an empty list if probabilities were asked for: the tokens of a stop string have none."""
+        """Return an empty list if probabilities were asked for, since the tokens of a stop string have none."""
         return {} if self.envelope.generations[index].sampling.n_probs is None else {"completion_probabilities": []}
 
     def _piece(self, index: int, delta: Delta) -> Fields:
@@ -240,7 +240,10 @@ def _tokens(vectors: Vectors, asked: TokenizeRequest) -> np.ndarray:
 
 
 def _encode_tokens(tokens: np.ndarray, spelling: Callable[[int], bytes] | None) -> bytes:
-    """Encode tokens piece by piece, since all other threads wait while a piece is encoded. spelling: of each, if wanted."""
+    """Encode tokens piece by piece, since all other threads wait while a piece is encoded.
+
+    spelling: returns the bytes of a token, if the client wants them.
+    """
     pieces = (encode(_shown(tokens[at : at + PIECE].tolist(), spelling))[1:-1] for at in range(0, len(tokens), PIECE))
     return b'{"tokens":[' + b",".join(pieces) + b"]}"
 
@@ -250,7 +253,7 @@ def _shown(tokens: list[int], spelling: Callable[[int], bytes] | None) -> list[o
 
 
 def _piece(spelling: bytes) -> str | list[int]:
-    """Return a token's text, or its bytes if they are no whole characters."""
+    """Return the text of a token, or its bytes if they are not whole characters."""
     try:
         return spelling.decode()
     except UnicodeDecodeError:
@@ -266,7 +269,10 @@ def _encode_text(vectors: Vectors, tokens: list[int]) -> bytes:
 
 
 def _encode_prompt(service: Service, tokens: np.ndarray) -> bytes:
-    """Encode a prompt as the text from which `/completion` makes the same tokens: without BOS, which that route adds."""
+    """Encode a prompt as a text without BOS, from which `/completion` makes the same tokens.
+
+    That route adds BOS itself.
+    """
     begin = service.model.tokenizer.begin
     shown = tokens[len(begin) :] if np.array_equal(tokens[: len(begin)], begin) else tokens
     return encode({"prompt": service.model.prompt_text(shown), "n_tokens": len(tokens)})

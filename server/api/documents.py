@@ -85,7 +85,7 @@ def _parts(file: Attachment) -> Iterator[Fields]:
 
 
 def _measure(file: Attachment) -> list[str]:
-    """Count the letters of a file; return its first texts, whose tokens are to be counted."""
+    """Count the letters of a file. Return its first texts, whose tokens will be counted."""
     sample: list[str] = []
     file.letters = 0
     for part in file.parts():
@@ -150,7 +150,7 @@ def _disposition(head: bytes) -> Message:
 
 
 def _header(name: str, value: str) -> Message:
-    """Return a message with one header, which can parse the header's parameters."""
+    """Return an email message with this one header, since email messages can parse a header's parameters."""
     message = Message()
     message[name] = value
     return message

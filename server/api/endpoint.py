@@ -157,10 +157,7 @@ def services_of(request: Request) -> list[Service]:
 
 
 def answer_service_of(request: Request, scope: str, id: str) -> Service:
-    """Return that service of `services_of` which makes or stores an answer. If none does, return the first service.
-
-    Raises RequestError.
-    """
+    """Return the service that makes or stores an answer; if none does, the first of `services_of`. Raises RequestError."""
     services = services_of(request)
     has = (one for one in services if one.find_open(scope, id) or one.conversations.find_answer(scope, id))
     return next(has, services[0])
@@ -183,9 +180,10 @@ def loaded_of(request: Request) -> Loaded:
 
 
 def _entry_of(request: Request, asked: object) -> ModelEntry | None:
-    """Return the model that a body names, or else `?model=`. None: a model beside these answers, or the body names none.
+    """Return the model that the body or `?model=` names.
 
-    Raises RequestError: 404, or 503 while the first one loads.
+    None: the body has no field for a model, or the named model only makes vectors or scores. Raises RequestError 404,
+    or 503 while the first model loads.
     """
     if not hasattr(asked, "model"):
         return None
@@ -197,9 +195,9 @@ def _entry_of(request: Request, asked: object) -> ModelEntry | None:
 
 
 async def _load(request: Request, entry: ModelEntry, patience: float | None = None) -> bool:
-    """Choose the model that answers a request, and load it first if it is not loaded. False: that takes over `patience` s.
+    """Choose the model that answers a request, and load it first if it is not loaded. Raises RequestError 503.
 
-    Raises RequestError 503 with the reason.
+    False: the load takes longer than `patience` seconds.
     """
     loaded = entry.loaded
     try:
@@ -272,8 +270,9 @@ async def count_prompt(request: Request, asked: ChatRequest) -> dict[str, int]:
 async def _retrieve(request: Request, asked: ChatRequest, *, computes: bool) -> tuple[ChatRequest, SearchReport]:
     """Return the chat with the documents that a search finds for it, and the report of the search.
 
-    While the search runs, the prompt before the documents is prefilled; while its later stages run, so is the chat with the
-    documents so far. computes: false prefills nothing, for a dry run; nor does a chat without caching.
+    While the search runs, the prompt before the documents is prefilled. While later stages run, the chat with the
+    documents found so far is prefilled. Nothing is prefilled without `computes`, which a dry run sets to false, or for
+    a chat that may not be cached.
     """
     service, wish = service_of(request), wish_of(asked)
     folder_index = _folder_of(request, service) if wish.searches_folder else None
@@ -320,7 +319,7 @@ async def _retrieve(request: Request, asked: ChatRequest, *, computes: bool) -> 
 
 
 def _folder_of(request: Request, service: Service) -> FolderIndex:
-    """Return the index of --docs for a chat of a model. Raises RequestError if there is none, or for another model."""
+    """Return the index of --docs for a chat. Raises RequestError if there is none, or if it belongs to another model."""
     state = request.app.state.app
     if state.folder_index is None:
         raise RequestError("retrieval: this server has no documents: start it with --docs PATH", param="retrieval")
@@ -366,7 +365,7 @@ def begin_answer(request: Request, prepared: Prepared) -> ResponseMeta:
 
 
 def _reader_of(prepared: Prepared) -> Callable[[], AnswerReader]:
-    """Return a function that makes readers of an answer, without the reasoning that the client does not want."""
+    """Return a function that makes readers of an answer. They leave the reasoning out if the client does not want it."""
     if prepared.turn is None:
         return Plain
     read, options = prepared.turn.chat.shown_reader, prepared.options
@@ -375,7 +374,7 @@ def _reader_of(prepared: Prepared) -> Callable[[], AnswerReader]:
 
 
 def _warn_of_cache(request: Request, prepared: Prepared) -> None:
-    """Warn a client whose requests do not mention the cache, once, how many tokens it would have saved."""
+    """Tell a client once how many tokens the cache would have saved, if its requests never mention the cache."""
     service, options = service_of(request), prepared.options
     submitter = service.submitter
     if options.cache_prompt is not None or submitter.caches(options) or not submitter.can_reuse:
@@ -441,7 +440,7 @@ def early_meta(request: Request, asked: Options, kind: str) -> ResponseMeta:
 
 
 def _in_session(request: Request, asked: R) -> R:
-    """Return a body with the session that a header names, unless the body names one."""
+    """Return the body with the session that a header names. A session that the body names stays."""
     session = request.headers.get("x-session-id", "")[:MAX_NAME]
     if not session or not isinstance(asked, Options) or asked.session_id is not None:
         return asked
@@ -449,7 +448,10 @@ def _in_session(request: Request, asked: R) -> R:
 
 
 async def _refusing(handler: Handler, request: Request, asked: object) -> Response | ReplyFormat:
-    """Return the result of a handler, unless an equal body was just found to be too long. Raises RequestError."""
+    """Return the result of a handler. If an equal body was recently found to be too long, refuse it.
+
+    Raises RequestError.
+    """
     if not isinstance(asked, Options):
         return await handler(request, asked)
     refusals: Refusals = request.app.state.app.refusals

@@ -96,7 +96,10 @@ COSTS = {"recompute_last": "rest"}  # `/props` has older names
 
 
 def _device(service: Service) -> Fields:
-    """Return the device that computes, its times if it was timed, and its costs: null for a threshold never reached."""
+    """Return the device that computes, its times if they were measured, and its costs.
+
+    A cost is null if it is a threshold that is never reached.
+    """
     context, device = service.context, service.model.device
     costs = {COSTS.get(name, name): value if isfinite(value) else None for name, value in asdict(context.costs).items()}
     return {
@@ -110,13 +113,13 @@ def _device(service: Service) -> Fields:
 
 
 def _part(part: DevicePart) -> Fields:
-    """Return a device's share of the model; null for sizes that llama.cpp does not report."""
+    """Return a device's share of the model. A size that llama.cpp does not report is null."""
     uses = {name: getattr(part.use, name, None) for name in ("weights", "kv", "compute")}
     return {**asdict(part.device), "layers": part.layers, **uses}
 
 
 def _drafts(service: Service) -> Fields:
-    """Return the mode of requests without `draft`, and why it is off although --draft asks for more."""
+    """Return how requests without `draft` are drafted, and if drafts are off in spite of --draft, the reason."""
     why, wanted = service.submitter.why_no_drafts, service.settings.draft_mode
     model = service.engine.draft_model
     kind = "head" if model and model.context.settings.is_head else "model"
@@ -156,9 +159,10 @@ def _all_models(request: Request) -> list[Fields]:
 
 
 def _listing(request: Request, entry: ModelEntry) -> list[Fields]:
-    """Return OpenAI's objects of a model and of those beside it, with llama-server's status if several models are served.
+    """Return OpenAI's objects for a model and the models beside it.
 
-    `n_ctx` of the served one is the limit of a request.
+    If several models are served, they have llama-server's status. `n_ctx` of the served model is the limit of a
+    request.
     """
     state, loaded = request.app.state.app, entry.loaded
     common: Fields = {"object": "model", "created": state.started, "owned_by": "slotcache"}
@@ -277,7 +281,7 @@ async def act(request: Request) -> Response:
 
 
 async def _move(service: Service, action: str, number: int, path: Path) -> Fields:
-    """Save or restore a slot; return the answer's fields."""
+    """Save or restore a slot, and return the fields of the answer."""
     store = service.view.slot_store
     about: Fields = {"id_slot": number, "filename": path.name}
     if action == "save":
@@ -333,7 +337,7 @@ async def slots(request: Request) -> Response:
 
 
 def _slot(service: Service, slot: SlotState, running: Mapping[int, Generation]) -> Fields:
-    """Return a slot with llama-server's fields, and with ours. An idle slot shows little of its last request."""
+    """Return a slot with llama-server's fields and with ours. An idle slot shows little of its last request."""
     task = slot.task
     fields: Fields = {
         "id": slot.id,

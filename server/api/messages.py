@@ -79,7 +79,7 @@ def messages_of(said: Sequence[BlocksMessage], orders_documents: bool) -> ChatMe
 
 
 def _check_question(role: JsonValue, content: JsonValue, where: str) -> None:
-    """Raise RequestError for a question that cannot be read: for its role, or for a block of the user."""
+    """Raise RequestError for a question with an unknown role, or with a block of the user that cannot be read."""
     if role not in ROLES:
         expected, got = ", ".join(ROLES), reprlib.repr(role)
         raise RequestError(f"{where}.role is {got}: expected one of {expected}", param=f"{where}.role")
@@ -99,9 +99,9 @@ def _kind(block: JsonValue) -> JsonValue:
 
 
 def _with_documents(messages: ChatMessages, said: BlocksMessage, where: str) -> ChatMessages:
-    """Return the messages made from one, with its `documents`: at its last text, or else at its last result of a tool.
+    """Return the messages made from one message, with its `documents`. Raises RequestError.
 
-    Raises RequestError.
+    The documents belong to the message's last text, or else to its last tool result.
     """
     messages = messages or [{"role": said.role, "content": ""}]
     carrier = next((message for message in reversed(messages) if message["role"] == said.role), messages[-1])
@@ -122,15 +122,19 @@ def system_text(system: str | list[JsonValue]) -> JsonValue:
 
 
 def _same_bill(text: str) -> str:
-    """Return a text of the system; of Claude Code's billing line at its start, only the name stays.
+    """Return a text of the system prompt. If it starts with Claude Code's billing line, only the line's name stays.
 
-    The line has a version for each session and a checksum for each request: no text after it would be reused.
+    The line contains a version for each session and a checksum for each request. With it, no later text could be
+    reused.
     """
     return BILLING.sub(r"\1", text, count=1) if BILLING.match(text) else text
 
 
 def _mark(blocks: Sequence[JsonValue]) -> dict[str, JsonValue]:
-    """Return the field of a message that marks its end, if any block has `cache_control`: the longest time counts."""
+    """Return the field that marks the end of a message for the cache, if any of its blocks has `cache_control`.
+
+    If there are several, the longest time counts.
+    """
     results = (block.get("content") for block in blocks if isinstance(block, dict) and _kind(block) == "tool_result")
     within = [*blocks, *chain.from_iterable(content for content in results if isinstance(content, list))]
     longest = max(_controls(within), key=lambda control: seconds_of(control.get("ttl")), default=None)
@@ -146,7 +150,7 @@ def _controls(blocks: Iterable[JsonValue]) -> Iterator[dict[str, JsonValue]]:
 
 
 def _answer(blocks: Sequence[JsonValue]) -> dict[str, JsonValue]:
-    """Return the message of the model."""
+    """Return the model's message that the blocks make."""
     parts: list[JsonValue] = []
     reasoning: list[str] = []
     calls: list[dict[str, JsonValue]] = []
@@ -167,7 +171,7 @@ def _answer(blocks: Sequence[JsonValue]) -> dict[str, JsonValue]:
 
 
 def _thought(block: dict[str, JsonValue]) -> str:
-    """Return the reasoning of a block: its text, or what this server sealed."""
+    """Return the reasoning in a block: its text, or the text that this server sealed."""
     text, sealed = block.get("thinking"), block.get("signature")
     if isinstance(text, str) and text:
         return text
@@ -175,12 +179,15 @@ def _thought(block: dict[str, JsonValue]) -> str:
 
 
 def _is_lost(block: JsonValue) -> bool:
-    """Whether a block has its reasoning in a seal alone, and that cannot be read."""
+    """Return whether a block's reasoning is only in a seal, and the seal cannot be read."""
     return isinstance(block, dict) and _kind(block) == "thinking" and bool(block.get("signature")) and not _thought(block)
 
 
 def _request(role: JsonValue, blocks: Sequence[JsonValue], orders_documents: bool) -> Iterator[dict[str, JsonValue]]:
-    """Yield the messages of the user: a message for each result of a tool, and for the texts between them."""
+    """Yield the messages that a user's blocks make.
+
+    There is one message for each tool result, and one for the texts between two results.
+    """
     parts: list[JsonValue] = []
     documents: list[dict[str, str]] = []
 
@@ -214,7 +221,7 @@ def _result(block: dict[str, JsonValue], orders_documents: bool) -> dict[str, Js
 
 
 def _take(block: JsonValue, parts: list[JsonValue], documents: list[dict[str, str]] | None) -> None:
-    """Add a block to the parts of its message, as a text if it is one; or to the documents, if they are ordered."""
+    """Add a block to the parts of its message, or to `documents` if it is a document and `documents` is given."""
     if block is None:
         return
     document = _document(block)
@@ -229,7 +236,7 @@ def _take(block: JsonValue, parts: list[JsonValue], documents: list[dict[str, st
 
 
 def _text(block: JsonValue) -> str | None:
-    """Return the text of a block of text; None for any other block."""
+    """Return the text of a block of type text; None for any other block."""
     match block:
         case str(text) | {"type": "text", "text": str(text)}:
             return text
@@ -237,7 +244,7 @@ def _text(block: JsonValue) -> str | None:
 
 
 def _document(block: JsonValue) -> dict[str, str] | None:
-    """Return the document in a block; None if there is none, or if it is no text."""
+    """Return the document in a block; None if the block has none, or if the document is not text."""
     match block:
         case {"type": "document", "source": {"type": "text", "data": str(text)}}:
             pass
@@ -259,7 +266,7 @@ def _joined(content: JsonValue) -> str:
 
 
 def _shown(document: dict[str, str]) -> str | None:
-    """Return a document as the text that it has in prompts; None for one that cannot be used."""
+    """Return a document as its text in a prompt; None if it cannot be used."""
     try:
         return document_text(Document.parse(document))
     except DocumentError:
@@ -275,7 +282,7 @@ def _parsed(document: dict[str, str], where: str) -> None:
 
 
 def _parts(parts: Sequence[JsonValue]) -> JsonValue:
-    """Return texts and other parts as a content: one text as it is, all else as parts."""
+    """Return texts and other parts as a content. A single text stays a text; anything else becomes a list of parts."""
     if not parts or (len(parts) == 1 and isinstance(parts[0], str)):
         return parts[0] if parts else ""
     return [{"type": "text", "text": part} if isinstance(part, str) else part for part in parts]
@@ -397,7 +404,10 @@ class MessagesCountRequest(ChatFields, frozen=True, kw_only=True):
 
     @property
     def _orders_documents(self) -> bool:
-        """Whether blocks with documents become documents: if a field is given that has no effect on texts."""
+        """Whether blocks with documents become documents that may be reordered.
+
+        They do if a field is given that affects only such documents.
+        """
         given = (self.document_order, self.best, self.best_price_ms)
         return self.documents_attention == "separate" or any(one is not None for one in given)
 
@@ -432,7 +442,7 @@ DELTAS = {
 
 @dataclass(slots=True)
 class _OpenBlock:
-    """One block of the content. named: the id and the name of a call. sealed: its text is in the signature alone."""
+    """One block of the content. named: a call's id and name. sealed: the block's text is only in its signature."""
 
     type: str
     named: Fields = field(default_factory=dict)
@@ -444,7 +454,7 @@ class _OpenBlock:
         return self._with({}, "", "")
 
     def whole(self) -> Fields | None:
-        """Return the block; None for a call that was cut: with an empty input it would be another call."""
+        """Return the block; None for a call that was cut. With an empty input it would be a different call."""
         text = "".join(self.texts)
         input = decoded_arguments(text) if self.type == "tool_use" else {}
         return None if input is None else self._with(input, "" if self.sealed else text, self.signature())
@@ -574,7 +584,7 @@ class MessagesReply:
         return {"stop_reason": "tool_use" if calls else "end_turn", "stop_sequence": None}
 
     def _costs(self, end: End) -> Fields:
-        """Return the usage of the whole answer, and our own `slotcache` beside it."""
+        """Return the usage of the whole answer, and our own `slotcache`."""
         report = end.report
         # The last token of a prompt is always computed, so it counts as neither read nor written.
         num_created = max(report.num_prompt - report.num_cached - 1, 0) if self.envelope.caches else 0
@@ -588,7 +598,10 @@ class MessagesReply:
 
 
 def _parted(num_prompt: int, *, num_cached: int, num_created: int, num_generated: int) -> Fields:
-    """Return the usage, with the prompt's tokens in three parts: read from the cache, written to it, and the others."""
+    """Return the usage.
+
+    The prompt's tokens are divided into those read from the cache, those written to it, and the rest.
+    """
     return {
         "input_tokens": num_prompt - num_cached - num_created,
         "cache_read_input_tokens": num_cached,

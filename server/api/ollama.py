@@ -83,7 +83,10 @@ def messages_of(said: Sequence[OllamaMessage]) -> ChatMessages:
 
 
 def _call(call: JsonValue) -> JsonValue:
-    """Return a call of Ollama's, whose arguments are an object, as a chat has it; all else as it is."""
+    """Return a call in the form of a chat, since Ollama's calls have an object as arguments.
+
+    Anything else stays unchanged.
+    """
     match call:
         case {"function": {"arguments": dict(arguments)} as function}:
             text = msgspec.json.encode(arguments).decode()
@@ -295,7 +298,10 @@ class OllamaReply:
         return [*self._parts(self._reader.finish(end.is_cut)), *self._called()]
 
     def _parts(self, fragments: Sequence[Fragment]) -> Iterator[Said]:
-        """Yield the parts that the fragments settle. A call is sent when it is whole; a cut one is dropped."""
+        """Yield the parts that are complete with these fragments. A call is sent when it is whole.
+
+        A call that was cut is dropped.
+        """
         for fragment in fragments:
             match fragment:
                 case CallArguments(_, text) if self._call:
@@ -321,7 +327,7 @@ class OllamaReply:
         return encode(self._body(part, costs)) + b"\n"
 
     def _body(self, part: Said, costs: Fields | None = None) -> Fields:
-        """Return an object of the answer. costs: of the last object."""
+        """Return an object of the answer. costs: the further fields of the last object."""
         said: Fields = {"content" if self._has_message else "response": part.get("content", "")}
         said |= {name: part[name] for name in ("thinking", "tool_calls") if part.get(name)}
         body: Fields = {"model": self.envelope.model, "created_at": written()}
@@ -331,7 +337,7 @@ class OllamaReply:
         return body | (costs or {"done": False})
 
     def _costs(self, end: End) -> Fields:
-        """Return the end of an answer: times in ns, and our own `slotcache` beside them."""
+        """Return the last fields of an answer: times in ns, and our own `slotcache`."""
         report = end.report
         return {
             "done": True,
@@ -377,7 +383,7 @@ async def generate(request: Request, asked: GenerateRequest) -> Response | Reply
 
 
 def _reply(request: Request, asked: OllamaFields, envelope: ResponseMeta, began: float, name: str) -> OllamaReply:
-    """Return the reply of a submitted request, with the name that the request has for its model."""
+    """Return the reply of a submitted request. The answer uses the name that the request has for its model."""
     if asked.keep_alive is not None:
         service_of(request).engine.sleep.keep(seconds_of(asked.keep_alive))
     envelope = replace(envelope, model=name, media_type=NDJSON)
@@ -385,7 +391,7 @@ def _reply(request: Request, asked: OllamaFields, envelope: ResponseMeta, began:
 
 
 def _keep_only(request: Request, asked: OllamaFields, name: str, said: Fields) -> Response:
-    """Answer a request without a question: it loads the model, or with a keep_alive of 0 lets it sleep."""
+    """Answer a request without a question. It loads the model, or unloads it if keep_alive is 0."""
     asked.check()
     _note(request, asked)
     sleep, seconds = service_of(request).engine.sleep, None if asked.keep_alive is None else seconds_of(asked.keep_alive)
@@ -398,7 +404,7 @@ def _keep_only(request: Request, asked: OllamaFields, name: str, said: Fields) -
 
 
 def _note(request: Request, asked: OllamaFields) -> None:
-    """Warn of fields that have no effect. Raises RequestError for a duration that cannot be read."""
+    """Warn about fields that have no effect. Raises RequestError for an unreadable duration."""
     service = service_of(request)
     limit, wanted = service.submitter.limit, asked.options.num_ctx if asked.options else None
     if wanted is not None and wanted > limit:
@@ -430,7 +436,7 @@ async def embed_one(request: Request, asked: OldEmbedRequest) -> Response:
 
 
 async def _embed(request: Request, asked: EmbedRequest | OldEmbedRequest, made: EmbeddingRequest, field: bytes) -> Response:
-    """Answer with the vectors of `made`. field: the answer's field for them."""
+    """Answer with the vectors of `made`. field: the template of the answer's field for the vectors."""
     began, worker = perf_counter(), pooled(vectors_of(request))
     name = check_model(request, asked.model, worker.embedder.model, "embed")
     seconds, can_sleep = None, vectors_of(request).settings.may_unload

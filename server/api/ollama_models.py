@@ -54,7 +54,7 @@ def tagged(name: str) -> str:
 
 
 def _known(request: Request) -> dict[str, Model]:
-    """Return the models that generate or embed, by each of their names."""
+    """Return the models that generate text or make vectors, under each of their names."""
     known: dict[str, Model] = {}
     for _, vectors in _opened(request):
         for name, model in vectors.models().items():
@@ -65,17 +65,17 @@ def _known(request: Request) -> dict[str, Model]:
 
 
 def _opened(request: Request) -> list[tuple[Service | None, Vectors]]:
-    """Return the service and the vectors of each loaded model. Raises RequestError 503 while the first one loads."""
+    """Return the service and the vectors of each loaded model. Raises RequestError 503 while the first model loads."""
     return [(loaded.service, loaded.vectors) for loaded in models_of(request).opened()]
 
 
 def _never_loaded(request: Request) -> list[ModelEntry]:
-    """Return the models that were not loaded yet, of several that share the device."""
+    """Return the models that have not been loaded yet, if several models share the device."""
     return [entry for entry in request.app.state.app.models.entries.values() if entry.loaded is None]
 
 
 def _find(request: Request, name: str | None, usual: Model) -> Model:
-    """Return the model of this name. usual: the one for any name, with --any-model. Raises RequestError."""
+    """Return the model of this name. Raises RequestError. usual: with --any-model, the result for an unknown name."""
     if not name:
         raise RequestError("model is required", param="model")
     known = _known(request)
@@ -90,7 +90,7 @@ def _find(request: Request, name: str | None, usual: Model) -> Model:
 
 
 def _unread(request: Request, name: str) -> ModelEntry | None:
-    """Return the model of this name, if it was not loaded yet."""
+    """Return the model of this name if it has not been loaded yet."""
     return next((entry for entry in _never_loaded(request) if tagged(entry.name) == tagged(name)), None)
 
 
@@ -119,7 +119,7 @@ def _service_with(request: Request, model: Model) -> Service | None:
 
 
 def _listed(name: str, model: Model) -> Fields:
-    """Return a model as Ollama lists it. digest: of its files' sizes and times, not of their contents."""
+    """Return a model as Ollama lists it. The digest is made of the sizes and times of its files, not of their contents."""
     stamps, family, count = sorted(model.weights.files.stamps.values()), _family(model), model.num_parameters
     level = re.sub(r" - ([SML])\w*$", r"_\1", model.file_type).removeprefix("all ")  # llama.cpp's `Q4_K - Medium`
     size = f"{count / 1e9:.1f}B" if count >= 1e9 else f"{count / 1e6:.2f}M"
@@ -153,7 +153,7 @@ def _info(model: Model, context: int) -> Fields:
 
 
 def _length(request: Request, model: Model) -> int:
-    """Return the tokens that a request may have."""
+    """Return the most tokens that a request may have."""
     service = _service_with(request, model)
     return service.submitter.limit if service is not None else model.context_train
 
@@ -165,7 +165,10 @@ async def tags(request: Request) -> Response:
 
 
 async def _listed_unread(request: Request, entry: ModelEntry) -> Fields:
-    """Return a model that was not loaded yet as Ollama lists it, from the head of its file if that can be read."""
+    """Return a model that has not been loaded, as Ollama lists it.
+
+    The facts come from the head of its file, if readable.
+    """
     head = await request.app.state.app.models.look(entry, partial(_described_unread, entry))
     if not head.problem:
         return head.facts["listed"]
@@ -176,7 +179,10 @@ async def _listed_unread(request: Request, entry: ModelEntry) -> Fields:
 
 
 def _described_unread(entry: ModelEntry, model: Model) -> dict[str, Fields]:
-    """Return a model that was not loaded yet as it is listed, and as it is shown. model: the head of its file."""
+    """Return a model that has not been loaded, once as Ollama lists it and once as Ollama shows it.
+
+    model: the head of its file.
+    """
     listed, settings = _listed(tagged(entry.name), model), entry.settings
     most = settings.ctx_size if settings.kv_unified else settings.ctx_size // settings.parallel
     trained = model.context_train

@@ -54,7 +54,7 @@ class Probabilities:
         return [entry for _, entry in self._with_texts(delta)]
 
     def _with_texts(self, delta: Delta) -> list[tuple[str, Raw]]:
-        """Return the next tokens, each with its part of the text."""
+        """Return the next tokens as JSON, each with its part of the text."""
         last = len(delta.logprobs) - 1 if delta.is_last else -1
         return [
             self._entry(logprobs, final=at == last, kept=delta.kept if at == last else None)
@@ -109,7 +109,7 @@ class Probabilities:
         }
 
     def _top(self, logprobs: Logprobs) -> Fields:
-        """Return the most probable tokens by their texts; of two with the same text, the more probable one."""
+        """Return the most probable tokens by their texts. If two have the same text, the more probable one counts."""
         best = reversed(list(zip(logprobs.top_tokens.tolist(), logprobs.top_logprobs.tolist(), strict=True)))
         return {spelt(self._piece(token)): logprob for token, logprob in best}
 
@@ -183,7 +183,7 @@ class ResponseMeta:
 
     @property
     def include_usage(self) -> bool:
-        """Whether a stream ends with a chunk for the usage."""
+        """Whether the last chunk of a stream has the usage."""
         return self.options.stream_options is not None and self.options.stream_options.include_usage
 
     def notes(self) -> Fields:
@@ -386,7 +386,7 @@ def generation_settings(envelope: ResponseMeta, generation: Generation) -> Field
 
 
 def _is_truncated(generation: Generation, end: End) -> bool:
-    """Whether the context, and not the request, ended the answer."""
+    """Return whether the context ended the answer, and not the request's limit."""
     return end.reason == "length" and not 0 <= generation.wanted <= generation.limit
 
 

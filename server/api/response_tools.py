@@ -104,7 +104,7 @@ class ResponseTools:
         return choice
 
     def _is_hosted(self, choice: Choice) -> bool:
-        """Whether a choice demands a tool that only OpenAI runs, and there are others to choose from."""
+        """Return whether a choice demands a tool that only OpenAI runs, although there are other tools to choose from."""
         kind = choice.get("type") if isinstance(choice, dict) else None
         return bool(self.functions) and isinstance(kind, str) and HOSTED.fullmatch(kind) is not None
 

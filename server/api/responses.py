@@ -179,7 +179,7 @@ class ResponseRequest(OpenAIFields, frozen=True, kw_only=True):
         return {name: Raw(msgspec.json.encode(value)) for name, value in repeated.items()}
 
     def _conversation(self) -> ConversationReference | None:
-        """Return the conversation, to which the input adds its new messages."""
+        """Return the conversation that the request names. The input has only new messages of it."""
         if self.conversation is None:
             return None
         named = self.conversation
@@ -246,7 +246,10 @@ CUSTOM = ItemKind(name="custom_tool_call", text="response.custom_tool_call_input
 
 @dataclass(slots=True)
 class _Item:
-    """One item. named: a call's fields beside the arguments. seals: reasoning is sent in a sealed copy, too."""
+    """One output item.
+
+    named: for a call, its fields other than the arguments. seals: reasoning also gets a sealed copy.
+    """
 
     kind: ItemKind
     id: str
@@ -274,7 +277,7 @@ class _Item:
         yield {"type": "response.output_item.done", "item": self.shown(status, parts=[self._part(text)])}
 
     def shown(self, status: str, parts: list[Fields]) -> Fields:
-        """Return the item itself. parts: with its text; none at its start."""
+        """Return the item as an object. parts: its parts with text; empty when the item starts."""
         item: Fields = {"type": self.kind.name, "id": self.id, "status": status}
         if self.kind is MESSAGE:
             return item | {"role": "assistant", "content": parts}
@@ -506,7 +509,7 @@ def opening(request: Request, asked: ResponseRequest) -> ReplyFormat | None:
 
 
 def _output(asked: ResponseRequest, id: str, called: Mapping[str, CalledTool] | None = None) -> Output | CompactionOutput:
-    """Return the empty output of the response with this id. called: as in `ResponseTools`."""
+    """Return the output, still empty, of the response with this id. called: as in `ResponseTools`."""
     suffix = id.removeprefix("resp_")
     if asked.compacts:
         return CompactionOutput(suffix)

@@ -93,7 +93,7 @@ async def search(request: Request, asked: SearchRequest) -> Response:
 
 
 async def _stages(request: Request, asked: SearchRequest, folder_index: FolderIndex) -> AsyncIterator[Stage]:
-    """Yield the stages of a search. The best documents are prefilled ahead, if the request names a turn for them."""
+    """Yield the stages of a search. If the request names a turn, the best documents are prefilled for this turn."""
     query = search_for(asked.query, asked, folder_index.top_k)
     ahead = _ahead(request, asked)
     try:
@@ -123,7 +123,7 @@ def _ahead(request: Request, asked: SearchRequest) -> StagePrefetch | None:
 
 
 def _turn_to_come(service: Service, asked: SearchRequest, name: str) -> ChatRequest:
-    """Return the chat whose last question is the query."""
+    """Return the chat that the query will be the last question of."""
     scope = asked.cache_scope
     chat = asked.chat or ChatToCome()
     if asked.chat is None and service.conversations.find(scope, name):

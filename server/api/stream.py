@@ -22,7 +22,7 @@ EARLY = "slotcache.early"  # the key, in a request's scope, of the reply of a st
 
 
 def early_of(request: Request) -> ReplyFormat | None:
-    """Return the reply of a request's stream that began before its model was loaded; None: no stream began so early."""
+    """Return the reply with which the stream of a request began before its model was loaded; None if there is none."""
     return request.scope.get(EARLY)
 
 
@@ -56,14 +56,14 @@ class EventStream(StreamingResponse):
                 self._reply.envelope.disconnect(generation)
 
     def _offer_text(self) -> None:
-        """Let generations write their text at once, if the connection can."""
+        """Let generations write their text directly to the connection, if it allows that."""
         shortcut = self._request.scope.get("state", {}).get(SHORTCUT)
         if shortcut is not None:
             for index, generation in enumerate(self._reply.envelope.generations):
                 generation.events.take_now = partial(self._write, shortcut, index)
 
     def _write(self, shortcut: Shortcut, index: int, delta: Delta) -> bool:
-        """Write a piece of text at once. False: a ping goes first, or the client is slow."""
+        """Write a piece of text directly. False: a ping must go first, or the client is slow."""
         if self._pings.is_sending or not shortcut.is_open:
             return False
         if sent := b"".join(self._reply.delta(index, delta)):
@@ -77,7 +77,7 @@ class EventStream(StreamingResponse):
         return _written(reply, _events(generations, reply.envelope.spell))
 
     async def _to_the_end(self, pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-        """Yield the pieces of a stream. Any error becomes its last event, since the status is sent."""
+        """Yield the pieces of a stream. An error becomes the last event, since the status is already sent."""
         try:
             async for piece in pieces:
                 yield piece
@@ -169,7 +169,10 @@ async def _collect(generation: Generation, spell: Spell | None) -> WholeAnswer:
 
 
 async def _written(reply: ReplyFormat, events: AsyncIterator[tuple[int, Event]]) -> AsyncIterator[bytes]:
-    """Yield the server-sent events of an answer. events: each with the index of its choice, up to the choice's end."""
+    """Yield the server-sent events of an answer.
+
+    events: the events of each choice up to its end, each with the index of the choice.
+    """
     ends: dict[int, End] = {}
     if first := reply.begin():
         yield b"".join(first)
@@ -248,6 +251,6 @@ class SsePing:
 
 
 def _look_at(ping: asyncio.Future[None]) -> None:
-    """Drop the error of a disconnected client: the stream itself notices that."""
+    """Drop the error of a ping to a disconnected client, since the stream itself notices the disconnect."""
     if not ping.cancelled():
         ping.exception()

@@ -91,7 +91,10 @@ class GrammarOptions(SamplingOptions, Struct, frozen=True):
         return given if form.get("type") == "text" and not _has_schema(form) else ["response_format", *given]
 
     def _response_format(self, given: dict[str, JsonValue]) -> GrammarSpec:
-        """Return the grammar of a response_format: the schema in it, or, as in OpenAI's API, in its json_schema."""
+        """Return the grammar of a response_format.
+
+        Its schema is in it directly, or in its json_schema as in OpenAI's API.
+        """
         field, kind = "response_format", given.get("type")
         if kind == "text":
             raise RequestError(
@@ -209,7 +212,7 @@ class Options(GrammarOptions, Struct, frozen=True):
     draft: Draft | None = None
 
     def __post_init__(self) -> None:
-        """Take llama-server's name for `n`, and opencode's for `prompt_cache_key`."""
+        """Accept llama-server's name for `n`, and opencode's name for `prompt_cache_key`."""
         if self.n is None and self.n_cmpl is not None:
             msgspec.structs.force_setattr(self, "n", self.n_cmpl)
         if self.prompt_cache_key is None and self.promptCacheKey is not None:
@@ -252,7 +255,7 @@ class Options(GrammarOptions, Struct, frozen=True):
 
     @property
     def opts_in(self) -> bool:
-        """Whether the request asks for the cache by another field than `cache_prompt`."""
+        """Whether the request asks for the cache by a field other than `cache_prompt`."""
         return bool(self.prompt_cache_key or self.prompt_cache_options or self.session_id)
 
     def caches(self, default: bool) -> bool:

@@ -120,9 +120,9 @@ class ChatFiles:
         return found
 
     def _newest_first(self, suffix: str, max_bytes: int) -> list[tuple[Path, float]]:
-        """Return the newest files, `max_bytes` in all, whose names end with `suffix`, each with its time.
+        """Return the newest files whose names end with `suffix`, up to `max_bytes` in all, each with its time.
 
-        Older files are deleted. So is a file that alone is larger: the server writes no such file.
+        Older files are deleted. A file that alone is larger is also deleted, since the server never writes such a file.
         """
         files: list[tuple[Path, int, float]] = []
         for path in self.folder.glob(f"*{suffix}"):
@@ -181,7 +181,7 @@ class ChatFiles:
             self._failing = False
 
     def _change(self, path: Path, make: Make | None) -> None:
-        """Write a file under another name and rename it, or delete it. Raises OSError."""
+        """Delete a file, or write it under another name and then rename it. Raises OSError."""
         if make is None:
             path.unlink(missing_ok=True)
             return

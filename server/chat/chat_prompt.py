@@ -121,14 +121,14 @@ class DocumentSet:
         return self if self.order is not None else replace(self, hint=None, longest_hint=0)
 
     def _longest_hint(self) -> int:
-        """Count the tokens of the hint for the reversed ranking: it names the most documents, all or all but one."""
+        """Count the tokens of the line that names the reversed order. This line names the most documents."""
         is_still = self.policy == "retrieval" and self.best != "last"
         if self.hint is None or is_still or len(self.documents) < 2:
             return 0
         return len(self.hint(self._ranked(range(len(self.documents))[::-1])))
 
     def _ranked(self, order: Sequence[int]) -> str:
-        """Return the hint of documents in this order."""
+        """Return the line that names the retrieval order, for documents that stand in this order."""
         ids = [document.id for document in self.documents]
         return rank_hint([ids[at] for at in order], self.ranking or ids)
 
@@ -228,7 +228,7 @@ class CachedPrompt:
                 self._settle(index, origin)
 
     def _settle(self, index: int, origin: Run) -> None:
-        """Choose the order of a set after `origin`; all later sets are settled by now."""
+        """Choose the order of a set after `origin`. The orders of all later sets are chosen already."""
         part = self._set(index)
         found = self._found[index, origin] = self._arrange(index, origin, ())
         worth = found.reused_tokens
@@ -259,7 +259,11 @@ class CachedPrompt:
         )
 
     def _pays(self, price_ms: float, node: Run | None, in_place: float, free: float) -> bool:
-        """Return whether `free` reused tokens after a node, instead of `in_place` ones, save more than `price_ms`."""
+        """Return whether the better reuse saves more than `price_ms`.
+
+        in_place: how many tokens after the node are reused if the best document keeps its place. free: how many if it
+        may move.
+        """
         if node is None or free <= in_place:
             return False
         return 1000 * self.tree.seconds(node.end + round(in_place), round(free - in_place)) > price_ms
@@ -367,16 +371,16 @@ class ChatPrompt:
         return layout.build(self._cached_in_rank(tree, scope) if has_moved else None)
 
     def _cached_in_rank(self, tree: PrefixIndex, scope: Scope) -> int:
-        """Count the tokens that the prompt would reuse with its unordered documents in retrieval rank."""
+        """Count the tokens that the prompt would reuse if its unordered documents stood in retrieval order."""
         if (root := tree.roots.get(scope)) is None:
             return 0
         tokens = np.concatenate([NO_TOKENS, *(run for part in self.parts for run in _runs(part))])
         return min(tree.continued(root, tree.match_from(root, tokens)), max(len(tokens) - tree.recompute_last, 0))
 
     def _sharing(self, waiting: Collection[Prompt], index: int) -> list[frozenset[str]]:
-        """Return, for each waiting prompt that is equal up to part `index`, the keys of its documents there.
+        """Return the keys of the documents at part `index` of each waiting prompt that is equal up to this part.
 
-        Only the first set without an order qualifies: its order decides the tokens before all later sets.
+        This works only for the first set without an order, since its order decides the tokens before all later sets.
         """
         if index != self._first_free:
             return []
@@ -418,19 +422,19 @@ def _in_rank(order: Sequence[int]) -> bool:
 
 
 def _kept_in_rank(documents: DocumentSet) -> DocumentSet:
-    """Return the set in retrieval rank, unless it has an order."""
+    """Return the set in retrieval order. A set that has an order stays unchanged."""
     return documents if documents.order is not None else replace(documents, order=tuple(range(len(documents.documents))))
 
 
 def _follow(tree: PrefixIndex, node: Run, runs: Sequence[np.ndarray]) -> Run | None:
-    """Return the node that ends exactly with `runs` after `node`, if there is one."""
+    """Return the node that ends exactly after these runs of tokens, which follow `node`; None if there is none."""
     if not runs:
         return node
     return tree.match_from(node, np.concatenate(runs)).exact_end
 
 
 def _runs(part: Part) -> Iterator[np.ndarray]:
-    """Yield the tokens of a part, unordered documents in retrieval rank."""
+    """Yield the tokens of a part. Documents without an order are in retrieval order."""
     if isinstance(part, Fixed):
         yield part.tokens
     else:
@@ -509,7 +513,7 @@ class _LayoutBuilder:
         )
 
     def _end_in_text(self) -> None:
-        """Count the last token of the last document as text: the last token of a prompt is always computed."""
+        """Count the last token of the last document as text, since the last token of a prompt is always computed."""
         last = self._moved.pop()
         self._tokens[-1] = np.concatenate((self._tokens[-1][:-1], last.tokens[-1:]))
         if last.moves_from < last.stop - 1:

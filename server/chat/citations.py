@@ -110,7 +110,7 @@ class NumberedText:
         return self._shown(text)
 
     def _shown(self, text: str) -> str:
-        """text: begins with what stands before."""
+        """Return a text with numbers in place of ids. text: starts with the character before the new text."""
         num_before, self._before = len(self._before), "_" if WORD_AT_END.search(text[-1:]) else text[-1:]
         return self._citations.shown(text)[num_before:]
 
@@ -142,7 +142,7 @@ class _NumberedReader:
         return [*shown, replace(fragment, text=text)] if text else shown
 
     def _end(self, is_cut: bool = False) -> list[Fragment]:
-        """End a text, and return what is left of it."""
+        """End a text, and return the rest of it."""
         last, text = self._last, self._text.finish(is_cut)
         self._text, self._last = NumberedText(self._citations), None
         return [replace(last, text=text)] if text and last is not None and not isinstance(last, CallStart) else []
@@ -226,7 +226,7 @@ class CitedAnswers:
 
 
 def _key(trail: bytes, message: Message) -> bytes:
-    """Return a digest of a message after a trail: of its role, its text and its calls."""
+    """Return a digest of a message's role, text and calls, and of the trail before it."""
     content = message.get("content")
     said = answer_key({**message, "content": text_of(content) or content})
     return blake2b(f"{message['role']}{said}".encode(errors="surrogatepass"), key=trail, digest_size=16).digest()
@@ -242,7 +242,10 @@ def _written(answer: Message) -> _Written:
 
 
 def _as_written(message: Message, written: _Written) -> Message:
-    """Return a message that came back, with the texts that the model wrote. Reasoning that the client dropped stays out."""
+    """Return a message that came back, with the texts as the model wrote them.
+
+    Reasoning that the client dropped stays out.
+    """
     restored = {**message, "content": written.content}
     if written.reasoning and message.get("reasoning_content"):
         restored["reasoning_content"] = written.reasoning

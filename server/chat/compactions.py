@@ -102,7 +102,7 @@ class Compaction:
         return known.chat(texts[known.place])
 
     def _find(self, options: bytes, asked: Sequence[HistoryMessage]) -> Shortened | None:
-        """Return how a chat starts, if the first message after its instructions has an earlier answer in it."""
+        """Return how a chat starts, if its first message after the instructions contains an earlier answer."""
         at = next((at for at, entry in enumerate(asked) if entry.role not in INSTRUCTIONS), None)
         if at is None or asked[at].role != "user" or sum(len(entry.said) for entry in asked[: at + 1]) > 4 * LONGEST_SUMMARY:
             return None
@@ -116,7 +116,7 @@ class Compaction:
 
 
 def _texts(answer: HistoryMessage) -> tuple[str, ...]:
-    """Return the texts by which an answer may come back; none for a short or a very long answer."""
+    """Return the texts in which an answer may come back; none if the answer is short or very long."""
     if len(answer.said) > LONGEST_SUMMARY or not isinstance(text := answer.message.get("content"), str):
         return ()
     inner = INNER.search(text)

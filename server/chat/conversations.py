@@ -165,7 +165,7 @@ class Conversation:
         self._next += 1
 
     def _last_head(self) -> str:
-        """Return the stored answer that was the head last; if none was, the newest."""
+        """Return the stored answer that was the head most recently; if none was the head, the newest answer."""
         return max(self.answers, key=lambda answer: (self._headed.get(answer, 0), self._places[answer]))
 
     def _add(
@@ -472,7 +472,10 @@ class Conversations:
         return ConversationRef(conversation=self._begin(scope, f"conv-{secrets.token_hex(12)}"), stores=stores)
 
     def _begin(self, scope: str, id: str) -> Conversation:
-        """Return the unstored conversation of this id, a new one if need be. Requests may be running in it."""
+        """Return the conversation of this id, which is not stored. If there is none, make one.
+
+        It may have running requests.
+        """
         key = (scope, id)
         if (conversation := self._known.get(key)) is None:
             conversation = self._known[key] = Conversation(scope, id)
@@ -511,7 +514,7 @@ class Conversations:
             self._remove(first, "it is too old")
 
     def _make_room(self, newest: Conversation | None = None) -> None:
-        """Drop the least recently used conversations. newest: is dropped first if it alone is larger than the bound."""
+        """Drop the least recently used conversations. newest: dropped first if it alone exceeds the bound."""
         if newest is not None and newest.num_bytes > self._max_bytes:
             self._evict(newest, "alone it takes more than there is room for")
         while any(self._stores) and (

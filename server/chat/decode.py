@@ -207,7 +207,10 @@ def _unread(body: Mapping[str, Raw], kind: type[Struct], within: str = "") -> It
 
 
 def _asks_for_nothing(name: str, value: Raw) -> bool:
-    """Return whether a field is in these tables and its value asks for nothing. Raises RequestError if it is refused."""
+    """Return whether a field is in the tables of this module, and its value asks for nothing.
+
+    Raises RequestError if the field is refused.
+    """
     if name not in REFUSED and name not in WISHES:
         return False
     neutral, instead = REFUSED.get(name) or WISHES[name]
@@ -284,7 +287,7 @@ def _decode_request(body: bytes, kind: type[R], strict: bool) -> tuple[R, tuple[
 
 @cache
 def _exact(kind: type[Struct]) -> type[Struct]:
-    """Return the same kind of body, but one that refuses unknown fields."""
+    """Return a kind of body with the same fields that refuses all others."""
     return msgspec.defstruct(kind.__name__, (), bases=(kind,), forbid_unknown_fields=True)
 
 
@@ -295,7 +298,7 @@ def decode(body: bytes, kind: type[R]) -> R:
 
 
 def _decode_loosely(body: bytes, kind: type[R]) -> R:
-    """Decode a body; also take values that llama-server takes and msgspec does not. Raises RequestError, as `decode`."""
+    """Decode a body, and also accept values that llama-server accepts and msgspec does not. Raises RequestError."""
     try:
         try:
             return _decode(body, kind)
@@ -346,7 +349,7 @@ def tightened(values: dict[str, JsonValue], kind: type) -> dict[str, JsonValue]:
 
 
 def _tightened_list(values: list[JsonValue], item: Type, *, keeps_texts: bool) -> list[JsonValue]:
-    """Return a list without nulls and with `tightened` objects. keeps_texts: a list of texts stays as it is."""
+    """Return a list without nulls, and with objects as in `tightened`. keeps_texts: a list of texts keeps its nulls."""
     if isinstance(item, AnyType) or (keeps_texts and isinstance(item, StrType)):
         return values
     inner = _takes(item, StructType)

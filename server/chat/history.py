@@ -261,7 +261,7 @@ def are_new(messages: Sequence[Message], kind: HistoryKind) -> bool:
 
 
 def _paired(before: Sequence[Message], new: Sequence[Message]) -> list[Message]:
-    """Return messages with new ones after them. New tool results get the ids of the calls that they answer."""
+    """Return all messages, the new ones last. New tool results get the ids of the calls that they answer."""
     pairs, messages = CallPairs(), list[Message]()
     for at, message in enumerate([*before, *new]):
         if isinstance(calls := message.get("tool_calls"), list):
@@ -272,7 +272,7 @@ def _paired(before: Sequence[Message], new: Sequence[Message]) -> list[Message]:
 
 
 def _is_whole(messages: Sequence[Message]) -> bool:
-    """Return whether messages look like a whole conversation: they start with instructions or have answers."""
+    """Return whether messages look like a whole conversation: they start with instructions, or have answers."""
     return messages[0]["role"] in INSTRUCTIONS or any(message["role"] == "assistant" for message in messages)
 
 
@@ -283,12 +283,12 @@ def _is_same(entry: HistoryMessage, message: Message, documents: Documents | Non
 
 
 def _filled_fields(message: Message) -> dict[str, object]:
-    """Return the fields of a message without null and empty lists: some clients send these, some do not."""
+    """Return a message without its fields that are null or an empty list, since only some clients send these."""
     return {name: value for name, value in message.items() if value is not None and value != []}
 
 
 def _place_documents(entry: HistoryMessage, placed: Iterator[PlacedDocument]) -> HistoryMessage:
-    """Give an entry's documents the order of the next placed documents, which are the same."""
+    """Return an entry whose documents have the order in which they were placed. placed: yields them next."""
     if entry.shown is None:
         return entry
     ranks = {key: rank for rank, key in enumerate(entry.shown.keys)}
@@ -297,7 +297,7 @@ def _place_documents(entry: HistoryMessage, placed: Iterator[PlacedDocument]) ->
 
 
 def _size(entry: HistoryMessage) -> int:
-    """Estimate the bytes of memory of an entry; a part shared by several entries counts in each."""
+    """Estimate the bytes of an entry in memory. A part that several entries share counts in each of them."""
     size = getsizeof(entry) + getsizeof(entry.said) + getsizeof(entry.keys)
     if entry.sampled is not None:
         size += getsizeof(entry.sampled)

@@ -198,7 +198,7 @@ class CallPairs:
         return rest | ({"tool_call_id": id} if id else {})
 
     def _first(self, name: str | None) -> str | None:
-        """Return the id of the first call of a tool without a result, if any. name: None: of any tool."""
+        """Return the id of the first call that has no result; None if there is none. name: the tool; None: any tool."""
         waiting = self._waiting.get(name, deque())
         while waiting and waiting[0] not in self._open:
             waiting.popleft()
@@ -206,7 +206,7 @@ class CallPairs:
 
 
 def _with_id(call: Fields, made: str) -> Fields:
-    """Return a call whose id is a text. made: the id for a call without one."""
+    """Return a call whose id is a text. made: the id to use if the call has none."""
     id = call.get("id")
     if isinstance(id, str) and id:
         return call

@@ -77,7 +77,7 @@ class PromptLength:
         raise too_long(max(self._num_tokens, self._estimate(), self._limit), self._limit, about=True)
 
     def _estimate(self) -> int:
-        """Estimate the tokens of all texts from the start of a long text."""
+        """Estimate the tokens of all texts. The estimate is based on the start of a long text."""
         sample = self._longest[:SAMPLE]
         return self._size * len(self._model.tokenize(sample)) // _num_bytes(sample) if sample else 0
 

@@ -150,7 +150,7 @@ def read_reasoning(fields: ReasoningFields) -> AskedReasoning:
 
 
 def _agreed(*said: tuple[str, T | None]) -> tuple[str, T] | None:
-    """Return the first field with a value, and the value. Raises RequestError if another field has another value."""
+    """Return the first field that has a value, and the value. Raises RequestError if a later field has another value."""
     first: tuple[str, T] | None = None
     for name, value in said:
         if value is None:
@@ -166,7 +166,7 @@ def _contradiction(one: str, other: str) -> RequestError:
 
 
 def _least(budget: int | None) -> int | None:
-    """Return a budget; None for -1, which says nothing."""
+    """Return a budget; None for -1, which sets no budget."""
     return None if budget is None or budget < 0 else budget
 
 

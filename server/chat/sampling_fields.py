@@ -37,7 +37,7 @@ class SamplingVocabulary(Protocol):
 
 
 def _given(name: str) -> tuple[str, Any, None]:
-    """Return the field for a number; its type has the range only if a number outside the range is refused."""
+    """Return a field for a number. Its type has a range only if a number outside the range is refused."""
     parameter = NUMBERS[name]
     kind: Any = Int32
     if not isinstance(getattr(UNSET, name), int):
@@ -104,7 +104,7 @@ class SamplingOptions(Numeric, frozen=True):
         return self._num_probs() is not None
 
     def _num_probs(self) -> int | None:
-        """Return how many of the most probable tokens are listed for each token; None: the request asks for no logprobs."""
+        """Return how many alternatives are listed for each token; None: the request asks for no logprobs."""
         if self.n_probs:
             return self.n_probs
         if self.logprobs is None or self.logprobs is False:
@@ -113,7 +113,7 @@ class SamplingOptions(Numeric, frozen=True):
 
 
 def _names_of(samplers: str | Sequence[str], vocabulary: SamplingVocabulary) -> tuple[str, ...]:
-    """Return the samplers' names, given a list of names or a text of letters. Raises RequestError."""
+    """Return the names of samplers from a list of names or a text of letters. Raises RequestError."""
     if len(samplers) > MAX_SAMPLERS:
         raise RequestError(f"samplers: expected at most {MAX_SAMPLERS} of them", param="samplers")
     known = {letter: name for name, letter in SAMPLERS.items()} if isinstance(samplers, str) else ALIASES
@@ -128,7 +128,10 @@ def _names_of(samplers: str | Sequence[str], vocabulary: SamplingVocabulary) -> 
 
 
 def _biases(given: dict[str, JsonValue] | Sequence[JsonValue], vocabulary: SamplingVocabulary) -> dict[int, float]:
-    """Return the bias of each token. A text means all its tokens; biases of the same token add up. Raises RequestError."""
+    """Return the bias of each token. A text as a key means all its tokens; biases of one token are added.
+
+    Raises RequestError.
+    """
     if len(given) > MAX_BIASES:
         raise _wrong_bias(f"it has {len(given):,} entries: expected at most {MAX_BIASES:,}")
     biases: dict[int, float] = {}
@@ -213,14 +216,14 @@ class Defaults:
 
 
 def _breakers(text: str) -> list[str] | None:
-    """Return the texts of --dry-sequence-breaker; None: llama-server's texts."""
+    """Return the texts in --dry-sequence-breaker; None: llama-server's default texts."""
     if not text or text == "none":
         return [] if text else None
     return [line.replace("\\n", "\n").replace("\\t", "\t") for line in text.split("\n")]
 
 
 def _default_bias(text: str) -> tuple[int, float | bool]:
-    """Return a token and its bias: 15043+1, 15043-0.5, 15043-inf for never. Raises SettingsError."""
+    """Return a token and its bias from a text such as 15043+1, 15043-0.5, or 15043-inf for never. Raises SettingsError."""
     found = re.fullmatch(r"\s*([0-9]{1,9})(?:(-inf)|([+-][0-9]+(?:\.[0-9]+)?(?:e[0-9]{1,2})?))\s*", text)
     if found is None:
         raise SettingsError(f"--logit-bias {text!r}: expected a token's id and a bias, such as 15043+1 or 15043-inf")

@@ -173,10 +173,10 @@ class Sessions:
         return settled
 
     def note_prompt(self, key: SessionKey, branch: Branch, heard: Sequence[str] = ()) -> list[Branch]:
-        """Remember a prompt that was answered. It replaces the prompt that it continues.
+        """Remember an answered prompt, in place of the prompt that it continues. Return the prompts that are done.
 
-        heard: the texts after the answer before. Return the other prompts whose answer is contained in these texts, and
-        forget them: a sub-agent is done once its parent has got its last message.
+        heard: the texts that follow the answer before. A prompt is done if its own answer is contained in these texts,
+        as when a parent has got the last message of its sub-agent. Prompts that are done are forgotten.
         """
         with self._lock:
             session = self._used(key)
@@ -234,7 +234,10 @@ class Sessions:
         self._make_room(session)
 
     def _drop_instructions(self, session: Session, most: int = 0) -> None:
-        """Drop the oldest instructions of a session, and their files. most: sets of tools whose instructions stay."""
+        """Drop the oldest instructions of a session, with their files.
+
+        most: for how many sets of tools the instructions stay.
+        """
         while len(session.instructions) > most:
             _, instructions = session.instructions.popitem(last=False)
             instructions.is_forgotten = True
@@ -247,7 +250,7 @@ class Sessions:
         self._num_cached += session.counted[1] - cached
 
     def _make_room(self, newest: Session) -> None:
-        """Drop what was least recently used. newest: is emptied first if it alone is larger than a bound."""
+        """Drop what was used least recently. newest: emptied first if it alone exceeds a bound."""
         while len(self._sessions) > MOST_SESSIONS:
             self._empty(self._sessions.popitem(last=False)[1])
         if newest.is_too_large:
@@ -261,7 +264,7 @@ class Sessions:
 
     @property
     def _lacks_room(self) -> tuple[bool, bool]:
-        """Whether instructions are too large, and whether all together is."""
+        """Whether the instructions take too much memory, and whether everything together does."""
         return self._num_kept > MOST_INSTRUCTIONS, self._num_kept + self._num_cached > MOST_BYTES
 
     def _empty(self, session: Session, *, instructions: bool = True, prompts: bool = True) -> None:

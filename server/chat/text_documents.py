@@ -134,7 +134,7 @@ def places(messages: Sequence[Message]) -> list[int]:
 
 
 def _texts(message: Message) -> Iterator[tuple[int | None, str]]:
-    """Yield the texts of a message's content, each with the index of its part; None: the content is one text."""
+    """Yield the texts of a message's content, each with the index of its part; None if the whole content is one text."""
     content = message.get("content")
     if isinstance(content, str):
         yield None, content
@@ -144,7 +144,7 @@ def _texts(message: Message) -> Iterator[tuple[int | None, str]]:
 
 
 def _with_text(message: Message, part: int | None, text: str) -> Message:
-    """Return a message with another text in a part."""
+    """Return the message with another text in one of its parts."""
     content = message.get("content")
     if not isinstance(content, list) or part is None:
         return {**message, "content": text}

@@ -81,7 +81,7 @@ class TextTokens:
 
 
 def _parts(given: object, where: str) -> list[object]:
-    """Return the texts and ids of a single prompt; `{"prompt_string": text}` is a prompt, too."""
+    """Return the texts and ids of a single prompt. `{"prompt_string": text}` also counts as a prompt."""
     if isinstance(given, dict):
         if "multimodal_data" in given:
             raise RequestError(f"{where}.multimodal_data: this server reads no images", param=f"{where}.multimodal_data")
@@ -134,7 +134,7 @@ class Infill:
         return [begin, *self._project(request.input_extra, tokenize, room), *around]
 
     def _around(self, request: InfillRequest, start: np.ndarray) -> list[Fixed]:
-        """Return the text around the gap, cut to the window: the end of the prefix, the start of the suffix."""
+        """Return the end of the prefix and the start of the suffix, as far as the window allows."""
         most = self._window * self._longest  # characters that can count
         before = self._tokens(request.input_prefix, "input_prefix", slice(-most, None))
         tail = self._tokens(request.input_suffix, "input_suffix", slice(most))
@@ -150,7 +150,7 @@ class Infill:
         return self._texts.tokens(part, where, special=False, begin=False)
 
     def _project(self, files: Sequence[OtherFile], tokenize: Tokenize, room: int) -> Iterator[Fixed]:
-        """Yield the project's name, as many of its last files as have room, and the name of the file with the gap."""
+        """Yield the project's name, as many of its last files as fit, and the name of the file with the gap."""
         if self._special.repository >= 0:
             yield Fixed(_after(self._special.repository, tokenize(REPOSITORY)), "the project", ends=False)
         yield from reversed(list(self._last_files(files, tokenize, room)))
@@ -158,7 +158,10 @@ class Infill:
             yield Fixed(_after(self._special.file, tokenize(FILE)), "the file's name", ends=False)
 
     def _last_files(self, files: Sequence[OtherFile], tokenize: Tokenize, room: int) -> Iterator[Fixed]:
-        """Yield the files that have room, the last one first. Whole files only: a cut file changes the prefix each time."""
+        """Yield the files that fit, the last one first.
+
+        Files are never cut, since a cut file would change the prefix each time.
+        """
         for file in reversed(files):
             if len(file.filename) + len(file.text) > room * self._longest:
                 return

@@ -32,8 +32,8 @@ class Sampled:
 class Shown:
     """A piece of a prompt.
 
-    tokens: the piece's ids if the model wrote it; None: the piece must be tokenised. rewritten: the index of a known
-    answer's message, if the template writes this answer in other words near this piece.
+    tokens: the piece's ids if the model wrote it; None: the piece must be tokenised. rewritten: set if the template
+    writes a known answer in other words near this piece; the index of the answer's message.
     """
 
     piece: TextPiece
@@ -76,7 +76,7 @@ def place_answers(
 
 
 class _Regions:
-    """Finds the pieces of a message: those between the pieces of earlier and of later messages."""
+    """Finds the pieces of a message: those after the pieces of earlier messages and before the pieces of later ones."""
 
     def __init__(self, pieces: Sequence[TextPiece]) -> None:
         owned = [(at, piece.message) for at, piece in enumerate(pieces) if piece.message is not None]
@@ -92,7 +92,7 @@ class _Regions:
 
 
 def _find(shown: Sequence[Shown], text: str, touches_control: Callable[[str], bool]) -> int | None:
-    """Return the position of a text in the joined pieces; None: it is not there, or must not be replaced."""
+    """Return the position of a text in the joined pieces; None if it is not there or must not be replaced."""
     place, at = "".join(each.piece.text for each in shown).find(text), 0
     if place < 0:
         return None
@@ -106,7 +106,10 @@ def _find(shown: Sequence[Shown], text: str, touches_control: Callable[[str], bo
 
 
 def _replaced(shown: Sequence[Shown], place: int, answered: tuple[int, Sampled]) -> list[Shown]:
-    """Return the pieces with an answer in place of its text. place: in the joined pieces. answered: message and answer."""
+    """Return the pieces with an answer's ids in place of its text.
+
+    place: the position in the joined pieces. answered: the message's index and the answer.
+    """
     message, answer = answered
     end, at = place + len(answer.text), 0
     before: list[Shown] = []
@@ -176,7 +179,7 @@ class TokenCache(TokensByText):
         self._tokenize = tokenize
 
     def __call__(self, scope: str, text: str, tokenise: Callable[[str], np.ndarray] | None = None) -> np.ndarray:
-        """Return the ids of `text`, int32; read only. tokenise: makes the same ids, but may refuse the text."""
+        """Return the ids (int32) of `text`; they are read-only. tokenise: makes the same ids, but may refuse the text."""
         tokens = self.recall(scope, text)
         if tokens is None:
             tokens = (tokenise or self._tokenize)(text)

@@ -102,10 +102,10 @@ class ResultTexts:
         return WrittenResult("".join(pieces), tuple(results))
 
     def _runs(self, text: str) -> Iterator[tuple[RepeatedLines | None, list[tuple[str, int]]]]:
-        """Yield runs of blocks, each run with the lines of an earlier result that are the same; None: the run is new.
+        """Yield runs of blocks, each with the equal lines of an earlier result; None: the run is new.
 
-        Lists of values count as new, unless an earlier result has every block: they are short, and a model that looks for a
-        value of this file finds it best in this file.
+        A list of values counts as new, unless an earlier result has every block. Such lists are short, and a model that
+        looks for a value of this file finds it best in this file.
         """
         blocks = list(blocks_of(text))
         is_known = all(block in self._seen for block, _ in blocks)

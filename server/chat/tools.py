@@ -103,7 +103,10 @@ def _read_tool(definition: Mapping[str, object], where: str) -> ToolDefinition:
 
 
 def _read_choice(choice: object, tools: Mapping[str, ToolDefinition]) -> tuple[Mode, Sequence[str]]:
-    """Return the mode and the names of the callable tools, from OpenAI's words or Anthropic's. Raises RequestError."""
+    """Return the mode and the names of the tools that may be called. Raises RequestError.
+
+    The choice may have OpenAI's form or Anthropic's.
+    """
     match choice:
         case None | "auto" | {"type": "auto"}:
             return "auto", tuple(tools)
@@ -165,7 +168,7 @@ def with_instruction(messages: Sequence[Message], text: str) -> tuple[list[Messa
 
 
 def _definition(tool: Mapping[str, object]) -> dict[str, object]:
-    """Return the fields of a tool that a model needs."""
+    """Return those fields of a tool that a model needs."""
     function = cast("Mapping[str, object]", tool["function"])
     shown = {name: function[name] for name in ("name", "description", "parameters") if function.get(name) is not None}
     return {"type": "function", "function": shown}
@@ -262,7 +265,11 @@ class Rendering:
     def __init__(
         self, template: ChatTemplate, written: CallNotation, variables: Variables, *, retrieval_prompt: str = ""
     ) -> None:
-        """variables: from the settings; a request may change them. retrieval_prompt: for chats that search documents."""
+        """Take what all chats share.
+
+        variables: the template's variables from the settings; a request may change them. retrieval_prompt: the
+        instruction for chats that search documents.
+        """
         self._template, self._written, self._variables = template, written, variables
         self._retrieval_prompt = retrieval_prompt
         self._shows_tools = self._shows([QUESTION], tools=[{"type": "function", "function": TRIAL}])
@@ -298,7 +305,10 @@ class Rendering:
 
 
 def _moved(piece: TextPiece) -> TextPiece:
-    """Return a piece with its index as if the first message, which no client sent, were not there; its text is plain."""
+    """Return a piece as if the first message, which no client sent, were not there.
+
+    A piece of that message is plain text.
+    """
     if piece.message is None:
         return piece
     return replace(piece, message=piece.message - 1) if piece.message else TextPiece(piece.text, None, is_plain=True)

@@ -112,10 +112,10 @@ def _size(said: tuple[str, Changes]) -> int:
 
 @dataclass(slots=True)
 class _Reminders:
-    """The blocks at the end of users' messages. start: the first message after the instructions.
+    """The blocks at the end of users' messages. start: the index of the first message after the instructions.
 
-    keys: for each message, a digest of all messages from `start` to it, without blocks. changes: changed and missing blocks.
-    replaced: missing blocks whose tag ends a later message.
+    keys: for each message, a digest of all messages from `start` up to it, without their blocks. changes: the changed
+    and the missing blocks. replaced: the missing blocks whose tag ends a later message.
     """
 
     start: int
@@ -162,7 +162,10 @@ class Instructions:
         return shown, (*changes.values(), *kept[-MOST_PIECES:])
 
     def _front(self, texts: Texts) -> tuple[Front, Changes]:
-        """Return the known instructions with the fewest changes, and the changes; without any alike, the request's own."""
+        """Return the known instructions with the fewest changes, and these changes.
+
+        If none are similar, keep the request's own.
+        """
         found = [(changes, front) for front in self.fronts if (changes := _changes(front.texts, texts)) is not None]
         changes, front = min(found, key=lambda pair: len(pair[0]), default=({}, None))
         if front is not None:
@@ -177,7 +180,7 @@ class Instructions:
         return front, changes
 
     def _keep_reminders(self, front: Front, shown: list[Message], messages: range) -> _Reminders:
-        """Give the user's messages the blocks that they had when they first came."""
+        """Give each message of the user the blocks that it had when it first came."""
         found, digest = _Reminders(messages.start), blake2b(digest_size=16)
         parted = [_parted(shown[at]) if shown[at]["role"] == "user" else None for at in messages]
         later = {tag: at for at, parts in zip(messages, parted, strict=True) if parts and (tag := _tag(parts[1]))}
@@ -196,7 +199,7 @@ class Instructions:
         return found
 
     def _say(self, front: Front, shown: list[Message], changes: Changes, reminders: _Reminders) -> None:
-        """Add to each message its earlier line, and to the last message the new changes."""
+        """Add to each message the line that it got earlier, and to the last message a line for the new changes."""
         said: Changes = {}
         for at, key in enumerate(reminders.keys, reminders.start):
             if key is reminders.keys[-1]:
@@ -218,7 +221,7 @@ class Instructions:
 
 
 def _changes(old: Texts, new: Texts) -> Changes | None:
-    """Return the changed pieces; None: the texts differ too much."""
+    """Return the changed pieces; None if the texts differ too much."""
     if [*map(len, old)] != [*map(len, new)]:
         return None
     pairs = [
@@ -239,7 +242,7 @@ def _changes(old: Texts, new: Texts) -> Changes | None:
 
 
 def _news(said: Changes, changes: Changes, reminders: _Reminders) -> Iterator[str]:
-    """Yield a line for each piece that the prompt does not name yet: changed since, or back to its first text."""
+    """Yield a line for each piece that the prompt does not name yet: it changed since, or has its first text again."""
 
     def line(place: Place, change: ChangedText, is_known: bool) -> str:
         is_block = place[0] >= reminders.start
@@ -254,7 +257,7 @@ def _news(said: Changes, changes: Changes, reminders: _Reminders) -> Iterator[st
 
 
 def _overlap(place: Place, change: ChangedText, other: Place, other_change: ChangedText) -> bool:
-    """Return whether two pieces overlap in the first request's text."""
+    """Return whether two pieces overlap in the text of the first request."""
     if place[:2] != other[:2]:
         return False
     return place == other or max(place[2], other[2]) < min(

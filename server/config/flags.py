@@ -264,7 +264,10 @@ def add_settings(parser: argparse._ActionsContainer, settings: Sequence[Setting]
 
 
 class _ReadFile(argparse.Action):
-    """Takes settings from a file. A flag wins over the file, before and after --config; so does an environment variable."""
+    """Reads settings from a file.
+
+    Flags, before or after --config, and environment variables take precedence over the file.
+    """
 
     def __call__(
         self,
@@ -284,7 +287,7 @@ class _ReadFile(argparse.Action):
 
 
 def _read_settings(path: Path) -> Iterator[tuple[str, Value]]:
-    """Yield the settings of a file that no variable of the environment holds. Raises OSError and ValueError."""
+    """Yield the settings in a file, except those that an environment variable sets. Raises OSError and ValueError."""
     known = {setting.name: setting for setting in SETTINGS}
     for key, value in tomllib.loads(path.read_text(encoding="utf-8-sig")).items():
         setting = known.get(key.replace("-", "_"))
@@ -336,8 +339,9 @@ def notes_of(arguments: argparse.Namespace) -> list[str]:
 
 
 def with_dashes(arguments: Sequence[str]) -> list[str]:
-    """Return the arguments with dashes in the names of long flags, as in llama-server: `--ctx_size` becomes
-    `--ctx-size`.
+    """Return the arguments with dashes in the names of long flags, as llama-server does.
+
+    For example, `--ctx_size` becomes `--ctx-size`.
     """
     return [_with_dashes(argument) if argument.startswith("--") else argument for argument in arguments]
 
@@ -348,9 +352,10 @@ def _with_dashes(argument: str) -> str:
 
 
 class _Store(argparse.Action):
-    """A flag of a setting. separator: joins the values of a repeated flag; "": the last value counts.
+    """The action of a setting's flag.
 
-    The namespace's `given` names the settings whose flags are given. whole_help: the text of --help-all; "": none.
+    separator: joins the values of a repeated flag; "": the last value counts. whole_help: the help text in --help-all;
+    "": none. The namespace's `given` has the names of the settings whose flags are given.
     """
 
     def __init__(self, *, dest: str, separator: str = "", whole_help: str = "", **options: object) -> None:
@@ -394,7 +399,7 @@ class _Foreign(argparse.Action):
 
 
 def _argument_type(setting: Setting) -> Callable[[str], Value]:
-    """Return a parser that raises argparse's error, which names the flag."""
+    """Return a parser for a setting's value. It raises argparse's error, which names the flag."""
 
     def parse(text: str) -> Value:
         try:

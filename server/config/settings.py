@@ -149,7 +149,7 @@ def _parse_number(text: str, kind: type[int] | type[float]) -> int | float:
 
 
 def _negations(default: Value, flags: tuple[str, ...]) -> dict[str, str]:
-    """Return the flags that turn a switch off: `--no-` in front of each long one."""
+    """Return the flags that turn a switch off: `--no-` before the name of each long flag."""
     return {f"--no-{flag[2:]}": "off" for flag in flags if flag.startswith("--")} if isinstance(default, bool) else {}
 
 
@@ -169,7 +169,7 @@ def _setting(declared: Field[Value], default: Value, kind: type) -> Setting:
 
 
 def _about_number(name: str) -> dict[str, Any]:
-    """Return the row of a parameter of sampling."""
+    """Return the row of the table for a sampling parameter."""
     number = NUMBERS[name]
     return {
         "flags": number.flags,

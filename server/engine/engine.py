@@ -317,7 +317,7 @@ class Sleep:
             self._load.join()
 
     def _open(self) -> None:
-        """Load the model; the load's thread runs this."""
+        """Load the model. The load's thread runs this method."""
         began = perf_counter()
         error: Exception | None = None
         try:
@@ -511,7 +511,10 @@ class Engine:
             self.runner.interrupt.set()
 
     def _computes_for(self, request: Request) -> bool:
-        """Return whether the present step computes only a prefix of this request: then the step need not end for it."""
+        """Return whether the present step only computes a prefix of this request.
+
+        Then the step need not be interrupted.
+        """
         jobs = tuple(self.scheduler.step.jobs)
         present = all(job.phase is not Phase.DONE and not job.request.kind.is_client for job in jobs)
         return bool(jobs) and present and all(job.request.leads_to(request) for job in jobs)
@@ -605,7 +608,7 @@ class Engine:
         self.outbox.send()
 
     def _has_unloaded(self) -> bool:
-        """Unload the model once its turn is over and its running requests have ended. True: it is unloaded."""
+        """Unload the model once its turn is over and its running requests are finished. True: it is unloaded now."""
         self.background.drop_all()
         self.scheduler.admits = not self.sleep.is_over
         if self.scheduler.admits or self.scheduler.running:
@@ -616,7 +619,10 @@ class Engine:
         return True
 
     def _read_inbox(self) -> None:
-        """Run the acts of other threads. With nothing to compute: save idle KV, then wait for an act or fall asleep."""
+        """Run the acts of other threads.
+
+        If there is nothing to compute, save idle KV, and then wait for an act or fall asleep.
+        """
         self.runner.interrupt.clear()
         if self.scheduler.idle or not self.sleep.is_awake:
             self._use_idle_time()
@@ -633,7 +639,7 @@ class Engine:
 
     @property
     def _seconds_left(self) -> float | None:
-        """As in `Fetches`; None without a lower tier."""
+        """As in `Fetches`. None if there is no lower tier."""
         return self.fetches.seconds_left if self._write_behind.lower else None
 
     def _step(self) -> None:
@@ -666,7 +672,10 @@ class Engine:
         self.host_seconds = self.step_seconds - (ran - planned) - self.scheduler.drafts.model_seconds
 
     def _use_idle_time(self, until: float = inf) -> None:
-        """Copy idle KV to host memory and on to disk, then let a draft model read ahead. An arriving act ends it."""
+        """Copy idle KV to host memory and on to disk. Then let a draft model read ahead.
+
+        An arriving act ends this work.
+        """
         while self.inbox.empty and perf_counter() < until:
             work = self.scheduler.plan_idle_work() if self.sleep.is_awake else None
             if work is not None:
@@ -676,7 +685,10 @@ class Engine:
                 return
 
     def _read_ahead(self) -> bool:
-        """Let a draft model read a piece of an idle slot's history. False: nothing is left, or sleep would discard it."""
+        """Let a draft model read a piece of an idle slot's history.
+
+        False: nothing remains to be read, or the model is asleep or about to be.
+        """
         if not self.sleep.is_awake or self.sleep.is_ending:
             return False
         with self.watchdog.step(0):
@@ -716,7 +728,7 @@ class Engine:
         self.runner.context.rollback = self.scheduler.drafts.longest = 0
 
     def _fall_asleep(self) -> None:
-        """Move the device's KV to host memory, as far as that has room, and free the device."""
+        """Move the device's KV to host memory, as far as it fits there, and free the device."""
         tree = self.scheduler.tree
         for one in self.scheduler.trees:
             for scope in [scope for scope in one.roots if not scope.is_lasting]:
@@ -730,9 +742,9 @@ class Engine:
         self.sleep.begin()
 
     def _end_sleep(self, error: Exception | None) -> None:
-        """Handle the end of a load. After a failed one the waiting requests fail, and the next request tries again.
+        """Handle the end of a load. If the load failed, the waiting requests fail, and the next request tries again.
 
-        No warm-up follows: its results hold from the first load.
+        There is no further warm-up, since the results of the first one stay valid.
         """
         if error is not None:
             self.generations.fail(list(self.scheduler.waiting), not_loaded(error))
@@ -742,10 +754,10 @@ class Engine:
     # ---- ends ------------------------------------------------------------------------------------------------------
 
     def _recover(self) -> None:
-        """Start again with an empty device: after an error, tree and memory may disagree. See `Scheduler.recover`.
+        """Start again with an empty device, since tree and device memory may disagree after an error.
 
-        Copies in host memory stay. After two failures in a row without a running request they may be the cause, and are
-        dropped.
+        See `Scheduler.recover`. Copies in host memory stay. After two failures in a row without a running request, the
+        copies may be the cause and are dropped.
         """
         self.num_failed_steps += 1
         is_idle = not self.scheduler.running
@@ -764,18 +776,18 @@ class Engine:
         self.generations.fail_rejected()
 
     def _stop(self, why: str) -> None:
-        """Fail all open generations and end the loop; the inbox's last act."""
+        """Fail all open generations and end the loop. This is the last act of the inbox."""
         self._stopping = True
         self.generations.close(why)
 
     def _end_for_good(self, error: BaseException) -> None:
-        """Fail every open generation: the last resort of a thread that cannot continue."""
+        """Fail every open generation, since the thread cannot continue after this error."""
         logger.critical("%s", why := f"the engine has ended: {type(error).__name__}: {error}", exc_info=error)
         self._give_up(why)
         self.outbox.call(self._on_failure)
 
     def _give_up(self, why: str) -> None:
-        """Send a Failure to each open generation, and to those still in the inbox."""
+        """Send a Failure to each open generation, and to each generation in the inbox."""
         self.failure = why
         self.inbox.close(lambda: None, why)
         self._stopping = True

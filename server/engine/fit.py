@@ -77,8 +77,8 @@ def search(wanted: MemoryPlacement, concessions: Sequence[Concession], excess: E
 def _raised(found: MemoryPlacement, concession: Concession, most: int, excess: Excess) -> MemoryPlacement:
     """Return a fitting placement with one quantity raised as far as it still fits.
 
-    Each try may load a model anew, so tries are few: memory grows evenly with most quantities, and a try is interpolated.
-    After a try that brings little, the next one halves the range.
+    Each try may load a model anew, so there should be few tries. Memory grows evenly with most quantities, so the next
+    value to try is interpolated. If a try narrows the range only a little, the next try halves the range.
     """
 
     def at(step: int) -> MemoryPlacement:
@@ -475,7 +475,7 @@ class Measure:
 
 
 def _further(one: Use, other: Use, steps: float) -> Use:
-    """Extrapolate: return the use that lies `steps` steps past `other`, where a step leads from `one` to `other`."""
+    """Return the use that lies `steps` steps beyond `other`, if one step leads from `one` to `other`."""
     kv, compute = (int(b + (b - a) * steps) for a, b in ((one.kv, other.kv), (one.compute, other.compute)))
     return replace(other, kv=kv, compute=compute)
 
@@ -541,7 +541,7 @@ class Fitting:
         raise ModelError(self._complaint())
 
     def _lengthened(self) -> Decision | None:
-        """Choose a context longer than usual; None: no longer one fits with all else as wanted."""
+        """Choose a context that is longer than usual. None: no such context fits if everything else is as wanted."""
         host, margin = self.limits[HOST], self.settings.fit_target * MIB
         self.limits[HOST] = replace(host, counts_weights=self.counts_weights, aside=aside(self.settings))
         longer = Concession("cells", DEFAULT_CONTEXT, CELLS)
@@ -552,7 +552,10 @@ class Fitting:
         return None
 
     def _rungs(self) -> Iterator[tuple[int, bool, str]]:
-        """Yield conditions, the strictest first: a margin, whether weights in host memory count, a note on what is lost."""
+        """Yield conditions for a fit, the strictest first.
+
+        Each has a margin, whether weights in host memory count, and a note on what the user loses.
+        """
         target = self.settings.fit_target * MIB if self.settings.fit else 0
         for share in SHARES if target else (0,):
             note = f"of --fit-target only {mib(target * share)} stay free" if target and share < 1 else ""
@@ -563,7 +566,7 @@ class Fitting:
                 yield int(max(host.free, 0) * share), False, READ_AGAIN
 
     def _concessions(self) -> Iterator[Concession]:
-        """Yield the quantities that no flag gives and that may be lowered, the least painful first."""
+        """Yield the quantities that may be lowered and that no flag gives. Those whose loss hurts least come first."""
         given, unset = self.settings, DEFAULTS
         is_given = {
             "cells": given.ctx_size != unset.ctx_size,
@@ -574,7 +577,7 @@ class Fitting:
         return (concession for concession in self._possible(given.fit_ctx) if not is_given[concession.name])
 
     def _possible(self, least_cells: int) -> Iterator[Concession]:
-        """Yield the quantities that could be lowered on this machine, whatever the flags."""
+        """Yield the quantities that could be lowered on this machine, even those that a flag gives."""
         yield Concession("cells", least_cells, CELLS)
         yield Concession("slots", 1)
         if self.has_gpu and self.has_experts:
@@ -621,7 +624,7 @@ class Fitting:
         )
 
     def _complaint(self) -> str:
-        """Return one line: what is missing, and which flags would help."""
+        """Return one line about what is missing and which flags would help."""
         wanted = self._decision(self.wanted, 0, "")
         would = self._any_that_fits()
         if wanted.wanted.error and would is None:
@@ -634,14 +637,14 @@ class Fitting:
         return f"{self.name} does not fit with {wanted.described(self.wanted)}: {lacks}; {self._advice(would)}"
 
     def _taken(self, use: Use, uses: Sequence[Use]) -> str:
-        """Describe the use of a device, with the use of the integrated GPUs that share its memory."""
+        """Describe the use of a device, including the integrated GPUs that share its memory."""
         parts = f"weights {mib(use.weights)}, KV {mib(use.kv)}, compute buffer {mib(use.compute)}"
         limit = self.limits[use.device]
         lent = f", {', '.join(limit.lent)} {mib(limit.shared(uses))}" if limit.lent else ""
         return f"{mib(use.total + limit.shared(uses))} ({parts}{lent})"
 
     def _any_that_fits(self) -> MemoryPlacement | None:
-        """Search for a placement whatever the flags, down to --fit-ctx and then below it."""
+        """Search for a placement that fits, even against the flags: first down to --fit-ctx, then below it."""
         for cells in (self.settings.fit_ctx, CELLS):
             if found := search(self.wanted, list(self._possible(cells)), lambda placement: self.excess(placement, 0)):
                 return found

@@ -200,7 +200,7 @@ class Unread:
         return event
 
     def _take_text(self) -> Delta:
-        """Take the first piece; for a slow client, all of them as one."""
+        """Take the first piece. For a slow client, take all pieces as one."""
         if len(self._text) <= MAX_PIECES:
             return self._text.pop(0)
         joined, self._text = _join(self._text), []
@@ -408,7 +408,7 @@ class Generation:
         return Delta("", tuple(one.token for one in new), new)
 
     def _is_late(self, text: str) -> bool:
-        """Return whether the answer is out of time and has a whole line. text: its newest piece."""
+        """Return whether the answer's time is over and it has a whole line. text: the newest piece of the answer."""
         if not self.patience:
             return False
         self.has_line = self.has_line or "\n" in text
@@ -451,7 +451,7 @@ class Generation:
     def _sampled(self, is_end: bool) -> np.ndarray | None:
         """Return the answer's ids without the end token, if they spell the sent text exactly.
 
-        It loops over the whole answer: so it runs once, in this thread, and not in the event loop, which serves all streams.
+        This loops over the whole answer. So it runs once, and in this thread: the event loop has to serve all streams.
         """
         if self.spells is None:
             return None
@@ -485,14 +485,17 @@ class Generation:
         )
 
     def _reordered(self) -> Reordering | None:
-        """Return what the order of documents gained: the gain of the first choice, with which all share KV in any order."""
+        """Return what the order of documents gained for the first choice. The other choices share its KV in any order."""
         leader = self.first or self
         return reordering(
             leader.job.layout, leader.job.reuse.cached, leader._seconds if leader.first_token else self._seconds
         )
 
     def _seconds(self, start: int, stop: int) -> float:
-        """Return about how many seconds the prompt's tokens at [start, stop) take: saved by reuse, and spent on the rest."""
+        """Return about how many seconds the prompt's tokens at positions [start, stop) take.
+
+        For reused tokens it is the time that reuse saved, and for all others the time that they took.
+        """
         saved, reused = 0.0, 0
         for span in self.job.reuse.spans:
             shared = max(min(span.stop, stop) - max(span.start, start), 0)
@@ -501,18 +504,18 @@ class Generation:
 
     @property
     def _seconds_each(self) -> float:
-        """The seconds that each computed token of the prompt took."""
+        """The seconds that each computed token of the prompt took, on average."""
         return (self.first_token - self.admitted) / max(self.job.num_prompt - self.job.reuse.cached, 1)
 
     def _reused(self, layout: Layout) -> Reused:
-        """Return the reused positions: a prefix of as many tokens as were cached, unless reuse came in pieces."""
+        """Return the reused positions: a prefix of the prompt, unless reuse came in pieces."""
         reuse = self.job.reuse
         return (
             [(span.start, span.stop) for span in reuse.spans] if layout.in_pieces or reuse.has_hole else [(0, reuse.cached)]
         )
 
     def _miss(self) -> Miss | None:
-        """Return where reuse ended, and why. None: all was reused but the last tokens, which are always computed."""
+        """Return where reuse ended, and why. None: all was reused except the last tokens, which are always computed."""
         job, layout, cached = self.job, self.job.layout, self.job.reuse.cached
         if cached >= job.num_prompt - job.recompute_last:
             return None
@@ -529,7 +532,8 @@ class Generation:
     def _change(self, at: int) -> Change | None:
         """Return the piece that differs from an earlier prompt of the scope, if the same text follows in both.
 
-        The earlier text is shown only in a named scope, whose name a client has to know: anyone may use the nameless one.
+        The earlier text is shown only in a named scope, since a client has to know the name. Anyone may use the common
+        scope.
         """
         job = self.job
         if job.sequence is None or job.layout.in_pieces:
@@ -546,7 +550,7 @@ class Generation:
         return change
 
     def _volatile(self, at: int) -> str | None:
-        """Return the text around a position of the prompt, with its kind, if that kind changes with each request."""
+        """Return the kind and the text around a position of the prompt, if text of this kind changes with each request."""
         tokens = self.job.ids(0, self.job.num_prompt)
         before = self.detokenize(tokens[max(at - AROUND, 0) : at])
         return volatile_span(before + self.detokenize(tokens[at : at + AROUND]), len(before))
@@ -587,7 +591,10 @@ def _end(generation: Generation) -> str:
 
 
 def _miss(generation: Generation, report: Report) -> Fields:
-    """Return where reuse ended, and in what part of the prompt. A document's id stays out: it is the client's text."""
+    """Return where reuse ended, and in which part of the prompt.
+
+    The id of a document is left out, since a client wrote it.
+    """
     layout = generation.job.layout
     if report.miss is None:
         return {}
@@ -630,7 +637,7 @@ class Outbox:
 
 
 def _deliver(events: Sequence[tuple[Generation, Event]]) -> None:
-    """Deliver events to their streams; runs in the event loop. A failure in one stream must not reach the next."""
+    """Deliver events to their streams. Runs in the event loop. An error in one stream does not affect the next stream."""
     for generation, event in events:
         try:
             generation.deliver(event)

@@ -36,7 +36,7 @@ class Background:
         self.num_dropped = 0
 
     def __len__(self) -> int:
-        """Return the number of generations that are not done yet."""
+        """Return the number of unfinished generations."""
         self._forget_done()
         return len(self._generations)
 
@@ -282,7 +282,7 @@ class Generations:
             self._outbox.put(generation, Failure(error))
 
     def _fail_alone(self, generation: Generation, error: Exception) -> None:
-        """Fail one generation for its own error."""
+        """Fail one generation because of an error of its own."""
         if not isinstance(error, RequestError):
             logger.error("request %d failed", generation.request.id, exc_info=error)
             error = RequestError("the server failed on this request", status=500)

@@ -36,7 +36,7 @@ class Arrivals:
         return engine.inbox.ask(lambda: engine.scheduler.index.host.put(record.used_once())).result(ADOPT_SECONDS)
 
     def _await_warm_up(self) -> None:
-        """Wait until the engine takes acts: the layout of KV and the budgets are known from then on."""
+        """Wait until the engine runs acts. From then on the layout of KV and the budgets are known."""
         if not self._is_warm:
             self._engine.inbox.ask(lambda: None).result(ADOPT_SECONDS)
             self._is_warm = True
@@ -108,7 +108,10 @@ class SlotStore:
         return self._made_by
 
     def _adopt_all(self, path: Path) -> tuple[Record | None, int]:
-        """Restore a file's records up to the first that does not fit; return the last one tried and the file's bytes."""
+        """Restore the records of a file, up to the first record that does not fit.
+
+        Return the last record tried and the file's size.
+        """
         last = None
         with _request_errors(path):
             record_file.check(path, self._provenance)  # the whole file, before its first record is used
@@ -118,7 +121,10 @@ class SlotStore:
             return last, path.stat().st_size
 
     def _adopt(self, record: Record) -> bool:
-        """Put a record into host memory. Raises RequestError if the engine is busy for too long, though the file is good."""
+        """Put a record into host memory.
+
+        Raises RequestError if the engine is busy for too long, although the file is good.
+        """
         try:
             return self._arrivals.adopt(record)
         except TimeoutError:
@@ -135,7 +141,7 @@ class SlotStore:
         return slot
 
     def _records(self, number: int) -> list[Record]:
-        """Return the records of a slot's history: its longest prefix with KV."""
+        """Return the records of a slot's history, as far as there is KV for it."""
         slot = self._slot(number)
         if slot.scope is not None and not slot.scope.is_lasting:
             raise RequestError("KV of several LoRA adapters cannot be saved: it is another one when they are loaded again")
@@ -144,13 +150,13 @@ class SlotStore:
         return self._histories.save(slot)
 
     def _remember(self, number: int, record: Record) -> int:
-        """Make a record's tokens a slot's history, as far as they are cached; return their number."""
+        """Make the tokens of a record the history of a slot, as far as they are cached. Return their number."""
         return self._histories.remember(self._slot(number), record.scope, record.tokens)
 
 
 @contextmanager
 def _request_errors(path: Path) -> Iterator[None]:
-    """Turn the errors of reading a file into RequestError."""
+    """Turn errors that occur while a file is read into RequestError."""
     try:
         yield
     except OSError as error:

@@ -491,9 +491,9 @@ class View:
         return await asyncio.wrap_future(self._engine.inbox.ask(question))
 
     def _drop(self, scope: str) -> int:
-        """Drop a scope from device and host memory; runs in the engine's thread.
+        """Drop a scope from device and host memory. Runs in the engine's thread.
 
-        Its prompts ahead of time end first: else they would fill the scope again.
+        The scope's background generations end first, since they would fill the scope again.
         """
         self._engine.background.drop_scope(scope)
         scopes = scopes_of(self._scheduler, scope)

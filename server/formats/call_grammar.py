@@ -97,7 +97,10 @@ class GrammarWriter:
         return _joined(self._parts(form, filled))
 
     def _parts(self, form: str, filled: Mapping[str, str] = NOTHING) -> list[GrammarPart]:
-        """Cut a form at its control tokens. filled: a client's texts for the holes, which never become tokens."""
+        """Cut a form into parts at its control tokens. filled: texts for the holes.
+
+        They come from a client, so they never become control tokens.
+        """
         parts = [GrammarPart("")]
         for at, piece in enumerate(HOLE.split(form) if filled else [form]):
             for part in [GrammarPart(filled[piece])] if at % 2 else self._cut(piece):
@@ -113,9 +116,9 @@ class GrammarWriter:
         return [GrammarPart(text, f"<[{self.controls[text]}]>" if text in self.controls else "") for text in texts]
 
     def _schema(self, schema: object, root: Mapping[str, object]) -> str:
-        """Add a schema and return a reference to it. root: the schema that its references point into.
+        """Add a schema, and return a reference to it. Raises GrammarError if all schemas together are too long.
 
-        Raises GrammarError if all schemas together are too long.
+        root: the schema that contains the targets of its references.
         """
         shared = {name: root[name] for name in ("$defs", "definitions", "strict") if name in root}
         name = f"s{len(self.schemas)}"
@@ -143,10 +146,10 @@ class GrammarWriter:
         return " ".join(holes[piece]() if at % 2 else self.text(piece) for at, piece in enumerate(pieces) if piece)
 
     def _tagged(self, tags: ParameterTags, schema: Mapping[str, object]) -> str:
-        """Return the rule of parameters between tags, with the end of the call.
+        """Return the rule of parameters that stand between tags. It includes the end of the call.
 
-        The required parameters come first, and then those of the others that the model chooses. A text ends where a reader
-        finds its end: at its closing tag with the next tag after it.
+        The required parameters come first. Any of the other parameters may follow. A text ends where a reader finds its
+        end: at its closing tag, if the next tag follows.
         """
         properties, names, others = _named(schema)
         types = parameter_types(schema)
@@ -162,10 +165,11 @@ class GrammarWriter:
         return self.rule(" | ".join(ends))
 
     def _chosen(self, ways: Sequence[tuple[str, str]]) -> tuple[str, str]:
-        """Return two rules of a choice of parameters, in order: up to another one, maybe of none, and up to the call's end.
+        """Return two rules of a choice of optional parameters, in order.
 
-        Each rule joins those of two halves: a rule that contained the next parameter's would nest as deep as there are
-        parameters.
+        The first rule ends where another parameter follows, and may be empty. The second rule ends with the end of the
+        call. Each rule joins the rules of two halves of the parameters. If a rule contained the rule of the next
+        parameter, rules would nest as deep as there are parameters.
         """
         if len(ways) == 1:
             return self.rule(f"{ways[0][0]}?"), ways[0][1]
@@ -177,7 +181,10 @@ class GrammarWriter:
     def _between_tags(
         self, tags: ParameterTags, parameter: tuple[str, object], wanted: ParameterType, root: Mapping[str, object]
     ) -> tuple[str, str]:
-        """Return two rules of one parameter, from its name on: up to another one, and up to the end of the call."""
+        """Return two rules of one parameter, from its name on.
+
+        One ends before another parameter, the other with the end of the call.
+        """
         (key, schema), kind = parameter, next(iter(sorted(wanted.kinds)), "string")
         is_text = not wanted.kinds or "string" in wanted.kinds
         known = {"key": key, "kind": "string" if is_text else kind, "is_text": str(is_text).lower()}
@@ -199,7 +206,10 @@ class GrammarWriter:
         return self.rule(f"{value} {self.text(tags.opens)}"), self.rule(f"{value} {self.text(tags.end)}")
 
     def _until(self, tags: ParameterTags, closer: str, tail: str) -> str:
-        """Return the rule of a text up to the end that a reader finds: a closing tag, and the tag after it, if any."""
+        """Return the rule of a text up to the end that a reader finds.
+
+        The end is a closing tag, with the tag that follows it, if there is one.
+        """
         if (rule := self._texts.get((closer, tail))) is None:
             broken = "|".join(_pattern(tag) for tag in (tags.opens, tags.end) if not closer.startswith(tag))
             after = "|".join(map(_pattern, sorted({tags.opens, tags.end, *tags.after_call})))
@@ -213,7 +223,7 @@ class GrammarWriter:
         return rule
 
     def _parameters(self, written: CallNotation, schema: Mapping[str, object]) -> str:
-        """Return the rule of parameters: the required ones, and then those of the others that the model chooses."""
+        """Return the rule of parameters: the required ones, and then any of the others."""
         properties, names, others = _named(schema)
         types, between = parameter_types(schema), self.text(written.separator)
 
@@ -250,7 +260,7 @@ class GrammarWriter:
         return f"{before} {self._free(end, schema)}"
 
     def _free(self, end: Sequence[GrammarPart], schema: object = None) -> str:
-        """Return free text up to a tag, and the tag."""
+        """Return the rule of any text up to a tag, and of the tag."""
         first, *rest = end
         if (most := _most(schema)) is not None:
             character = first.text.lstrip()[0]
@@ -272,7 +282,7 @@ def _named(schema: Mapping[str, object]) -> tuple[dict[str, object], list[str], 
 
 
 def _most(schema: object) -> int | None:
-    """Return the most characters of a text; None: it has no bound, or too large a one."""
+    """Return the most characters of a text; None if it has no bound or the bound is too large."""
     most = schema.get("maxLength") if isinstance(schema, dict) else None
     return most if isinstance(most, int) and 0 <= most <= MAX_LENGTH else None
 

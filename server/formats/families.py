@@ -161,7 +161,7 @@ class Family:
         return SteppedReader(text, answer.read())
 
     def _opened(self, prompt: str) -> str:
-        """Return the open reasoning at the end of a prompt, with its tag; empty if none is open."""
+        """Return the reasoning that is open at the end of a prompt, with its tag; empty if none is open."""
         if self.thinking is None:
             return ""
         start, end = self.thinking.last(prompt)

@@ -46,7 +46,7 @@ class Tags:
         return (found.start(), found[0]) if found and found.start() < prefix_at else (prefix_at, "")
 
     def _prefix_at(self, text: str, at: int) -> int:
-        """Return the place of the longest suffix that more text may complete to a tag; without one, the end."""
+        """Return the position of the longest suffix that may be the start of a tag; without one, the end of the text."""
         for found in self._first.finditer(text, max(at, len(text) - self._longest + 1)):
             if text[found.start() :] in self._prefixes:
                 return found.start()
@@ -241,7 +241,7 @@ class JsonSpan:
         return at
 
     def _step(self, character: str, at: int) -> int:
-        """Take a character that counts; return the place after it, or `at` if the value ended before it."""
+        """Take a sign. Return the position after it, or `at` if the value ended before it."""
         if self._quoted:
             self._escaped, self._quoted = character == "\\", character == "\\"
             self.ended = not self._quoted and not self._depth
@@ -352,7 +352,7 @@ LONGEST_NUMBER = 400  # characters of a number that has to be rewritten for JSON
 
 
 def _of_kind(bare: str, kinds: frozenset[str]) -> str | None:
-    """Return as JSON a value that is of one of these types, or is written nearly so; None if it is not."""
+    """Return a value as JSON if it has one of these types, or is written almost as one of them; otherwise None."""
     if not kinds:
         return None
     if is_json(bare, kinds):
@@ -367,7 +367,10 @@ def _of_kind(bare: str, kinds: frozenset[str]) -> str | None:
 
 
 def _number(bare: str, may_be_broken: bool) -> str | None:
-    """Return a number as JSON has it, such as 0.5 for .5; None if it is not one. may_be_broken: else 5.0 becomes 5."""
+    """Return a number as JSON writes it, such as 0.5 for .5; None if the text is no number.
+
+    may_be_broken: if false, 5.0 becomes 5, and a number with a fraction gives None.
+    """
     found = _NUMBER.fullmatch(bare) if len(bare) <= LONGEST_NUMBER else None
     if found is None or not (found["whole"] or found["part"]) or isinf(float(bare)):
         return None
@@ -390,7 +393,7 @@ ESCAPES = {"b": "\b", "f": "\f", "/": "/", "n": "\n", "t": "\t", "r": "\r", "\\"
 
 
 def _from_python(text: str) -> str | None:
-    """Return as JSON lists and objects that are written as in Python; None if a text in them has no end."""
+    """Return lists and objects in Python's notation as JSON; None if a text in them has no end."""
     parts: list[str] = []
     at = 0
     while at < len(text):
@@ -418,7 +421,7 @@ def _in_json(found: re.Match[str]) -> str:
 
 
 def _unquoted(text: str) -> str | None:
-    """Return the text of a JSON string; None if it is not one, or if it has half of a surrogate pair."""
+    """Return the text of a JSON string; None if it is no JSON string, or has half of a surrogate pair."""
     try:
         value = json.loads(text, strict=False)
         value.encode()
@@ -445,7 +448,7 @@ def parameter_types(schema: object) -> dict[str, ParameterType]:
 
 
 class _Schemas:
-    """Finds the types of the parameters of one tool. A reference that many of them share is resolved once."""
+    """Finds the types of the parameters of one tool. A reference that several parameters share is resolved once."""
 
     def __init__(self, root: object) -> None:
         self._root = root
@@ -453,7 +456,7 @@ class _Schemas:
         self._listed: dict[int, ParameterType] = {}  # of a schema that lists its values, by the id of the list
 
     def type(self, schema: object) -> ParameterType:
-        """Return the type that a schema allows; `ANY` where it names none, or none within `MAX_SCHEMAS` schemas."""
+        """Return the type that a schema allows; `ANY` if no type is found within `MAX_SCHEMAS` schemas."""
         kinds: set[str] = set()
         texts: list[frozenset[str]] = []
         is_free = False  # texts outside these lists are allowed
@@ -480,7 +483,7 @@ class _Schemas:
         return ANY
 
     def _inner(self, schema: Mapping[str, object]) -> list[object] | None:
-        """Return the schemas that this one refers to or chooses from; None if it names types or values itself."""
+        """Return the schemas that this schema refers to or chooses from; None if it gives types or values itself."""
         if isinstance(reference := schema.get("$ref"), str):
             return [self._meant(reference)]
         if "type" in schema:
@@ -491,7 +494,7 @@ class _Schemas:
         return choices[:MAX_SCHEMAS] if isinstance(choices, list) else None
 
     def _kinds(self, schema: Mapping[str, object]) -> frozenset[str]:
-        """Return the types that a schema names, or that its keywords imply."""
+        """Return the types that a schema gives or that its keywords imply."""
         if "type" in schema:
             kinds = schema["type"]
             listed = kinds[:MAX_SCHEMAS] if isinstance(kinds, list) else [kinds]
@@ -521,7 +524,7 @@ class _Schemas:
 
 
 def _type_of(values: Sequence[object]) -> ParameterType:
-    """Return the type that allows each of some values."""
+    """Return the type that allows all of these values."""
     return ParameterType(frozenset(map(_type, values)), (frozenset(text for text in values if isinstance(text, str)),))
 
 

@@ -168,10 +168,11 @@ class TaggedBody:
     def _value(
         self, text: UnreadText, key: str, calls: Calls, wanted: ParameterType, after_call: Collection[str]
     ) -> Steps[str | None]:
-        """Read a value; return the tag after its end. Empty: the answer ends there; None: the value has no end.
+        """Read a value, and return the tag after its end. Empty: the answer ends there. None: the value has no end.
 
-        A text is passed on as it arrives, any other value when it is whole. An end counts only before a tag, or before the
-        end of the answer; else it is a part of the value. Without an end, a tag at the start of a line ends the value, too.
+        A text is passed on as it arrives, and any other value when it is whole. A closing tag counts only if another
+        tag or the end of the answer follows. Otherwise it is a part of the value. If the closing tag is missing, a tag
+        at the start of a line also ends the value.
         """
         ends = [end.replace("{key}", key) for end in self.value_ends]
         lines = [f"\n{tag}" for tag in self.begins if not any(end.startswith(tag) for end in ends)]
@@ -251,7 +252,7 @@ class LiteralBody:
                 between = ", "
 
     def _key(self, text: UnreadText) -> Steps[str]:
-        """Read a name and the sign after it; return the name."""
+        """Read a name and the sign after it. Return the name."""
         name, _ = yield from text.upto(Tags((self.assign, ":")), MAX_NAME)
         for quote in self.quotes:
             name = name.strip().removeprefix(quote).removesuffix(quote)
@@ -268,7 +269,7 @@ class LiteralBody:
         yield calls.arguments(literal(word, wanted))
 
     def _string(self, text: UnreadText, quote: str, calls: Calls) -> Steps[None]:
-        """Read a text up to its quote; short quotes may be escaped in it."""
+        """Read a text up to its quote. If the quote is short, quotes in the text may be escaped."""
         stops = Tags((quote, "\\") if len(quote) == 1 else (quote,))
         yield calls.arguments('"')
         while True:
@@ -286,7 +287,7 @@ class LiteralBody:
                 yield None
 
     def _escaped(self, text: UnreadText) -> Steps[str]:
-        """Read the escape after a backslash; return it as JSON writes it."""
+        """Read the escape after a backslash. Return it in JSON's notation."""
         sign = yield from text.peek()
         text.take(1)
         digits = ""
@@ -344,7 +345,10 @@ class HeadedCalls:
                 yield from text.one_of(*self.section_ends)
 
     def _call(self, text: UnreadText, calls: Calls) -> Steps[bool]:
-        """Read one call; return whether it was one. Without arguments, a tag of `after_call` follows its header, or none."""
+        """Read one call, and return whether it was one.
+
+        In a call without arguments, a tag of `after_call` or the end of the answer follows the header.
+        """
         tags = Tags(self.body.begins + self.after_call)
         header, begin = yield from text.upto(tags, MAX_HEADER, stays=self.after_call)
         found = self.header.fullmatch(header)
@@ -564,7 +568,7 @@ class TaggedAnswer:
                 yield None
 
     def _say(self, text: str, num_after: int = 0) -> Iterator[Fragment]:
-        """Yield text that was just read, as content. num_after: characters that were read after it."""
+        """Yield text that was just read, as content. num_after: how many characters were read after it."""
         self._content.note(text, num_after)
         yield from self._content.say(text)
 
@@ -605,7 +609,7 @@ class TaggedAnswer:
                 yield None
 
     def _bare_calls(self) -> Steps[None]:
-        """Read calls without an opening tag, which only the start of an answer can be."""
+        """Read calls without an opening tag. Only the start of an answer can be such calls."""
         shape = next((shape for shape in self._shapes if shape.bare), None)
         if shape is None:
             return
@@ -682,7 +686,7 @@ class ChannelAnswer:
         self._content.drop_space()
 
     def _message(self, header: str, message: str) -> Steps[str]:
-        """Read the message of a header; return the tag after it."""
+        """Read the message that follows a header. Return the tag after the message."""
         channels, found = self._channels, self._channels.to.search(header)
         if message and found and found["name"] in self._calls.tools:
             return (yield from self._call(found["name"]))
@@ -707,7 +711,7 @@ class ChannelAnswer:
         return (yield from self._body(TrimmedText(ContentText), is_said=False))
 
     def _body(self, trimmed: TrimmedText, is_said: bool = True) -> Steps[str]:
-        """Read text up to the next tag, and the tag; empty at the end of the text."""
+        """Read text up to the next tag, and read the tag. Return the tag, or an empty text at the end of the answer."""
         while True:
             text, tag = self._text.before(self._body_tags)
             trimmed.note(text, len(tag))
@@ -769,7 +773,7 @@ class JsonCalls:
 
 
 class _JsonCall:
-    """One call as it arrives. Its arguments are kept while its name is not known."""
+    """One call as it arrives. Its arguments are kept until its name is known."""
 
     def __init__(self, shape: JsonCalls, text: UnreadText, calls: Calls) -> None:
         self._shape, self._text, self._calls = shape, text, calls
@@ -778,7 +782,7 @@ class _JsonCall:
         self._is_started = False
 
     def read(self) -> Steps[bool]:
-        """Read the members of the object; return whether it was a whole call."""
+        """Read the members of the object. Return whether it was a whole call."""
         text, depth = self._text, 0
         while character := (yield from text.skip(SPACE + ",")):
             if character == "{" and not depth:
@@ -799,7 +803,7 @@ class _JsonCall:
         return False
 
     def _key(self) -> Steps[str]:
-        """Read a member's name, up to its value; return the name."""
+        """Read the name of a member, up to the member's value. Return the name."""
         name = yield from self._string()
         yield from self._text.skip()
         if (yield from self._text.one_of(":")):
@@ -808,7 +812,7 @@ class _JsonCall:
         return ""
 
     def _string(self) -> Steps[str]:
-        """Read a short JSON string; return an empty text if it is none."""
+        """Read a short JSON string. Return an empty text if there is none."""
         read, tag = yield from self._text.upto(_QUOTE, 1)
         if read or not tag:
             return ""
@@ -816,7 +820,7 @@ class _JsonCall:
         return _decoded(f'"{read}"') if tag else ""
 
     def _member(self, key: str) -> Steps[bool]:
-        """Read the value of a member; return whether this may still be a call."""
+        """Read the value of a member. Return whether the object may still be a call."""
         shape, character = self._shape, (yield from self._text.peek())
         if key in shape.names and not self._name and character == '"':
             self._name = yield from self._string()
@@ -837,7 +841,10 @@ class _JsonCall:
         return bool(value) and (self._is_started or key in shape.keys)
 
     def _object(self) -> Steps[bool]:
-        """Read the arguments, passed on as they arrive if the name is known, else kept; return whether they are whole."""
+        """Read the arguments, and return whether they are whole.
+
+        They are passed on as they arrive if the name is known, and otherwise kept.
+        """
         streams = bool(self._name) and not self._shape.late_id
         if streams:
             yield from self._start()
@@ -858,7 +865,7 @@ class _JsonCall:
         yield self._calls.start(self._name, self._id)
 
     def _close(self) -> Steps[bool]:
-        """End the call, and start it first if it waited for its end; return whether it is one."""
+        """End the call. If its start was waiting for the end, start it first. Return whether it is a call."""
         if self._name and not self._is_started:
             yield from self._start()
             yield self._calls.arguments("".join(self._arguments) or "{}")

@@ -175,5 +175,5 @@ def _refuse(request: Request, error: Exception) -> Response:
 
 
 def _let_go(request: Request, error: Exception) -> Response:
-    """Answer a client that disconnected while it sent its body: the status is for the log."""
+    """Answer a client that disconnected while it sent its body. Only the log sees the status."""
     return Response(status_code=499)

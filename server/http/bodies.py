@@ -54,7 +54,7 @@ class Bodies:
         return await self._unpacked(encoding, body.getvalue(), reservation) if encoding else body.getvalue()
 
     async def _unpacked(self, encoding: str, packed: bytes, reservation: Reservation) -> bytes:
-        """Unpack a body, each piece in a thread. Raises RequestError."""
+        """Unpack a body. Each piece is unpacked in a thread. Raises RequestError."""
         unpacking, body = Unpacking(encoding, packed), BytesIO()
         while piece := await asyncio.to_thread(unpacking.piece):
             body.write(piece)

@@ -154,7 +154,7 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
             self._unseal(data, self._tls)
 
     def _unseal(self, data: bytes, tls: TlsFilter) -> None:
-        """Take bytes of TLS, and answer those that concern TLS alone, such as a handshake's."""
+        """Take bytes of TLS, and answer messages of TLS itself, such as those of a handshake."""
         try:
             for piece in tls.received(data, self.bite):
                 if not piece:
@@ -247,7 +247,7 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
         self._write_timer = self.loop.call_later(self.patience, self._check_progress, left)
 
     def _check_progress(self, before: int) -> None:
-        """Close the connection if the client took too little since `before` bytes were waiting to be sent."""
+        """Close the connection if the client has taken too few bytes. before: how many bytes waited to be sent earlier."""
         if before - self.transport.get_write_buffer_size() < self.patience * self.rate:
             self.transport.abort()
         else:

@@ -69,7 +69,7 @@ def _gzip(packed: bytes) -> Stream:
 
 
 def _deflate(packed: bytes) -> Stream:
-    """Begin a stream with zlib's frame, as the standard has it, or without, as some clients send it."""
+    """Begin a stream that has zlib's frame, as the standard demands, or has none, as some clients send it."""
     is_framed = len(packed) > 1 and packed[0] & 15 == zlib.DEFLATED and (packed[0] << 8 | packed[1]) % 31 == 0
     return Inflating(zlib.MAX_WBITS if is_framed else -zlib.MAX_WBITS)
 
@@ -122,7 +122,7 @@ class Unpacking:
         return self._stream.eof and self._given == len(self._packed)
 
     def _next(self) -> bytes:
-        """Feed the stream if it needs input, and return what it unpacks."""
+        """Feed the stream if it needs input. Return the bytes that it unpacks."""
         if self._stream.eof:
             self._begin_member()
         bite = self._packed[self._given : self._given + BITE] if self._stream.needs_input else b""

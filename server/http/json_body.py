@@ -101,7 +101,7 @@ def whole_characters(text: bytes) -> bytes:
 
 
 def _field_of_no_text(body: bytes) -> str:
-    """Return the path of the first value that is no UTF-8, such as `messages[1].content`; empty: it is not known."""
+    """Return the path of the first value that is not UTF-8, such as `messages[1].content`; empty if it is unknown."""
     path, value = "", body
     for _ in range(MOST_LEVELS):
         inner = _inner(value)
@@ -113,7 +113,7 @@ def _field_of_no_text(body: bytes) -> str:
 
 
 def _inner(value: bytes) -> dict[str, bytes]:
-    """Return the values of an object or a list, by the step of a path that leads to each; none if a name is no text."""
+    """Return the values in an object or a list, by the step of a path that leads to each. Empty if a name is not UTF-8."""
     try:
         if value.lstrip()[:1] == b"[":
             return {f"[{at}]": bytes(one) for at, one in enumerate(msgspec.json.decode(value, type=list[Raw]))}

@@ -157,7 +157,7 @@ class RequestLog:
 
 
 def _given(headers: Headers) -> str | None:
-    """Return the client's id for its request, if a line of the log can contain it."""
+    """Return the client's id for its request, if the id is fit for a line of the log."""
     id = headers.get(HEADER, "")
     return id if 0 < len(id) <= MAX_ID and id.isascii() and id.isprintable() else None
 

@@ -99,7 +99,10 @@ def _digest(key: bytes) -> bytes:
 
 
 def _presented(headers: Headers) -> list[bytes]:
-    """Return the keys that a request carries, as clients of OpenAI, llama-server (a bare one) and Anthropic send them."""
+    """Return the keys that a request carries, in the headers of OpenAI's, llama-server's and Anthropic's clients.
+
+    llama-server's clients may send a key without the word Bearer.
+    """
     authorization = headers.get("authorization", "").strip()
     scheme, _, key = authorization.partition(" ")
     if scheme.lower() == "bearer":
@@ -108,7 +111,7 @@ def _presented(headers: Headers) -> list[bytes]:
 
 
 def _keys_in(path: str) -> frozenset[str]:
-    """Return the keys in a file, one a line; a line that begins with # is a comment."""
+    """Return the keys in a file with one key a line. A line that starts with # is a comment."""
     try:
         lines = [line.strip() for line in Path(path).expanduser().read_text("utf-8").splitlines()]
     except (OSError, UnicodeDecodeError) as error:
@@ -243,7 +246,10 @@ class Gate:
         return address.is_loopback or self._any_address
 
     def _check_page(self, method: str, headers: Headers, host: str) -> None:
-        """Refuse requests from pages of other origins, except a GET or HEAD without Origin: no page can read its answer."""
+        """Refuse requests from pages of other origins.
+
+        A GET or HEAD without Origin may pass, since no page can read its answer.
+        """
         origin, site = headers.get("origin"), headers.get("sec-fetch-site")
         if origin is None:
             foreign = site == "cross-site" and method not in ("GET", "HEAD")

@@ -52,7 +52,11 @@ def _closed() -> RequestError:
 
 
 class _Work(Generic[T]):
-    """Work for one client. started: it has a thread. is_disconnected: its client is. ends: the time its turn ends."""
+    """Work for one client.
+
+    started: the work has a thread. is_disconnected: the client has disconnected. ends: the time at which the work's
+    turn ends.
+    """
 
     def __init__(self, turns: Turns, client: tuple[object, ...], call: Callable[[], T]) -> None:
         self.turns, self.client, self.call = turns, client, call
@@ -62,7 +66,10 @@ class _Work(Generic[T]):
         self.ends = 0.0
 
     def disconnect(self) -> None:
-        """Note that the client disconnected: waiting work never begins, running work ends at its next `give_way`."""
+        """Note that the client has disconnected.
+
+        Waiting work never begins, and running work ends at its next `give_way`.
+        """
         self.is_disconnected = True
         if self.future.cancel():
             self.turns.drop(self)
@@ -150,13 +157,13 @@ class Turns:
         self._waiting.setdefault(work.client, deque()).append(work)
 
     def _next(self) -> None:
-        """Give the turn to the next client's work. The lock is held."""
+        """Give the turn to the work of the next client. The caller holds the lock."""
         while (work := self._pick()) is not None and not self._goes_on(work):
             pass
         self._current = work
 
     def _goes_on(self, work: _Work) -> bool:
-        """Give work the turn. False: it needs a thread, and the system gives none."""
+        """Give a piece of work its turn. False: the work needs a thread, and the system has none."""
         work.ends = perf_counter() + TURN
         if work.started:
             work.turn.release()

@@ -285,7 +285,10 @@ class Attachments:
         return Attachment(self._own_folder(), name, data, self._settings.chunk_tokens)
 
     def _own_folder(self) -> Path:
-        """Return the folder of this server's files. Files of a killed server are deleted. Raises OSError, FolderError."""
+        """Return the folder for the files of this server. Files of a killed server are deleted.
+
+        Raises OSError and FolderError.
+        """
         with self._opening:
             if self._place is None:
                 self._place, self._locked = _free_folder(index_folder(self._settings) / "attached")
@@ -378,7 +381,10 @@ class Attachments:
         raise RequestError(f"{wrong}: {file.error or lacks}", param=param)
 
     def _embed(self, file: Attachment, embedding: Embedding) -> None:
-        """Compute the vectors of a file, in a thread of `_vectors`. After a failure the file is searched by words."""
+        """Compute the vectors of a file, in a thread of `_vectors`.
+
+        If this fails, searches by words still find the file.
+        """
         try:
             file.embed(embedding)
         except sqlite3.ProgrammingError:  # the file was removed meanwhile
@@ -441,7 +447,7 @@ def _stopping() -> RequestError:
 
 
 async def _known(vector: np.ndarray, text: str) -> np.ndarray:
-    """Return the known vector of a query, the same for each file."""
+    """Return the vector of a query, which is computed once for all files."""
     return vector
 
 

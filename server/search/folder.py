@@ -135,7 +135,7 @@ class FolderIndex:
 
 
 def _question(heading: str) -> str:
-    """Return a question about a heading. A search ignores all words that it adds."""
+    """Return a question about a heading. All words that this adds are ignored by a search."""
     return heading if heading.endswith("?") else f"What is “{heading}” about?"
 
 
@@ -209,7 +209,7 @@ class FolderWatcher:
             wait = None if self._refresh() else RETRY_AFTER
 
     def _refresh(self) -> bool:
-        """Bring the index up to date as far as possible. False: it failed, and has to be tried again."""
+        """Bring the index up to date as far as possible. False: this failed, and must be tried again."""
         try:
             if self._read():
                 self._on_read()
@@ -229,7 +229,7 @@ class FolderWatcher:
         return False
 
     def _settle(self, state: str, error: str = "") -> bool:
-        """Take the state at the end of the work. False: a new scan of the folders is wanted by now."""
+        """Set the state at the end of the work. False: another scan of the folders is already wanted."""
         with self._settling:
             if self._wanted.is_set():
                 return False
@@ -252,7 +252,7 @@ class FolderWatcher:
         return True
 
     def _embed(self) -> bool:
-        """Embed the documents without vectors, in gaps. False: the work was stopped, or files have changed."""
+        """Compute missing vectors of documents, in the gaps between requests. False: stopped, or files have changed."""
         while self._gap_comes():
             if not self._index.embed_some():
                 return True
@@ -265,7 +265,7 @@ class FolderWatcher:
         return not self._stopping.is_set()
 
     def _gap_comes(self) -> bool:
-        """Wait until the engine is idle. False: the work has to stop, or files come first."""
+        """Wait until the engine is idle. False: the work has to stop, or files must be read first."""
         while not (gives_up := self._stopping.is_set() or self._wanted.is_set()) and self._is_busy():
             self._wanted.wait(POLL)
         return not gives_up
@@ -387,12 +387,12 @@ def bundled_folder() -> Path:
 
 
 def _name(paths: list[str], embedder: str) -> str:
-    """Return a name for the index of folders; each embedder has another."""
+    """Return a name for the index of these paths. Each embedding model has an index of its own."""
     return hashlib.blake2b("\0".join([*paths, embedder]).encode(errors="surrogateescape"), digest_size=8).hexdigest()
 
 
 def _free_file(folder: Path, name: str, paths: Sequence[str]) -> tuple[Path, int]:
-    """Return a free file for an index of `paths`, and the descriptor of its lock. Raises OSError if servers have all."""
+    """Return a file for an index of `paths` that no server uses, and the descriptor of its lock. Raises OSError."""
     for place in places(folder / name):
         with suppress(BlockingIOError):
             return (database := place.with_suffix(".db")), lock_index(database, paths)
@@ -400,7 +400,7 @@ def _free_file(folder: Path, name: str, paths: Sequence[str]) -> tuple[Path, int
 
 
 def _remove_unused(folder: Path) -> None:
-    """Remove the indexes that no server used for `UNUSED` days: they have the text of folders."""
+    """Remove the indexes that no server has used for `UNUSED` days, since they contain the text of folders."""
     try:
         for gone in remove_unused(folder, time() - UNUSED * 86_400):
             size = gone.num_bytes / 2**20

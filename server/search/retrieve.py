@@ -108,7 +108,7 @@ class Sources:
             at += length
 
     def _is_new(self, word: str) -> bool:
-        """Return whether a word is neither frequent nor in a question."""
+        """Return whether a word is neither frequent nor part of a question."""
         return word not in FREQUENT and self._asked.isdisjoint(stems(word, "en"))
 
 
@@ -121,7 +121,7 @@ def _key(words: Sequence[str]) -> str:
 
 
 def _common_length(words: Sequence[str], at: int, others: Sequence[str], first: int) -> int:
-    """Return how many words are the same from position `at` of one text and `first` of the other."""
+    """Return how many words are equal, from position `at` of one text and from `first` of the other."""
     most = min(len(words) - at, len(others) - first)
     return next((n for n in range(most) if words[at + n] != others[first + n]), most)
 
@@ -180,7 +180,7 @@ def _is_in(folder: Folder, path: str) -> bool:
 
 
 def _progress(folder_index: FolderIndex) -> Fields:
-    """Return the progress of the index: in documents while vectors are computed, else in files."""
+    """Return the progress of the index: in documents while vectors are computed, and otherwise in files."""
     now = folder_index.index.progress
     if folder_index.watcher.state == EMBEDDING:
         return {"unit": "documents", "done": now.vectors, "total": now.chunks - now.by_words}
@@ -276,7 +276,7 @@ class AnswerSources:
 
     @classmethod
     def of(cls, found: SearchReport, chat: ChatHistory) -> Self:
-        """Make the sources of a chat. It takes longer, the longer the documents are, so call it in a thread."""
+        """Make the sources of a chat. Call it in a thread, since long documents take time."""
         sets = [part for part in chat.prompt.parts if isinstance(part, DocumentSet)]
         questions = (_text_in(entry.message.get("content")) for entry in chat.entries if entry.role == "user")
         sources = Sources((document for one in sets for document in one.documents), questions)
@@ -352,7 +352,7 @@ class StagePrefetch:
 
 
 async def _only_ahead(work: Callable[[], Awaitable[object]]) -> None:
-    """Do work that only saves time: an error is no more than a line of the log."""
+    """Do work that only saves time. If it fails, the error is only logged."""
     try:
         await work()
     except RequestError as error:

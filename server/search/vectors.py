@@ -195,7 +195,7 @@ class VectorQueue:
                     job.future.set_result(job.vectors)
 
     def _take(self) -> Batch:
-        """Take one text of each job in turn, as many as a call takes. An empty batch ends the thread."""
+        """Take one text of each job in turn, up to the size of a call. An empty batch ends the thread."""
         batch: Batch = []
         room = self._embedder.limit
         with self._lock:
@@ -232,7 +232,10 @@ class VectorQueue:
     # ---- sleep -----------------------------------------------------------------------------------------------------
 
     def _start_timer(self) -> tuple[Timer, float]:
-        """Return a timer for the embedder's sleep, and its end. It runs only if the embedder is loaded and may sleep."""
+        """Return the timer that unloads the model, and the timer's end.
+
+        It runs only if the model is loaded and may sleep.
+        """
         timer = Timer(self._seconds, self._fall_asleep)
         timer.daemon = True
         if self._seconds < inf and self._embedder.is_open and not self._closed:
@@ -240,7 +243,7 @@ class VectorQueue:
         return timer, perf_counter() + self._seconds
 
     def _fall_asleep(self) -> None:
-        """Unload the embedder, if no other thread uses it; runs in its own thread."""
+        """Unload the model if no other thread uses it. Runs in a thread of its own."""
         with self._lock:
             if self._thread is not None or self._closed or not self._embedder.is_open:
                 return
@@ -286,7 +289,7 @@ def tokens_of(
 
 
 def _plain(one: object, where: str) -> object:
-    """Return the text of an object that has one, else the object."""
+    """Return the text of an object that has a text; otherwise return the object."""
     match one:
         case {"content": list(parts)}:
             return "".join(_text(part, f"{where}.content[{at}]") for at, part in enumerate(parts))
@@ -583,7 +586,7 @@ class Embedding:
         return vector
 
     def _query_tokens(self, text: str) -> np.ndarray:
-        """Return the tokens of the prefix and a query. A query that is too long loses its start."""
+        """Return the tokens of the prefix and a query. If they are too many, the query loses its start."""
         embedder = self._worker.embedder
         while len(tokens := embedder.tokens(self.prefixes.query + text)) > embedder.limit:
             text = text[len(text) - int(MARGIN * embedder.limit / len(tokens) * len(text)) :]
@@ -604,7 +607,10 @@ class Reranking:
         return [float(scores[0]) for scores in await self._worker.compute(pairs)]
 
     def _pair(self, query: str, text: str) -> np.ndarray:
-        """Return the tokens of both. If they are too many, the text loses its end and the query its start."""
+        """Return the tokens of a query and a text.
+
+        If they are too many, the text loses its end and the query its start.
+        """
         limit = self._worker.embedder.limit
         while len(pair := self._worker.pair(query, text)) > limit:
             share = MARGIN * limit / len(pair)
@@ -648,7 +654,7 @@ class _Loader:
     beside: list[Model] = field(default_factory=list)
 
     def load(self, file: str, is_served: bool, pooling: str) -> EmbeddingWorker | None:
-        """Make a worker, of a file's model or of the served model; None: the settings ask for neither."""
+        """Make a worker for the model in a file, or for the served model; None if the settings ask for neither."""
         if file and is_served:
             raise ModelError(f"{file} beside {self.model.path}, or that model itself: choose one of the two")
         if is_served:

@@ -113,7 +113,7 @@ def _read_line(number: int, text: bytes, seen: set[str]) -> BatchLine:
 
 
 class _Texts(Struct, frozen=True):
-    """The fields of a body's prompt that decide its place in the order."""
+    """The fields of a request that decide its place in the order."""
 
     messages: list[dict[str, object]] = []
     documents: list[object] | None = None
@@ -146,7 +146,7 @@ def in_order(lines: Iterable[BatchLine]) -> list[BatchLine]:
 def _parts(line: BatchLine) -> tuple[bytes, dict[str, float], bytes]:
     """Return the text of a prompt up to its first documents, the documents' lengths by key, and the text after them.
 
-    An unexpected body is text as a whole.
+    A body with unexpected fields counts as text as a whole.
     """
     try:
         texts = TEXTS.decode(line.body)

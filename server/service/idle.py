@@ -162,7 +162,7 @@ class IdlePrefill:
             self.resume()
 
     def stop(self) -> None:
-        """Stop because a request was submitted. The engine ends the background generation by itself."""
+        """Stop, since a request was submitted. The engine ends the background generation by itself."""
         if self._task is not None:
             self._task.cancel()
             self._task = None

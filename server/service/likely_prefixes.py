@@ -210,7 +210,7 @@ class LikelyPrefixes:
         self.num_tokens += tokens
 
     async def _look_up(self) -> deque[int]:
-        """Return the likeliest documents, computed ones included."""
+        """Return the numbers of the likeliest documents, including those that are computed already."""
         uses, self._uses = self._uses, Counter()
         numbers = await asyncio.to_thread(self._choose, uses)
         shared = await self._builder.threads.run(0, self._make_shared)
@@ -231,7 +231,7 @@ class LikelyPrefixes:
             return []
 
     def _make_shared(self) -> np.ndarray:
-        """Return the prefix's tokens, int32; none if the template refuses the chat."""
+        """Return the tokens (int32) of the shared prefix; empty if the template refuses the chat."""
         try:
             parts = self._prompt(()).parts
         except RequestError as error:

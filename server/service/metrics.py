@@ -221,7 +221,7 @@ OF_A_DEVICE: tuple[tuple[str, str, Callable[[DevicePart], float | None]], ...] =
 
 
 def _of_devices(parts: Sequence[DevicePart]) -> Iterator[Metric]:
-    """Yield the metrics of the devices with a part of the model, as of the start."""
+    """Yield the metrics of the devices that have a part of the model. They are from the start."""
     info = GaugeMetricFamily(
         "slotcache_device_info", "A device that has a part of the model", labels=["device", "description", "kind"]
     )
@@ -237,7 +237,7 @@ def _of_devices(parts: Sequence[DevicePart]) -> Iterator[Metric]:
 
 
 def _of_times(parts: Sequence[DevicePart], times: Times | None) -> Iterator[Metric]:
-    """Yield the times of the first device with layers, if this or an earlier start has timed it."""
+    """Yield the times of the first device that has layers, if this start or an earlier one has measured it."""
     step = GaugeMetricFamily("slotcache_device_step_seconds", "Seconds of a token, as a device was timed", labels=["device"])
     labels = ["device", "tokens"]
     chunk = GaugeMetricFamily(
@@ -293,7 +293,7 @@ def _of_attachments(files: Attachments | None) -> Iterator[Metric]:
 
 
 class _VectorMetrics:
-    """The metrics of a server that generates no text, as the object that prometheus_client collects from."""
+    """The metrics of a server that generates no text. prometheus_client collects them from this object."""
 
     def __init__(self, computed: Computed) -> None:
         self._computed = computed

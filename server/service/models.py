@@ -153,7 +153,7 @@ def _named(text: str) -> tuple[str, Path]:
 
 
 def _in_folder(folder: Path) -> list[Path]:
-    """Return the models of a folder: its GGUF files, and the first GGUF file of each folder in it."""
+    """Return the models in a folder: its GGUF files, and the first GGUF file in each of its subfolders."""
     found: list[Path] = []
     for entry in sorted(folder.iterdir()):
         if entry.is_dir():
@@ -409,7 +409,7 @@ class Models:
         task.add_done_callback(self._tasks.discard)
 
     async def _load(self, entry: ModelEntry) -> None:
-        """Load a model again. If the load cannot even begin, its requests fail, and a later one tries again."""
+        """Load a model again. If the load cannot start, its requests fail, and a later request tries again."""
         assert entry.loaded is not None and entry.loaded.service is not None
         sleep = entry.loaded.service.engine.sleep
         try:
@@ -421,7 +421,7 @@ class Models:
             sleep.grant()
 
     async def _make_room_for(self, entry: ModelEntry, model: Model) -> None:
-        """Unload the embedder and the reranker if there are too many models with this one, or memory is short."""
+        """Unload the embedding model and the reranker, if this model makes too many models or memory is short."""
         beside = [one for one in self.beside.values() if one.embedder.is_open]
         num_placed = sum(one.is_placed for one in self.entries.values())
         is_short = model.device is None and entry.num_bytes > free_memory()
@@ -429,7 +429,10 @@ class Models:
             await asyncio.to_thread(self._make_room)
 
     def _make_room(self) -> bool:
-        """Unload the embedder and the reranker, unless they compute; return whether one was. Not for the event loop."""
+        """Unload the embedding model and the reranker, unless they compute. Return whether one was unloaded.
+
+        Not for the event loop.
+        """
         return any([worker.unload_now() for worker in self.beside.values()])
 
     def _loaded(self, entry: ModelEntry, error: Exception | None) -> None:
@@ -449,7 +452,7 @@ class Models:
             self._bring_back()
 
     async def _open(self, entry: ModelEntry) -> None:
-        """Load a model for the first time. After a failure the model that left for it comes back."""
+        """Load a model for the first time. If this fails, the model that was unloaded for it is loaded again."""
         assert entry.opening is not None
         if entry.closing is not None:
             await asyncio.wait([entry.closing])  # an error in it is in the log
@@ -494,7 +497,7 @@ class Models:
     async def _free(
         self, loaded: Loaded, why: str = "the server is shutting down", *, keeps_vocabulary: bool = False
     ) -> None:
-        """Free a model that is no longer among the others: see `Loaded.close`."""
+        """Free a model that is no longer among the served models: see `Loaded.close`."""
         self._share_host()
         if loaded.service is not None:
             with suppress(ValueError):  # `adopt` did not get so far
@@ -502,7 +505,7 @@ class Models:
         await loaded.close(why, keeps_vocabulary=keeps_vocabulary)
 
     def _open_beside(self, entry: ModelEntry) -> Loaded:
-        """Load a model into the memory that the embedder and the reranker leave free; if that fails, without them."""
+        """Load a model next to the embedding model and the reranker. If that fails, unload these two and try again."""
         assert self.opener is not None
         try:
             return self.opener.open(entry)
@@ -522,12 +525,12 @@ class Models:
         self._bring_back()
 
     def _bring_back(self) -> None:
-        """Bring back the model that left for a failed one, if no other model wants the place."""
+        """Load the model again that was unloaded for a failed one, unless another model wants the place."""
         if self._last is not None and self._last.loaded and self._last.loaded.service and not self._waiting:
             self._last.loaded.service.engine.sleep.bring()
 
     async def _look_at_files(self, entry: ModelEntry, loaded: Loaded) -> None:
-        """Check that a model's file still holds the model; if not, replace the model. Raises RequestError 503."""
+        """Check that a model's file still contains the model. If not, replace the model. Raises RequestError 503."""
         try:
             await asyncio.to_thread(loaded.vectors.model.weights.check)
         except ChangedFile:
@@ -544,7 +547,10 @@ class Models:
             entry.checking = None
 
     def _replace(self, entry: ModelEntry, loaded: Loaded) -> None:
-        """Forget a model whose file holds another model now, and its cache. Its waiting requests end with an error."""
+        """Drop a model and its cache, because its file contains another model now.
+
+        Its waiting requests end with an error.
+        """
         logger.info("%s is another model by now: it is loaded anew", entry.name)
         entry.loaded, entry.opening, entry.value, entry.failure = None, None, "unloaded", ""
         if self._last is entry:
@@ -559,7 +565,7 @@ class Models:
         entry.closing.add_done_callback(self._tasks.discard)
 
     def _check(self, entry: ModelEntry) -> None:
-        """Raise RequestError 503 for a model that cannot be loaded, before the loaded model has to leave for it."""
+        """Raise RequestError 503 for a model that cannot be loaded, before another model is unloaded for it."""
         stamps = _stamps(entry.path)
         if entry.value == "failed" and entry.stamps == stamps:
             raise _not_loaded(entry)

@@ -60,7 +60,7 @@ class Repeats:
 
 
 def _digests(client: Client, prompt: ChatPrompt) -> Iterator[bytes]:
-    """Yield a digest of each prefix, up to the first documents, whose order is not known yet."""
+    """Yield a digest of each prefix, up to the first documents. The order of documents is not known yet."""
     digest = blake2b("\0".join(client).encode("utf-8", "replace"), digest_size=16)
     tokens = _first_tokens(prompt)
     for end in range(STRIDE, len(tokens) + 1, STRIDE):

@@ -121,7 +121,7 @@ class Service:
             return await self._constrained(await self.builder.threads.run(num_bytes, build))
 
     async def _taken(self, asked: ChatRequest, num_bytes: int) -> tuple[ChatRequest, Breakpoints, tuple[str, ...]]:
-        """Return a chat in this server's words, its breakpoints, and warnings. Raises RequestError."""
+        """Return a chat in this server's form, its breakpoints, and warnings. Raises RequestError."""
         taken = partial(take, asked, self.builder.takes_tool_documents(asked))
         asked, breakpoints, warnings = taken() if num_bytes < LARGE else await asyncio.to_thread(taken)
         if asked.volatile == "move" and not asked.is_named:
@@ -157,7 +157,7 @@ class Service:
         return Prepared(id, prompts, asked, sampling, echoes=echoes, scores_prompts=scores, grammar_spec=grammar_spec)
 
     async def _constrained(self, prepared: Prepared) -> Prepared:
-        """Return a request with its compiled grammar, if it has one. Raises RequestError for a grammar that is no use."""
+        """Return a request with its compiled grammar, if it has one. Raises RequestError for an unusable grammar."""
         grammar_spec = prepared.grammar_spec
         if grammar_spec is None:
             return prepared
@@ -297,9 +297,9 @@ class Service:
         self._close(generation)
 
     def _conclude(self, answer_sources: AnswerSources | None, session: str, generation: Generation, event: Final) -> Final:
-        """Count a generation that the engine has ended, and store its answer; return the event for its client.
+        """Count a generation that the engine has ended, and store its answer. Return the event for its client.
 
-        This runs before the client can read the event: so the client's next request finds the answer.
+        This runs before the client can read the event, so that the client's next request finds the answer.
         """
         turn = self.open.get(generation)
         try:
@@ -329,7 +329,7 @@ class Service:
     def _remember(
         self, generation: Generation, turn: PendingTurn, end: End, answer_sources: AnswerSources | None, *, session: str
     ) -> End:
-        """Store a finished turn, and queue idle prefill for the next one. Return `end` with the conversation's report."""
+        """Store a finished turn, and queue idle prefill for the next turn. Return `end` with the conversation's report."""
         request, layout = generation.request, generation.job.layout
         text = "".join(generation.parts)
         answer, key, is_content = turn.read(text, end.is_cut)
@@ -372,7 +372,10 @@ class Service:
             await asyncio.wait([self._keeping[id]])
 
     def _note(self, generation: Generation, session: str, entries: Sequence[HistoryMessage] = ()) -> None:
-        """Remember a session's prompt. entries: its messages and the answer. Prompts whose answer they quote are retired."""
+        """Remember a prompt of a session, and retire the prompts whose answer it quotes.
+
+        entries: the messages of the prompt, and its answer.
+        """
         job, scope = generation.job, generation.request.index_scope
         if session and scope.is_shared:
             answer, heard = spoken(entries)
@@ -382,7 +385,7 @@ class Service:
                 self.view.retire(session, [(one.scope, one.tokens) for one in done])
 
     def _resume_after(self, generation: Generation, event: Final) -> Final:
-        """Resume the idle prefill that a prompt computed ahead has interrupted."""
+        """Resume the idle prefill that this prompt, which was computed ahead, has interrupted."""
         self.idle.resume()
         return event
 

@@ -74,7 +74,7 @@ class Prepared:
 
 
 def _check_listed(prepared: Prepared, generations: Sequence[Generation]) -> None:
-    """Raise RequestError if an unstreamed answer could list more probabilities than memory should take."""
+    """Raise RequestError if the probabilities in an unstreamed answer could take too much memory."""
     if prepared.sampling.n_probs is None or prepared.options.stream:
         return
     listed = sum(one.num_echoed + one.limit for one in generations) * (prepared.sampling.n_probs + 1)
@@ -96,7 +96,7 @@ def with_scales(asked: Sequence[AdapterScale], where: str, use: Callable[[dict[i
 
 
 def _parts(prepared: Prepared) -> ContentParts | None:
-    """Return the separator of content from the rest of an answer, for stop strings; None: all is content."""
+    """Return what separates content from the rest of an answer, for stop strings; None if all is content."""
     reader = prepared.turn.chat.form.reader() if prepared.turn and prepared.options.stops() else None
     return ReadParts(reader) if isinstance(reader, SteppedReader) else None
 
@@ -174,7 +174,7 @@ class Submitter:
         return made
 
     def _generation(self, prepared: Prepared, prompt: ChatPrompt, place: tuple[int, int], kind: Kind) -> Generation:
-        """Return one generation. place: the id of the first choice of its prompt, and the index of this choice."""
+        """Return one generation. place: the id of the first choice of the same prompt, and the index of this choice."""
         options, (first, choice) = prepared.options, place
         wanted, room = options.limit(self.defaults.limit), self.limit - prompt.num_tokens
         limit = room if wanted < 0 else min(wanted, room)
@@ -231,7 +231,7 @@ class Submitter:
         return "off" if self.why_no_drafts else self.defaults.draft
 
     def _draft(self, options: Options) -> Lookup | None:
-        """Return the source of a request's drafts; None: nothing is drafted. Raises RequestError."""
+        """Return the source of drafts for a request; None if nothing is drafted. Raises RequestError."""
         wanted = self.draft if options.draft is None else options.draft
         if wanted == "off":
             return None
@@ -244,14 +244,17 @@ class Submitter:
         return Lookup(asks_model=wanted == "model")
 
     def _slot(self, options: Options) -> int:
-        """Return the slot that a request wants; -1: any. Raises RequestError."""
+        """Return the slot that a request asks for; -1 for any slot. Raises RequestError."""
         if options.id_slot >= self._view.num_slots:
             expected = f"expected -1 (any) to {self._view.num_slots - 1}"
             raise RequestError(f"id_slot is {options.id_slot:,}: {expected}", param="id_slot")
         return options.id_slot
 
     def _pieces(self, prepared: Prepared) -> Callable[[int], bytes]:
-        """Return the function from a token to its bytes in an answer; a control token has some only if a reader needs it."""
+        """Return a function from a token to its bytes in an answer.
+
+        Control tokens have bytes only if a reader needs them.
+        """
         spelt = prepared.turn.chat.form.spelt if prepared.turn else frozenset()
         return self._model.piece_with(spelt) if spelt else self._model.piece
 
