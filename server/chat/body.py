@@ -53,7 +53,7 @@ TEXT_KINDS: dict[str, Kind] = {"grammar": "gbnf", "lark_grammar": "lark", "regex
 class GrammarOptions(SamplingOptions, Struct, frozen=True):
     """How tokens are sampled, and the grammar or schema that the answer must fit.
 
-    At most one of these fields may be set. Their names are those of OpenAI and llama-server.
+    At most one grammar or schema may be set. The names of the fields are OpenAI's and llama-server's.
     """
 
     response_format: dict[str, JsonValue] | None = None
@@ -219,7 +219,7 @@ class Options(GrammarOptions, Struct, frozen=True):
             msgspec.structs.force_setattr(self, "prompt_cache_key", self.promptCacheKey)
 
     def check(self) -> None:
-        """Check the options that their types do not check. Raises RequestError."""
+        """Check what the types of the options do not check. Raises RequestError."""
         for name, known in (("document_order", ORDERS), ("best", BEST_PLACES)):
             if (given := getattr(self, name)) is not None and given not in known:
                 wrong = f"{name} is {reprlib.repr(given)}: expected one of {', '.join(known)}"

@@ -1,5 +1,4 @@
-"""Files about chats, in a folder that belongs to one server. A thread writes each file whole or not at all, with a
-checksum.
+"""Files about chats, in a folder of one server. A thread writes each file whole or not at all, with a checksum.
 
     magic | digest | content
 

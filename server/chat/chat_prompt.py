@@ -193,7 +193,7 @@ class CachedPrompt:
         return self._arrange(index, node, waiting).order
 
     def beyond(self, index: int, place: CachedPlace) -> int:
-        """Count the reusable tokens after the last document of a set: from its hint on, and the gap of its place."""
+        """Count the reusable tokens after a set's last document, from the set's hint on, and add the gap of `place`."""
         (node, length), following = self._end(index, place), self._next_set[index]
         worth = 0 if node is None or following is None else self._worth.get((following, node), 0)
         if node is not None and worth:

@@ -74,7 +74,7 @@ class Compaction:
 
     @property
     def num_bytes(self) -> int:
-        """About how many bytes of memory it takes."""
+        """About how many bytes of memory the object takes."""
         texts = [text for one in self.answers for text in (one.question, *one.texts)]
         if (found := self.shortened) is not None:
             texts += [found.question, found.options, *found.first, found.before, found.after]

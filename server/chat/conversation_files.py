@@ -66,7 +66,7 @@ class StoredAnswer:
 
 @dataclass(frozen=True, slots=True)
 class HistoryVocabulary:
-    """What the model adds to stored histories: the size of its vocabulary, and the tokens (int32) of a scope's text."""
+    """What stored histories need of a model: the size of its vocabulary, and the function that tokenises a scope's text."""
 
     num_tokens: int
     tokenize: Callable[[str, str], np.ndarray]
@@ -227,7 +227,7 @@ logger = logging.getLogger("slotcache.conversations")
 class ConversationFiles(ChatFiles):
     """The stored answers in a folder, one file for each, so that conversations survive a restart.
 
-    The folder belongs to one server, which numbers the entries as long as it has them in memory.
+    The folder belongs to one server, since only the server that has the entries in memory can number them.
     """
 
     def put(self, stored: StoredAnswer) -> None:

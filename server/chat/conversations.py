@@ -198,7 +198,10 @@ class ConversationRef:
 
 
 def with_instructions(entries: tuple[HistoryMessage, ...], instructions: str | None) -> tuple[HistoryMessage, ...]:
-    """Return a history that starts with the instructions of the next turn. They replace those of the turn before."""
+    """Return a history that starts with the instructions of the next turn.
+
+    They replace the instructions of the previous turn.
+    """
     kept = tuple(entry for entry in entries if not entry.one_turn)
     if instructions is None:
         return kept
@@ -320,7 +323,7 @@ class Conversations:
         return self._stored.get((scope, id))
 
     def known(self, scope: str, id: str) -> Conversation | None:
-        """Return a conversation by its id. It may be stored, or have only its first request."""
+        """Return a conversation by its id. The conversation may be stored, or still in its first request."""
         return self._known.get((scope, id))
 
     def find_answer(self, scope: str, answer: str) -> Conversation | None:
@@ -428,7 +431,8 @@ class Conversations:
     def forget_answer(self, scope: str, answer: str) -> bool:
         """Drop an answer. Return whether it was stored.
 
-        Answers that continue it keep their whole history. If it was the head, the answer before it becomes the head.
+        Answers that continue the dropped answer keep their whole history. If it was the head, the answer before it becomes
+        the head.
         """
         conversation = self.find_answer(scope, answer)
         if conversation is None:
@@ -445,7 +449,7 @@ class Conversations:
 
     @contextmanager
     def entering(self, ref: ConversationRef | None) -> Iterator[None]:
-        """Count a request as unfinished while the block makes its prompt."""
+        """Count a request as unfinished while a `with` block makes its prompt."""
         entering = [] if ref is None else [ref]
         self._entering += entering
         try:
@@ -455,7 +459,7 @@ class Conversations:
                 self._entering.remove(one)
 
     def forget(self, scope: str, id: str) -> bool:
-        """Drop a conversation with all its answers, including unfinished ones. Return whether it had any."""
+        """Drop a conversation with all its answers, including unfinished ones. Return whether there was an answer."""
         self._expire()
         conversation = self._known.pop((scope, id), None)
         if conversation is None:

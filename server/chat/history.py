@@ -43,7 +43,10 @@ class Prefilled:
 
     @classmethod
     def of(cls, message: Message, piece: TextPiece, part: Part, is_shown: bool) -> Self:
-        """Make it from the message to continue. piece: the last piece of the prompt. part: the same piece as tokens."""
+        """Return the prefilled part of the message to continue. piece: the last piece of the prompt.
+
+        part: this piece as tokens.
+        """
         content, reasoning = prefilled_content(message, "the last message's content"), message.get("reasoning_content")
         is_whole = piece.message is not None and piece.part == "content" and piece.text == content
         tokens = part.tokens if is_whole and isinstance(part.tokens, np.ndarray) else None
@@ -64,7 +67,7 @@ class Prefilled:
     def join(self, sampled: np.ndarray) -> np.ndarray:
         """Return the ids (int32) of the whole content.
 
-        If those of the prefilled part are unknown, return only the sampled ids.
+        If the ids of the prefilled part are unknown, return only the sampled ids.
         """
         return sampled if self.tokens is None else np.concatenate([self.tokens, sampled])
 

@@ -54,7 +54,7 @@ Numeric = defstruct("Numeric", [_given(name) for name in NUMBERS], frozen=True)
 class SamplingOptions(Numeric, frozen=True):
     """The sampling fields. A number outside its parameter's range is clamped, unless its type in this class refuses it.
 
-    Two kinds of numbers are written out here: OpenAI's, and those with another range in requests.
+    Only two kinds of numbers are declared here: OpenAI's, and those whose range in requests differs from the parameter's.
     """
 
     temperature: float | None = None
@@ -182,8 +182,8 @@ def _wrong_bias(why: str) -> RequestError:
 class Defaults:
     """The defaults of fields that a request does not set.
 
-    caches: of `cache_prompt`. draft: of `draft`. limit: of `max_tokens`; -1: no limit. sampling: of the sampling
-    fields.
+    caches: the default of `cache_prompt`. draft: the default of `draft`. limit: the default of `max_tokens`; -1: no limit.
+    sampling: the defaults of the sampling fields.
     """
 
     caches: bool

@@ -31,8 +31,8 @@ LEAST_QUOTE = 40  # characters of an answer that is recognised: a shorter one ma
 class Branch:
     """A prompt of a session and its answer.
 
-    scope: the scope of the KV. tokens: the tokens (int32) of both. num_prompt: how many tokens are the prompt's.
-    answer: the answer's text, if it has no calls and is long enough to be recognised.
+    scope: the scope of the KV. tokens: the tokens (int32) of prompt and answer. num_prompt: the number of the prompt's
+    tokens. answer: the answer's text, if it has no calls and is long enough to be recognised.
     """
 
     scope: Scope
@@ -54,7 +54,7 @@ class Branch:
 
 
 def spoken(entries: Sequence[HistoryMessage]) -> tuple[str, list[str]]:
-    """Return the text of a chat's last message, and the texts after the answer before it.
+    """Return the text of a chat's last message, and the texts of the messages between it and the previous answer.
 
     The text of the last message is empty if the message is a call or is short.
     """

@@ -61,7 +61,7 @@ class Kept:
         return len(self.said) + len(self.late) + len(self.dropped)
 
     def learnt(self, entries: Sequence[HistoryMessage]) -> Kept:
-        """Return what is known after a history that follows the summary: some clients move the context of a turn."""
+        """Return what a history after the summary reveals: which messages the client moved, and which it dropped."""
         if not self.said:
             return self
         end = next((at for at, entry in enumerate(entries) if entry.said.startswith(SUMMARY)), None)

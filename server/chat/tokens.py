@@ -32,8 +32,8 @@ class Sampled:
 class Shown:
     """A piece of a prompt.
 
-    tokens: the piece's ids if the model wrote it; None: the piece must be tokenised. rewritten: set if the template
-    writes a known answer in other words near this piece; the index of the answer's message.
+    tokens: the piece's ids if the model wrote it; None: the piece must be tokenised. rewritten: the message's index of a
+    known answer that the template writes in other words near this piece; None: there is none.
     """
 
     piece: TextPiece

@@ -74,8 +74,8 @@ Changes = Mapping[Place, ChangedText]
 class Front:
     """The instructions in the first request of a lineage.
 
-    lines: the lines at the ends of messages, by a digest of the messages so far. id: a part of the names of its files;
-    equal texts have equal ids. num_bytes: about the size in memory.
+    lines: the lines that name changes, each by a digest of the messages up to its place. id: a part of the names of the
+    front's files; the same for the same lineage and texts. num_bytes: about the size in memory.
     """
 
     lineage: Lineage
@@ -128,9 +128,9 @@ class _Reminders:
 class Instructions:
     """The instructions of a lineage's requests, and the lines at the ends of their messages.
 
-    lock: only one request at a time uses them. changed: new contents of files by name, which the store will write;
-    None: the file will be deleted. Only the store sets the other three: files: the names of all files; num_bytes: the
-    bytes of memory that it has counted; is_forgotten: it has dropped these instructions.
+    lock: locked while a request uses the instructions. changed: new contents of files by name, which the store will write;
+    None: the file will be deleted. Only the store sets the next three. files: the names of all files. num_bytes: the bytes
+    of memory that the store has counted. is_forgotten: whether the store has dropped these instructions.
     """
 
     lineage: Lineage
@@ -347,7 +347,7 @@ def _with_line(message: Message, line: str) -> Message:
 
 
 class StoredInstructions(Struct, frozen=True, forbid_unknown_fields=True):
-    """What a file contains: the texts of a front, or with a `key` one of its lines."""
+    """What a file contains: the texts of a front, or one line of a front. key: the line's key; empty: the file has texts."""
 
     lineage: Lineage
     front: bytes
@@ -374,7 +374,7 @@ def decode(data: bytes) -> StoredInstructions:
 
 
 def restore(files: ChatFiles) -> Iterable[Instructions]:
-    """Return the instructions in the files, the last written ones at the end. A line whose front is missing is deleted."""
+    """Return the instructions in the files, in the order of their last changes. A line whose front is missing is deleted."""
     loaded = files.load(SUFFIX, MOST_IN_FILES, decode, lambda stored: _name(stored.front, stored.key))
     oldest_first = [stored for stored, _ in reversed(loaded)]
     fronts = {stored.front: Front(stored.lineage, stored.texts) for stored in oldest_first if not stored.key}
