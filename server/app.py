@@ -235,7 +235,7 @@ class TrailingSlash:
 def make_app(state: AppState) -> Starlette:
     """Return the ASGI application for this state. Raises SettingsError."""
     rows = (*ROUTES, PAGE if state.settings.ui else NO_PAGE)
-    ordered = sorted(rows, key=lambda row: row.opening is None)  # starlette tries one by one: generating routes first
+    ordered = sorted(rows, key=lambda row: row.opening is None)  # starlette tries one by one, so generating routes are first
     routes = [route for row in ordered for route in row.routes()]
     around = [Middleware(TrailingSlash, routes=routes), Middleware(Spelling), Middleware(RequestLog)]
     app = Starlette(

@@ -381,7 +381,7 @@ def _serving(settings: Settings, url: str, log: Path) -> Iterator[None]:
     command = [script] if script else [sys.executable, "-m", "slotcache.server.cli"]
     log.unlink(missing_ok=True)  # it may be a link, or a file that others may read
     with open(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as out:
-        # A session of its own: ctrl-C goes to the client alone.
+        # The server gets a session of its own, so that ctrl-C goes to the client alone.
         process = start_child(
             [*command, "serve"], is_asked=True, env=os.environ | given, stdout=out, stderr=out, start_new_session=True
         )

@@ -41,7 +41,7 @@ from .search.folder import bundled_folder, real_paths, remove_temporary_folder
 from .service.models import ModelEntry, Models, entries_of
 
 logger = logging.getLogger("slotcache")
-SWITCH_INTERVAL = 0.0005  # s; with Python's 5 ms the engine would wait so long for the interpreter after a step
+SWITCH_INTERVAL = 0.0005  # s; with Python's default, the engine would wait 5 ms for the interpreter after a step
 GRACE = 5  # s to write running answers at shutdown
 
 Ready = Callable[[str], object]
@@ -235,7 +235,7 @@ async def run(server: Server, state: AppState, path: Path, when_ready: Ready | N
         await server.reload
     state.models.close()
     await state.models.settled()
-    await asyncio.to_thread(state.stop)  # again: a load may have just ended
+    await asyncio.to_thread(state.stop)  # once more, since a load may have just ended
     for service in state.services:
         service.idle.stop()
     await asyncio.to_thread(state.close)

@@ -8,7 +8,9 @@ from importlib import import_module
 
 def main() -> int:
     """Load the command, run it, and return its exit code. If ctrl-C ends it during loading, a shell shows the code 130."""
-    takes_interrupts = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # else it was started to ignore them
+    takes_interrupts = (
+        signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    )  # otherwise it was started to ignore them
     if takes_interrupts:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     run = import_module(".cli", __package__).main

@@ -46,8 +46,8 @@ class ChatReply(ChoicesReply):
         self._has_calls = [False for _ in self._probabilities]
         self._unsent: list[list[Raw]] = [[] for _ in self._probabilities]  # tokens with logprobs, for the next chunk
         self._customs = customs
-        self._texts: list[dict[int, FreeText]] = [{} for _ in self._probabilities]  # of calls to `customs`, by their number
-        # The start of a chunk with nothing but text, as nearly all chunks of a stream are.
+        self._texts: list[dict[int, FreeText]] = [{} for _ in self._probabilities]  # free texts, by the call's number
+        # The start of a chunk that has only text. Nearly all chunks of a stream are such.
         self._openings = [
             b"data: " + encode(self._head)[:-1] + b',"choices":[{"index":%d,"delta":{"content":' % index
             for index in range(len(self._readers))

@@ -45,7 +45,7 @@ class NativeReply:
         self._probabilities = envelope.probabilities()
 
     def begin(self) -> list[bytes]:
-        return self.ping()  # no piece: llama-server's clients expect tokens in each
+        return self.ping()  # not an empty piece: llama-server's clients expect tokens in each piece
 
     def ping(self) -> list[bytes]:
         return [COMMENT]
@@ -57,7 +57,7 @@ class NativeReply:
         self._has_line[index] |= "\n" in delta.text
         if not delta.text and not delta.tokens:
             return []
-        *first, last = self._probabilities[index].entries(delta) or [None]  # an event for each, as in llama-server
+        *first, last = self._probabilities[index].entries(delta) or [None]  # one event for each token, as in llama-server
         sent: list[bytes] = []
         for entry, token in zip(first, delta.tokens, strict=False):
             alone = Delta("", (token,), num_generated=delta.num_generated - len(delta.tokens) + len(sent) + 1)

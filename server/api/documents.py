@@ -22,7 +22,7 @@ from .reply import JsonReply, encode
 NEVER, AUTO, ALWAYS = SEARCH = ("never", "auto", "always")
 SHARE = 3  # a file that takes more than a third of the context is large
 MOST_LETTERS = 4 << 20  # of a text that is returned
-MOST_COUNTED = 1 << 20  # letters of a file that are tokenised; the number of tokens in the rest is estimated
+MOST_COUNTED = 1 << 20  # letters of a file that are tokenised; for the rest, the number of tokens is estimated
 FORM, MOST_FIELDS = "multipart/form-data", 16
 MOST_HEAD = 4 << 10  # bytes of a field's head: Python parses its parameters in quadratic time
 

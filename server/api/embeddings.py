@@ -22,7 +22,7 @@ from .reply import JsonReply, encode
 
 # ---- The bodies of requests for vectors and for scores. -----------------------------------------------------------------
 
-MAX_PAIRED = 1 << 25  # characters of the query, once for each document: it is tokenised with each of them
+MAX_PAIRED = 1 << 25  # characters of the query times the number of documents, as each document is tokenised with the query
 Norm = Annotated[int, Meta(ge=-1, le=16)]
 Truncation = bool | Literal["none", "start", "end", "NONE", "START", "END"]
 
@@ -83,7 +83,7 @@ class RerankRequest(VectorRequest, frozen=True, kw_only=True):
         return found
 
 
-MAX_NUMBERS = 1 << 23  # of an answer without pooling, which has a vector for each token
+MAX_NUMBERS = 1 << 23  # numbers in an answer without pooling, which has a vector for each token
 
 
 async def openai(request: Request, asked: EmbeddingRequest) -> Response:

@@ -49,7 +49,7 @@ from .reply import JsonReply, ReplyFormat, ResponseMeta, encode
 from .stream import EventStream, collect, early_of
 
 logger = logging.getLogger("slotcache")
-MOST_ITEMS, USUAL_ITEMS = 100, 20  # of one page of a list
+MOST_ITEMS, USUAL_ITEMS = 100, 20  # items on one page of a list
 ORDERS = ("asc", "desc")
 T = TypeVar("T")
 
@@ -69,7 +69,7 @@ async def read_body(request: Request, kind: type[R]) -> R:
     for each unknown field as `warnings`.
     """
     state = request.app.state.app
-    with Reservation(state.bodies) as room:  # until it is decoded: a body that waits for a thread takes memory, too
+    with Reservation(state.bodies) as room:  # until the body is decoded: while it waits for a thread, it takes memory
         body = await state.bodies.read(request, room)
         request.state.num_bytes = len(body)
         decoded, warnings = await beside_others(request, partial(decode_request, body, kind, state.settings.strict))
@@ -205,7 +205,7 @@ async def _load(request: Request, entry: ModelEntry, patience: float | None = No
             loaded = await while_connected(request, asyncio.wait_for(models_of(request).ready(entry), patience))
     except TimeoutError:
         return False
-    request.state.loaded = loaded  # the one that was ready: `entry` may have another one since
+    request.state.loaded = loaded  # the model that was ready: `entry` may have another one by now
     return True
 
 
@@ -222,9 +222,9 @@ def _name_in(request: Request, asked: object) -> str | None:
 
 
 # ---- Accepting ----------------------------------------------------------------------------------------------------------
-# Chats on their way into the service: a search finds documents for those with `retrieval`, and prompts are prefilled ahead.
+# Before a chat enters the service, a search finds documents for `retrieval`, and prompts are prefilled ahead.
 
-STAGE = 0.03  # s that a stage of a chat's search has to last before its documents are prefilled ahead
+STAGE = 0.03  # seconds that a stage of a search must last before its documents are prefilled ahead
 
 
 async def prepare(
@@ -331,7 +331,7 @@ def _folder_of(request: Request, service: Service) -> FolderIndex:
 
 # ---- The routes that generate: chats and texts, streamed or whole. ------------------------------------------------------
 
-LONG = 16 << 10  # characters of answers that are parsed in a thread, beside other streams
+LONG = 16 << 10  # characters: answers of this length or more are parsed in a thread, so that other streams go on
 
 
 def begin_answer(request: Request, prepared: Prepared) -> ResponseMeta:
@@ -393,7 +393,7 @@ REPEATED = (
 Handler = Callable[..., Awaitable[Response | ReplyFormat]]
 Opening = Callable[[Request, Any], ReplyFormat | None]
 """Returns the reply of a request's stream until its model is loaded; None: the answer is not streamed."""
-PATIENCE = 0.25  # s that a first load may take, or fail in, before a stream begins without its model
+PATIENCE = 0.25  # seconds: if a first load takes longer, the stream begins before its model is loaded
 
 
 def endpoint(handler: Handler, body: type[Struct], opening: Opening | None = None, chooses: bool = True) -> Handler:

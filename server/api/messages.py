@@ -33,7 +33,7 @@ from .stream import early_of
 # ---- Content blocks of Anthropic's Messages, and the messages of a chat that they make. ---------------------------------
 
 ChatMessages = list[dict[str, JsonValue]]
-FAILED = "Error: "  # before the result of a tool that failed: templates have no other place for that
+FAILED = "Error: "  # precedes the result of a tool that failed, since templates have no field for failures
 
 
 class CacheControl(Struct, frozen=True):
@@ -482,10 +482,10 @@ class MessagesReply:
     def __init__(self, envelope: ResponseMeta, num_prompt: int, shows_reasoning: bool, *, has_started: bool = False) -> None:
         self.envelope, self._reader = envelope, envelope.reader()
         self.has_started = has_started
-        self._late_notes: Fields = envelope.notes() if has_started else {}  # else `message_start` has them
+        self._late_notes: Fields = envelope.notes() if has_started else {}  # otherwise `message_start` has the notes
         self._num_prompt, self._shows_reasoning = num_prompt, shows_reasoning
         self._blocks: list[_OpenBlock] = []
-        self._is_open = False  # the last block
+        self._is_open = False  # whether the last block is open
 
     def begin(self) -> list[bytes]:
         return [] if self.has_started else self.ping()

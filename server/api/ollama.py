@@ -56,7 +56,7 @@ class OllamaMessage(Struct, frozen=True):
 def messages_of(said: Sequence[OllamaMessage]) -> ChatMessages:
     """Return the messages as a chat has them. Raises RequestError for an image in the question."""
     messages: ChatMessages = []
-    names: dict[str, JsonValue] = {}  # of the called functions, by the ids of the calls
+    names: dict[str, JsonValue] = {}  # names of the called functions, by the ids of the calls
     for at, message in enumerate(said):
         made: dict[str, JsonValue] = {"role": message.role, "content": message.content}
         if message.images:
@@ -170,7 +170,7 @@ class GenerateRequest(OllamaFields, frozen=True, kw_only=True):
 
     def check(self) -> None:
         super().check()
-        of_chats = self.system or self.asked_reasoning.asks or self.documents or self.retrieval  # fields for a template
+        of_chats = self.system or self.asked_reasoning.asks or self.documents or self.retrieval  # they need a template
         for is_wrong, param, message in (
             (self.images, "images", unsupported("image")),
             (self.context, "context", "no answer has one here: send the history to /api/chat"),

@@ -25,7 +25,7 @@ from ..service.service import Service
 from .endpoint import models_of
 from .reply import JsonReply, encode
 
-API_VERSION = "0.13.5"  # of the Ollama whose fields these are: clients compare it
+API_VERSION = "0.13.5"  # the version of Ollama that has these fields; clients compare it
 NDJSON = "application/x-ndjson"
 FOR_EVER = 100 * 365 * 86400.0  # seconds, in answers to Ollama's clients
 

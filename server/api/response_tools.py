@@ -23,8 +23,8 @@ HOSTED = re.compile(
     "local_shell|shell|apply_patch|mcp|tool_search|programmatic_tool_calling)(_[0-9_]+)?"
 )
 """The tools that OpenAI runs, or that only its models were trained for, with the dates of their versions."""
-BETWEEN = "__"  # between a namespace and a name, in the name of the function
-MODES = {"auto": "auto", "none": "none", "required": "required", "any": "required"}  # choices by their names
+BETWEEN = "__"  # stands between namespace and name in the name of a function
+MODES = {"auto": "auto", "none": "none", "required": "required", "any": "required"}  # tool choices by their names
 Tool = Mapping[str, JsonValue]
 Choice = str | dict[str, JsonValue] | None
 

@@ -61,7 +61,7 @@ class ReasoningConfig(ReasoningField, frozen=True):
     """The field `reasoning`. summary: send the reasoning as a summary; None: send it as `reasoning_text`."""
 
     summary: Literal["auto", "concise", "detailed"] | None = None
-    generate_summary: Literal["auto", "concise", "detailed"] | None = None  # its former name
+    generate_summary: Literal["auto", "concise", "detailed"] | None = None  # the former name of `summary`
 
 
 class ResponseRequest(OpenAIFields, frozen=True, kw_only=True):
@@ -310,7 +310,7 @@ class Output:
     ) -> None:
         self.items: list[Fields] = []
         self._suffix, self._seals, self._called = suffix, seals, called or {}
-        self._free_text = FreeText()  # of the open call
+        self._free_text = FreeText()  # the free text of the open call
         self._reasoning = SUMMARY if summarises else THOUGHT
         self._open: _Item | None = None
 
@@ -386,7 +386,7 @@ class ResponsesReply:
     ) -> None:
         self.envelope, self._reader, self._echo = envelope, envelope.reader(), echo
         self._output, self.num_events = output, num_events
-        self._length = self._reasoning = 0  # characters so far, and those of reasoning
+        self._length = self._reasoning = 0  # characters of the answer so far, and of its reasoning
 
     def begin(self) -> list[bytes]:
         return [] if self.num_events else self.ping()
@@ -440,7 +440,7 @@ class ResponsesReply:
                 "cache_write_tokens": (report.num_prompt - report.num_cached) * self.envelope.caches,
             },
             "output_tokens": report.num_generated,
-            # By the share of reasoning in the text: which token wrote which part is not known.
+            # Estimated by the share of reasoning in the text, since it is unknown which token wrote which part.
             "output_tokens_details": {"reasoning_tokens": report.num_generated * self._reasoning // max(self._length, 1)},
             "total_tokens": report.num_prompt + report.num_generated,
         }

@@ -124,7 +124,7 @@ async def _events(generations: Sequence[Generation], spell: Spell | None) -> Asy
             for read in sorted(done, key=lambda read: reading[read]):
                 index, event = reading.pop(read), read.result()
                 yield index, event
-                if not isinstance(event, End | Failure):  # not before this one is sent: text is written past its reader
+                if not isinstance(event, End | Failure):  # only after this event is sent, since `_write` is direct
                     reading[asyncio.ensure_future(_next(generations[index], spell))] = index
     finally:
         for read in reading:
@@ -188,7 +188,7 @@ async def _written(reply: ReplyFormat, events: AsyncIterator[tuple[int, Event]])
                 ends[index] = event
             case Failure(error):
                 sent = reply.fail(error)
-        if sent:  # else the stream stays silent, and gets a ping in time
+        if sent:  # otherwise the stream stays silent, and gets a ping in time
             yield b"".join(sent)
         if isinstance(event, Failure):
             return
@@ -219,7 +219,7 @@ class SsePing:
         if message["type"] == "http.response.start" and self._interval > 0:
             self._timer = self._loop.call_at(self._last + self._interval, self._beat)
         if self._ping is not None and self.is_sending:
-            await asyncio.wait([self._ping])  # the ping goes first: its number is lower
+            await asyncio.wait([self._ping])  # the ping goes first, since its sequence number is lower
         if not message.get("more_body") and message["type"] != "http.response.start":
             self.stop()
         await self._send(message)

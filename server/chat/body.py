@@ -157,7 +157,7 @@ class Retrieval(Struct, frozen=True, kw_only=True):
 
 
 HistoryKind = Literal["auto", "whole", "new"]
-MAX_MESSAGE = 4096  # characters of a text that ends reasoning
+MAX_MESSAGE = 4096  # characters of the text that is written when reasoning reaches its limit
 Choices = Annotated[int, Meta(ge=1, le=128)]
 MAX_STOPS, MAX_STOP = 64, 1024  # stop strings, and characters of one: all are searched for at every token
 

@@ -210,8 +210,8 @@ def _opening(pieces: Sequence[TextPiece]) -> str:
     return "".join(piece.text for piece in pieces[last:])
 
 
-TEMPLATE_BYTES = 8 << 20  # of the template's own texts between messages, with their tokens
-MAX_PROMPTS = 128  # of one request
+TEMPLATE_BYTES = 8 << 20  # bytes of the template's own texts between messages, with their tokens
+MAX_PROMPTS = 128  # prompts of one request
 NO_BREAKPOINTS: Breakpoints = {}
 NEXT_TURN = {"role": "user", "content": "?"}  # a stand-in for the user's next message
 
@@ -294,7 +294,7 @@ class PromptBuilder:
         Raises RequestError.
         """
         tokens = self.texts.tokens(prompt, where, limit=self._limit)
-        if len(tokens) >= self._limit:  # here, so that no prompt after the first too long one is tokenised
+        if len(tokens) >= self._limit:  # checked here, so that no prompt is tokenised after one that is too long
             raise too_long(len(tokens), self._limit)
         return ChatPrompt([Fixed(tokens, "the prompt")])
 
@@ -384,7 +384,7 @@ class PromptBuilder:
         _check_places(pieces, sets, history.shift)
         entries = _entries(history, sets)
         parts: list[Fixed | DocumentSet] = []
-        ends: dict[int, int] = {}  # by message: the index of its last part
+        ends: dict[int, int] = {}  # the index of a message's last part, by message
         if len(begin := self._model.tokenizer.begin) and not _begins(pieces):
             parts.append(Fixed(begin, "the chat template", ends=False))
         end = len(messages) - 1 if open_turn else None
@@ -540,7 +540,7 @@ class PromptBuilder:
         for text in texts:
             tokens.append(self.tokens(options.cache_scope, text, length.tokenise))
             length.add(len(tokens[-1]))
-        is_here = documents[:1] == given[:1]  # else an earlier turn shows the best document, and it stays there
+        is_here = documents[:1] == given[:1]  # otherwise an earlier turn shows the best document, which stays there
         price = self._settings.best_price_ms if options.best_price_ms is None else options.best_price_ms
         return DocumentSet(
             documents,

@@ -76,7 +76,7 @@ class DocumentSet:
     best: str = "free"
     best_price_ms: float = 0.0
     longest_hint: int = -1  # tokens; -1: count them
-    keys: tuple[str, ...] = field(init=False)  # of the documents, in rank
+    keys: tuple[str, ...] = field(init=False)  # the keys of the documents, in retrieval order
     key_set: frozenset[str] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -174,7 +174,7 @@ class CachedPrompt:
         sets = [at for at, part in enumerate(parts) if isinstance(part, DocumentSet)]
         self._next_set = dict(pairwise([*sets, None]))  # by the index of a set
         self._found: dict[tuple[int, Run], Arrangement] = {}  # by the index of a set and the node before it
-        self._worth: dict[tuple[int, Run], int] = {}  # by the same: the tokens cached after the node
+        self._worth: dict[tuple[int, Run], int] = {}  # by the same keys: the tokens cached after the node
         self._ends: dict[tuple[int, Run], tuple[Run | None, int]] = {}  # by the index of a set and its last node
         self._texts: dict[int, np.ndarray] = {}  # by the index of a set: the fixed text after it
 
@@ -346,7 +346,7 @@ class ChatPrompt:
         layout, cached = _LayoutBuilder(), CachedPrompt(tree, self.parts)
         node = tree.roots.get(scope)
         before: list[np.ndarray] = []  # tokens before the first set
-        previous: int | None = None  # index of the set before
+        previous: int | None = None  # the index of the set before this part
         order: Sequence[int] = ()
         has_moved = False
         for index, part in enumerate(self.parts):

@@ -94,7 +94,7 @@ class NumberedText:
 
     def __init__(self, citations: Citations, pending: str = "") -> None:
         self._citations, self.pending = citations, pending
-        self._before = ""  # the character in front of it; an underscore for one of a word
+        self._before = ""  # the character before `pending`; an underscore if it belongs to a word
 
     def push(self, text: str) -> str:
         """Add text, and return the text that is certain now."""
@@ -121,7 +121,7 @@ class _NumberedReader:
     def __init__(self, reader: AnswerReader, citations: Citations, owed: str) -> None:
         self._reader, self._citations = reader, citations
         self._text = NumberedText(citations, owed)
-        self._last: Fragment | None = ContentText(owed) if owed else None  # the fragment that the text has come with
+        self._last: Fragment | None = ContentText(owed) if owed else None  # the fragment that the newest text came from
 
     def push(self, text: str) -> list[Fragment]:
         return self._numbered(self._reader.push(text))

@@ -269,7 +269,7 @@ def described(tool: Mapping[str, JsonValue]) -> tuple[str, bool]:
     text, form = str(tool.get("description") or ""), tool.get("format")
     if not isinstance(form, dict) or form.get("type") != "grammar":
         return text, False
-    grammar = nested if isinstance(nested := form.get("grammar"), dict) else form  # a chat's form, and a response's
+    grammar = nested if isinstance(nested := form.get("grammar"), dict) else form  # in the form of a chat, or of a response
     return f"{text}\n\nThe input fits this grammar ({grammar.get('syntax')}):\n{grammar.get('definition')}".strip(), True
 
 

@@ -56,7 +56,7 @@ class Conversation:
     head: str = ""
     num_bytes: int = 0
     forgotten: bool = False
-    _numbers: dict[HistoryMessage, int] = field(default_factory=dict)  # of the entries
+    _numbers: dict[HistoryMessage, int] = field(default_factory=dict)  # the numbers of the entries
     _places: dict[str, int] = field(default_factory=dict)  # the numbers of the answers
     _first: dict[str, tuple[HistoryMessage, ...]] = field(
         default_factory=dict

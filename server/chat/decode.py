@@ -30,8 +30,8 @@ from .body import ChatRequest, Options, TextRequest
 from .sampling_fields import JsonValue, SamplingOptions
 
 NO_EFFECT = "; it has no effect"
-MAX_WARNINGS = 8  # of a request; further unknown fields are only counted
-MAX_FIELDS = 512  # of a body: each unknown field takes a few microseconds
+MAX_WARNINGS = 8  # warnings about unknown fields; further unknown fields are only counted
+MAX_FIELDS = 512  # fields of a body: each unknown one takes a few microseconds
 MAX_NEUTRAL = 64  # bytes of a value that may ask for nothing; a longer value asks for something
 MAX_COMPARED = 40  # characters of a name that is compared with all known names
 
@@ -248,7 +248,7 @@ LARGE = 64 << 10  # bytes of a body that is decoded outside the event loop, beca
 COLLECTOR = Lock()
 """Locked while the garbage collector is off: two decoders must not turn it on for each other. The lock also guards the first
 use of each kind of body, which msgspec does not (`slots.store.record_file.HEADS`)."""
-MAX_COLONS = 1 << 17  # in a body whose fields are checked one by one: so many take 0.1 s
+MAX_COLONS = 1 << 17  # colons in a body whose fields are checked one by one, which takes 0.1 s for so many
 UNCHECKED = "the body is too large to look for unknown fields in it"
 LOOSE = re.compile("got `(null|float)`")  # values that llama-server takes and msgspec does not
 R = TypeVar("R", bound=Struct)
@@ -375,7 +375,7 @@ def _field_named(message: str) -> str:
     return found[1] if found else ""
 
 
-MAX_TEXTS = 2048  # of a request, as in OpenAI's API
+MAX_TEXTS = 2048  # texts of a request, as in OpenAI's API
 
 
 def check_number(num_texts: int, name: str) -> None:

@@ -18,7 +18,7 @@ from ..http.api_errors import RequestError
 
 JsonValue = Any  # a decoded value whose type is not checked here: msgspec knows no `object`
 Int32 = Annotated[int, Meta(ge=-(1 << 31), lt=1 << 31)]
-Window = Annotated[int, Meta(ge=-1, lt=1 << 31)]  # of tokens or of time; -1: the longest
+Window = Annotated[int, Meta(ge=-1, lt=1 << 31)]  # a number of tokens or a time; -1: the longest
 MAX_BIASES = 1 << 15  # tokens of a logit_bias: their logits change at every token
 MAX_PROBS, MAX_TOP = 100, 20  # the most probable tokens listed for each token, by llama-server's field and by OpenAI's
 MOST_LISTED = 4_000_000  # tokens with probabilities in an unstreamed answer: 80 bytes each

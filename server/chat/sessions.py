@@ -22,8 +22,8 @@ from .volatile import ChangedText, Instructions, Lineage, encode, restore
 
 # ---- The prompts of a session -------------------------------------------------------------------------------------------
 
-MOST_BRANCHES = 16  # of a session: its own thread and those of its sub-agents
-OPENING = 32  # tokens at the end of a prompt that open the answer: the next turn may have others there
+MOST_BRANCHES = 16  # prompts of a session: those of the main agent and its sub-agents
+OPENING = 32  # tokens at the end of a prompt that open the answer; the next turn may have other tokens there
 LEAST_QUOTE = 40  # characters of an answer that is recognised: a shorter one may occur elsewhere by chance
 
 
@@ -81,9 +81,9 @@ def _texts(message: Mapping[str, object]) -> list[str]:
 # ---- Sessions -----------------------------------------------------------------------------------------------------------
 
 MOST_SESSIONS = 4096
-MOST_TOOLS = 64  # sets of tools of a session, each with its own instructions: those of sub-agents differ
-MOST_BYTES = 96 << 20  # of all sessions
-MOST_INSTRUCTIONS = 32 << 20  # of `MOST_BYTES`, so that old instructions do not crowd out today's prompts
+MOST_TOOLS = 64  # sets of tools in a session, each with its own instructions, since sub-agents have other tools
+MOST_BYTES = 96 << 20  # bytes of all sessions
+MOST_INSTRUCTIONS = 32 << 20  # bytes of instructions within `MOST_BYTES`, so that new prompts keep some room
 
 SessionKey = tuple[str, str]
 """A scope, and a session's name in the scope."""

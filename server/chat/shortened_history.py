@@ -23,8 +23,8 @@ QUESTION: Mapping[str, JsonValue] = {
 SAID = msgspec.json.encode(QUESTION)
 """The question, as JSON."""
 FORM = "Summary of the conversation so far, in place of all but the user's messages:\n\n{}"
-MOST_TOKENS = 4096  # of a summary and its reasoning, unless the request says otherwise
-LONGEST, MOST = 256 << 10, 1000  # bytes and number of the messages that stay: more are not computed ahead
+MOST_TOKENS = 4096  # tokens of a summary and its reasoning, unless the request sets a limit
+LONGEST, MOST = 256 << 10, 1000  # bytes and number of messages that stay; a larger history is not computed ahead
 NO_SUMMARY = "the model wrote no summary of the conversation"
 SUMMARY = msgspec.json.encode({"role": "user", "content": FORM.format("")})[:-2]
 """The start of a message with a summary, as JSON."""

@@ -18,7 +18,7 @@ from .tool_results import text_of
 from .volatile import INSTRUCTIONS
 
 LIST_ROLES = (*INSTRUCTIONS, "user")
-OF_AN_ID = re.compile(r"\d|\A[a-f]+\Z")  # in stop strings that could match within an id
+OF_AN_ID = re.compile(r"\d|\A[a-f]+\Z")  # matches stop strings that could occur within an id
 MOST_UNTOUCHED = 32  # untouched lists that a report names, each with a reason
 HAS_OWN = "the message has documents of its own"
 HAS_PLACE = "the message has the character U+FDD0"

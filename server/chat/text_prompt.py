@@ -31,7 +31,7 @@ def split_prompts(given: object, where: str = "prompt") -> Iterator[tuple[str, o
         yield f"{where}[{at}]", prompt
 
 
-MOST_TEXTS = 10_000  # of one prompt: each is a call of llama.cpp, as slow as hundreds of ids
+MOST_TEXTS = 10_000  # texts of one prompt: each is a call of llama.cpp, which takes as long as hundreds of ids
 
 
 class TextTokens:
@@ -102,7 +102,7 @@ def _is_number(part: object) -> bool:
 # ---- Infill -------------------------------------------------------------------------------------------------------------
 # The prompt that fills a gap in a text, after other files of the project (Hui et al. 2024, section 3.2.2).
 #
-# The other files come first and whole: their KV is reused while the text around the gap changes.
+# The other files come first, and whole, so that their KV is reused while the text around the gap changes.
 
 WINDOW = 2048  # tokens around the gap, llama-server's default: three quarters before the gap
 REPOSITORY, FILE = "myproject\n", "filename\n"  # requests name neither their project nor their file

@@ -81,8 +81,8 @@ class _Regions:
     def __init__(self, pieces: Sequence[TextPiece]) -> None:
         owned = [(at, piece.message) for at, piece in enumerate(pieces) if piece.message is not None]
         self._places, self._num_pieces = [at for at, _ in owned], len(pieces)
-        self._latest = list(accumulate((owner for _, owner in owned), max))  # the latest message up to each piece
-        self._earliest = list(accumulate((owner for _, owner in reversed(owned)), min))[::-1]  # the earliest from each on
+        self._latest = list(accumulate((owner for _, owner in owned), max))  # for each piece, the latest message up to it
+        self._earliest = list(accumulate((owner for _, owner in reversed(owned)), min))[::-1]  # the earliest from a piece on
 
     def of(self, message: int) -> tuple[int, int]:
         """Return the range of a message's pieces: after those of earlier messages, before those of later ones."""

@@ -14,7 +14,7 @@ from ...models.template import Message
 from ...ordering.document import TOOLS, beside_documents, documents_in
 
 LEAST = 200  # characters of a repetition: a reference takes 30 tokens
-EVERY, LONGEST = 4, 64  # lines of a block: the mean without blank lines, about; and the most
+EVERY, LONGEST = 4, 64  # about the mean number of lines in a block, without blank lines; and the most lines
 QUOTE = 40  # characters of a line that a reference quotes
 VALUE = 100  # the most characters of a line that is a name and a value
 

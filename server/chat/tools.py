@@ -26,7 +26,7 @@ from .reasoning import SWITCH
 
 Schema = Mapping[str, object]
 Mode = Literal["auto", "none", "required"]
-MAX_TOOLS = 1024  # of one request
+MAX_TOOLS = 1024  # tools of one request
 _NAME = re.compile(r"[\w.:/-]{1,128}")
 
 
@@ -285,7 +285,7 @@ class Rendering:
         render = self._template.continued if continues else partial(self._template.pieces, add_generation_prompt=prompts)
         if not self._shows_calls:
             messages = [with_calls(message, self._written) for message in messages]
-        is_instructed = is_defined = False  # True: by a message that the client did not send
+        is_instructed = is_defined = False  # True: a message was added that the client did not send
         if request.retrieves and self._retrieval_prompt:
             messages, is_instructed = with_instruction(messages, self._retrieval_prompt)
         tools = request.tools

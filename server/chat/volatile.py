@@ -28,14 +28,14 @@ from .chat_files import ChatFiles, DamagedFile, checked_content, with_checksum
 INSTRUCTIONS = ("system", "developer")  # roles that a conversation starts with
 UNIT = re.compile(r"(?<=\n)|(?<=[.!?;] )")  # a piece is some lines or sentences
 MOST_PIECES, LONGEST = 8, 1000  # changed pieces of one request's instructions; characters of a piece
-LEAST_SAME = 0.8  # of the text; with less in common, these are other instructions
-MOST_UNITS = 200  # from the first to the last difference: more are not compared, as the time grows with their square
+LEAST_SAME = 0.8  # the share of equal text; if it is less, the texts are different instructions
+MOST_UNITS = 200  # pieces between the first and the last difference; the time to compare them grows with their square
 MOST_FRONTS, MOST_LINES = 8, 1024  # remembered fronts of a lineage; lines of a front
 OVERHEAD = 512  # bytes of a line without its texts: its key, its objects, the name of its file
 MOST_IN_FILES = 256 << 20  # bytes of all files: 8 times the bound in memory, since each file has names and a checksum
 MAGIC, SUFFIX = b"slotcache instructions 1\n", ".instructions"
 TAG = re.compile(r"</([A-Za-z][\w-]{0,63})>\s*\Z")
-LONGEST_TAG = 80  # characters that an end tag is looked for in
+LONGEST_TAG = 80  # characters in which an end tag is searched for
 AT_END, OWN_PART = b"at the end", b"own part"  # the place of blocks in a message
 QUOTED = 80  # characters of the old text that a line quotes
 TARGETS = ("user", "tool", "function")

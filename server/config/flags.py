@@ -15,9 +15,9 @@ from .settings import SETTINGS, Setting, Settings, Value, written
 from .topics import TOPICS
 
 # ---- Llama --------------------------------------------------------------------------------------------------------------
-# Tables of llama-server's flags that are no settings here: its command lines start this server, too.
+# Tables of llama-server's flags that are no settings here, since its command lines should start this server, too.
 #
-# A flag that changes nothing a client sees is accepted, with a line in the log if it asks for more than it gets. A flag
+# A flag that would change nothing that a client sees is accepted; if it asks for more than it gets, the log says so. A flag
 # that would change answers, or the machine that computes them, is refused with a line that says what to do instead.
 
 Row = tuple[str, int, str]

@@ -191,7 +191,7 @@ def written(value: Value) -> str:
     return ("on" if value else "off") if isinstance(value, bool) else str(value)
 
 
-SOCKET = ".sock"  # ends the name of a socket file, as in llama-server
+SOCKET = ".sock"  # the end of a socket file's name, as in llama-server
 KvType = Literal["f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1"]
 TENSOR = "it is an experiment of llama.cpp: --fit cannot tell what each GPU would hold, and KV was never saved from it here"
 SplitMode = Literal["none", "layer", "row"]
@@ -346,7 +346,7 @@ class Settings(Numbers):
     verbose: bool = row(False, ("-v", "--verbose", "--log-verbose"), "log every step of llama.cpp's start")
     # fmt: on
     is_one_of_several: bool = field(default=False, compare=False)  # several models share the device
-    given: frozenset[str] = field(default=frozenset(), compare=False)  # settings that a flag or a variable has
+    given: frozenset[str] = field(default=frozenset(), compare=False)  # the settings that a flag, a file or a variable sets
 
     @property
     def hosts(self) -> list[str]:

@@ -158,15 +158,15 @@ class Sleep:
         self.failure = ""  # why the last load failed; empty after a load that did not
         self._usual = self._seconds = seconds or inf
         self._runner, self._inbox, self._on_wake, self._draft_model = runner, inbox, on_wake, draft_model
-        self._load: Thread | None = None  # until its end is noted
+        self._load: Thread | None = None  # the running load; None after its end is noted
         self.device: DeviceTurns | None = None  # None: the device is not shared
-        self._is_granted = True  # this model may be on the device
+        self._is_granted = True  # whether this model may be on the device
         self.is_used = True  # a step ran since the last load: even a short turn answers something
         self._loaded_at = 0.0
-        self._load_seconds = 0.0  # of the last load: as long as a turn lingers without a request
-        self._lingers = True  # False: the last lingering was in vain
-        self._was_asked = False  # a request came since another model waits
-        self._too_early = 0.0  # a request before this time shows that lingering would have paid
+        self._load_seconds = 0.0  # of the last load; a turn also waits for requests as long as this
+        self._lingers = True  # False: the last such wait was in vain
+        self._was_asked = False  # a request came after another model had asked for the device
+        self._too_early = 0.0  # a request before this time shows that a wait would have been worth it
         self._ends: float | None = None  # the end of the turn; None: no other model waits
 
     # ---- from any thread -------------------------------------------------------------------------------------------
@@ -258,7 +258,7 @@ class Sleep:
         self.load()
 
     def _end_turn(self, seconds: float) -> None:
-        if self.is_awake:  # else it fell asleep meanwhile
+        if self.is_awake:  # otherwise it fell asleep meanwhile
             self._ends, self._was_asked = perf_counter() + seconds, False
 
     def _set(self, seconds: float) -> None:
@@ -283,7 +283,7 @@ class Sleep:
         self._runner.unload()
         if self._draft_model is not None:
             self._draft_model.unload()
-        self.is_awake = False  # last: the memory of a server that says it sleeps is free
+        self.is_awake = False  # set last: if a server says that it sleeps, its memory is free
         if self._ends is None:
             sleep_logger.info("asleep after %g s without a request", self._seconds)
         elif perf_counter() < self._ends:
@@ -350,14 +350,14 @@ class Sleep:
             self.device.on_load(error)
         if error:
             self._free_device()
-        self._on_wake(error)  # last: an error in it must not keep other models from the device
+        self._on_wake(error)  # called last: an error in it must not keep other models from the device
 
 
 # ---- The watchdog: it reports a step that does not end. -----------------------------------------------------------------
 
 logger = logging.getLogger("slotcache.engine")
-TOKEN_SECONDS = 1.0  # s more for each token of a step: no machine that serves a model is slower
-LOOK = 0.25  # of the patience: the watchdog's pause between two looks
+TOKEN_SECONDS = 1.0  # further seconds for each token of a step: no machine that serves a model is slower
+LOOK = 0.25  # share of the patience after which the watchdog looks again
 
 
 class Watchdog:
@@ -368,9 +368,9 @@ class Watchdog:
     """
 
     def __init__(self, seconds: float) -> None:
-        self.num_hangs = 0  # ever
+        self.num_hangs = 0  # since the start
         self._seconds = seconds or inf
-        self._step: tuple[float, float] | None = None  # the present step: its start, and when it counts as hanging
+        self._step: tuple[float, float] | None = None  # the present step: its start, and from when it hangs
         self._ended = Event()
         self._thread: Thread | None = None
 
@@ -417,7 +417,7 @@ class Watchdog:
 
 
 LAST_SAVE = 5.0  # seconds to save idle KV when the server ends
-LAST_WORDS, MOST_WORDS = 0.2, 3.0  # seconds for the last events before llama.cpp ends the process: usual, and at most
+LAST_WORDS, MOST_WORDS = 0.2, 3.0  # seconds for the last events before llama.cpp ends the process: as a rule, and at most
 
 
 def lost() -> RequestError:
@@ -524,7 +524,7 @@ class Engine:
 
         The future is done once the generation has ended.
         """
-        self.inbox.put(lambda: self.generations.end(generation))  # an error here is the engine's, not the caller's
+        self.inbox.put(lambda: self.generations.end(generation))  # an error here concerns the engine, not the caller
         return self.inbox.ask(lambda: None)
 
     def submit_background(self, key: Hashable, generation: Generation, *, beside: bool = False) -> Future[bool]:
@@ -571,7 +571,7 @@ class Engine:
         try:
             self._run(Plan(self.scheduler.tree.device.take_operations()))
         except Exception:
-            self._recover()  # the tree counts operations as done that failed
+            self._recover()  # the tree counts failed operations as done
             raise
 
     def _run(self, plan: Plan, samplers: Mapping[int, Sampler] = NO_SAMPLERS) -> list[int]:
@@ -629,7 +629,7 @@ class Engine:
             if self._checks and self.scheduler.idle:
                 check(self.scheduler)
             seconds = self.sleep.seconds_left
-            # At the end of a turn it sleeps, however many acts come that need no device.
+            # At the end of a turn the model is unloaded, however many acts come that need no device.
             act = None if self.sleep.is_ending and not seconds else self.inbox.wait(seconds)
             act() if act else self._fall_asleep()
         elif (seconds := self._seconds_left) is not None and (act := self.inbox.wait(seconds)) is not None:
@@ -695,9 +695,9 @@ class Engine:
             return self.scheduler.read_ahead()
 
     def _warm_up(self) -> None:
-        # In this thread, not in the one that loaded the model: OpenMP keeps workers for every thread that ever computed.
-        # With more workers than cores, all sleep at each barrier instead of spinning: a token took 1.13 times
-        # llama-server's time, and 1.03 times since.
+        # The warm-up runs in this thread, since OpenMP keeps workers for every thread that ever computed.
+        # With more workers than cores, workers sleep at each barrier instead of spinning. A token took 1.13 times
+        # llama-server's time when another thread did the warm-up, and 1.03 times since.
         runs, *of_states = (tree.host for tree in self.scheduler.trees)
         try:
             can_move = self.runner.warm_up()
@@ -716,7 +716,7 @@ class Engine:
             can_move = False
             for states in of_states:
                 states.max_bytes = 0
-            self.runner.clear()  # else cells stay in use that the tree does not know
+            self.runner.clear()  # otherwise cells that the tree does not know stay in use
             if self.runner.context.rollback < inf:
                 self._end_drafts()
         if not can_move:

@@ -103,7 +103,7 @@ def _raised(found: MemoryPlacement, concession: Concession, most: int, excess: E
 # ---- From settings to the context of a model. ---------------------------------------------------------------------------
 
 DEFAULT_CONTEXT = 16384  # cells without --ctx-size, for models that were trained for more
-LONG_CONTEXT = 65536  # the most that --fit chooses instead: agents start with 25,000 tokens and more
+LONG_CONTEXT = 65536  # the most that --fit chooses; agents start with 25,000 tokens and more
 
 
 ROLLBACK = 4  # tokens of a draft that a recurrent state can go back; each costs one more state for each sequence
@@ -482,7 +482,7 @@ def _further(one: Use, other: Use, steps: float) -> Use:
 
 logger = logging.getLogger("slotcache")
 CELLS = 256  # llama.cpp pads the pool to a multiple of it
-SHARES = (1, 0.5, 0.25, 0.125, 0)  # of --fit-target that stay free: the first that fits
+SHARES = (1, 0.5, 0.25, 0.125, 0)  # shares of --fit-target that stay free; the first that fits is chosen
 READ_AGAIN = "the weights are larger than the free memory: the system reads them again and again, which is slow"
 DEFAULTS = Settings()
 
@@ -520,7 +520,7 @@ class Fitting:
             gpu_layers=on_gpu,
             gpu_experts=0 if settings.cpu_moe else max(self.num_layers - settings.n_cpu_moe, 0),
         )
-        self.count(self.wanted)  # before `limits`: from now on a device's own needs, such as CUDA's, are not free
+        self.count(self.wanted)  # first, so that `limits` sees the memory that CUDA itself takes as used
         self.limits = limits(settings)
         self.has_gpu = len(self.limits) > 1
         self.counts_weights = self.limits[HOST].counts_weights

@@ -312,15 +312,15 @@ class Generation:
     on_end: OnEnd = lambda generation, event: event
     events: Unread = field(default_factory=Unread)
     parts: list[str] = field(default_factory=list)  # the text so far
-    unsent: list[Delta] = field(default_factory=list)  # unsent pieces of an answer that is read at the end
+    unsent: list[Delta] = field(default_factory=list)  # unsent pieces, if the client gets the answer only at its end
     job: Job = field(init=False)  # set by its submission
     pending: Pending = field(init=False)
     arrived: float = field(default_factory=perf_counter)
     admitted: float = 0.0
-    is_primed: bool = False  # its sampler has seen the prompt
+    is_primed: bool = False  # whether the sampler has seen the prompt
     first: Generation | None = None
     question: bytes = b""  # the last message of the user, as JSON; empty for a text
-    num_pushed: int = 0  # tokens of the answer that came here
+    num_pushed: int = 0  # tokens of the answer that were pushed
     num_sent: int = 0  # tokens of the prompt that were sent with their logprobs
     first_token: float = 0.0
     patience: float = 0.0  # seconds after the first token until the answer ends, once it has a line; 0: no limit
@@ -557,7 +557,7 @@ class Generation:
 
 
 # ---- Account ------------------------------------------------------------------------------------------------------------
-# The figures of a request for the log: how much was reused, why not more, and how fast it was. None of its text. Their names
+# The figures of a request for the log: how much was reused, why not more, and how fast it was. No text. Their names
 # are those of the report, of `timings`, of `GET /slots` and of the metrics.
 
 

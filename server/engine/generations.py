@@ -18,7 +18,7 @@ logger = logging.getLogger("slotcache.engine")
 # ---- Prompts that are computed in idle time, ahead of their requests. ---------------------------------------------------
 
 MAX_GENERATIONS = 64
-GAVE_WAY = "gave_way"  # the code of its failure, where a request took its place
+GAVE_WAY = "gave_way"  # the code of a generation's failure if it ended in favour of a request
 
 
 class Background:
@@ -98,7 +98,7 @@ class Background:
         running = [job.request for job in self._scheduler.running if job.request.kind.is_client]
         if not (self._scheduler.admits and not any(job.request.kind.is_client for job in self._scheduler.waiting)):
             return False
-        # Requests with other adapters would take turns with it.
+        # Requests with other adapters would take turns with the generation.
         adapters = {generation.request.scope.adapters, *(request.scope.adapters for request in running)}
         return not running or (beside and len(running) < len(self._scheduler.slots) and len(adapters) == 1)
 
@@ -278,7 +278,7 @@ class Generations:
     def _fail(self, generation: Generation, error: RequestError) -> None:
         try:
             self.end(generation)
-        finally:  # its client waits for this, even if the end fails
+        finally:  # the client waits for the Failure, even if the end fails
             self._outbox.put(generation, Failure(error))
 
     def _fail_alone(self, generation: Generation, error: Exception) -> None:

@@ -260,7 +260,7 @@ def timings(
 
     drafts: the numbers of tokens drafted and accepted; `timings` shows them only if there were drafts.
     """
-    decoded = max(num_generated - 1, 0)  # prefill gives the first token
+    decoded = max(num_generated - 1, 0)  # prefill already gives the first token
     return {
         "cache_n": num_cached,
         "prompt_n": num_computed,

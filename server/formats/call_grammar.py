@@ -123,14 +123,14 @@ class GrammarWriter:
         shared = {name: root[name] for name in ("$defs", "definitions", "strict") if name in root}
         name = f"s{len(self.schemas)}"
         text = json.dumps({**shared, **schema} if isinstance(schema, dict) else schema)
-        self._size += len(text)  # each repeats the shared definitions, so all may be far larger than their request
+        self._size += len(text)  # each schema repeats the shared definitions, so all may be far larger than their request
         if self._size > MAX_BYTES:
             raise GrammarError(f"their schemas have {self._size:,} characters or more: expected at most {MAX_BYTES:,}")
         self.schemas[name] = text
         return f"@{name}"
 
     def _call(self, written: CallNotation, name: str, schema: Mapping[str, object]) -> str:
-        whole = self._schema(schema, schema)  # compiled in any case, so that families without JSON refuse the same schemas
+        whole = self._schema(schema, schema)  # made in any case, so that families without JSON refuse the same schemas
         holes = {
             "name": lambda: _quoted(name),
             "id": lambda: "/[a-zA-Z0-9]{9}/",
@@ -198,7 +198,7 @@ class GrammarWriter:
             value = self._free(after, schema)
         else:
             closer = "".join(part.text for part in after)
-            if not tags.end.startswith(tags.opens):  # else the text would not show which of them comes
+            if not tags.end.startswith(tags.opens):  # otherwise the text would not show which of the two comes
                 ends = [self._until(tags, closer, tag) for tag in (tags.opens, tags.end)]
                 return self.rule(f"{name} {ends[0]}"), self.rule(f"{name} {ends[1]}")
             value = self._until(tags, closer, "")
@@ -270,7 +270,7 @@ class GrammarWriter:
         return f"{self.rule(f'{ANY} {first.lark}', '[lazy]')} {_joined(rest)}"
 
 
-MAX_LENGTH = 4096  # characters of a bounded text: a larger bound would make the grammar too large, and is dropped
+MAX_LENGTH = 4096  # characters of a bounded text; a larger bound is dropped, since it would make the grammar too large
 
 
 def _named(schema: Mapping[str, object]) -> tuple[dict[str, object], list[str], list[str]]:

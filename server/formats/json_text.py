@@ -453,7 +453,7 @@ class _Schemas:
     def __init__(self, root: object) -> None:
         self._root = root
         self._meanings: dict[str, object] = {}  # by reference
-        self._listed: dict[int, ParameterType] = {}  # of a schema that lists its values, by the id of the list
+        self._listed: dict[int, ParameterType] = {}  # the types of schemas that list values, by the id of the list
 
     def type(self, schema: object) -> ParameterType:
         """Return the type that a schema allows; `ANY` if no type is found within `MAX_SCHEMAS` schemas."""

@@ -161,7 +161,7 @@ def handlers(program: str) -> dict[Any, ExceptionHandler]:
 
 
 def _refuse(request: Request, error: Exception) -> Response:
-    path = request.scope["path"]  # not the URL's: a client's `Host` is a part of that
+    path = request.scope["path"]  # not the path of the URL, since the client's `Host` is a part of the URL
     if isinstance(error, HTTPException) and error.status_code == 405 and request.method == "OPTIONS":
         return Response(headers=error.headers)  # `Allow` is the answer; a page's preflight was answered before
     request.state.error = error

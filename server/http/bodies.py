@@ -12,7 +12,7 @@ from starlette.requests import ClientDisconnect, Request
 from .api_errors import RequestError
 from .encodings import Unpacking, encoding_of
 
-FREE = 64 << 10  # bytes of each body that do not count: uvicorn buffers as much for any connection
+FREE = 64 << 10  # bytes of each body that do not count, since uvicorn buffers as much for any connection
 LARGEST = 4  # bodies of the largest size that may be unfinished at a time
 
 

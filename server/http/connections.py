@@ -31,7 +31,7 @@ from .tls import tls_context
 logger = logging.getLogger("slotcache")
 MOST = 2048  # connections; each takes some 40 KiB (55 under TLS), and up to 128 KiB with a body that stops
 LEAST = 8
-KEPT = 64  # descriptors, at least, for other uses: files of the cache and of the index, pipes, the engine's devices
+KEPT = 64  # the least descriptors for other uses: files of the cache and the index, pipes, the engine's devices
 SELDOM = 60.0  # s between two lines about one shortage
 
 
@@ -127,8 +127,8 @@ def most_connections(descriptors: int = 1) -> int:
 # asyncio accepts up to 2,048 at once, before it reads a byte of an open connection. Where descriptors run out, it logs a
 # traceback for each and pauses for a second.
 
-AT_ONCE = 16  # connections accepted before the open ones have their turn
-PAUSE = 0.05  # s until the next attempt, when none could be accepted
+AT_ONCE = 16  # connections that are accepted before the open ones have their turn
+PAUSE = 0.05  # seconds until the next attempt if no connection could be accepted
 
 
 class ConnectionListener:
@@ -154,7 +154,7 @@ class ConnectionListener:
     def _take(self) -> None:
         for number in range(AT_ONCE):
             if number and self._connections.are_full:
-                return  # only the first connection is surely there, and room is made for no other
+                return  # only the first connection certainly exists, so no room is made for others
             if not self._connections.make_room():
                 self._wait()
                 return

@@ -11,7 +11,7 @@ from msgspec import Raw
 
 from .api_errors import RequestError
 
-MAX_COMMAS, MAX_BRACKETS = 1 << 20, 1 << 18  # in a body: decoding stops all other threads, at this size for 0.1 s
+MAX_COMMAS, MAX_BRACKETS = 1 << 20, 1 << 18  # of a body; decoding stops all other threads, for 0.1 s at this size
 MAX_TEXTS = 2 * (MAX_COMMAS + MAX_BRACKETS)  # a name and a value for each comma and each bracket
 ELEMENTS = {"commas": ((b",",), MAX_COMMAS), "brackets": ((b"[", b"{"), MAX_BRACKETS), "texts": ((b'"',), MAX_TEXTS)}
 WINDOW = 256 << 10  # bytes that are searched at a time: other threads wait meanwhile
@@ -57,7 +57,7 @@ def outside_strings(text: bytes) -> Iterator[bytes]:
         is_inside ^= len(parts) % 2 == 0
 
 
-# ---- Unicode: other bodies are mended if the repair is clear, and else refused. -----------------------------------------
+# ---- Unicode: other bodies are mended if the repair is clear, and refused otherwise. ------------------------------------
 
 MARK = b"\xef\xbb\xbf"  # the byte-order mark, with which some programs begin a file
 MOST_LEVELS = 8  # of a field's path in an error: each level is one more search

@@ -22,7 +22,7 @@ from .api_errors import RequestError, refusal
 
 # ---- The log of a command: lines of text or of JSON, on stderr or in a file. --------------------------------------------
 
-FIELDS = "fields"  # of a record: values for programs, beside the message
+FIELDS = "fields"  # a record's attribute with values for programs, in addition to the message
 MAX_WAITING = 10_000  # lines; more are dropped, so that nothing waits for a stopped reader
 LAST_LINES = 2.0  # seconds for them when the process ends
 
@@ -106,7 +106,7 @@ logger = logging.getLogger("slotcache.requests")
 HEADER = "X-Request-Id"
 MAX_ID = 128  # characters of an id that a client may send
 QUIET = ("/health", "/v1/health", "/metrics", "/slots", "/props")  # the page and monitoring programs ask every few seconds
-LOADING = "loading_model"  # the code of the error that they get while a model is loaded
+LOADING = "loading_model"  # the code of the error that these paths give while a model is loaded
 FILES = "/page/"  # a browser asks for all of them at once
 GONE = 499  # the log's status of a request whose client disconnected before its answer began
 

@@ -126,7 +126,7 @@ def _keys_in(path: str) -> frozenset[str]:
 ANY, LOCAL = "*", "localhost"
 METHODS = ("GET", "POST", "DELETE", "OPTIONS")
 SENDABLE = ("Authorization", "Content-Type", "X-Api-Key", "X-Request-Id")
-READABLE = ("Retry-After", "X-Request-Id")  # headers of an answer that a page may read beside the usual ones
+READABLE = ("Retry-After", "X-Request-Id")  # headers of an answer that a page may read in addition to the usual ones
 
 
 class Origins:

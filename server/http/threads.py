@@ -173,7 +173,7 @@ class Turns:
         try:
             self._threads.submit(self._do, work)
         except RuntimeError:
-            work.started = False  # so that no thread of the pool does it: the pool may have queued it
+            work.started = False  # so that no thread of the pool does the work, which the pool may have queued
             self._started.discard(work)
             work.end(RequestError("the system gives no more threads: try again", status=503, retry_after=1))
         return work.started

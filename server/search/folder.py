@@ -41,7 +41,7 @@ OPENING, READING, EMBEDDING, READY, FAILED = "opening", "reading", "embedding", 
 NICENESS = 10  # so that the engine's threads get a core first
 POLL = 0.02  # seconds between two checks whether the engine is idle
 EVERY = 10.0  # seconds between two lines of progress in the log
-REST, LONGEST_REST = 4.0, 10.0  # pause after a scan of the folders: times its duration, and the most seconds
+REST, LONGEST_REST = 4.0, 10.0  # the pause after a scan: a multiple of the scan's duration, and at most so many seconds
 RETRY_AFTER = 30.0  # seconds until failed work is tried again
 UNUSED = 90  # days without a server until an index is removed
 

@@ -30,7 +30,7 @@ from ..formats.answer import AnswerReader, ContentText
 from ..http.api_errors import RequestError
 from .folder import EMBEDDING, READY, FolderIndex
 
-MOST = 1000  # citations of an answer by ids, and as many by words: they are found in the event loop
+MOST = 1000  # citations of an answer by ids, and as many by words, since they are found in the event loop
 QUOTED_WORDS = 5  # words of the shortest quotation
 BRACKETS = re.compile(r"\[([^\][\n]{1,400})\]")
 NAME = re.compile(r"[^\s,;]+")

@@ -522,10 +522,10 @@ def _not_asked_for(kind: str, remedy: str) -> RequestError:
 # ---- The embedder and the reranker for an index and its searches. -------------------------------------------------------
 
 POOLED = ("mean", "cls", "last")  # poolings with one vector for a text
-MAX_LETTERS = 8192  # the last letters of a query that count: a long message asks its question last
-MARGIN = 0.9  # of the letters that would fit by their share of tokens
+MAX_LETTERS = 8192  # letters at the end of a query that count, since a long message asks its question last
+MARGIN = 0.9  # share of the letters that would fit if all letters had as many tokens
 AUTO = "auto"  # the model's name decides the prefix
-MOST_PREFIX = 0.5  # of the tokens that a model takes at once
+MOST_PREFIX = 0.5  # share of the tokens that a model takes at once
 
 
 def can_search(worker: EmbeddingWorker) -> bool:

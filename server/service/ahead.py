@@ -30,7 +30,7 @@ from ..http.threads import LARGE
 from .submitter import Submitter
 
 logger = logging.getLogger("slotcache.idle")
-KEY = "idle"  # of the only generation ahead that the engine has from here
+KEY = "idle"  # the key of the only background generation that this module submits
 
 
 class AheadFailed(Exception):
@@ -149,8 +149,8 @@ class AnsweredChat:
 
     async def compute(self, ahead: Ahead) -> bool:
         """Prefill what is known of the next turn's prompt."""
-        # The backlog bounds the waiting bytes already. So an answer counts at most as the smallest large request, and the
-        # prompts of clients have the room.
+        # The backlog already bounds the bytes that wait. So an answer counts as the smallest large request at most, and the
+        # room remains for the prompts of clients.
         size = min(self.num_bytes, LARGE)
 
         def make() -> ChatPrompt | None:

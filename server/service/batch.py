@@ -23,12 +23,12 @@ from ..http.api_errors import RequestError
 from ..http.json_body import as_unicode, check_elements
 
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings")
-AHEAD = 64  # lines in the queue beside the running ones: it chooses among as many that share documents
+AHEAD = 64  # lines in the queue in addition to the running ones; the queue prefers those that share documents
 BUSY = (429, 503)  # statuses of a server that will have room later
 PAUSE = 1.0  # s until a line is tried again after such a status
 COSTLY = b'"code":"loading_failed"'  # each try loads a model: the pause doubles
 LONGEST = 60.0  # s: the longest pause
-MOST_ORDERED = 16  # documents of a line that decide its place: the time to plan grows with their square
+MOST_ORDERED = 16  # documents of a line that decide its place, since the time to plan grows with their square
 
 encode = msgspec.json.Encoder().encode
 

@@ -31,9 +31,9 @@ from .ahead import AbandonedPrompt, Ahead, AheadFailed, AnsweredChat, LikelyProm
 from .likely_prefixes import LikelyPrefixes, SharedPrefix
 
 logger = logging.getLogger("slotcache.idle")
-MAX_WAITING = 64  # items of a backlog; the oldest of more are dropped
+MAX_WAITING = 64  # items of a backlog; if there are more, the oldest are dropped
 MAX_BYTES = 32 << 20  # of memory for a backlog
-PAUSE = 0.05  # s without a request until work starts: programs ask again sooner, and an interrupted step takes as long
+PAUSE = 0.05  # seconds without a request until work starts; programs ask again sooner, and an interrupted step takes as long
 
 
 class Backlog:

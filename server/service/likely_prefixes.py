@@ -35,8 +35,8 @@ from .ahead import Ahead
 
 logger = logging.getLogger("slotcache.docs")
 QUESTION: Mapping[str, JsonValue] = {"role": "user", "content": "?"}  # a placeholder: a prefix ends before it
-TRIES, AGAIN = 50, 0.1  # tries for a document without room, and s between two
-MARGIN = 2  # times the budget, for tokens as the index estimates them
+TRIES, AGAIN = 50, 0.1  # tries for a document that has no room, and seconds between two tries
+MARGIN = 2  # factor of the budget, since the index only estimates tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class SharedPrefix:
         """
         messages: list[dict[str, JsonValue]] = [*map(msgspec.json.decode, self.instructions), dict(QUESTION)]
         found: list[JsonValue] = [{"id": chunk.id, "title": chunk.title, "text": chunk.text} for chunk in chunks]
-        # A document that is read separately follows the prefix alone, as here: no other mode is needed.
+        # A document that is read separately also follows the prefix alone, so no other mode is needed.
         options = decode(self.options, ChatRequest)
         return msgspec.structs.replace(options, messages=messages, documents=found, documents_attention="joint")
 

@@ -107,7 +107,7 @@ class ModelEntry:
     num_turns: int = 0
     num_bytes: int = 0
     num_arriving: int = 0  # requests that wait for the first load
-    began: float = 0.0  # its turn, by perf_counter
+    began: float = 0.0  # the start of its turn, by perf_counter
     head: FileHead | None = None
 
     @classmethod
@@ -212,7 +212,7 @@ class Models:
         self._places, self._turn = settings.models_loaded, settings.model_turn
         self._any = settings.any_model or not self.takes_turns
         self._waiting: deque[ModelEntry] = deque()
-        self._last: ModelEntry | None = None  # the last that left the device
+        self._last: ModelEntry | None = None  # the last model that was unloaded
         self._tasks: set[asyncio.Task[None]] = set()
         self._most_arriving = settings.parallel + settings.max_queue
         self._budget = 0  # bytes of host memory for all models together
@@ -388,7 +388,7 @@ class Models:
 
     def _next(self) -> None:
         placed = [entry for entry in self.entries.values() if entry.is_placed]
-        ready = [entry for entry in self._waiting if not entry.is_placed]  # a leaving model first has to be unloaded
+        ready = [entry for entry in self._waiting if not entry.is_placed]  # others must be unloaded first
         for entry in ready[: max(self._places - len(placed), 0)]:
             self._waiting.remove(entry)
             self._grant(entry)
@@ -457,7 +457,7 @@ class Models:
         if entry.closing is not None:
             await asyncio.wait([entry.closing])  # an error in it is in the log
         began = perf_counter()
-        entry.stamps = _stamps(entry.path)  # before the load: a file in the making may be whole when the load has failed
+        entry.stamps = _stamps(entry.path)  # before the load: an incomplete file may be complete when the load has failed
         try:
             loaded = await asyncio.to_thread(self._open_beside, entry)
             if loaded.service is None:
@@ -478,7 +478,7 @@ class Models:
             logger.exception("%s could not be loaded", entry.name)
             try:
                 await self._give_up(entry, loaded)
-            except Exception:  # go on: its requests wait, and all other models
+            except Exception:  # go on, since its requests and all other models wait
                 logger.exception("%s may have left something in memory", entry.name)
             self._fail(entry, error)
             entry.stamps = {}  # the files are not to blame: the next request tries again

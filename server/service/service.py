@@ -42,7 +42,7 @@ from .metrics import Metrics
 from .submitter import Prepared, Submitter
 
 logger = logging.getLogger("slotcache")
-ROOM = 0.5  # of a prompt's tokens, for documents from a search
+ROOM = 0.5  # share of a prompt's tokens for documents from a search
 MOST_NAMED = 8  # keywords of a schema in one warning
 MOST_GRAMMARS = 32  # waiting grammars: each may take two seconds to compile
 NAMELESS = "volatile has no effect: a prompt takes no text of other sessions: send a `session_id` or a `cache_scope`"
@@ -221,7 +221,7 @@ class Service:
         place, started = (prepared.options.cache_scope, key), False
         try:
             started = await asyncio.wrap_future(self.engine.submit_background(place, generation, beside=True))
-        finally:  # also where nobody waits for it any more
+        finally:  # also if nobody waits for the result any more
             if not started:
                 self.idle.resume()
         return started
@@ -379,7 +379,7 @@ class Service:
         job, scope = generation.job, generation.request.index_scope
         if session and scope.is_shared:
             answer, heard = spoken(entries)
-            tokens = job.tokens[: job.computed].copy()  # a view would keep the memory of the longest answer
+            tokens = job.tokens[: job.computed].copy()  # a copy, since a view would keep the memory of the longest answer
             branch = Branch(scope, tokens, job.num_prompt, answer)
             if done := self.sessions.note_prompt((generation.scope, session), branch, heard):
                 self.view.retire(session, [(one.scope, one.tokens) for one in done])

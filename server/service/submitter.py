@@ -186,7 +186,7 @@ class Submitter:
             id=number,
             prompt=prompt,
             limit=max(limit, 1),
-            # A recurrent state on the device belongs to one request; choices share it by snapshots.
+            # A recurrent state on the device belongs to one request; choices share a state through snapshots.
             scope=shared if cache else Scope.private(first if can_share else number, shared.adapters),
             cache=cache,
             kind=kind,
