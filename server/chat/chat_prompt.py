@@ -99,9 +99,9 @@ class DocumentSet:
     def hint_of(self, order: Sequence[int]) -> tuple[str, np.ndarray]:
         """Return the line that names the retrieval order, and the line's tokens.
 
-        Both are empty if no document is moved. The line also ranks repeated documents, since the most relevant document
-        may be one of them. A line with more tokens than `longest_hint` is dropped, because the prompt has no room for
-        it. With an unusual vocabulary, a line that names fewer documents may have more tokens.
+        Both are empty if no document is moved. The line also ranks repeated documents, since the most relevant document may
+        be one of them. A line with more tokens than `longest_hint` is dropped, because the prompt has no room for it. This
+        can happen with an unusual vocabulary, where a line that names fewer documents may have more tokens.
         """
         if self.hint is None or _in_rank(order):
             return "", NO_TOKENS
@@ -147,8 +147,9 @@ Part = Fixed | DocumentSet
 class CachedPlace:
     """A path of cached documents of a set, in the prefix tree.
 
-    node, rank: the end of the path, and the rank of its last document. before: the path up to this document. gap: how
-    many tokens at the end of the path are reused only if more is cached after them; 0: a prompt may continue here.
+    node, rank: the end of the path, and the rank of its last document. before: the path without the last document; None:
+    this path has no document. gap: how many tokens at the end of the path are reused only if more is cached after them; 0: a
+    prompt may continue here.
     """
 
     node: Run

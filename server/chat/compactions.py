@@ -81,7 +81,7 @@ class Compaction:
         return sum(map(getsizeof, texts)) + HASH * self.kept.num_hashes
 
     def note(self, options: bytes, entries: Sequence[HistoryMessage]) -> ChatRequest | None:
-        """Take an answered chat.
+        """Note an answered chat.
 
         Return the likely next request, if the client has shortened a history like this before. options: the fields of
         the request without its messages, as JSON. entries: the messages and the answer.

@@ -188,7 +188,7 @@ class Sessions:
         return done
 
     def note_chat(self, key: SessionKey, options: bytes, entries: Sequence[HistoryMessage]) -> ChatRequest | None:
-        """Take an answered chat. Return the likely next request, if there is one: see `Compaction.note`."""
+        """Note an answered chat. Return the likely next request, if there is one: see `Compaction.note`."""
         with self._lock:
             session = self._used(key)
             likely = session.compaction.note(options, entries)

@@ -78,7 +78,7 @@ class Connections(ServerState):
     def make_room(self) -> bool:
         """Close waiting connections until there is room for a new one.
 
-        False: there is none, as all connections are at work.
+        False: there is no room, as all connections are at work.
         """
         while self.are_full:
             if not self.end_one():

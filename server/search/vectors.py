@@ -76,7 +76,7 @@ Batch = list[tuple[VectorJob, np.ndarray]]
 
 
 class VectorQueue:
-    """Computes the texts of requests. The requests take turns, text by text. Any thread may use it.
+    """Computes vectors for the texts of requests. The requests take turns, text by text. Any thread may use it.
 
     So a request of one text need not wait for all texts of an earlier request. Texts with `in_gaps` wait until no other
     texts do.
