@@ -134,7 +134,6 @@ class ProgressBar:
         self._shows = sys.stderr.isatty()
 
     def advance(self) -> None:
-        """Count one more line."""
         self._done += 1
         if not self._shows:
             return

@@ -102,8 +102,6 @@ class Body(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class JsonBody:
-    """Arguments as a JSON object."""
-
     begins: tuple[str, ...] = ("{",)
     tags: tuple[str, ...] = ()
 
@@ -511,7 +509,6 @@ class ReadParts:
         return self._take(number, content)
 
     def finish(self, is_cut: bool) -> list[tuple[str, bool]]:
-        """Return the remaining parts."""
         self._reader.finish(is_cut)
         return self._take(self._at + self.num_unsettled, self._reader.settled()[1])
 

@@ -171,7 +171,6 @@ class Attachment:
         self._reader.interrupt()
 
     def remove(self) -> None:
-        """Delete the file and its index."""
         self.stop()
         with self._lock:
             self.store.close()
@@ -207,7 +206,6 @@ class Attachments:
 
     @property
     def num_vectors(self) -> int:
-        """The number of vectors of all kept files."""
         return sum(file.num_vectors for file in self._kept.values())
 
     def embed_with(self, embedding: Embedding | None) -> None:

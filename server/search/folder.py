@@ -52,9 +52,7 @@ class DocumentPrefetch(Protocol):
     num_documents: int
     num_tokens: int
 
-    def shown(self) -> dict[str, int | bool]:
-        """Return the progress as JSON."""
-        ...
+    def shown(self) -> dict[str, int | bool]: ...
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -106,7 +104,6 @@ class FolderIndex:
         return self.index.folders
 
     def search(self) -> Search:
-        """Start a search."""
         self.num_searches += 1
         embedding, reranking = self.embedding, self.reranking
         return self.index.search(embedding.query if embedding else None, reranking.scores if reranking else None)
@@ -269,7 +266,6 @@ class FolderWatcher:
         return not gives_up
 
     def _log_progress(self) -> None:
-        """Log the progress every `EVERY` seconds."""
         if monotonic() - self._logged > EVERY:
             self._logged, now = monotonic(), self._index.progress
             numbers = (now.files - now.files_left, now.files, now.vectors, now.chunks - now.by_words)
