@@ -134,7 +134,6 @@ class ProgressBar:
         self._shows = sys.stderr.isatty()
 
     def advance(self) -> None:
-        """Count one more answered line, and show the bar."""
         self._done += 1
         if not self._shows:
             return

@@ -8,9 +8,8 @@ from importlib import import_module
 
 def main() -> int:
     """Load the command, run it, and return its exit code. If ctrl-C ends it during loading, a shell shows the code 130."""
-    takes_interrupts = (
-        signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    )  # otherwise it was started to ignore them
+    # False: the process was started so that it ignores ctrl-C.
+    takes_interrupts = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if takes_interrupts:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     run = import_module(".cli", __package__).main

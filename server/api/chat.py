@@ -152,7 +152,6 @@ def _custom(at: int, text: str) -> Fields:
 
 
 def _custom_call(call: Fields) -> Fields:
-    """Return a call whose arguments are free text."""
     function = cast("dict[str, str]", call["function"])
     custom = {"name": function["name"], INPUT: free_text(function["arguments"])}
     return {"id": call["id"], "type": "custom", "custom": custom}

@@ -154,7 +154,6 @@ async def model(request: Request) -> Response:
 
 
 def _all_models(request: Request) -> list[Fields]:
-    """Return OpenAI's object for each model."""
     return [one for entry in models_of(request).entries.values() for one in _listing(request, entry)]
 
 

@@ -413,8 +413,6 @@ class MessagesCountRequest(ChatFields, frozen=True, kw_only=True):
 
 
 class MessagesRequest(MessagesCountRequest, frozen=True, kw_only=True):
-    """`POST /v1/messages`, which requires `max_tokens`."""
-
     def check(self) -> None:
         super().check()
         if self.max_tokens is None or self.max_tokens < 1:

@@ -209,8 +209,6 @@ class EmbedRequest(VectorRequest, frozen=True, kw_only=True):
 
 
 class OldEmbedRequest(VectorRequest, frozen=True, kw_only=True):
-    """`POST /api/embeddings`, the older form."""
-
     prompt: str = ""
     options: OllamaOptions | None = None
     keep_alive: KeepAlive | None = None

@@ -238,7 +238,6 @@ class WholeAnswer:
         return tuple(chain.from_iterable(delta.logprobs for delta in self.deltas))
 
     def whole(self) -> Delta:
-        """Return the choice as one piece."""
         return Delta(self.text, self.tokens, self.logprobs, is_last=True, kept=self.end.kept)
 
 
@@ -286,7 +285,6 @@ def accounts(report: Report) -> Fields:
 
 
 def sse_event(body: Fields, name: str | None = None) -> bytes:
-    """Return a server-sent event."""
     head = b"" if name is None else b"event: " + name.encode() + b"\n"
     return head + b"data: " + encode(body) + b"\n\n"
 

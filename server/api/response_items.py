@@ -64,7 +64,6 @@ class _ItemReader:
         self.left_out = Counter[str]()
 
     def take(self, item: JsonValue, where: str, *, is_last: bool) -> None:
-        """Read an item. Raises RequestError."""
         if isinstance(item, str):
             item = {"role": "user", "content": item}
         if not isinstance(item, dict):

@@ -113,7 +113,6 @@ class ResponseRequest(OpenAIFields, frozen=True, kw_only=True):
 
     @property
     def stores(self) -> bool:
-        """Whether the answer is stored."""
         return self.store is not False and not self.compacts
 
     @property
@@ -222,7 +221,6 @@ class ItemKind:
 
     @property
     def prefix(self) -> str:
-        """The prefix of the items' ids."""
         return PREFIXES[self.name]
 
     @property
@@ -319,7 +317,6 @@ class Output:
         return "incomplete" if end.reason == "length" else "completed"
 
     def push(self, fragment: Fragment) -> Iterator[Fields]:
-        """Yield the events of a fragment."""
         match fragment:
             case ContentText(text):
                 yield from self._write(MESSAGE, text)

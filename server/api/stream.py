@@ -226,7 +226,6 @@ class SsePing:
 
     @property
     def is_sending(self) -> bool:
-        """Whether a ping is being sent."""
         return self._ping is not None and not self._ping.done()
 
     def note(self) -> None:

@@ -585,8 +585,6 @@ def _cut_instructions(history: History, cut: Cut) -> tuple[History, tuple[TextLi
 
 
 class _LeftOut(RequestError):
-    """The template drops documents."""
-
     def __init__(self, message: str, param: str) -> None:
         super().__init__(message, param=param)
 

@@ -484,7 +484,6 @@ class _LayoutBuilder:
         self._documents.append(placed)
 
     def add_separate(self, document: Document, tokens: np.ndarray, rank: int, moved: bool) -> None:
-        """Add a document that is read separately."""
         if self._prefix is None:
             self._prefix = np.concatenate([NO_TOKENS, *self._tokens])
             self._stops.append(self._length)

@@ -159,8 +159,6 @@ AMBIGUOUS = b""
 
 
 class _Written(Struct, frozen=True):
-    """An answer as the model wrote it."""
-
     content: str | None
     reasoning: str | None
     arguments: list[str]

@@ -112,7 +112,6 @@ class _Documents(_Strict, frozen=True, kw_only=True):
         )
 
     def read(self, scope: str, vocabulary: HistoryVocabulary) -> DocumentSet:
-        """Return the DocumentSet. Raises DamagedFile."""
         ranks = list(range(len(self.documents)))
         fits = len(self.tokens) == len(ranks) and (self.order is None or sorted(self.order) == ranks)
         if not fits or self.policy not in ORDERS:
@@ -157,8 +156,6 @@ class _Entry(_Strict, frozen=True, kw_only=True):
 
 
 class _Message(Struct, frozen=True):
-    """The field that every message has."""
-
     role: str
 
 

@@ -154,13 +154,11 @@ class Conversation:
         return list(dict.fromkeys(heirs))
 
     def clear(self) -> None:
-        """Drop all answers."""
         self.answers, self.records, self.head = {}, {}, ""
         self._numbers, self._places, self._first, self._parents, self._headed = {}, {}, {}, {}, {}
         self.num_bytes = OVERHEAD + getsizeof(self.scope) + getsizeof(self.id)
 
     def _choose(self, head: str) -> None:
-        """Make a stored answer the head."""
         self.head, self._headed[head] = head, self._next
         self._next += 1
 
@@ -193,7 +191,6 @@ class ConversationRef:
 
     @property
     def id(self) -> str:
-        """The id of the conversation."""
         return self.conversation.id
 
 
@@ -318,7 +315,6 @@ class Conversations:
     # ---- ask -------------------------------------------------------------------------------------------------------
 
     def find(self, scope: str, id: str) -> Conversation | None:
-        """Return a stored conversation by its id."""
         self._expire()
         return self._stored.get((scope, id))
 

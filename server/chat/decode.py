@@ -117,8 +117,6 @@ class ToolChoiceFields(Struct):
 
 
 class JsonSchemaFields(Struct):
-    """The fields of `json_schema` in a `response_format`."""
-
     name: JsonValue = None
     description: JsonValue = None
     schema: JsonValue = None

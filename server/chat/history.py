@@ -140,7 +140,6 @@ class HistoryMessage:
         sampled: np.ndarray | None = None,
         one_turn: bool = False,
     ) -> Self:
-        """Make the entry of a decoded message."""
         role = intern(str(message["role"]))
         return cls(role, msgspec.json.encode(message), keys, shown=shown, sampled=sampled, one_turn=one_turn)
 

@@ -100,7 +100,6 @@ class SamplingOptions(Numeric, frozen=True):
 
     @property
     def shows_tokens(self) -> bool:
-        """Whether the request asks for logprobs."""
         return self._num_probs() is not None
 
     def _num_probs(self) -> int | None:

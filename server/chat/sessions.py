@@ -150,7 +150,6 @@ class Sessions:
         return len(self._sessions)
 
     def knows(self, key: SessionKey) -> bool:
-        """Return whether anything is known of a session."""
         session = self._sessions.get(key)
         return session is not None and any(session.counted)
 

@@ -325,7 +325,6 @@ def _tag(blocks: str) -> str:
 
 
 def _with_block(message: Message, block: str, where: bytes) -> Message:
-    """Return a message with blocks at its end."""
     content = message.get("content")
     if not isinstance(content, list):
         return {**message, "content": f"{content}{block}"}
@@ -335,7 +334,6 @@ def _with_block(message: Message, block: str, where: bytes) -> Message:
 
 
 def _with_line(message: Message, line: str) -> Message:
-    """Return a message with a line at its end."""
     content = message.get("content")
     if isinstance(content, list):
         return {**message, "content": [*content, {"type": "text", "text": line}]}

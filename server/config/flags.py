@@ -318,7 +318,6 @@ class _HelpAll(argparse.Action):
 
 
 def settings_of(arguments: argparse.Namespace) -> Settings:
-    """Return the settings in parsed arguments."""
     values = {setting.name: getattr(arguments, setting.name) for setting in SETTINGS}
     return Settings(**values, given=given_among(arguments, SETTINGS))
 

@@ -141,7 +141,6 @@ def parse_switch(text: str) -> bool:
 
 
 def _parse_number(text: str, kind: type[int] | type[float]) -> int | float:
-    """Parse a number. Raises ValueError."""
     try:
         return kind(text)
     except ValueError:

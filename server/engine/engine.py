@@ -382,7 +382,6 @@ class Watchdog:
 
     @contextmanager
     def step(self, num_tokens: int) -> Iterator[None]:
-        """Watch a step while the block runs."""
         began = perf_counter()
         self._step = began, began + self._seconds + TOKEN_SECONDS * num_tokens
         try:
@@ -400,7 +399,6 @@ class Watchdog:
             self._thread.start()
 
     def close(self) -> None:
-        """Stop watching."""
         self._ended.set()
         if self._thread:
             self._thread.join()
@@ -547,7 +545,6 @@ class Engine:
         return dropped
 
     def resize_host(self, max_bytes: int) -> None:
-        """Change the budget of host memory."""
         for tree in self.scheduler.trees:
             self.inbox.put(partial(tree.host.resize, max_bytes))
 

@@ -294,7 +294,6 @@ class Decision:
         return {device: f"{device} lacks {ceil(excess / MIB):,} MiB" for device, excess in found.items() if excess > 0}
 
     def described(self, placement: MemoryPlacement) -> str:
-        """Describe a placement in words."""
         parts = [f"{placement.cells:,} cells (-c)", f"{placement.slots} slots (-np)"]
         if self.num_layers:
             gpus = [use.device for use in self.chosen.uses if use.device != HOST]

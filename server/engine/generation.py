@@ -112,7 +112,6 @@ class End:
         return self.reason == "length"
 
     def delta(self) -> Delta:
-        """Return the piece as a Delta."""
         num_generated = self.report.num_generated
         return Delta(self.text, self.tokens, self.logprobs, num_generated=num_generated, is_last=True, kept=self.kept)
 
@@ -177,7 +176,6 @@ class Unread:
         self._arrived.set()
 
     async def get(self) -> Event:
-        """Wait for the next event and return it."""
         self._is_awaited = not self._arrived.is_set()
         try:
             await self._arrived.wait()
@@ -434,7 +432,6 @@ class Generation:
 
     @property
     def _drafts(self) -> tuple[int, int]:
-        """The numbers of tokens drafted and accepted."""
         draft = self.request.draft
         return (0, 0) if draft is None else (draft.num_drafted, draft.num_accepted)
 
@@ -584,7 +581,6 @@ def account(generations: Sequence[Generation]) -> Fields:
 
 
 def _end(generation: Generation) -> str:
-    """Return how a generation ended."""
     if generation.final is None:
         return "unattended" if generation.is_unattended else "cancelled"
     return generation.final.reason if isinstance(generation.final, End) else "error"

@@ -36,7 +36,6 @@ class Background:
         self.num_dropped = 0
 
     def __len__(self) -> int:
-        """Return the number of unfinished generations."""
         self._forget_done()
         return len(self._generations)
 
@@ -67,12 +66,10 @@ class Background:
         return True
 
     def drop_scope(self, scope: str) -> None:
-        """End the generations of a scope."""
         for key in [key for key, generation in self._generations.items() if generation.scope == scope]:
             self.drop(key)
 
     def drop_all(self) -> None:
-        """End all generations."""
         for key in list(self._generations):
             self.drop(key)
 

@@ -411,7 +411,6 @@ class View:
         return found if isinstance(found, str) else ""
 
     async def contents(self, scope: str) -> CacheContents:
-        """Return the cached KV of a scope."""
         found = await self._ask(lambda: CacheContents.of(self._scheduler, scope))
         return await asyncio.to_thread(found.identified)
 
@@ -484,7 +483,6 @@ class View:
         self.disk_thread.close()
 
     async def stats(self) -> EngineStats:
-        """Return counters and gauges."""
         return await self._ask(lambda: EngineStats.of(self._engine, self._lower, self._token_bytes))
 
     async def _ask(self, question: Callable[[], T]) -> T:

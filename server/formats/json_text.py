@@ -341,7 +341,6 @@ def is_json(text: str, kinds: Collection[str] = ()) -> bool:
 
 
 def quoted(text: str) -> str:
-    """Return a text as a JSON string."""
     return f'"{escape(text)}"'
 
 

@@ -105,8 +105,6 @@ class Body(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class JsonBody:
-    """Arguments that are written as a JSON object."""
-
     begins: tuple[str, ...] = ("{",)
     tags: tuple[str, ...] = ()
 
@@ -505,7 +503,6 @@ class ReadParts:
         return self._take(number, content)
 
     def finish(self, is_cut: bool) -> list[tuple[str, bool]]:
-        """Return the remaining parts, at the end of the answer. is_cut: the answer reached its limit of tokens."""
         self._reader.finish(is_cut)
         return self._take(self._at + self.num_unsettled, self._reader.settled()[1])
 

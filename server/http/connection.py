@@ -86,7 +86,6 @@ class GatheringTransport:
             self._flush = self._loop.call_soon(self.flush)
 
     def flush(self) -> None:
-        """Write the gathered bytes now."""
         if self._flush is not None:
             self._flush.cancel()
             self._flush = None

@@ -36,16 +36,12 @@ SELDOM = 60.0  # s between two lines about one shortage
 
 
 class WaitingConnection(Protocol):
-    """A connection that waits for its client."""
-
     @property
     def may_end(self) -> bool:
         """Whether closing the connection loses nothing: no answer is open, and no body makes progress."""
         ...
 
-    def end(self) -> None:
-        """Close the connection at once."""
-        ...
+    def end(self) -> None: ...
 
 
 class Connections(ServerState):

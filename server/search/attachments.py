@@ -170,7 +170,6 @@ class Attachment:
         self._reader.interrupt()
 
     def remove(self) -> None:
-        """Delete the file and its index."""
         self.stop()
         with self._lock:
             self.store.close()
@@ -205,7 +204,6 @@ class Attachments:
 
     @property
     def num_vectors(self) -> int:
-        """The number of vectors of all kept files."""
         return sum(file.num_vectors for file in self._kept.values())
 
     def embed_with(self, embedding: Embedding | None) -> None:

@@ -55,9 +55,7 @@ class DocumentPrefetch(Protocol):
     num_documents: int
     num_tokens: int
 
-    def shown(self) -> dict[str, int | bool]:
-        """Return the progress as JSON."""
-        ...
+    def shown(self) -> dict[str, int | bool]: ...
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -105,7 +103,6 @@ class FolderIndex:
         return self.index.folders
 
     def search(self) -> Search:
-        """Return a new search in the index."""
         self.num_searches += 1
         embedding, reranking = self.embedding, self.reranking
         return self.index.search(embedding.query if embedding else None, reranking.scores if reranking else None)
@@ -271,7 +268,6 @@ class FolderWatcher:
         return not gives_up
 
     def _log_progress(self) -> None:
-        """Log the progress every `EVERY` seconds."""
         if monotonic() - self._logged > EVERY:
             self._logged, now = monotonic(), self._index.progress
             numbers = (now.files - now.files_left, now.files, now.vectors, now.chunks - now.by_words)

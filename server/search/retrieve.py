@@ -433,7 +433,6 @@ def _last_question(asked: ChatRequest) -> str | None:
 
 
 def _text_in(content: object) -> str:
-    """Return the text of a message's content."""
     parts = content if isinstance(content, list) else [content]
     texts = (part.get("text") if isinstance(part, dict) else part for part in parts)
     return "\n".join(text for text in texts if isinstance(text, str))

@@ -220,7 +220,6 @@ class VectorQueue:
         return batch
 
     def _drop(self, batch: Batch, error: RequestError) -> None:
-        """Fail the requests of a batch."""
         jobs = {job for job, _ in batch}
         with self._lock:
             self._jobs, self._in_gaps = (
@@ -481,7 +480,6 @@ class Vectors:
         }
 
     def stop(self) -> None:
-        """End all requests with an error."""
         for worker in self.workers:
             worker.stop()
 

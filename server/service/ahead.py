@@ -116,7 +116,6 @@ class AbandonedPrompt:
 
     @property
     def num_bytes(self) -> int:
-        """The bytes of the prompt's tokens."""
         return 4 * self.prompt.num_tokens
 
     async def compute(self, ahead: Ahead) -> bool:
@@ -188,7 +187,6 @@ class LikelyPrompts:
     num_bytes: int
 
     async def compute(self, ahead: Ahead) -> bool:
-        """Prefill the remaining prompts."""
         while self.prompts:
             if not await ahead.prefill(self.prompts[0], self.scope, kind=Kind.PREFETCH):
                 return False

@@ -46,8 +46,6 @@ class NoLines(Exception):
 
 
 class _Line(Struct, frozen=True):
-    """A line in OpenAI's form."""
-
     custom_id: str
     method: Literal["POST"]
     url: str

@@ -74,11 +74,9 @@ class Backlog:
             self.remove(self.oldest)
 
     def remove(self, item: Work) -> None:
-        """Remove an item if the backlog has it."""
         self.num_bytes -= self._items.pop(item, 0)
 
     def forget(self, scope: str) -> None:
-        """Remove the items of a scope."""
         for item in [item for item in self if item.scope.name == scope]:
             self.remove(item)
 

@@ -58,7 +58,6 @@ class SharedPrefix:
 
     @classmethod
     def of(cls, scope: Scope, options: bytes, entries: Sequence[HistoryMessage]) -> SharedPrefix:
-        """Return the prefix of a chat."""
         first = takewhile(lambda entry: entry.role in INSTRUCTIONS, entries)
         return cls(scope, options, tuple(entry.said for entry in first))
 
@@ -194,7 +193,6 @@ class LikelyPrefixes:
         return True
 
     def shown(self) -> dict[str, int | bool]:
-        """Return the progress as JSON."""
         return {"documents": self.num_documents, "tokens": self.num_tokens, "done": self.has_files and not self.has_more}
 
     def _has_room_for(self, num_tokens: int) -> bool:

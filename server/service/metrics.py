@@ -281,7 +281,6 @@ def _of_folder(index: FolderIndex | None) -> Iterator[Metric]:
 
 
 def _of_attachments(files: Attachments | None) -> Iterator[Metric]:
-    """Yield the metrics of files that clients attach."""
     yield GaugeMetricFamily("slotcache_attached_files", "Attached files that are kept", files.num_kept if files else 0)
     yield GaugeMetricFamily("slotcache_attached_vectors", "Vectors of attached files", files.num_vectors if files else 0)
     for name, help, number in (

@@ -490,7 +490,6 @@ class Models:
         self._next()
 
     async def _give_up(self, entry: ModelEntry, loaded: Loaded) -> None:
-        """Free a loaded model that cannot start."""
         entry.loaded, entry.value = None, "loading"
         await self._free(loaded)
 
